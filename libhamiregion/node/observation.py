@@ -6,12 +6,13 @@ import os
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 
 from libhamiregion._core import lib
+from libhamiregion.text import printable
 
 from .node import NodeBusy
 from .nvml.timeout_sampler import TimeoutSampler
@@ -42,6 +43,7 @@ SHARED_AGE_S = 1.0
 _OBSERVER_TIMEOUT_S = 30.0
 _DRIVER_TIMEOUT_S = 5.0
 _PROC_NUM = lib.HR_VALUE_PROC_NUM
+_CGROUP_LIMIT = 60
 #: Where the snapshots of a read are too large, regions with more pairs of process and device than
 #: this have none of their processes read.
 MOST_PAIRS = 1024
@@ -369,13 +371,24 @@ def _gaps_of_processes(
     if not (unread or refused):
         return
     by_id = {} if states is None else _containers_by_id(snapshot, states)
+    by_pod: defaultdict[str | None, list[Container]] = defaultdict(list)
+    for each in snapshot.containers:
+        by_pod[each.pod_uid].append(each)
 
     def container_of(container_id: ContainerId | None) -> Container | None:
-        return None if container_id is None else by_id.get(container_id.id)
+        if container_id is None:
+            return None
+        found = by_id.get(container_id.id)
+        # None of its processes may be known; then it is the only one of its pod.
+        of_pod = () if container_id.pod_uid is None else by_pod[container_id.pod_uid]
+        return of_pod[0] if found is None and len(of_pod) == 1 else found
 
     for gap in unread:
         container = container_of(gap.container)
-        yield Gap("processes", gap.explanation, container, gap.container, gap.count)
+        reason = gap.explanation
+        if gap.container is None:
+            reason = f"{printable(gap.cgroup, _CGROUP_LIMIT)}: {reason}"
+        yield Gap("processes", reason, container, gap.container, gap.count)
     for container_id, count in refused.items():
         number = "1 process" if count == 1 else f"{count:,} processes"
         reason = f"the mappings of {number} may not be read"

@@ -36,6 +36,7 @@ class FindingKind(enum.Enum):
     SEQLOCK_STUCK = "seqlock_stuck"
     SLOT_TABLE_FULL = "slot_table_full"
     PROCESSES_UNKNOWN = "processes_unknown"
+    NOT_OBSERVED = "not_observed"
 
     LOCK_STUCK = "lock_stuck"
     SEMAPHORE_IMPOSSIBLE = "semaphore_impossible"
@@ -158,6 +159,17 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "nothing is said about these slots and nothing is repaired: no news is no good news here.",
         "run as root on the host; or in a pod with hostPID: true, the host's /proc and the"
         " capability SYS_PTRACE, without which maps cannot be read",
+        passes=True,
+    ),
+    FindingKind.NOT_OBSERVED: Explanation(
+        Severity.WARNING,
+        "Processes of the container could not be looked at: reading them takes more time than a"
+        " container has a share of (tens of thousands of mappings, hundreds of new processes a"
+        " second), or never ends, as that of a process whose memory is locked by a file system of"
+        " its own.",
+        "what these processes map is unknown: whether they use the region, and whether they have"
+        " escaped its limits. Nobody else's figures are older for it.",
+        "look at what the container runs; no honest CUDA program does this for long",
         passes=True,
     ),
     # ---- the lock ----------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from .slots import (
     slots_without_pid,
     stuck_seqlocks,
     unknown_processes,
+    unobserved_processes,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ _LOOK_EVERY_S = 0.005
 _CHECKS_OF_NODE: dict[Callable[[Examination], Iterator[Finding]], set[FindingKind]] = {
     unreadable_roots: {FindingKind.ROOT_UNREADABLE},
     unknown_processes: {FindingKind.PROCESSES_UNKNOWN},
+    unobserved_processes: {FindingKind.NOT_OBSERVED},
     missing_regions: {FindingKind.REGION_LOST, FindingKind.REGION_MISSING},
     escaping_processes: {FindingKind.PROCESS_ESCAPES},
 }
@@ -169,8 +171,11 @@ def _look(
         join = Join(observation)
         rows = join.rows(seen) if views is None else (*join.slot_rows(seen), *join.uncounted)
     stuck_s = min(_STUCK_S, settle_s) if settle_s else _STUCK_BETWEEN_DIAGNOSES_S
-    snapshot = None if observation is None else observation.snapshot
-    return Examination(node, seen, tuple(rows or ()), stuck_s, snapshot)
+    if observation is None:
+        return Examination(node, seen, tuple(rows or ()), stuck_s)
+    return Examination(
+        node, seen, tuple(rows or ()), stuck_s, observation.snapshot, observation.gaps
+    )
 
 
 def _look_again(node: Node, views: Iterable[ContainerView]) -> tuple[ContainerView, ...]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from libhamiregion.node.matching import HostProcess, RegionProcesses, SlotMatch, SlotState
     from libhamiregion.node.node import Node, NodeSnapshot
     from libhamiregion.node.node_process import NodeProcess
+    from libhamiregion.node.observation import Gap
     from libhamiregion.node.views import ContainerView, OmittedSlots
     from libhamiregion.region import Region
 
@@ -98,6 +99,7 @@ class Examination:
         rows: `node_processes` of these views; empty where the driver was not asked.
         stuck_s: How long something must have stood still to be called stuck.
         snapshot: All regions; None reads them when that is needed.
+        gaps: What the observation could not look at.
         suspects: What may be stuck and has not been seen for long enough, with a function that
             tells whether it has moved since.
     """
@@ -107,6 +109,7 @@ class Examination:
     rows: tuple[NodeProcess, ...]
     stuck_s: float
     snapshot: NodeSnapshot | None = None
+    gaps: tuple[Gap, ...] = ()
     suspects: dict[Hashable, Callable[[], bool]] = attrs.field(factory=dict)
     _asked: set[Hashable] = attrs.field(factory=set)
 

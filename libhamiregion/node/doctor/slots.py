@@ -91,6 +91,19 @@ def slot_table_fill(look: Examination, used: UsedRegion) -> Iterator[Finding]:  
         )
 
 
+def unobserved_processes(look: Examination) -> Iterator[Finding]:
+    """Processes of containers that could not be looked at; the driver and roots stand elsewhere."""
+    diagnosed = {id(view.container) for view in look.views}
+    for gap in look.gaps:
+        if gap.kind == "processes" and id(gap.container) in diagnosed:
+            yield finding(
+                FindingKind.NOT_OBSERVED,
+                gap.container,
+                f"{count_text(gap.count, 'process')} of the container could not be looked at",
+                gap.reason,
+            )
+
+
 def unknown_processes(look: Examination) -> Iterator[Finding]:
     """Slots about which nothing can be said; one finding where /proc is the reason."""
     unknown = []
