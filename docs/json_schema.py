@@ -35,7 +35,7 @@ from libhamiregion import (
     SlotChange,
 )
 from libhamiregion.cli.dump import Field
-from libhamiregion.cli.format import Names
+from libhamiregion.cli.format import GapRow, Names
 from libhamiregion.cli.limits import DeviceLimits
 from libhamiregion.cli.processes import ProcessRow
 from libhamiregion.node import Container, Finding, Repair
@@ -88,6 +88,10 @@ SEEN = {
     "taken_at_ns": (int, "When, Unix nanoseconds."),
     "complete": (bool, "Whether all processes of the node could be seen."),
     "warnings": (list[str], "What could not be looked at, one sentence each."),
+    "gaps": (
+        Rows((GapRow,)),
+        "What could not be looked at, and of which container; what it hides is unknown.",
+    ),
 }
 FAILURE = {"error": (str, "The class of the error."), "message": (str, "The error as a sentence.")}
 DRIVER = {

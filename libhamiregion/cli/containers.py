@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from libhamiregion import RegionSnapshot
+from libhamiregion.node import Observer
 from libhamiregion.node.containers import missing_for
+from libhamiregion.node.views import observed_views
 
 from . import options
 from .format import NAME_COLUMNS, Names, lock_word, names_of
@@ -73,25 +74,28 @@ def containers(
 
     Exit code 1 if none of the DIRs given by --root could be listed.
 
-    JSON: taken_at_ns, complete (all processes could be seen), warnings, and containers, a list of
-    objects with the keys namespace, pod, pod_uid, container, container_id, directory, region_path,
-    path_in_namespace (outside the DIRs: the file as its processes see it), other_files, reason
-    (no_file, not_ready, not_a_region, unknown_layout, no_permission, stale, failed, or null),
-    message, the fields of RegionSnapshot but path and taken_at_ns, lock, processes (alive, dead,
-    unknown, unlisted: how many) and devices, with the fields of DeviceUsage.  null is unlimited,
-    or not known.
+    JSON: taken_at_ns, complete (all processes could be seen), warnings, gaps (as of `hamiregion
+    ps`), and containers, a list of objects with the keys namespace, pod, pod_uid, container,
+    container_id, directory, region_path, path_in_namespace (outside the DIRs: the file as its
+    processes see it), other_files, reason (no_file, not_ready, not_a_region, unknown_layout,
+    no_permission, stale, failed, or null), message, the fields of RegionSnapshot but path and
+    taken_at_ns, lock, processes (alive, dead, unknown, unlisted: how many) and devices, with the
+    fields of DeviceUsage.  null is unlimited, or not known.
     """  # noqa: D301 (click looks for the character itself)
     with place.open() as node:
-        pages = (container_page(node, selector, place, wide=wide) for _ in ticks(interval_s))
+        observer = Observer(node, anew=True)
+        pages = (container_page(observer, selector, place, wide=wide) for _ in ticks(interval_s))
         show_all(pages, interval_s, as_json)
 
 
-def container_page(node: Node, selector: Selector, place: NodeChoice, *, wide: bool) -> Page:
+def container_page(
+    observer: Observer, selector: Selector, place: NodeChoice, *, wide: bool
+) -> Page:
     """Look at the node's containers."""
-    taken_at_ns = time.time_ns()
+    node, observation = observer.node, observer.observe()
     rows = [
         container_row(node, view, selector)
-        for view in node.view()
+        for view in observed_views(node, observation)
         if selector.matches_container(view.container, node.pod_name(view.container))
     ]
     if selector.device is not None:
@@ -104,7 +108,7 @@ def container_page(node: Node, selector: Selector, place: NodeChoice, *, wide: b
     if missing:
         blocks.append(Table(_MISSING_COLUMNS, missing))
     data = {"containers": [row.as_object() for row in rows]}
-    return node_page("containers/1", node, place, taken_at_ns, data, blocks)
+    return node_page("containers/1", observation, node, place, data, blocks)
 
 
 @attrs.frozen(kw_only=True)

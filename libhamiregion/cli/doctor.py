@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import difflib
-import time
+import math
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from libhamiregion import RegionError
-from libhamiregion.node import FindingKind, Severity, diagnose, driver_gap, repair
+from libhamiregion.node import FindingKind, Severity, diagnose, repair
 
 from . import options
-from .driver import Device, driver_object
+from .driver import Device, driver_answer
 from .format import Names, count, names_of
 from .intervals import ticks
 from .output import Page, as_plain, node_page, show_all
@@ -22,7 +22,7 @@ from .tables import GOOD, NEAR, NUMBER, OVER, QUIET, TEXT, Column, Lines, Table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from libhamiregion.node import Finding, Node, NvmlSampler, Repair, Selector
+    from libhamiregion.node import Finding, Node, Observer, Repair, Selector
 
     from .options import DriverChoice, NodeChoice
     from .tables import Block
@@ -100,18 +100,18 @@ def doctor(
     hamiregion doctor --repair --root /usr/local/vgpu/containers --pod 'bert-*'
 
     JSON: taken_at_ns, complete (all processes could be seen), driver (state, message, version;
-    null with --no-driver), warnings, dry_run, repairs (with --repair, else null), findings (with
-    --repair: those that are left), and left (how many of them count).  Findings have the keys kind,
-    severity (error, warning, info), namespace, pod, pod_uid, container, container_id, region_path,
-    device, pid, cause, summary, evidence, consequence, advice and repairable; repairs the same
-    and done, actions and error.
+    null with --no-driver), warnings, gaps (as of `hamiregion ps`), dry_run, repairs (with --repair,
+    else null), findings (with --repair: those that are left), and left (how many of them count).
+    Findings have the keys kind, severity (error, warning, info), namespace, pod, pod_uid,
+    container, container_id, region_path, device, pid, cause, summary, evidence, consequence, advice
+    and repairable; repairs the same and done, actions and error.
     """  # noqa: D301 (click looks for the character itself)
     if dry_run and not repairs_wanted:
         raise click.UsageError("--dry-run goes with --repair: without it nothing is changed.")
     if repairs_wanted and interval_s is not None:
         raise click.UsageError("--repair goes without --watch; `hamiregion agent` keeps repairing.")
-    with driver.open() as sampler, place.open() as node:
-        visit = _Visit(node, sampler, selector, place, frozenset(map(FindingKind, kinds)))
+    with driver.observe(place) as observer:
+        visit = _Visit(observer, selector, place, frozenset(map(FindingKind, kinds)))
         left = 0
 
         def pages() -> Iterator[Page]:
@@ -119,7 +119,7 @@ def doctor(
             for _ in ticks(interval_s):
                 found, repairs = visit.find(), None
                 if repairs_wanted:
-                    repairs = repair(node, found, dry_run=dry_run)
+                    repairs = repair(observer.node, found, dry_run=dry_run)
                     if not dry_run and any(each.actions for each in repairs):
                         found = visit.find()
                 page = visit.page(found, repairs, dry_run=dry_run)
@@ -141,17 +141,21 @@ _FIELDS = (
 class _Visit:
     """One run of the command."""
 
-    node: Node
-    sampler: NvmlSampler | None
+    observer: Observer
     selector: Selector
     place: NodeChoice
     kinds: frozenset[FindingKind]
+
+    @property
+    def node(self) -> Node:
+        """What is diagnosed."""
+        return self.observer.node
 
     def find(self) -> list[Finding]:
         """Diagnose what is chosen."""
         return [
             each
-            for each in diagnose(self.node, sampler=self.sampler, settle_s=SETTLE_S)
+            for each in diagnose(self.node, observer=self.observer, settle_s=SETTLE_S)
             if (not self.kinds or each.kind in self.kinds) and self._is_chosen(each)
         ]
 
@@ -176,15 +180,16 @@ class _Visit:
     ) -> Page:
         """Tell what was found, or is left after what was repaired."""
         node = self.node
-        sample = None if self.sampler is None else self.sampler.sample()
-        gap = None if sample is None else driver_gap(node.processes, sample)
+        # What was diagnosed.
+        observation = self.observer.observe(max_age_s=math.inf)
+        answer, gap = driver_answer(self.observer, observation)
         repaired = [
             self._object(each.finding)
             | {"done": each.done, "actions": each.actions, "error": each.error}
             for each in repairs or ()
         ]
         data = {
-            "driver": driver_object(sample, gap),
+            "driver": answer,
             "dry_run": dry_run,
             "repairs": None if repairs is None else repaired,
             "findings": list(map(self._object, found)),
@@ -200,7 +205,7 @@ class _Visit:
             Lines([(total, "bold" if found else GOOD)]),
         ]
         notes = [] if gap is None else [f"nothing was compared with the driver's figures: {gap}"]
-        return node_page("doctor/1", node, self.place, time.time_ns(), data, blocks, notes)
+        return node_page("doctor/1", observation, node, self.place, data, blocks, notes)
 
     def _names(self, finding: Finding) -> Names:
         if finding.container is None:

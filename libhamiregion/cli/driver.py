@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from libhamiregion.node import NvmlState
+from libhamiregion.node import NvmlState, driver_gap
 
 from .output import Page
 from .tables import (
@@ -28,8 +29,9 @@ from .tables import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from libhamiregion.node import NvmlSample, NvmlSampler, Selector
+    from libhamiregion.node import NvmlSample, NvmlSampler, Observation, Observer, Selector
     from libhamiregion.node.nvml import NvmlDevice
+    from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
 
 
 @attrs.frozen
@@ -40,11 +42,34 @@ class Device:
     uuid: str | None
 
 
-def driver_object(sample: NvmlSample | None, message: str | None) -> dict[str, Any] | None:
-    """Whether the driver answered, for --json; None where it was not asked."""
+#: What is said of a driver that has not answered in time.
+NO_ANSWER = "the driver does not answer"
+
+
+def driver_object(sample: NvmlSample | None, message: str | None) -> dict[str, Any]:
+    """Whether the driver answered, for --json.
+
+    Args:
+        sample: What it said; None if it does not answer.
+        message: Why there are no figures of it; None if there are.
+    """
     if sample is None:
-        return None
+        return {"state": NvmlState.TIMEOUT, "message": message, "version": None}
     return {"state": sample.state, "message": message, "version": sample.driver_version}
+
+
+def driver_answer(
+    observer: Observer, observation: Observation
+) -> tuple[dict[str, Any] | None, str | None]:
+    """Whether the driver answered, for --json, and why there are no figures of it.
+
+    None and None where it was not asked.
+    """
+    if not observer.asks_driver:
+        return None, None
+    gaps = (gap.reason for gap in observation.gaps if gap.kind == "driver")
+    gap = next(gaps, None) or driver_gap(observation.processes, observation.sample)
+    return driver_object(observation.sample, gap), gap
 
 
 # Columns of a terminal from which there is room for a second bar.
@@ -94,9 +119,14 @@ _ELSEWHERE = (
 )
 
 
-def driver_page(sampler: NvmlSampler, selector: Selector) -> Page:
+def driver_page(driver: TimeoutSampler, sampler: NvmlSampler, selector: Selector) -> Page:
     """Show the driver's two lists."""
-    sample = sampler.sample()
+    sample = driver.sample()
+    if sample is None:
+        taken_at_ns = time.time_ns()
+        lists: dict[str, Any] = {"devices": [], "processes": [], "samples": []}
+        data = {"taken_at_ns": taken_at_ns, "driver": driver_object(None, NO_ANSWER), **lists}
+        return Page("driver/1", data, [], failure=NO_ANSWER)
 
     def chosen(rows: Iterable[Any]) -> list[Any]:
         return [

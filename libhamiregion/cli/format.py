@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from libhamiregion import Effect, ProcessStatus, format_size
-from libhamiregion.text import printable
 
 from .tables import NAME, NOTHING, ROOMY, UNLIMITED, Column, percent
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from libhamiregion import DeviceUsage
-    from libhamiregion.node import Container, Node, ProcessGap
+    from libhamiregion.node import Container, Gap, Node, Observation
+    from libhamiregion.node.observation import GapKind
 
 _SHORT_ID = 12
 _GAPS_SHOWN = 3
-_CGROUP_LIMIT = 60
 # A process of this library that is none of the container's signs with a number that is no pid.
 _ABOVE_EVERY_PID = 2**30
 OWN_WORDS = "a tool with libhamiregion"
@@ -192,17 +191,53 @@ def root_failure(node: Node, roots: tuple[str, ...]) -> str | None:
     return "none of the directories given could be listed"
 
 
-def node_notes(node: Node) -> tuple[str, ...]:
-    """Say what this user, in this place, cannot see."""
-    incomplete = () if node.processes.is_complete else (_INCOMPLETE,)
-    gaps = [f"{_payer(gap)}: {gap.explanation}" for gap in node.processes.gaps]
-    more = len(gaps) - _GAPS_SHOWN
+@attrs.frozen(kw_only=True)
+class GapRow(Names):
+    """Something that could not be looked at; what it hides is unknown.
+
+    Attributes:
+        kind: ``driver``, ``root`` or ``processes``.
+        reason: Why, as one sentence.
+        count: How many processes were not looked at; 1 for the driver and for a root.
+    """
+
+    kind: GapKind
+    reason: str
+    count: int
+
+
+def gap_rows(node: Node, observation: Observation) -> list[GapRow]:
+    """What could not be looked at, with the names of the container that it is about."""
+    return [
+        GapRow(**_names_of_gap(node, gap), kind=gap.kind, reason=gap.reason, count=gap.count)
+        for gap in observation.gaps
+        # What an observation has left out because of its size, the verbs look at by itself.
+        if gap.kind != "slots"
+    ]
+
+
+def _names_of_gap(node: Node, gap: Gap) -> dict[str, Any]:
+    if gap.container is not None:
+        return names_of(node, gap.container)
+    if gap.container_id is None:
+        return {}
+    return {"pod_uid": gap.container_id.pod_uid, "container_id": gap.container_id.id}
+
+
+def node_notes(node: Node, gaps: Sequence[GapRow]) -> tuple[str, ...]:
+    """Say what this user, in this place, cannot see.
+
+    Args:
+        node: The node.
+        gaps: What could not be looked at; the driver and roots are told elsewhere.
+    """
+    is_complete = node.processes.is_complete
+    # Where nobody's may be read, one sentence says so.
+    told = [
+        f"{each.words}: {each.reason}" if each.pod_words or each.container_words else each.reason
+        for each in gaps
+        if each.kind == "processes" and (is_complete or "may not be read" not in each.reason)
+    ]
+    more = len(told) - _GAPS_SHOWN
     further = (f"{more} more containers have processes that are not known",) if more > 0 else ()
-    return (*incomplete, *gaps[:_GAPS_SHOWN], *further)
-
-
-def _payer(gap: ProcessGap) -> str:
-    if gap.container is None:
-        return printable(gap.cgroup, _CGROUP_LIMIT)
-    pod = gap.container.pod_uid
-    return f"container {gap.container.id[:_SHORT_ID]}" + (f" of pod {pod}" if pod else "")
+    return (*(() if is_complete else (_INCOMPLETE,)), *told[:_GAPS_SHOWN], *further)

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import re
+import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -17,10 +18,9 @@ from libhamiregion.units import parse_duration
 from .failures import in_command_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator, Sequence
 
-    from libhamiregion.node import Node, NvmlSampler, Selector
+    from libhamiregion.node import Node, NvmlSampler, Observer, Selector
     from libhamiregion.node.names import NameResolver
     from libhamiregion.node.node_pods import NodePods
 
@@ -217,6 +217,7 @@ wide_option = click.option("--wide", "-w", is_flag=True, help="With uuids, users
 
 # What the API knows is waited for once, at the start.
 _NAMES_WAIT_S = 5.0
+_CLOSE_S = 1.0
 
 
 @attrs.frozen
@@ -287,11 +288,34 @@ class DriverChoice:
     no_driver: bool
     library: str | None
 
-    def open(self) -> AbstractContextManager[NvmlSampler | None]:
+    @contextlib.contextmanager
+    def open(self) -> Iterator[NvmlSampler | None]:
         """A context with what asks the driver, or with None."""
         from libhamiregion.node import NvmlSampler
 
-        return contextlib.nullcontext() if self.no_driver else NvmlSampler(self.library)
+        if self.no_driver:
+            yield None
+            return
+        sampler = NvmlSampler(self.library)
+        try:
+            yield sampler
+        finally:
+            # One that waits for a driver that does not answer would not be closed for ever.
+            closing = threading.Thread(target=sampler.close, daemon=True)
+            closing.start()
+            closing.join(_CLOSE_S)
+
+    @contextlib.contextmanager
+    def observe(self, place: NodeChoice) -> Iterator[Observer]:
+        """A context with what observes a node and its driver.
+
+        Args:
+            place: Where the node is.
+        """
+        from libhamiregion.node import Observer
+
+        with self.open() as sampler, place.open() as node:
+            yield Observer(node, sampler=sampler, anew=True)
 
 
 def _gathered(

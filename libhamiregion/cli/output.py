@@ -15,14 +15,14 @@ from libhamiregion import RegionError
 from libhamiregion.text import printable
 
 from .failures import Failure
-from .format import node_notes, node_warnings, root_failure
+from .format import gap_rows, node_notes, node_warnings, root_failure
 from .tables import Lines, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from libhamiregion import Region
-    from libhamiregion.node import Node
+    from libhamiregion.node import Node, Observation
 
     from .options import NodeChoice
     from .tables import Block
@@ -64,24 +64,24 @@ def show_done(
 
 def node_page(
     schema: str,
+    observation: Observation,
     node: Node,
     place: NodeChoice,
-    taken_at_ns: int,
     data: dict[str, Any],
     blocks: Sequence[Block],
     notes: Iterable[str] = (),
 ) -> Page:
     """Make a page about a node: with what could not be seen of it."""
-    warnings = node_warnings(node)
-    seen = {"complete": node.processes.is_complete, "warnings": warnings}
+    warnings, gaps = node_warnings(node), gap_rows(node, observation)
+    seen = {"complete": node.processes.is_complete, "warnings": warnings, "gaps": gaps}
     failure = root_failure(node, place.roots)
     is_empty = not any(isinstance(block, Table) and block.records for block in blocks)
     return Page(
         schema,
-        {"taken_at_ns": taken_at_ns, **seen, **data},
+        {"taken_at_ns": observation.regions_read_at_ns, **seen, **data},
         # A heading without rows before an error reads as an answer.
         () if failure is not None and is_empty else blocks,
-        notes=(*node_notes(node), *_outside_notes(node, place), *notes),
+        notes=(*node_notes(node, gaps), *_outside_notes(node, place), *notes),
         warnings=warnings,
         failure=failure,
     )

@@ -12,13 +12,13 @@ import click
 from click.core import ParameterSource
 
 from libhamiregion import ProcessStatus, format_size
-from libhamiregion.node import NvmlSampler, Observer, driver_gap
 from libhamiregion.node.join import Join
+from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
 from libhamiregion.node.views import observed_views
 
 from . import options
 from .container_use import container_uses, use_table
-from .driver import GPU_COLUMNS, driver_object, driver_page
+from .driver import GPU_COLUMNS, driver_answer, driver_page
 from .format import NAME_COLUMNS, Names, count, names_of
 from .intervals import ticks
 from .keyboard import SORT_KEYS, key_hint
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from libhamiregion.node import (
         Node,
         NodeProcess,
+        Observer,
         ProcessDeviceRow,
         Selector,
     )
@@ -134,10 +135,11 @@ def ps(
     driver could not be asked.
 
     JSON: taken_at_ns, complete (all processes could be seen), driver (state, message, version;
-    null with --no-driver), warnings, and processes, a list of objects with the keys namespace,
-    pod, pod_uid, container, container_id, region_path, pid, host_pid, state, status, uid, user,
-    command, slots (more than 1: a sum over what one container has too many of) and devices, whose
-    keys are the fields of ProcessDeviceRow.  With --nvml: taken_at_ns, driver, devices, processes
+    null with --no-driver), warnings, gaps (what could not be looked at: kind, reason, count, and
+    the container's names), and processes, a list of objects with the keys namespace, pod, pod_uid,
+    container, container_id, region_path, pid, host_pid, state, status, uid, user, command, slots
+    (more than 1: a sum over what one container has too many of) and devices, whose keys are the
+    fields of ProcessDeviceRow.  With --nvml: taken_at_ns, driver, devices, processes
     and samples, with the fields of NvmlDevice and NvmlProcess.  null is not known.
     """  # noqa: D301 (click looks for the character itself)
     if nvml:
@@ -147,12 +149,14 @@ def ps(
                 "--nvml shows what the driver says, which knows no pods and no regions: it goes"
                 " with --device, --library, --watch and --json."
             )
-        with NvmlSampler(driver.library) as sampler:
-            pages = (driver_page(sampler, selector) for _ in ticks(interval_s))
+        with driver.open() as sampler:
+            assert sampler is not None  # noqa: S101 (--no-driver was refused)
+            bounded = TimeoutSampler(sampler)
+            pages = (driver_page(bounded, sampler, selector) for _ in ticks(interval_s))
             show_all(pages, interval_s, as_json)
         return
-    with driver.open() as sampler, place.open() as node:
-        look = functools.partial(process_page, node, sampler, selector, place, wide=wide)
+    with driver.observe(place) as observer:
+        look = functools.partial(process_page, observer, selector, place, wide=wide)
         show_all((look(sort=sort) for _ in ticks(interval_s)), interval_s, as_json)
 
 
@@ -211,8 +215,8 @@ def top(
         return
     if most is not None:
         raise click.UsageError("-n goes with --from")
-    with driver.open() as sampler, place.open() as node:
-        look = functools.partial(process_page, node, sampler, selector, place, wide=wide)
+    with driver.observe(place) as observer:
+        look = functools.partial(process_page, observer, selector, place, wide=wide)
         if as_json or not on_terminal():
             show_all((look(sort=sort) for _ in ticks(interval_s)), interval_s, as_json)
         else:
@@ -377,8 +381,7 @@ def _in_order(rows: Iterable[ProcessRow], sort: str) -> list[ProcessRow]:
 
 
 def process_page(
-    node: Node,
-    sampler: NvmlSampler | None,
+    observer: Observer,
     selector: Selector,
     place: NodeChoice,
     *,
@@ -389,24 +392,21 @@ def process_page(
     """Look at the node's processes now.
 
     Args:
-        node: The node; kept up to date.
-        sampler: Asks the driver; None leaves its figures out.
+        observer: Observes the node.
         selector: What to show.
         place: What the node was chosen by.
         sort: One of `_SORTS`.
         wide: Whether to show users, uuids and commands too.
         live: Whether it is for `top` on a terminal, with the GPUs, the containers and the keys.
     """
-    # The driver first: what it lists has its slot by the time the regions are read.
-    observation = Observer(node, sampler=sampler, anew=True).observe()
+    node, observation = observer.node, observer.observe()
     sample = observation.sample
-    taken_at_ns = time.time_ns()
     views = observed_views(node, observation)
     processes = Join(observation).rows(views)
     rows = _in_order(_chosen(node, processes, selector), sort)
-    gap = None if sample is None else driver_gap(node.processes, sample)
-    driver = sample is not None and gap is None
-    data = {"driver": driver_object(sample, gap), "processes": rows}
+    answer, gap = driver_answer(observer, observation)
+    driver = answer is not None and gap is None
+    data = {"driver": answer, "processes": rows}
     blocks: list[Block] = [
         *([Table(GPU_COLUMNS, sample.devices, whole=True)] if live and sample is not None else []),
         *(
@@ -419,7 +419,7 @@ def process_page(
         *([Lines([key_hint(sort)])] if live else []),
     ]
     notes = [] if gap is None else [f"no figures of the driver: {gap}"]
-    return node_page("processes/1", node, place, taken_at_ns, data, blocks, notes)
+    return node_page("processes/1", observation, node, place, data, blocks, notes)
 
 
 def _chosen(

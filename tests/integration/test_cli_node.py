@@ -30,7 +30,9 @@ pytestmark = needs_namespaces
 
 def test_ps_tells_what_uses_the_gpus(scene: Scene) -> None:
     found = scene.json("ps")
-    assert set(found) == {*("schema", "taken_at_ns", "complete", "driver", "warnings", "processes")}
+    assert set(found) == {
+        *("schema", "taken_at_ns", "complete", "driver", "warnings", "gaps", "processes")
+    }
     assert found["driver"] == {"state": "ok", "message": None, "version": "570.0-fake"}
     assert found["warnings"] == []
     processes = scene.known(found["processes"])
@@ -232,7 +234,7 @@ def test_a_region_elsewhere_is_looked_for_only_when_asked(tmp_path: Path) -> Non
 
 def test_containers_tells_limits_usage_and_why_there_is_no_region(scene: Scene) -> None:
     found = scene.json("containers")
-    assert list(found) == ["schema", "taken_at_ns", "complete", "warnings", "containers"]
+    assert list(found) == ["schema", "taken_at_ns", "complete", "warnings", "gaps", "containers"]
     containers = found["containers"]
     by_pod = {each["pod"]: each for each in containers}
     assert [each["pod"] for each in containers] == [POD_LONG, "bert-0", "whole-gpu", None]

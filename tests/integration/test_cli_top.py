@@ -33,10 +33,10 @@ from wait import PATIENCE_S
 
 from libhamiregion.cli.container_use import container_uses
 from libhamiregion.cli.containers import container_page
-from libhamiregion.cli.options import NodeChoice
+from libhamiregion.cli.options import DriverChoice, NodeChoice
 from libhamiregion.cli.processes import process_page
 from libhamiregion.cli.terminal import draw_page, fit_page
-from libhamiregion.node import NvmlSampler, Selector
+from libhamiregion.node import Selector
 from libhamiregion.node.nvml import NvmlDevice, NvmlProcess
 
 scene = pytest.fixture(scope="module")(busy_scene)
@@ -123,10 +123,10 @@ def test_a_terminal_gets_colours_unless_they_are_switched_off(scene: Scene) -> N
 def test_every_width_shows_what_fits(scene: Scene) -> None:
     """Whole words from 80 columns on; the uuids, pods and namespaces where there is room."""
     place = NodeChoice((str(scene.node.root),), str(scene.node.logs), "files", None, None)
-    with place.open() as node, NvmlSampler(scene.driver.library) as sampler:
+    with DriverChoice(False, str(scene.driver.library)).observe(place) as observer:
         for wide in (False, True):
-            process = process_page(node, sampler, Selector(), place, sort="name", wide=wide)
-            container = container_page(node, Selector(), place, wide=wide)
+            process = process_page(observer, Selector(), place, sort="name", wide=wide)
+            container = container_page(observer, Selector(), place, wide=wide)
             for page, last, used in (
                 (process, "SM drv", "3 GiB"),
                 (container, "processes", "6 GiB"),
@@ -149,10 +149,9 @@ def test_every_width_shows_what_fits(scene: Scene) -> None:
 def drawn(scene: Scene, columns: int, *, driver: bool = True) -> list[str]:
     """The picture of `top` on a terminal of so many columns, as lines."""
     place = NodeChoice((str(scene.node.root),), str(scene.node.logs), "files", None, None)
-    with place.open() as node, NvmlSampler(scene.driver.library) as sampler:
-        asked = sampler if driver else None
+    with DriverChoice(not driver, str(scene.driver.library)).observe(place) as observer:
         page = process_page(
-            node, asked, Selector(namespace="*"), place, sort="memory", wide=False, live=True
+            observer, Selector(namespace="*"), place, sort="memory", wide=False, live=True
         )
     screen = Console(file=io.StringIO(), width=columns, height=60, color_system=None)
     screen.print(fit_page(page, screen))

@@ -1,0 +1,106 @@
+"""What the verbs and the doctor say of what could not be looked at; nothing waits for it."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from called import call
+from doctor_node_scenes import DoctorNode
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD
+from gpu_node import container_id
+from hostile_processes import locked_process
+from node_scene import NodeScene
+from own_cgroups import cgroup_of_pod, needs_cgroups
+
+from libhamiregion.node import FindingKind, Severity, observation
+
+NO_ANSWER = "the driver does not answer"
+
+
+@pytest.fixture
+def hung_driver(
+    scene: NodeScene, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, ...]]:
+    """A node whose driver answers nobody; the options that choose both."""
+    fake_driver.state.unlink(missing_ok=True)
+    # Whoever opens it for reading waits until somebody writes.
+    os.mkfifo(fake_driver.state)
+    monkeypatch.setattr(observation, "_DRIVER_TIMEOUT_S", 0.1)
+    scene.container("train", memory_limits=[1 << 30]).add_process(4_000_000, {0: 1 << 20})
+    yield ("--root", str(scene.root), "--library", str(fake_driver.library))
+    with fake_driver.state.open("w"):
+        fake_driver.play(CARD)
+
+
+@pytest.mark.parametrize("verb", ["ps", "top", "doctor"])
+def test_a_verb_does_not_wait_for_a_driver_that_hangs(
+    hung_driver: tuple[str, ...], verb: str
+) -> None:
+    answer = call(verb, *hung_driver, "--json")
+    found = json.loads(answer.stdout)
+    assert found["driver"] == {"state": "timeout", "message": NO_ANSWER, "version": None}
+    (gap,) = (each for each in found["gaps"] if each["kind"] == "driver")
+    assert (gap["reason"], gap["count"], gap["container"]) == (NO_ANSWER, 1, None)
+    if verb == "doctor":
+        # What was looked at is diagnosed all the same.
+        assert [each["kind"] for each in found["findings"]] == ["dead_process_counted"]
+        assert answer.returncode == 3
+    else:
+        assert [each["pid"] for each in found["processes"]] == [4_000_000]
+        assert answer.returncode == 0
+
+
+def test_the_drivers_own_lists_say_that_it_does_not_answer(hung_driver: tuple[str, ...]) -> None:
+    _, _, *library = hung_driver
+    answer = call("ps", "--nvml", *library, "--json")
+    assert json.loads(answer.stdout)["driver"]["message"] == NO_ANSWER
+    assert answer.returncode == 1
+    assert NO_ANSWER in answer.stderr
+
+
+def test_people_are_told_why_there_are_no_figures_of_the_driver(
+    hung_driver: tuple[str, ...],
+) -> None:
+    answer = call("ps", *hung_driver)
+    assert f"Note: no figures of the driver: {NO_ANSWER}\n" in answer.stderr
+    answer = call("doctor", *hung_driver)
+    assert f"nothing was compared with the driver's figures: {NO_ANSWER}\n" in answer.stderr
+
+
+@needs_cgroups
+def test_a_process_that_cannot_be_looked_at_is_a_finding_of_its_container(
+    doctor_node: DoctorNode, tmp_path: Path
+) -> None:
+    """One that has locked its own address space for ever, in the cgroup of a pod."""
+    place, honest = doctor_node.place(), doctor_node.place(name="honest")
+    honest.start()
+    identity = container_id()
+    assert doctor_node.findings() == ()
+    with (
+        cgroup_of_pod(place.pod_uid, identity) as cgroup,
+        locked_process(tmp_path / "fuse") as process,
+    ):
+        (cgroup / "cgroup.procs").write_text(str(process.pid))
+        process.lock()
+        (found,) = doctor_node.findings()
+        assert (found.kind, found.severity) == (FindingKind.NOT_OBSERVED, Severity.WARNING)
+        assert found.container is not None
+        assert found.container.pod_uid == place.pod_uid
+        assert found.summary == "1 process of the container could not be looked at"
+        assert "never comes to its end" in found.evidence
+        assert not found.repairable
+        where = ("--root", str(doctor_node.root))
+        for verb in ("ps", "containers", "doctor"):
+            driver = () if verb == "containers" else ("--no-driver",)
+            answer = call(verb, *where, *driver, "--json")
+            (gap,) = (
+                each for each in json.loads(answer.stdout)["gaps"] if each["container"] == "train"
+            )
+            assert (gap["kind"], gap["pod_uid"], gap["count"]) == ("processes", place.pod_uid, 1)
+            assert gap["reason"] == found.evidence
+            answer = call(verb, *where, *driver)
+            assert f"Note: {place.pod_uid} train: {gap['reason']}\n" in answer.stderr
+    assert doctor_node.findings() == ()
