@@ -116,6 +116,7 @@ def test_a_process_that_escapes_its_region(
     (found,) = doctor_node.findings(sampler=nvml_sampler)
     assert (found.kind, found.pid, found.device) == (FindingKind.PROCESS_ESCAPES, pid, 0)
     assert found.cause == "no_library"
+    assert found.evidence.endswith("; it has no libvgpu.so loaded")
     assert found.container is not None
     assert found.container.pod_uid == place.pod_uid
     assert "2 GiB" in found.summary

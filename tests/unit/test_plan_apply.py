@@ -120,6 +120,9 @@ def test_the_undo_plan_names_one_container_of_one_pod(scene: PlanScene, node: No
     found = parse_plan(plan_text(undo_plan(chosen)))
     assert {rule.select.pod_uid for rule in found.rules} == {odd.pod_uid}
     assert [rule.select.device for rule in found.rules] == ["0", "1"]
+    # What `limits diff` calls them where they no longer hold.
+    names = [f"{odd.pod_uid}/a[bc]* device {device}" for device in range(2)]
+    assert (found.name, [rule.name for rule in found.rules]) == ("undo", names)
     assert {each.container.name for each in diff_plan(node, found).containers} == {"a[bc]*"}
     assert other.limits()["sm"][0] == 50
     raw = scene.container(os.fsdecode(b"tr\xffin"), namespace=None)

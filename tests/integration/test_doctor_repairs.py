@@ -1,0 +1,46 @@
+"""Repairs of several regions at once: what goes wrong with one is none of the others' business."""
+
+import os
+import shutil
+
+from containers import needs_namespaces
+from doctor_node_scenes import DoctorNode, Place
+from namespaces import needs_first_namespace
+
+from libhamiregion.node.doctor import FindingKind, repair
+
+pytestmark = [needs_namespaces, needs_first_namespace]
+
+
+def with_a_wrong_host_pid(doctor_node: DoctorNode) -> tuple[Place, int]:
+    """A container, and the host pid that its process's slot lacks."""
+    place = doctor_node.place()
+    inside = place.start()
+    place.set_host_pid(1, 0)
+    return place, inside.host_pid
+
+
+def test_a_region_that_is_gone_and_one_that_is_cut_do_not_end_the_repair_of_others(
+    doctor_node: DoctorNode,
+) -> None:
+    places = [with_a_wrong_host_pid(doctor_node) for _ in range(4)]
+    findings = doctor_node.findings()
+    assert [each.kind for each in findings] == [FindingKind.HOST_PID_WRONG] * 4
+    # In the order of the findings, so that a region comes after each that fails.
+    by_uid = {place.pod_uid: (place, host_pid) for place, host_pid in places}
+    gone, first, cut, second = (
+        by_uid[each.container.pod_uid] for each in findings if each.container is not None
+    )
+    shutil.rmtree(gone[0].path.parent)
+    doctor_node.node.refresh()
+    os.truncate(cut[0].path, 4096)
+    done = {each.finding.container: each for each in repair(doctor_node.node, findings)}
+    assert len(done) == 4
+    outcomes = [done[each.container] for each in findings]
+    assert [each.done for each in outcomes] == [False, True, False, True]
+    assert outcomes[0].error is not None
+    assert "is not there any more" in outcomes[0].error
+    assert outcomes[2].error is not None
+    assert "cannot be read any more" in outcomes[2].error
+    for place, host_pid in (first, second):
+        assert place.host_pids() == {1: host_pid}
