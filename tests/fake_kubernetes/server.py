@@ -258,6 +258,10 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
             pass
 
         def do_GET(self) -> None:
+            if api.ending:
+                # Connections that clients keep end with the server, too.
+                self.close_connection = True
+                return
             url = urlsplit(self.path)
             query = dict(parse_qsl(url.query))
             if not url.path.startswith(_CLAIMS):

@@ -166,6 +166,49 @@ def test_a_server_that_refuses_is_a_miss_and_leaves_what_was_known(
     assert names.resolve_claim(CLAIM) == known
 
 
+def test_an_outage_is_no_answer_and_leaves_what_was_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unlike a claim that the server does not have."""
+    monkeypatch.setattr(claim_reader, "_SOON_S", 0.02)
+    monkeypatch.setattr(claim_reader, "_LATE_S", 0.02)
+    with FakeApi() as api:
+        api.put("bert-0", UID, {}, claims=("a100-half",))
+        api.put_claim("a100-half", CLAIM, UID)
+        names = names_from(api, tmp_path)
+        known = names.resolve_claim(CLAIM)
+        assert known is not None
+        eventually(lambda: len(api.claims_asked) > 2)
+    eventually(lambda: names._claims.error is not None)
+    assert names._claims.error is not None
+    assert names._claims.error.status is None
+    assert names.resolve_claim(CLAIM) == known
+    names.close()
+
+
+def test_a_server_that_wants_to_be_left_alone_is_not_asked_for_claims(
+    api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_reader, "_SOON_S", 0.02)
+    api.put("bert-0", UID, {}, claims=("a100-half",))
+    api.put_claim("a100-half", CLAIM, UID)
+    names = names_from(api, tmp_path)
+    assert names.resolve_claim(CLAIM) is not None
+    eventually(lambda: api.open_watches)
+    pauses: list[float] = []
+    wait = names._claims._news.wait
+
+    def noted(for_s: float) -> bool:
+        pauses.append(for_s)
+        return wait(0.01)
+
+    monkeypatch.setattr(names._claims._news, "wait", noted)
+    with api.changed:
+        api.refusals.append((429, 7))
+        api.put("bert-1", OTHER_UID, {}, claims=("a100-half",))
+    eventually(lambda: 7.0 in pauses)
+
+
 def test_files_know_no_claims_and_a_later_resolver_is_asked(api: FakeApi, tmp_path: Path) -> None:
     api.put("bert-0", UID, {}, claims=("a100-half",))
     api.put_claim("a100-half", CLAIM, UID)

@@ -136,6 +136,15 @@ def test_what_is_wrong_stands_beside_the_field(
         assert found["error"] == why_not(file)
 
 
+@pytest.mark.parametrize("status", [0, 1, 2])
+def test_what_libvgpu_writes_into_a_status_is_no_fault(file: RegionFile, status: int) -> None:
+    file.add_process(7, {0: 5})
+    file.put("slot_status", status)
+    found = dumped(file)
+    assert by_name(found)["procs[0].status"]["value"] == status
+    assert faults(found) == {}
+
+
 @pytest.mark.parametrize("layout", [Layout.V1_1_POSTINIT, Layout.V1_2])
 def test_a_death_in_a_seqlock_is_seen(file: RegionFile) -> None:
     file.add_process(7, {0: 5})
