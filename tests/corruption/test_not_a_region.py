@@ -4,9 +4,7 @@ import ctypes
 import itertools
 import os
 import signal
-import socket
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,30 +78,6 @@ def test_a_directory(tmp_path: Path) -> None:
     for name, enter in itertools.product(("", ".", ".."), ENTRANCES):
         with pytest.raises(NotARegion, match="a directory"):
             enter(f"{tmp_path}/{name}")
-
-
-def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
-    """Opening a FIFO that nobody writes to would block for ever."""
-    path = tmp_path / "a.cache"
-    os.mkfifo(path)
-    done: list[bool] = []
-
-    def open_it() -> None:
-        refused(path, NotARegion, "a FIFO")
-        done.append(True)
-
-    opener = threading.Thread(target=open_it, daemon=True)
-    opener.start()
-    opener.join(PATIENCE_S)
-    assert done, "the FIFO was opened, or the wrong error came"
-
-
-def test_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Relative, because the path of a socket may have 107 bytes only.
-    monkeypatch.chdir(tmp_path)
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind("a.cache")
-        refused(tmp_path / "a.cache", NotARegion, "a socket")
 
 
 def test_a_symbolic_link_also_to_a_good_region(

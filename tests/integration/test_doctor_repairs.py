@@ -1,11 +1,11 @@
 """Repairs of several regions at once: what goes wrong with one is none of the others' business."""
 
-import os
 import shutil
 
 from containers import needs_namespaces
 from doctor_node_scenes import DoctorNode, Place
 from namespaces import needs_first_namespace
+from region_bytes import truncate
 
 from libhamiregion.node.doctor import FindingKind, repair
 
@@ -33,7 +33,7 @@ def test_a_region_that_is_gone_and_one_that_is_cut_do_not_end_the_repair_of_othe
     )
     shutil.rmtree(gone[0].path.parent)
     doctor_node.node.refresh()
-    os.truncate(cut[0].path, 4096)
+    truncate(cut[0].path, 4096)
     done = {each.finding.container: each for each in repair(doctor_node.node, findings)}
     assert len(done) == 4
     outcomes = [done[each.container] for each in findings]

@@ -243,18 +243,6 @@ def test_nothing_in_a_file_steers_a_terminal(region_file: RegionFileFactory) -> 
     assert "BAD: no GPU- or MIG- text" in call("dump", str(file.path)).stdout
 
 
-def test_only_regular_files_are_opened(tmp_path: Path, region_file: RegionFileFactory) -> None:
-    """A FIFO would wait for a writer, and a link may lead anywhere."""
-    link, pipe = tmp_path / "link", tmp_path / "pipe"
-    link.symlink_to(region_file().path)
-    os.mkfifo(pipe)
-    for path in (link, pipe, tmp_path, Path("/dev/null")):
-        answer = call("dump", str(path))
-        assert (answer.returncode, answer.stdout) == (1, "")
-        assert "no regular file" in answer.stderr
-    assert call("dump", str(tmp_path / "missing")).returncode == 1
-
-
 def test_a_file_that_may_not_be_read_is_named(region_file: RegionFileFactory) -> None:
     path = region_file().path
     path.chmod(0)

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 from pathlib import Path
 
@@ -203,25 +202,8 @@ def test_a_file_name_cannot_steer_the_terminal(tmp_path: Path, *, exists: bool, 
 # ---- Broken files -------------------------------------------------------------------------------
 
 
-def _socket(path: Path) -> None:
-    # A socket's name is bounded, and pytest's directories are not: bound through its directory.
-    directory = os.open(path.parent, os.O_PATH)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"/proc/self/fd/{directory}/{path.name}")
-    os.close(directory)
-
-
-def _symlink(path: Path) -> None:
-    hami.create_region(str(path.with_name("target.cache")))
-    path.symlink_to(path.with_name("target.cache"))
-
-
 BROKEN = {
     "does not exist": lambda _: None,
-    "directory": Path.mkdir,
-    "FIFO": os.mkfifo,
-    "socket": _socket,
-    "symbolic link": _symlink,
     "empty": Path.touch,
     "bytes": lambda path: path.write_bytes((19920718).to_bytes(4, "little") + bytes(1000)),
     "not a HAMi region": lambda path: path.write_bytes(b"not a region\n" * 100_000),

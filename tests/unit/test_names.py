@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from pod_names import HOSTILE, ID, OTHER_ID, OTHER_UID, STATIC, UID
-from region_bytes import truncate
 
 from libhamiregion.node import (
     ChainedNames,
@@ -113,21 +112,6 @@ def test_hostile_and_broken_files_of_docker_name_nothing(tmp_path: Path) -> None
     docker_config(tmp_path, "x")
     for identifier in ["../" + ID, ID[:-1], ID + "\n", ID.upper(), "", "/" + ID]:
         assert DockerNames(tmp_path / "inner").resolve(None, None, identifier) is None
-
-
-def test_links_fifos_and_endless_files_are_not_read(tmp_path: Path) -> None:
-    names = DockerNames(tmp_path)
-    path = docker_config(tmp_path, "x")
-    assert names.resolve(None, None, ID) is not None
-    path.symlink_to(path.rename(tmp_path / "elsewhere"))
-    assert names.resolve(None, None, ID) is None
-    path.unlink()
-    os.mkfifo(path)
-    assert names.resolve(None, None, ID) is None
-    path.unlink()
-    path.write_text(json.dumps({"Name": "x"}))
-    truncate(path, 1 << 40)
-    assert names.resolve(None, None, ID) is None
 
 
 # ---- Chains -------------------------------------------------------------------------------------

@@ -98,9 +98,6 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(
     written: Loader, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "fifo")
-    for file in (tmp_path / "fifo", tmp_path):
-        with pytest.raises(WebConfigError, match="not a regular file"):
-            load_web_config(file)
     (tmp_path / "key").write_text("")
     with pytest.raises(WebConfigError, match="fifo: not a regular file"):
         written("tls_server_config: {cert_file: fifo, key_file: key}")

@@ -1,0 +1,244 @@
+"""Every hostile file, at every place where a file is opened that somebody else may have put there.
+
+None of them is waited for, followed where a container could point it, read without end or changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+from integration.called import call
+from region_bytes import truncate
+from wait import PATIENCE_S
+
+from libhamiregion import NotARegion, RegionSet, create_region, identify, open_region
+from libhamiregion.exporter.web_config import WebConfigError, load_web_config
+from libhamiregion.node import DockerNames
+from libhamiregion.plan import PlanError, load_plan
+from libhamiregion.report import Recording, RecordingError, RecordingWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ENDLESS_DEVICE = "/dev/zero"
+ID = "c0ffee" * 10 + "abcd"
+PLAN = """
+apiVersion: hamiregion.io/v1
+kind: LimitPlan
+rules: [{select: {}, set: {sm_limit: 5}}]
+"""
+
+
+class Missed(Exception):
+    """What answers that nothing is known."""
+
+
+class Failed(Exception):
+    """What a command has said, with exit code 1."""
+
+
+# ---- The files ----------------------------------------------------------------------------------
+
+
+def socket_at(path: Path) -> None:
+    # The path of a socket may have 107 bytes only.
+    directory = os.open(path.parent, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"/proc/self/fd/{directory}/{path.name}")
+    os.close(directory)
+
+
+def make_endless(path: Path) -> None:
+    truncate(path, 1 << 40)
+
+
+FILES: dict[str, Callable[[Path], object]] = {
+    "FIFO": os.mkfifo,
+    "socket": socket_at,
+    "directory": lambda path: path.mkdir(),
+    "link to nowhere": lambda path: path.symlink_to("nowhere"),
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "link to a device": lambda path: path.symlink_to(ENDLESS_DEVICE),
+    "link to a good one": lambda path: path.symlink_to(path.rename(path.with_name("good"))),
+    "endless good one": make_endless,
+}
+
+
+# ---- The places ---------------------------------------------------------------------------------
+
+
+def opened_in_set(path: Path) -> None:
+    with RegionSet() as region_set:
+        if not region_set.add(path):
+            (error,) = region_set.errors.values()
+            raise error
+
+
+def verb(*words: str) -> Callable[[Path], None]:
+    """Run a verb, which may succeed, or fail with one line."""
+
+    def run(path: Path) -> None:
+        answer = call(*(str(path) if word == "FILE" else word for word in words))
+        if answer.returncode:
+            assert (answer.returncode, answer.stdout) == (1, "")
+            (line,) = answer.stderr.splitlines()
+            assert line.startswith("Error: ")
+            assert str(path) in line
+            raise Failed(line)
+
+    return run
+
+
+def named_by_docker(path: Path) -> None:
+    if DockerNames(path.parent.parent).resolve(None, None, ID) is None:
+        raise Missed
+
+
+def a_region(path: Path) -> None:
+    create_region(path, memory_limits=("1GiB",))
+
+
+def a_docker_config(path: Path) -> None:
+    path.write_text(json.dumps({"ID": ID, "Name": "x", "Config": {"Env": []}}))
+
+
+def a_recording(path: Path) -> None:
+    RecordingWriter(path).close()
+
+
+def what_it_is(kind: str) -> str:
+    return "symbolic link" if kind.startswith("link") else kind
+
+
+@attrs.frozen
+class Place:
+    """Where a file is opened.
+
+    Attributes:
+        good: Makes a file that is taken there.
+        enter: Opens it, and raises what is wrong.
+        error: What is raised for a hostile file.
+        says: A word of the message about a kind of file.
+        takes: The kinds that are taken there: a longer file, where only its beginning is looked at,
+            and a link, where the file is one that its reader has chosen.
+    """
+
+    good: Callable[[Path], object]
+    enter: Callable[[Path], Any]
+    error: type[Exception] | tuple[type[Exception], ...]
+    says: Callable[[str], str] = what_it_is
+    takes: frozenset[str] = frozenset({"endless good one"})
+
+
+FOLLOWED = frozenset({"link to a good one"})
+NOTHING: frozenset[str] = frozenset()
+
+
+def anything(_: str) -> str:
+    return ""
+
+
+VERBS = (
+    ("show", "FILE"),
+    ("limits", "get", "FILE"),
+    ("limits", "set", "FILE", "--memory", "1GiB"),
+    ("reap", "FILE"),
+    ("lock", "status", "FILE"),
+    ("lock", "recover", "FILE"),
+)
+PLACES = {
+    "identify": Place(a_region, identify, NotARegion),
+    "open_region": Place(a_region, open_region, NotARegion),
+    "open_region to write": Place(
+        a_region, lambda path: open_region(path, writable=True), NotARegion
+    ),
+    "RegionSet.add": Place(a_region, opened_in_set, NotARegion),
+    **{" ".join(words): Place(a_region, verb(*words), Failed) for words in VERBS},
+    "dump": Place(a_region, verb("dump", "FILE"), Failed, lambda _: "no regular file"),
+    # No process of such a number has a slot in the long one.
+    **{
+        name: Place(a_region, verb(name, "FILE", "4194305"), Failed, anything, NOTHING)
+        for name in ("suspend", "resume")
+    },
+    "Docker's file of a container": Place(
+        a_docker_config, named_by_docker, Missed, anything, NOTHING
+    ),
+    "a plan": Place(
+        lambda path: path.write_text(PLAN), load_plan, (PlanError, OSError), anything, FOLLOWED
+    ),
+    "a web configuration": Place(
+        lambda path: path.write_text("{}"), load_web_config, WebConfigError, anything, FOLLOWED
+    ),
+    "a recording": Place(
+        a_recording,
+        Recording,
+        (RecordingError, OSError),
+        anything,
+        FOLLOWED | {"endless good one"},
+    ),
+}
+
+
+def outcome(place: Place, path: Path) -> Exception | None:
+    """What is raised, in time."""
+    raised: list[Exception | None] = []
+
+    def enter() -> None:
+        try:
+            opened = place.enter(path)
+        except Exception as error:  # noqa: BLE001 (the test judges it)
+            raised.append(error)
+        else:
+            if hasattr(opened, "close"):
+                opened.close()
+            raised.append(None)
+
+    thread = threading.Thread(target=enter, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert raised, "it waits for the file"
+    return raised[0]
+
+
+def facts(path: Path) -> tuple[object, ...]:
+    status = path.lstat()
+    return status.st_ino, status.st_mode, status.st_size
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_hostile_file_is_refused_at_once_and_left_as_it_is(tmp_path: Path, name: str) -> None:
+    place = PLACES[name]
+    for number, (kind, make) in enumerate(FILES.items()):
+        path = tmp_path / str(number) / ID / "config.v2.json"
+        path.parent.mkdir(parents=True)
+        if "good" in kind:
+            place.good(path)
+        make(path)
+        good = path.with_name("good")
+        before = [facts(each) for each in path.parent.iterdir()]
+        content = good.read_bytes() if good.exists() else b""
+        error = outcome(place, path)
+        if kind in place.takes:
+            assert error is None, kind
+            continue
+        assert isinstance(error, place.error), (kind, error)
+        assert place.says(kind) in str(error), kind
+        assert [facts(each) for each in path.parent.iterdir()] == before, kind
+        assert not good.exists() or good.read_bytes() == content
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_good_file_is_taken(tmp_path: Path, name: str) -> None:
+    """So that it is the hostile one's fault where that is refused."""
+    path = tmp_path / ID / "config.v2.json"
+    path.parent.mkdir()
+    PLACES[name].good(path)
+    error = outcome(PLACES[name], path)
+    assert error is None or (name in {"suspend", "resume"} and "no slot of a process" in str(error))
