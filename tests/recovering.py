@@ -1,13 +1,15 @@
 """Recovering a region's lock, and using the region afterwards."""
 
 import os
+import time
 
 import attrs
 from lock_bytes import is_free
 from region_bytes import RegionFile
 from slot_bytes import pids
+from wait import PATIENCE_S
 
-from libhamiregion import LockRecovery, open_region
+from libhamiregion import LockNotRecoverable, LockRecovery, open_region
 
 NOTHING = LockRecovery(
     dead_owner=False,
@@ -25,6 +27,17 @@ def did(**what: bool) -> LockRecovery:
 def recover(file: RegionFile, watch_s: float = 0.0) -> LockRecovery:
     with open_region(file, writable=True) as region:
         return region.recover_lock(watch_s=watch_s)
+
+
+def recover_in_time(file: RegionFile, watch_s: float = 0.0) -> LockRecovery:
+    """Recover as often as it takes: beside many processes there may be no proof the first time."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return recover(file, watch_s)
+        except LockNotRecoverable:
+            if time.monotonic() > deadline_s:
+                raise
 
 
 def assert_usable(file: RegionFile) -> None:

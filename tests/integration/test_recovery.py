@@ -12,7 +12,7 @@ import pytest
 from actors import MakeActor, ProcessFactory
 from lock_bytes import LOW_HALF, NOBODY, hold, is_free, set_value, value_of
 from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace
-from recovering import NOTHING, assert_usable, did, recover
+from recovering import NOTHING, assert_usable, did, recover, recover_in_time
 from region_bytes import RegionFile, RegionFileFactory, locate
 from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK
 from stress import scaled
@@ -35,7 +35,7 @@ def test_a_newcomer_that_has_not_signed_yet_is_waited_for(file: RegionFile) -> N
     """One that came after the scan of /proc may be about to sign, and not run for a long while."""
     set_value(file, 0)
     started = time.monotonic()
-    assert recover(file) == did(ownerless=True)
+    assert recover_in_time(file) == did(ownerless=True)
     assert time.monotonic() - started >= 0.3
 
 
@@ -52,7 +52,7 @@ def test_the_lock_of_a_killed_process_is_given_back_and_its_usage_counts_on(
     assert file.get("owner_pid") == holder.pid
     holder.kill()
     assert (value_of(file), file.get("owner_pid")) == (0, holder.pid)
-    assert recover(file) == did(dead_owner=True)
+    assert recover_in_time(file) == did(dead_owner=True)
     assert_usable(file)
     with open_region(file, writable=True) as region:
         assert region.memory_used(0) == 640
@@ -67,7 +67,7 @@ def test_the_lock_of_a_dead_owner_of_libvgpu_is_given_back_with_its_waiters(
     file.put("sem", WAITERS)
     file.put("owner_pid", dead.pid)
     dead.kill()
-    assert recover(file) == did(dead_owner=True)
+    assert recover_in_time(file) == did(dead_owner=True)
     assert file.get("sem") == WAITERS | 1
     assert_usable(file)
     # That others map the file does not matter, nor do they notice.
@@ -81,7 +81,7 @@ def test_a_killed_writer_of_this_library_is_recovered_from_too(
     holder("lock")
     assert is_number(file.get("owner_pid"))
     holder.kill()
-    assert recover(file) == did(dead_owner=True)
+    assert recover_in_time(file) == did(dead_owner=True)
     assert_usable(file)
 
 
@@ -92,7 +92,7 @@ def test_a_re_used_pid_is_not_its_owner(
     file = region_file(layout)
     stranger = actor(region_file(layout))
     hold(file, stranger.pid)
-    assert recover(file) == did(dead_owner=True)
+    assert recover_in_time(file) == did(dead_owner=True)
     assert_usable(file)
     stranger("region.snapshot")
 
@@ -100,7 +100,7 @@ def test_a_re_used_pid_is_not_its_owner(
 def test_the_recoverers_own_number_is_not_its_owner(file: RegionFile) -> None:
     """It knows that it does not hold the lock: a predecessor had the number."""
     hold(file, os.getpid())
-    assert recover(file) == did(dead_owner=True)
+    assert recover_in_time(file) == did(dead_owner=True)
     assert_usable(file)
 
 
@@ -126,7 +126,7 @@ def test_who_slept_on_a_dead_ones_lock_is_woken(
     offset = locate(layout, "sem")[0]
     waiter.start("evaluate", GLIBC_WAITER, path=str(file.path), offset=offset)
     eventually(lambda: file.get("sem") >> 32 == 1)
-    assert recover(file) == did(dead_owner=True)
+    assert recover_in_time(file) == did(dead_owner=True)
     # It would sleep for 25 s if nobody woke it, and then fail.
     assert waiter.outcome() == 0
     assert file.get("sem") == 0
@@ -137,7 +137,7 @@ def test_who_slept_on_a_dead_ones_lock_is_woken(
 
 def test_an_unsigned_lock_of_a_file_that_nobody_maps_is_free_at_once(file: RegionFile) -> None:
     file.put("sem", WAITERS)
-    assert recover(file) == did(ownerless=True)
+    assert recover_in_time(file) == did(ownerless=True)
     assert file.get("sem") == WAITERS | 1
     assert_usable(file)
 
@@ -155,18 +155,18 @@ def test_an_unsigned_lock_is_left_alone_while_another_process_may_hold_it(
     assert file.content() == before
     # Once it has gone, there is nobody left.
     other.kill()
-    assert recover(file) == did(ownerless=True)
+    assert recover_in_time(file) == did(ownerless=True)
 
 
 def test_who_only_reads_cannot_hold_a_lock(file: RegionFile, actor: MakeActor) -> None:
     """An exporter maps every region, and its number may be anybody's in a container."""
     reader = actor(file, writable=False)
     hold(file, 0)
-    assert recover(file) == did(ownerless=True)
+    assert recover_in_time(file) == did(ownerless=True)
     hold(file, reader.pid)
     with open_region(file) as region:
         assert region.lock_state().owner_life == "dead"
-    assert recover(file) == did(dead_owner=True)
+    assert recover_in_time(file) == did(dead_owner=True)
     assert_usable(file)
     reader("region.snapshot")
 
@@ -210,7 +210,7 @@ def test_an_unsigned_lock_that_stood_still_for_10_s_is_given_back(
         recover(file, watch_s=9.5)
     assert time.monotonic() - started >= 9.5
     started = time.monotonic()
-    assert recover(file, watch_s=60) == did(ownerless=True)
+    assert recover_in_time(file, watch_s=60) == did(ownerless=True)
     assert 10 <= time.monotonic() - started < 30
     assert_usable(file)
     other("region.snapshot")
@@ -224,7 +224,7 @@ def test_a_value_above_1_is_set_to_1(value: int, file: RegionFile, actor: MakeAc
     """A lock with more than one place excludes nobody."""
     actor(file)
     file.put("sem", WAITERS | value)
-    assert recover(file) == did(impossible_value=True)
+    assert recover_in_time(file) == did(impossible_value=True)
     assert file.get("sem") == WAITERS | 1
     assert_usable(file)
 
@@ -243,7 +243,7 @@ def test_a_value_above_1_beside_a_live_owner_becomes_0_and_its_post_makes_it_1(
     holder = actor(file)
     file.put("sem", WAITERS | 2)
     file.put("owner_pid", holder.pid)
-    assert recover(file) == did(impossible_value=True)
+    assert recover_in_time(file) == did(impossible_value=True)
     assert (file.get("sem"), file.get("owner_pid")) == (WAITERS, holder.pid)
 
 
@@ -292,7 +292,7 @@ def test_somebody_whom_proc_does_not_show_is_seen_by_its_byte(
             recover(file)
         assert (value_of(file), file.get("owner_pid")) == (0, owner)
     other.kill()
-    assert recover(file) == did(dead_owner=True)
+    assert recover_in_time(file) == did(dead_owner=True)
 
 
 @pytest.mark.parametrize("value", [1, 2])
@@ -340,7 +340,7 @@ def test_the_second_semaphore_is_given_back_where_nobody_can_have_it(
     value: int, file: RegionFile
 ) -> None:
     file.put("sem_postinit", WAITERS | value)
-    assert recover(file) == did(postinit=True)
+    assert recover_in_time(file) == did(postinit=True)
     assert file.get("sem_postinit") == WAITERS | 1
     assert recover(file) == NOTHING
 
@@ -349,7 +349,7 @@ def test_the_second_semaphore_is_given_back_where_nobody_can_have_it(
 def test_both_semaphores_are_given_back_in_one_go(file: RegionFile) -> None:
     hold(file, NOBODY)
     set_value(file, 0, "sem_postinit")
-    assert recover(file) == did(dead_owner=True, postinit=True)
+    assert recover_in_time(file) == did(dead_owner=True, postinit=True)
     assert value_of(file, "sem_postinit") == 1
     assert_usable(file)
 
@@ -367,9 +367,9 @@ def test_the_second_semaphore_is_left_alone_while_another_process_may_have_it(
     assert file.content() == before
     # Where there was something to do, that is told instead.
     set_value(file, 2)
-    assert recover(file) == did(impossible_value=True)
+    assert recover_in_time(file) == did(impossible_value=True)
     other.kill()
-    assert recover(file) == did(postinit=True)
+    assert recover_in_time(file) == did(postinit=True)
 
 
 @with_seqlock
@@ -378,7 +378,7 @@ def test_a_second_semaphore_above_1_is_set_to_1_whoever_maps_the_file(
 ) -> None:
     actor(file)
     set_value(file, 2, "sem_postinit")
-    assert recover(file) == did(postinit=True)
+    assert recover_in_time(file) == did(postinit=True)
     assert value_of(file, "sem_postinit") == 1
 
 
@@ -390,7 +390,7 @@ def test_a_second_semaphore_that_stood_still_for_60_s_is_given_back(
     actor(file)
     set_value(file, 0, "sem_postinit")
     started = time.monotonic()
-    assert recover(file, watch_s=120) == did(postinit=True)
+    assert recover_in_time(file, watch_s=120) == did(postinit=True)
     assert 60 <= time.monotonic() - started < 90
 
 
@@ -407,17 +407,19 @@ def test_a_signal_in_the_second_watch_does_not_take_back_what_the_first_has_done
     came: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
     main = threading.get_ident()
-    timers = [
-        threading.Timer(after_s, signal.pthread_kill, (main, signal.SIGUSR1))
-        for after_s in (0.3, 0.5, 0.7)
-    ]
+    over = threading.Event()
+
+    def interrupt_now_and_then() -> None:
+        while not over.wait(0.2):
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    interrupting = threading.Thread(target=interrupt_now_and_then, daemon=True)
+    interrupting.start()
     try:
-        for timer in timers:
-            timer.start()
-        assert recover(file, watch_s=1.0) == did(dead_owner=True)
+        assert recover_in_time(file, watch_s=1.0) == did(dead_owner=True)
     finally:
-        for timer in timers:
-            timer.join()
+        over.set()
+        interrupting.join()
         signal.signal(signal.SIGUSR1, before)
     assert came
     assert value_of(file, "sem_postinit") == 0
@@ -499,4 +501,4 @@ def test_up_to_2_8_0_libvgpus_own_recovery_is_not_disturbed(
         recover(file)
     assert file.content() == before
     libvgpu.kill()
-    assert recover(file) == did(dead_owner=True)
+    assert recover_in_time(file) == did(dead_owner=True)
