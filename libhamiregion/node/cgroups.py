@@ -87,7 +87,7 @@ def _paths(text: str) -> dict[str, None]:
     return found
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class Payer:
     """Whose share of a budget a process takes.
 

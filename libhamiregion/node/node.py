@@ -114,6 +114,7 @@ def _leave_in_child() -> None:
         node._refreshing = threading.RLock()
         node._lock = threading.RLock()
         node._examining = threading.RLock()
+        node._slots.leave_in_child()
         node._closed = "belongs to the process that made it"
 
 
@@ -410,9 +411,10 @@ class Node:
     def slots(self, snapshot: NodeSnapshot, *, anew: bool = False) -> SlotStates:
         """Tell which slots of a snapshot are of live processes: cheap enough for every few seconds.
 
-        A region's last proof holds while the pids and host pids in its slots are what they were
-        and none of its processes has ended, for a minute at most; only what has changed is proved
-        anew. Call `refresh` with ``processes=False`` and `snapshot` before it.
+        A region's last proof holds while the pids and host pids in its slots are what they were,
+        the same processes map it and none of them has ended; only what has changed is proved anew.
+        /proc is read for that once a minute at least. Call `refresh` with ``processes=False`` and
+        `snapshot` before it.
 
         Args:
             snapshot: The last one.

@@ -224,6 +224,7 @@ class Observer:
                 then: when processes or slots have changed, and once a minute.
             processes_max_age_s: How old what is known of the node's processes may be, for those who
                 look for more than the processes behind slots; None for as old as the states need.
+                What those with a slot have done may be a minute older: they live, that is certain.
 
         Raises:
             RegionClosed: The node has been closed.
@@ -312,7 +313,7 @@ class Observer:
         self._note_read()
         is_due = max_age_s is not None and time.monotonic() - self._processes_read_s > max_age_s
         if is_due or (slots and not processes.read_at_ns):
-            processes.refresh()
+            processes.refresh(full=self._anew)
 
     def _note_read(self) -> None:
         read_at_ns = self.node.processes.read_at_ns

@@ -22,7 +22,7 @@ from .procfs import Gone, Mapping, Refused, TooMuch
 from .reader_threads import Blocked, Job, ReaderThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from collections.abc import Mapping as MappingOf
 
     from .cgroups import ContainerId, Payer
@@ -46,8 +46,13 @@ _SHARE_S, _SHARE_REFILL = 1.0, 0.02
 _SHARE_OUTSIDE_S, _SHARE_OUTSIDE_REFILL = 10.0, 0.05
 # The real time that one refresh takes for new processes: so much, and so much for each share.
 _FIRST_LOOKS_S, _FIRST_LOOKS_PER_SHARE_S = 5.0, 0.02
-# The processor time that all processes take together that were seen before.
-_SECOND_LOOKS_S = 0.05
+# The processor time that all processes take together that were seen before; the second one where
+# those that hold slots were left out.
+_SECOND_LOOKS_S, _SECOND_LOOKS_PARTIAL_S = 0.05, 0.005
+# So often those are looked at, too, that are known to live.
+_FULL_AFTER_S = 50.0
+# Listing so few processes of a container is not worth being counted.
+_FREE_LISTED = 64
 # What has mapped nothing since, by its `stat`, is read again after this time, each process at
 # another moment: it can have put a mapping in the place of another.
 _UNCHANGED_FOR_S = 600.0
@@ -141,11 +146,19 @@ class ProcessReader:
         self._outside = FairShares(_SHARE_OUTSIDE_S, _SHARE_OUTSIDE_REFILL)
         self._users: MappingOf[int, str] = {}
         self._kept_bytes: Counter[Payer] = Counter()
+        self._full_s = float("-inf")
         # Text of cgroup -> what it says, within one refresh.
         self._containers: dict[str, tuple[ContainerId | None, Payer]] = {}
 
     def read(
-        self, directory: int, before: MappingOf[int, Entry], users: MappingOf[int, str]
+        self,
+        directory: int,
+        before: MappingOf[int, Entry],
+        users: MappingOf[int, str],
+        *,
+        living: MappingOf[int, int],
+        wanted: Collection[int] = (),
+        full: bool = True,
     ) -> tuple[dict[int, Entry], list[int]]:
         """Read what is new, and what has changed.
 
@@ -153,6 +166,10 @@ class ProcessReader:
             directory: /proc.
             before: What the last call found.
             users: Names of users.
+            living: Pid to start time of processes with a slot that are known to live. Their maps
+                are read again where they have called exec, and after ten minutes.
+            wanted: Pids whose maps are read again if they have done anything since.
+            full: Whether to look at those of `living` too; else they are, once in 50 s.
 
         Returns:
             All processes by pid, and the pids that not even `stat` may be read of.
@@ -167,16 +184,31 @@ class ProcessReader:
         first: list[Entry] = []
         again: list[tuple[bool, float, int]] = []
         now_s = time.monotonic()
+        full = full or now_s - self._full_s >= _FULL_AFTER_S
+        if full:
+            self._full_s = now_s
+        costs = _Costs()
         for name in os.listdir(directory):
             if not name.isdigit():
                 continue
             pid = int(name)
+            known = before.get(pid)
+            process = None if known is None else known.process
+            holds_slot = (
+                process is not None
+                and process.start_time_ticks == living.get(pid)
+                and pid not in wanted
+            )
+            if holds_slot and not full and known is not None and known.unread is None:
+                entries[pid] = known
+                continue
             try:
                 line = procfs.stat_line(directory, f"{name}/stat")
                 activity = procfs.activity(line)
-                known = before.get(pid)
                 if known is None or known.activity.start_time != activity.start_time:
-                    known = self._identify(directory, name, line)
+                    with costs.of_new() as identified:
+                        known = self._identify(directory, name, line)
+                        identified(known.payer)
                 elif known.unread == "blocked":
                     known = self._late(known)
                 entries[pid] = known
@@ -185,21 +217,30 @@ class ProcessReader:
             except Refused:
                 refused.append(pid)
                 continue
-            if known.unread is not None and known.unread != "too_large":
+            costs.count(known.payer)
+            has_acted = known.activity != activity
+            if (pid in wanted and has_acted) or known.unread in {"no_time", "blocked"}:
                 first.append(known)
-            elif known.activity != activity and _is_due(pid, known, activity, now_s):
+            elif has_acted and _is_due(pid, known, activity, now_s, holds_slot=holds_slot):
                 again.append((known.activity.maps_the_same(activity), known.looked_at_s, pid))
         again.sort()
+        looked_again = [entries[pid] for *_, pid in again]
+        # Of those that something is read of.
         self._kept_bytes = Counter()
-        for each in entries.values():
-            if each.mappings and each.payer is not None:
-                self._kept_bytes[each.payer] += each.kept_bytes
+        payers = {each.payer for each in (*first, *looked_again)}
+        for each in entries.values() if payers else ():
+            payer = each.payer
+            if each.mappings and payer is not None and payer in payers:
+                self._kept_bytes[payer] += each.kept_bytes
         self._threads.keep_only(
             each.identity for each in entries.values() if each.process is not None
         )
         for shares in (self._inside, self._outside):
             shares.forget_idle()
-        self._read_all(directory, entries, refused, first, [entries[pid] for *_, pid in again])
+        for payer, cost_s in costs.by_payer():
+            self.shares_of(payer).charge(payer, cost_s)
+        second_s = _SECOND_LOOKS_S if full else _SECOND_LOOKS_PARTIAL_S
+        self._read_all(directory, entries, refused, first, looked_again, second_s)
         return entries, refused
 
     def _read_all(
@@ -209,11 +250,12 @@ class ProcessReader:
         refused: list[int],
         first: list[Entry],
         again: list[Entry],
+        second_s: float,
     ) -> None:
         turns = [_Turns(self, first), _Turns(self, again)]
         now_s = time.monotonic()
         turns[0].end_s = now_s + _FIRST_LOOKS_S + _FIRST_LOOKS_PER_SHARE_S * turns[0].parties
-        turns[1].cost_limit_s = _SECOND_LOOKS_S
+        turns[1].cost_limit_s = second_s
         in_hand: list[tuple[_Turns, Entry]] = []
 
         def next_job() -> Job | None:
@@ -461,9 +503,52 @@ class _Turns:
             heapq.heappush(self._order, (took_s, number, payer))
 
 
-def _is_due(pid: int, known: Entry, now: Activity, now_s: float) -> bool:
-    """Whether a process that has done something has to be read again."""
-    if not known.activity.maps_the_same(now):
+class _Costs:
+    """What it costs to look at `stat` of each process, and to identify the new ones."""
+
+    def __init__(self) -> None:
+        self._began_s = time.thread_time()
+        self._identified: defaultdict[Payer, float] = defaultdict(float)
+        self._listed: Counter[Payer] = Counter()
+        self._new_s = 0.0
+
+    @contextlib.contextmanager
+    def of_new(self) -> Iterator[Callable[[Payer | None], None]]:
+        """While a new process is identified; what it yields wants to know who pays."""
+        began_s = time.thread_time()
+        payers: list[Payer | None] = []
+        try:
+            yield payers.append
+        finally:
+            cost_s = time.thread_time() - began_s
+            self._new_s += cost_s
+            for payer in payers:
+                if payer is not None:
+                    self._identified[payer] += cost_s
+
+    def count(self, payer: Payer | None) -> None:
+        """One process was looked at."""
+        if payer is not None:
+            self._listed[payer] += 1
+
+    def by_payer(self) -> Iterator[tuple[Payer, float]]:
+        """What each container has cost; those with few processes are let off."""
+        rest_s = max(0.0, time.thread_time() - self._began_s - self._new_s)
+        each_s = rest_s / max(1, self._listed.total())
+        for payer, number in self._listed.items():
+            identified_s = self._identified[payer]
+            if number > _FREE_LISTED or identified_s:
+                yield payer, identified_s + number * each_s
+
+
+def _is_due(pid: int, known: Entry, now: Activity, now_s: float, *, holds_slot: bool) -> bool:
+    """Whether a process that has done something has to be read again.
+
+    One with a slot is not for a mapping more or less: it keeps its region until it ends or calls
+    exec, which shows in where its stack begins, where that may be seen.
+    """
+    has_same_program = now.stack == known.activity.stack != b"0"
+    if not (known.activity.maps_the_same(now) or (holds_slot and has_same_program)):
         return True
     moment = 0.5 + pid % _MOMENTS / (2 * _MOMENTS)
     return now_s - known.looked_at_s >= _UNCHANGED_FOR_S * moment

@@ -24,7 +24,8 @@ from .procfs import Gone, Refused, TooMuch
 from .reader_threads import Blocked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Mapping as MappingOf
 
     from libhamiregion.errors import PathLike
     from libhamiregion.region import Region
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from .procfs import Mapping
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 #: A file as maps prints it: device and inode. `os.stat` can give another device number.
 FileIdentity = tuple[int, int]
@@ -105,9 +107,12 @@ class ProcessTable:
     nearly all of it in the kernel. It is read again when the size of its address space changes or
     it calls exec, as far as 50 ms of CPU go in each refresh, the one not read for longest first;
     and ten minutes later at most where it only goes on working. Kernel threads cost ``stat`` only.
+    Of a process that is known to hold a slot, by `Node.slots`, the size does not count: it keeps
+    its region until it ends or calls exec.
 
     So a busy process can be up to date only some refreshes later: a file that it has mapped since
-    is not seen, one that it has unmapped still is. That a slot's process is dead is never taken
+    is not seen, unless a slot there waits for its process; one that it has unmapped
+    still is. That a slot's process is dead is never taken
     from here: the core judges slots without a process in the table, as `Region.reap` does. That
     takes a second pass over /proc at the first such slot after a refresh, 15 us for each process,
     and the maps of those processes that have the same pid in their container; 1.5 s of the
@@ -140,12 +145,19 @@ class ProcessTable:
         self._view = _View(Liveness(self.proc))
         self._user_file = Path(user_file)
         self._reader = ProcessReader()
+        self._living: Callable[[], MappingOf[int, int]] = dict
+        self._wanted: set[int] = set()
         # Address -> how maps calls what is mapped there, and what stat called it.
         self._own_mappings: dict[int, FileIdentity] = {}
         self._checked: dict[int, FileIdentity] = {}
 
-    def refresh(self) -> None:
+    def refresh(self, *, full: bool = True) -> None:
         """Read what has changed since the last refresh.
+
+        Args:
+            full: Look at every process. Else, up to once in 50 s, those are left out that hold a
+                slot, by `Node.slots`, and have not ended: what they have done since is seen at the
+                next full look.
 
         Raises:
             OSError: /proc itself cannot be listed, or the system is out of descriptors or memory;
@@ -156,7 +168,15 @@ class ProcessTable:
             directory = os.open(self.proc, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 users = _user_names(self._user_file)
-                entries, refused = self._reader.read(directory, self._view.entries, users)
+                wanted, self._wanted = self._wanted, set()
+                entries, refused = self._reader.read(
+                    directory,
+                    self._view.entries,
+                    users,
+                    living=self._living(),
+                    wanted=wanted,
+                    full=full,
+                )
                 self._view = _View(
                     Liveness(self.proc),
                     started_ns,
@@ -167,6 +187,52 @@ class ProcessTable:
                 )
             finally:
                 os.close(directory)
+
+    def _trust(self, living: Callable[[], MappingOf[int, int]]) -> None:
+        """Take somebody's word for which processes with a slot live.
+
+        Their maps are read again after ten minutes, or when they call exec, and no more when the
+        size of their address space changes: a process keeps the region that it has a slot in.
+
+        Args:
+            living: Tells, at each refresh, pid to start time of processes that have a slot and have
+                not ended, by a proof like a pidfd's.
+        """
+        self._living = living
+
+    def _find_late(
+        self, lost: MappingOf[K, tuple[Collection[int], str | None]], since_s: float
+    ) -> set[K]:
+        """Find regions that processes may have mapped since they were read.
+
+        The next refresh reads these processes again, if they have done anything since.
+
+        Args:
+            lost: For each region the pids in its slots whose processes are not known, and its pod.
+            since_s: When the slots had been read, on the clock that is never set.
+
+        Returns:
+            The regions of which some process is read again.
+        """
+        regions: defaultdict[int, list[K]] = defaultdict(list)
+        for region, (pids, _) in lost.items():
+            for pid in pids:
+                regions[pid].append(region)
+        late: set[K] = set()
+        for pid, entry in self._view.entries.items():
+            process = entry.process
+            if process is None or entry.unread is not None or entry.looked_at_s >= since_s:
+                continue
+            pods = {None, None if process.container is None else process.container.pod_uid}
+            found = [
+                region
+                for region in regions.get(process.ns_pids[-1], ())
+                if lost[region][1] in pods or pods == {None}
+            ]
+            if found:
+                late.update(found)
+                self._wanted.add(pid)
+        return late
 
     # ---- the processes ---------------------------------------------------------------------------
 
@@ -384,6 +450,21 @@ class ProcessTable:
         return iter(self._view.by_file)
 
     # ---- slots -----------------------------------------------------------------------------------
+
+    def _users_of(self, region: Region) -> tuple[object, ...]:
+        """What `match` makes of a region's slots rests on this; equal things match equally.
+
+        But for what it says of the dead: that comes from the core.
+
+        Raises:
+            RegionClosed: After `Region.close`.
+        """
+        view = self._view
+        identity = self.identity(region)
+        own = view.visibility.own_pid if not self._is_attached(identity) else 0
+        users = view.by_file.get(identity, ())
+        seen = [(entry.process, entry.namespace, mapping.writable) for entry, mapping in users]
+        return seen, view.visibility.sees_host, own
 
     def match(
         self,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import resource
-import select
 import time
-import weakref
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
 from libhamiregion.errors import RegionError
+
+from .exit_watch import ExitWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,13 +29,12 @@ _UNKNOWN, _ALIVE, _DEAD = range(3)
 # A proof that the core could not finish, because it lacked time or permission, is tried again
 # sooner.
 _RETRY_S = 10.0
-# Each watched process takes a descriptor.
-_WATCHED_LIMIT = 16_384
+_NEVER_S = float("inf")
 # Their columns are made when they are looked at, 88 bytes each.
 _USAGES_LIMIT = 65_536
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
 class SlotStates:
     """Whether the processes of all slots of a table live, and which processes they are.
 
@@ -68,12 +64,14 @@ class _Proof:
     Attributes:
         slots: What it rests on, out of the slots.
         dead: What the slots of dead processes counted.
+        users: What it rests on, out of the table of processes.
         found: Whose the slots are.
         due_s: Until when it holds.
     """
 
     slots: bytes
     dead: bytes
+    users: tuple[object, ...]
     found: RegionProcesses
     due_s: float
 
@@ -81,30 +79,32 @@ class _Proof:
 class SlotTracker:
     """Tells for each read of a node's regions which slots are of live processes.
 
-    While a region's columns of pids and host pids stand as they were, none of its processes has
-    ended and what dead ones count has not changed, its last proof holds; after `proof_s` it is
-    proved anew. The host pid, or what it counts, tells the process of a container that was started
-    again from the dead one that had the same pid in it. /proc is
-    read when a region was not proved yet, has changed or is due, and once for all of them. A
-    process that has ended is noticed through its pidfd: one poll for all.
+    While a region's columns of pids and host pids stand as they were, the same processes map it,
+    none of them has ended and what dead ones count has not changed, its last proof holds; that a
+    process is dead is proved anew after `proof_s`. The host pid, or what it counts, tells the
+    process of a container that was started again from the dead one that had the same pid in it.
+    /proc is read when a region was not proved yet or has changed, and every `proof_s`, once for all
+    regions. A process that has ended is noticed through its pidfd: one poll for all.
 
     Costs 0.3 ms for 256 regions in which nothing has changed, whatever their processes do.
 
     Threads: one at a time.
 
     Args:
-        table: The processes.
-        proof_s: How long a proof holds at most.
+        table: The processes; it learns from here which of them are known to live.
+        proof_s: How old what is known of the processes is at most.
     """
 
     def __init__(self, table: ProcessTable, proof_s: float = 60.0) -> None:
         self._table = table
         self._proof_s = proof_s
         self._proofs: dict[Region, _Proof] = {}
-        self._exits = _ExitWatch(table)
+        self._exits = ExitWatch(table)
+        table._trust(self._exits.living)
         # What the last answer was given to, and until when it holds.
-        self._asked: tuple[Sequence[Container], bytes] | None = None
+        self._asked: tuple[Sequence[Container], bytes, int] | None = None
         self._until_s = 0.0
+        self._refreshed_s = float("-inf")
         self._dead_rows: list[int] = []
         self._dead = b""
         self._answer = SlotStates(b"", {}, {})
@@ -114,6 +114,10 @@ class SlotTracker:
         self._proofs.clear()
         self._asked = None
         self._exits.close()
+
+    def leave_in_child(self) -> None:
+        """Another thread of the parent may have been inside, and does not exist in the child."""
+        self._exits.renew_lock()
 
     def proof(self, region: Region) -> RegionProcesses | None:
         """What the last proof of a region found; None if there was none."""
@@ -143,36 +147,60 @@ class SlotTracker:
         now_s = time.monotonic()
         column, host_column = table.processes.pid, table.processes.host_pid
         firsts = table.regions.first_process
-        asked = (containers, b"".join((column.tobytes(), host_column.tobytes(), firsts.tobytes())))
+        columns = b"".join((column.tobytes(), host_column.tobytes(), firsts.tobytes()))
         if (
             not anew
-            and asked == self._asked
+            and self._asked == (containers, columns, self._table.read_at_ns)
             and not ended
             and now_s < self._until_s
             and _counted(table, self._dead_rows) == self._dead
         ):
             return self._answer
         rows = self._rows(containers, table)
-        stale = []
-        for row, region, start, end in rows:
+
+        def is_stale(region: Region, start: int, end: int) -> bool:
             proof = self._proofs.get(region)
-            if (
+            return bool(
                 proof is None
                 or anew
                 or now_s >= proof.due_s
                 or proof.slots != _slot_bytes(table, start, end)
                 or proof.dead != _counted(table, _dead_rows(column, start, end, proof.found))
-                or not ended.isdisjoint(proof.found.alive.values())
-            ):
-                stale.append((row, region, start, end))
-        if stale:
-            self._prove(containers, table, stale, match)
+                or (ended and not ended.isdisjoint(proof.found.alive.values()))
+            )
+
+        stale = {region for _, region, start, end in rows if is_stale(region, start, end)}
+        if stale or now_s - self._refreshed_s >= self._proof_s:
+            self._refresh(max(table.regions.taken_at_ns, default=0), full=anew)
+        stale.update(region for _, region, _, _ in rows if self._has_other_users(region))
+        asked = (containers, columns, self._table.read_at_ns)
+        self._prove(containers, table, [each for each in rows if each[1] in stale], match, now_s)
         self._forget({region for _, region, _, _ in rows})
-        self._asked, self._answer = asked, self._states(column, rows)
+        # The same object means that nothing has changed.
+        if stale or self._asked is None or self._asked[:2] != asked[:2]:
+            answer = self._states(column, rows)
+            if answer != self._answer:
+                self._answer = answer
+        self._asked = asked
         self._dead_rows = [at for at, each in enumerate(self._answer.states) if each == _DEAD]
         self._dead = _counted(table, self._dead_rows)
-        self._until_s = min((each.due_s for each in self._proofs.values()), default=0.0)
+        until_s = min((each.due_s for each in self._proofs.values()), default=_NEVER_S)
+        self._until_s = min(until_s, self._refreshed_s + self._proof_s)
         return self._answer
+
+    def _refresh(self, taken_at_ns: int, *, full: bool) -> None:
+        """Read /proc; what is not there after the regions were read is dead."""
+        if self._table.read_at_ns <= taken_at_ns:
+            self._table.refresh(full=full)
+        self._refreshed_s = time.monotonic()
+
+    def _has_other_users(self, region: Region) -> bool:
+        """Whether the table says other than it did when a region was proved."""
+        proof = self._proofs.get(region)
+        try:
+            return proof is not None and proof.users != self._table._users_of(region)
+        except RegionError:  # closed meanwhile: the next refresh sees to it
+            return False
 
     @staticmethod
     def _rows(
@@ -192,26 +220,53 @@ class SlotTracker:
         self,
         containers: Sequence[Container],
         table: RegionTable,
+        stale: Sequence[tuple[int, Region, int, int]],
+        match: Match,
+        since_s: float,
+    ) -> None:
+        lost = self._prove_each(containers, table, stale, match)
+        pods = {row: (pids, containers[row].pod_uid) for row, pids in lost.items()}
+        late = self._table._find_late(pods, since_s) if lost else set()
+        if late:
+            self._table.refresh(full=False)
+            again = [each for each in stale if each[0] in late]
+            self._prove_each(containers, table, again, match)
+
+    def _prove_each(
+        self,
+        containers: Sequence[Container],
+        table: RegionTable,
         stale: Iterable[tuple[int, Region, int, int]],
         match: Match,
-    ) -> None:
+    ) -> dict[int, set[int]]:
+        """Prove regions; by row, the pids of which nothing could be told."""
         now_s = time.monotonic()
         taken_at_ns = table.regions.taken_at_ns
-        # What is not there after the regions were read is dead.
-        if self._table.read_at_ns <= max(taken_at_ns):
-            self._table.refresh()
+        lost: dict[int, set[int]] = {}
         for row, region, start, end in stale:
             column = table.processes.pid[start:end]
             try:
+                # Before: where the table is read anew meanwhile, it is matched again.
+                users = self._table._users_of(region)
                 found = match(containers[row], list(column), taken_at_ns[row])
             except RegionError:  # closed meanwhile: the next refresh sees to it
                 self._proofs.pop(region, None)
                 continue
-            complete = len(found.alive) + len(found.dead) >= len(set(found.pids))
-            due_s = now_s + (self._proof_s if complete else min(_RETRY_S, self._proof_s))
+            unknown = set(found.pids).difference(found.alive, found.dead)
+            due_s = _NEVER_S
+            if unknown:
+                lost[row] = unknown
+                due_s = now_s + min(_RETRY_S, self._proof_s)
+            elif found.dead:
+                due_s = now_s + self._proof_s
+            known = self._proofs.get(region)
+            if known is not None and known.found == found:
+                found = known.found
             dead = _counted(table, _dead_rows(table.processes.pid, start, end, found))
-            self._proofs[region] = _Proof(_slot_bytes(table, start, end), dead, found, due_s)
+            slots = _slot_bytes(table, start, end)
+            self._proofs[region] = _Proof(slots, dead, users, found, due_s)
             self._exits.watch(found.alive.values())
+        return lost
 
     def _forget(self, present: set[Region]) -> None:
         if len(self._proofs) > len(present):
@@ -265,94 +320,3 @@ def _counted(table: RegionTable, slots: Sequence[int]) -> bytes:
     return b"".join(
         used[firsts[at] : firsts[at + 1] if at + 1 < ends else None].tobytes() for at in slots
     )
-
-
-def _close_all(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
-class _ExitWatch:
-    """Tells which of many processes have ended, by their pidfds in one epoll.
-
-    Where /proc is that of another pid namespace, or descriptors are short, `stat` is read instead.
-    """
-
-    def __init__(self, table: ProcessTable) -> None:
-        self._table = table
-        self._poll: select.epoll | None = None
-        self._watched: dict[int, HostProcess] = {}
-        self._by_process: dict[HostProcess, int] = {}
-        # Without a pidfd.
-        self._asked: set[HostProcess] = set()
-        # Of a node that nobody has closed.
-        weakref.finalize(self, _close_all, self._watched)
-
-    def is_crowded(self, wanted: int) -> bool:
-        """Whether many more are watched than are wanted."""
-        return len(self._watched) + len(self._asked) > 2 * wanted + 64
-
-    def watch(self, processes: Iterable[HostProcess]) -> None:
-        """Watch these too."""
-        for process in processes:
-            if process not in self._by_process and process not in self._asked:
-                descriptor = self._open(process)
-                if descriptor is None:
-                    self._asked.add(process)
-                else:
-                    self._watched[descriptor] = process
-                    self._by_process[process] = descriptor
-
-    def _open(self, process: HostProcess) -> int | None:
-        limit = min(_WATCHED_LIMIT, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        if not self._table.visibility.is_own_namespace or len(self._watched) >= limit:
-            return None
-        descriptor = None
-        try:
-            if self._poll is None:
-                self._poll = select.epoll()
-            descriptor = os.pidfd_open(process.pid)
-            # The pid may have been another's by then.
-            if self._table.is_running(process):
-                self._poll.register(descriptor, select.EPOLLIN)
-                return descriptor
-        except OSError:
-            pass
-        if descriptor is not None:
-            os.close(descriptor)
-        return None
-
-    def ended(self) -> set[HostProcess]:
-        """Those that have ended since the last call."""
-        found = {each for each in self._asked if not self._table.is_running(each)}
-        self._asked -= found
-        if self._poll is not None and self._watched:
-            for descriptor, _ in self._poll.poll(0, len(self._watched)):
-                found.add(self._watched[descriptor])
-                self._drop(descriptor)
-        return found
-
-    def keep_only(self, processes: Iterable[HostProcess]) -> None:
-        """Watch no others."""
-        kept = set(processes)
-        self._asked &= kept
-        for process in self._by_process.keys() - kept:
-            self._drop(self._by_process[process])
-
-    def _drop(self, descriptor: int) -> None:
-        del self._by_process[self._watched.pop(descriptor)]
-        # Closing alone does not take it out of the epoll of a forked child's parent.
-        with contextlib.suppress(OSError):
-            if self._poll is not None:
-                self._poll.unregister(descriptor)
-        os.close(descriptor)
-
-    def close(self) -> None:
-        """Give all descriptors back."""
-        # The epoll first, so that nothing is taken out of it: a forked child shares its parent's.
-        if self._poll is not None:
-            self._poll.close()
-            self._poll = None
-        for descriptor in list(self._watched):
-            self._drop(descriptor)
-        self._asked.clear()

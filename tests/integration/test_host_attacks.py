@@ -288,9 +288,9 @@ def test_a_view_reads_proc_once_and_an_idle_process_only_once(
         reader = node.processes._reader
         read, look_at = reader.read, reader._look_at
 
-        def counted_read(directory: int, *more: Any) -> Any:
+        def counted_read(directory: int, *more: Any, **how: Any) -> Any:
             passes.append(directory)
-            return read(directory, *more)
+            return read(directory, *more, **how)
 
         def counted_look(directory: int, name: str, known: Any) -> Any:
             looked.append(name)

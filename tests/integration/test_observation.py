@@ -139,9 +139,9 @@ def test_proc_is_read_as_often_as_somebody_wants_it_and_once_an_observation(
     reads = []
     refresh = node.processes.refresh
 
-    def counted() -> None:
+    def counted(**how: bool) -> None:
         reads.append(time.monotonic())
-        refresh()
+        refresh(**how)
 
     node.processes.refresh = counted  # type: ignore[method-assign]
     user.kill()
@@ -215,7 +215,7 @@ def test_a_process_without_a_slot_is_seen_at_once_by_one_that_proves_all_anew(
     once_a_minute, anew = Observer(node), Observer(node, anew=True)
     assert once_a_minute.observe().proved().unlisted == {}
     user = actor(path)
-    assert once_a_minute.observe(processes_max_age_s=0).proved().unlisted == {}
+    assert once_a_minute.observe().proved().unlisted == {}
     (found,) = anew.observe().proved().unlisted[0]
     assert found.pid == user.pid
 

@@ -11,9 +11,10 @@ from forked import in_child
 from namespaces import needs_first_namespace
 from node_root import Root
 from region_bytes import RegionFile
+from wait import eventually
 
-from libhamiregion import Layout
-from libhamiregion.node import SLOT_STATES, Node, SlotStates, procfs, slot_tracker
+from libhamiregion import Layout, create_region
+from libhamiregion.node import SLOT_STATES, Node, SlotStates, exit_watch, process_reader, procfs
 
 pytestmark = needs_first_namespace
 
@@ -59,7 +60,7 @@ def test_what_starts_and_ends_is_told_at_the_next_look(
     by: str, actor: MakeActor, node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if by == "stat":
-        monkeypatch.setattr(slot_tracker, "_WATCHED_LIMIT", 0)
+        monkeypatch.setattr(exit_watch, "_WATCHED_LIMIT", 0)
     path = root.region()
     first, second = attached(actor, path, path)
     assert states(node) == {first.pid: "alive", second.pid: "alive"}
@@ -97,6 +98,125 @@ def test_a_proof_does_not_hold_for_ever(
     assert states(node) == {user.pid: "alive"}
     RegionFile(path, Layout.V1_2).add_process(3_999_999)
     assert states(node) == {user.pid: "alive", 3_999_999: "dead"}
+
+
+@pytest.fixture
+def no_waiting(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/proc is looked at whole each time, as it is else once a minute."""
+    monkeypatch.setattr(node._slots, "_proof_s", 0.0)
+    monkeypatch.setattr(process_reader, "_FULL_AFTER_S", 0.0)
+
+
+MAP_MORE = "import mmap; scene.more = mmap.mmap(-1, 1 << 22); scene.more[0] = 1"
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_process_with_a_slot_is_not_read_again_for_a_mapping_more(
+    actor: MakeActor, node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = root.region()
+    (user,) = attached(actor, path)
+    bystander = actor(path)
+    first = told(node)
+    read: list[str] = []
+    open_process = procfs.open_process
+
+    def noted(directory: int, pid: str) -> int:
+        read.append(pid)
+        return open_process(directory, pid)
+
+    monkeypatch.setattr(procfs, "open_process", noted)
+    for each in (user, bystander):
+        each("evaluate", MAP_MORE)
+    assert told(node) is first, "equal proofs are the same object"
+    # The other one may be about to use the region.
+    assert str(bystander.pid_here) in read
+    assert str(user.pid_here) not in read
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_process_with_a_slot_is_read_again_after_ten_minutes(
+    actor: MakeActor, node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has unmapped its region, and put something as large in its place."""
+    path = root.region()
+    user = actor(path)
+    RegionFile(path, Layout.V1_2).add_process(user.pid)
+    assert states(node) == {user.pid: "alive"}
+    user("evaluate", "scene.region.close()")
+    user("evaluate", MAP_MORE)
+    monkeypatch.setattr(process_reader, "_UNCHANGED_FOR_S", 0.0)
+    assert states(node)[user.pid] != "alive"
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_process_with_a_slot_that_becomes_another_program_is_dead(
+    actor: MakeActor, node: Node, root: Root
+) -> None:
+    """Its pid stays, it has not ended, and nothing in the region changes."""
+    (user,) = attached(actor, root.region())
+    assert states(node) == {user.pid: "alive"}
+    user.start("evaluate", "import os; os.execlp('sleep', 'sleep', '1000')")
+    eventually(lambda: states(node) == {user.pid: "dead"})
+
+
+def test_between_two_whole_looks_only_who_lives_by_a_pidfd_is_left_out(
+    actor: MakeActor, node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user, dying = attached(actor, root.region(), root.region("other"))
+    bystander = actor()
+    told(node)
+    looked_at: list[str] = []
+    stat_line = procfs.stat_line
+
+    def noted(directory: int, name: str = "stat") -> bytes:
+        looked_at.append(name.partition("/")[0])
+        return stat_line(directory, name)
+
+    monkeypatch.setattr(procfs, "stat_line", noted)
+    node.processes.refresh(full=False)
+    assert str(bystander.pid_here) in looked_at
+    assert not {str(user.pid_here), str(dying.pid_here)} & set(looked_at)
+    # Whoever has its pid from now on is another process.
+    dying.kill()
+    node.processes.refresh(full=False)
+    assert node.processes.get(dying.pid_here) is None
+    assert str(user.pid_here) not in looked_at
+    node.processes.refresh()
+    assert str(user.pid_here) in looked_at
+
+
+@pytest.mark.parametrize("at_work", [False, True])
+def test_a_process_with_a_slot_that_takes_one_in_another_region_is_found(
+    actor: MakeActor, node: Node, root: Root, at_work: bool
+) -> None:
+    first, second = root.region(), root.region("second")
+    (user,) = attached(actor, first)
+    assert states(node) == {user.pid: "alive"}
+    user("open", str(second), writable=True)
+    if at_work:
+        user("evaluate", MAP_MORE)
+    RegionFile(second, Layout.V1_2).add_process(user.pid)
+    node.refresh(processes=False)
+    snapshot = node.snapshot()
+    found = node.slots(snapshot)
+    assert [SLOT_STATES[each] for each in found.states] == ["alive", "alive"]
+
+
+def test_the_processes_of_a_region_that_is_replaced_are_found_in_the_new_one(
+    actor: MakeActor, node: Node, root: Root
+) -> None:
+    path = root.region()
+    user = actor(path)
+    RegionFile(path, Layout.V1_2).add_process(user.pid)
+    assert states(node) == {user.pid: "alive"}
+    user("evaluate", "scene.region.close()")
+    path.unlink()
+    create_region(path)
+    # Mapped where the old one was, so that nothing but its maps tells.
+    user("open", str(path), writable=True)
+    RegionFile(path, Layout.V1_2).add_process(user.pid)
+    assert states(node) == {user.pid: "alive"}
 
 
 def test_one_region_that_changes_does_not_have_the_others_proved(
