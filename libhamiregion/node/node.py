@@ -27,7 +27,7 @@ from .slot_tracker import SlotTracker
 from .views import ContainerView, bounded_view
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -113,7 +113,6 @@ def _leave_in_child() -> None:
     for node in _nodes:
         node._refreshing = threading.RLock()
         node._lock = threading.RLock()
-        node._examining = threading.RLock()
         node._slots.leave_in_child()
         node._closed = "belongs to the process that made it"
 
@@ -187,9 +186,6 @@ class Node:
         self._refreshing = threading.RLock()
         # Held for moments only, inside the other one: guards the set, the containers and the rows.
         self._lock = threading.RLock()
-        # Held while it is diagnosed or repaired; and what diagnoses have seen standing still.
-        self._examining = threading.RLock()
-        self._standing: dict[Hashable, tuple[Hashable, float]] = {}
         self._set = RegionSet()
         self._watch = ChangeDetector()
         self._scans: dict[str, DirectoryScan] = {}

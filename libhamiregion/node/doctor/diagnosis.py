@@ -30,6 +30,7 @@ from .limits import (
     usage_above_limit,
 )
 from .locks import locks
+from .memory import memory_of
 from .slots import (
     dead_processes,
     moved_slots,
@@ -139,7 +140,7 @@ def diagnose(
         raise ValueError(f"a time is 0 or more seconds, not {settle_s!r}")
     wanted = _ALL_KINDS if kinds is None else frozenset(kinds)
     observer = observer or Observer(node, sampler=sampler, anew=True)
-    with node._examining:
+    with memory_of(node).turn:
         if observation is None and views is None:
             observation = observer.observe()
         look = _look(node, observation, views, rows, settle_s)

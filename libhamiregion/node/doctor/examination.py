@@ -12,6 +12,8 @@ import attrs
 from libhamiregion.node.root_lock import RootUse, is_root_locked
 from libhamiregion.node.writers import find_monitors
 
+from .memory import memory_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
@@ -212,7 +214,7 @@ class Examination:
             has_moved: Tells whether it has looked otherwise since.
         """
         self._asked.add(what)
-        standing = self.node._standing
+        standing = memory_of(self.node).standing
         now_s = time.monotonic()
         seen = standing.get(what)
         if seen is None or seen[0] != value:
@@ -224,11 +226,11 @@ class Examination:
 
     def forget(self, what: Hashable) -> None:
         """It has moved."""
-        self.node._standing.pop(what, None)
+        memory_of(self.node).standing.pop(what, None)
         self.suspects.pop(what, None)
 
     def remember(self) -> None:
         """Keep what this look has asked about for the next one, and forget all the rest."""
-        standing = self.node._standing
+        standing = memory_of(self.node).standing
         for what in standing.keys() - self._asked:
             del standing[what]

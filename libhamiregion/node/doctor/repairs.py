@@ -15,6 +15,7 @@ from libhamiregion.units import format_size
 
 from .examination import UsedRegion, key_of, memory_bytes
 from .findings import FindingKind, pids_text
+from .memory import memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -113,7 +114,7 @@ def repair(
         if each.repairable:
             wanted.setdefault(key_of(each.container), []).append(each)
     done: list[Repair] = []
-    with node._examining:
+    with memory_of(node).turn:
         by_key = {key_of(each): each for each in node.containers}
         seen = _look(node, [by_key[key] for key in wanted if key in by_key])
         works: list[_RegionRepair] = []
