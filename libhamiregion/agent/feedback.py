@@ -19,6 +19,7 @@ from libhamiregion.errors import (
     RegionNotFound,
     RegionStale,
 )
+from libhamiregion.node.bounded_call import BoundedCall
 from libhamiregion.node.containers import MissingReason
 from libhamiregion.node.events import container_words, silent
 from libhamiregion.node.node import NodeBusy
@@ -29,7 +30,7 @@ from libhamiregion.region import open_in_container
 from . import tasks
 from .other_writers import OtherWriterRuns, WriterWatch
 from .priority_rule import BLOCKED, LaunchState, decide
-from .tasks import BoundedCall, Task, run_each
+from .tasks import Task, run_each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,7 +143,7 @@ class Feedback(Task):
         self._writing = threading.Lock()
         self._ended = False
         self._in_pass = False
-        self._looking = BoundedCall(self._look)
+        self._looking = BoundedCall(self._look, "hami-look", keeps_late=True)
 
     @property
     def paused(self) -> tuple[OtherWriter, ...]:

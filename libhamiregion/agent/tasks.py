@@ -6,7 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from libhamiregion.node.backoff import Backoff
 from libhamiregion.node.events import EventReporter, silent
@@ -272,47 +272,6 @@ def run_each(work: Callable[[T], object], items: Iterable[T], for_s: float) -> l
     for _, thread in threads:
         thread.join(max(0.0, deadline_s - time.monotonic()))
     return [item for item, thread in threads if thread.is_alive()]
-
-
-class BoundedCall(Generic[T]):
-    """Calls a function in a thread of its own, and waits for so long and no longer.
-
-    While a call hangs, no second one is begun.
-
-    Threads: one at a time.
-
-    Args:
-        function: What to call.
-    """
-
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._function = function
-        self._thread: threading.Thread | None = None
-        self._result: list[T] = []
-        self._error: Exception | None = None
-
-    def __call__(self, for_s: float) -> list[T]:
-        """What it returned, in a list; an empty one if it has not ended by then.
-
-        Raises:
-            Exception: What it raised.
-        """
-        if self._thread is None:
-            self._result, self._error = [], None
-            self._thread = _daemon(self._call, "look")
-        self._thread.join(for_s)
-        if self._thread.is_alive():
-            return []
-        self._thread = None
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-    def _call(self) -> None:
-        try:
-            self._result.append(self._function())
-        except Exception as error:  # noqa: BLE001 (raised again where it was asked for)
-            self._error = error
 
 
 def _daemon(target: Callable[[], object], name: str) -> threading.Thread:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from libhamiregion.node import NvmlSample, NvmlSampler, Observation, Observer, Selector
+    from libhamiregion.node.bounded_call import BoundedCall
     from libhamiregion.node.nvml import NvmlDevice
-    from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
 
 
 @attrs.frozen
@@ -44,6 +44,7 @@ class Device:
 
 #: What is said of a driver that has not answered in time.
 NO_ANSWER = "the driver does not answer"
+_TIMEOUT_S = 5.0
 
 
 def driver_object(sample: NvmlSample | None, message: str | None) -> dict[str, Any]:
@@ -119,14 +120,21 @@ _ELSEWHERE = (
 )
 
 
-def driver_page(driver: TimeoutSampler, sampler: NvmlSampler, selector: Selector) -> Page:
-    """Show the driver's two lists."""
-    sample = driver.sample()
-    if sample is None:
+def driver_page(ask: BoundedCall[NvmlSample], sampler: NvmlSampler, selector: Selector) -> Page:
+    """Show the driver's two lists.
+
+    Args:
+        ask: Has the driver asked for a sample.
+        sampler: Names the programs of its processes.
+        selector: Which devices are shown.
+    """
+    answered = ask(_TIMEOUT_S)
+    if not answered:
         taken_at_ns = time.time_ns()
         lists: dict[str, Any] = {"devices": [], "processes": [], "samples": []}
         data = {"taken_at_ns": taken_at_ns, "driver": driver_object(None, NO_ANSWER), **lists}
         return Page("driver/1", data, [], failure=NO_ANSWER)
+    (sample,) = answered
 
     def chosen(rows: Iterable[Any]) -> list[Any]:
         return [

@@ -12,8 +12,8 @@ import click
 from click.core import ParameterSource
 
 from libhamiregion import ProcessStatus, format_size
+from libhamiregion.node.bounded_call import BoundedCall
 from libhamiregion.node.join import Join
-from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
 from libhamiregion.node.views import observed_views
 
 from . import options
@@ -151,8 +151,8 @@ def ps(
             )
         with driver.open() as sampler:
             assert sampler is not None  # noqa: S101 (--no-driver was refused)
-            bounded = TimeoutSampler(sampler)
-            pages = (driver_page(bounded, sampler, selector) for _ in ticks(interval_s))
+            ask = BoundedCall(sampler.sample, "hamiregion-nvml")
+            pages = (driver_page(ask, sampler, selector) for _ in ticks(interval_s))
             show_all(pages, interval_s, as_json)
         return
     with driver.observe(place) as observer:

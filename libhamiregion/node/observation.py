@@ -14,8 +14,8 @@ import attrs
 from libhamiregion._core import lib
 from libhamiregion.text import printable
 
+from .bounded_call import BoundedCall
 from .node import NodeBusy
-from .nvml.timeout_sampler import TimeoutSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -189,7 +189,9 @@ class Observer:
         self._slots = slots
         self._processes_max_age_s = 0.0 if anew else processes_max_age_s
         timeout_s = _DRIVER_TIMEOUT_S if driver_timeout_s is None else driver_timeout_s
-        self._driver = None if sampler is None else TimeoutSampler(sampler, timeout_s)
+        self._driver_timeout_s = timeout_s
+        # NVML has no timeouts: after some faults of a GPU a question is never answered.
+        self._driver = None if sampler is None else BoundedCall(sampler.sample, "hamiregion-nvml")
         self._observing = threading.Lock()
         self._last: Observation | None = None
         self._read_at_ns = 0
@@ -303,9 +305,10 @@ class Observer:
         if self._driver is None:
             return None, None
         try:
-            return self._driver.sample(), None
+            answered = self._driver(self._driver_timeout_s)
         except Exception as error:  # noqa: BLE001 (raised again for those who need the driver)
             return None, error
+        return (answered[0] if answered else None), None
 
     def _read_processes(self, slots: bool, max_age_s: float | None) -> None:
         """Read /proc now if the slot tracker might not, and somebody wants it."""

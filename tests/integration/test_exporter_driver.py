@@ -20,7 +20,6 @@ from libhamiregion import Layout
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.exporter.collectors import unaccounted
 from libhamiregion.node import Node, NvmlSample, NvmlSampler, ProcessTable
-from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
 
 HOST = {
     "node": "worker-1",
@@ -220,17 +219,6 @@ def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
         sampler.answers.set()
         eventually(lambda: parsed(exporter.render()).value("hamiregion_nvml_up") == 1)
         assert parsed(exporter.render()).value("hami_host_gpu_utilization_ratio") == 37
-
-
-def test_what_the_sampler_raises_comes_to_who_asks(fake_driver: FakeDriver) -> None:
-    class Failing(NvmlSampler):
-        def sample(self) -> NvmlSample:
-            raise MemoryError("no memory")
-
-    driver = TimeoutSampler(Failing(fake_driver.library))
-    with pytest.raises(MemoryError, match="no memory"):
-        driver.sample()
-    assert not driver.hangs
 
 
 def test_without_a_sampler_nothing_is_said_of_the_driver(tmp_path: Path) -> None:
