@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import json
 import os
 import ssl
@@ -22,6 +23,23 @@ if TYPE_CHECKING:
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TOKEN_LIMIT = 64 << 10
 _PLUGIN_S = 60.0
+
+
+class _TlsSocket(ssl.SSLSocket):
+    """A socket that is closed where the server has gone before the handshake.
+
+    The ssl module asks each new one for its peer. It goes on with one that has none, or raises and
+    leaves it open.
+    """
+
+    def getpeername(self) -> Any:
+        try:
+            return super().getpeername()
+        except OSError:
+            self.close()
+            raise ConnectionResetError(
+                errno.ECONNRESET, "the server has closed the connection before the handshake"
+            ) from None
 
 
 class ConfigError(Exception):
@@ -77,6 +95,7 @@ def find_access(kubeconfig: str | None) -> ServerAccess:
 def _of_the_pod() -> ServerAccess:
     try:
         context = ssl.create_default_context(cafile=_ACCOUNT / "ca.crt")
+        context.sslsocket_class = _TlsSocket
         token = _ACCOUNT / "token"
         host = os.environ["KUBERNETES_SERVICE_HOST"]
         port = int(os.environ.get("KUBERNETES_SERVICE_PORT", "443"))
@@ -167,6 +186,7 @@ def _tls(folder: Path, cluster: Mapping[str, Any], found: _Credentials) -> ssl.S
     context = ssl.create_default_context(
         cadata=None if authority is None else authority.decode("ascii")
     )
+    context.sslsocket_class = _TlsSocket
     if cluster.get("insecure-skip-tls-verify"):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

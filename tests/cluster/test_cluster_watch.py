@@ -21,10 +21,6 @@ MEMORY = "hamiregion.io/memory-limit"
 OUTAGE_S = 8.0
 RETURN_S = 3.0
 
-# A server that is killed between connecting and the TLS handshake has Python's ssl module raise
-# before it closes the socket, which is then closed with the error.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
-
 Watch = Callable[..., PodAnnotations]
 
 

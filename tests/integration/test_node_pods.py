@@ -1,5 +1,9 @@
 """The list and the watch of a node's pods, at a server that does what the newest ones do."""
 
+import gc
+import select
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +14,10 @@ from urllib.parse import urlsplit
 import pytest
 from certificates import Authority, needs_openssl
 from fake_kubernetes.server import FakeApi
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 from libhamiregion.node import KubernetesError, NodePods
+from libhamiregion.node.kube_config import find_access
 
 pytest.importorskip("ijson", reason="needs the extra kubernetes")
 
@@ -348,6 +353,38 @@ def test_a_slow_handshake_keeps_nobody_waiting_but_the_watch(tmp_path: Path) -> 
             eventually(lambda: api.open_watches)
         finally:
             pods.close()
+
+
+@needs_openssl
+@pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
+def test_a_server_that_goes_before_the_handshake_leaves_no_socket_open(
+    is_reset: bool, tmp_path: Path
+) -> None:
+    """A socket that is left open is a ResourceWarning, and that an error here."""
+    authority = Authority.in_directory(tmp_path / "certificates")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        api = FakeApi(authority.issue("api", "IP:127.0.0.1"))
+        with api:
+            cluster = {"certificate-authority": str(authority.certificate)}
+            access = find_access(api.kubeconfig(tmp_path, **cluster))
+        assert access.context is not None
+        client = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+        accepted, _ = server.accept()
+        if is_reset:
+            # Closed with something unread, or told not to linger, a connection is reset.
+            linger = struct.pack("ii", 1, 0)
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        accepted.close()
+        poll = select.poll()
+        poll.register(client, select.POLLIN | select.POLLHUP)
+        assert poll.poll(PATIENCE_S * 1000)
+        with pytest.raises(OSError, match=r"before the handshake|EOF|closed|reset"):
+            access.context.wrap_socket(client, server_hostname="127.0.0.1")
+        descriptor = client.fileno()
+        del client
+        gc.collect()
+    assert descriptor == -1
 
 
 @needs_openssl
