@@ -41,7 +41,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test clients cluster stress lint format types texts sanitize aarch64 fuzz models litmus \
+.PHONY: help demo test clients cluster cluster-answers stress lint format types texts sanitize aarch64 fuzz models litmus \
 	mutants bench docs pictures install-c wheel wheels aarch64-wheel packaging clean
 
 help: ## this list
@@ -62,6 +62,9 @@ cluster: ## the manifests, the watch and names against a real API server (on Deb
 	@$(PYTHON) tests/cluster/build_apiserver.py
 	@$(MAKE) --no-print-directory $(INSTALLED)
 	HAMIREGION_CLUSTER=1 $(BIN)/python -m pytest tests/cluster --timeout 600 $(PYTEST_ARGS)
+
+cluster-answers: ## record anew what a real API server answers, for the small one of the tests
+	HAMIREGION_RECORD=1 $(MAKE) --no-print-directory cluster PYTEST_ARGS='-k recorded_answers'
 
 stress: $(INSTALLED) ## the long runs that `make test` leaves out (STRESS=0.02: a part of each)
 	HAMIREGION_STRESS=$(STRESS) $(BIN)/python -m pytest -m stress --timeout 1800 -n $(TEST_JOBS) $(PYTEST_ARGS)

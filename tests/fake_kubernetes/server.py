@@ -4,6 +4,8 @@ It lists (field selector; any version in one answer whatever the limit, else in 
 a version on (a stream of chunks, bookmarks, a time after which it ends), has forgotten old versions
 (410, within the watch), wants a token, restarts (403 until it knows who may what), asks to be left
 alone (429 with Retry-After), and fails as it is told: half answers, a slow handshake, silence.
+
+What it answers is held against what a real server has been recorded to answer; `conversation.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,21 @@ if TYPE_CHECKING:
 
 TOKEN = "a-token-of-a-service-account"
 TICK_S = 0.05
-_REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 410: "Expired"}
+_REASONS = {
+    400: "BadRequest",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    410: "Expired",
+}
+_NO_TOKEN = "invalid continue token: continue key is not valid: illegal base64 data at input byte 0"
+_OLD_TOKEN = (
+    "The provided continue parameter is too old to display a consistent list result. You can start"
+    " a new list without the continue parameter, or use the continue token in this response to"
+    " retrieve the remainder of the results. Continuing with the provided token results in an"
+    " inconsistent list - objects that were created, modified, or deleted between the time the"
+    " first chunk was returned and now may show up in the list."
+)
 _CLAIMS = "/apis/resource.k8s.io/v1/namespaces/"
 
 
@@ -130,14 +146,10 @@ class FakeApi:
     ) -> None:
         """Make a pod, or change it; all of its containers use the claims."""
         uses = {"claims": [{"name": f"our-{each}"} for each in claims]}
+        maps = {"annotations": annotations, "labels": labels}
+        metadata = {key: each for key, each in maps.items() if each}
         pod = {
-            "metadata": {
-                "name": name,
-                "namespace": namespace,
-                "uid": uid,
-                "annotations": annotations,
-                "labels": labels or {},
-            },
+            "metadata": {"name": name, "namespace": namespace, "uid": uid, **metadata},
             "spec": {
                 "nodeName": node,
                 "containers": [{"name": each, "resources": uses} for each in containers],
@@ -164,6 +176,10 @@ class FakeApi:
         }
 
     def delete(self, uid: str) -> None:
+        """Delete a pod: it is marked first."""
+        pod = self.pods[uid]
+        marked = {**pod["metadata"], "deletionTimestamp": "2026-10-01T09:12:03Z"}
+        self._change("MODIFIED", {**pod, "metadata": marked})
         self._change("DELETED", self.pods[uid])
 
     def bookmark(self) -> None:
@@ -196,7 +212,7 @@ class FakeApi:
     def _change(self, kind: str, pod: dict[str, Any]) -> None:
         with self.changed:
             self.version += 1
-            stored = json.loads(json.dumps(pod))
+            stored = {"kind": "Pod", "apiVersion": "v1", **json.loads(json.dumps(pod))}
             stored["metadata"]["resourceVersion"] = str(self.version)
             uid = stored["metadata"].get("uid")
             if kind == "DELETED":
@@ -219,6 +235,16 @@ class FakeApi:
     @property
     def lists(self) -> list[dict[str, str]]:
         return [each for each in self.requests if each.get("watch") != "true"]
+
+
+def _as_item(pod: dict[str, Any]) -> dict[str, Any]:
+    """A pod in a list, which says once what they all are."""
+    return {key: each for key, each in pod.items() if key not in {"kind", "apiVersion"}}
+
+
+def _place_of(pod: dict[str, Any]) -> tuple[str, str]:
+    """Where a pod stands in a list: by namespace and name."""
+    return pod["metadata"].get("namespace", ""), pod["metadata"].get("name", "")
 
 
 def _is_told(kind: str, pod: dict[str, Any], query: dict[str, str]) -> bool:
@@ -280,7 +306,8 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                 else:
                     self.status(404, "no such claim")
             elif url.path != "/api/v1/pods":
-                self.status(404, "the server could not find the requested resource")
+                # Before it says whether there is such a thing, it asks for the right to it.
+                self.status(403, "forbidden")
             elif query.get("watch") == "true":
                 self.watch(query)
             else:
@@ -311,8 +338,11 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
             self.wfile.write(raw)
 
-        def status(self, code: int, message: str, retry_after_s: int | None = None) -> None:
-            document = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+        def status(
+            self, code: int, message: str, retry_after_s: int | None = None, **metadata: str
+        ) -> None:
+            document = {"kind": "Status", "apiVersion": "v1", "metadata": metadata}
+            document["status"] = "Failure"
             self.answer(
                 code,
                 {**document, "message": message, "reason": _REASONS.get(code, ""), "code": code},
@@ -327,10 +357,18 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                 version = api.version
                 pods = [
                     pod
-                    for _, pod in sorted(api.pods.items())
+                    for pod in sorted(api.pods.values(), key=_place_of)
                     if _on_node(pod, query.get("fieldSelector"))
                 ]
-            begin = int(query.get("continue", "0"))
+            # Of which version, and from which pod on.
+            listed, dot, begun = query.get("continue", f"{version}.0").partition(".")
+            if not dot:
+                self.status(400, _NO_TOKEN)
+                return
+            if int(listed) < api.oldest:
+                self.status(410, _OLD_TOKEN, **{"continue": f"{version}.{begun}"})
+                return
+            begin = int(begun)
             end = begin + int(query.get("limit", "0") or len(pods))
             if query.get("resourceVersion") == "0" and api.has_cache:
                 end = len(pods)
@@ -339,14 +377,14 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                 api.half_answers -= is_half
             metadata = {"resourceVersion": str(version)}
             if end < len(pods):
-                metadata["continue"] = str(end)
+                metadata["continue"] = f"{version}.{end}"
             self.answer(
                 200,
                 {
                     "kind": "PodList",
                     "apiVersion": "v1",
                     "metadata": metadata,
-                    "items": pods[begin:end],
+                    "items": [_as_item(pod) for pod in pods[begin:end]],
                 },
                 is_half=is_half,
             )
