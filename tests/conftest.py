@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hang
 import pytest
@@ -21,6 +21,9 @@ from skip_summary import pytest_terminal_summary
 from wait import PATIENCE_S
 
 from libhamiregion import Layout, create_region
+
+if TYPE_CHECKING:
+    from fake_kubernetes.server import FakeApi
 
 PRELOAD = Path(__file__).with_name("preload")
 
@@ -168,3 +171,13 @@ def actor(process_factory: ProcessFactory) -> Iterator[Callable[..., Actor]]:
     """A factory of other processes; given a path, each opens that region."""
     yield process_factory.actor
     process_factory.kill_all()
+
+
+@pytest.fixture
+def api() -> Iterator["FakeApi"]:
+    """An API server of the test's own, with no pods yet."""
+    pytest.importorskip("ijson", reason="needs the extra kubernetes")
+    from fake_kubernetes.server import FakeApi
+
+    with FakeApi() as api:
+        yield api

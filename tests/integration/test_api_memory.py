@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,6 @@ pytest.importorskip("ijson", reason="needs the extra kubernetes")
 
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b%02x"
 WITH_NAMES_MIB = 60
-
-
-@pytest.fixture
-def api() -> Iterator[FakeApi]:
-    with FakeApi() as api:
-        yield api
 
 
 def peak_mib(pid: int) -> float:

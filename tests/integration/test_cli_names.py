@@ -1,7 +1,6 @@
 """Names of pods from the Kubernetes API, for whoever has no file that tells them."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 
 
 @pytest.fixture
-def api() -> Iterator[FakeApi]:
-    with FakeApi() as api:
-        api.put("bert-0", UID, {})
-        yield api
+def api(api: FakeApi) -> FakeApi:
+    """With one pod."""
+    api.put("bert-0", UID, {})
+    return api
 
 
 @pytest.fixture

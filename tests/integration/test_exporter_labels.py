@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from called import call
 from exposition import Exposition, NodeFiles, exporter_of, look, parsed, pod_of
-from fake_kubernetes.server import FakeApi
 from prometheus_client import CollectorRegistry, generate_latest
 from wait import eventually
 
@@ -18,17 +17,12 @@ from libhamiregion.node import ChainedNames, KubernetesNames, Node, PodLogNames
 from libhamiregion.node.names import labels_of_pod
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from fake_kubernetes.server import FakeApi
 
 GOLDEN = "1.2-many-processes"
 LABELS = {"app.kubernetes.io/partOf": "vision", "team": "a", "secret": "x"}
-
-
-@pytest.fixture
-def api() -> Iterator[FakeApi]:
-    with FakeApi() as api:
-        yield api
 
 
 def node_of(files: NodeFiles, kubeconfig: Path, *labels: str, **options: Any) -> Node:

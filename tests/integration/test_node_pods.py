@@ -29,12 +29,6 @@ Watch = Callable[..., NodePods]
 
 
 @pytest.fixture
-def api() -> Iterator[FakeApi]:
-    with FakeApi() as api:
-        yield api
-
-
-@pytest.fixture
 def watch(api: FakeApi, tmp_path: Path) -> Iterator[Watch]:
     """Makes watches of node-1's pods, and closes them."""
     made: list[NodePods] = []

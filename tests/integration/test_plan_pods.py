@@ -24,12 +24,6 @@ Watch = Callable[..., PodAnnotations]
 
 
 @pytest.fixture
-def api() -> Iterator[FakeApi]:
-    with FakeApi() as api:
-        yield api
-
-
-@pytest.fixture
 def watch(api: FakeApi, tmp_path: Path) -> Iterator[Watch]:
     """Makes watches of node-1's pods by the client and a kubeconfig file, and closes them."""
     made: list[PodAnnotations] = []
@@ -180,15 +174,6 @@ def test_a_server_that_cannot_be_used_is_an_error_that_says_so(
     for path, said in ((config, "refused"), (tmp_path / "none", "none: No such file")):
         with pytest.raises(PodApiError, match=said):
             PodAnnotations("node-1", kubeconfig=path).load()
-
-
-def test_a_watch_is_closed_while_it_waits(api: FakeApi, watch: Watch) -> None:
-    pods = watch()
-    pods.start()
-    eventually(lambda: len(api.open_watches) == 1)
-    pods.close()
-    pods.close()
-    eventually(lambda: not api.open_watches)
 
 
 # ---- as the source of a plan --------------------------------------------------------------

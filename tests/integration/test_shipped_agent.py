@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 import test_deploy as deploy
 from agent_process import Agent
-from fake_kubernetes.server import FakeApi
 from namespaces import needs_first_namespace
 from node_scene import MONITOR, OtherWriter
 from plan_scene import GIB, PlanScene, plan_scene
@@ -21,6 +20,8 @@ from wait import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fake_kubernetes.server import FakeApi
+
 pytestmark = [needs_first_namespace, deploy.needs_kubectl]
 pytest.importorskip("h11")
 pytest.importorskip("ijson", reason="needs the extra kubernetes")
@@ -28,12 +29,6 @@ pytest.importorskip("ijson", reason="needs the extra kubernetes")
 scene = pytest.fixture(plan_scene)
 Start = Callable[..., Agent]
 SIX = "{select: {}, set: {memory_limit: 6GiB}}"
-
-
-@pytest.fixture
-def api() -> Iterator[FakeApi]:
-    with FakeApi() as api:
-        yield api
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Resource claims: what they are called, who holds them, and what a directory's name says."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,12 +26,6 @@ from libhamiregion.node.claims import claims_of, reserved_for
 from libhamiregion.plan import export_plan, parse_plan, plan_text
 
 CLAIM = "6f1c0d8e-9f2b-4f0a-8a51-0c5f6d1e2a3b"
-
-
-@pytest.fixture
-def api() -> Iterator[FakeApi]:
-    with FakeApi() as made:
-        yield made
 
 
 def names_from(api: FakeApi, directory: Path) -> KubernetesNames:

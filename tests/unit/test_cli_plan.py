@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -317,13 +316,6 @@ def test_watch_keeps_a_node_on_a_plan_until_it_is_told_to_end(scene: PlanScene) 
         process.kill()
         process.communicate()
     assert region.limits()["memory"][:2] == [6 * GIB, 6 * GIB]
-
-
-@pytest.fixture
-def api() -> Iterator[FakeApi]:
-    pytest.importorskip("ijson", reason="needs the extra kubernetes")
-    with FakeApi() as api:
-        yield api
 
 
 def test_annotations_of_pods_are_a_plan(scene: PlanScene, api: FakeApi, tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ Names = Callable[..., KubernetesNames]
 
 
 @pytest.fixture
-def api() -> Iterator[FakeApi]:
-    with FakeApi() as api:
-        api.put("bert-0", UID, {})
-        yield api
+def api(api: FakeApi) -> FakeApi:
+    """With one pod."""
+    api.put("bert-0", UID, {})
+    return api
 
 
 @pytest.fixture
