@@ -1,7 +1,7 @@
-"""One operation, again and again, with each of its calls of libc failing in its turn.
+"""Operations, each again and again, with each of its calls of libc failing in its turn.
 
-Run with the library of tests/c/failing_calls.c preloaded: failing_calls.py OPERATION SHARE. It
-prints the number of calls, and what went wrong, a line each.
+Run with the library of tests/c/failing_calls.c preloaded: failing_calls.py SHARE OPERATION... It
+prints JSON: of each operation the number of calls, and what went wrong, a line each.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ctypes
 import errno
 import gc
 import io
+import json
 import os
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import libhamiregion as hami
 from libhamiregion import cli  # noqa: F401 (what it imports is there before a call fails)
+from libhamiregion.cli import doctor
 from libhamiregion.cli.verbs import hamiregion
 from libhamiregion.node import Node, ProcessTable, diagnose
 
@@ -251,9 +253,9 @@ def attempt(
     return (failed.decode() if failed else None), wrong
 
 
-def main(name: str, share: float) -> None:
-    operation = OPERATIONS[name]
-    shim = preloaded()
+def problems(shim: ctypes.CDLL, operation: Operation, share: float) -> tuple[int, list[str]]:
+    """How many calls an operation makes, and what was wrong after one of them had failed."""
+    found: list[str] = []
     with tempfile.TemporaryDirectory() as place:
         scene = Scene(Path(place))
         # What is imported late, and kept, is there before anything fails.
@@ -261,6 +263,9 @@ def main(name: str, share: float) -> None:
             failed, wrong = attempt(shim, operation, scene, 0, 0)
             assert (failed, wrong) == (None, ""), wrong
             scene.reset()
+        # The collector looks at what comes from here on, not at all modules again and again.
+        gc.collect()
+        gc.freeze()
         before = descriptors()
         nth = 0
         while nth < 100_000:
@@ -270,16 +275,23 @@ def main(name: str, share: float) -> None:
             for error in errors:
                 failed, wrong = attempt(shim, operation, scene, nth, error)
                 if failed is None:
-                    print(nth - 1)
-                    return
-                problems = [wrong] if wrong else list(scene.problems())
+                    return nth - 1, found
+                wrongs = [wrong] if wrong else list(scene.problems())
                 if (now := descriptors()) != before:
-                    problems.append(f"{now - before} descriptors are left open")
+                    wrongs.append(f"{now - before} descriptors are left open")
                     before = now
-                for problem in problems:
-                    print(f"{errno.errorcode[error]} of {failed}, call {nth}: {problem}")
+                found += [f"{errno.errorcode[error]} of {failed}, call {nth}: {w}" for w in wrongs]
                 scene.reset()
+    raise AssertionError("it makes calls without end")
+
+
+def main(share: float, *names: str) -> None:
+    # Findings here are there from the start.
+    doctor.SETTLE_S = 0.01
+    shim = preloaded()
+    answer = {name: problems(shim, OPERATIONS[name], share) for name in names}
+    sys.stdout.write(json.dumps(answer))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]))
+    main(float(sys.argv[1]), *sys.argv[2:])
