@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import uuid
 from pathlib import Path
 
@@ -132,33 +133,37 @@ def test_a_pod_that_holds_a_region_cannot_pass_for_a_monitor(
                         task.stop()
 
 
+@pytest.mark.parametrize("directory", ["containers", "two words"])
 def test_a_monitor_is_known_by_the_nodes_containers_among_its_mounts(
-    scene: NodeScene, feedback: Feedback, tmp_path: Path
+    tmp_path: Path, directory: str
 ) -> None:
     """Whatever the directory is called there; a pod's program of that name does not have it."""
     if os.geteuid() != 0:
         pytest.skip("needs root to mount")
     there = tmp_path / "root"
     (there / "vgpu/containers").mkdir(parents=True)
+    scene = NodeScene(tmp_path / directory)
     one = scene.container("one").path.parent
 
     def inside(source: Path) -> tuple[str, ...]:
-        script = f'mount --bind {source} {there}/vgpu/containers && exec "$@"'
+        words = shlex.join(["mount", "--bind", str(source), f"{there}/vgpu/containers"])
+        script = f'{words} && exec "$@"'
         return ("unshare", "--mount", "sh", "-c", script, "sh")
 
-    with (
-        OtherWriter(MONITOR, inside=inside(scene.root), chroot=there),
-        pytest.raises(OtherWriterRuns, match=f"is {MONITOR}"),
-    ):
-        feedback.start()
-    # A mount of one container's directory is that container's.
-    with OtherWriter(MONITOR, inside=inside(one), chroot=there):
-        feedback.start()
-    # Nor is a link a directory.
-    (there / "vgpu/containers").rmdir()
-    (there / "vgpu/containers").symlink_to(scene.root)
-    with OtherWriter(MONITOR, chroot=there):
-        feedback.start()
+    with Node(scene.root) as node, stopping(feedback := Feedback(node)):
+        with (
+            OtherWriter(MONITOR, inside=inside(scene.root), chroot=there),
+            pytest.raises(OtherWriterRuns, match=f"is {MONITOR}"),
+        ):
+            feedback.start()
+        # A mount of one container's directory is that container's.
+        with OtherWriter(MONITOR, inside=inside(one), chroot=there):
+            feedback.start()
+        # Nor is a link a directory.
+        (there / "vgpu/containers").rmdir()
+        (there / "vgpu/containers").symlink_to(scene.root)
+        with OtherWriter(MONITOR, chroot=there):
+            feedback.start()
 
 
 def test_two_agents_exclude_each_other(scene: NodeScene, node: Node, feedback: Feedback) -> None:

@@ -355,6 +355,7 @@ def matrix(value: str) -> str:
         (401, "", "wants to be signed in to"),
         (403, "no", "HTTP 403"),
         (404, "<html>not here</html>", "has no /api/v1"),
+        (300, "", "redirects to http://elsewhere"),
         (302, "", "redirects to http://elsewhere"),
         (503, json.dumps({"status": "error", "error": "too \x1b[2J busy"}), r"too \\x1b\[2J busy"),
         (422, "nonsense", "HTTP 422"),

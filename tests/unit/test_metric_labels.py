@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libhamiregion.exporter import families
+from libhamiregion.exporter.collectors.processes import _container_id
 from libhamiregion.exporter.labels import (
     OTHER,
     CardinalityLimiter,
@@ -18,7 +19,8 @@ from libhamiregion.exporter.labels import (
     safe_value,
 )
 from libhamiregion.exporter.text import Series, TextEncoder
-from libhamiregion.node import HostProcess
+from libhamiregion.node import Container, HostProcess
+from libhamiregion.node.cgroups import ContainerId
 
 ONE, TWO = (("team-a", pod, "main", pod) for pod in ("one", "two"))
 
@@ -71,12 +73,12 @@ def test_a_long_text_is_cut_and_no_name_of_kubernetes_is() -> None:
     assert safe_value("p" * 253) == "p" * 253
 
 
-def process(command: str, start_time_ticks: int = 5) -> HostProcess:
+def process(command: str, start_time_ticks: int = 5, **more: object) -> HostProcess:
     fields = {
         field.name: None for field in attrs.fields(HostProcess) if field.default is attrs.NOTHING
     }
     known = {"pid": 7, "start_time_ticks": start_time_ticks, "command": command, "ns_pids": (7,)}
-    return HostProcess(**{**fields, **known})  # type: ignore[arg-type]
+    return HostProcess(**{**fields, **known, **more})  # type: ignore[arg-type]
 
 
 def test_a_container_has_64_uuids_and_the_rest_is_other() -> None:
@@ -133,3 +135,16 @@ def test_a_process_keeps_the_name_that_it_was_first_seen_under() -> None:
     assert limiter.program(process("renamed")) == "python3"
     limiter.keep_programs([])
     assert limiter.program(process("renamed")) == "renamed"
+
+
+def test_processes_of_a_claim_have_its_container_id_where_they_have_one() -> None:
+    """A claim's region may be several containers', a container's is its own."""
+    of_one, of_two = (
+        process("train", container=ContainerId(digit * 64, "pod")) for digit in ("1", "2")
+    )
+    alone = [(0, of_one), (1, process("sh"))]
+    for container in (Container("pod", "train"), Container(claim_uid="claim")):
+        assert _container_id(container, alone, [of_one]) == "1" * 64
+        assert _container_id(container, [(1, process("sh"))], []) == ""
+    assert _container_id(Container(claim_uid="claim"), alone, [of_two]) == ""
+    assert _container_id(Container("pod", "train"), alone, [of_two]) == "1" * 64
