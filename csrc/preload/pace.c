@@ -13,6 +13,8 @@
 
 /* How much of the limit can be lent beyond it to a program that fell short. */
 #define LENT 0.1
+/* Of a GPU that is nearly all a program's, nobody else is done harm with more. */
+#define LENT_ALONE 0.4
 
 /* All figures together at that height: the GPU has as much queued as it can do, and what was
  * launched last has not begun.  Nothing more is launched until that has changed. */
@@ -100,7 +102,8 @@ static void sum_error(struct hr_pace *pace, const struct hr_pace_view *view, dou
         pace->error_s *= 1 - smaller(2 * period_s, 1);
     /* One process alone may take what others leave. */
     double others = limit - limit / view->users;
-    pace->error_s = larger(pace->error_s, -(others + LENT * limit) / CORRECTION);
+    double lent = limit > SATURATED ? LENT_ALONE : LENT * limit;
+    pace->error_s = larger(pace->error_s, -(others + lent) / CORRECTION);
     pace->error_s = smaller(pace->error_s, (limit + 0.5) / CORRECTION);
 }
 

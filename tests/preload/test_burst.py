@@ -1,5 +1,7 @@
 """Under a soft limit a program uses what nobody else on its GPU does, and gives it back."""
 
+import statistics
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -165,3 +167,29 @@ def test_work_of_processes_that_nvml_does_not_show_counts_as_others(
     eventually(lambda: 5 < observer.busy_percent(1, pid=program.pid) < 35)
     other.kill()
     eventually(lambda: observer.busy_percent(0.5, pid=program.pid) > FREE)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("limit", [30, 50])
+def test_answers_come_as_fast_beside_a_soft_limit_as_beside_a_hard_one(
+    limited: Make, gpus: FakeGpus, observer: Observer, busy: Start, c_programs: Path, limit: int
+) -> None:
+    """Of kernels of 5 ms, one every 50 ms, by the median."""
+    found = []
+    for burst in (False, True):
+        scene = limited(sm=[limit, None])
+        scene.region.set_burst(burst)
+        program = busy(scene, "busy_1ms", pending=20)
+        wanted = FREE if burst else limit - 15
+        pid = program.pid
+        eventually(lambda pid=pid, wanted=wanted: observer.busy_percent(1, pid=pid) > wanted)
+        answers = subprocess.run(
+            [str(c_programs / "answering"), "busy_5ms", "45", "150"],
+            env=gpus.environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        program.kill()
+        found.append(statistics.median(map(int, answers.stdout.split())))
+    assert found[1] <= 1.2 * found[0], found
