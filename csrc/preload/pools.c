@@ -39,6 +39,10 @@ static _Atomic int pools_used; /* how many places were ever taken */
 static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t asked = PTHREAD_COND_INITIALIZER; /* some pool has no askers any more */
 
+/* Held while what is pending may still be refused: nobody else counts on it.  Taken before
+ * `changing`. */
+static pthread_mutex_t charging = PTHREAD_MUTEX_INITIALIZER;
+
 void hr_fork_pools(enum hr_fork at)
 {
     if (at == HR_BEFORE_FORK) {
@@ -46,6 +50,8 @@ void hr_fork_pools(enum hr_fork at)
         return;
     }
     if (at == HR_IN_CHILD) {
+        /* A charge may be in progress in another thread: what it leaves is not the child's. */
+        pthread_mutex_init(&charging, NULL);
         memset(pools, 0, sizeof pools);
         pthread_cond_init(&asked, NULL);
     }
@@ -131,6 +137,49 @@ static void leave_place_if_empty(struct pool *pool)
         pool->is_used = false;
 }
 
+/* ---- How pools grow ------------------------------------------------------------------ */
+
+/* A driver's pools grow by pieces.  How large those are is learnt from what pools have held: all of
+ * that is a multiple of it.  What few figures show may be a multiple itself. */
+#define LARGEST_PIECE (32ull << 20)
+enum { FEW_FIGURES = 4 };
+
+/* All under `changing`. */
+struct piece {
+    uint64_t bytes; /* divides all that was seen; 0: nothing was */
+    uint64_t last;
+    uint32_t figures; /* how many different ones */
+};
+static struct piece piece_of_pools, piece_of_graphs;
+
+static struct piece *piece_of(const struct pool *pool)
+{
+    return pool->handle == NULL ? &piece_of_graphs : &piece_of_pools;
+}
+
+static void learn_piece(struct piece *piece, uint64_t held)
+{
+    uint64_t divisor = piece->bytes;
+    if (held == 0 || held == piece->last)
+        return;
+    for (uint64_t rest = held; rest != 0;) {
+        uint64_t next = divisor % rest;
+        divisor = rest;
+        rest = next;
+    }
+    piece->bytes = divisor;
+    piece->last = held;
+    piece->figures++;
+}
+
+/* What a pool holds that has what was promised. */
+static uint64_t promised_pieces(const struct pool *pool)
+{
+    uint64_t bytes = piece_of(pool)->bytes, promised = pool->promised;
+    uint64_t each = bytes < LARGEST_PIECE ? bytes : LARGEST_PIECE;
+    return each == 0 || pool->is_destroyed ? promised : (promised + each - 1) / each * each;
+}
+
 /* ---- Charging ------------------------------------------------------------------------ */
 
 /* What was entered as pending is charged; another thread counts on it meanwhile. */
@@ -151,27 +200,42 @@ static CUresult charge_pending(struct pool *pool, int row, uint64_t bytes, bool 
     return result;
 }
 
-static CUresult promise(int number, uint64_t bytes)
+/* Before the driver is asked: once the pool has grown it is too late. */
+static CUresult promise(int number, uint64_t bytes, bool in_pieces)
 {
     struct pool *pool = &pools[number];
+    pthread_mutex_lock(&charging);
     pthread_mutex_lock(&changing);
     pool->promised += bytes;
-    uint64_t covered = pool->charged + pool->pending;
-    uint64_t more = pool->promised > covered ? pool->promised - covered : 0;
+    uint64_t covered = pool->charged + pool->pending, more = 0;
+    if (pool->promised > covered)
+        more = (in_pieces ? promised_pieces(pool) : pool->promised) - covered;
     int row = pool->row;
     pool->pending += more;
     pthread_mutex_unlock(&changing);
     CUresult result = charge_pending(pool, row, more, true);
     if (result != CUDA_SUCCESS)
         hr_take_back_promise(number, bytes);
+    pthread_mutex_unlock(&charging);
     return result;
+}
+
+static bool is_piece_known(int number)
+{
+    pthread_mutex_lock(&changing);
+    bool is_known = piece_of(&pools[number])->figures >= FEW_FIGURES;
+    pthread_mutex_unlock(&changing);
+    return is_known;
 }
 
 CUresult hr_promise(int number, uint64_t bytes)
 {
-    CUresult result = promise(number, bytes);
+    CUresult result = promise(number, bytes, true);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && hr_trim_pools(hr_row_of_pool(number)))
-        result = promise(number, bytes);
+        result = promise(number, bytes, true);
+    /* By what the driver then does it is known; where that is too much, it is undone. */
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && !is_piece_known(number))
+        result = promise(number, bytes, false);
     return result;
 }
 
@@ -248,10 +312,15 @@ static CUresult settle(int number, bool may_refuse)
     /* A pool that was destroyed cannot be asked: it holds what is in use. */
     bool is_known = seen.is_used && seen.row >= 0 &&
                     (seen.is_destroyed || read_held(&seen, &held) == CUDA_SUCCESS);
+    if (may_refuse)
+        pthread_mutex_lock(&charging);
     pthread_mutex_lock(&changing);
     stop_asking(pool);
+    if (is_known && !seen.is_destroyed)
+        learn_piece(piece_of(pool), held);
     if (is_known && seen.turns > pool->settled) {
-        uint64_t wanted = held > pool->promised ? held : pool->promised;
+        /* What others have been promised since they may be taking just now. */
+        uint64_t pieces = promised_pieces(pool), wanted = held > pieces ? held : pieces;
         uint64_t covered = pool->charged + pool->pending;
         pool->settled = seen.turns;
         more = wanted > covered ? wanted - covered : 0;
@@ -262,7 +331,10 @@ static CUresult settle(int number, bool may_refuse)
     }
     pthread_mutex_unlock(&changing);
     hr_give_back_bytes(seen.row, HR_DATA, less);
-    return charge_pending(pool, seen.row, more, may_refuse);
+    CUresult result = charge_pending(pool, seen.row, more, may_refuse);
+    if (may_refuse)
+        pthread_mutex_unlock(&charging);
+    return result;
 }
 
 void hr_settle_pool(int number)

@@ -240,6 +240,31 @@ def test_what_another_devices_pool_gives_out_counts_on_that_device(limited: Make
     assert scene.used(1) == 0
 
 
+def test_a_pool_that_was_destroyed_makes_room_for_another(limited: Make) -> None:
+    """More than can be known at one time are made one after the other, and each counts."""
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    properties = packed("iiiiQQ56x", 1, 0, DEVICE, 0, 0, 0)
+    for _ in range(300):
+        program.do("cuMemPoolDestroy", program.do("cuMemPoolCreate", OUT, properties))
+    made = from_pool(program)
+    assert scene.used() == CONTEXT + SIZE
+    program.do("cuMemFreeAsync", made, 0)
+
+
+def test_a_pool_goes_on_counting_where_the_driver_does_not_destroy_it(limited: Make) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    pool = program.do("cuDeviceGetDefaultMemPool", OUT, 0)
+    keep_all(program)
+    made = program.do("cuMemAllocAsync", OUT, SIZE, 0)
+    assert program.call("cuMemPoolDestroy", pool)[0] != SUCCESS
+    program.do("cuMemFreeAsync", made, 0)
+    assert scene.used() == CONTEXT + SIZE
+    program.do("cuMemPoolTrimTo", pool, 0)
+    assert scene.used() == CONTEXT
+
+
 def test_memory_that_a_pool_only_keeps_stands_in_nobodys_way(limited: Make) -> None:
     """What was once in use is not what is in use."""
     scene = limited(memory=[GIB])
@@ -302,6 +327,15 @@ def test_a_reset_frees_all_that_its_context_had(limited: Make, reset: str) -> No
     program.do("cuMemRelease", kept)
     program.start()
     assert scene.used() == CONTEXT
+
+
+def test_a_reset_frees_what_the_devices_own_pool_has_given_out(limited: Make) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    keep_all(program)
+    program.do("cuMemAllocAsync", OUT, SIZE, 0)
+    program.do("cuDevicePrimaryCtxReset_v2", 0)
+    assert scene.used() == 0
 
 
 @pytest.mark.parametrize("release", ["cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cuda_program import OUT, CudaProgram
-from fake_cuda.driver import GIB, MIB
+from fake_cuda.driver import GIB, MIB, FakeGpus
 from limited import Limited
 from stress import scaled
 from wait import PATIENCE_S, eventually
@@ -81,6 +81,29 @@ def test_a_storm_of_everything_leaves_nothing(
     program = scene.program().start()
     eventually(lambda: scene.used() == CONTEXT)
     assert program.info() == (2 * GIB - CONTEXT, 2 * GIB)
+
+
+@pytest.mark.stress
+def test_a_storm_with_pools_is_hardly_ever_above_the_limit(
+    limited: Make, gpus: FakeGpus, bare: Bare, c_programs: Path
+) -> None:
+    """Until it is known by how much pools grow, a piece may be taken that is too much."""
+    gpus.settings["FAKE_CUDA_CONTEXT"] = "0"
+    scene = limited(memory=[2 * GIB])
+    observer = bare().start()
+    wanted = map(str, (1, 3, 4, 4, 400, 100 * MIB, CHARGED_FIRST + 1, 0))
+    storm = subprocess.Popen(
+        [str(c_programs / "storm"), *wanted], env=scene.environment(), stderr=subprocess.PIPE
+    )
+    samples = above = 0
+    while storm.poll() is None:
+        free, total = observer.info()
+        samples += 1
+        above += total - free > 2 * GIB
+    assert storm.communicate()[1] is not None
+    assert storm.returncode == 0
+    assert samples > 100
+    assert above <= samples * 0.02
 
 
 @pytest.mark.stress
