@@ -72,15 +72,16 @@ def test_an_exporter_with_names_stays_small_and_does_so_under_large_pods(
 
 
 @attacks
-def test_an_agent_that_follows_annotations_stays_small_under_large_pods(
+def test_an_agent_as_the_manifests_run_it_stays_small_under_large_pods(
     api: FakeApi, tmp_path: Path, pods: int, attacked_mib: int
 ) -> None:
     scene = PlanScene(tmp_path)
     region = scene.container(pod_uid=UID % 0)
     attack(api, pods)
     api.put("bert-0", UID % 0, {"hamiregion.io/memory-limit": "1GiB"})
-    command = [sys.executable, "-m", "libhamiregion", "agent", "--from-annotations"]
-    words = ["--node", "node-1", "--kubeconfig", str(api.kubeconfig(tmp_path))]
+    command = [sys.executable, "-m", "libhamiregion", "agent", "--metrics", "--repair"]
+    words = ["--listen", "127.0.0.1:0", "--from-annotations", "--names", "kubernetes"]
+    words += ["--node", "node-1", "--kubeconfig", str(api.kubeconfig(tmp_path))]
     process = subprocess.Popen(
         [*command, *words, "--state", str(scene.state), *scene.options],
         env=environment(),
