@@ -6,6 +6,7 @@ import contextlib
 import re
 import time
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -16,7 +17,7 @@ from .states import NvmlFault, NvmlState, Refusal
 from .xid_events import XidEvents
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from .driver import Driver, SampledProcess
 
@@ -34,6 +35,7 @@ _UTIL_FIGURES = (
     "dec_util_percent",
 )
 _NOT_SAMPLED = (-1,) * len(_UTIL_FIGURES)
+_IDLE = (0,) * len(_UTIL_FIGURES)
 _ABSENT = (NvmlState.NOT_SUPPORTED, NvmlState.FUNCTION_NOT_FOUND)
 
 # Far above real hardware: a number out of range must not become a long loop.
@@ -70,20 +72,29 @@ class _Lists:
     memory: dict[tuple[int, int, int], int] = attrs.Factory(dict)
     state: NvmlState = NvmlState.OK
 
-    def add(self, kind: int, rows: Iterable[tuple[int, int, int, int]]) -> None:
-        for pid, used, gpu_instance, compute_instance in rows:
+    def add(self, kind: int, rows: Sequence[tuple[int, int, int, int]]) -> None:
+        pids, used, *instances = zip(*rows, strict=True) if rows else ((),) * 4
+        if not self.kinds and 0 not in pids and len(set(pids)) == len(pids):
+            # Nearly always so: nothing has to be brought together.
+            self.kinds = dict.fromkeys(pids, 1 << kind)
+            known = [each if each <= MAX_BYTES else -1 for each in used]
+            self.memory = dict(zip(zip(pids, *instances, strict=True), known, strict=True))
+            return
+        for pid, nbytes, gpu_instance, compute_instance in rows:
             if not pid:
                 continue
             self.kinds[pid] = self.kinds.get(pid, 0) | 1 << kind
             key = (pid, gpu_instance, compute_instance)
-            if used <= MAX_BYTES:
+            if nbytes <= MAX_BYTES:
                 # A process in two lists has the same memory in both: it is all that it uses.
-                self.memory[key] = max(used, self.memory.get(key, 0))
+                self.memory[key] = max(nbytes, self.memory.get(key, 0))
             else:
                 self.memory.setdefault(key, -1)
 
     def totals(self) -> dict[int, int]:
         """Pid to bytes over all instances; -1 where one of them is not known."""
+        if len(self.memory) == len(self.kinds):
+            return {pid: used for (pid, _, _), used in self.memory.items()}
         found: dict[int, int] = {}
         for (pid, _, _), used in self.memory.items():
             before = found.get(pid, 0)
@@ -404,18 +415,22 @@ def _columns(index: int, uuid: str | None, lists: _Lists, usage: _Usage) -> Proc
     if lists.state is not NvmlState.OK:
         pids.update(usage.newest)
     found.pids.extend(sorted(pids))
-    kinds = bytearray()
-    columns = [getattr(found, figure) for figure in _UTIL_FIGURES]
-    for pid in found.pids:
-        kinds.append(lists.kinds.get(pid, 0))
-        found.memory_used_bytes.append(totals.get(pid, -1))
-        _, at_us, *percents = usage.newest.get(pid, (pid, 0, *_NOT_SAMPLED))
-        if not at_us and usage.stirring is not None and pid not in usage.stirring:
-            percents = [0] * len(columns)
-        found.sampled_at_us.append(at_us)
-        for column, percent in zip(columns, percents, strict=True):
-            column.append(percent if percent <= 100 else -1)
-    return attrs.evolve(found, kinds=bytes(kinds))
+    found.memory_used_bytes.extend(map(totals.get, found.pids, repeat(-1)))
+    newest, stirring = usage.newest, usage.stirring
+    silent = _NOT_SAMPLED if stirring is None else _IDLE
+    if newest or stirring:
+        rows = [
+            newest.get(pid) or (pid, 0, *(_NOT_SAMPLED if pid in (stirring or ()) else silent))
+            for pid in found.pids
+        ]
+        _, sampled_at_us, *percents = zip(*rows, strict=True) if rows else ((),) * 6
+    else:
+        sampled_at_us = (0,) * len(found.pids)
+        percents = [(percent,) * len(found.pids) for percent in silent]
+    found.sampled_at_us.extend(sampled_at_us)
+    for figure, column in zip(_UTIL_FIGURES, percents, strict=True):
+        getattr(found, figure).extend([each if each <= 100 else -1 for each in column])
+    return attrs.evolve(found, kinds=bytes(map(lists.kinds.get, found.pids, repeat(0))))
 
 
 def _without(lists: _Lists, readings: list[tuple[NvmlDevice, ProcessColumns]]) -> _Lists:
