@@ -19,6 +19,8 @@ _LEVEL: Final = 1
 # zlib's windowBits for a gzip file.
 _GZIP: Final = 31
 _CHUNK_BYTES: Final = 128 * 1024
+# Who unpacks keeps a copy of what is left of a part, once for each client.
+_PART_BYTES: Final = 16 * 1024
 
 
 class Source(Protocol):
@@ -36,7 +38,7 @@ class Body:
     """The text of one scrape as a gzip file.
 
     Attributes:
-        parts: What the file consists of.
+        parts: What the file consists of; none is larger than 16 KiB.
         size: Bytes of the file.
         text_size: Bytes of the text.
     """
@@ -49,13 +51,16 @@ class Body:
     def of(cls, pieces: Iterator[memoryview]) -> Body:
         """Compress a text piece by piece: the whole of it never exists."""
         stream = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, _GZIP)
-        parts = []
+        parts: list[bytes] = []
         text_size = 0
+
+        def keep(made: bytes) -> None:
+            parts.extend(made[at : at + _PART_BYTES] for at in range(0, len(made), _PART_BYTES))
+
         for piece in pieces:
             text_size += len(piece)
-            if part := stream.compress(piece):
-                parts.append(part)
-        parts.append(stream.flush())
+            keep(stream.compress(piece))
+        keep(stream.flush())
         return cls(tuple(parts), sum(map(len, parts)), text_size)
 
     def text(self) -> Iterator[bytes]:
