@@ -32,7 +32,6 @@ FIELD_KINDS: Final[dict[RegionField, int]] = {
 _MEMORY, _SM = lib.HR_MEMORY, lib.HR_SM
 _EXPECT, _PERCENT = lib.HR_EXPECT, lib.HR_PERCENT
 _ALL_DEVICES: Final[int] = lib.HR_ALL_DEVICES
-_ONE_EDIT = ffi.typeof("struct hr_edit *")
 _EDITS = ffi.typeof("struct hr_edit[]")
 _new = ffi.new
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
@@ -148,8 +147,6 @@ def _device(device: Device) -> int | str:
 
 def edit_array(edits: Sequence[CoreEdit]) -> tuple[Any, int, list[Any]]:
     """The array that ``hr_edit`` takes, its room, and what has to live until that returns."""
-    if len(edits) == 1 and type(edits[0][1]) is int and edits[0][1] >= 0:
-        return _new(_ONE_EDIT, edits[0]), 1, []
     room = len(edits)
     for edit in edits:
         if edit[1] == _ALL_DEVICES:

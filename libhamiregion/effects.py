@@ -162,7 +162,7 @@ def limit_change(
     return change  # type: ignore[no-any-return]
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class ValueChange(_Change):
     """A field of the whole region, as it was and as it is now. ``str()`` of it is a sentence.
 
@@ -200,6 +200,23 @@ class ValueChange(_Change):
     def value_words(self, value: int) -> str:
         """A value of this field, for people."""
         return str(value)
+
+
+_ValueChange = unfrozen(ValueChange)
+
+
+def value_change(
+    field: str, before: int, after: int, effect: Effect, file: tuple[str, tuple[int, int]]
+) -> ValueChange:
+    """The same as `ValueChange(…)`, in a third of the time."""
+    change = _ValueChange()
+    change.field = field
+    change.before = before
+    change.after = after
+    change.effect = effect
+    change.path, change.file_id = file
+    change.__class__ = ValueChange
+    return change  # type: ignore[no-any-return]
 
 
 # Where a running process looks at device 0's SM limit at each launch.
