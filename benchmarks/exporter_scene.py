@@ -45,6 +45,7 @@ class BusyNode:
     logs: Path
     driver: FakeDriver
     regions: tuple[RegionFile, ...]
+    pids: tuple[int, ...]
 
     def open(self) -> Node:
         return Node(self.root, names=ChainedNames([PodLogNames(self.logs)]))
@@ -53,11 +54,17 @@ class BusyNode:
         os.environ[STATE] = str(self.driver.state)
         return NvmlSampler(self.driver.library, host_namespace=True, sensors=True)
 
-    def work(self, step: int) -> None:
-        """Let every process launch kernels, as libvgpu's watcher writes it."""
+    def work(self, step: int, *, utilization: bool = True) -> None:
+        """Let every process launch kernels, as libvgpu's watcher writes it.
+
+        Without their utilisation for an agent, which would take what stands for 15 s, and is not
+        what the driver says, for what libvgpu does not write.
+        """
         now_s = int(time.time())
         for number, region in enumerate(self.regions):
             region.put("last_kernel_time", now_s)
+            if not utilization:
+                continue
             for slot in range(PROCESSES):
                 for device in range(DEVICES):
                     busy = (number + slot * 13 + device + step) % 25
@@ -114,7 +121,7 @@ def busy_node(directory: Path, containers: int, *, at_work: bool = False) -> Ite
             pids.append(pid)
         driver = FakeDriver(build(directory / "nvml"), directory / "nvml-scene")
         driver.play(*(line for device in range(DEVICES) for line in _lines(device, pids)))
-        yield BusyNode(root, logs, driver, regions)
+        yield BusyNode(root, logs, driver, regions, tuple(pids))
         process.stdin.close()
         # It would be the driver of all that is measured later.
         os.environ.pop(STATE, None)

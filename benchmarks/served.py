@@ -1,0 +1,142 @@
+"""A verb that serves metrics, a process of its own: what it answers, and what it costs a minute."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+from exporter_scene import MEMORY
+from scene import DEVICES, PROCESSES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from exporter_scene import BusyNode
+
+MIB = 1 << 20
+PATIENCE_S = 60.0
+INTERVAL_S = 15.0
+# Maps are read in pieces of this size by those who care for nothing else.
+_PIECE = 1 << 16
+
+
+class Served:
+    """`hamiregion exporter` of a node, or another verb that listens."""
+
+    def __init__(self, node: BusyNode, verb: str, arguments: Iterable[str]) -> None:
+        command = [sys.executable, "-m", "libhamiregion", verb, "--listen", "127.0.0.1:0"]
+        where = ["--root", str(node.root), "--pod-logs", str(node.logs)]
+        self._node = node
+        self.process = subprocess.Popen(
+            [*command, *where, *arguments],
+            env=node.driver.environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        port = None
+        while port is None:
+            port = re.search(r"http://127.0.0.1:(\d+)", self.process.stderr.readline())
+        self.connection = http.client.HTTPConnection("127.0.0.1", int(port[1]), PATIENCE_S)
+
+    def ask(self, path: str = "/metrics") -> tuple[int, bytes]:
+        self.connection.request("GET", path, headers={"Accept-Encoding": "gzip"})
+        answer = self.connection.getresponse()
+        return answer.status, answer.read()
+
+    def scrape(self, *, with_processes: bool) -> None:
+        """Ask for the metrics, which must hold the figures of every container."""
+        status, body = self.ask()
+        assert status == 200
+        text = gzip.decompress(body)
+        containers = len(self._node.regions)
+        used = re.findall(rb"^hami_vgpu_memory_used_bytes\{.*\} (\S+)$", text, re.MULTILINE)
+        assert [float(each) for each in used] == [PROCESSES * MEMORY] * containers * DEVICES
+        of_processes = re.findall(
+            rb"^hamiregion_process_memory_used_bytes\{.*\} (\S+)$", text, re.MULTILINE
+        )
+        rows = containers * DEVICES * PROCESSES if with_processes else 0
+        assert [float(each) for each in of_processes] == [MEMORY] * rows
+
+    def cpu_s(self) -> float:
+        """Of all its threads, also those that have ended."""
+        # The clock of another process, as clock_getcpuclockid() gives it.
+        return time.clock_gettime((~self.process.pid << 3) | 2)
+
+    def resident_bytes(self) -> int:
+        rollup = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
+        found = re.search(r"^Rss:\s+(\d+) kB", rollup, re.MULTILINE)
+        assert found is not None
+        return int(found[1]) * 1024
+
+
+@contextlib.contextmanager
+def serving(node: BusyNode, *arguments: str, verb: str = "exporter") -> Iterator[Served]:
+    """The verb, once its metrics are complete."""
+    served = Served(node, verb, arguments)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while served.ask("/readyz")[0] != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield served
+    finally:
+        served.connection.close()
+        served.process.terminate()
+        served.process.communicate()
+
+
+@attrs.frozen
+class Minute:
+    """What a process has cost, by the minute, and what it holds.
+
+    Attributes:
+        cpu_us: Its processor time.
+        resident_bytes: Its memory at the end.
+        plain_pass_us: One reading of all maps of the node's processes by a program that does
+            nothing with them, in the same run.
+    """
+
+    cpu_us: float
+    resident_bytes: int
+    plain_pass_us: float
+
+
+def measure(
+    node: BusyNode,
+    served: Served,
+    *,
+    minutes: float,
+    scraped: bool = True,
+    with_processes: bool = True,
+    utilization: bool = True,
+) -> Minute:
+    """Let the node work for some minutes, scraped every 15 s with gzip or not at all."""
+    began, before = time.monotonic(), served.cpu_s()
+    for step in range(int(minutes * 60 / INTERVAL_S)):
+        node.work(step, utilization=utilization)
+        time.sleep(INTERVAL_S)
+        if scraped:
+            served.scrape(with_processes=with_processes)
+    spent_s = served.cpu_s() - before
+    per_minute = 60 / (time.monotonic() - began)
+    return Minute(spent_s * per_minute * 1e6, served.resident_bytes(), _plain_pass_us(node.pids))
+
+
+def _plain_pass_us(pids: Iterable[int]) -> float:
+    began = time.thread_time()
+    for pid in pids:
+        descriptor = os.open(f"/proc/{pid}/maps", os.O_RDONLY)
+        while os.read(descriptor, _PIECE):
+            pass
+        os.close(descriptor)
+    return (time.thread_time() - began) * 1e6
