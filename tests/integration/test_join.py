@@ -1,0 +1,116 @@
+"""The join by columns: what it finds, and what of it holds for the next one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+from containers import needs_namespaces
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
+from gpu_node import GpuNode, gpu_nodes
+
+from libhamiregion.node import NvmlSampler, Observer
+from libhamiregion.node.join import NO_ROW, Join
+from libhamiregion.report.recorder import read_samples
+
+pytestmark = needs_namespaces
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[GpuNode]:
+    with gpu_nodes(tmp_path) as made:
+        yield made
+
+
+def memory(join: Join) -> dict[tuple[int, str], int | None]:
+    """Host pid and uuid to what the driver says of the process there."""
+    figures, pairs = join.figures("memory_used_bytes"), join.pairs
+    return {
+        (pairs.states.processes[slot].pid, pairs.uuids[device]): None
+        if row == NO_ROW
+        else figures[row]
+        for slot, device, row in zip(pairs.slots, pairs.devices, join.rows_of_pairs, strict=True)
+    }
+
+
+def test_who_is_who_is_kept_while_the_driver_lists_the_same_and_figures_are_new(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    pod = node.add(uuids=[GPU, OTHER])
+    _, host_pid = pod.attach()
+    with node.open() as opened:
+        observer = Observer(opened, sampler=nvml_sampler)
+        fake_driver.play(CARD, SECOND, f"process 0 compute {host_pid} {300 * MIB}")
+        first = Join(observer.observe())
+        # Not listed there: the lists are complete, so it uses nothing.
+        assert memory(first) == {(host_pid, GPU): 300 * MIB, (host_pid, OTHER): 0}
+        fake_driver.play(CARD, SECOND, f"process 0 compute {host_pid} {400 * MIB}")
+        second = Join(observer.observe(), first.known)
+        assert second.known is first.known
+        assert memory(second) == {(host_pid, GPU): 400 * MIB, (host_pid, OTHER): 0}
+        fake_driver.play(CARD, SECOND, f"process 1 compute {host_pid} {500 * MIB}")
+        third = Join(observer.observe(), second.known)
+        assert third.pairs is first.pairs
+        assert memory(third) == {(host_pid, GPU): 0, (host_pid, OTHER): 500 * MIB}
+        # It came or went while the driver was asked: it uses something, and nobody knows what.
+        fake_driver.add(f"sample 0 {host_pid} 1000 5 0 0 0")
+        fourth = Join(observer.observe(), third.known)
+        assert memory(fourth) == {(host_pid, GPU): None, (host_pid, OTHER): 500 * MIB}
+        _, other_pid = pod.attach()
+        fifth = Join(observer.observe(), fourth.known)
+        assert fifth.pairs is not first.pairs
+        assert {pid for pid, _ in memory(fifth)} == {host_pid, other_pid}
+
+
+def test_a_process_that_is_younger_than_the_sample_is_known_by_the_next_one(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    pod = node.add(uuids=[GPU])
+    _, host_pid = pod.attach()
+    fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
+    with node.open() as opened:
+        seen = Observer(opened, sampler=nvml_sampler).observe()
+        assert seen.sample is not None
+        hour_ns = 3600 * 10**9
+        older = attrs.evolve(seen.sample, taken_at_ns=seen.sample.taken_at_ns - hour_ns)
+        before = Join(attrs.evolve(seen, sample=older))
+        assert memory(before) == {(host_pid, GPU): None}
+        # The lists are the same.
+        assert memory(Join(seen, before.known)) == {(host_pid, GPU): 300 * MIB}
+
+
+def test_of_a_device_that_a_region_names_twice_the_first_has_the_figure(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    pod = node.add(uuids=[GPU, GPU])
+    _, host_pid = pod.attach()
+    fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
+    with node.open() as opened:
+        sums = Join(Observer(opened, sampler=nvml_sampler).observe()).device_sums(
+            "memory_used_bytes"
+        )
+    assert (list(sums.sums), list(sums.rows)) == ([300 * MIB, 0], [0, NO_ROW])
+
+
+def test_a_recording_has_the_drivers_figure_of_the_only_device_that_has_no_name_yet(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    """As long as both sides know of one only; a metric waits for the name."""
+    pod = node.add("train", memory_limits=["8GiB", "4GiB"])
+    pid, host_pid = pod.attach()
+    listed = f"process 1 compute {host_pid} {80 * MIB}"
+    fake_driver.play(CARD, SECOND, listed)
+    with node.open() as opened:
+        observer = Observer(opened, sampler=nvml_sampler)
+
+        def recorded() -> list[int | None]:
+            return [each.driver_memory_bytes for each in read_samples(observer.observe()).values()]
+
+        assert recorded() == [None, None], "it counts nothing on either"
+        pod.charge(pid, 5 * MIB)
+        assert recorded() == [80 * MIB, None]
+        sums = Join(observer.observe()).device_sums("memory_used_bytes")
+        assert list(sums.rows) == [NO_ROW, NO_ROW]
+        fake_driver.add(f"process 0 compute {host_pid} {MIB}")
+        assert recorded() == [None, None]
