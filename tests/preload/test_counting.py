@@ -240,6 +240,19 @@ def test_what_another_devices_pool_gives_out_counts_on_that_device(limited: Make
     assert scene.used(1) == 0
 
 
+def test_a_context_that_was_destroyed_makes_room_for_another(limited: Make) -> None:
+    """More than can be known at one time are made one after the other, and each is known."""
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    for _ in range(300):
+        program.do("cuCtxDestroy_v2", program.do("cuCtxCreate_v2", OUT, 0, 0))
+    context = program.do("cuCtxCreate_v2", OUT, 0, 0)
+    program.allocate(SIZE)
+    assert scene.used() == 2 * CONTEXT + SIZE
+    program.do("cuCtxDestroy_v2", context)
+    assert scene.used() == CONTEXT
+
+
 def test_a_pool_that_was_destroyed_makes_room_for_another(limited: Make) -> None:
     """More than can be known at one time are made one after the other, and each counts."""
     scene = limited(memory=[GIB])

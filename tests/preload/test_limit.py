@@ -87,6 +87,13 @@ def test_memory_info_can_be_asked_for_in_part(
     assert all(out in (GIB, GIB - CONTEXT) for out in outs)
 
 
+def test_nvml_shows_what_the_region_uses_and_not_what_others_do(limited: Make, bare: Bare) -> None:
+    bare().start().allocate(2 * GIB)
+    program = limited(memory=[4 * GIB]).program().start()
+    program.allocate(GIB)
+    assert program.nvml_memory(0) == (4 * GIB, 3 * GIB - CONTEXT, GIB + CONTEXT)
+
+
 def test_a_limit_below_what_is_used_leaves_nothing_free(limited: Make) -> None:
     scene = limited(memory=[4 * GIB])
     program = scene.program().start()

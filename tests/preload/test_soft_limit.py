@@ -1,5 +1,6 @@
 """Soft limits share a GPU as they should, on a model whose clock is its own."""
 
+import ctypes
 import subprocess
 from pathlib import Path
 
@@ -79,3 +80,56 @@ def test_a_neighbour_under_a_hard_limit_is_left_its_own(c_programs: Path) -> Non
     for row in rows[9:]:
         assert abs(row[0] - 30) <= 5
     assert mean(rows[18:], 1) == pytest.approx(50, abs=2)
+
+
+class Soft(ctypes.Structure):
+    """struct hr_soft_limit."""
+
+    _fields_ = [
+        ("stepped_s", ctypes.c_double),
+        ("excess", ctypes.c_double),
+        ("is_shared", ctypes.c_bool),
+    ]
+
+
+class View(ctypes.Structure):
+    """struct hr_soft_view."""
+
+    _fields_ = [
+        ("now_s", ctypes.c_double),
+        ("limit", ctypes.c_uint32),
+        ("is_disturbed", ctypes.c_bool),
+        ("own", ctypes.c_uint32),
+        ("soft", ctypes.c_uint32),
+    ]
+
+
+def test_what_is_allowed_has_its_bounds(tmp_path: Path) -> None:
+    """Beside others that leave the GPU idle, too; below the limit it never is."""
+    source = Path(__file__).parents[2] / "csrc" / "preload" / "soft_limit.c"
+    library = tmp_path / "soft.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    step = ctypes.CDLL(str(library)).hr_step_soft_limit
+    step.restype = ctypes.c_uint32
+
+    def allowed(state: Soft, at_s: float, **seen: int | bool) -> int:
+        found: int = step(ctypes.byref(state), ctypes.byref(View(now_s=at_s, limit=30, **seen)))
+        return found
+
+    state = Soft()
+    alone, idle, full = {"own": 90}, {"own": 5, "soft": 5}, {"own": 60, "soft": 40}
+    assert allowed(state, 0, **alone) == 98
+    assert allowed(state, 0.1, own=90, soft=2) == 98
+    assert allowed(state, 0.2, own=90, soft=50, is_disturbed=True) == 30
+    assert allowed(state, 0.3, **idle) == 30
+    steps = [allowed(state, 0.3 + tenth / 10, **idle) for tenth in range(1, 200)]
+    assert steps == sorted(steps)
+    assert (steps[9], steps[-1]) == (30 + 5, 98)  # 15 % of 30 in a second: 4.5
+    steps = [allowed(state, 30 + tenth / 10, **full) for tenth in range(1, 300)]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[-1] == 30
+    # After a pause of any length no more than all of the excess is taken off.
+    assert allowed(state, 1000, **full) == 30
+    # Nearly nothing left, and nearly something: it stays.
+    before = allowed(state, 1001, **idle)
+    assert allowed(state, 1002, own=50, soft=45) == before
