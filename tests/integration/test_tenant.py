@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import random
 import shutil
@@ -44,6 +46,8 @@ END_S = 15.0
 GPU, TENANTS_GPU = (f"GPU-{digit * 8}-0000-0000-0000-000000000000" for digit in "01")
 USED = "hami_vgpu_memory_used_bytes"
 AGENT = (sys.executable, "-m", "libhamiregion", "agent")
+# As the steering manifests run it; the exporter beside it is what the others run.
+SHIPPED = ("--metrics", "--listen=127.0.0.1:0", "--feedback", "--repair")
 TENANT = Path(__file__).with_name("hostile_tenant.py")
 CONTAINER_ID = "bad0" * 16
 
@@ -53,6 +57,18 @@ def resident_bytes(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     (line,) = (each for each in status.splitlines() if each.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
+
+
+def address_in(events: Path) -> str:
+    """Where an agent serves its metrics, by its log; empty before it does."""
+    lines = [json.loads(line) for line in events.read_text().splitlines() if line.startswith("{")]
+    found = [each["detail"]["url"] for each in lines if each["event"] == "listening"]
+    return found[0] if found else ""
+
+
+def serves(events: Path) -> bool:
+    url = address_in(events)
+    return bool(url) and ask(url, "/readyz").status == 200
 
 
 class Clock:
@@ -217,13 +233,15 @@ def test_a_hostile_tenant_harms_only_itself(tmp_path: Path, actor: MakeActor) ->
         exporter = stack.enter_context(exporter_process(*where, "--no-collector.nvml"))
         with events.open("wb") as log:
             agent = subprocess.Popen(
-                [*AGENT, *where, "--feedback", "--repair", "--json"],
+                [*AGENT, *where, *SHIPPED, "--json"],
                 env=environment(),
                 stdout=subprocess.DEVNULL,
                 stderr=log,
             )
         stack.callback(lambda: (agent.kill(), agent.wait()))
         exporter.wait_until_ready()
+        eventually(lambda: serves(events))
+        urls = itertools.cycle((exporter.url, address_in(events)))
         cgroup = stack.enter_context(cgroup_of_pod(uid, CONTAINER_ID))
         storms = Storms(tmp_path, cgroup, dice, own / "usage.cache")
         stack.callback(storms.close)
@@ -243,7 +261,7 @@ def test_a_hostile_tenant_harms_only_itself(tmp_path: Path, actor: MakeActor) ->
                         honest.launch_elsewhere(on=on)
                         phase_end = time.monotonic() + dice.uniform(5, 1.5 * OLDEST_S)
                     asked_at = time.monotonic()
-                    reply = ask(exporter.url, "/metrics")
+                    reply = ask(next(urls), "/metrics")
                     assert reply.status == 200, reply.text
                     honest.check_figure(reply.body, asked_at)
                     honest.check_mark()
