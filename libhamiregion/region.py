@@ -865,7 +865,7 @@ class Region:
 
         Shell: ``hamiregion limits set FILE --burst``.
         """
-        to = _switch_value(on)
+        to = _switch_value(on, "burst")
         before: int = lib.hr_set_burst(self._handle, to, _DRY_RUN if dry_run else 0)
         if before == lib.HR_EINVAL:
             raise ValueError(f"a region of layout {self.layout} has no room for burst")
@@ -1388,9 +1388,9 @@ def _uuid_bytes(uuid: str) -> bytes:
     return text
 
 
-def _switch_value(on: bool) -> int:
+def _switch_value(on: bool, what: str = "the utilisation switch") -> int:
     if not isinstance(on, bool):
-        raise TypeError(f"a switch is True or False, not {type(on).__name__}")
+        raise TypeError(f"{what} is True or False, not {type(on).__name__}")
     return int(on)
 
 

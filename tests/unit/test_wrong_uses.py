@@ -341,6 +341,11 @@ PYTHON: dict[str, tuple[Callable[[Any], Any], type[BaseException], str]] = {
         TypeError,
         "the utilisation switch is True or False, not str",
     ),
+    "a word for burst": (
+        lambda it: it.writing.set_burst("on"),
+        TypeError,
+        "burst is True or False, not str",
+    ),
     "None for a priority": (
         lambda it: it.writing.set_priority(None),
         TypeError,
