@@ -138,7 +138,7 @@ class Container:
 
     @property
     def name(self) -> str | None:
-        """The container's name: that of `used_by`, raw text of its directory, or of the resolvers.
+        """The container's name by `used_by`, raw text of its directory, or what resolvers say.
 
         Of a claim that they do not know, its UID.
         """
