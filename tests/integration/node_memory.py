@@ -16,7 +16,8 @@ from pathlib import Path
 
 from libhamiregion import Layout
 from libhamiregion.layouts import SLOT_CAPACITY
-from libhamiregion.node import Node, Observer, node_processes
+from libhamiregion.node import Node, Observer
+from libhamiregion.node.join import Join
 from libhamiregion.node.views import observed_views
 
 
@@ -64,7 +65,7 @@ def main(root: str, *mapped: str) -> None:
         thread.start()
         observation = Observer(node, anew=True).observe()
         views = observed_views(node, observation)
-        rows = node_processes(node, observation)
+        rows = Join(observation).rows(views)
         slots = sum(row.slots for row in rows if row.state != "unlisted")
         shown = [len(view.snapshot.processes) for view in views if view.snapshot is not None]
         assert slots == sum(shown) + sum(each.slots for view in views for each in view.omitted)
