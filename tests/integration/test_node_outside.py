@@ -20,6 +20,7 @@ from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, Region, RegionClosed, RegionStale, create_region, open_region
 from libhamiregion.node import Container, MissingReason, Node, NodeChanges, ProcessTable, outside
+from libhamiregion.node.doctor.slot_file import slots_behind
 
 GIB = 1 << 30
 POD, ID = "6d2b8f5e-3c1a-4b7d-9e0f-1a2b3c4d5e6f", "c0ffee42" * 8
@@ -342,6 +343,16 @@ def test_a_file_of_another_name_is_told_by_its_length(
     """$CUDA_DEVICE_MEMORY_SHARED_CACHE can call it anything."""
     user = actor(region_file(layout, name="my-own-name"))
     assert region_of(refreshed(node, user.pid_here)).layout is layout
+
+
+def test_what_stands_behind_its_table_is_read_by_a_mapping_of_our_own(
+    actor: MakeActor, node: Node, region: RegionFile
+) -> None:
+    """For no path of a container's is walked."""
+    user = actor(region)
+    user("attach")
+    region.put("slot_pid", 4242, slot=7)
+    assert slots_behind(region_of(refreshed(node, user.pid_here)), 1) == {4242: 7}
 
 
 # ---- file systems that hang, and those that do not ----
