@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
@@ -105,7 +106,7 @@ class SlotTracker:
         self._asked: tuple[Sequence[Container], bytes, int] | None = None
         self._until_s = 0.0
         self._refreshed_s = float("-inf")
-        self._dead_rows: list[int] = []
+        self._dead_rows = array("I")
         self._dead = b""
         self._answer = SlotStates(b"", {}, {})
 
@@ -182,7 +183,9 @@ class SlotTracker:
             if answer != self._answer:
                 self._answer = answer
         self._asked = asked
-        self._dead_rows = [at for at, each in enumerate(self._answer.states) if each == _DEAD]
+        self._dead_rows = array(
+            "I", (at for at, each in enumerate(self._answer.states) if each == _DEAD)
+        )
         self._dead = _counted(table, self._dead_rows)
         until_s = min((each.due_s for each in self._proofs.values()), default=_NEVER_S)
         self._until_s = min(until_s, self._refreshed_s + self._proof_s)
@@ -248,7 +251,8 @@ class SlotTracker:
             try:
                 # Before: where the table is read anew meanwhile, it is matched again.
                 users = self._table._users_of(region)
-                found = match(containers[row], list(column), taken_at_ns[row])
+                # Of 4 bytes each: a container can fill its table.
+                found = match(containers[row], array("i", column), taken_at_ns[row])
             except RegionError:  # closed meanwhile: the next refresh sees to it
                 self._proofs.pop(region, None)
                 continue
