@@ -9,19 +9,50 @@
 
 #include "identify.h"
 
-/* By its path, as the region was opened: no descriptor is kept that others could close. */
-int hr_open_again(const hr_region *region, uint32_t flags, int *fd)
+static bool is_region(const hr_region *region, const struct stat *status)
+{
+    return status->st_ino == region->inode && status->st_dev == region->device_id;
+}
+
+/*
+ * By its path, as the region was opened: no descriptor is kept that others could close.  Before the
+ * fork lock is taken: a path may lead where nobody answers.
+ */
+static int hold_again(const hr_region *region, struct hr_hold *hold)
 {
     struct stat status;
-    int code = hr_open_file(region->path, flags | region->no_link, fd, &status);
+    int code = hr_hold_file(region->path, region->no_link, hold, &status);
+    if (code == HR_ENOTFOUND || code == HR_ENOTREGION ||
+        (code == HR_OK && !is_region(region, &status)))
+        code = hr_fail_reason(HR_ESTALE, HR_REASON_REPLACED);
+    if (code != HR_OK)
+        hr_end_hold(hold);
+    return code;
+}
+
+/* Under the fork lock: no child is forked while the descriptor is open. */
+static int open_again(const hr_region *region, const struct hr_hold *hold, uint32_t flags, int *fd)
+{
+    struct stat status;
+    int code = hr_open_hold(hold, flags, fd, &status);
     if (code == HR_ENOTFOUND || code == HR_ENOTREGION)
         return hr_fail_reason(HR_ESTALE, HR_REASON_REPLACED);
-    if (code != HR_OK)
+    if (code != HR_OK || is_region(region, &status))
         return code;
-    if (status.st_ino == region->inode && status.st_dev == region->device_id)
-        return HR_OK;
     close(*fd);
+    *fd = -1;
     return hr_fail_reason(HR_ESTALE, HR_REASON_REPLACED);
+}
+
+int hr_open_again(const hr_region *region, uint32_t flags, int *fd)
+{
+    struct hr_hold hold;
+    *fd = -1;
+    int code = hold_again(region, &hold);
+    if (code == HR_OK)
+        code = open_again(region, &hold, flags, fd);
+    hr_end_hold(&hold);
+    return code;
 }
 
 static int set_lock(int fd, short type, off_t start, off_t length)
@@ -76,12 +107,11 @@ static int set_wanted(const hr_region *region, int fd, const struct wanted *want
                                : set_lock(fd, wanted->type, wanted->start, wanted->length);
 }
 
-static int lock_in_page(const hr_region *region, const struct wanted *wanted,
-                        struct hr_byte_lock *out)
+static int lock_in_page(const hr_region *region, const struct hr_hold *hold,
+                        const struct wanted *wanted, struct hr_byte_lock *out)
 {
     int fd;
-    out->page = NULL;
-    int code = hr_open_again(region, wanted->type == F_WRLCK ? HR_WRITE : HR_READ, &fd);
+    int code = open_again(region, hold, wanted->type == F_WRLCK ? HR_WRITE : HR_READ, &fd);
     if (code != HR_OK)
         return code;
     void *page = mmap(NULL, 1, PROT_NONE, MAP_SHARED, fd, 0);
@@ -100,10 +130,15 @@ static int lock_in_page(const hr_region *region, const struct wanted *wanted,
 static int lock_wanted(const hr_region *region, const struct wanted *wanted,
                        struct hr_byte_lock *out)
 {
-    /* No child is forked while the descriptor is open. */
+    struct hr_hold hold;
+    out->page = NULL;
+    int code = hold_again(region, &hold);
+    if (code != HR_OK)
+        return code;
     hr_fork_lock();
-    int code = lock_in_page(region, wanted, out);
+    code = lock_in_page(region, &hold, wanted, out);
     hr_fork_unlock();
+    hr_end_hold(&hold);
     return code;
 }
 
@@ -129,8 +164,14 @@ int hr_lock_foreign_bytes(const hr_region *region, struct hr_byte_lock *out)
 
 int hr_take_host_lock(const hr_region *region, int *fd)
 {
+    struct hr_hold hold;
+    *fd = -1;
+    int code = hold_again(region, &hold);
+    if (code != HR_OK)
+        return code;
     hr_fork_lock();
-    int code = hr_open_again(region, HR_WRITE, fd);
+    code = open_again(region, &hold, HR_WRITE, fd);
+    hr_end_hold(&hold);
     if (code == HR_OK) {
         code = set_lock(*fd, F_WRLCK, HR_HOST_LOCK_BYTE, 1);
         if (code != HR_OK)

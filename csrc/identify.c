@@ -132,48 +132,64 @@ void hr_close_file(int fd, uint32_t flags)
  * exchange it for its file between a look and an opening.  So the file is taken hold
  * of, looked at, and opened by that hold.
  */
-int hr_open_file(const char *path, uint32_t flags, int *fd, struct stat *status)
+int hr_hold_file(const char *path, uint32_t flags, struct hr_hold *out, struct stat *status)
 {
-    const char *name;
-    int directory = hr_open_directory(path, flags, &name);
-    if (directory < 0)
-        return directory;
-
+    *out = (struct hr_hold){.held = -1};
+    out->directory = hr_open_directory(path, flags, &out->name);
+    if (out->directory < 0)
+        return out->directory;
     int code = HR_OK;
-    *fd = -1;
-    int held = -1;
     if (hr_is_in_map_files(path)) {
-        held = hr_hold_mapped_file(directory, name);
-        if (held < 0)
-            code = held;
+        out->held = hr_hold_mapped_file(out->directory, out->name);
+        if (out->held < 0)
+            code = out->held;
     } else {
-        held = openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-        if (held < 0)
+        out->held = openat(out->directory, out->name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+        if (out->held < 0)
             code = open_error(errno);
     }
-    if (code == HR_OK && fstat(held, status) != 0)
+    if (code == HR_OK && fstat(out->held, status) != 0)
         code = hr_fail_errno(HR_ESYSTEM, errno);
     if (code == HR_OK)
         code = check_type(status);
-    if (code == HR_OK) {
-        *fd = (flags & HR_KEEP) != 0
-                  ? open_kept(held, directory, name, status)
-                  : open_held(held, directory, name, (flags & HR_WRITE) != 0 ? O_RDWR : O_RDONLY);
-        if (*fd < 0)
-            code = open_error(errno);
-    }
-    if (held >= 0)
-        close(held);
-    close(directory);
+    if (code != HR_OK)
+        hr_end_hold(out);
+    return code;
+}
+
+void hr_end_hold(struct hr_hold *hold)
+{
+    if (hold->held >= 0)
+        close(hold->held);
+    if (hold->directory >= 0)
+        close(hold->directory);
+    *hold = (struct hr_hold){.directory = -1, .held = -1};
+}
+
+int hr_open_hold(const struct hr_hold *hold, uint32_t flags, int *fd, struct stat *status)
+{
+    *fd = (flags & HR_KEEP) != 0 ? open_kept(hold->held, hold->directory, hold->name, status)
+                                 : open_held(hold->held, hold->directory, hold->name,
+                                             (flags & HR_WRITE) != 0 ? O_RDWR : O_RDONLY);
+    if (*fd < 0)
+        return open_error(errno);
     /* Look again, for where it had to be opened by its name. */
-    if (code == HR_OK && fstat(*fd, status) != 0)
-        code = hr_fail_errno(HR_ESYSTEM, errno);
-    if (code == HR_OK)
-        code = check_type(status);
-    if (code != HR_OK && *fd >= 0) {
+    int code = fstat(*fd, status) == 0 ? check_type(status) : hr_fail_errno(HR_ESYSTEM, errno);
+    if (code != HR_OK) {
         hr_close_file(*fd, flags);
         *fd = -1;
     }
+    return code;
+}
+
+int hr_open_file(const char *path, uint32_t flags, int *fd, struct stat *status)
+{
+    struct hr_hold hold;
+    *fd = -1;
+    int code = hr_hold_file(path, flags, &hold, status);
+    if (code == HR_OK)
+        code = hr_open_hold(&hold, flags, fd, status);
+    hr_end_hold(&hold);
     return code;
 }
 

@@ -36,6 +36,19 @@ int hr_open_directory(const char *path, uint32_t flags, const char **name);
  */
 int hr_open_file(const char *path, uint32_t flags, int *fd, struct stat *status);
 
+/*
+ * The two halves of it: the path is walked, and a regular file found, which costs as long as a file
+ * system takes to answer; then that very file is opened, without a walk.  A hold is closed by
+ * hr_end_hold(), which may be called again.  Its name is a part of `path`.
+ */
+struct hr_hold {
+    int directory, held;
+    const char *name;
+};
+int hr_hold_file(const char *path, uint32_t flags, struct hr_hold *out, struct stat *status);
+int hr_open_hold(const struct hr_hold *hold, uint32_t flags, int *fd, struct stat *status);
+void hr_end_hold(struct hr_hold *hold);
+
 /* Close what was opened with these flags; with HR_KEEP the descriptor stays, for the next time. */
 void hr_close_file(int fd, uint32_t flags);
 
