@@ -26,6 +26,7 @@ struct hr_mapped_file {
     unsigned major_number, minor_number;
     uint64_t inode;
     uint64_t bytes; /* of a region's file: a process of the region maps at least so much of it */
+    bool has_own_pages; /* of a region's file: that of no other file system shows the same memory */
 };
 
 /* What lock.c keeps in each handle.  All but the atomics is touched under the gate only. */
@@ -48,6 +49,10 @@ struct hr_own_slot {
     struct hr_attachment *attachment; /* NULL = not attached */
     _Atomic bool is_claimed; /* by this handle, the only one of the process; set under fork lock */
     _Atomic uint64_t turn;   /* how often this handle has been attached */
+    uint64_t signature;      /* that an attached process signs the lock with; 0: not attached */
+    /* The thread that is attaching, for which another signature is its own already. */
+    _Atomic uintptr_t attaching_thread;
+    uint64_t attaching_signature;
 };
 
 struct hr_region {
@@ -62,6 +67,7 @@ struct hr_region {
     uint32_t no_link; /* HR_NO_LINK, or 0 */
     uint64_t device_id;
     uint64_t inode;
+    bool has_own_pages;            /* hr_has_own_pages() of its file system */
     struct hr_mapped_file in_maps; /* under the fork lock; inode 0 = not looked up yet */
     char *path;
     /*

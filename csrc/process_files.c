@@ -57,6 +57,7 @@ int hr_own_mapping(hr_region *region, struct hr_mapped_file *out, bool *by_anoth
     *out = (struct hr_mapped_file){.major_number = major(region->device_id),
                                    .minor_number = minor(region->device_id),
                                    .inode = region->inode};
+    out->has_own_pages = region->has_own_pages;
     int code = HR_OK;
     struct hr_lines maps = {.file = NULL};
     hr_fork_lock();
@@ -70,6 +71,7 @@ int hr_own_mapping(hr_region *region, struct hr_mapped_file *out, bool *by_anoth
     if (is_known)
         *out = region->in_maps;
     out->bytes = region->mapped_bytes;
+    out->has_own_pages = region->has_own_pages;
     if (by_another != NULL)
         *by_another = maps.file != NULL && is_known && is_mapped_by_another(&maps, out);
     hr_fork_unlock();
@@ -117,6 +119,73 @@ static bool keep_written(struct hr_written_files *written, const struct hr_mappe
     return true;
 }
 
+/* What is known of the device of a mapping that shows the inode number. */
+struct other_device {
+    const char *maps; /* the file that is read, beside which mountinfo lies */
+    unsigned major_number, minor_number;
+    bool is_looked_up, has_own_pages;
+};
+
+static bool is_mount_of(const char *line, const struct other_device *device, const char **type)
+{
+    unsigned major_number, minor_number;
+    *type = strstr(line, " - ");
+    return *type != NULL && sscanf(line, "%*d %*d %u:%u", &major_number, &minor_number) == 2 &&
+           major_number == device->major_number && minor_number == device->minor_number;
+}
+
+/* A process can have 100,000 mounts with names of 16 KiB; a container has a hundred. */
+#define MOUNTINFO_BYTES ((size_t)1 << 20)
+
+/*
+ * Whether the process has a file system of that device mounted which keeps its files' pages itself.
+ * A device number is one file system's, and the kernel writes mountinfo.
+ */
+static bool look_up_device(struct other_device *device, int directory,
+                           const struct hr_budget *budget)
+{
+    static const char *const types[] = {"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs"};
+    char name[64];
+    const char *type;
+    struct hr_lines mounts;
+    snprintf(name, sizeof name, "%.*smountinfo", (int)(strlen(device->maps) - strlen("maps")),
+             device->maps);
+    bool found = false, has = false;
+    size_t bytes = 0;
+    if (hr_open_lines(&mounts, directory, name, budget)) {
+        while (!found && bytes < MOUNTINFO_BYTES && hr_next_line(&mounts)) {
+            found = is_mount_of(mounts.text, device, &type);
+            bytes += strlen(mounts.text);
+        }
+        type = found ? type + strlen(" - ") : "";
+        for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+            size_t length = strlen(types[i]);
+            has = has || (strncmp(type, types[i], length) == 0 && type[length] == ' ');
+        }
+    }
+    hr_close_lines(&mounts);
+    return has;
+}
+
+/* Whether a mapping that shows the inode number on another device is of another file for certain:
+ * an overlay has its file's pages in the upper directory's file system, these have not. */
+static bool is_another_file(struct other_device *device, int directory,
+                            const struct hr_mapped_file *mapped, const struct hr_mapped_file *file,
+                            const struct hr_budget *budget)
+{
+    if (!file->has_own_pages)
+        return false;
+    if (!device->is_looked_up || device->major_number != mapped->major_number ||
+        device->minor_number != mapped->minor_number) {
+        *device = (struct other_device){.maps = device->maps,
+                                        .major_number = mapped->major_number,
+                                        .minor_number = mapped->minor_number,
+                                        .is_looked_up = true};
+        device->has_own_pages = look_up_device(device, directory, budget);
+    }
+    return device->has_own_pages;
+}
+
 /* An empty list is HR_MAPS_NOTHING.  Linux 6.16 refuses to open it instead, as if the process
  * had ended. */
 static enum hr_seen read_maps(int directory, const char *name, const struct hr_mapped_file *file,
@@ -130,8 +199,12 @@ static enum hr_seen read_maps(int directory, const char *name, const struct hr_m
     enum hr_seen seen = HR_MAPS_NOT;
     bool unsure = false, kept = true;
     struct hr_mapping mapping;
+    struct other_device device = {.maps = name};
     while (seen != HR_MAPS && hr_next_written(&maps, &mapping)) {
         seen = compare(&mapping.file, file);
+        if (seen == HR_MAPS_UNSURE &&
+            is_another_file(&device, directory, &mapping.file, file, budget))
+            seen = HR_MAPS_NOT;
         unsure = unsure || seen == HR_MAPS_UNSURE;
         kept = keep_written(written, &mapping.file) && kept;
     }
@@ -303,6 +376,16 @@ static bool is_in_upper_directory(const char *path)
         found = is_upper_file(mounts.text, path);
     hr_close_lines(&mounts);
     return found;
+}
+
+bool hr_has_own_pages(int fd)
+{
+    struct statfs system;
+    const long types[] = {EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, TMPFS_MAGIC};
+    bool has = false;
+    for (size_t i = 0; fstatfs(fd, &system) == 0 && i < sizeof types / sizeof *types; i++)
+        has = has || system.f_type == types[i];
+    return has;
 }
 
 bool hr_lies_on_overlay(const hr_region *region)

@@ -37,7 +37,8 @@ int hr_own_mapping(hr_region *region, struct hr_mapped_file *out, bool *by_anoth
 /*
  * HR_MAPS_NOTHING: an empty list, as kernel threads, zombies and dying processes have.
  * HR_MAPS_UNSURE: the inode number is there, on another device: maybe the same file through
- * another file system (an overlay's upper directory).
+ * another file system (an overlay's upper directory).  Not where both devices are of file systems
+ * that keep their files' pages themselves, as the process's mountinfo tells.
  */
 enum hr_seen {
     HR_MAPS_NOT,
@@ -70,6 +71,10 @@ bool hr_is_not_written(const struct hr_written_files *written, const struct hr_m
 enum hr_seen hr_look_at_process(int proc, const char *name, const struct hr_mapped_file *file,
                                 const struct hr_budget *budget, struct hr_written_files *written,
                                 bool *has_libvgpu);
+
+/* Whether the open file's file system keeps the pages of its files itself, as an overlay and other
+ * layers do not. */
+bool hr_has_own_pages(int fd);
 
 /*
  * Whether the region's file lies on an overlay, or in the upper directory of one, as far as names

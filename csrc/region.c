@@ -46,6 +46,7 @@ static hr_region *new_handle(const char *path, uint32_t flags, const struct hr_l
     region->references = 1;
     region->device_id = file->status.st_dev;
     region->inode = file->status.st_ino;
+    region->has_own_pages = hr_has_own_pages(file->fd);
     return region;
 }
 

@@ -387,10 +387,76 @@ def test_a_holder_that_came_through_an_overlay_is_not_robbed_from_below(
         assert_not_robbed(holder, writer)
 
 
+OWNER_LIFE = "answer = region.lock_state().owner_life"
+
+
 def assert_not_robbed(holder: Actor, writer: Actor) -> None:
+    """While it lives; once it is dead, nobody else maps the file by another way."""
     with pytest.raises(LockTimeout):
         writer("lock", 0.3)
-    assert writer("evaluate", "answer = region.lock_state().owner_life") == "unknown"
+    assert writer("evaluate", OWNER_LIFE) == "unknown"
     holder("unlock")
+    writer("lock")
+    writer("unlock")
+    holder("lock")
+    holder.kill()
+    assert writer("evaluate", OWNER_LIFE) == "dead"
+    writer("lock")
+    writer("unlock")
+
+
+CREATE = """
+import os
+from libhamiregion import create_region
+create_region(path)
+answer = os.stat(path).st_ino
+"""
+FORGE = """
+import mmap, os
+flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+number = 0
+# Those of a new file system count upwards.
+while number < inode:
+    at = os.open(f"{path}.{number}", flags)
+    number = os.fstat(at).st_ino
+os.ftruncate(at, 4 << 20)
+scene.mapping = mmap.mmap(at, 0)
+answer = number
+"""
+
+
+@pytest.fixture
+def two_file_systems(tmp_path: Path) -> Iterator[tuple[ProcessFactory, Path, Path]]:
+    """Where processes see two new file systems, and their directories."""
+    ours, forged = tmp_path / "ours", tmp_path / "forged"
+    mounts = []
+    for directory in (ours, forged):
+        directory.mkdir()
+        mounts.append(f"mount -t tmpfs tmpfs {directory} &&")
+    script = f'{" ".join(mounts)} exec "$@"'
+    inside = ("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh")
+    with contextlib.closing(ProcessFactory(*inside)) as process_factory:
+        yield process_factory, ours, forged
+
+
+@needs_first_namespace
+@pytest.mark.root
+@pytest.mark.parametrize("attached", [False, True], ids=["with a number", "with its pid"])
+def test_a_neighbour_that_forges_the_inode_keeps_no_dead_holders_lock(
+    attached: bool, two_file_systems: tuple[ProcessFactory, Path, Path]
+) -> None:
+    """It maps a file with the same inode number on a file system of its own."""
+    process_factory, ours, forged = two_file_systems
+    path = ours / "usage.cache"
+    inode = process_factory.actor()("evaluate", CREATE, path=str(path))
+    neighbour = process_factory.actor()
+    assert neighbour("evaluate", FORGE, path=str(forged / "file"), inode=inode) == inode
+    holder, writer = process_factory.actor(path), process_factory.actor(path)
+    if attached:
+        holder("attach")
+    holder("lock")
+    with pytest.raises(LockTimeout):
+        writer("lock", 0.3)
+    holder.kill()
     writer("lock")
     writer("unlock")
