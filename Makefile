@@ -14,6 +14,8 @@ BENCH_ARGS ?=
 # For `make clients`; 'cuda-bindings<13' is the other generation.
 CUDA_BINDINGS ?= cuda-bindings
 MODELS_ARGS ?=
+# --free-threaded: also a Python without a GIL, compiled from Debian's source.
+NEWEST_ARGS ?=
 SEED ?= 1
 MUTANTS ?= 50
 MUTANTS_ARGS ?=
@@ -42,7 +44,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help demo test clients cluster cluster-answers stress lint format types texts sanitize aarch64 fuzz models litmus \
-	mutants bench docs pictures install-c wheel wheels aarch64-wheel packaging clean
+	mutants bench docs pictures install-c wheel wheels aarch64-wheel packaging newest-python clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) \
@@ -138,6 +140,9 @@ aarch64-wheel: ## test the wheel for aarch64 that `make wheels` has made, under 
 
 packaging: ## build the wheel once, test it on every CPython from 3.10 to 3.15 found here
 	$(PYTHON) tests/packaging/check_wheel.py
+
+newest-python: ## test the wheel on Python 3.14 and 3.15 of Debian's newest suite (as root)
+	$(PYTHON) tests/packaging/check_newest.py $(NEWEST_ARGS)
 
 clean: ## remove everything that was built, .venv included
 	rm -rf $(VENV) build dist docs/_build *.egg-info libhamiregion/*.so \
