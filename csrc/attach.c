@@ -158,6 +158,7 @@ static int attach_work(void *argument)
     if (code == HR_OK) {
         region->own.attachment = call->attachment;
         region->own.pid = call->pid;
+        region->own.signature = region->own.attaching_signature;
         call->turn = ++region->own.turn;
     }
     return code;
@@ -172,6 +173,14 @@ static int check_no_foreign_mapping(hr_region *region)
     if (code == HR_OK && by_another)
         code = hr_fail_reason(HR_EATTACHED, HR_REASON_FOREIGN_MAPPING);
     return code;
+}
+
+/* From here on this thread, and no other one of the handle, signs as the attached process. */
+static void begin_signing(hr_region *region, int32_t pid, uint64_t mark)
+{
+    region->own.attaching_signature =
+        mark == 0 ? (uint64_t)pid : hr_marked_signature(pid, hr_mark_byte(mark));
+    atomic_store_explicit(&region->own.attaching_thread, hr_thread_id(), memory_order_relaxed);
 }
 
 int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
@@ -191,7 +200,9 @@ int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
         code = hr_fail_errno(HR_ESYSTEM, ENOMEM);
     } else {
         hr_draw_mark(region, call.pid, &call.attachment->mark, &call.attachment->byte);
+        begin_signing(region, call.pid, call.attachment->mark);
         code = hr_run_with_evidence(region, &call.evidence, attach_work, &call, timeout_ns);
+        atomic_store_explicit(&region->own.attaching_thread, 0, memory_order_relaxed);
     }
     /* Also where the lock was lost meanwhile: then there is a slot, and an error. */
     if (call.turn != 0 && ticket != NULL) {
@@ -337,30 +348,37 @@ static int detach_work(void *argument)
     return HR_OK;
 }
 
-/* Under the gate, so that no other thread is accounting. */
-static void forget_attachment(hr_region *region)
+/* Under the gate, so that no other thread is accounting.  The lock on the slot's byte is left to
+ * the caller. */
+static struct hr_byte_lock forget_attachment(hr_region *region)
 {
+    struct hr_byte_lock byte = region->own.attachment->byte;
     region->own.is_claimed = false;
-    /* After the slot was emptied: from here on it is a dead process's. */
-    hr_unlock_bytes(region, &region->own.attachment->byte);
     free(region->own.attachment);
     region->own.attachment = NULL;
     region->own.pid = 0;
+    region->own.signature = 0;
+    return byte;
 }
 
 static int detach(hr_region *region, uint64_t deadline_ns)
 {
+    struct hr_byte_lock byte = {.page = NULL};
     int code = hr_lock_take(region, deadline_ns);
     if (code == HR_OK) {
         code = hr_run_entered(region, detach_work, region);
         if (code != HR_EDETACHED)
-            forget_attachment(region);
-        return hr_lock_drop_after(region, code);
+            byte = forget_attachment(region);
+        code = hr_lock_drop_after(region, code);
+        /* Not before: the lock was signed with it. */
+        hr_unlock_bytes(region, &byte);
+        return code;
     }
     /* The file is gone under us: there is nothing left to detach from. */
     if (code == HR_ESTALE && hr_gate_enter(region, deadline_ns) == HR_OK) {
         if (region->own.attachment != NULL)
-            forget_attachment(region);
+            byte = forget_attachment(region);
+        hr_unlock_bytes(region, &byte);
         hr_gate_leave(region);
         return hr_fail_reason(HR_ESTALE, HR_REASON_TRUNCATED);
     }

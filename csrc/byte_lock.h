@@ -30,6 +30,38 @@ static inline off_t hr_number_byte(uint64_t signature)
     return HR_NUMBER_BYTE + (off_t)(signature - HR_FOREIGN_OWNER);
 }
 
+/* Signed with a number, whose byte tells whether its writer lives. */
+static inline bool hr_is_number(uint64_t owner)
+{
+    return owner >= HR_FOREIGN_OWNER && owner < HR_FOREIGN_END;
+}
+
+/* What an attached process signs with whose mark has this byte (marks.h). */
+static inline uint64_t hr_marked_signature(int32_t pid, off_t byte)
+{
+    return (uint64_t)byte << 32 | (uint32_t)pid;
+}
+
+static inline bool hr_is_marked(uint64_t owner)
+{
+    return owner >> 32 >= HR_SLOT_BYTE && owner >> 32 < HR_SLOT_BYTE + HR_SLOT_BYTES &&
+           (uint32_t)owner - 1 < INT32_MAX;
+}
+
+/* What libvgpu sees of a signature: a pid, or a number; anything else as it stands. */
+static inline uint64_t hr_owner_pid(uint64_t owner)
+{
+    return hr_is_marked(owner) ? (uint32_t)owner : owner;
+}
+
+/* The byte that tells whether the signature's writer lives; 0: /proc has to. */
+static inline off_t hr_owner_byte(uint64_t owner)
+{
+    if (hr_is_number(owner))
+        return hr_number_byte(owner);
+    return hr_is_marked(owner) ? (off_t)(owner >> 32) : 0;
+}
+
 /*
  * Lock a range for others' writing (F_WRLCK), or against such a lock (F_RDLCK: of these
  * there may be several).  HR_EBUSY without a detail: somebody has a lock in the way.

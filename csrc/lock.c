@@ -226,12 +226,13 @@ static int draw_numbers(hr_region *region, uint64_t deadline_ns)
 int hr_choose_signature(hr_region *region, uint64_t deadline_ns)
 {
     struct hr_lock_part *lock = &region->lock;
-    if (region->own.pid != 0) {
-        lock->signature = (uint64_t)region->own.pid;
+    const struct hr_own_slot *own = &region->own;
+    if (own->signature != 0) {
+        lock->signature = own->signature;
         return HR_OK;
     }
-    if (region->own.is_claimed) { /* just attaching */
-        lock->signature = (uint64_t)getpid();
+    if (atomic_load_explicit(&own->attaching_thread, memory_order_relaxed) == hr_thread_id()) {
+        lock->signature = own->attaching_signature;
         return HR_OK;
     }
     int code = lock->numbers != 0 ? HR_OK : draw_numbers(region, deadline_ns);
@@ -312,7 +313,8 @@ static int take_over(struct attempt *attempt)
 {
     hr_region *region = attempt->region;
     struct hr_byte_lock dead = {NULL};
-    int code = hr_lock_bytes(region, F_RDLCK, hr_number_byte(attempt->seen.owner), 1, &dead);
+    off_t byte = hr_owner_byte(attempt->seen.owner);
+    int code = hr_lock_bytes(region, F_RDLCK, byte, 1, &dead);
     if (code == HR_OK && hr_may_have_two_inodes(region)) {
         attempt->reason = HR_REASON_TWO_INODES;
         attempt->judge_again_ns = hr_deadline_ns(SEARCH_PAUSE_NS);
@@ -346,7 +348,7 @@ static int take(struct attempt *attempt, uint64_t deadline_ns)
             return hr_fail_code(HR_ECLOSED);
         uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
         bool is_last = now >= deadline_ns;
-        if (hr_is_number(attempt->seen.owner) &&
+        if (hr_owner_byte(attempt->seen.owner) != 0 &&
             (is_last || (nap_ns > PATIENCE_NS && now >= attempt->judge_again_ns))) {
             code = take_over(attempt);
             if (code != HR_EBUSY)
@@ -365,7 +367,8 @@ static int take(struct attempt *attempt, uint64_t deadline_ns)
 static int time_out_work(void *argument)
 {
     const struct attempt *attempt = argument;
-    return HR_FAIL(HR_ETIMEOUT, .reason = attempt->reason, .found = hr_owner_of(attempt->region));
+    return HR_FAIL(HR_ETIMEOUT, .reason = attempt->reason,
+                   .found = hr_owner_pid(hr_owner_of(attempt->region)));
 }
 
 int hr_lock_take(hr_region *region, uint64_t deadline_ns)

@@ -17,12 +17,15 @@
  * In the two older layouts each of these is two steps, between which the *host lock* is held,
  * an open file's lock on HR_HOST_LOCK_BYTE.  Recovery holds it too, in all layouts.
  *
- * A process that is attached, or is just attaching, signs with its pid.  Any other handle signs
- * with numbers, HR_FOREIGN_OWNER + n, above any pid.  It draws a random multiple of HR_TURNS, locks
- * the bytes from HR_NUMBER_BYTE + n on for as long as it is open, and counts through these
- * HR_TURNS numbers, one each time.  Whoever can lock the byte of a signature knows that its writer
- * is dead, and while it is locked nobody can draw it.  Signatures from HR_FOREIGN_END on belong to
- * schemes to come: nothing is concluded from their bytes.
+ * A process that is attached, or is just attaching, signs with its pid, and in the upper half of
+ * the word, where libvgpu, which keeps owners in an int, does not look, with the byte that it keeps
+ * locked (marks.h): so it can be told dead without /proc.  Where it has no such byte, as in the
+ * two older layouts, that half is 0, and /proc has to tell.  Any other handle signs with numbers,
+ * HR_FOREIGN_OWNER + n, above any pid.  It draws a random multiple of HR_TURNS, locks the bytes
+ * from HR_NUMBER_BYTE + n on for as long as it is open, and counts through these HR_TURNS numbers,
+ * one each time.  Whoever can lock the byte of a signature knows that its writer is dead, and while
+ * it is locked nobody can draw it.  Signatures from HR_FOREIGN_END on belong to schemes to come:
+ * nothing is concluded from their bytes.
  *
  * CAVEATS
  *
@@ -43,7 +46,8 @@ extern "C" {
 #endif
 
 /* Clear of HAMi's lockf on [0, sizeof) and of its record lock on 0x40000000. */
-#define HR_SLOT_BYTE 0x10000000 /* and the 2^28 behind it: marks.h */
+#define HR_SLOT_BYTE 0x10000000 /* marks.h */
+#define HR_SLOT_BYTES 0x10000000
 #define HR_HOST_LOCK_BYTE 0x50000000
 #define HR_NUMBER_BYTE 0x60000000
 
@@ -99,7 +103,8 @@ struct hr_lock_state {
     uint32_t postinit;       /* value of sem_postinit; 1 where the layout has none */
     uint32_t is_ours;        /* signed with a number of this library */
     uint32_t is_damaged;     /* the value is above 1, or above 0 though somebody has signed */
-    uint64_t owner_pid;      /* as stored */
+    uint64_t owner_pid;      /* as libvgpu reads it: a pid, or a number */
+    uint64_t signature;      /* as stored: with the byte of an attached process */
     int32_t owner_pid_here;  /* the owner's pid in this process's /proc; 0: none, or a number */
     uint32_t owner_liveness; /* enum hr_liveness; HR_DEAD where owner_pid is 0 */
 };
@@ -118,7 +123,7 @@ enum hr_recovered {
 struct hr_recovery {
     uint32_t done;  /* set of enum hr_recovered */
     uint32_t value; /* the state that has been watched, */
-    uint64_t owner_pid;
+    uint64_t signature;
     uint64_t watched_ns; /* and for how long, */
     uint64_t postinit_watched_ns;
     uint64_t interrupted_ns; /* and when a signal last came; on the monotonic clock */

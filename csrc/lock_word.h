@@ -29,12 +29,6 @@ static inline uint32_t hr_sem_value(uint64_t word)
     return (uint32_t)word;
 }
 
-/* Signed with a number, whose byte tells whether its writer lives. */
-static inline bool hr_is_number(uint64_t owner)
-{
-    return owner >= HR_FOREIGN_OWNER && owner < HR_FOREIGN_END;
-}
-
 /* Both words, read one after the other: only a swap proves that they stood so together. */
 struct hr_lock_words {
     uint64_t owner;

@@ -21,7 +21,7 @@ static uint64_t make_mark(int32_t pid, uint32_t number)
     return TAG | (uint64_t)pid << NUMBER_BITS | number;
 }
 
-static off_t byte_of(uint64_t mark)
+off_t hr_mark_byte(uint64_t mark)
 {
     return HR_SLOT_BYTE + (off_t)(mark & ((UINT64_C(1) << NUMBER_BITS) - 1));
 }
@@ -70,17 +70,21 @@ struct number_call {
 };
 
 /*
- * Whether a dead process's slot has the number: it would come to life again.  From the end, as
- * libvgpu moves slots towards the beginning: none is missed.  What is behind counts nothing.
+ * Whether a dead process's slot has the number, or its lock: it would come to life again.  From the
+ * end, as libvgpu moves slots towards the beginning: none is missed.  What is behind counts
+ * nothing.
  */
 static int look_for_number(void *argument)
 {
     const struct number_call *call = argument;
     int32_t count;
+    if (hr_owner_byte(hr_load_u64(call->region->base + call->region->layout->owner_pid,
+                                  memory_order_acquire)) == call->byte)
+        return HR_EBUSY;
     int code = hr_checked_proc_num(call->region, &count);
     while (code == HR_OK && --count >= 0) {
         uint64_t mark = hr_slot_mark(call->region, hr_slot(call->region, (uint32_t)count));
-        if (mark != 0 && byte_of(mark) == call->byte)
+        if (mark != 0 && hr_mark_byte(mark) == call->byte)
             return HR_EBUSY;
     }
     return code;
@@ -97,10 +101,10 @@ void hr_draw_mark(hr_region *region, int32_t pid, uint64_t *mark, struct hr_byte
         if (getrandom(&random, sizeof random, GRND_NONBLOCK) != sizeof random)
             random = (uint32_t)hr_clock_ns(CLOCK_MONOTONIC) * 2654435761u;
         uint64_t drawn = make_mark(pid, random >> (32 - NUMBER_BITS));
-        int code = hr_lock_bytes(region, F_WRLCK, byte_of(drawn), 1, byte);
+        int code = hr_lock_bytes(region, F_WRLCK, hr_mark_byte(drawn), 1, byte);
         HR_POINT(SLOT_BYTE_LOCKED);
         if (code == HR_OK) {
-            struct number_call call = {.region = region, .byte = byte_of(drawn)};
+            struct number_call call = {.region = region, .byte = hr_mark_byte(drawn)};
             code = hr_run(region, look_for_number, &call);
             if (code == HR_OK) {
                 *mark = drawn;
@@ -168,7 +172,7 @@ void hr_judge_marks(hr_region *region, int32_t pid, struct hr_judged_marks *out)
         out->count == 0)
         return;
     for (uint32_t i = 0; i < out->count; i++)
-        bytes[i] = byte_of(out->list[i].mark);
+        bytes[i] = hr_mark_byte(out->list[i].mark);
     if (hr_lock_free_bytes(region, bytes, out->count, is_locked, &out->kept) != HR_OK)
         return;
     bool may_be_elsewhere = false, is_looked_up = false;

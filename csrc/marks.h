@@ -21,6 +21,9 @@
 #include "byte_lock.h"
 #include "slot_table.h"
 
+/* Where the byte of a mark lies. */
+off_t hr_mark_byte(uint64_t mark);
+
 /* 0, or the slot's mark, if it is of this very file and of the process whose pid stands there. */
 uint64_t hr_slot_mark(const hr_region *region, const unsigned char *slot);
 /* Under the lock, in a slot that is empty; 0: none. */

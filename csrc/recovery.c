@@ -58,7 +58,8 @@ static int state_work(void *argument)
                                         .postinit = has_postinit ? postinit_value(region) : 1,
                                         .is_ours = hr_is_number(words.owner),
                                         .is_damaged = is_damaged(words),
-                                        .owner_pid = words.owner};
+                                        .owner_pid = hr_owner_pid(words.owner),
+                                        .signature = words.owner};
     return HR_OK;
 }
 
@@ -90,18 +91,21 @@ static int search(hr_region *region, const char *proc, enum hr_own_handle own,
 static void judge_owner(hr_region *region, const struct hr_mappers *mappers,
                         struct hr_lock_state *state, struct hr_byte_lock *kept)
 {
-    uint64_t owner = state->owner_pid;
-    state->owner_liveness = owner == 0 ? HR_DEAD : HR_LIVENESS_UNKNOWN;
+    off_t byte = hr_owner_byte(state->signature);
+    state->owner_liveness = state->signature == 0 ? HR_DEAD : HR_LIVENESS_UNKNOWN;
     if (is_signed_with_pid(state))
         state->owner_liveness =
-            hr_liveness_of_owner(mappers, (int32_t)owner, &state->owner_pid_here);
-    if (!state->is_ours)
+            hr_liveness_of_owner(mappers, (int32_t)state->owner_pid, &state->owner_pid_here);
+    if (byte == 0)
         return;
-    int code = hr_lock_bytes(region, F_RDLCK, hr_number_byte(owner), 1, kept);
-    if (code == HR_EBUSY)
+    /* That is the proof, whatever /proc shows: another process may have that pid. */
+    int code = hr_lock_bytes(region, F_RDLCK, byte, 1, kept);
+    if (code == HR_EBUSY) {
         state->owner_liveness = HR_ALIVE;
-    else if (code == HR_OK && !hr_may_have_two_inodes(region))
+    } else if (code == HR_OK && !hr_may_have_two_inodes(region)) {
         state->owner_liveness = HR_DEAD;
+        state->owner_pid_here = 0;
+    }
 }
 
 /* What the lock is like, and whether its owner lives. */
@@ -133,7 +137,7 @@ static int judge_state(hr_region *region, const char *proc, struct hr_lock_state
             return code;
         bool is_own = out->owner_pid == (uint64_t)getpid();
         bool used_meanwhile = uses != atomic_load_explicit(&hr_uses, memory_order_seq_cst);
-        if (after.owner_pid == out->owner_pid && after.value == out->value &&
+        if (after.signature == out->signature && after.value == out->value &&
             !(is_own && used_meanwhile))
             return HR_OK;
     }
@@ -169,13 +173,13 @@ struct recovery {
 
 static int not_recoverable(int reason, const struct recovery *recovery, uint64_t owner)
 {
-    return HR_FAIL(HR_ENOTRECOVERABLE, .reason = reason, .found = owner,
+    return HR_FAIL(HR_ENOTRECOVERABLE, .reason = reason, .found = hr_owner_pid(owner),
                    .wanted = (uint64_t)recovery->state.owner_pid_here);
 }
 
 static bool is_as_judged(const struct recovery *recovery, struct hr_lock_words words)
 {
-    return words.owner == recovery->state.owner_pid &&
+    return words.owner == recovery->state.signature &&
            hr_sem_value(words.sem) == recovery->state.value;
 }
 
@@ -396,10 +400,10 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns,
     int code = read_state(region, &recovery.state);
     if (code != HR_OK || (!is_lock_wrong(state) && state->postinit == 1))
         return code;
-    if (state->value != progress->value || state->owner_pid != progress->owner_pid)
+    if (state->value != progress->value || state->signature != progress->signature)
         progress->watched_ns = 0;
     progress->value = state->value;
-    progress->owner_pid = state->owner_pid;
+    progress->signature = state->signature;
     /* Of a lock that is signed with a pid only the owner has to be found. */
     bool only_owner = is_signed_with_pid(state) && state->postinit == 1;
     code = search(region, proc, HR_WITHOUT_OWN_HANDLE, state, only_owner, &recovery.mappers);

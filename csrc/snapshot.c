@@ -1,6 +1,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "byte_lock.h"
 #include "identify.h"
 #include "layout_rows.h"
 #include "reading.h"
@@ -485,6 +486,7 @@ ALWAYS_INLINE int read_as(const struct hr_layout *layout, struct hr_reading *rea
     head->layout = layout->id;
     head->taken_at_ns = reading->taken_at_ns;
     head->settled = outcome == SETTLED;
+    head->owner_pid = hr_owner_pid(head->owner_pid);
     if (layout->slot_seqlock != HR_ABSENT && reading->any_torn != 0)
         unsettle_torn(reading);
     sum_up(reading);

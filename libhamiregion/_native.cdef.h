@@ -330,6 +330,7 @@ struct hr_lock_state {
     uint32_t is_ours;
     uint32_t is_damaged;
     uint64_t owner_pid;
+    uint64_t signature;
     int32_t owner_pid_here;
     uint32_t owner_liveness;
 };
@@ -344,7 +345,7 @@ int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state 
 struct hr_recovery {
     uint32_t done;
     uint32_t value;
-    uint64_t owner_pid;
+    uint64_t signature;
     uint64_t watched_ns;
     uint64_t postinit_watched_ns;
     uint64_t interrupted_ns;

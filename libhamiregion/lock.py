@@ -76,8 +76,8 @@ class LockState:
 
     Attributes:
         held: Whether the semaphore is taken.
-        owner_pid: The signature as it stands in the region, usually a pid in the container's
-            namespace; None where nobody has signed.
+        owner_pid: The signature as HAMi reads it, usually a pid in the container's namespace; None
+            where nobody has signed.
         owner_host_pid: The owner's pid in this process's /proc; None if it is not there, or has
             signed with a number.
         owner_life: ``"alive"``, ``"dead"`` or ``"unknown"``; None where nobody has signed.

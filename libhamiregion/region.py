@@ -947,9 +947,9 @@ class Region:
     def lock_state(self, *, proc: PathLike = "/proc") -> LockState:
         """Tell whether the lock is held, by which process, and whether that lives. Changes nothing.
 
-        Works read-only. Alive means: some process that maps this very file has the owner's number
-        as its pid in one of its namespaces. Where /proc does not show enough to tell, the answer is
-        ``"unknown"``.
+        Works read-only. Of what a process of this library has signed the kernel tells; else alive
+        means: some process that maps this very file has the owner's number as its pid in one of its
+        namespaces. Where /proc does not show enough to tell, the answer is ``"unknown"``.
 
         Args:
             proc: The root of /proc, where it is mounted elsewhere.

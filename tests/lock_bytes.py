@@ -25,6 +25,12 @@ def set_value(file: RegionFile, value: int, semaphore: str = "sem") -> None:
     file.put(semaphore, file.get(semaphore) & ~LOW_HALF | value)
 
 
+def owner_of(file: RegionFile) -> int:
+    """owner_pid as libvgpu reads it, which keeps owners in an int."""
+    owner: int = file.get("owner_pid") & LOW_HALF
+    return owner
+
+
 def semaphore_bytes(file: RegionFile) -> bytes:
     offset, _ = locate(file.layout, "sem")
     return file.content()[offset : offset + 32]

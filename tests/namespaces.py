@@ -39,4 +39,4 @@ def is_number(owner_pid: int) -> bool:
 
 def is_own_signature(owner_pid: int, *, attached: bool) -> bool:
     """Whether this process may have signed so in owner_pid."""
-    return owner_pid == os.getpid() if attached else is_number(owner_pid)
+    return owner_pid & 0xFFFFFFFF == os.getpid() if attached else is_number(owner_pid)

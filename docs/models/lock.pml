@@ -2,8 +2,8 @@
  * The lock of a region: libvgpu's waiters of both generations, this library's writers with each
  * signature, and its recovery.  `make models` checks it; protocol.md says what that proves.
  *
- *   A1 A2 A3  the actors: OLD (libvgpu up to 2.8.0), NEW (from 2.8.1 on), PID, FOREIGN (ours, by
- *             signature) or NONE.  Each opens the file when it likes, so each is a newcomer too.
+ *   A1 A2 A3  the actors: OLD (libvgpu up to 2.8.0), NEW (from 2.8.1 on), PID, FOREIGN, MARKED
+ *             (ours, by signature: a pid, a number, a pid with the byte of a mark) or NONE.  Each opens the file when it likes, so each is a newcomer too.
  *   LAYOUT    12: owner_pid and semaphore change in one 16-byte compare-and-swap; 11: also, and
  *             taking over excludes libvgpu's repair by its range; 10 (unversioned): in two steps
  *   STOPS     who may be stopped for longer than recovery watches an unsigned lock:
@@ -19,6 +19,7 @@
 #define NEW 2
 #define PID 3
 #define FOREIGN 4
+#define MARKED 5
 
 #define FRESH_REFERENCE 1 /* the watch compares with what stands at its start, not the judged */
 #define ALONE_AT_ONCE 2   /* no watch where nobody mapped the file at the scan */
@@ -27,6 +28,7 @@
 #define SECOND_LOOK 5     /* instead: a look at value after signing, at owner before posting */
 #define BYTE_ASKED 6      /* the byte of a number is asked for, not kept over the swap */
 #define NUMBER_REUSED 7   /* a number is drawn that owner_pid is signed with */
+#define BYTE_FIRST 8      /* who detaches lets its byte go before it has given the lock back */
 
 #if LAYOUT == 10 || FAULT == SECOND_LOOK
 #define IN_TWO_STEPS
@@ -47,18 +49,26 @@
 #define needs_range (LAYOUT != 12 && FAULT != NO_RANGE)
 
 #define me _pid /* actors are 1 to 3; 0 is the world, which kills */
+/* Signatures from 9 on have a byte: 9 and 10 are numbers; from 16 on there are two for each actor,
+ * its pid with the byte of a mark. */
 #define FOREIGN_OWNER 8
-#define is_foreign(o) (o > FOREIGN_OWNER)
-#define number_of(o) (o - FOREIGN_OWNER)
-#define is_ours(k) (k == PID || k == FOREIGN)
+#define MARKED_OWNER 12
+#define FIRST_MARK 5
+#define has_byte(o) (o > FOREIGN_OWNER)
+#define is_foreign(o) (o > FOREIGN_OWNER && o < MARKED_OWNER)
+#define number_of(o) (o > MARKED_OWNER -> FIRST_MARK - 1 + (o - MARKED_OWNER) % 3 : o - FOREIGN_OWNER)
+#define pid_of(o) (o > MARKED_OWNER -> (o - MARKED_OWNER) / 3 : 0)
+#define has_number(k) (k == FOREIGN || k == MARKED)
+#define first_number(k) (k == MARKED -> FIRST_MARK : 1)
+#define is_ours(k) (k == PID || has_number(k))
 
-/* The file: the semaphore's value; owner_pid, an actor or FOREIGN_OWNER + its number. */
+/* The file: the semaphore's value; owner_pid, an actor or FOREIGN_OWNER + a number. */
 byte value = 1, owner = 0;
 
 /* The kernel: who holds which lock (0: nobody), who lives, who maps the file. */
-byte host_lock, range_lock, byte_lock[4];
+byte host_lock, range_lock, byte_lock[7];
 bool alive[4], mapped[4];
-byte kind[4], drawn[4]; /* drawn: a foreign handle's number, 0 before it has one */
+byte kind[4], drawn[4]; /* drawn: the number of a handle's signature, 0 before it has one */
 
 /* Notes. */
 bool unsigned_[4];  /* has the semaphore, and nothing in the file says so */
@@ -72,7 +82,9 @@ byte broken_by = 0; /* libvgpu's first step that robbed somebody; what follows i
 #define BOTH 3      /* 2.8.1 frees what 2.8.0 is just taking over */
 
 #define any(what) (what(1) || what(2) || what(3))
-#define signature(i) (kind[i] == FOREIGN -> FOREIGN_OWNER + drawn[i] : i)
+#define signed_with(i, n) \
+    (kind[i] == MARKED -> MARKED_OWNER + 3 * i + n - (FIRST_MARK - 1) : FOREIGN_OWNER + n)
+#define signature(i) (has_number(kind[i]) -> signed_with(i, drawn[i]) : i)
 #define mine signature(me)
 #define lives_as(o, i) (alive[i] && mapped[i] && signature(i) == o)
 #define signer_lives(o) (lives_as(o, 1) || lives_as(o, 2) || lives_as(o, 3))
@@ -103,7 +115,8 @@ inline libvgpu_unlock() /* unlock_shrreg() */
 }
 
 /* proc_alive() in the container: a foreign signature is nobody's pid. */
-#define looks_dead(o) (is_foreign(o) || !signer_lives(o))
+#define lives(i) (alive[i] && mapped[i])
+#define looks_dead(o) (is_foreign(o) || (o > MARKED_OWNER -> !lives(pid_of(o)) : !signer_lives(o)))
 #define kicks(o) (o == me || (o != 0 && looks_dead(o)))
 
 /*
@@ -190,6 +203,7 @@ inline begin_window()
 /* give_back_work(): lost where owner_pid is not ours any more; then nothing is posted. */
 inline give_back()
 {
+    byte_lock[drawn[me]] = (FAULT == BYTE_FIRST && kind[me] == MARKED -> 0 : byte_lock[drawn[me]]);
 #ifdef IN_TWO_STEPS
     begin_window();
     atomic { inside[me] = false; got = owner == mine; unsigned_[me] = got;
@@ -237,9 +251,9 @@ inline swap_owner(gone)
     }
 }
 
-/* take_over(): who has the byte of a number knows that the signer is dead. */
+/* take_over(): who has the byte of a signature knows that the signer is dead. */
 #define byte_of(o) byte_lock[number_of(o)]
-inline take_over_foreign()
+inline take_over_proved()
 {
     if
     :: atomic { byte_of(seen) == 0 -> byte_of(seen) = (FAULT == BYTE_ASKED -> 0 : me) }
@@ -256,13 +270,16 @@ inline take_over_foreign()
 }
 
 /* draw_numbers(): a number is ours once its byte is, and nobody has signed with it. */
+#define stands(o) (has_byte(owner) && number_of(owner) == number_of(o))
 inline draw()
 {
     if
-    :: atomic { byte_lock[1] == 0 -> seen = FOREIGN_OWNER + 1; byte_lock[1] = me }
-    :: atomic { byte_lock[2] == 0 -> seen = FOREIGN_OWNER + 2; byte_lock[2] = me }
+    :: atomic { byte_lock[first_number(kind[me])] == 0 ->
+            seen = signed_with(me, first_number(kind[me])); byte_of(seen) = me }
+    :: atomic { byte_lock[first_number(kind[me]) + 1] == 0 ->
+            seen = signed_with(me, first_number(kind[me]) + 1); byte_of(seen) = me }
     fi;
-    atomic { drawn[me] = (owner != seen || FAULT == NUMBER_REUSED -> number_of(seen) : 0);
+    atomic { drawn[me] = (stands(seen) && FAULT != NUMBER_REUSED -> 0 : number_of(seen));
              byte_of(seen) = (drawn[me] != 0 -> me : 0); seen = 0 }
 }
 
@@ -302,7 +319,7 @@ inline recover_held()
         :: !last /* it moves, or the watch is cut short */
         fi
     :: seen == 0 && was > 1 -> set_value(1)
-    :: is_foreign(seen) && seen != mine ->
+    :: has_byte(seen) && seen != mine ->
         if
         :: atomic { byte_of(seen) == 0 -> byte_of(seen) = me }
             swap_owner(seen);
@@ -311,8 +328,8 @@ inline recover_held()
         :: atomic { byte_of(seen) != 0 -> skip }
             set_value(0) /* its holder lives and is inside */
         fi
-    :: seen != 0 && !is_foreign(seen) && gone -> swap_owner(seen); lower_value()
-    :: seen != 0 && !is_foreign(seen) && !gone -> set_value(0)
+    :: seen != 0 && !has_byte(seen) && gone -> swap_owner(seen); lower_value()
+    :: seen != 0 && !has_byte(seen) && !gone -> set_value(0)
     :: else
     fi;
     if :: got -> give_back() :: else fi
@@ -343,7 +360,7 @@ proctype Ours() provided(alive[_pid])
     mapped[me] = true;
 open:
     do
-    :: kind[me] == FOREIGN && drawn[me] == 0 -> draw()
+    :: has_number(kind[me]) && drawn[me] == 0 -> draw()
     :: else -> home[me] = true; break
     od;
     do
@@ -353,7 +370,7 @@ open:
         :: !got && looks_free -> take()
         :: atomic { !got && !looks_free -> was = value }
             seen = owner;
-            if :: is_foreign(seen) && seen != mine -> take_over_foreign() :: else fi;
+            if :: has_byte(seen) && seen != mine -> take_over_proved() :: else fi;
             atomic { seen = 0; was = 0 }
         :: !got -> break /* timed out */
         od;
@@ -361,7 +378,7 @@ open:
     :: atomic { !calm -> home[me] = false }
         recover();
         home[me] = true
-    :: atomic { !calm && drawn[me] != 0 -> /* another handle, with another number */
+    :: atomic { !calm && drawn[me] != 0 -> /* another handle, or attached anew: another number */
             byte_lock[drawn[me]] = 0; drawn[me] = 0; home[me] = false; goto open }
     :: atomic { calm && !any(other_busy) -> home[me] = false; last = true }
         assert(killed || excused || (value == 1 && owner == 0));
@@ -391,7 +408,7 @@ end:
             fixing = fixing && range_lock != i;
             host_lock = (host_lock == i -> 0 : host_lock);
             range_lock = (range_lock == i -> 0 : range_lock);
-            for (j : 1 .. 3) { byte_lock[j] = (byte_lock[j] == i -> 0 : byte_lock[j]) }
+            for (j : 1 .. 6) { byte_lock[j] = (byte_lock[j] == i -> 0 : byte_lock[j]) }
             i = 0; j = 0
         }
     :: !calm -> calm = true

@@ -198,8 +198,10 @@ class FieldReader:
     def _owner(self) -> Iterator[Field]:
         offset = self._at["owner_pid"]
         owner = self._number(offset, "u64") or 0
-        fault = "above every pid" if owner > _LARGEST_PID else None
+        is_marked = owner >> 60 == 1 and self._layout.version is not None
+        fault = "above every pid" if owner > _LARGEST_PID and not is_marked else None
         note = "a pid" if owner < _NUMBERS_FROM else "signed from outside the container"
+        note = f"pid {owner & 0xFFFFFFFF}, attached" if is_marked else note
         yield from self._field(offset, "owner_pid", "u64", note if owner else "nobody", fault)
 
     def _semaphore(self, name: str) -> Iterator[Field]:

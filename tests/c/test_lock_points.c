@@ -174,6 +174,67 @@ static void test_a_dead_writers_number_is_not_drawn(void)
     }
 }
 
+/* ---- The signatures of attached processes --------------------------------------------- */
+
+/* What getrandom() answers so that this number is drawn for a mark: it has 28 bits. */
+#define AS_MARK(number) ((uint32_t)(number) << 4)
+enum { DEAD_MARK = 0x1234567, OTHER_MARK = 0x7654321, DEAD_PID = 4100000 };
+
+static int attach_and_detach(hr_region *region)
+{
+    /* The next one is that of attaching. */
+    hr_testpoint_kill_on = hr_testpoint_reached[HR_AT_UNLOCK_SEM_POSTED] + 2;
+    int code = hr_attach(region, NULL, ONE_SECOND);
+    return code == HR_OK ? hr_detach(region, ONE_SECOND) : code;
+}
+
+static bool has_marks(const struct region_file *file)
+{
+    return file->layout->major_version != 0;
+}
+
+/* The lock was signed with the byte: until it is given back nobody may be able to lock that. */
+static void test_who_detaches_keeps_its_byte_until_the_lock_is_given_back(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        region_file_make(&file, id);
+        if (has_marks(&file)) {
+            drawn[0] = drawn[1] = AS_MARK(OTHER_MARK);
+            pid_t pid = start(&file, attach_and_detach, HR_AT_UNLOCK_SEM_POSTED);
+            CHECK_EQ(owner_of(&file), 0);
+            CHECK(!can_lock_byte(&file, HR_SLOT_BYTE + OTHER_MARK));
+            finish(pid);
+            CHECK_EQ(*result, HR_OK);
+            CHECK(can_lock_byte(&file, HR_SLOT_BYTE + OTHER_MARK));
+        }
+        region_file_remove(&file);
+    }
+}
+
+/* A dead process's signature must not come to life, either. */
+static void test_the_number_of_a_dead_process_that_has_the_lock_is_not_drawn(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        region_file_make(&file, id);
+        if (has_marks(&file)) {
+            hold_as(&file, (uint64_t)(HR_SLOT_BYTE + DEAD_MARK) << 32 | DEAD_PID);
+            drawn[0] = AS_MARK(DEAD_MARK);
+            drawn[1] = AS_MARK(OTHER_MARK);
+            draws = 0;
+            hr_region *region = open_or_fail(file.path, HR_WRITE);
+            CHECK_EQ(hr_attach(region, NULL, ONE_SECOND), HR_OK);
+            CHECK_EQ(draws, 2);
+            CHECK_EQ(owner_of(&file), 0);
+            CHECK(!can_lock_byte(&file, HR_SLOT_BYTE + OTHER_MARK));
+            CHECK_EQ(hr_detach(region, ONE_SECOND), HR_OK);
+            close_and_free(region);
+        }
+        region_file_remove(&file);
+    }
+}
+
 /* Between the first store of an accounting and its last the seqlock is odd. */
 static void test_the_seqlock_is_odd_until_all_is_stored(void)
 {
@@ -249,6 +310,8 @@ int main(void)
     RUN(test_signing_replaces_nobody);
     RUN(test_a_dead_writers_number_is_kept_while_its_signature_is_replaced);
     RUN(test_a_dead_writers_number_is_not_drawn);
+    RUN(test_who_detaches_keeps_its_byte_until_the_lock_is_given_back);
+    RUN(test_the_number_of_a_dead_process_that_has_the_lock_is_not_drawn);
     RUN(test_the_seqlock_is_odd_until_all_is_stored);
     RUN(test_no_child_is_forked_while_forking_is_locked);
     return check_report("test_lock_points");

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from actors import MakeActor
-from lock_bytes import NOBODY, hold, is_free, let_go, value_of
+from lock_bytes import NOBODY, hold, is_free, let_go, owner_of, value_of
 from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace, why_no_new_namespace
 from recovering import assert_usable, did, recover
 from region_bytes import RegionFile, RegionFileFactory
@@ -148,7 +148,7 @@ def test_a_lock_that_lacked_a_descriptor_is_an_error_and_the_next_one_is_as_good
     process("unlock")
     process("attach")
     process("lock")
-    assert file.get("owner_pid") == process.pid
+    assert owner_of(file) == process.pid
     process("unlock")
 
 
@@ -306,7 +306,7 @@ def test_a_region_that_cannot_be_left_says_what_goes_on_counting(
         region.close()
     assert region.closed
     region.close()
-    assert file.get("owner_pid") == holder.pid
+    assert owner_of(file) == holder.pid
     with open_region(file) as region:
         assert region.memory_used(0) == 1 << 30
     holder.kill()

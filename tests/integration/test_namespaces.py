@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from actors import Actor, MakeActor, ProcessFactory
-from lock_bytes import NOBODY, hold, is_free, let_go, set_value, value_of
+from lock_bytes import NOBODY, hold, is_free, let_go, owner_of, set_value, value_of
 from namespaces import IS_FIRST, NEW_NAMESPACE, is_number, why_no_new_namespace
 from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import at_work, forget_marks, pids
@@ -141,7 +141,7 @@ def test_inside_one_signs_with_the_pid_that_it_has_there(
     member = attached(inside, file)
     assert member.pid != member.pid_here
     member("lock")
-    assert file.get("owner_pid") == member.pid
+    assert owner_of(file) == member.pid
     for judge in (outside(file), inside(file), outside(file, writable=False)):
         state = judge("region.lock_state")
         assert (state.owner_pid, state.owner_life) == (member.pid, "alive")
@@ -168,7 +168,7 @@ def test_one_that_is_not_attached_signs_with_a_number_whoever_else_is_there(
         for judge in (first, member):
             assert judge("region.lock_state").owner_life == "dead"
         member("lock", 0.5)
-        assert file.get("owner_pid") == member.pid
+        assert owner_of(file) == member.pid
         member("unlock")
         assert is_free(file)
 
@@ -198,7 +198,7 @@ def test_one_outside_is_killed_and_one_inside_who_waits_gets_the_lock(
     assert not waiter.is_done(within_s=0.05)
     holder.kill()
     waiter.outcome()
-    assert file.get("owner_pid") == waiter.pid
+    assert owner_of(file) == waiter.pid
     waiter("unlock")
     assert is_free(file)
 
@@ -342,7 +342,7 @@ def test_two_levels_deep_a_process_is_named_by_its_innermost_pid(
     let_go(file)
     assert outside(file)("region.reap") == ()
     member("lock")
-    assert file.get("owner_pid") == 7000
+    assert owner_of(file) == 7000
     member.kill()
     judge = outside(file)
     assert judge("region.lock_state").owner_life == "dead"
@@ -466,7 +466,7 @@ def test_a_writer_killed_in_another_container_is_no_obstacle_whatever_its_number
     assert is_number(file.get("owner_pid"))
     stranger.kill()
     namesake("lock", 0.5)
-    assert file.get("owner_pid") == 500
+    assert owner_of(file) == 500
     namesake("unlock")
     assert is_free(file)
 
@@ -481,7 +481,7 @@ def test_one_that_attaches_signs_with_its_pid_and_can_be_judged_from_both_sides(
     member, guest = attached(inside, file), attached(outside, file)
     for holder in (member, guest):
         holder("lock")
-        assert file.get("owner_pid") == holder.pid
+        assert owner_of(file) == holder.pid
         state = guest("region.lock_state")
         assert (state.owner_life, state.owner_host_pid) == ("alive", holder.pid_here)
         holder.kill()

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from actors import MakeActor, ProcessFactory
-from lock_bytes import LOW_HALF, NOBODY, hold, is_free, set_value, value_of
+from lock_bytes import LOW_HALF, NOBODY, hold, is_free, owner_of, set_value, value_of
 from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace
 from recovering import NOTHING, assert_usable, did, recover, recover_in_time
 from region_bytes import RegionFile, RegionFileFactory, locate
@@ -49,9 +49,9 @@ def test_the_lock_of_a_killed_process_is_given_back_and_its_usage_counts_on(
     holder("attach")
     holder("slot.charge", 0, 640)
     holder("lock")
-    assert file.get("owner_pid") == holder.pid
+    assert owner_of(file) == holder.pid
     holder.kill()
-    assert (value_of(file), file.get("owner_pid")) == (0, holder.pid)
+    assert (value_of(file), owner_of(file)) == (0, holder.pid)
     assert recover_in_time(file) == did(dead_owner=True)
     assert_usable(file)
     with open_region(file, writable=True) as region:

@@ -11,11 +11,20 @@ from pathlib import Path
 
 import pytest
 from actors import Actor, MakeActor, ProcessFactory
+from lock_bytes import hold, is_free, owner_of
 from namespaces import NEW_NAMESPACE, why_no_new_namespace
 from region_bytes import RegionFile, RegionFileFactory, locate
 from slot_bytes import NOBODYS, move_last_into, pids, put_slot, slot_bytes
 
-from libhamiregion import Layout, MemoryLimitExceeded, ReapedSlot, create_region, open_region
+from libhamiregion import (
+    Layout,
+    LockNotRecoverable,
+    LockTimeout,
+    MemoryLimitExceeded,
+    ReapedSlot,
+    create_region,
+    open_region,
+)
 from libhamiregion.node.liveness import Liveness
 
 MARKED = [Layout.V1_1, Layout.V1_1_POSTINIT, Layout.V1_2]
@@ -202,6 +211,68 @@ def test_the_oldest_layouts_have_no_room_for_it(region_file: RegionFileFactory) 
         file = region_file(layout)
         with open_region(file, writable=True) as region, region.attach():
             assert locked_slot_bytes(file) == 0
+
+
+# ---- the lock ----
+
+
+def test_the_lock_of_a_killed_process_is_recovered_without_proc(
+    file: RegionFile, actor: MakeActor, empty_proc: Path
+) -> None:
+    dead = attached(actor(file), 600)
+    dead("lock")
+    dead.kill()
+    assert owner_of(file) == dead.pid
+    with open_region(file, writable=True) as region:
+        state = region.lock_state(proc=empty_proc)
+        assert (state.owner_pid, state.owner_life, state.by_library) == (dead.pid, "dead", False)
+        assert region.recover_lock(proc=empty_proc, watch_s=0).dead_owner
+    assert is_free(file)
+
+
+def test_who_waits_for_it_takes_it(file: RegionFile, actor: MakeActor) -> None:
+    dead, waiter = attached(actor(file), 600), actor(file)
+    dead("lock")
+    waiter.start("lock", 30.0)
+    assert not waiter.is_done(within_s=0.05)
+    dead.kill()
+    waiter.outcome()
+    waiter("unlock")
+    assert is_free(file)
+
+
+def test_a_living_holder_is_never_robbed(
+    file: RegionFile, actor: MakeActor, empty_proc: Path
+) -> None:
+    """Nor between detaching and attaching anew."""
+    living = attached(actor(file), 600)
+    for _ in range(2):
+        living("lock")
+        with open_region(file, writable=True) as region:
+            state = region.lock_state(proc=empty_proc)
+            assert (state.owner_pid, state.owner_life) == (living.pid, "alive")
+            assert region.snapshot().owner_pid == living.pid
+            with pytest.raises(LockTimeout, match=f"owner_pid {living.pid}"), region.lock(0.2):
+                pass
+            with pytest.raises(LockNotRecoverable, match="live"):
+                region.recover_lock(proc=empty_proc, watch_s=0)
+        living("unlock")
+        living("slot.detach")
+        living("attach")
+
+
+def test_libvgpus_signature_is_not_judged_by_the_mark_of_its_namesake(
+    file: RegionFile, actor: MakeActor, empty_proc: Path
+) -> None:
+    """It is a process of another pid namespace, or one that came after the dead one."""
+    dead = attached(actor(file), 600)
+    dead.kill()
+    hold(file, dead.pid)
+    with open_region(file, writable=True) as region:
+        assert region.lock_state(proc=empty_proc).owner_life == "unknown"
+        with pytest.raises(LockNotRecoverable):
+            region.recover_lock(proc=empty_proc, watch_s=0)
+    assert owner_of(file) == dead.pid
 
 
 # ---- pid namespaces ----

@@ -145,6 +145,12 @@ def test_what_libvgpu_writes_into_a_status_is_no_fault(file: RegionFile, status:
     assert faults(found) == {}
 
 
+def test_an_attached_process_has_signed_with_a_pid(file: RegionFile) -> None:
+    with open_region(file, writable=True) as region, region.attach(), region.lock():
+        owner = by_name(dumped(file))["owner_pid"]
+    assert (owner["note"], owner["fault"]) == (f"pid {os.getpid()}, attached", None)
+
+
 @pytest.mark.parametrize("layout", [Layout.V1_1_POSTINIT, Layout.V1_2])
 def test_a_death_in_a_seqlock_is_seen(file: RegionFile) -> None:
     file.add_process(7, {0: 5})

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import attrs
 import pytest
-from lock_bytes import NOBODY, SEMAPHORES, is_free, semaphore_bytes, value_of
+from lock_bytes import NOBODY, SEMAPHORES, is_free, owner_of, semaphore_bytes, value_of
 from namespaces import is_own_signature
 from region_bytes import RegionFile, RegionFileFactory, locate
 
@@ -32,7 +32,7 @@ def test_who_holds_the_lock_has_the_semaphore_and_has_signed(file: RegionFile) -
 
 def test_an_attached_process_signs_with_its_pid(file: RegionFile) -> None:
     with open_region(file, writable=True) as region, region.attach(), region.lock():
-        assert (value_of(file), file.get("owner_pid")) == (0, os.getpid())
+        assert (value_of(file), owner_of(file)) == (0, os.getpid())
 
 
 @pytest.mark.parametrize("raw", SEMAPHORES.values(), ids=SEMAPHORES)
