@@ -546,10 +546,12 @@ class RegionSet:
 
     def _most_usages(self, members: _Members, most_bytes: int | None) -> int:
         """How many usages a region may have in this read; asked anew after some reads."""
-        if most_bytes is None or not self._capped_reads:
+        left = self._capped_reads
+        if most_bytes is None or left <= 0:
             return _UNCAPPED
-        self._capped_reads -= 1
-        if not self._capped_reads:
+        # Of two threads that come at once one may be forgotten; never below 0.
+        self._capped_reads = left - 1
+        if left == 1:
             size = ffi.new("struct hr_set_size *")
             _read_set(members.handles, len(members.paths), ffi.NULL, 0, _UNCAPPED, size)
             if size.bytes <= most_bytes:
