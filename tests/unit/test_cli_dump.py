@@ -14,7 +14,7 @@ from golden_regions import GoldenRegion
 from integration.called import call
 from region_bytes import RegionFile, RegionFileFactory, locate
 
-from libhamiregion import Layout, RegionError, identify
+from libhamiregion import Layout, RegionError, identify, open_region
 
 pytestmark = pytest.mark.every_layout
 
