@@ -145,6 +145,7 @@ def test_what_libvgpu_writes_into_a_status_is_no_fault(file: RegionFile, status:
     assert faults(found) == {}
 
 
+@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_1_POSTINIT, Layout.V1_2])
 def test_an_attached_process_has_signed_with_a_pid(file: RegionFile) -> None:
     with open_region(file, writable=True) as region, region.attach(), region.lock():
         owner = by_name(dumped(file))["owner_pid"]
