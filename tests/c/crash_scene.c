@@ -213,8 +213,8 @@ void libvgpu_takes_lock_away(struct scene *scene)
     const struct region_file *file = &scene->file;
     uint8_t *sem = file->bytes + scene->layout->sem;
     uint64_t owner = peek64(file, scene->layout->owner_pid);
-    if (owner == 0 || owner > INT32_MAX || peek32(file, scene->layout->sem) != 0 ||
-        kill((pid_t)owner, 0) == 0 || errno != ESRCH)
+    const pid_t pid = (int32_t)owner; /* as libvgpu has it */
+    if (pid <= 0 || peek32(file, scene->layout->sem) != 0 || kill(pid, 0) == 0 || errno != ESRCH)
         return;
     if (!atomic_compare_exchange_strong(
             (_Atomic uint64_t *)(void *)(file->bytes + scene->layout->owner_pid), &owner, 0))

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 
+#include "byte_lock.h"
 #include "fuzz_writers.h"
 
 static void lock(uint64_t timeout_ns, bool by_ticket)
@@ -66,7 +67,8 @@ static void lock_state(void)
     const struct view view = now();
     const uint64_t owner = owner_of(&view);
     REQUIRE(found.value == (uint32_t)sem_of(&view) && found.waiters == sem_of(&view) >> 32);
-    REQUIRE(found.owner_pid == owner && found.owner_liveness <= HR_LIVENESS_UNKNOWN);
+    REQUIRE(found.signature == owner && found.owner_pid == hr_owner_pid(owner));
+    REQUIRE(found.owner_liveness <= HR_LIVENESS_UNKNOWN);
     if (owner == 0)
         REQUIRE(found.owner_liveness == HR_DEAD);
     else if (owner < HR_FOREIGN_OWNER && !is_own((int32_t)owner) && system_proc_flags() == 0)

@@ -1,5 +1,6 @@
 #include "fuzz_oracle.h"
 
+#include "byte_lock.h"
 #include "snapshot_view.h"
 
 static uint64_t add(uint64_t a, uint64_t b)
@@ -184,7 +185,7 @@ void oracle_require_same(const struct hr_snapshot *snapshot, const struct view *
 {
     const struct hr_layout *layout = view->layout;
     REQUIRE(snapshot->shown == shown_devices(view));
-    REQUIRE(snapshot->owner_pid == get64(view, layout->owner_pid));
+    REQUIRE(snapshot->owner_pid == hr_owner_pid(get64(view, layout->owner_pid)));
     REQUIRE(snapshot->semaphore == get64(view, layout->sem));
     REQUIRE(snapshot->last_kernel_time ==
             (layout->last_kernel_time == HR_ABSENT ? 0 : get64(view, layout->last_kernel_time)));

@@ -1,5 +1,6 @@
 #include "fuzz_writers.h"
 
+#include "byte_lock.h"
 #include "fuzz_limiter.h"
 #include "slots.h"
 
@@ -9,7 +10,7 @@ struct writers writers = {.other_fd = -1};
 
 bool is_dead_number(uint64_t owner)
 {
-    return owner >= HR_FOREIGN_OWNER && owner < HR_FOREIGN_END && owner != writers.other_number;
+    return hr_is_marked(owner) || (hr_is_number(owner) && owner != writers.other_number);
 }
 
 bool is_lock(const struct view *view, uint64_t owner, uint32_t value)
