@@ -1,7 +1,7 @@
 """A root directory of Debian's newest suite, and commands in it.
 
 mmdebstrap makes it once, below the cache; it is used again until it is removed. Commands run there
-with /proc, /dev/shm and /tmp of their own, and end with the call. Standard library only.
+with /dev/shm and /tmp of their own, in the pid namespace of this machine. Standard library only.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ TOOLS = ("mmdebstrap", "unshare", "chroot", "mount")
 ENTER = """
 root=$1 certificates=$2
 shift 2
-mount -t proc proc "$root/proc"
+mount --rbind /proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
@@ -81,7 +81,7 @@ class DebianRoot:
         Args:
             command: The words.
             cwd: Where, in the root directory.
-            timeout_s: In seconds; then it is ended with all that it has started.
+            timeout_s: In seconds; then it is ended.
             show: Let it print what it says.
 
         Returns:
@@ -91,7 +91,7 @@ class DebianRoot:
             NoRoot: It failed, with what it said.
         """
         enter = [
-            *("unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child"),
+            *("unshare", "--mount", "--propagation=private"),
             *("sh", "-e", "-c", ENTER, "sh", str(self.path), str(CERTIFICATES)),
             *("env", "--ignore-environment", f"--chdir={cwd}", *_environment(), *command),
         ]
