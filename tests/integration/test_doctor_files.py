@@ -202,6 +202,7 @@ def test_a_root_that_cannot_be_listed(tmp_path: Path) -> None:
     assert found.kind is FindingKind.ROOT_UNREADABLE
     assert found.container is None
     assert "containers" in found.summary
+    assert found.evidence == "No such file or directory"
     doctor_node.close()
 
 
