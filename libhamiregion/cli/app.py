@@ -1,5 +1,6 @@
 """The entry point. It imports no optional dependency, so that it can say which one is missing."""
 
+import contextlib
 import errno
 import io
 import os
@@ -51,6 +52,18 @@ def _open_standard_streams() -> None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
+def _drop_unwritten() -> None:
+    """Have the interpreter find nothing to write at its end where stdout cannot be written to.
+
+    Python would make the exit code 120 of it; what failed has been said by then.
+    """
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> NoReturn:
     """Run the command line and exit: 0 fine, 1 failed, 2 wrong usage, 3 as the verb says."""
     _open_standard_streams()
@@ -72,3 +85,5 @@ def main() -> NoReturn:
             f" pip install 'libhamiregion[{EXTRAS[missing]}]'\n"
         )
         sys.exit(1)
+    finally:
+        _drop_unwritten()
