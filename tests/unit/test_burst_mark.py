@@ -69,7 +69,7 @@ def test_a_dry_run_and_what_is_refused_change_nothing(tmp_path: Path) -> None:
     before = Path(path).read_bytes()
     with hami.open_region(path, writable=True) as region:
         assert region.set_burst(True, dry_run=True).after == 1
-        with pytest.raises(TypeError, match="a switch is True or False, not int"):
+        with pytest.raises(TypeError, match="burst is True or False, not int"):
             region.set_burst(1)  # type: ignore[arg-type]
     with hami.open_region(path) as reader, pytest.raises(hami.RegionReadOnly):
         reader.set_burst(True)
