@@ -326,16 +326,24 @@ class Checks:
             time.sleep(0.1)
         return statistics.mean(figures)
 
+    def utilisation_by(self, style: str, env: dict[str, str]) -> float:
+        """The GPU's own figure while one program keeps it as busy as it may."""
+        command = [self.built("busy"), style, "busy_1ms", "1", "20", "0"]
+        with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as process:
+            time.sleep(3)
+            mean = self.mean_utilisation()
+            process.send_signal(signal.SIGKILL)
+        return mean
+
     def share(self, style: str, limit: int) -> str:
         """The GPU's own utilisation stays within 10 points of the limit."""
-        busy = self.built("busy")
         with self.limited(memory=None, sm=limit) as (env, _):
-            command = [busy, style, "busy_1ms", "1", "20", "0"]
-            with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as process:
-                time.sleep(3)
-                mean = self.mean_utilisation()
-                process.send_signal(signal.SIGKILL)
-        assert abs(mean - limit) <= 10, f"{mean:.0f} %"
+            mean = self.utilisation_by(style, env)
+        wanted: float = limit
+        if mean < limit - 10:
+            # A busy machine starves the program, with the library and without.
+            wanted = min(wanted, self.utilisation_by(style, self.bare()))
+        assert wanted - 10 <= mean <= limit + 10, f"{mean:.0f} % of {wanted:.0f}"
         return f"{mean:.0f} %"
 
     def torch(self, allocator: str) -> str:
