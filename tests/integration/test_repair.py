@@ -15,7 +15,7 @@ from namespaces import needs_first_namespace
 from node_scene import Events, NodeScene
 from region_bytes import RegionFile
 from stress import scaled
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, open_region
 from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
@@ -181,22 +181,21 @@ def test_who_spoils_its_lock_again_and_again_is_mended_more_and_more_seldom(
     scene: NodeScene, loop: RepairLoop
 ) -> None:
     files = [scene.container(f"c-{number}") for number in range(3)]
-    for file in files:
-        hold(file, 0)
-    # Nobody is there: it is proved at once.
-    loop.run()
-    assert all(map(is_free, files))
-    mended = []
-    for _ in range(8):
-        hold(files[0], 0)
-        loop.run()
-        mended.append(is_free(files[0]))
-    assert mended == [False, True, False, False, True, False, False, False]
+    # In how many passes once, each time; more where other processes leave no proof in some.
+    passes: list[int] = []
+    deadline = time.monotonic() + PATIENCE_S
+    for least in (1, 2, 3, 5):
+        passes.append(0)
+        while passes[-1] == 0 or not is_free(files[0]):
+            assert time.monotonic() < deadline
+            hold(files[0], 0)
+            loop.run()
+            passes[-1] += 1
+        assert passes[-1] >= least, passes
     # The others do not wait for it.
     hold(files[1], 0)
-    loop.run()
-    loop.run()
-    assert is_free(files[1])
+    hold(files[2], 0)
+    eventually(lambda: (loop.run(), is_free(files[1]) and is_free(files[2]))[1])
 
 
 def test_a_container_that_refills_its_table_makes_few_and_short_lines(
