@@ -64,7 +64,8 @@ def _gpus(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> lis
     "--burst",
     is_flag=True,
     help="The SM limits are soft: the program may use what nobody else on the GPU does, and goes"
-    " back to its limit within half a second when somebody does.",
+    " back to its limit when somebody does: within half a second, or two where NVML measures once"
+    " a second.",
 )
 @click.option(
     "--gpus",
