@@ -10,12 +10,13 @@ import logging
 import os
 import re
 import ssl
-import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+
+from libhamiregion.bounded_file import read_bounded
 
 from .log_lines import RepeatedEvents
 
@@ -129,19 +130,9 @@ def _parse(name: str) -> Any:
 def _content(name: str) -> bytes:
     """What a regular file holds; one that is no file, such as a FIFO, would be waited for."""
     try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise WebConfigError(f"{name}: not a regular file")
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                content = file.read(_SIZE_LIMIT + 1)
-        finally:
-            os.close(descriptor)
+        return read_bounded(name, _SIZE_LIMIT)
     except OSError as error:
         raise WebConfigError(f"{name}: {error.strerror}") from error
-    if len(content) > _SIZE_LIMIT:
-        raise WebConfigError(f"{name}: longer than {_SIZE_LIMIT} bytes")
-    return content
 
 
 def _mapping(name: str, field: str, value: Any) -> dict[str, Any]:

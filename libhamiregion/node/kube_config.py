@@ -10,11 +10,12 @@ import os
 import ssl
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import attrs
 
+from libhamiregion.bounded_file import read_bounded
 from libhamiregion.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TOKEN_LIMIT = 64 << 10
+_KUBECONFIG_LIMIT = 8 << 20
+_CERTIFICATE_LIMIT = 1 << 20
+# For a pipe, such as the shell's <(...), which may decrypt something first.
+_SILENCE_S = 10.0
+# A pipe gives its content once, and several clients of a process read the configuration.
+_FROM_PIPES: Final = dict[str, bytes]()
 _PLUGIN_S = 60.0
 
 
@@ -172,8 +179,7 @@ def _bearer(token: object) -> Callable[[], Mapping[str, str]]:
 
 def _bearer_of(path: Path) -> Callable[[], Mapping[str, str]]:
     def headers() -> Mapping[str, str]:
-        with path.open("rb") as file:
-            token = file.read(_TOKEN_LIMIT).decode("ascii").strip()
+        token = read_bounded(path, _TOKEN_LIMIT).decode("ascii").strip()
         if not token:
             raise ValueError(f"{path} is empty")
         return {"Authorization": f"Bearer {token}"}
@@ -184,7 +190,8 @@ def _bearer_of(path: Path) -> Callable[[], Mapping[str, str]]:
 def _tls(folder: Path, cluster: Mapping[str, Any], found: _Credentials) -> ssl.SSLContext:
     authority = _data(folder, cluster, "certificate-authority")
     context = ssl.create_default_context(
-        cadata=None if authority is None else authority.decode("ascii")
+        # Around the certificates there may be words in any language.
+        cadata=None if authority is None else authority.decode("ascii", "ignore")
     )
     context.sslsocket_class = _TlsSocket
     if cluster.get("insecure-skip-tls-verify"):
@@ -207,7 +214,23 @@ def _data(folder: Path, entry: Mapping[str, Any], key: str) -> bytes | None:
             return base64.b64decode(entry[f"{key}-data"], validate=True)
         except binascii.Error as error:
             raise ConfigError(f"{key}-data: {error}") from error
-    return (folder / entry[key]).read_bytes() if entry.get(key) else None
+    if not entry.get(key):
+        return None
+    content = read_bounded(folder / entry[key], _CERTIFICATE_LIMIT, silence_s=_SILENCE_S)
+    if not content:
+        # An empty text would stand for the system's authorities.
+        raise ConfigError(f"{folder / entry[key]} is empty")
+    return content
+
+
+def _content(path: str) -> bytes:
+    """What a kubeconfig file holds, which may be a pipe, as it may be for kubectl."""
+    content = _FROM_PIPES.get(path)
+    if content is None:
+        content = read_bounded(path, _KUBECONFIG_LIMIT, silence_s=_SILENCE_S)
+        if not Path(path).is_file():
+            _FROM_PIPES[path] = content
+    return content
 
 
 def _document(path: str) -> dict[str, Any]:
@@ -215,7 +238,7 @@ def _document(path: str) -> dict[str, Any]:
         import yaml
 
     try:
-        document = yaml.safe_load(Path(path).read_bytes())
+        document = yaml.safe_load(_content(path))
     except yaml.YAMLError as error:
         raise ConfigError(" ".join(str(error).split())) from error
     if not isinstance(document, dict):

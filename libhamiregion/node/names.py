@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import threading
 import time
 from collections import OrderedDict
@@ -18,6 +17,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
+
+from libhamiregion.bounded_file import read_bounded
 
 from .cgroups import is_pod_uid
 
@@ -222,7 +223,8 @@ class DockerNames:
         Raises:
             OSError, ValueError: It says nothing.
         """
-        return _read_regular(f"{self._path}/{container_id}/config.v2.json", _CONFIG_LIMIT)
+        path = f"{self._path}/{container_id}/config.v2.json"
+        return read_bounded(path, _CONFIG_LIMIT, follow=False)
 
 
 class ChainedNames:
@@ -307,14 +309,3 @@ def _named(raw: bytes) -> str:
     if not isinstance(name, str):
         raise ValueError("no text under the key Name")
     return name
-
-
-def _read_regular(path: str, limit: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError(f"{path!r} is no regular file")
-        raw = file.read(limit + 1)
-    if len(raw) > limit:
-        raise ValueError(f"{path!r} is longer than {limit} bytes")
-    return raw

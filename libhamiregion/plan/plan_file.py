@@ -9,16 +9,15 @@ set: {memory_limit: 6GiB, sm_limit: 50}
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
 import os
 import re
-import stat
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from libhamiregion.bounded_file import read_bounded
 from libhamiregion.errors import needs_extra
 from libhamiregion.layouts import DEVICE_CAPACITY
 from libhamiregion.node.selector import Selector
@@ -48,6 +47,8 @@ KIND: Final = "LimitPlan"
 MAX_RULES: Final = 100_000
 # A name in Kubernetes has 253 characters at most; a pattern can spell each as [x].
 _MAX_TEXT: Final = 1024
+# For a pipe: whoever writes a plan into it may ask others first.
+_SILENCE_S: Final = 300.0
 _UNSAFE: Final = re.compile("[^\n -~\U00010000-\U0010ffff]")
 
 # ---- reading ------------------------------------------------------------------------------------
@@ -79,17 +80,7 @@ def read_plan_file(path: PathLike, *, wait: bool = True) -> bytes:
     Raises:
         OSError: The file cannot be read, or is of another kind.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        mode = os.fstat(descriptor).st_mode
-        is_pipe = stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
-        if not (stat.S_ISREG(mode) or (wait and is_pipe)):
-            raise OSError(errno.EINVAL, "a plan is a regular file", os.fspath(path))
-        os.set_blocking(descriptor, True)
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(MAX_BYTES + 1)
-    finally:
-        os.close(descriptor)
+    return read_bounded(path, MAX_BYTES + 1, silence_s=_SILENCE_S if wait else None, cut=True)
 
 
 def parse_plan(text: str | bytes, source: str = "plan") -> LimitPlan:

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from libhamiregion.bounded_file import read_bounded
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -84,11 +86,9 @@ class PlanState:
             OSError: It cannot be read.
         """
         try:
-            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            return read_bounded(self.path(name), _READ_LIMIT, follow=False, cut=True)
         except FileNotFoundError:
             return None
-        with os.fdopen(descriptor, "rb") as file:
-            return file.read(_READ_LIMIT)
 
     def write(self, name: str, content: str) -> str:
         """Replace a file; returns its path.

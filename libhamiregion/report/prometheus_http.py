@@ -12,6 +12,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlencode, urlsplit
 
+from libhamiregion.bounded_file import read_bounded
 from libhamiregion.text import printable
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 # As Python's objects an answer takes ten times as much.
 _ANSWER_LIMIT = 16 << 20
+_CA_FILE_LIMIT = 16 << 20
 _PIECE = 1 << 20
 _SHOWN = 300
 # In Unix seconds, tens of thousands of years away: such a number can be reckoned with.
@@ -61,6 +63,9 @@ class PrometheusServer:
         self.url = _checked_url(url)
         self._timeout_s = timeout_s
         self._authorization = authorization
+        if ca_file is not None:
+            # OpenSSL would wait for a pipe, and read without end.
+            read_bounded(ca_file, _CA_FILE_LIMIT)
         context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
         self._opener = urllib.request.build_opener(
             urllib.request.HTTPSHandler(context=context), _NoRedirect

@@ -7,21 +7,32 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
+from certificates import Authority
 from integration.called import call
 from region_bytes import truncate
 from wait import PATIENCE_S
 
-from libhamiregion import NotARegion, RegionSet, create_region, identify, open_region
+from libhamiregion import (
+    NotARegion,
+    RegionSet,
+    bounded_file,
+    create_region,
+    identify,
+    open_region,
+)
 from libhamiregion.exporter.web_config import WebConfigError, load_web_config
 from libhamiregion.node import DockerNames
+from libhamiregion.node.kube_config import ConfigError, find_access
 from libhamiregion.plan import PlanError, load_plan
-from libhamiregion.report import Recording, RecordingError, RecordingWriter
+from libhamiregion.plan.state import PlanState
+from libhamiregion.report import PrometheusHistory, Recording, RecordingError, RecordingWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,6 +109,46 @@ def verb(*words: str) -> Callable[[Path], None]:
 
 def named_by_docker(path: Path) -> None:
     if DockerNames(path.parent.parent).resolve(None, None, ID) is None:
+        raise Missed
+
+
+def named_in_a_web_configuration(path: Path) -> None:
+    web = path.with_name("web.yml")
+    web.write_text(f"tls_server_config: {{cert_file: {path.name}, key_file: {path.name}}}")
+    try:
+        load_web_config(web)
+    finally:
+        web.unlink()
+
+
+def named_in_a_kubeconfig(path: Path, **names: dict[str, str]) -> None:
+    kubeconfig = path.with_name("kubeconfig")
+    kubeconfig.write_text(a_kubeconfig(**names))
+    try:
+        find_access(str(kubeconfig)).headers()
+    finally:
+        kubeconfig.unlink()
+
+
+def a_kubeconfig(user: dict[str, str] | None = None, cluster: dict[str, str] | None = None) -> str:
+    return json.dumps(
+        {
+            "current-context": "a",
+            "contexts": [{"name": "a", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": "https://a", **(cluster or {})}}],
+            "users": [{"name": "u", "user": user or {}}],
+        }
+    )
+
+
+def a_certificate(path: Path) -> None:
+    authority = Authority.in_directory(path.with_name("authority"))
+    key = authority.directory / "ca.key"
+    path.write_bytes(authority.certificate.read_bytes() + key.read_bytes())
+
+
+def remembered(path: Path) -> None:
+    if PlanState(path.parent).read(path.name) is None:
         raise Missed
 
 
@@ -183,7 +234,59 @@ PLACES = {
         anything,
         FOLLOWED | {"endless good one"},
     ),
+    "what plans remember": Place(
+        lambda path: path.write_text("{}"),
+        remembered,
+        (Missed, OSError),
+        anything,
+        frozenset({"endless good one"}),
+    ),
+    "a kubeconfig": Place(
+        lambda path: path.write_text(a_kubeconfig()),
+        lambda path: find_access(str(path)),
+        ConfigError,
+        anything,
+        FOLLOWED,
+    ),
+    "a kubeconfig's token": Place(
+        lambda path: path.write_text("token"),
+        lambda path: named_in_a_kubeconfig(path, user={"tokenFile": path.name}),
+        OSError,
+        anything,
+        FOLLOWED,
+    ),
+    "a kubeconfig's authority": Place(
+        a_certificate,
+        lambda path: named_in_a_kubeconfig(path, cluster={"certificate-authority": path.name}),
+        ConfigError,
+        anything,
+        FOLLOWED,
+    ),
+    "a kubeconfig's certificate": Place(
+        a_certificate,
+        lambda path: named_in_a_kubeconfig(path, user={"client-certificate": path.name}),
+        ConfigError,
+        anything,
+        FOLLOWED,
+    ),
+    "a certificate to serve with": Place(
+        a_certificate, named_in_a_web_configuration, WebConfigError, anything, FOLLOWED
+    ),
+    "authorities of a Prometheus": Place(
+        a_certificate,
+        lambda path: PrometheusHistory("https://a", ca_file=path),
+        OSError,
+        anything,
+        FOLLOWED,
+    ),
 }
+
+
+def place_called(name: str) -> Place:
+    place = PLACES[name]
+    if place.good is a_certificate and shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    return place
 
 
 def outcome(place: Place, path: Path) -> Exception | None:
@@ -213,8 +316,12 @@ def facts(path: Path) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_a_hostile_file_is_refused_at_once_and_left_as_it_is(tmp_path: Path, name: str) -> None:
-    place = PLACES[name]
+def test_a_hostile_file_is_refused_at_once_and_left_as_it_is(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What takes pipes waits a few seconds for somebody to write into one.
+    monkeypatch.setattr(bounded_file, "_WRITER_S", 0.1)
+    place = place_called(name)
     for number, (kind, make) in enumerate(FILES.items()):
         path = tmp_path / str(number) / ID / "config.v2.json"
         path.parent.mkdir(parents=True)
@@ -239,6 +346,7 @@ def test_a_good_file_is_taken(tmp_path: Path, name: str) -> None:
     """So that it is the hostile one's fault where that is refused."""
     path = tmp_path / ID / "config.v2.json"
     path.parent.mkdir()
-    PLACES[name].good(path)
-    error = outcome(PLACES[name], path)
+    place = place_called(name)
+    place.good(path)
+    error = outcome(place, path)
     assert error is None or (name in {"suspend", "resume"} and "no slot of a process" in str(error))

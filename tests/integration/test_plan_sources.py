@@ -99,7 +99,7 @@ def test_a_fifo_in_the_place_of_a_plan_holds_nothing_up(
             watch().run()
     finally:
         os.close(writer)
-    assert "a plan is a regular file" in events.of("problem")[0].message
+    assert "not a regular file" in events.of("problem")[0].message
 
 
 def test_a_file_that_is_being_written_is_not_taken_for_a_plan(tmp_path: Path) -> None:

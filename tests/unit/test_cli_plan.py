@@ -149,7 +149,7 @@ def test_what_cannot_be_done_is_said(scene: PlanScene) -> None:
         (("apply", "--from-annotations"), 2, "name it with --node or NODE_NAME"),
         (("diff", nowhere), 1, f"{nowhere}: No such file or directory"),
         (("apply", nowhere, "--watch"), 1, "plan.yaml: No such file or directory"),
-        (("apply", "/dev", "--watch"), 1, "/dev: a plan is a regular file"),
+        (("apply", "/dev", "--watch"), 1, "/dev: not a regular file"),
         (("apply", path, "--watch", "--dry-run"), 2, "--watch goes with neither"),
         (("apply", path, "--watch", "--undo", "x"), 2, "--watch goes with neither"),
         (("apply", path, "--root", "/nowhere"), 1, "none of the directories given could be"),

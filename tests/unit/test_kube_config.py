@@ -2,9 +2,11 @@
 
 import base64
 import json
+import os
 import ssl
 import stat
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import yaml
 from certificates import Authority, needs_openssl
 from fake_kubernetes.server import TOKEN, FakeApi
+from wait import PATIENCE_S
 
 from libhamiregion.node import kube_config
 from libhamiregion.node.kube_config import ConfigError, find_access
@@ -114,6 +117,33 @@ def test_certificates_stand_in_the_file_or_beside_it(tmp_path: Path, is_data: bo
     path = config(tmp_path / "c", stored(entries), **stored(cluster))
     with pytest.raises(ConfigError, match=str(tmp_path)):
         find_access(path)
+
+
+@needs_openssl
+def test_around_certificates_there_may_be_words_and_no_file_of_them_is_empty(
+    tmp_path: Path,
+) -> None:
+    authority = Authority.in_directory(tmp_path / "authority")
+    words = "# Zertifizierungsstelle für Prüfungen\n".encode()
+    (tmp_path / "ca").write_bytes(words + authority.certificate.read_bytes())
+    path = config(tmp_path / "c", {}, **{"certificate-authority": "ca"})
+    context = find_access(path).context
+    assert context is not None
+    assert len(context.get_ca_certs()) == 1
+    (tmp_path / "ca").write_bytes(b"")
+    with pytest.raises(ConfigError, match="ca is empty"):
+        find_access(path)
+
+
+def test_a_pipe_gives_its_content_once_and_to_all_who_ask(tmp_path: Path) -> None:
+    """As kubectl --kubeconfig <(...) takes it."""
+    content = Path(config(tmp_path / "c", {"token": "t"})).read_bytes()
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    writer = threading.Thread(target=fifo.write_bytes, args=(content,), daemon=True)
+    writer.start()
+    assert [authorization(str(fifo)) for _ in range(2)] == ["Bearer t"] * 2
+    writer.join(PATIENCE_S)
 
 
 def test_entries_of_several_files_are_one_configuration(

@@ -451,7 +451,7 @@ PYTHON: dict[str, tuple[Callable[[Any], Any], type[BaseException], str]] = {
         FileNotFoundError,
         "No such file or directory: .*none.yaml",
     ),
-    "a directory for a plan": (lambda it: load_plan(it.at), OSError, "a plan is a regular file"),
+    "a directory for a plan": (lambda it: load_plan(it.at), OSError, "not a regular file"),
     "a program as one text": (
         lambda _: launch.run("python train.py", memory_limit="6GiB"),
         TypeError,
