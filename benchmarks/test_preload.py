@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ REFUSED = {MEMORY: 1 << 44, LIMIT: 56 * GIB}
 class Bench:
     """The programs, and the two environments that they are compared in."""
 
-    cost: Path
+    programs: Path
     bare: dict[str, str]
     limited: Limited
 
@@ -59,7 +60,10 @@ class Bench:
             total: The GPU's memory for the bare driver, the limit for the library.
         """
         env = self.bare if total == MEMORY else self.limited.environment()
-        command = [str(self.cost), *map(str, (what, live, rounds, calls, 0, warm_up_s))]
+        command = [
+            str(self.programs / "cost"),
+            *map(str, (what, live, rounds, calls, 0, warm_up_s)),
+        ]
         command.append(str(REFUSED[total]))
         self.limited.region.set_recent_kernel(0)
         done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
@@ -70,6 +74,20 @@ class Bench:
             assert is_noted == (total == LIMIT), "a launch that nobody holds costs nothing"
         return [float(line) for line in done.stdout.split()]
 
+    def start_ms(self, total: int, *, is_held: bool) -> float:
+        """From the start to the end of a program that launches once."""
+        env = self.bare if total == MEMORY else self.limited.environment()
+        self.limited.region.set_recent_kernel(0)
+        begun_s = time.perf_counter()
+        done = subprocess.run(
+            [self.programs / "starting"], env=env, check=True, capture_output=True
+        )
+        taken_s = time.perf_counter() - begun_s
+        assert int(done.stdout) == total, "a limit that is not held costs nothing"
+        is_noted = self.limited.region.snapshot().recent_kernel == 2
+        assert is_noted == is_held, "a launch that nobody holds costs nothing"
+        return taken_s * 1e3
+
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
@@ -79,7 +97,7 @@ def bench() -> Iterator[Bench]:
     subprocess.run(command, cwd=TESTS / "preload", check=True)
     gpus = FakeGpus(libraries, directory / "gpus", memory=MEMORY, context=CONTEXT)
     limited = Limited(gpus, directory / "limited", memory=[LIMIT], sm=[None])
-    yield Bench(directory / "cost", gpus.environment(), limited)
+    yield Bench(directory, gpus.environment(), limited)
     limited.close()
     shutil.rmtree(directory)
 
@@ -125,6 +143,27 @@ def test_a_driver_call(
     ratio = statistics.median(ours) / statistics.median(bare)
     budget = 2 if what in ("alloc", "free", "pair") else None
     ledger.add(f"{work}, of the bare driver", "x", budget, ratio, min(ours) / min(bare))
+
+
+@pytest.mark.parametrize("sm_limit", [None, SM_LIMIT])
+def test_a_program_that_launches_once(
+    bench: Bench, benchmark: Any, ledger: Ledger, quick: bool, sm_limit: int | None
+) -> None:
+    """What the library adds to it from start to end; the runs of both alternate."""
+    bench.limited.region.set_sm_limit(sm_limit, device=0)
+    taken_ms: dict[int, list[float]] = {MEMORY: [], LIMIT: []}
+
+    def once() -> None:
+        for total, figures in taken_ms.items():
+            is_held = total == LIMIT and sm_limit is not None
+            figures.append(bench.start_ms(total, is_held=is_held))
+
+    benchmark.pedantic(once, rounds=20 if quick else 100)
+    bare, ours = taken_ms.values()
+    beyond = statistics.median(ours) - statistics.median(bare)
+    limit = "no SM limit" if sm_limit is None else f"SM limit {sm_limit}"
+    work = f"start to end of a program that launches once, {limit}, beyond the bare driver"
+    ledger.add(work, "ms", 2, beyond, min(ours) - min(bare))
 
 
 def test_a_program_without_cuda_starts(benchmark: Any, ledger: Ledger, quick: bool) -> None:

@@ -68,12 +68,23 @@ static int find_slot_owners(hr_region *region, struct hr_mappers *out)
     return code == HR_OK ? hr_look_for_mappers(region, NULL, &slots, out) : code;
 }
 
+/* This process uses the region without libvgpu: else it could not have attached. */
+static bool is_alone(const struct hr_snapshot *snapshot)
+{
+    return snapshot->proc_num == 1 && hr_snapshot_process(snapshot, 0)->pid == getpid();
+}
+
 static void look_for_libvgpu(hr_region *region, const struct hr_snapshot *snapshot, uint64_t now_ns)
 {
     uint64_t pids = sum_of_pids(snapshot);
     struct hr_mappers mappers;
     if (pids == known_pids || now_ns < next_search_ns)
         return;
+    if (is_alone(snapshot)) {
+        is_beside = false;
+        known_pids = pids;
+        return;
+    }
     next_search_ns = now_ns + MAPPERS_NS;
     if (find_slot_owners(region, &mappers) != HR_OK)
         return;
@@ -235,11 +246,8 @@ static void regulate_row(hr_region *region, struct hr_snapshot *snapshot, int ro
 {
     struct regulated_row *one = &regulated[row];
     const uint64_t period_ns = is_beside ? HR_LIMITER_PERIOD_NS : PASS_NS;
-    if (one->is_impossible)
-        return;
-    if (!one->has_begun) {
-        begin_row(region, snapshot, row, now_ns);
-    } else if (now_ns - one->ticked_ns >= period_ns - period_ns / 8) {
+    if (!one->is_impossible && one->has_begun &&
+        now_ns - one->ticked_ns >= period_ns - period_ns / 8) {
         check_own_pid(region, snapshot, row, now_ns);
         step(snapshot, row, now_ns);
     }
@@ -266,6 +274,11 @@ static void regulate(hr_region *region, uint32_t rows)
     uint64_t now_ns = hr_clock_ns(CLOCK_MONOTONIC);
     if (snapshot == NULL)
         return;
+    /* First, as launches wait for it: to look through /proc takes long where there is much. */
+    for (int row = 0; row < HR_DEVICES; row++) {
+        if ((rows >> row & 1) != 0 && !regulated[row].has_begun && !regulated[row].is_impossible)
+            begin_row(region, snapshot, row, now_ns);
+    }
     bool was_beside = is_beside;
     look_for_libvgpu(region, snapshot, now_ns);
     hr_sample(region, snapshot, rows);

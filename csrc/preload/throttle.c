@@ -16,8 +16,10 @@
 
 /* How long a launch waits where time alone does not help. */
 #define NAP_NS 5000000u
+/* For the regulator to begin, less at first: mostly it has within a millisecond. */
+#define FIRST_NAP_NS 50000u
 
-enum { RECENT_KERNEL = 2, SEVERAL_ROWS = -2 };
+enum { RECENT_KERNEL = 2, SEVERAL_ROWS = -2, NAPS_THAT_GROW = 6 };
 
 struct hr_row hr_rows[HR_DEVICES];
 _Atomic bool hr_is_burst;
@@ -250,8 +252,8 @@ static int64_t tokens_for(const struct hr_row *row, struct hr_graph_size size)
     return tokens < INT64_MAX / 4 ? (int64_t)tokens : INT64_MAX / 4;
 }
 
-static bool try_to_launch(struct hr_row *row, struct hr_graph_size size, bool *has_paid,
-                          uint64_t *patience_ns)
+static bool try_to_launch(struct hr_row *row, struct hr_graph_size size, unsigned naps,
+                          bool *has_paid, uint64_t *patience_ns)
 {
     *patience_ns = NAP_NS;
     *has_paid = false;
@@ -267,6 +269,8 @@ static bool try_to_launch(struct hr_row *row, struct hr_graph_size size, bool *h
                                   (int64_t)size.blocks, 0) == HR_OK;
     case HR_ROW_NEW:
         hr_start_regulator();
+        if (naps < NAPS_THAT_GROW)
+            *patience_ns = FIRST_NAP_NS << naps;
         return false;
     default:
         return false;
@@ -276,13 +280,15 @@ static bool try_to_launch(struct hr_row *row, struct hr_graph_size size, bool *h
 static bool pay_when_due(struct hr_row *row, struct hr_graph_size size, CUstream stream)
 {
     uint64_t patience_ns;
+    unsigned naps = 0;
     bool has_paid;
-    if (try_to_launch(row, size, &has_paid, &patience_ns) || is_capturing(stream))
+    if (try_to_launch(row, size, naps, &has_paid, &patience_ns) || is_capturing(stream))
         return has_paid;
     do {
         nap(patience_ns);
+        naps++;
         hr_wait_while_suspended();
-    } while (!try_to_launch(row, size, &has_paid, &patience_ns));
+    } while (!try_to_launch(row, size, naps, &has_paid, &patience_ns));
     return has_paid;
 }
 
