@@ -17,7 +17,7 @@ from .node_pods import NodePods
 from .node_process import NodeProcess, ProcessDeviceRow
 from .nvml import NvmlSample, NvmlSampler, NvmlState
 from .observation import Gap, Observation, Observer
-from .process_reader import ProcessGap
+from .process_entry import ProcessGap
 from .processes import ProcessTable
 from .selector import PodNamesUnknown, Selector
 from .slot_tracker import SLOT_STATES, SlotStates

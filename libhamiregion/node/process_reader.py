@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
 import os
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -16,34 +15,27 @@ from libhamiregion.layouts import LAYOUTS
 
 from . import procfs
 from .cgroups import parse_cgroup, payer_of
-from .fair_shares import FairShares
 from .matching import HostProcess
-from .procfs import Gone, Mapping, Refused, TooMuch
+from .process_entry import Entry
+from .procfs import Gone, Refused, TooMuch
 from .reader_threads import Blocked, Job, ReaderThreads
+from .reading_shares import ListingCosts, ReadingOrder, ReadingShares
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection
     from collections.abc import Mapping as MappingOf
 
     from .cgroups import ContainerId, Payer
+    from .process_entry import GapReason
     from .procfs import Activity
     from .reader_threads import Outcome
-
-GapReason: TypeAlias = Literal["no_time", "blocked", "too_large"]
 
 _SMALLEST_REGION = min(layout.size_bytes for layout in LAYOUTS)
 # A monitor maps one file per container. What is kept of the processes of one container together is
 # bounded too, and far higher outside of containers.
 _FILES_LIMIT = 4_096
-_KEPT_BYTES_PER_FILE = 512
 _KEPT_BYTES_LIMIT = 8 << 20
 _KEPT_BYTES_LIMIT_OUTSIDE = 64 << 20
-# Reading the maps of a busy CUDA program takes a millisecond, and a program can have so many
-# mappings that it takes half a second. The processes of a container may cost a second at once, and
-# a fiftieth of a processor on average; a program outside of containers more, for a node's own
-# processes are often those of one program.
-_SHARE_S, _SHARE_REFILL = 1.0, 0.02
-_SHARE_OUTSIDE_S, _SHARE_OUTSIDE_REFILL = 10.0, 0.05
 # The real time that one refresh takes for new processes: so much, and so much for each share.
 _FIRST_LOOKS_S, _FIRST_LOOKS_PER_SHARE_S = 5.0, 0.02
 # The processor time that all processes take together that were seen before; the second one where
@@ -51,85 +43,10 @@ _FIRST_LOOKS_S, _FIRST_LOOKS_PER_SHARE_S = 5.0, 0.02
 _SECOND_LOOKS_S, _SECOND_LOOKS_PARTIAL_S = 0.05, 0.005
 # So often those are looked at, too, that are known to live.
 _FULL_AFTER_S = 50.0
-# Listing so few processes of a container is not worth being counted.
-_FREE_LISTED = 64
 # What has mapped nothing since, by its `stat`, is read again after this time, each process at
 # another moment: it can have put a mapping in the place of another.
 _UNCHANGED_FOR_S = 600.0
 _MOMENTS = 64
-
-
-@attrs.frozen
-class ProcessGap:
-    """Processes that a refresh could not read: what they map is not known.
-
-    Attributes:
-        container: The container that they are in; None outside of containers.
-        cgroup: The container's id; without a container, the upper part of the cgroup's path, raw.
-        count: How many processes.
-        reason: ``"no_time"``: reading the processes of that container has taken the time that it
-            has a share of; they are read later. ``"blocked"``: a process does not let itself be
-            read (its address space is locked, by a file system that does not answer, for example),
-            and is not asked again while it lives; or processes of that container keep as many
-            readers waiting as it may have. ``"too_large"``: there are more mappings than are read.
-    """
-
-    container: ContainerId | None
-    cgroup: str
-    count: int
-    reason: GapReason
-
-    @property
-    def explanation(self) -> str:
-        """The gap as a sentence."""
-        payer = "container" if self.container is not None else "program"
-        why = {
-            "no_time": f"the {payer}'s share of time for reading its processes is used up",
-            "blocked": "reading them, or others of their container, never comes to its end",
-            "too_large": "they have more mappings than are read",
-        }[self.reason]
-        processes = "1 process" if self.count == 1 else f"{self.count:,} processes"
-        return f"the mappings of {processes} are not known: {why}"
-
-
-@attrs.frozen
-class Entry:
-    """What is kept of a process between refreshes; `process` is None for kernel threads."""
-
-    activity: Activity
-    process: HostProcess | None = None
-    payer: Payer | None = None
-    mappings: tuple[Mapping, ...] = ()
-    namespace: str | None = None
-    has_libvgpu: bool | None = None
-    readable: bool = True
-    unread: GapReason | None = None
-    looked_at_s: float = 0.0
-    # What was found out about the program that it runs.
-    facts: dict[str, object] = attrs.field(factory=dict, eq=False)
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        """The pid and the start time."""
-        assert self.process is not None  # noqa: S101 (kernel threads are not read)
-        return self.process.pid, self.process.start_time_ticks
-
-    @property
-    def kept_bytes(self) -> int:
-        """About how much memory its mappings take."""
-        return sum(_KEPT_BYTES_PER_FILE + len(each.path) for each in self.mappings)
-
-
-def gaps_of(entries: Iterable[Entry]) -> tuple[ProcessGap, ...]:
-    """What could not be read, by container and reason; the largest first."""
-    counts: Counter[tuple[str, ContainerId | None, GapReason]] = Counter()
-    for each in entries:
-        if each.unread is not None and each.payer is not None:
-            counts[each.payer.cgroup, each.payer.container, each.unread] += 1
-    return tuple(
-        ProcessGap(container, cgroup, count, reason)
-        for (cgroup, container, reason), count in counts.most_common()
-    )
 
 
 class ProcessReader:
@@ -142,8 +59,7 @@ class ProcessReader:
 
     def __init__(self) -> None:
         self._threads = ReaderThreads()
-        self._inside = FairShares(_SHARE_S, _SHARE_REFILL)
-        self._outside = FairShares(_SHARE_OUTSIDE_S, _SHARE_OUTSIDE_REFILL)
+        self._shares = ReadingShares()
         self._users: MappingOf[int, str] = {}
         self._kept_bytes: Counter[Payer] = Counter()
         self._full_s = float("-inf")
@@ -187,7 +103,7 @@ class ProcessReader:
         full = full or now_s - self._full_s >= _FULL_AFTER_S
         if full:
             self._full_s = now_s
-        costs = _Costs()
+        costs = ListingCosts()
         for name in os.listdir(directory):
             if not name.isdigit():
                 continue
@@ -235,10 +151,9 @@ class ProcessReader:
         self._threads.keep_only(
             each.identity for each in entries.values() if each.process is not None
         )
-        for shares in (self._inside, self._outside):
-            shares.forget_idle()
+        self._shares.forget_idle()
         for payer, cost_s in costs.by_payer():
-            self.shares_of(payer).charge(payer, cost_s)
+            self._shares.charge(payer, cost_s)
         second_s = _SECOND_LOOKS_S if full else _SECOND_LOOKS_PARTIAL_S
         self._read_all(directory, entries, refused, first, looked_again, second_s)
         return entries, refused
@@ -252,14 +167,14 @@ class ProcessReader:
         again: list[Entry],
         second_s: float,
     ) -> None:
-        turns = [_Turns(self, first), _Turns(self, again)]
+        orders = [ReadingOrder(self._shares, first), ReadingOrder(self._shares, again)]
         now_s = time.monotonic()
-        turns[0].end_s = now_s + _FIRST_LOOKS_S + _FIRST_LOOKS_PER_SHARE_S * turns[0].parties
-        turns[1].cost_limit_s = second_s
-        in_hand: list[tuple[_Turns, Entry]] = []
+        orders[0].end_s = now_s + _FIRST_LOOKS_S + _FIRST_LOOKS_PER_SHARE_S * orders[0].parties
+        orders[1].cost_limit_s = second_s
+        in_hand: list[tuple[ReadingOrder, Entry]] = []
 
         def next_job() -> Job | None:
-            for each in turns:
+            for each in orders:
                 while (entry := each.next()) is not None:
                     assert entry.process is not None  # noqa: S101 (as `Entry.identity`)
                     if self._threads.refusal(entry.payer, entry.identity) is None:
@@ -271,9 +186,9 @@ class ProcessReader:
             return None
 
         def deliver(_: Job, outcome: Outcome, cost_s: float) -> None:
-            ((turn, entry),) = in_hand
+            ((order, entry),) = in_hand
             pid = entry.identity[0]
-            turn.add(entry.payer, cost_s)
+            order.add(entry.payer, cost_s)
             if isinstance(outcome, Entry):
                 self._count(entry, outcome)
                 entries[pid] = outcome
@@ -293,10 +208,6 @@ class ProcessReader:
         if before.payer is not None:
             self._kept_bytes[before.payer] -= before.kept_bytes
 
-    def shares_of(self, payer: Payer) -> FairShares:
-        """Where the share of a container is kept, or of a program outside of containers."""
-        return self._inside if payer.container is not None else self._outside
-
     # ---- one process -----------------------------------------------------------------------------
 
     def look_up(self, directory: int, pid: int) -> Entry | None:
@@ -314,7 +225,7 @@ class ProcessReader:
             return None
         if entry.unread is None or entry.payer is None:
             return entry
-        if self.shares_of(entry.payer).left_s(entry.payer) <= 0:
+        if self._shares.is_used_up(entry.payer):
             return entry
         outcome = self._run(entry, lambda: self._look_at(directory, name, entry))
         if isinstance(outcome, Entry):
@@ -337,7 +248,7 @@ class ProcessReader:
             Exception: What `work` raises.
         """
         assert entry.payer is not None  # noqa: S101 (kernel threads are not asked)
-        if self.shares_of(entry.payer).left_s(entry.payer) <= 0:
+        if self._shares.is_used_up(entry.payer):
             raise Blocked
         outcome = self._run(entry, work)
         if isinstance(outcome, Exception):
@@ -353,7 +264,7 @@ class ProcessReader:
 
         def deliver(_: Job, outcome: Outcome, cost_s: float) -> None:
             assert entry.payer is not None  # noqa: S101 (as above)
-            self.shares_of(entry.payer).charge(entry.payer, cost_s)
+            self._shares.charge(entry.payer, cost_s)
             found.append(outcome)
 
         self._threads.run(lambda: jobs.pop() if jobs else None, deliver)
@@ -455,90 +366,6 @@ class ProcessReader:
         assert entry.payer is not None  # noqa: S101 (as in `_look_at`)
         limit = _KEPT_BYTES_LIMIT_OUTSIDE if entry.payer.container is None else _KEPT_BYTES_LIMIT
         return self._kept_bytes[entry.payer] + entry.kept_bytes <= limit
-
-
-class _Turns:
-    """Whose process is read next: among all shares that are not used up, the least served."""
-
-    def __init__(self, reader: ProcessReader, entries: Iterable[Entry]) -> None:
-        self._reader = reader
-        self._waiting: defaultdict[Payer, deque[Entry]] = defaultdict(deque)
-        for each in entries:
-            if each.payer is not None:
-                self._waiting[each.payer].append(each)
-        self._order = [(0.0, number, payer) for number, payer in enumerate(self._waiting)]
-        self._served: dict[Payer, tuple[float, int]] = {
-            payer: (0.0, number) for number, payer in enumerate(self._waiting)
-        }
-        self._began_s = 0.0
-        self._cost_s = 0.0
-        self.end_s = float("inf")
-        self.cost_limit_s = float("inf")
-
-    @property
-    def parties(self) -> int:
-        """How many share."""
-        return len(self._waiting)
-
-    def next(self) -> Entry | None:
-        """The process to be read next, for which `add` has to be called; None if there is none."""
-        self._began_s = time.monotonic()
-        while self._order:
-            took_s, _, payer = heapq.heappop(self._order)
-            is_over = self._began_s > self.end_s or (0 < self._cost_s >= self.cost_limit_s)
-            shares = self._reader.shares_of(payer)
-            if not is_over and shares.left_s(payer) > 0 and took_s <= 2 * shares.burst_s:
-                return self._waiting[payer].popleft()
-        return None
-
-    def add(self, payer: Payer | None, cost_s: float) -> None:
-        """Note what reading the last one has cost."""
-        assert payer is not None  # noqa: S101 (as `next` gives no other)
-        self._cost_s += cost_s
-        self._reader.shares_of(payer).charge(payer, cost_s)
-        took_s, number = self._served[payer]
-        took_s += time.monotonic() - self._began_s
-        self._served[payer] = (took_s, number)
-        if self._waiting[payer]:
-            heapq.heappush(self._order, (took_s, number, payer))
-
-
-class _Costs:
-    """What it costs to look at `stat` of each process, and to identify the new ones."""
-
-    def __init__(self) -> None:
-        self._began_s = time.thread_time()
-        self._identified: defaultdict[Payer, float] = defaultdict(float)
-        self._listed: Counter[Payer] = Counter()
-        self._new_s = 0.0
-
-    @contextlib.contextmanager
-    def of_new(self) -> Iterator[Callable[[Payer | None], None]]:
-        """While a new process is identified; what it yields wants to know who pays."""
-        began_s = time.thread_time()
-        payers: list[Payer | None] = []
-        try:
-            yield payers.append
-        finally:
-            cost_s = time.thread_time() - began_s
-            self._new_s += cost_s
-            for payer in payers:
-                if payer is not None:
-                    self._identified[payer] += cost_s
-
-    def count(self, payer: Payer | None) -> None:
-        """One process was looked at."""
-        if payer is not None:
-            self._listed[payer] += 1
-
-    def by_payer(self) -> Iterator[tuple[Payer, float]]:
-        """What each container has cost; those with few processes are let off."""
-        rest_s = max(0.0, time.thread_time() - self._began_s - self._new_s)
-        each_s = rest_s / max(1, self._listed.total())
-        for payer, number in self._listed.items():
-            identified_s = self._identified[payer]
-            if number > _FREE_LISTED or identified_s:
-                yield payer, identified_s + number * each_s
 
 
 def _is_due(pid: int, known: Entry, now: Activity, now_s: float, *, holds_slot: bool) -> bool:

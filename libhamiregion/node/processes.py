@@ -19,7 +19,8 @@ from libhamiregion.slot import attached_slots
 from . import procfs
 from .liveness import Liveness
 from .matching import Mapper, RegionProcesses, match_slots
-from .process_reader import ProcessReader, gaps_of
+from .process_entry import gaps_of
+from .process_reader import ProcessReader
 from .procfs import Gone, Refused, TooMuch
 from .reader_threads import Blocked
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from libhamiregion.region import Region
 
     from .matching import HostProcess
-    from .process_reader import Entry, ProcessGap
+    from .process_entry import Entry, ProcessGap
     from .procfs import Mapping
 
 T = TypeVar("T")

@@ -20,9 +20,10 @@ from scrapers import ask
 from wait import PATIENCE_S, eventually
 
 from libhamiregion import RegionStale, open_region
-from libhamiregion.node import Node, ProcessGap, ProcessTable, process_reader
+from libhamiregion.node import Node, ProcessGap, ProcessTable
 from libhamiregion.node.cgroups import ContainerId
 from libhamiregion.node.outside import mapped_regions, open_mapped
+from libhamiregion.node.process_entry import Entry
 
 pytestmark = needs_first_namespace
 
@@ -186,7 +187,7 @@ def test_a_process_that_blocks_its_reader_is_not_asked_again_and_all_others_are_
     read: list[object] = []
     look_at = table._reader._look_at
 
-    def counted(directory: int, name: str, known: process_reader.Entry) -> process_reader.Entry:
+    def counted(directory: int, name: str, known: Entry) -> Entry:
         read.append(name)
         return look_at(directory, name, known)
 
