@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from libhamiregion.region import Region
 
     from .cgroups import ContainerId
+    from .file_identities import FileIdentity
     from .matching import HostProcess
     from .names import NameResolver
-    from .processes import FileIdentity, ProcessTable
+    from .processes import ProcessTable
     from .procfs import Mapping
 
 T = TypeVar("T")

@@ -17,8 +17,10 @@ from libhamiregion.errors import RegionClosed, RegionStale
 from libhamiregion.slot import attached_slots
 
 from . import procfs
+from .file_identities import FileIdentities
 from .liveness import Liveness
 from .matching import Mapper, RegionProcesses, match_slots
+from .proc_visibility import ProcVisibility, visibility_of
 from .process_entry import gaps_of
 from .process_reader import ProcessReader
 from .procfs import Gone, Refused, TooMuch
@@ -31,45 +33,13 @@ if TYPE_CHECKING:
     from libhamiregion.errors import PathLike
     from libhamiregion.region import Region
 
+    from .file_identities import FileIdentity
     from .matching import HostProcess
     from .process_entry import Entry, ProcessGap
     from .procfs import Mapping
 
 T = TypeVar("T")
 K = TypeVar("K")
-
-#: A file as maps prints it: device and inode. `os.stat` can give another device number.
-FileIdentity = tuple[int, int]
-
-# The inode number that the kernel gives to the first pid namespace, always.
-INITIAL_PID_NAMESPACE = "pid:[4026531836]"
-
-
-@attrs.frozen
-class ProcVisibility:
-    """How much of the node a /proc shows.
-
-    Attributes:
-        sees_host: It is that of the first pid namespace: its pids are those that the driver and a
-            slot's ``hostpid`` mean.
-        sees_all_pids: Every process of the node is in it, with its pids and command line. The maps
-            of some may still be refused.
-        unreadable: Pids whose maps may not be read, or are too long; sorted, without the host's
-            own init.
-        own_pid: This process's pid in it; 0 where it is not shown.
-        is_own_namespace: Whether its pids are those of this process's own pid namespace.
-    """
-
-    sees_host: bool = False
-    sees_all_pids: bool = False
-    unreadable: tuple[int, ...] = ()
-    own_pid: int = 0
-    is_own_namespace: bool = False
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every process of the node is shown and can be read."""
-        return self.sees_all_pids and not self.unreadable
 
 
 @attrs.frozen
@@ -92,7 +62,7 @@ def _unlock_in_child() -> None:
     # Another thread of the parent may have been inside, and does not exist in the child.
     for table in _tables:
         table._refreshing = threading.Lock()
-        table._identifying = threading.Lock()
+        table._identities.leave_in_child()
         table._reader = ProcessReader()
         table._view = attrs.evolve(table._view, liveness=Liveness(table.proc))
 
@@ -141,16 +111,13 @@ class ProcessTable:
     def __init__(self, proc: PathLike = "/proc", *, user_file: PathLike = "/etc/passwd") -> None:
         self.proc = str(Path(proc).absolute())
         self._refreshing = threading.Lock()
-        self._identifying = threading.Lock()
+        self._identities = FileIdentities()
         _tables.add(self)
         self._view = _View(Liveness(self.proc))
         self._user_file = Path(user_file)
         self._reader = ProcessReader()
         self._living: Callable[[], MappingOf[int, int]] = dict
         self._wanted: set[int] = set()
-        # Address -> how maps calls what is mapped there, and what stat called it.
-        self._own_mappings: dict[int, FileIdentity] = {}
-        self._checked: dict[int, FileIdentity] = {}
 
     def refresh(self, *, full: bool = True) -> None:
         """Read what has changed since the last refresh.
@@ -183,7 +150,7 @@ class ProcessTable:
                     started_ns,
                     entries,
                     _by_file(entries),
-                    _visibility(directory, entries, refused),
+                    visibility_of(directory, entries, refused),
                     gaps_of(entries.values()),
                 )
             finally:
@@ -397,24 +364,7 @@ class ProcessTable:
         Raises:
             RegionClosed: After `Region.close`.
         """
-        info = region._mapping()
-        # Another file may be mapped now where one was when maps was read.
-        as_stat = (info.device_id, info.inode)
-        with self._identifying:
-            known = self._own_mappings.get(info.address)
-            if known != as_stat and self._checked.get(info.address) != as_stat:
-                # A process that has dropped its privileges may not read its own maps; then stat's
-                # numbers have to do.
-                with contextlib.suppress(Refused, Gone, TooMuch):
-                    self._own_mappings = procfs.read_own_mappings()
-                known = self._own_mappings.get(info.address)
-                self._checked = {
-                    address: seen
-                    for address, seen in self._checked.items()
-                    if address in self._own_mappings
-                }
-                self._checked[info.address] = as_stat
-        return as_stat if known is None else known
+        return self._identities.of(region)
 
     def mappings(self, identity: FileIdentity) -> tuple[tuple[HostProcess, Mapping], ...]:
         """The processes that map a file shared, and how; sorted by pid.
@@ -534,31 +484,6 @@ def _by_file(entries: dict[int, Entry]) -> dict[FileIdentity, tuple[tuple[Entry,
         for mapping in entries[pid].mappings:
             found[mapping.device, mapping.inode].append((entries[pid], mapping))
     return {identity: tuple(users) for identity, users in found.items()}
-
-
-def _visibility(directory: int, entries: dict[int, Entry], refused: list[int]) -> ProcVisibility:
-    sees_host = INITIAL_PID_NAMESPACE in (
-        procfs.read_link(directory, "self/ns/pid"),
-        procfs.read_link(directory, "1/ns/pid"),
-    )
-    own = procfs.read_link(directory, "self") or ""
-    own_pid = int(own) if own.isdigit() else 0
-    unreadable = list(refused)
-    for pid, entry in entries.items():
-        # The init of the host itself is no process of a container, also where it may not be
-        # read.
-        is_host_init = sees_host and entry.process is not None and entry.process.ns_pids == (1,)
-        if not entry.readable and not is_host_init:
-            unreadable.append(pid)
-    itself = entries[own_pid].process if own_pid in entries else None
-    return ProcVisibility(
-        sees_host=sees_host,
-        # hidepid leaves out other users' processes, and the first of all is one of them.
-        sees_all_pids=sees_host and not refused and 1 in entries,
-        unreadable=tuple(sorted(unreadable)),
-        own_pid=own_pid,
-        is_own_namespace=itself is not None and len(itself.ns_pids) == 1,
-    )
 
 
 def _user_names(path: Path) -> dict[int, str]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from libhamiregion.node.proc_visibility import INITIAL_PID_NAMESPACE
+
 from .devices import DeviceReader
 from .driver import Driver
 from .models import NvmlProcess, NvmlSample
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from libhamiregion.errors import PathLike
-
-# The inode number that the kernel gives to the first pid namespace, always.
-_INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 
 # A count out of range must not become a long loop.
 _MAX_DEVICES = 256
@@ -225,6 +224,6 @@ class NvmlSampler:
 
 def _in_host_namespace() -> bool:
     try:
-        return str(Path("/proc/self/ns/pid").readlink()) == _INITIAL_PID_NAMESPACE
+        return str(Path("/proc/self/ns/pid").readlink()) == INITIAL_PID_NAMESPACE
     except OSError:
         return False
