@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from libhamiregion.node.containers import Container
     from libhamiregion.node.events import Emit
-    from libhamiregion.node.node import Node, NodeSnapshot
+    from libhamiregion.node.node import Node
+    from libhamiregion.node.node_snapshot import NodeSnapshot
     from libhamiregion.region import Region
 
     from .priority_rule import Verdict

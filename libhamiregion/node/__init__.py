@@ -12,9 +12,11 @@ from .kubernetes_error import KubernetesError
 from .kubernetes_names import KubernetesNames
 from .matching import HostProcess, RegionProcesses
 from .names import ChainedNames, DockerNames, PodLogNames, PodName
-from .node import Node, NodeBusy, NodeChanges, NodeSnapshot
+from .node import Node, NodeBusy
+from .node_changes import NodeChanges
 from .node_pods import NodePods
 from .node_process import NodeProcess, ProcessDeviceRow
+from .node_snapshot import NodeSnapshot
 from .nvml import NvmlSample, NvmlSampler, NvmlState
 from .observation import Gap, Observation, Observer
 from .process_entry import ProcessGap

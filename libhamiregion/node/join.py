@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from .containers import Container
     from .matching import HostProcess, RegionProcesses
-    from .node import Node, NodeSnapshot
+    from .node import Node
     from .node_process import ProcessState
+    from .node_snapshot import NodeSnapshot
     from .observation import Observation
     from .slot_tracker import SlotStates
     from .views import ContainerView, OmittedSlots

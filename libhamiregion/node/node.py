@@ -16,86 +16,32 @@ from libhamiregion.region import open_in_container
 from libhamiregion.region_set import RegionSet
 
 from .cgroups import is_pod_uid
-from .change_detector import ChangeDetector
-from .directories import Roots, is_unchanged, scan_directory
 from .names import ChainedNames, DockerNames, PodLogNames
+from .node_changes import changes_between
+from .node_snapshot import NodeSnapshot
 from .outside import OutsideRegions
 from .processes import ProcessTable
 from .region_users import RegionUsers
+from .root_containers import RootContainers
+from .roots import Roots
 from .selector import PodNamesUnknown, Selector
 from .slot_tracker import SlotTracker
 from .views import ContainerView, bounded_view
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
 
     from libhamiregion.errors import PathLike
     from libhamiregion.region import Region
-    from libhamiregion.region_set import RegionTable
 
     from .containers import Container
-    from .directories import DirectoryScan
     from .matching import RegionProcesses
     from .names import NameResolver, PodName
+    from .node_changes import NodeChanges
     from .slot_tracker import SlotStates
-
-
-@attrs.frozen
-class NodeChanges:
-    """What a refresh found different.
-
-    `Node.containers` is what it was, without those in `removed`, with those in `added` and
-    `replaced`.
-
-    Attributes:
-        added: Containers that are new.
-        removed: Containers that have gone, or stand in `replaced` in another form. A region that
-            they do not have any more is closed.
-        replaced: Containers of which something is different, as they are now: their region came,
-            went or is another file, the reason why there is none is another, or further files.
-    """
-
-    added: tuple[Container, ...] = ()
-    removed: tuple[Container, ...] = ()
-    replaced: tuple[Container, ...] = ()
-
-    def __bool__(self) -> bool:
-        """Whether anything is different."""
-        return bool(self.added or self.removed)
-
-
-@attrs.frozen
-class NodeSnapshot:
-    """All regions of a node, read in one native call.
-
-    Attributes:
-        containers: The containers with a region, one per row of ``table.regions``.
-        missing: The containers without.
-        table: The figures, as `RegionSet.read` gives them.
-    """
-
-    containers: tuple[Container, ...]
-    missing: tuple[Container, ...]
-    table: RegionTable
-
-    def named_table(self) -> RegionTable:
-        """The same figures, whose frames have the columns namespace, pod and container too.
-
-        ``snapshot.named_table().devices.to_pandas()`` says whose each row is. A name that is not
-        known is null; the pod's UID is part of the path.
-        """
-        return self.table.with_identity(
-            namespace=[each.namespace for each in self.containers],
-            pod=[each.pod for each in self.containers],
-            container=[each.name for each in self.containers],
-        )
-
-    def _repr_html_(self) -> str:
-        """Show the devices in a notebook."""
-        return self.named_table()._repr_html_()
 
 
 class NodeBusy(TimeoutError):
@@ -103,7 +49,7 @@ class NodeBusy(TimeoutError):
 
 
 # A look takes a second or two; the first one, on a node of thousands of busy processes, twenty.
-_PATIENCE_S = 30.0
+_LOOK_TIMEOUT_S = 30.0
 
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 
@@ -177,6 +123,7 @@ class Node:
         self.names: NameResolver = (
             ChainedNames([PodLogNames(), DockerNames()]) if names is None else names
         )
+        self._inside = RootContainers(self._roots, self.names)
         self.processes = ProcessTable(proc)
         self._look_outside = outside
         self._outside = OutsideRegions(self.processes, self.names)
@@ -187,9 +134,6 @@ class Node:
         # Held for moments only, inside the other one: guards the set, the containers and the rows.
         self._lock = threading.RLock()
         self._set = RegionSet()
-        self._watch = ChangeDetector()
-        self._scans: dict[str, DirectoryScan] = {}
-        self._directories: Mapping[str, Mapping[str, str]] = {}
         self._closed = ""
         self._containers: tuple[Container, ...] = ()
         self._rows: tuple[tuple[Container, ...], tuple[Container, ...]] | None = None
@@ -239,12 +183,12 @@ class Node:
         return f"<Node {', '.join(self.roots)}: {state}>"
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _one_look(self) -> Iterator[None]:
         """One look at a time. A file system that never answers must not hang more than one."""
         # A forked child has another lock.
         lock = self._refreshing
-        if not lock.acquire(timeout=_PATIENCE_S):
-            raise NodeBusy(f"another look at this node has not come back for {_PATIENCE_S:g} s")
+        if not lock.acquire(timeout=_LOOK_TIMEOUT_S):
+            raise NodeBusy(f"another look at this node has not come back for {_LOOK_TIMEOUT_S:g} s")
         try:
             yield
         finally:
@@ -252,11 +196,10 @@ class Node:
 
     def close(self) -> None:
         """Close all regions; may be called again. A look that does not come back keeps its own."""
-        with contextlib.suppress(NodeBusy), self._turn(), self._lock:
+        with contextlib.suppress(NodeBusy), self._one_look(), self._lock:
             self._closed = self._closed or "has been closed"
             self._set.close()
-            self._watch.clear()
-            self._scans.clear()
+            self._inside.clear()
             self._outside.clear()
             self._slots.close()
             self._containers = ()
@@ -297,28 +240,24 @@ class Node:
             OSError: /proc cannot be listed; then nothing has changed. `NodeBusy` where another
                 thread's look has not come back for 30 s.
         """
-        with self._turn():
+        with self._one_look():
             self.check_open()
             before = self._containers
             # Before the directories: what is mapped by now has its directory by then.
             if processes:
                 self.processes.refresh()
             try:
-                self._scan_roots()
+                self._inside.scan()
                 if processes and self._look_outside:
                     self._scan_outside()
             finally:
                 # Also where it was interrupted: what has been opened and closed so far counts.
                 self._take_over()
-            return _changes(before, self._containers)
+            return changes_between(before, self._containers)
 
     def _take_over(self) -> None:
         """Make what was found what the node has: its containers, the regions that are read."""
-        scans = self._scans
-        now = (
-            *(scans[each].container for each in self._directories if each in scans),
-            *self._outside.containers,
-        )
+        now = (*self._inside, *self._outside.containers)
         with self._lock:
             if now == self._containers:
                 return
@@ -332,42 +271,14 @@ class Node:
             self._rows = None
             self._containers = now
 
-    def _scan_roots(self) -> None:
-        directories = self._roots.scan()
-        due = self._watch.changed()
-        # One that was not there when it was scanned may be back.
-        if directories is not self._directories or len(self._scans) != len(directories):
-            for gone in self._scans.keys() - directories.keys():
-                self._store(gone, None)
-            due = [each for each in due if each in directories]
-            due += [each for each in directories if each not in self._scans]
-            self._directories = directories
-        for directory in due:
-            before = self._scans.get(directory)
-            scan = scan_directory(directory, directories[directory], before, self.names)
-            self._store(directory, scan)
-
-    def _store(self, directory: str, scan: DirectoryScan | None) -> None:
-        before = self._scans.get(directory)
-        if scan is None:
-            if before is not None:
-                del self._scans[directory]
-                self._watch.drop(directory)
-            return
-        if before is not None and is_unchanged(before.container, scan.container):
-            scan = attrs.evolve(scan, container=before.container)
-        self._scans[directory] = scan
-        self._watch.put(directory, directory, scan.stamp, scan.container.region)
-
     def _scan_outside(self) -> None:
         inside = set()
-        for scan in self._scans.values():
-            if scan.container.region is not None:
+        for container in self._inside:
+            if container.region is not None:
                 # Closed by somebody else: the next refresh sees to it.
                 with contextlib.suppress(RegionClosed):
-                    inside.add(self.processes.identity(scan.container.region))
-        files = {(file.id[1], file.name) for scan in self._scans.values() for file in scan.files}
-        self._outside.scan(inside, files)
+                    inside.add(self.processes.identity(container.region))
+        self._outside.scan(inside, self._inside.files())
 
     # ---- what they hold --------------------------------------------------------------------------
 
@@ -420,7 +331,7 @@ class Node:
             RegionClosed: After `close`, or in a forked child.
             OSError: /proc cannot be listed.
         """
-        with self._turn():
+        with self._one_look():
             self.check_open()
             states = self._slots.update(snapshot.containers, snapshot.table, self.match, anew=anew)
             for row, found in states.proved.items():
@@ -432,11 +343,8 @@ class Node:
     def _named(self, container: Container, found: RegionProcesses) -> Container:
         """Name a container by the one of its pod whose processes have been proved to use it."""
         named = self._users.named(container, found)
-        directory = container.directory
-        if named is not container and directory is not None:
-            scan = self._scans.get(directory)
-            if scan is not None and scan.container is container:
-                self._scans[directory] = attrs.evolve(scan, container=named)
+        if named is not container:
+            self._inside.replace(container, named)
         return named
 
     def renamed(self, snapshot: NodeSnapshot) -> NodeSnapshot:
@@ -474,7 +382,7 @@ class Node:
             RegionClosed: After `close`, or in a forked child.
             OSError: /proc cannot be listed; `NodeBusy` as for `refresh`.
         """
-        with self._turn():
+        with self._one_look():
             # What lies outside the roots is found through the processes that map it.
             if containers is None:
                 self.refresh(processes=self._look_outside)
@@ -569,7 +477,7 @@ class Node:
         file_id = known.file_id
         region = None
         if container.directory is None:
-            with self._turn():
+            with self._one_look():
                 region = self._outside.open(container)
         if region is None:
             region = open_in_container(known.path, writable=True, layout=known.layout)
@@ -590,18 +498,3 @@ def _pids_in_slots(container: Container) -> tuple[Sequence[int], int, RegionErro
     except RegionError as error:
         return (), 0, error
     return array("i", [process.pid for process in snapshot.processes]), snapshot.taken_at_ns, None
-
-
-def _changes(before: Sequence[Container], after: Sequence[Container]) -> NodeChanges:
-    gone, new = set(before).difference(after), set(after).difference(before)
-    replaced = {_place_of(each) for each in gone} & {_place_of(each) for each in new}
-    return NodeChanges(
-        added=tuple(each for each in after if each in new and _place_of(each) not in replaced),
-        removed=tuple(each for each in before if each in gone),
-        replaced=tuple(each for each in after if each in new and _place_of(each) in replaced),
-    )
-
-
-def _place_of(container: Container) -> object:
-    """What stays the same where a container is replaced."""
-    return container.directory or (container.path_in_namespace, container.container_id)

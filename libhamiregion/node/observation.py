@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from .cgroups import ContainerId
     from .containers import Container
-    from .node import Node, NodeSnapshot
+    from .node import Node
+    from .node_snapshot import NodeSnapshot
     from .nvml.models import NvmlSample
     from .nvml.sampler import NvmlSampler
     from .processes import ProcessTable

@@ -266,13 +266,13 @@ def test_what_was_blocked_is_unblocked_at_the_end_also_where_nobody_can_be_looke
 def test_while_another_look_at_the_node_hangs_the_regions_that_are_known_follow_the_rule(
     scene: NodeScene, node: Node, feedback: Feedback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(node_module, "_LOOK_TIMEOUT_S", 0.01)
     urgent, low = scene.container("urgent", priority=0), scene.container("low")
     feedback.run()
     inside, done = threading.Event(), threading.Event()
 
     def hang() -> None:
-        with node._turn():
+        with node._one_look():
             inside.set()
             done.wait()
 

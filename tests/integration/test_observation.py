@@ -419,7 +419,7 @@ def test_an_agents_tasks_and_its_exporter_look_at_the_node_once(
     with NvmlSampler(fake_driver.library, host_namespace=True) as sampler:
         counting(sampler, "sample")
         counting(node.processes, "refresh")
-        counting(node, "_scan_roots")
+        counting(node._roots, "scan")
         counting(node, "snapshot")
         observer = Observer(node, sampler=sampler, slots=True, processes_max_age_s=4.0)
         tasks = [
@@ -449,7 +449,7 @@ def test_an_agents_tasks_and_its_exporter_look_at_the_node_once(
             for task in tasks:
                 task.run()
             exporter.refresh()
-    assert looks == {"sample": 1, "_scan_roots": 1, "snapshot": 1, "refresh": looks["refresh"]}
+    assert looks == {"sample": 1, "scan": 1, "snapshot": 1, "refresh": looks["refresh"]}
     assert looks["refresh"] <= 1
 
 

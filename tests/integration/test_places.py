@@ -31,8 +31,8 @@ from libhamiregion.node import (
     NvmlSampler,
     Observer,
     PodLogNames,
-    directories,
     node_processes,
+    roots,
 )
 from libhamiregion.report.recorder import read_samples
 
@@ -178,8 +178,8 @@ def test_all_places_are_found_without_being_named(
 ) -> None:
     for variable in ("HOOK_PATH", "CONTAINER_VGPU_MOUNT"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(directories, "DEFAULT_ROOTS", tuple(scene.roots))
-    monkeypatch.setattr(directories, "run_bases", lambda _: [])
+    monkeypatch.setattr(roots, "DEFAULT_ROOTS", tuple(scene.roots))
+    monkeypatch.setattr(roots, "run_bases", lambda _: [])
     with scene.node([]) as node:
         node.refresh()
         assert node.root_errors == {}

@@ -28,6 +28,7 @@ from libhamiregion.node import (
     PodName,
     ProcessTable,
     directories,
+    root_containers,
 )
 from libhamiregion.node import node as node_module
 
@@ -177,14 +178,14 @@ def test_a_directory_of_no_real_pod_is_matched_all_the_same(root: Root, node: No
 def test_a_look_that_hangs_hangs_no_other_for_long_and_reading_not_at_all(
     root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(node_module, "_LOOK_TIMEOUT_S", 0.01)
     root.region()
     node = Node(root)
     refresh(node)
     inside, done = threading.Event(), threading.Event()
 
     def hang() -> None:
-        with node._turn():
+        with node._one_look():
             inside.set()
             done.wait()
 
@@ -315,7 +316,7 @@ def test_an_interrupted_refresh_leaves_a_node_that_can_be_used(
         return directories.scan_directory(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(node_module, "scan_directory", interrupted)
+        patch.setattr(root_containers, "scan_directory", interrupted)
         with pytest.raises(KeyboardInterrupt):
             node.refresh(processes=False)
         assert len(node.containers) == len(node.snapshot().containers) == 2

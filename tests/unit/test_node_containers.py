@@ -13,8 +13,7 @@ from node_root import Root, only, opened, pod_uid, reason, refresh, remove, sett
 from region_bytes import RegionFile, truncate
 
 from libhamiregion import Layout, create_region, open_region
-from libhamiregion.node import MissingReason, Node, directories
-from libhamiregion.node import node as node_module
+from libhamiregion.node import MissingReason, Node, directories, root_containers
 from libhamiregion.node.containers import MissingRegion
 
 STATIC_POD = "5f2c1b1a9f6d4c0e8a7b6c5d4e3f2a1b"
@@ -355,7 +354,7 @@ def test_a_directory_that_is_away_for_a_moment_is_found_again(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(node_module, "scan_directory", look_while_away)
+        patch.setattr(root_containers, "scan_directory", look_while_away)
         refresh(node)
     assert node.containers == ()
     refresh(node)

@@ -109,7 +109,7 @@ def test_an_older_file_that_becomes_a_region_is_the_newest_then(root: Root, node
 @pytest.fixture
 def few_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a directory need not be flooded with thousands of files."""
-    monkeypatch.setattr(directories, "_ENTRIES_LIMIT", 200)
+    monkeypatch.setattr(directories, "ENTRIES_LIMIT", 200)
 
 
 @pytest.mark.usefixtures("few_entries")

@@ -10,7 +10,7 @@ import pytest
 from node_root import Root, only, pod_uid, refresh, settle
 
 from libhamiregion.launch.run_directory import run_bases
-from libhamiregion.node import Node, directories
+from libhamiregion.node import Node, roots
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")
@@ -28,8 +28,8 @@ def defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ...
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
     paths = (tmp_path / "tmp/vgpu/containers", tmp_path / "usr/vgpu/containers")
-    monkeypatch.setattr(directories, "DEFAULT_ROOTS", tuple(map(str, paths)))
-    monkeypatch.setattr(directories, "run_bases", lambda _: [])
+    monkeypatch.setattr(roots, "DEFAULT_ROOTS", tuple(map(str, paths)))
+    monkeypatch.setattr(roots, "run_bases", lambda _: [])
     return paths
 
 
@@ -156,13 +156,13 @@ def test_one_bad_root_does_not_stop_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "mode"),
-    [("_ROOT_ENTRIES_LIMIT", 0o755), ("_ENTRIES_LIMIT", 0o1777)],
+    [("_ROOT_ENTRIES_LIMIT", 0o755), ("ENTRIES_LIMIT", 0o1777)],
     ids=["the node's own", "one that containers can write"],
 )
 def test_a_root_with_too_many_entries_says_that_it_was_cut(
     limit: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directories, limit, 10)
+    monkeypatch.setattr(roots, limit, 10)
     root = Root(tmp_path / "containers")
     root.path.chmod(mode)
     for number in range(10):
@@ -297,5 +297,5 @@ def test_what_lies_around_a_sticky_directory_does_not_matter(
         return lstat(path)
 
     monkeypatch.setattr(os, "lstat", watched)
-    directories._check_makers(str(defaults[0]))
+    roots._check_makers(str(defaults[0]))
     assert looked_at == [str(each) for each in (defaults[0], *list(defaults[0].parents)[:2])]

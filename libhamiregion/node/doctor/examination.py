@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from libhamiregion.models import ProcessUsage, RegionSnapshot
     from libhamiregion.node.containers import Container
     from libhamiregion.node.matching import HostProcess, RegionProcesses, SlotMatch, SlotState
-    from libhamiregion.node.node import Node, NodeSnapshot
+    from libhamiregion.node.node import Node
     from libhamiregion.node.node_process import NodeProcess
+    from libhamiregion.node.node_snapshot import NodeSnapshot
     from libhamiregion.node.observation import Gap
     from libhamiregion.node.views import ContainerView, OmittedSlots
     from libhamiregion.region import Region
