@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from libhamiregion import ProcessStatus, format_size
 from libhamiregion.node.bounded_call import BoundedCall
 from libhamiregion.node.join import Join
+from libhamiregion.node.process_rows import process_rows
 from libhamiregion.node.views import observed_views
 
 from . import options
@@ -402,7 +403,7 @@ def process_page(
     node, observation = observer.node, observer.observe()
     sample = observation.sample
     views = observed_views(node, observation)
-    processes = Join(observation).rows(views)
+    processes = process_rows(Join(observation), views)
     rows = _in_order(_chosen(node, processes, selector), sort)
     answer, gap = driver_answer(observer, observation)
     driver = answer is not None and gap is None

@@ -7,7 +7,6 @@ from .containers import Container, MissingReason
 from .docker_api_names import DockerApiNames
 from .doctor import Finding, FindingKind, Repair, Severity, diagnose, repair
 from .driver_lists import driver_gap
-from .join import node_processes
 from .kubernetes_error import KubernetesError
 from .kubernetes_names import KubernetesNames
 from .matching import HostProcess, RegionProcesses
@@ -20,6 +19,7 @@ from .node_snapshot import NodeSnapshot
 from .nvml import NvmlSample, NvmlSampler, NvmlState
 from .observation import Gap, Observation, Observer
 from .process_entry import ProcessGap
+from .process_rows import node_processes
 from .processes import ProcessTable
 from .selector import PodNamesUnknown, Selector
 from .slot_tracker import SLOT_STATES, SlotStates

@@ -11,156 +11,17 @@ import attrs
 
 from .driver_lists import DriverLists
 from .node_process import NodeProcess, ProcessDeviceRow
-from .process_locator import ContainerFacts, ProcessLocator
-from .views import observed_views
+from .pairs import Pairs, shape_of
+from .process_locator import ProcessLocator, container_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from libhamiregion.models import ProcessUsage
-    from libhamiregion.region_set import RegionTable
+    from collections.abc import Sequence
 
     from .containers import Container
-    from .matching import HostProcess, RegionProcesses
-    from .node import Node
-    from .node_process import ProcessState
-    from .node_snapshot import NodeSnapshot
     from .observation import Observation
-    from .slot_tracker import SlotStates
-    from .views import ContainerView, OmittedSlots
 
 #: In a column of rows: there is none.
 NO_ROW: Final = 0xFFFFFFFF
-_UNKNOWN = 0
-
-
-def node_processes(node: Node, observation: Observation) -> tuple[NodeProcess, ...]:
-    """Everything that uses the GPUs of a node: slots, /proc and the driver's figures in one list.
-
-    The driver's figures are matched by uuid and proved host pid, or, where the region has no uuids
-    yet, if region and driver both know exactly one device that the process uses. They are unknown,
-    and nothing is called escaped or unmanaged, where pids of the driver and of /proc may be of
-    different namespaces: both must be the host's. One process on one device is counted once, also
-    if it stands in several slots.
-
-    A process without a slot belongs to the container that its cgroup names, as the cgroups of
-    processes with slots show; failing that, to the only one of its pod that it can be.
-
-    Args:
-        node: The node.
-        observation: What stands on it, taken with the slots.
-
-    Returns:
-        By container, in each the slots in their order, one row per state for those that
-        `ContainerView` would sum, then the processes without a slot; last what belongs to no
-        container, by host pid.
-
-    Raises:
-        OSError: /proc could not be listed.
-
-    Cost: linear in slots and processes, some 10 us per slot with two devices.
-
-    Shell: ``hamiregion ps``.
-    """
-    return Join(observation).rows(observed_views(node, observation))
-
-
-@attrs.frozen(eq=False)
-class Pairs:
-    """Each proved process with each device of its region, as columns: one row per pair.
-
-    A process that has slots in several regions stands under the first of them.
-
-    Attributes:
-        key: What it was made of, compared by content.
-        containers: Those of the read that it was made of.
-        states: The states that it was made of.
-        slots: Of each pair the row of the process's slot in ``table.processes``.
-        devices: Of each pair the row of the device in ``table.devices``.
-        slot_of: Pid in /proc to the row of its slot, of every proved process.
-        uuids: Of each device; empty where the region names none, or has named it before.
-        unnamed: Rows of devices whose region names none yet.
-        by_uuid: Uuid to the pairs of that device.
-        of_region: Row of a region to the uuids of its devices.
-        doubtful: Rows of regions with slots of which it is not known whose they are.
-    """
-
-    key: tuple[bytes, ...]
-    containers: Sequence[Container]
-    states: SlotStates
-    slots: array[int]
-    devices: array[int]
-    slot_of: Mapping[int, int]
-    uuids: Sequence[str]
-    unnamed: frozenset[int]
-    by_uuid: Mapping[str, Sequence[int]]
-    of_region: Mapping[int, frozenset[str]]
-    doubtful: frozenset[int]
-
-    @classmethod
-    def of(cls, snapshot: NodeSnapshot, states: SlotStates, key: tuple[bytes, ...]) -> Pairs:
-        """Pair the processes and devices of one read."""
-        table = snapshot.table
-        regions, devices = table.regions, table.devices
-        uuids: list[str] = []
-        unnamed: list[int] = []
-        of_region: dict[int, frozenset[str]] = {}
-        for region, (first, rows) in enumerate(
-            zip(regions.first_device, regions.device_rows, strict=True)
-        ):
-            named: dict[str, None] = {}
-            for row in range(first, first + rows):
-                uuid = devices.uuid(row) or ""
-                if not uuid:
-                    unnamed.append(row)
-                # A region can say that several of its devices are the same one.
-                uuids.append("" if uuid in named else uuid)
-                named[uuid] = None
-            of_region[region] = frozenset(named) - {""}
-        slots, places = array("I"), array("I")
-        slot_of: dict[int, int] = {}
-        by_uuid: defaultdict[str, list[int]] = defaultdict(list)
-        for slot, process in states.processes.items():
-            if process.pid in slot_of:
-                continue
-            slot_of[process.pid] = slot
-            region = table.processes.region[slot]
-            first = regions.first_device[region]
-            for row in range(first, first + regions.device_rows[region]):
-                if uuids[row]:
-                    by_uuid[uuids[row]].append(len(slots))
-                slots.append(slot)
-                places.append(row)
-        doubtful = frozenset(
-            region
-            for region, (first, count) in enumerate(
-                zip(regions.first_process, regions.process_count, strict=True)
-            )
-            if _UNKNOWN in states.states[first : first + count]
-        )
-        return cls(
-            key,
-            snapshot.containers,
-            states,
-            slots,
-            places,
-            slot_of,
-            uuids,
-            frozenset(unnamed),
-            dict(by_uuid),
-            of_region,
-            doubtful,
-        )
-
-    def fits(self, snapshot: NodeSnapshot) -> bool:
-        """Whether a read has the same devices in the same rows."""
-        is_same = self.containers is snapshot.containers
-        return is_same and self.key[:3] == _shape(snapshot.table)
-
-
-def _shape(table: RegionTable) -> tuple[bytes, bytes, bytes]:
-    devices = table.devices
-    return devices.region.tobytes(), devices.index.tobytes(), devices.uuid_bytes.tobytes()
 
 
 @attrs.frozen(eq=False)
@@ -228,7 +89,7 @@ class Join:
         snapshot, states = observation.snapshot, observation.proved()
         regions = snapshot.table.regions
         key = (
-            *_shape(snapshot.table),
+            *shape_of(snapshot.table),
             regions.code.tobytes(),
             snapshot.table.processes.pid.tobytes(),
         )
@@ -406,14 +267,20 @@ class Join:
             for device in row.devices
         }
 
-    # ---- processes as objects --------------------------------------------------------------------
+    # ---- processes that no column has ------------------------------------------------------------
+
+    @cached_property
+    def locator(self) -> ProcessLocator:
+        """Finds whose a process without a slot is."""
+        observation = self.observation
+        return ProcessLocator(container_facts(observation), observation.processes, self.driver)
 
     @cached_property
     def uncounted(self) -> tuple[NodeProcess, ...]:
         """The processes that the driver lists and that have no slot, by pid."""
         if not self.known.pids:
             return ()
-        return tuple(self._uncounted(self._containers, self._locator, frozenset()))
+        return tuple(self.locator.rows(self.known.pids))
 
     @cached_property
     def on_other_devices(self) -> tuple[NodeProcess, ...]:
@@ -437,190 +304,3 @@ class Join:
             for slot, devices in found.items()
             for process in (self.pairs.states.processes[slot],)
         )
-
-    def rows(self, views: Iterable[ContainerView]) -> tuple[NodeProcess, ...]:
-        """What `node_processes` returns.
-
-        Args:
-            views: All containers of the observation, as `observed_views` has them.
-        """
-        seen = tuple(views)
-        proved = {each.container: each.processes for each in seen if each.processes is not None}
-        containers = self._facts(proved)
-        locator = ProcessLocator(containers, self.observation.processes, self.driver)
-        told: set[int] = set()
-        found = {id(each.container): self._slot_rows(each, locator, told) for each in seen}
-        uncounted = {row.host_pid: row for row in self._uncounted(containers, locator, told)}
-        for facts in containers:
-            for process in facts.unlisted:
-                if process.pid not in told:
-                    told.add(process.pid)
-                    row = uncounted.pop(process.pid, None)
-                    found[id(facts.container)].append(
-                        row or locator.uncounted(facts, process, "unlisted")
-                    )
-        rest: list[NodeProcess] = []
-        for row in uncounted.values():
-            (rest if row.container is None else found[id(row.container)]).append(row)
-        return (*(row for rows in found.values() for row in rows), *rest)
-
-    def slot_rows(self, views: Iterable[ContainerView]) -> list[NodeProcess]:
-        """The rows of the slots of some containers.
-
-        Args:
-            views: Containers of the observation.
-        """
-        told: set[int] = set()
-        return [row for view in views for row in self._slot_rows(view, None, told)]
-
-    @cached_property
-    def _containers(self) -> list[ContainerFacts]:
-        return self._facts({})
-
-    @cached_property
-    def _locator(self) -> ProcessLocator:
-        return ProcessLocator(self._containers, self.observation.processes, self.driver)
-
-    def _facts(self, proved: Mapping[Container, RegionProcesses]) -> list[ContainerFacts]:
-        """What is known of each container; `proved` stands in place of the observation's proofs."""
-        observation = self.observation
-        regions, devices = observation.table.regions, observation.table.devices
-        found = []
-        for row, container in enumerate(observation.containers):
-            uuids = None
-            if regions.code[row] == 0:
-                first = regions.first_device[row]
-                rows = range(first, first + regions.device_rows[row])
-                uuids = [(devices.index[each], devices.uuid(each)) for each in rows]
-            known = proved.get(container) or self.pairs.states.proved.get(row)
-            found.append(ContainerFacts.of(container, known, uuids))
-        return [*found, *(ContainerFacts.of(each, None, None) for each in observation.missing)]
-
-    def _uncounted(
-        self,
-        containers: Sequence[ContainerFacts],
-        locator: ProcessLocator,
-        told: Collection[int],
-    ) -> Iterator[NodeProcess]:
-        processes = self.observation.processes
-        # Of several containers whose region it maps, the first.
-        mapped = {each.pid: facts for facts in reversed(containers) for each in facts.unlisted}
-        for pid in self.known.pids:
-            if pid in told:
-                continue
-            process = processes.look_up(pid)
-            if process is not None and pid in mapped and not self.driver.is_newer(process):
-                yield locator.uncounted(mapped[pid], process, "escaped")
-            else:
-                row = locator.row(pid, process)
-                if row is not None:
-                    yield row
-
-    def _slot_rows(
-        self, view: ContainerView, locator: ProcessLocator | None, told: set[int]
-    ) -> list[NodeProcess]:
-        """The slots of a container; `told` are the processes that have their row, and gets more."""
-        if view.snapshot is None or view.processes is None:
-            return []
-        container, snapshot = view.container, view.snapshot
-        uuids = [device.uuid for device in snapshot.devices]
-        facts = ContainerFacts.of(
-            container, view.processes, [(each.index, each.uuid) for each in snapshot.devices]
-        )
-        # Only those outside the roots can be, and there are few of them.
-        is_extra = container.directory is None and (locator or self._locator).is_extra_region(facts)
-        rows = []
-        for usage, slot in zip(snapshot.processes, view.processes.slots, strict=True):
-            process = slot.process
-            state: ProcessState = slot.state
-            driven = None
-            if process is not None and process.pid not in told and self._is_here(view, process):
-                told.add(process.pid)
-                driven = process
-                if is_extra and self.driver.entries(process):
-                    state = "escaped"
-            rows.append(
-                NodeProcess(
-                    container,
-                    (None if process is None else process.container) or facts.container_id,
-                    slot.pid,
-                    None if process is None else process.pid,
-                    state,
-                    process,
-                    usage.status,
-                    self._counted(
-                        usage, uuids, driven, has_utilization=snapshot.layout.has_utilization
-                    ),
-                )
-            )
-        # Those beyond what a view holds have no row of their own, but they have been told of.
-        told.update(process.pid for process in view.processes.alive.values())
-        rows += [_omitted(facts, uuids, each) for each in view.omitted]
-        return rows
-
-    def _is_here(self, view: ContainerView, process: HostProcess) -> bool:
-        """Whether a container is the one of several in whose region a process counts."""
-        slot = self.pairs.slot_of.get(process.pid)
-        if slot is None:
-            return True
-        region = self.observation.table.processes.region[slot]
-        return self.observation.containers[region] is view.container
-
-    def _counted(
-        self,
-        usage: ProcessUsage,
-        uuids: Sequence[str | None],
-        process: HostProcess | None,
-        *,
-        has_utilization: bool,
-    ) -> tuple[ProcessDeviceRow, ...]:
-        """The devices of a slot; with a process, the driver's figures of it too."""
-        driver = self.driver
-        rows = []
-        shown = set()
-        for device, uuid in zip(usage.devices, uuids, strict=True):
-            used = device.memory_used_bytes
-            sm = device.sm_util_percent if has_utilization else None
-            entry = None
-            # A region can say that several of its devices are the same one.
-            if process is not None and uuid is not None and uuid not in shown:
-                shown.add(uuid)
-                entry = driver.figures(uuid, process)
-            if entry is None:
-                gpu = driver.index(uuid)
-                rows.append(ProcessDeviceRow(device.index, uuid, used, None, sm, driver_index=gpu))
-            else:
-                rows.append(ProcessDeviceRow.of(device.index, uuid, used, sm, entry))
-        if process is None:
-            return tuple(rows)
-        others = [entry for entry in driver.entries(process) if entry.device_uuid not in uuids]
-        nameless = [at for at, row in enumerate(rows) if row.uuid is None and row.memory_used_bytes]
-        if len(others) == len(nameless) == 1 and driver.lists_all:
-            # The only device that the process uses, for the region as for the driver.
-            row, (entry,) = rows[nameless[0]], others
-            rows[nameless[0]] = ProcessDeviceRow.of(
-                row.index, entry.device_uuid, row.memory_used_bytes, row.sm_util_percent, entry
-            )
-            others = []
-        rows += [ProcessDeviceRow.of(None, each.device_uuid, None, None, each) for each in others]
-        return tuple(rows)
-
-
-def _omitted(
-    facts: ContainerFacts, uuids: Sequence[str | None], omitted: OmittedSlots
-) -> NodeProcess:
-    devices = tuple(
-        ProcessDeviceRow(index, uuid, used)
-        for (index, used), uuid in zip(omitted.memory_used_bytes.items(), uuids, strict=False)
-    )
-    return NodeProcess(
-        facts.container,
-        facts.container_id,
-        None,
-        None,
-        omitted.state,
-        None,
-        None,
-        devices,
-        omitted.slots,
-    )

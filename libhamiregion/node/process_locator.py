@@ -11,7 +11,7 @@ from .containers import MissingReason
 from .node_process import NodeProcess, ProcessDeviceRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .driver_lists import DriverLists
     from .matching import HostProcess, RegionProcesses
     from .node_process import ProcessState
+    from .observation import Observation
     from .processes import ProcessTable
 
 
@@ -93,6 +94,29 @@ def _seen_id(processes: Iterable[HostProcess]) -> ContainerId | None:
     return seen.most_common(1)[0][0] if seen else None
 
 
+def container_facts(
+    observation: Observation, proved: Mapping[Container, RegionProcesses] | None = None
+) -> list[ContainerFacts]:
+    """What an observation knows of each container, also of those without a region.
+
+    Args:
+        observation: Taken with the slots.
+        proved: What stands in place of the observation's proofs.
+    """
+    regions, devices = observation.table.regions, observation.table.devices
+    states, proved = observation.proved(), proved or {}
+    found = []
+    for row, container in enumerate(observation.containers):
+        uuids = None
+        if regions.code[row] == 0:
+            first = regions.first_device[row]
+            rows = range(first, first + regions.device_rows[row])
+            uuids = [(devices.index[each], devices.uuid(each)) for each in rows]
+        known = proved.get(container) or states.proved.get(row)
+        found.append(ContainerFacts.of(container, known, uuids))
+    return [*found, *(ContainerFacts.of(each, None, None) for each in observation.missing)]
+
+
 class ProcessLocator:
     """Finds the container of a process that uses a GPU and has no slot.
 
@@ -118,7 +142,26 @@ class ProcessLocator:
             if facts.container.pod_uid is not None and facts.container.directory is not None:
                 self._by_pod[facts.container.pod_uid].append(facts)
 
-    def row(self, pid: int, process: HostProcess | None) -> NodeProcess | None:
+    def rows(self, pids: Iterable[int]) -> Iterator[NodeProcess]:
+        """The rows of processes that the driver lists and that have no slot.
+
+        Args:
+            pids: Theirs. One that is another process's by now has no row.
+        """
+        # Of several containers whose region it maps, the first.
+        mapped = {
+            each.pid: facts for facts in reversed(self._containers) for each in facts.unlisted
+        }
+        for pid in pids:
+            process = self._processes.look_up(pid)
+            if process is not None and pid in mapped and not self._driver.is_newer(process):
+                yield self.uncounted(mapped[pid], process, "escaped")
+            else:
+                row = self._row(pid, process)
+                if row is not None:
+                    yield row
+
+    def _row(self, pid: int, process: HostProcess | None) -> NodeProcess | None:
         """The row of a process that the driver lists; None if the pid is another's by now."""
         if process is None:
             devices = tuple(

@@ -18,6 +18,7 @@ from libhamiregion import Layout
 from libhamiregion.layouts import SLOT_CAPACITY
 from libhamiregion.node import Node, Observer
 from libhamiregion.node.join import Join
+from libhamiregion.node.process_rows import process_rows
 from libhamiregion.node.views import observed_views
 
 
@@ -65,7 +66,7 @@ def main(root: str, *mapped: str) -> None:
         thread.start()
         observation = Observer(node, anew=True).observe()
         views = observed_views(node, observation)
-        rows = Join(observation).rows(views)
+        rows = process_rows(Join(observation), views)
         slots = sum(row.slots for row in rows if row.state != "unlisted")
         shown = [len(view.snapshot.processes) for view in views if view.snapshot is not None]
         assert slots == sum(shown) + sum(each.slots for view in views for each in view.omitted)

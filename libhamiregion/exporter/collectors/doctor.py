@@ -14,6 +14,7 @@ from libhamiregion.exporter.text import Series
 from libhamiregion.node import FindingKind, diagnose
 from libhamiregion.node.doctor.due import DueContainers
 from libhamiregion.node.join import Join
+from libhamiregion.node.process_rows import slot_rows
 from libhamiregion.node.views import observed_views
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class DoctorCollector:
         views = observed_views(node, observation, frozenset(containers))
         rows: list[NodeProcess] = []
         if observation.sample is not None:
-            slots = join.slot_rows(views)
+            slots = slot_rows(join, views)
             rows = [*(row for row in slots if row.pid is not None), *join.uncounted]
         return diagnose(node, observation=observation, views=views, rows=rows, settle_s=0)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from libhamiregion.errors import RegionError
 from libhamiregion.node.join import Join
 from libhamiregion.node.observation import Observer
+from libhamiregion.node.process_rows import process_rows, slot_rows
 from libhamiregion.node.views import observed_views
 
 from .driver import driver_memory, escaping_processes, unrecorded_utilization
@@ -170,7 +171,10 @@ def _look(
         seen = observed_views(node, observation)
     if rows is None and observation is not None and observation.sample is not None:
         join = Join(observation)
-        rows = join.rows(seen) if views is None else (*join.slot_rows(seen), *join.uncounted)
+        if views is None:
+            rows = process_rows(join, seen)
+        else:
+            rows = (*slot_rows(join, seen), *join.uncounted)
     stuck_s = min(_STUCK_S, settle_s) if settle_s else _STUCK_BETWEEN_DIAGNOSES_S
     if observation is None:
         return Examination(node, seen, tuple(rows or ()), stuck_s)
