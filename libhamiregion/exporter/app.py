@@ -195,7 +195,7 @@ class _PageApp:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._turn = asyncio.Lock()
+        self._page_lock = asyncio.Lock()
         #: By query, when it was made and what it is.
         self._made: dict[bytes, tuple[float, bytes]] = {}
         self._failures = RepeatedEvents(_log)
@@ -224,7 +224,7 @@ class _PageApp:
     async def _page(self, query: bytes) -> bytes:
         key = b"%d %a" % overview_page.asked_for(query)
         loop = asyncio.get_running_loop()
-        async with self._turn:
+        async with self._page_lock:
             made_s, page = self._made.pop(key, (float("-inf"), b""))
             if loop.time() - made_s > _PAGE_AGE_S:
                 page = await in_thread(lambda: overview_page.page_bytes(self._source, query))

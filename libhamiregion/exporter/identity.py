@@ -128,7 +128,9 @@ def identity_from(
     )
 
 
-def outsider(node: Node, container_id: ContainerId | None, cache: dict[str, Identity]) -> Identity:
+def identity_of_unknown(
+    node: Node, container_id: ContainerId | None, cache: dict[str, Identity]
+) -> Identity:
     """What a process is shown with that belongs to no container of the node's roots.
 
     Args:
@@ -154,7 +156,7 @@ def outsider(node: Node, container_id: ContainerId | None, cache: dict[str, Iden
     return known
 
 
-def shadowed(identities: Mapping[Container, Identity]) -> frozenset[Container]:
+def duplicates_hidden(identities: Mapping[Container, Identity]) -> frozenset[Container]:
     """Containers that another one with the same names stands before, the newest of them.
 
     A pod that was made again under its name is one: for some minutes its old directory is there

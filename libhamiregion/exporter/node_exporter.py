@@ -29,7 +29,7 @@ from .legacy import former_series, with_sources
 from .log_lines import LINE_LIMIT, RepeatedEvents
 from .overview import PAGE_INTERVAL_S, Overview, make_overview
 from .region_metrics import RegionMetrics
-from .schedule import Schedule, Turn
+from .schedule import Schedule, ScheduledCollector
 from .text import Series, TextEncoder
 
 if TYPE_CHECKING:
@@ -137,22 +137,24 @@ class NodeExporter:
             max_age_s=0.0 if observer is own else interval_s / 2,
             slots=with_slots,
         )
-        turns = [Turn(self._containers, interval_s)]
+        scheduled = [ScheduledCollector(self._containers, interval_s)]
         if observer.asks_driver and "nvml" in chosen:
-            turns.append(Turn(NvmlCollector(observer, self.node_name, interval_s), interval_s))
+            scheduled.append(
+                ScheduledCollector(NvmlCollector(observer, self.node_name, interval_s), interval_s)
+            )
         if with_slots:
             processes = ProcessesCollector(observer, limiter, interval_s, commands=process_commands)
-            turns.append(Turn(processes, interval_s))
+            scheduled.append(ScheduledCollector(processes, interval_s))
         if "unaccounted" in chosen:
-            turns.append(Turn(UnaccountedCollector(node, limiter), interval_s))
+            scheduled.append(ScheduledCollector(UnaccountedCollector(node, limiter), interval_s))
         if "locks" in chosen:
-            turns.append(Turn(LocksCollector(observer, interval_s), interval_s))
+            scheduled.append(ScheduledCollector(LocksCollector(observer, interval_s), interval_s))
         if "doctor" in chosen:
             doctor = DoctorCollector(observer, interval_s)
-            turns.append(Turn(doctor, _DOCTOR_INTERVALS * interval_s))
-        self._schedule = Schedule(node, turns)
+            scheduled.append(ScheduledCollector(doctor, _DOCTOR_INTERVALS * interval_s))
+        self._schedule = Schedule(node, scheduled)
         # Held while the series of a scrape are made, and not while their text is read.
-        self._turn = threading.Lock()
+        self._scrape_lock = threading.Lock()
         self._regions = RegionMetrics(node, limiter)
         self._encoder = TextEncoder(self.labels_of)
         self._failures = RepeatedEvents(_log)
@@ -191,7 +193,7 @@ class NodeExporter:
     def refresh(self) -> None:
         """Look at everything now: containers, processes, driver, what is wrong.
 
-        What fails is counted, logged, and tried again at its next turn.
+        What fails is counted, logged, and tried again at its next run.
         """
         self._containers.ask_again()
         self._schedule.run(everything=True)
@@ -203,13 +205,15 @@ class NodeExporter:
         """
         if not self._schedule.done_once:
             return "the node has not been looked at yet"
-        needed = [turn for turn in self._schedule.turns if turn.name in ("containers", "processes")]
-        for turn in needed:
-            if turn.refreshed_at_s is None:
-                return turn.last_error
-            overdue_s = turn.overdue_s() if self._schedule.is_watching else None
+        needed = [
+            each for each in self._schedule.collectors if each.name in ("containers", "processes")
+        ]
+        for each in needed:
+            if each.refreshed_at_s is None:
+                return each.last_error
+            overdue_s = each.overdue_s() if self._schedule.is_watching else None
             if overdue_s is not None:
-                return f"{turn.name}: not looked at for {overdue_s:.0f} s; {turn.last_error}"
+                return f"{each.name}: not looked at for {overdue_s:.0f} s; {each.last_error}"
         if self.node.scanned_roots:
             return None
         for error in self.node.root_errors.values():
@@ -233,7 +237,7 @@ class NodeExporter:
         observation = self._observer.observe(
             max_age_s=min(self._interval_s, PAGE_INTERVAL_S), slots=self._with_slots
         )
-        looked_at_s = {turn.name: turn.refreshed_at_s for turn in self._schedule.turns}
+        looked_at_s = {each.name: each.refreshed_at_s for each in self._schedule.collectors}
         state = self._schedule.current()
         return make_overview(
             self.node_name,
@@ -279,7 +283,7 @@ class NodeExporter:
         began_s = time.perf_counter()
         spent_s = 0.0
         try:
-            with self._turn:
+            with self._scrape_lock:
                 series, now_s = self._gather(names), int(time.time())
             for piece in self._encoder.pieces(series, now_s, openmetrics=openmetrics):
                 spent_s += time.perf_counter() - began_s
@@ -302,7 +306,7 @@ class NodeExporter:
             RegionClosed: The node has been closed.
         """
         self._schedule.before_scrape()
-        with self._turn:
+        with self._scrape_lock:
             return self._gather(names)
 
     def _gather(self, names: Collection[str] | None) -> list[Series]:
@@ -331,12 +335,12 @@ class NodeExporter:
         return {**node, **self._labels}
 
     def _of_node(self) -> list[Series]:
-        node, turns = self.node, self._schedule.turns
+        node, collectors = self.node, self._schedule.collectors
         # Of the usual ones one is enough.
         roots = dict.fromkeys(node.scanned_roots, 1) or dict.fromkeys(node.roots, 0)
         roots.update(dict.fromkeys(dict(node.root_errors), 0))
         shown, missing = self._regions.shown, self._regions.missing
-        stages: dict[str, int] = {turn.name: turn.errors for turn in turns}
+        stages: dict[str, int] = {each.name: each.errors for each in collectors}
 
         def labelled(family: MetricFamily, values: Mapping[str, float | None]) -> Series:
             texts = {
@@ -346,16 +350,18 @@ class NodeExporter:
             }
             return Series.of(family, texts)
 
-        durations = {turn.name: turn.duration_s for turn in turns}
-        ran = [turn for turn in turns if turn.duration_s is not None]
+        durations = {each.name: each.duration_s for each in collectors}
+        ran = [each for each in collectors if each.duration_s is not None]
         scrape = families.SCRAPE_DURATION
         return [
             labelled(families.CONTAINERS, {"present": shown, "missing": missing}),
             labelled(families.ROOT_READABLE, dict(list(roots.items())[:_ROOTS_LIMIT])),
             Series.of(families.PROC_COMPLETE, {b"": int(node.processes.is_complete)}),
-            labelled(families.REFRESH_TIME, {turn.name: turn.refreshed_at_s for turn in turns}),
+            labelled(
+                families.REFRESH_TIME, {each.name: each.refreshed_at_s for each in collectors}
+            ),
             labelled(families.ERRORS, {**stages, "scrape": self._scrape_errors}),
-            labelled(families.COLLECTOR_SUCCESS, {turn.name: not turn.failing for turn in ran}),
+            labelled(families.COLLECTOR_SUCCESS, {each.name: not each.failing for each in ran}),
             labelled(families.COLLECTOR_DURATION, durations),
             Series(scrape, NO_LABELS, array("d", [self._scrape_seconds]), suffix="_sum"),
             Series(scrape, NO_LABELS, array("d", [self._scrapes]), suffix="_count"),

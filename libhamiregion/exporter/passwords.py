@@ -65,7 +65,7 @@ class Passwords:
         digest = hashlib.blake2b(both, key=self._secret).digest()
         if self._is_known(user, digest):
             return True
-        await self._turn(address, gone)
+        await self._wait_for_turn(address, gone)
         # The same may have been checked meanwhile.
         if self._is_known(user, digest):
             self._queue.end()
@@ -80,7 +80,7 @@ class Passwords:
             self._right[user] = digest
         return is_right
 
-    async def _turn(self, address: str, gone: Callable[[], Awaitable[object]]) -> None:
+    async def _wait_for_turn(self, address: str, gone: Callable[[], Awaitable[object]]) -> None:
         """Wait for a turn, as long as the client does."""
         turn = self._queue.ask(address)
         if turn.done():

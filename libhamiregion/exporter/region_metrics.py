@@ -15,7 +15,7 @@ import attrs
 from libhamiregion.node.containers import MissingReason, missing_for
 
 from . import families
-from .identity import identity_from, identity_of, shadowed
+from .identity import duplicates_hidden, identity_from, identity_of
 from .labels import LabelRows, label_text
 from .slot_sums import sum_slots
 from .text import NO_ROW, Series
@@ -208,7 +208,7 @@ class RegionMetrics:
             each: state.identities.get(each) or self._identity(each)
             for each in (*snapshot.containers, *snapshot.missing)
         }
-        hidden = dict.fromkeys(shadowed(identities), SAME_NAMES)
+        hidden = dict.fromkeys(duplicates_hidden(identities), SAME_NAMES)
         hidden.update(dict.fromkeys(state.gone, POD_GONE))
         codes, indexes = table.regions.code, table.devices.index
         first, count = table.regions.first_device, table.regions.device_rows

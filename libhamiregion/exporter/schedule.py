@@ -1,4 +1,4 @@
-"""The work behind the scrapes, done in turns by a thread of its own."""
+"""The work behind the scrapes: collectors, run one after the other by a thread of their own."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _NAP_S = 0.05
 
 
 @attrs.define(eq=False)
-class Turn:
-    """One collector, and how it went.
+class ScheduledCollector:
+    """A collector, when it runs, and how it went the last time.
 
     Attributes:
-        collector: It.
-        interval_s: Between two of its turns.
-        due_s: Monotonic time of its next turn.
+        collector: The collector.
+        interval_s: Time between two of its runs.
+        due_s: Monotonic time of its next run.
         refreshed_at_s: When it last succeeded, Unix seconds; None if it never has.
         succeeded_s: Monotonic time of that.
         duration_s: How long it took the last time; None if it never ran.
@@ -62,7 +62,7 @@ class Turn:
 
     @property
     def name(self) -> str:
-        """The collector's."""
+        """The name of the collector."""
         return self.collector.name
 
     @property
@@ -79,27 +79,27 @@ class Turn:
 
 
 class Schedule:
-    """Has each collector look in its turn, and keeps what they have found.
+    """Runs each collector when it is due, and keeps what they have found.
 
-    Threads: may be shared; collectors take turns.
+    Threads: may be shared; one collector runs at a time.
 
     Args:
         node: The node.
-        turns: The collectors, in the order in which they need each other.
+        collectors: The collectors, in the order in which they need each other.
 
     Attributes:
         state: What was found; replaced as a whole.
-        turns: As given.
-        done_once: Whether every collector has had its turn once, with success or without.
+        collectors: As given.
+        done_once: Whether every collector has run once, with success or without.
     """
 
-    def __init__(self, node: Node, turns: Sequence[Turn]) -> None:
-        for turn in turns:
-            if not turn.interval_s > 0:
-                raise ValueError(f"an interval is longer than 0 s, not {turn.interval_s!r}")
+    def __init__(self, node: Node, collectors: Sequence[ScheduledCollector]) -> None:
+        for each in collectors:
+            if not each.interval_s > 0:
+                raise ValueError(f"an interval is longer than 0 s, not {each.interval_s!r}")
         self.state = CollectedState()
         self.done_once = False
-        self.turns = tuple(turns)
+        self.collectors = tuple(collectors)
         self._node = node
         self._failures = RepeatedEvents(_log)
         self._overdue: tuple[CollectedState, frozenset[str], CollectedState] | None = None
@@ -117,7 +117,7 @@ class Schedule:
         Names and container ids stay.
         """
         state = self.state
-        overdue = frozenset(turn.name for turn in self.turns if turn.overdue_s() is not None)
+        overdue = frozenset(each.name for each in self.collectors if each.overdue_s() is not None)
         if not overdue:
             return state
         if self._overdue is None or self._overdue[:2] != (state, overdue):
@@ -178,41 +178,41 @@ class Schedule:
                 self._is_asleep = False
             wake.clear()
             self.run(everything=False)
-            left_s = min(turn.due_s for turn in self.turns) - time.monotonic()
+            left_s = min(each.due_s for each in self.collectors) - time.monotonic()
             wake.wait(max(_NAP_S, left_s))
 
     def run(self, *, everything: bool) -> None:
-        """Have those look whose turn it is, or all. What fails is counted and tried again."""
+        """Run the collectors that are due, or all. What fails is counted and tried again."""
         with self._one_at_a_time:
             now = time.monotonic()
-            due = [turn for turn in self.turns if everything or turn.due_s <= now]
-            for turn in due:
-                self._run(turn)
+            due = [each for each in self.collectors if everything or each.due_s <= now]
+            for each in due:
+                self._run(each)
             if due:
-                self._say_roots()
+                self._log_unreadable_roots()
             self.done_once = True
             self._fresh.set()
 
-    def _run(self, turn: Turn) -> None:
+    def _run(self, scheduled: ScheduledCollector) -> None:
         started_s = time.monotonic()
         try:
-            self.state = turn.collector.collect(self.state)
+            self.state = scheduled.collector.collect(self.state)
         except Exception as error:  # noqa: BLE001 (whatever it is, scrapes go on with what is known)
-            turn.errors += 1
-            turn.failing = True
+            scheduled.errors += 1
+            scheduled.failing = True
             message = f"{type(error).__name__}: {error_text(error)}"
-            turn.last_error = printable(f"{turn.name}: {message}", LINE_LIMIT)
-            self._failures.failed(turn.name, message, error)
+            scheduled.last_error = printable(f"{scheduled.name}: {message}", LINE_LIMIT)
+            self._failures.failed(scheduled.name, message, error)
         else:
-            turn.refreshed_at_s, turn.succeeded_s = time.time(), time.monotonic()
-            turn.failing = False
-            if self._failures.recovered(turn.name):
-                _log.info("%s: all is well again", turn.name)
+            scheduled.refreshed_at_s, scheduled.succeeded_s = time.time(), time.monotonic()
+            scheduled.failing = False
+            if self._failures.recovered(scheduled.name):
+                _log.info("%s: all is well again", scheduled.name)
         ended_s = time.monotonic()
-        turn.duration_s = ended_s - started_s
-        turn.due_s = ended_s + turn.interval_s
+        scheduled.duration_s = ended_s - started_s
+        scheduled.due_s = ended_s + scheduled.interval_s
 
-    def _say_roots(self) -> None:
+    def _log_unreadable_roots(self) -> None:
         """Log which directories of containers cannot be listed."""
         unreadable = dict(self._node.root_errors)
         for root, error in unreadable.items():

@@ -101,7 +101,7 @@ class Scrapes:
         self._answers_bytes = answers_bytes
         # By whether it is OpenMetrics.
         self._waiting: dict[bool, asyncio.Task[Body]] = {}
-        self._turn = asyncio.Lock()
+        self._scrape_lock = asyncio.Lock()
         self._running_since: float | None = None
         #: The body that each request is being sent; the oldest request first.
         self.sending: dict[asyncio.Task[Any], Body] = {}
@@ -134,7 +134,7 @@ class Scrapes:
             raise self._timed_out() from None
 
     async def _make(self, openmetrics: bool) -> Body:
-        async with self._turn:
+        async with self._scrape_lock:
             self._make_room()
             # From here on it is too late to join.
             del self._waiting[openmetrics]

@@ -106,8 +106,8 @@ class CollectedState:
         known: What the last join has found; None before the first.
         labels: The label texts of processes and devices that belong to it.
         uncounted: Processes that use a GPU and have no slot for it.
-        findings: What the doctor has found at its last turn.
-        series: Series that stay as they are until the collector's next turn, by collector.
+        findings: What the doctor has found in its last run.
+        series: Series that stay as they are until the collector's next run, by collector.
     """
 
     identities: Mapping[Container, Identity] = attrs.Factory(dict)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.exporter import families
-from libhamiregion.exporter.identity import shadowed
+from libhamiregion.exporter.identity import duplicates_hidden
 from libhamiregion.exporter.labels import OTHER, WHOSE, LabelRows, label_text, safe_value
 from libhamiregion.exporter.slot_sums import sum_slots
 from libhamiregion.exporter.state import ProcessLabels, ShownProcesses
@@ -116,7 +116,7 @@ class ProcessesCollector:
     ) -> ProcessLabels:
         before, pairs = self._labels, join.pairs
         table, states = join.observation.table, pairs.states
-        hidden = state.gone | shadowed(state.identities)
+        hidden = state.gone | duplicates_hidden(state.identities)
         regions, devices, pids = table.regions, table.devices, table.processes.pid
         shown: dict[Container, tuple[int, ShownProcesses]] = {}
         usages, sums = array("I"), array("I")
@@ -261,7 +261,7 @@ class ProcessesCollector:
         escaped = Counter(row.container for row in uncounted if row.state == "escaped")
         counts: dict[bytes, float] = {}
         folded: dict[bytes, float] = {}
-        hidden = state.gone | shadowed(state.identities)
+        hidden = state.gone | duplicates_hidden(state.identities)
         unread = {gap.container: gap.count for gap in observation.gaps if gap.kind == "slots"}
         for row, container in enumerate(snapshot.containers):
             identity = state.identities.get(container)

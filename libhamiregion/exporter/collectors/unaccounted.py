@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from libhamiregion.exporter import families
-from libhamiregion.exporter.identity import outsider
+from libhamiregion.exporter.identity import identity_of_unknown
 from libhamiregion.exporter.labels import OTHER, label_text, safe_value
 from libhamiregion.exporter.text import Series
 
@@ -66,7 +66,7 @@ class UnaccountedCollector:
                 if total < _ROWS and not crowded:
                     total += 1
                     per_container[container_id] += 1
-                    shown = identity or outsider(self._node, row.container_id, names)
+                    shown = identity or identity_of_unknown(self._node, row.container_id, names)
                     program = self._limiter.program(row.process)
                     # A slot of another device does not account for this one.
                     kind = row.state if row.pid is None else "other_device"
