@@ -13,7 +13,7 @@ import attrs
 
 from .driver import MAX_BYTES, NOT_AVAILABLE, UTILIZATION
 from .models import KINDS, NvmlDevice, ProcessColumns
-from .states import NvmlFault, NvmlState, Refusal
+from .states import NvmlCallFailed, NvmlFault, NvmlState
 from .xid_events import XidEvents
 
 if TYPE_CHECKING:
@@ -119,23 +119,23 @@ class _Usage:
     Attributes:
         samples: Those of the window.
         newest: The newest of them, by pid.
-        stirring: Pids that were busy shortly before the window; None if that is not known.
+        recently_busy: Pids that were busy shortly before the window; None if that is not known.
     """
 
     samples: tuple[SampledProcess, ...] = ()
     newest: dict[int, SampledProcess] = attrs.Factory(dict)
-    stirring: set[int] | None = None
+    recently_busy: set[int] | None = None
     state: NvmlState = NvmlState.OK
 
 
-class _Questions:
+class _DeviceQueries:
     """Asks one device, and stops asking once it is lost: each further call may take seconds."""
 
     def __init__(self, driver: Driver, handle: Any) -> None:
         self.driver = driver
         self.handle = handle
         self.faults: list[NvmlFault] = []
-        self.lost: Refusal | None = None
+        self.lost: NvmlCallFailed | None = None
 
     def ask(self, figure: str, read: Callable[[], T]) -> T | None:
         """What the driver answers; None, with a fault, where it refuses."""
@@ -143,8 +143,8 @@ class _Questions:
             if self.lost is not None:
                 raise self.lost
             return read()
-        except Refusal as refusal:
-            self.note(figure, refusal)
+        except NvmlCallFailed as failure:
+            self.note(figure, failure)
             return None
 
     def call(self, figure: str, call: str, *args: Any) -> Any:
@@ -160,11 +160,11 @@ class _Questions:
         self.faults.append(NvmlFault(figure, call, state))
         return None
 
-    def note(self, figure: str, refusal: Refusal) -> None:
-        """Take note of a refusal."""
-        if refusal.state is NvmlState.GPU_IS_LOST:
-            self.lost = refusal
-        self.faults.append(refusal.fault(figure))
+    def note(self, figure: str, failure: NvmlCallFailed) -> None:
+        """Take note of a failure."""
+        if failure.state is NvmlState.GPU_IS_LOST:
+            self.lost = failure
+        self.faults.append(failure.fault(figure))
 
     @property
     def state(self) -> NvmlState:
@@ -213,9 +213,9 @@ class DeviceReader:
         known = self._identities.get(index, (None, None))
         try:
             handle = self._driver.call("nvmlDeviceGetHandleByIndex", index)
-        except Refusal as refusal:
-            state = refusal.state
-            faults = (refusal.fault("device"),)
+        except NvmlCallFailed as failure:
+            state = failure.state
+            faults = (failure.fault("device"),)
             lost = NvmlDevice(
                 index,
                 *known,
@@ -225,7 +225,7 @@ class DeviceReader:
                 faults=faults,
             )
             return lost, []
-        asked = _Questions(self._driver, handle)
+        asked = _DeviceQueries(self._driver, handle)
         uuid, name = (now or then for now, then in zip(self._identity(asked), known, strict=True))
         self._identities[index] = uuid, name
         memory = self._memory(asked)
@@ -267,18 +267,18 @@ class DeviceReader:
         own = _without(lists, readings) if readings else lists
         return device, [_columns(index, uuid, own, usage), *(columns for _, columns in readings)]
 
-    def _xid_errors(self, asked: _Questions, index: int) -> tuple[tuple[int, int], ...] | None:
+    def _xid_errors(self, asked: _DeviceQueries, index: int) -> tuple[tuple[int, int], ...] | None:
         events = self._xids
         if events is None:
             return None
         asked.ask("xid_errors", lambda: events.register(index, asked.handle))
         return events.counted(index)
 
-    def _identity(self, asked: _Questions) -> tuple[str | None, str | None]:
+    def _identity(self, asked: _DeviceQueries) -> tuple[str | None, str | None]:
         uuid = asked.call("uuid", "nvmlDeviceGetUUID")
         return uuid or None, asked.call("name", "nvmlDeviceGetName") or None
 
-    def _memory(self, asked: _Questions) -> tuple[int | None, int | None]:
+    def _memory(self, asked: _DeviceQueries) -> tuple[int | None, int | None]:
         call = "nvmlDeviceGetMemoryInfo"
         info = asked.call("memory_total_bytes", call)
         if info is None:
@@ -293,14 +293,14 @@ class DeviceReader:
     def _mig_enabled(self, handle: Any) -> bool:
         try:
             current, _ = self._driver.call("nvmlDeviceGetMigMode", handle)
-        except Refusal as refusal:
+        except NvmlCallFailed as failure:
             # The GPU, or a driver from before MIG, has none.
-            if refusal.state in _ABSENT:
+            if failure.state in _ABSENT:
                 return False
             raise
         return bool(current)
 
-    def _migs(self, asked: _Questions) -> list[tuple[int, Any]]:
+    def _migs(self, asked: _DeviceQueries) -> list[tuple[int, Any]]:
         """The handles of a GPU's MIG devices, by number."""
         count = asked.call("mig_devices", "nvmlDeviceGetMaxMigDeviceCount") or 0
         handles = {
@@ -312,15 +312,15 @@ class DeviceReader:
     def _mig_handle(self, handle: Any, slot: int) -> Any:
         try:
             return self._driver.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
-        except Refusal as refusal:
-            if refusal.state is NvmlState.NOT_FOUND:
+        except NvmlCallFailed as failure:
+            if failure.state is NvmlState.NOT_FOUND:
                 return None  # the numbers may have holes
             raise
 
     def _read_mig(
         self, index: int, slot: int, handle: Any, parent: _Lists
     ) -> tuple[NvmlDevice, ProcessColumns]:
-        asked = _Questions(self._driver, handle)
+        asked = _DeviceQueries(self._driver, handle)
         uuid, name = self._identity(asked)
         gpu_instance = asked.call("gpu_instance_id", "nvmlDeviceGetGpuInstanceId")
         compute_instance = asked.call("compute_instance_id", "nvmlDeviceGetComputeInstanceId")
@@ -349,7 +349,7 @@ class DeviceReader:
 
     # ---- processes ------------------------------------------------------------------------------
 
-    def _lists(self, asked: _Questions) -> _Lists:
+    def _lists(self, asked: _DeviceQueries) -> _Lists:
         lists = _Lists()
         if not self._processes:
             lists.state = NvmlState.NOT_ASKED
@@ -359,16 +359,21 @@ class DeviceReader:
                 if asked.lost is not None:
                     raise asked.lost
                 lists.add(kind, self._driver.listed(name, self.driver_version, asked.handle))
-            except Refusal as refusal:
-                if KINDS[kind] != "compute" and refusal.state in _ABSENT:
+            except NvmlCallFailed as failure:
+                if KINDS[kind] != "compute" and failure.state in _ABSENT:
                     continue  # there is no such kind of process on this device
                 if lists.state is NvmlState.OK:
-                    lists.state = refusal.state
-                asked.note("processes", refusal)
+                    lists.state = failure.state
+                asked.note("processes", failure)
         return lists
 
     def _usage(
-        self, asked: _Questions, mig_enabled: bool | None, lists: _Lists, *, is_busy: bool = True
+        self,
+        asked: _DeviceQueries,
+        mig_enabled: bool | None,
+        lists: _Lists,
+        *,
+        is_busy: bool = True,
     ) -> _Usage:
         usage = _Usage()
         if not self._processes:
@@ -378,9 +383,9 @@ class DeviceReader:
             if asked.lost is not None:
                 raise asked.lost
             usage.samples = self._samples(asked.handle, _WINDOW_US, is_busy)
-        except Refusal as refusal:
-            usage.state = refusal.state
-            asked.note("utilization", refusal)
+        except NvmlCallFailed as failure:
+            usage.state = failure.state
+            asked.note("utilization", failure)
             return usage
         usage.newest = {row[0]: row for row in sorted(usage.samples, key=lambda row: row[1])}
         if mig_enabled is not False:
@@ -390,17 +395,17 @@ class DeviceReader:
         elif self._sees_all and lists.kinds.keys() - usage.newest.keys():
             # The driver samples about once a second: a process without a sample in the last
             # window, but with one in the window before, may be as busy as ever.
-            with contextlib.suppress(Refusal):
+            with contextlib.suppress(NvmlCallFailed):
                 before = self._samples(asked.handle, 2 * _WINDOW_US, is_busy)
-                usage.stirring = {row[0] for row in before}
+                usage.recently_busy = {row[0] for row in before}
         return usage
 
     def _samples(self, handle: Any, window_us: int, is_busy: bool) -> tuple[SampledProcess, ...]:
         since = time.time_ns() // 1000 - window_us
         try:
             rows = self._driver.sampled(handle, since, is_busy=is_busy)
-        except Refusal as refusal:
-            if refusal.state is NvmlState.NOT_FOUND:
+        except NvmlCallFailed as failure:
+            if failure.state is NvmlState.NOT_FOUND:
                 return ()  # nobody was busy
             raise
         # Some drivers return older samples as well, and entries that they have not filled in.
@@ -416,11 +421,11 @@ def _columns(index: int, uuid: str | None, lists: _Lists, usage: _Usage) -> Proc
         pids.update(usage.newest)
     found.pids.extend(sorted(pids))
     found.memory_used_bytes.extend(map(totals.get, found.pids, repeat(-1)))
-    newest, stirring = usage.newest, usage.stirring
-    silent = _NOT_SAMPLED if stirring is None else _IDLE
-    if newest or stirring:
+    newest, recently_busy = usage.newest, usage.recently_busy
+    silent = _NOT_SAMPLED if recently_busy is None else _IDLE
+    if newest or recently_busy:
         rows = [
-            newest.get(pid) or (pid, 0, *(_NOT_SAMPLED if pid in (stirring or ()) else silent))
+            newest.get(pid) or (pid, 0, *(_NOT_SAMPLED if pid in (recently_busy or ()) else silent))
             for pid in found.pids
         ]
         _, sampled_at_us, *percents = zip(*rows, strict=True) if rows else ((),) * 6

@@ -1,4 +1,4 @@
-"""The one place that calls nvidia-ml-py: what it raises becomes a `Refusal` with a state."""
+"""The one place that calls nvidia-ml-py: what it raises becomes a `NvmlCallFailed` with a state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import struct
 from typing import Any, TypeAlias
 
-from .states import NvmlState, Refusal, state_of
+from .states import NvmlCallFailed, NvmlState, state_of
 
 # A list that grows from one question to the next.
 _GROWTH_TRIES = 4
@@ -58,7 +58,7 @@ class Driver:
         """Load and initialise.
 
         Raises:
-            Refusal: It cannot be loaded or initialised; a later try may succeed.
+            NvmlCallFailed: It cannot be loaded or initialised; a later try may succeed.
         """
         if self.is_open:
             return
@@ -66,7 +66,7 @@ class Driver:
             try:
                 import pynvml
             except ImportError:
-                raise Refusal("import pynvml", NvmlState.PACKAGE_MISSING) from None
+                raise NvmlCallFailed("import pynvml", NvmlState.PACKAGE_MISSING) from None
             self._nvml = pynvml
         if self._library is not None and self._handle is None:
             # The loader takes a library that is loaded already for the one of the same SONAME,
@@ -75,7 +75,7 @@ class Driver:
                 self._handle = ctypes.CDLL(os.fspath(self._library))
             except OSError as error:
                 state = NvmlState.LIBRARY_NOT_FOUND
-                raise Refusal("dlopen", state, said=str(error)) from None
+                raise NvmlCallFailed("dlopen", state, said=str(error)) from None
         self.call("nvmlInitWithFlags", 0)
         self.is_open = True
 
@@ -86,23 +86,23 @@ class Driver:
         self.is_open = False
         try:
             self.call("nvmlShutdown")
-        except Refusal:
+        except NvmlCallFailed:
             return
 
     def call(self, name: str, *args: Any) -> Any:
         """Call one function of nvidia-ml-py.
 
         Raises:
-            Refusal: It failed.
+            NvmlCallFailed: It failed.
         """
         function = getattr(self._nvml, name, None)
         if function is None:
-            raise Refusal(name, NvmlState.FUNCTION_NOT_FOUND)
+            raise NvmlCallFailed(name, NvmlState.FUNCTION_NOT_FOUND)
         try:
             return function(*args)
         except self._nvml.NVMLError as error:
             code = int(error.value)
-            raise Refusal(name, state_of(code), code) from None
+            raise NvmlCallFailed(name, state_of(code), code) from None
         except UnicodeDecodeError as error:
             # nvidia-ml-py decodes texts as UTF-8; a program may be called anything.
             return error.object.decode("utf-8", "backslashreplace")
@@ -111,7 +111,7 @@ class Driver:
         """Call a function that lists processes, in the newest version that can be trusted.
 
         Raises:
-            Refusal: It failed, or the list grew each time.
+            NvmlCallFailed: It failed, or the list grew each time.
         """
         versions = ["_v3", "_v2"]
         if driver_version is not None and _WIDE_ENTRIES.match(driver_version):
@@ -119,10 +119,10 @@ class Driver:
         for version in versions:
             try:
                 return self._entries(name + version, _PROCESS, handle)
-            except Refusal as refusal:
-                if refusal.state is not NvmlState.FUNCTION_NOT_FOUND:
+            except NvmlCallFailed as failure:
+                if failure.state is not NvmlState.FUNCTION_NOT_FOUND:
                     raise
-                last = refusal
+                last = failure
         raise last
 
     def sampled(self, handle: Any, since_us: int, *, is_busy: bool) -> list[SampledProcess]:
@@ -135,21 +135,21 @@ class Driver:
                 shows nobody at work; the newer one, from 550 on, is asked where that can be.
 
         Raises:
-            Refusal: It failed.
+            NvmlCallFailed: It failed.
         """
-        older: Refusal | None = None
+        older: NvmlCallFailed | None = None
         rows: list[SampledProcess] = []
         try:
             rows = self._entries(UTILIZATION, _SAMPLE, handle, since_us)
-        except Refusal as refusal:
-            if refusal.state not in _NOBODY:
+        except NvmlCallFailed as failure:
+            if failure.state not in _NOBODY:
                 raise
-            older = refusal
+            older = failure
         if is_busy and not any(row[2] for row in rows):
             try:
                 newer = self._entries(_NEWER_UTILIZATION, _NEWER_SAMPLE, handle, since_us)
-            except Refusal as refusal:
-                if refusal.state not in _NOBODY:
+            except NvmlCallFailed as failure:
+                if failure.state not in _NOBODY:
                     raise
             else:
                 return [(pid, at_us, *figures) for at_us, pid, *figures in newer]
@@ -168,7 +168,7 @@ class Driver:
         # Loaded by nvidia-ml-py already: the loader knows it by this name.
         function = getattr(ctypes.CDLL("libnvidia-ml.so.1"), name, None)
         if function is None:
-            raise Refusal(name, NvmlState.FUNCTION_NOT_FOUND)
+            raise NvmlCallFailed(name, NvmlState.FUNCTION_NOT_FOUND)
         capacity = self._capacities.get(name, _FIRST_CAPACITY)
         for _ in range(_GROWTH_TRIES):
             count = ctypes.c_uint(capacity)
@@ -195,4 +195,4 @@ class Driver:
             if state is not NvmlState.INSUFFICIENT_SIZE:
                 break
             capacity = min(max(count.value, capacity) * 3 // 2, _MAX_CAPACITY)
-        raise Refusal(name, state, code)
+        raise NvmlCallFailed(name, state, code)

@@ -18,7 +18,7 @@ from libhamiregion.node.proc_visibility import INITIAL_PID_NAMESPACE
 from .devices import DeviceReader
 from .driver import Driver
 from .models import NvmlProcess, NvmlSample
-from .states import NvmlFault, NvmlState, Refusal
+from .states import NvmlCallFailed, NvmlFault, NvmlState
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -110,8 +110,8 @@ class NvmlSampler:
             self._users += 1
             try:
                 self._start()
-            except Refusal as refusal:
-                self._state = refusal.state
+            except NvmlCallFailed as failure:
+                self._state = failure.state
             return self._state
 
     def close(self) -> None:
@@ -135,15 +135,15 @@ class NvmlSampler:
         name = "nvmlDeviceGetCount"
         try:
             count: int = self._driver.call(name)
-        except Refusal as refusal:
-            if refusal.state is not NvmlState.UNINITIALIZED:
+        except NvmlCallFailed as failure:
+            if failure.state is not NvmlState.UNINITIALIZED:
                 raise
             # Somebody else in this program gave back more than was theirs.
             self._driver.close()
             self._start()
             count = self._driver.call(name)
         if not 0 <= count <= _MAX_DEVICES:
-            raise Refusal(name, NvmlState.OUT_OF_RANGE)
+            raise NvmlCallFailed(name, NvmlState.OUT_OF_RANGE)
         return count
 
     # ---- questions ------------------------------------------------------------------------------
@@ -172,12 +172,12 @@ class NvmlSampler:
             try:
                 self._start()
                 count = self._count()
-            except Refusal as refusal:
+            except NvmlCallFailed as failure:
                 # A driver that was unloaded, or replaced, wants a new initialisation.
                 self._driver.close()
-                self._state = refusal.state
+                self._state = failure.state
                 return NvmlSample(
-                    taken_at_ns, refusal.state, refusal.fault("nvml"), None, (), (), False
+                    taken_at_ns, failure.state, failure.fault("nvml"), None, (), (), False
                 )
             version, fault = self._driver_version()
             self._reader.driver_version = version
@@ -196,8 +196,8 @@ class NvmlSampler:
     def _driver_version(self) -> tuple[str | None, NvmlFault | None]:
         try:
             return self._driver.call("nvmlSystemGetDriverVersion"), None
-        except Refusal as refusal:
-            return None, refusal.fault("driver_version")
+        except NvmlCallFailed as failure:
+            return None, failure.fault("driver_version")
 
     def process_view(self, *, sample: NvmlSample | None = None) -> tuple[NvmlProcess, ...]:
         """The processes of a sample with the programs' names: pid, name, memory, utilisation.
@@ -218,7 +218,7 @@ class NvmlSampler:
     def _name(self, pid: int) -> str | None:
         try:
             return self._driver.call("nvmlSystemGetProcessName", pid) or None
-        except Refusal:
+        except NvmlCallFailed:
             return None
 
 

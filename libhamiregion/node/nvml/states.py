@@ -96,7 +96,7 @@ class NvmlFault:
         return f"{self.call}: {self.said or self.state.explanation}{number}"
 
 
-class Refusal(Exception):
+class NvmlCallFailed(Exception):
     """A call that failed; never leaves the modules about NVML."""
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from .states import NvmlState, Refusal
+from .states import NvmlCallFailed, NvmlState
 
 if TYPE_CHECKING:
     from .driver import Driver
@@ -31,7 +31,7 @@ class XidEvents:
         self._driver = driver
         self._set: Any = None
         #: By index, whether events come, or why not.
-        self._registered: dict[int, Refusal | None] = {}
+        self._registered: dict[int, NvmlCallFailed | None] = {}
         self._counts: dict[int, Counter[int]] = {}
 
     def forget(self) -> None:
@@ -44,7 +44,7 @@ class XidEvents:
         """Have a GPU's events come; costs one call for each GPU.
 
         Raises:
-            Refusal: They do not come from this GPU.
+            NvmlCallFailed: They do not come from this GPU.
         """
         if index not in self._registered:
             try:
@@ -53,8 +53,8 @@ class XidEvents:
                 self._driver.call("nvmlDeviceRegisterEvents", handle, _XID, self._set)
                 self._registered[index] = None
                 self._counts[index] = Counter()
-            except Refusal as refusal:
-                self._registered[index] = refusal
+            except NvmlCallFailed as failure:
+                self._registered[index] = failure
         refused = self._registered[index]
         if refused is not None:
             raise refused
@@ -67,8 +67,8 @@ class XidEvents:
             try:
                 event = self._driver.call("nvmlEventSetWait_v2", self._set, 0)
                 index = self._driver.call("nvmlDeviceGetIndex", event.device)
-            except Refusal as refusal:
-                if refusal.state is NvmlState.GPU_IS_LOST:
+            except NvmlCallFailed as failure:
+                if failure.state is NvmlState.GPU_IS_LOST:
                     # Of which one, a sample tells.
                     continue
                 return
