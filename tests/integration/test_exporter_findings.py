@@ -55,7 +55,7 @@ def test_what_can_pass_is_believed_when_it_is_seen_twice(
     files = NodeFiles(tmp_path)
     path = files.region(uuids=UUIDS)
     kind = FindingKind.HOST_PID_WRONG
-    assert kind.explanation.passes
+    assert kind.explanation.is_transient
     process = actor(path)
     process("attach")
     RegionFile(path, Layout.V1_2).put("slot_hostpid", 0)

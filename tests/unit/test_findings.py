@@ -30,7 +30,7 @@ GROUPS = {
 def explained(kind: FindingKind) -> str:
     """One kind as a section."""
     told = kind.explanation
-    twice = ", if it is seen twice" if told.passes else ""
+    twice = ", if it is seen twice" if told.is_transient else ""
     repair = told.repair or "leaves it alone"
     return (
         f"### `{kind.value}`\n\n{told.what} Usually {told.severity.value}{twice}.\n\n"

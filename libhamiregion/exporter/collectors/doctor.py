@@ -93,7 +93,7 @@ class DoctorCollector:
         believed = []
         for findings in self._findings.values():
             for finding in findings:
-                if finding.kind.explanation.passes:
+                if finding.kind.explanation.is_transient:
                     key = (finding.kind, finding.container, finding.device, finding.pid)
                     self._passing.add(key)
                     if key not in before:

@@ -73,8 +73,8 @@ class Explanation:
         consequence: What comes of it.
         advice: What to do.
         repair: What `repair` does about it; None if it leaves it alone.
-        passes: Whether it can be there for a moment on a healthy node, so that it is believed only
-            if it is seen again.
+        is_transient: Whether it can be there for a moment on a healthy node, so that it is
+            believed only if it is seen again.
     """
 
     severity: Severity
@@ -82,7 +82,7 @@ class Explanation:
     consequence: str
     advice: str
     repair: str | None = None
-    passes: bool = False
+    is_transient: bool = False
 
 
 # The option is replaced by the root of the container that a finding is about.
@@ -102,7 +102,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         f"{_REPAIR} stores the right one, and libvgpu takes it up within 120 ms;"
         " `hamiregion agent` keeps it right",
         "stores the pid that /proc proves, after looking once more that it is still that process",
-        passes=True,
+        is_transient=True,
     ),
     # ---- slots -------------------------------------------------------------------------------
     FindingKind.DEAD_PROCESS_COUNTED: Explanation(
@@ -133,7 +133,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " the container; what the slot holds counts against the limit.",
         f"{_REPAIR} removes it; do that before another process starts",
         "removes or empties it, and the slots of dead processes with it, under the region's lock",
-        passes=True,
+        is_transient=True,
     ),
     FindingKind.SEQLOCK_STUCK: Explanation(
         Severity.ERROR,
@@ -159,7 +159,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "nothing is said about these slots and nothing is repaired: no news is no good news here.",
         "run as root on the host; or in a pod with hostPID: true, the host's /proc and the"
         " capability SYS_PTRACE, without which maps cannot be read",
-        passes=True,
+        is_transient=True,
     ),
     FindingKind.NOT_OBSERVED: Explanation(
         Severity.WARNING,
@@ -170,7 +170,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "what these processes map is unknown: whether they use the region, and whether they have"
         " escaped its limits. Nobody else's figures are older for it.",
         "look at what the container runs; no honest CUDA program does this for long",
-        passes=True,
+        is_transient=True,
     ),
     # ---- the lock ----------------------------------------------------------------------------
     FindingKind.LOCK_STUCK: Explanation(
@@ -204,7 +204,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "libvgpu refuses every allocation, and up to HAMi 2.9 shows programs an enormous amount of"
         " free memory, because it subtracts without a sign.",
         "raise the limit above what is used (`hamiregion limits set`), or end processes",
-        passes=True,
+        is_transient=True,
     ),
     FindingKind.USAGE_IMPOSSIBLE: Explanation(
         Severity.ERROR,
@@ -212,7 +212,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " the number went below zero.",
         "sums wrap around or are enormous: every allocation is refused, or none.",
         "restart the process that it belongs to; `hamiregion reap FILE` frees a dead one's slot",
-        passes=True,
+        is_transient=True,
     ),
     FindingKind.PROCESS_ESCAPES: Explanation(
         Severity.ERROR,
@@ -223,7 +223,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " before their own limits.",
         "start it so that libvgpu is preloaded (LD_PRELOAD or /etc/ld.so.preload), without"
         " CUDA_DISABLE_CONTROL; end it if it does not belong there",
-        passes=True,
+        is_transient=True,
     ),
     FindingKind.DRIVER_MEMORY_DIFFERS: Explanation(
         Severity.WARNING,
@@ -233,7 +233,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "the limit holds for the accounted figure only.",
         "if the driver's is the larger one, leave that much between the limits and the GPU's"
         " memory; if it is the smaller one, restart the process, whose books are wrong",
-        passes=True,
+        is_transient=True,
     ),
     FindingKind.UTILIZATION_NOT_RECORDED: Explanation(
         Severity.WARNING,
@@ -242,7 +242,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "every metric that comes from the region shows a utilisation of 0.",
         "run `hamiregion agent`, which keeps the figures current; or take the driver's"
         " (`hamiregion ps --nvml`)",
-        passes=True,
+        is_transient=True,
     ),
     FindingKind.DEVICE_COUNT_ZERO: Explanation(
         Severity.WARNING,
@@ -251,7 +251,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "what goes by uuid, HAMi's monitor above all, shows nothing for this container, and the"
         " driver's figures cannot be matched.",
         "run nvidia-smi once inside the container, with libvgpu loaded: it fills the devices in",
-        passes=True,
+        is_transient=True,
     ),
     FindingKind.SM_LIMIT_OFF: Explanation(
         Severity.WARNING,
@@ -261,7 +261,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " none (`device_0`), or the layout records no utilisation (`no_utilization`, a note).",
         "launches are not held back.",
         "see the cause; a wrong host pid, which switches it off too, is a finding of its own",
-        passes=True,
+        is_transient=True,
     ),
     FindingKind.LAUNCHES_BLOCKED: Explanation(
         Severity.ERROR,
@@ -269,7 +269,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " no HAMi monitor and no `hamiregion agent` runs on the node who would unblock them.",
         "SM-limited processes of the container wait for ever at their next launch.",
         "start HAMi's monitor or `hamiregion agent`, which lift it in their first round",
-        passes=True,
+        is_transient=True,
     ),
     # ---- files -------------------------------------------------------------------------------
     FindingKind.LAYOUT_MIXED: Explanation(
@@ -306,7 +306,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "they share limits and accounting with nobody that starts from now on, monitors see none of"
         " it, and where the file was cut short they die of SIGBUS when they next touch it.",
         "restart the processes that are named",
-        passes=True,
+        is_transient=True,
     ),
     FindingKind.REGION_MISSING: Explanation(
         Severity.INFO,
@@ -317,13 +317,13 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "the container has no figures, and libvgpu in it may have no limits.",
         "see the evidence: a file that stays unfinished has lost its creator, delete it; one that"
         " may not be read wants root",
-        passes=True,
+        is_transient=True,
     ),
     FindingKind.ROOT_UNREADABLE: Explanation(
         Severity.WARNING,
         "A directory in which containers are looked for cannot be listed.",
         "its containers are missing from everything.",
         "name the right directory with --root, or mount it",
-        passes=True,
+        is_transient=True,
     ),
 }

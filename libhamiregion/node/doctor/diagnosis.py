@@ -141,7 +141,7 @@ def diagnose(
         raise ValueError(f"a time is 0 or more seconds, not {settle_s!r}")
     wanted = _ALL_KINDS if kinds is None else frozenset(kinds)
     observer = observer or Observer(node, sampler=sampler, anew=True)
-    with memory_of(node).turn:
+    with memory_of(node).lock:
         if observation is None and views is None:
             observation = observer.observe()
         look = _look(node, observation, views, rows, settle_s)
@@ -153,7 +153,7 @@ def diagnose(
             else:
                 look = _look(node, None, _look_again(node, look.views), None, settle_s)
             second = _check(look, wanted)
-            found = [each for each in second if not _passes(each) or _key(each) in before]
+            found = [each for each in second if not _is_transient(each) or _key(each) in before]
         look.remember()
     order = list(Severity)
     return tuple(sorted(found, key=lambda each: order.index(each.severity)))
@@ -205,7 +205,7 @@ def _check(look: Examination, wanted: frozenset[FindingKind]) -> Iterator[Findin
 def _stay(look: Examination, found: Iterable[Finding], settle_s: float) -> bool:
     """Watch what is suspected for a while; whether a second look can tell more than the first."""
     deadline = time.monotonic() + settle_s
-    waits = any(map(_passes, found))
+    waits = any(map(_is_transient, found))
     while time.monotonic() < deadline and (waits or look.suspects):
         time.sleep(min(_LOOK_EVERY_S, settle_s))
         for what, has_moved in list(look.suspects.items()):
@@ -221,8 +221,8 @@ def _moved(has_moved: Callable[[], bool]) -> bool:
         return True
 
 
-def _passes(found: Finding) -> bool:
-    return found.kind.explanation.passes
+def _is_transient(found: Finding) -> bool:
+    return found.kind.explanation.is_transient
 
 
 def _key(found: Finding) -> Hashable:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
-from .findings import FindingKind, command_of, count_text, finding, only
+from .findings import FindingKind, command_of, count_text, finding, the_single
 from .slots import IMPOSSIBLE_BYTES
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def escaping_processes(look: Examination) -> Iterator[Finding]:
             f"process {row.host_pid} of the host uses {format_size(driver)} that nobody counts",
             f"the driver lists it{command_of(process)} on {where}, and no slot of the region"
             f" has its pid {process.ns_pids[-1]}; {why}",
-            device=only([*indexes]),
+            device=the_single([*indexes]),
             pid=process.ns_pids[-1],
             cause=cause,
         )

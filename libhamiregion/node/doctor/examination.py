@@ -202,7 +202,7 @@ class Examination:
 
     # ---- what stands still -----------------------------------------------------------------------
 
-    def stands_for_s(
+    def unchanged_for_s(
         self, what: Hashable, value: Hashable, has_moved: Callable[[], bool]
     ) -> float | None:
         """For how long something has had this value at every look; None if not for long enough.

@@ -18,7 +18,7 @@ from libhamiregion.node.outside import mapped_regions, resolve
 from libhamiregion.node.writers import is_monitor
 from libhamiregion.text import printable
 
-from .findings import FindingKind, command_of, count_text, finding, only, pids_text, shown
+from .findings import FindingKind, command_of, count_text, finding, pids_text, shown, the_single
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -188,7 +188,7 @@ def _lost(
         f"{pids_text([process.pid for process in users])} of the host{command_of(users[0])}"
         f" {'map' if several else 'maps'} {shown(mapped.path_in_namespace, _PATH_LIMIT)},"
         f" which {now}",
-        pid=only([process.ns_pids[-1] for process in users]),
+        pid=the_single([process.ns_pids[-1] for process in users]),
         cause="deleted" if deleted else "cut_short",
     )
 

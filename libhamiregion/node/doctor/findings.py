@@ -158,6 +158,6 @@ def count_text(count: int, noun: str) -> str:
     return f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
-def only(items: Sequence[int]) -> int | None:
+def the_single(items: Sequence[int]) -> int | None:
     """The one there is; None where there are several."""
     return items[0] if len(items) == 1 else None

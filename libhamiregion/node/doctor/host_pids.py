@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from .findings import FindingKind, Severity, command_of, finding, only, pids_text, shown
+from .findings import FindingKind, Severity, command_of, finding, pids_text, shown, the_single
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,7 @@ def wrong_host_pids(look: Examination, used: UsedRegion) -> Iterator[Finding]:
             f" that process {process.pid}{command_of(process)} maps this region and has pid"
             f" {usage.pid} in its own namespace"
             + (f"; so with {pids_text(pids)}" if len(found) > 1 else ""),
-            pid=only(pids),
+            pid=the_single(pids),
             cause=cause,
             severity=Severity.ERROR if cause in _ERRORS else None,
         )

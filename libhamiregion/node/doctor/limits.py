@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from libhamiregion.units import format_size
 
 from .examination import memory_bytes
-from .findings import FindingKind, Severity, count_text, finding, only, pids_text
+from .findings import FindingKind, Severity, count_text, finding, pids_text, the_single
 from .process_facts import policy_of
 from .slots import IMPOSSIBLE_BYTES
 
@@ -97,8 +97,8 @@ def sm_limits_off(look: Examination, used: UsedRegion) -> Iterator[Finding]:
             used.container,
             summary,
             f"{evidence}; the limit is {limits}",
-            device=only([*limited]),
-            pid=only(disabled) if cause == "policy" else None,
+            device=the_single([*limited]),
+            pid=the_single(disabled) if cause == "policy" else None,
             cause=cause,
             severity=severity,
             consequence=consequence,

@@ -85,7 +85,7 @@ def _held(look: Examination, used: UsedRegion, state: LockState) -> Iterator[Fin
         return not now.held or now.owner_pid is not None
 
     what = ("lock", key_of(used.container))
-    stood_s = look.stands_for_s(what, owner, has_moved)
+    stood_s = look.unchanged_for_s(what, owner, has_moved)
     if stood_s is None:
         return
     if _moves_at_last(has_moved):

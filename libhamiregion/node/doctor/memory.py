@@ -20,12 +20,12 @@ class DoctorMemory:
     """What is kept of one node.
 
     Attributes:
-        turn: Held while the node is diagnosed or repaired.
+        lock: Held while the node is diagnosed or repaired.
         standing: What has stood still, with its value and since when, on the clock that is never
             set.
     """
 
-    turn: threading.RLock = attrs.Factory(threading.RLock)
+    lock: threading.RLock = attrs.Factory(threading.RLock)
     standing: dict[Hashable, tuple[Hashable, float]] = attrs.Factory(dict)
 
 

@@ -114,7 +114,7 @@ def repair(
         if each.repairable:
             wanted.setdefault(key_of(each.container), []).append(each)
     done: list[Repair] = []
-    with memory_of(node).turn:
+    with memory_of(node).lock:
         by_key = {key_of(each): each for each in node.containers}
         seen = _look(node, [by_key[key] for key in wanted if key in by_key])
         works: list[_RegionRepair] = []

@@ -11,7 +11,7 @@ from libhamiregion.layouts import SLOT_CAPACITY
 from libhamiregion.units import format_size
 
 from .examination import key_of, memory_bytes
-from .findings import FindingKind, Severity, command_of, count_text, finding, only, pids_text
+from .findings import FindingKind, Severity, command_of, count_text, finding, pids_text, the_single
 from .slot_file import odd_seqlocks, slots_behind
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def dead_processes(look: Examination, used: UsedRegion) -> Iterator[Finding]:  #
         f"{_size(nbytes)} of {count_text(len(dead) + more, 'dead process')} still counted",
         f"{pids_text(pids, more)}: no process that maps this region"
         f" has that pid, and /proc shows all processes; {_size(nbytes)} on {where}",
-        device=only(devices),
-        pid=None if more else only(pids),
+        device=the_single(devices),
+        pid=None if more else the_single(pids),
     )
 
 
@@ -135,7 +135,7 @@ def unknown_processes(look: Examination) -> Iterator[Finding]:
             f"{pids_text(pids, count - len(pids))}: several processes that map the region could be"
             " meant, or one that stands outside the container, or there was no time to look at all"
             " of them",
-            pid=only(pids) if count == 1 else None,
+            pid=the_single(pids) if count == 1 else None,
             cause="ambiguous",
             advice="see who else maps the file: no other container should have it mounted",
         )
@@ -158,7 +158,7 @@ def moved_slots(look: Examination, used: UsedRegion) -> Iterator[Finding]:
             used.container,
             f"{count_text(len(error.pids), 'slot')} cannot be judged",
             f"{pids_text(list(error.pids))}: there was no time to look at all processes",
-            pid=only(error.pids),
+            pid=the_single(error.pids),
             cause="no_time",
             advice="look again; if it lasts, some process of the node is very expensive to look at",
         )
@@ -213,12 +213,12 @@ def stuck_seqlocks(look: Examination, used: UsedRegion) -> Iterator[Finding]:
             f"seqlock of {count_text(len(dead), 'dead process')} left odd",
             f"{pids_text(dead)} {'is' if len(dead) == 1 else 'are'} dead, and the seqlock stands at"
             f" {', '.join(str(odd[pid]) for pid in dead[:8])}",
-            pid=only(dead),
+            pid=the_single(dead),
             cause="dead_writer",
         )
     for pid in [pid for pid in odd if pid not in dead][:_FINDINGS_PER_REGION]:
         what = ("seqlock", key_of(used.container), pid)
-        stood_s = look.stands_for_s(what, odd[pid], partial(_has_moved, used, pid, odd[pid]))
+        stood_s = look.unchanged_for_s(what, odd[pid], partial(_has_moved, used, pid, odd[pid]))
         if stood_s is None:
             continue
         process = matches[pid].process
