@@ -49,7 +49,7 @@ _GIVE_BACK_S = 4.0
 
 
 @attrs.define(eq=False)
-class _Written:
+class _WrittenFigures:
     """The figures that stand in a region as this process has written them.
 
     Attributes:
@@ -111,7 +111,7 @@ class DriverFigures(Task):
         self._turns: dict[str, bool] = {}
         # What stood there at the last look.
         self._seen: dict[_Process, dict[_Figure, int]] = {}
-        self._written: dict[str, _Written] = {}
+        self._written: dict[str, _WrittenFigures] = {}
         self._gap: str | None = None
         # Held while something is written, so that nothing is once giving back has begun.
         self._writing = threading.Lock()
@@ -181,7 +181,7 @@ class DriverFigures(Task):
         file = (region.path, region.file_id)
         has_utilization = snapshot.layout.has_utilization
         uuids = {device.index: device.uuid for device in snapshot.devices}
-        written = self._written.get(region.path, _Written(view.container))
+        written = self._written.get(region.path, _WrittenFigures(view.container))
         written.container = view.container
         standing: dict[_Figure, int] = {}
         proved: set[int] = set()
@@ -232,7 +232,7 @@ class DriverFigures(Task):
 
     def _has_turn(self, owner: str) -> bool:
         if owner not in self._turns:
-            self._turns[owner] = not self.backoff.waits(owner)
+            self._turns[owner] = not self.backoff.should_skip(owner)
         return self._turns[owner]
 
     def _end_turn(self, owner: str) -> None:
@@ -259,7 +259,7 @@ class DriverFigures(Task):
             }
             if not self._dry_run:
                 # Before: some may be written when it fails. What does not stand is forgotten later.
-                written = self._written.setdefault(region.path, _Written(view.container))
+                written = self._written.setdefault(region.path, _WrittenFigures(view.container))
                 written.figures.update(wanted)
             slots: defaultdict[tuple[int, int], dict[str, int]] = defaultdict(dict)
             for (pid, device, field), says in wanted.items():
@@ -303,7 +303,7 @@ class DriverFigures(Task):
             self._ended = True
         self._withdraw()
 
-    def outstanding(self) -> tuple[str, ...]:
+    def pending_cleanup(self) -> tuple[str, ...]:
         """The containers in which figures of the driver stand that nobody keeps up."""
         return tuple(
             f"the driver's figures stand in {container_words(each.container)}"
@@ -315,7 +315,7 @@ class DriverFigures(Task):
         self._seen.clear()
         run_each(self._give_back, list(self._written.items()), _GIVE_BACK_S)
 
-    def _give_back(self, entry: tuple[str, _Written]) -> None:
+    def _give_back(self, entry: tuple[str, _WrittenFigures]) -> None:
         path, written = entry
         try:
             self._set_to_0(written, list(written.figures))
@@ -327,7 +327,7 @@ class DriverFigures(Task):
             return
         self._written.pop(path, None)
 
-    def _set_to_0(self, written: _Written, figures: list[_Figure]) -> None:
+    def _set_to_0(self, written: _WrittenFigures, figures: list[_Figure]) -> None:
         """Set those of these figures to 0 that still stand as they were written."""
         stale = {figure for figure in figures if written.figures[figure]}
         path = written.container.region_path

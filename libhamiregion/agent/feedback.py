@@ -54,14 +54,14 @@ _MAY_PASS = frozenset(
 )
 
 #: Stands for whoever may write unseen.
-_BLIND = (OtherWriter("hidden", None, "a look at this node does not come to its end"),)
+_LOOK_TIMED_OUT = (OtherWriter("hidden", None, "a look at this node does not come to its end"),)
 
 # A region: its path, and the very file.
 _Key: TypeAlias = "tuple[str, tuple[int, int]]"
 
 
 @attrs.define(eq=False)
-class _Written:
+class _WrittenState:
     """What this process has done to a region and gives back when it ends.
 
     Attributes:
@@ -137,7 +137,7 @@ class Feedback(Task):
         self._processes_max_age_s = 0.0 if observer is None else 2 * self.interval_s
         self._dry_run = dry_run
         self._watch = WriterWatch(node, assume_alone=assume_alone)
-        self._written: dict[_Key, _Written] = {}
+        self._written: dict[_Key, _WrittenState] = {}
         self._others: tuple[OtherWriter, ...] = ()
         self._clear_looks = 0
         # Held while something is written, so that nothing is once giving back has begun.
@@ -205,7 +205,7 @@ class Feedback(Task):
 
     def _pass(self) -> None:
         looked = self._looking(tasks.STUCK_AFTER_S / 3)
-        snapshot, others = looked[0] if looked else (None, _BLIND)
+        snapshot, others = looked[0] if looked else (None, _LOOK_TIMED_OUT)
         self._note(others)
         if self._others and not self._dry_run:
             return
@@ -216,7 +216,7 @@ class Feedback(Task):
         verdicts = decide([state for _, state in states])
         for (container, state), verdict in zip(states, verdicts, strict=True):
             if self._dry_run:
-                self._tell(container, state, verdict)
+                self._report_dry_run(container, state, verdict)
                 continue
             try:
                 self._apply(container, state, verdict)
@@ -256,7 +256,7 @@ class Feedback(Task):
                     )
             if not self._others:
                 self.count("pauses")
-                if others is _BLIND:
+                if others is _LOOK_TIMED_OUT:
                     self._give_all_back()
                 else:
                     # The other decides now; what was written before is no longer ours.
@@ -273,7 +273,7 @@ class Feedback(Task):
 
     def _apply(self, container: Container, state: LaunchState, verdict: Verdict) -> None:
         assert container.region is not None  # noqa: S101 (only such have a state)
-        written = self._written.setdefault(_key(container.region), _Written(container))
+        written = self._written.setdefault(_key(container.region), _WrittenState(container))
         written.container = container
         marked = verdict.recent_kernel != state.recent_kernel
         switched = verdict.utilization_switch != state.utilization_switch
@@ -319,7 +319,7 @@ class Feedback(Task):
                 self.events.emit("unblocked", "launches go on", container)
         self.count("writes")
 
-    def _tell(self, container: Container, state: LaunchState, verdict: Verdict) -> None:
+    def _report_dry_run(self, container: Container, state: LaunchState, verdict: Verdict) -> None:
         for field in ("recent_kernel", "utilization_switch"):
             before, after = getattr(state, field), getattr(verdict, field)
             if before != after:
@@ -340,7 +340,7 @@ class Feedback(Task):
         with self._writing:
             self._ended = True
         try:
-            if self.outstanding() and self._another_writes():
+            if self.pending_cleanup() and self._another_writes():
                 # Another writer's values are its own.
                 self._written.clear()
             self._give_all_back()
@@ -348,7 +348,7 @@ class Feedback(Task):
             self._watch.close()
 
     def _another_writes(self) -> bool:
-        if self._others is _BLIND:
+        if self._others is _LOOK_TIMED_OUT:
             return False
         # A pass that hangs may hang in what a look needs.
         if self._in_pass:
@@ -366,12 +366,12 @@ class Feedback(Task):
         entries = [(key, each, here.get(key)) for key, each in self._written.items()]
         run_each(self._give_back, entries, _GIVE_BACK_S)
 
-    def outstanding(self) -> tuple[str, ...]:
+    def pending_cleanup(self) -> tuple[str, ...]:
         """The containers that are still blocked, or whose switch is not as it was found."""
         phrases = (written.phrase() for written in self._written.copy().values())
         return tuple(phrase for phrase in phrases if phrase is not None)
 
-    def _give_back(self, entry: tuple[_Key, _Written, Container | None]) -> None:
+    def _give_back(self, entry: tuple[_Key, _WrittenState, Container | None]) -> None:
         key, written, container = entry
         try:
             if container is not None:
@@ -391,7 +391,7 @@ class Feedback(Task):
             return
         self._written.pop(key, None)
 
-    def _give_back_to(self, region: Region, written: _Written) -> None:
+    def _give_back_to(self, region: Region, written: _WrittenState) -> None:
         mark = region.recent_kernel
         if written.blocked and mark < 0:
             try:

@@ -37,7 +37,7 @@ _RENAME_NOREPLACE = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-class RemovalRefused(Exception):
+class NotRemoved(Exception):
     """The directory is left alone; the message says why."""
 
 
@@ -85,7 +85,7 @@ def opened_root(path: str) -> Iterator[int]:
         path: Absolute, links resolved.
 
     Raises:
-        RemovalRefused: It, or a directory on the way, belongs to somebody else.
+        NotRemoved: It, or a directory on the way, belongs to somebody else.
         OSError: It is not there, or a link is on the way.
     """
     trusted = {0, os.geteuid()}
@@ -96,7 +96,7 @@ def opened_root(path: str) -> Iterator[int]:
             os.close(outer)
             owner = os.fstat(at).st_uid
             if owner not in trusted:
-                raise RemovalRefused(
+                raise NotRemoved(
                     f"{path!r} is not to be trusted: {name!r} on the way belongs to user {owner}"
                 )
         yield at
@@ -108,13 +108,13 @@ def look_at(root: int, name: str) -> DirectoryLook:
     """Look at a directory in an open root.
 
     Raises:
-        RemovalRefused: It is a mount point.
+        NotRemoved: It is a mount point.
         OSError: It is gone, or no directory.
     """
     with _opened(root, name) as directory:
         status = os.fstat(directory)
         if _mount(directory) != _mount(root):
-            raise RemovalRefused("it is a mount point")
+            raise NotRemoved("it is a mount point")
         newest, inodes = status.st_ctime_ns, set()
         with os.scandir(directory) as entries:
             for entry in islice(entries, _LOOK_LIMIT):
@@ -160,7 +160,7 @@ def quarantine(root: int, name: str, container: tuple[str, str], look: Directory
         The name.
 
     Raises:
-        RemovalRefused: Another directory had come in its place; it has its name again, unless yet
+        NotRemoved: Another directory had come in its place; it has its name again, unless yet
             another one has that by now. Or the file system has no way to give a name back.
         OSError: It is gone, or may not be renamed.
     """
@@ -171,7 +171,7 @@ def quarantine(root: int, name: str, container: tuple[str, str], look: Directory
     status = os.stat(quarantined, dir_fd=root, follow_symlinks=False)
     if (status.st_dev, status.st_ino) != look.identity or not stat.S_ISDIR(status.st_mode):
         give_back(root, quarantined, name)
-        raise RemovalRefused("another one has come in its place")
+        raise NotRemoved("another one has come in its place")
     return quarantined
 
 
@@ -197,7 +197,7 @@ def rename_to_free_name(root: int, name: str, free: str) -> None:
     `os.rename` replaces an empty directory, such as one that a device plugin has just made.
 
     Raises:
-        RemovalRefused: The kernel or the file system has no such rename.
+        NotRemoved: The kernel or the file system has no such rename.
         FileExistsError: There is something of that name.
         OSError: It is gone, or may not be renamed.
     """
@@ -208,7 +208,7 @@ def rename_to_free_name(root: int, name: str, free: str) -> None:
             return
         number = ctypes.get_errno()
     if number in {errno.ENOSYS, errno.EINVAL}:
-        raise RemovalRefused("its file system cannot rename it without replacing something")
+        raise NotRemoved("its file system cannot rename it without replacing something")
     raise OSError(number, os.strerror(number), name)
 
 
@@ -219,14 +219,14 @@ def remove_quarantined(root: int, quarantined: str, budget: Budget) -> bool:
         Whether it is gone; if not, the next call goes on.
 
     Raises:
-        RemovalRefused: It is a mount point.
+        NotRemoved: It is a mount point.
         OSError: Something in it cannot be removed; the rest has been.
     """
     try:
         with _opened(root, quarantined) as top:
             place = _mount(top)
             if place != _mount(root):
-                raise RemovalRefused("it is a mount point")
+                raise NotRemoved("it is a mount point")
             while _empty(top, place, budget):
                 pass
             if budget.left <= 0:

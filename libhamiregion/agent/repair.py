@@ -120,12 +120,12 @@ class RepairLoop(Task):
                 path = None if container is None else container.region_path
                 quick[owner_of(container)][path].append(each)
         for owner, regions in quick.items():
-            if not self.backoff.waits(owner):
+            if not self.backoff.should_skip(owner):
                 if self._repair_regions(regions.values()):
                     self.backoff.recovered(owner)
                 else:
                     self.backoff.failed(owner)
-        watched = [pod for pod in slow if not self.backoff.waits(pod)]
+        watched = [pod for pod in slow if not self.backoff.should_skip(pod)]
         began_s = time.monotonic()
         # Fewest attempts first.
         for pod in sorted(watched, key=self.backoff.failures):

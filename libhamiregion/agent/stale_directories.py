@@ -17,7 +17,7 @@ from libhamiregion.text import error_text
 
 from .quarantine import (
     Budget,
-    RemovalRefused,
+    NotRemoved,
     give_back,
     look_at,
     opened_root,
@@ -176,7 +176,7 @@ class StaleDirectoryCollector(Task):
             try:
                 with opened_root(root) as descriptor:
                     begun = quarantined_in(descriptor)
-            except (OSError, RemovalRefused):
+            except (OSError, NotRemoved):
                 continue  # reported where something is to be removed from it
             for directory_name, (uid, name) in begun.items():
                 path = f"{root}/{directory_name}"
@@ -243,7 +243,7 @@ class StaleDirectoryCollector(Task):
         for path, container in due:
             if left <= 0 or tries <= 0:
                 break
-            if self.backoff.waits(path):
+            if self.backoff.should_skip(path):
                 continue
             tries -= 1
             given = min(left, max(1, self.entries_per_pass // 4))
@@ -252,7 +252,7 @@ class StaleDirectoryCollector(Task):
                 gone = self._remove(path, container, budget)
             except FileNotFoundError:
                 pass  # somebody else has removed it
-            except (OSError, RemovalRefused, _PodsUnknown) as error:
+            except (OSError, NotRemoved, _PodsUnknown) as error:
                 self.count("errors")
                 self.backoff.failed(path)
                 self.events.failed(f"{path} was not removed", error, container)
@@ -294,7 +294,7 @@ class StaleDirectoryCollector(Task):
         A process that has not reached it by now does not find it any more; one that has is seen.
 
         Raises:
-            RemovalRefused: Its pod is there again, or it is in use; it has its name again.
+            NotRemoved: Its pod is there again, or it is in use; it has its name again.
             _PodsUnknown: It cannot be told; it has its name again.
             OSError: It cannot be renamed, or /proc cannot be listed.
         """
@@ -304,7 +304,7 @@ class StaleDirectoryCollector(Task):
             self._node.processes.refresh()
             # A file of it can have been made since the first look.
             if self._alive([container]) or self._is_in_use(look_at(root, quarantined), container):
-                raise RemovalRefused("its pod is there again")
+                raise NotRemoved("its pod is there again")
         except BaseException:
             give_back(root, quarantined, name)
             raise

@@ -33,8 +33,9 @@ class Task(ABC):
 
     A task overrides `run`, and the others where it needs to.
 
-    Threads: `counters`, `outstanding` and `wake` may be called from any. `run` is called from one,
-    `stop` from another one after the last pass; or while a pass hangs, if it does not end in time.
+    Threads: `counters`, `pending_cleanup` and `wake` may be called from any. `run` is called from
+    one, `stop` from another one after the last pass; or while a pass hangs, if it does not end in
+    time.
 
     Args:
         emit: Gets the events.
@@ -73,7 +74,7 @@ class Task(ABC):
     def stop(self) -> None:  # noqa: B027 (optional)
         """Give back what must not outlive the task. The runner calls it once, with a time limit."""
 
-    def outstanding(self) -> tuple[str, ...]:
+    def pending_cleanup(self) -> tuple[str, ...]:
         """What still has to be given back, a phrase for each container."""
         return ()
 
@@ -199,7 +200,7 @@ class TaskRunner:
                 wrong.append("its last pass does not end")
             if task in unfinished or self._failures[task.name] > failed[task.name]:
                 wrong.append("it could not be stopped in order")
-            wrong += _listed(task.outstanding())
+            wrong += _listed(task.pending_cleanup())
             if wrong:
                 text = "; ".join(wrong)
                 self._reporters[task.name].emit("not_given_back", text)

@@ -40,7 +40,7 @@ class Backoff:
         self._failures: dict[Hashable, int] = {}
         self._skip: dict[Hashable, int] = {}
 
-    def waits(self, key: Hashable) -> bool:
+    def should_skip(self, key: Hashable) -> bool:
         """Whether this pass is to be skipped; counts it."""
         left = self._skip.get(key, 0)
         if left:

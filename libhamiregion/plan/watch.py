@@ -174,7 +174,9 @@ class PlanWatcher:
         originals.compared(diff.containers)
         originals.save()
         self._report_skips(diff.off_plan)
-        changes = [each for each in diff.changes if not self._backoff.waits(_key(each.container))]
+        changes = [
+            each for each in diff.changes if not self._backoff.should_skip(_key(each.container))
+        ]
         done = self._change(changes, originals, cause) if changes else []
         done += [each for each in diff.containers if not each.edits]
         self._on_plan = {_key(each.container): each.container.region for each in done}

@@ -138,7 +138,7 @@ def test_what_moves_by_itself_is_libvgpus(
         task.run()
         assert figures(file) == ((299 + second) * MIB, 40 + second)
     assert task.counters()["figures_writes"] == written
-    assert task.outstanding() == ()
+    assert task.pending_cleanup() == ()
 
 
 def test_only_a_process_that_is_proved_to_be_the_slots_gets_figures(
@@ -255,7 +255,7 @@ def test_figures_that_are_not_kept_up_any_more_become_0(
     def write() -> None:
         play_twice(fake_driver, process, task)
         assert figures(file) == (300 * MIB, 61)
-        (left,) = task.outstanding()
+        (left,) = task.pending_cleanup()
         assert left.startswith("the driver's figures stand in ")
         assert left.endswith("/a")
 
@@ -275,7 +275,7 @@ def test_figures_that_are_not_kept_up_any_more_become_0(
     file.put("slot_util.sm", 33)
     task.stop()
     assert figures(file) == (0, 33)
-    assert task.outstanding() == ()
+    assert task.pending_cleanup() == ()
     plays(fake_driver, process, 300 * MIB, 61)
     for _ in range(3):
         task.run()
@@ -291,7 +291,7 @@ def test_figures_that_cannot_be_taken_back_are_told(
     with open_region(file, writable=True) as region, region.lock():
         task.stop()
     assert figures(file) == (300 * MIB, 61)
-    assert len(task.outstanding()) == 1
+    assert len(task.pending_cleanup()) == 1
     assert "the driver's figures stand: " in events.of("failed")[0].message
 
 

@@ -178,13 +178,13 @@ def test_a_switch_that_was_changed_twice_becomes_what_it_was_before_the_first(
     launch(second)
     task.run()
     assert (first.get("utilization_switch"), second.get("utilization_switch")) == (1, 1)
-    assert [each.split()[-1] for each in task.outstanding()] == ["found"], "of the second only"
+    assert [each.split()[-1] for each in task.pending_cleanup()] == ["found"], "of the second only"
     # A mark below 0 that is not from here stays.
     first.put("recent_kernel", -1)
     task.stop()
     assert first.get("recent_kernel") == -1
     assert (first.get("utilization_switch"), second.get("utilization_switch")) == (1, 0)
-    assert task.outstanding() == ()
+    assert task.pending_cleanup() == ()
 
 
 def test_after_the_end_nothing_is_written_also_by_a_pass_that_hung(
@@ -206,7 +206,7 @@ def test_after_the_end_nothing_is_written_also_by_a_pass_that_hung(
     stuck.start()
     assert hangs.wait(PATIENCE_S)
     task.stop()
-    assert (low.get("recent_kernel"), task.outstanding()) == (0, ())
+    assert (low.get("recent_kernel"), task.pending_cleanup()) == (0, ())
     goes_on.set()
     stuck.join()
     assert (low.get("recent_kernel"), late.get("recent_kernel")) == (0, 2)
@@ -226,7 +226,7 @@ def test_what_was_written_is_taken_back_although_other_writers_cannot_be_looked_
     monkeypatch.setattr("libhamiregion.agent.other_writers.find_monitors", fails)
     feedback.stop()
     assert values(low)[0] == 0
-    assert feedback.outstanding() == ()
+    assert feedback.pending_cleanup() == ()
     (failed,) = events.of("failed")
     assert failed.message == "other writers could not be looked for: Too many open files"
 
@@ -260,7 +260,7 @@ def test_what_was_blocked_is_unblocked_at_the_end_also_where_nobody_can_be_looke
     monkeypatch.setattr(other_writers, "find_monitors", fails)
     feedback.stop()
     assert values(low)[0] == 0
-    assert feedback.outstanding() == ()
+    assert feedback.pending_cleanup() == ()
 
 
 def test_while_another_look_at_the_node_hangs_the_regions_that_are_known_follow_the_rule(
@@ -302,7 +302,7 @@ def test_a_region_that_could_not_be_read_in_the_last_pass_is_unblocked_at_the_en
     task.run()
     low.put("device_num", devices)
     task.stop()
-    assert (low.get("recent_kernel"), task.outstanding()) == (0, ())
+    assert (low.get("recent_kernel"), task.pending_cleanup()) == (0, ())
 
 
 def test_a_container_that_writes_against_its_block_is_blocked_again_and_reported_seldom(

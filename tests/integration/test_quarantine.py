@@ -20,7 +20,7 @@ from stale_scene import StaleScene, gone, names, running_pod, until
 from libhamiregion.agent import quarantine as quarantine_module
 from libhamiregion.agent.quarantine import (
     Budget,
-    RemovalRefused,
+    NotRemoved,
     give_back,
     look_at,
     opened_root,
@@ -226,7 +226,7 @@ def test_a_directory_that_becomes_a_link_meanwhile_leads_nowhere(
                         root, directory.name, (POD, "train"), look_at(root, directory.name)
                     )
                     remove_quarantined(root, name, Budget(100))
-                except (OSError, RemovalRefused):
+                except (OSError, NotRemoved):
                     continue
                 break
         assert is_whole(treasure)
@@ -269,7 +269,7 @@ def test_another_directory_in_its_place_keeps_its_name(directory: Path) -> None:
         directory.rename(directory.parent / "aside")
         directory.mkdir()
         (directory / "new").touch()
-        with pytest.raises(RemovalRefused, match="another one has come in its place"):
+        with pytest.raises(NotRemoved, match="another one has come in its place"):
             quarantine(root, directory.name, (POD, "train"), look)
     assert names(directory.parent) == [directory.name, "aside"]
     assert (directory / "new").exists()
@@ -315,7 +315,7 @@ def test_what_could_not_have_its_name_back_is_not_touched(
     monkeypatch.setattr(quarantine_module, "_LIBC", Library)
     with opened_root(str(directory.parent)) as root:
         look = look_at(root, directory.name)
-        with pytest.raises(RemovalRefused, match="cannot rename it without replacing"):
+        with pytest.raises(NotRemoved, match="cannot rename it without replacing"):
             quarantine(root, directory.name, (POD, "train"), look)
     assert names(directory.parent) == [directory.name]
 

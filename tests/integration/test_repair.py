@@ -35,7 +35,7 @@ SETTLE_S = 0.05
 class NoBackoff(Backoff):
     """Leaves nothing alone."""
 
-    def waits(self, key: object) -> bool:  # noqa: ARG002
+    def should_skip(self, key: object) -> bool:  # noqa: ARG002
         return False
 
 

@@ -52,7 +52,7 @@ class Counting(Task):
         if self.error is not None:
             raise self.error
 
-    def outstanding(self) -> tuple[str, ...]:
+    def pending_cleanup(self) -> tuple[str, ...]:
         return self.left
 
 
@@ -165,18 +165,18 @@ def test_what_fails_is_left_alone_for_more_and_more_passes() -> None:
     backoff = Backoff()
     tried = []
     for number in range(300):
-        if not backoff.waits("a"):
+        if not backoff.should_skip("a"):
             tried.append(number)
             backoff.failed("a")
     assert tried == [0, 2, 5, 10, 19, 36, 69, 134, 199, 264]
     backoff.recovered("a")
-    assert not backoff.waits("a")
+    assert not backoff.should_skip("a")
     backoff.failed("a")
-    assert [backoff.waits("a") for _ in range(2)] == [True, False]
+    assert [backoff.should_skip("a") for _ in range(2)] == [True, False]
     backoff.failed("b")
     backoff.retain({"b"})
-    assert not backoff.waits("a")
-    assert backoff.waits("b")
+    assert not backoff.should_skip("a")
+    assert backoff.should_skip("b")
 
 
 def test_whose_failures_count_together_is_nothing_that_a_container_can_change() -> None:
