@@ -87,8 +87,11 @@ def demo(seconds: float | None, node: bool, listen: tuple[str, ...], as_json: bo
             memory_limits=("8GiB", "4GiB"), sm_limits=(50, 30), processes=4, pod="demo"
         )
         assert container.region is not None  # noqa: S101 (it was made with one)
-        with open_region(container.region, writable=True) as region, _stage(as_json) as stage:
-            _tell(region, container, stage, 12 if seconds is None else seconds)
+        with (
+            open_region(container.region, writable=True) as region,
+            _demo_output(as_json) as output,
+        ):
+            _tell_story(region, container, output, 12 if seconds is None else seconds)
 
 
 def _leave(number: int, _: object) -> None:
@@ -96,7 +99,9 @@ def _leave(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _tell(region: Region, container: FakeContainer, stage: Stage, seconds: float) -> None:
+def _tell_story(
+    region: Region, container: FakeContainer, output: DemoOutput, seconds: float
+) -> None:
     """Tell the story."""
     deadline = time.monotonic() + seconds + _SLOWNESS_S
 
@@ -108,55 +113,57 @@ def _tell(region: Region, container: FakeContainer, stage: Stage, seconds: float
             if now > deadline:
                 raise Failure("the processes of the demo are too slow; is the machine busy?")
             container.step()
-            if now < end and now >= shown + stage.interval_s:
-                stage.show(region, container)
+            if now < end and now >= shown + output.interval_s:
+                output.show(region, container)
                 shown = now
             time.sleep(_STEP_S)
-        stage.show(region, container)
+        output.show(region, container)
 
-    stage.say("\nTwo GPUs, 8 GiB and 4 GiB of them for this container: that is a region.")
-    stage.say(f"  It is a file: {region.path}")
-    stage.say("  Four processes attach to it and allocate memory, as CUDA programs do.")
+    output.say("\nTwo GPUs, 8 GiB and 4 GiB of them for this container: that is a region.")
+    output.say(f"  It is a file: {region.path}")
+    output.say("  Four processes attach to it and allocate memory, as CUDA programs do.")
     go_on(1.6, until=lambda: _granted(container) > 24)
 
-    stage.say(
+    output.say(
         "\nThe first GPU shall have 2 GiB: hamiregion limits set FILE --device 0 --memory 2GiB"
     )
     try:
         region.set_memory_limit(_LOW_LIMIT, device=0)
     except LimitBelowUsage as error:
-        stage.say(
+        output.say(
             f"  Refused: {format_size(error.used_bytes or 0)} are in use. Nothing was changed."
         )
     else:
         raise Failure("the limit went below what is used, which it should not without force")
     go_on(0.9)
 
-    stage.say("\nThe same with --force: the processes run on, and get no more.")
+    output.say("\nThe same with --force: the processes run on, and get no more.")
     before = _refused(container)
     region.set_memory_limit(_LOW_LIMIT, device=0, force=True)
-    stage.say("  device 0: 8 GiB -> 2 GiB, at once, without a restart")
+    output.say("  device 0: 8 GiB -> 2 GiB, at once, without a restart")
     go_on(1.2, until=lambda: _refused(container) >= before + 4)
-    stage.say(f"  {_refused(container) - before} allocations refused since.")
+    output.say(f"  {_refused(container) - before} allocations refused since.")
 
-    stage.say("\nBack to 8 GiB: the same processes get memory again.")
+    output.say("\nBack to 8 GiB: the same processes get memory again.")
     region.set_memory_limit(8 * GIB, device=0)
     before = _granted(container)
     go_on(1.2, until=lambda: _granted(container) >= before + 12)
-    stage.say(f"  {_granted(container) - before} allocations granted since.")
+    output.say(f"  {_granted(container) - before} allocations granted since.")
 
     process = container.processes[0]
     process.kill()
     victim = process.pid
-    stage.say(f"\nkill -9 {victim}: it is dead, and its memory still counts; nobody told the file.")
+    output.say(
+        f"\nkill -9 {victim}: it is dead, and its memory still counts; nobody told the file."
+    )
     go_on(1.1)
     reaped = {slot.pid: slot.memory_bytes for slot in region.reap()}
     if victim not in reaped:
         raise Failure(f"process {victim} is dead and was not removed")
-    stage.say("\nhamiregion reap FILE proves it dead and frees what it held.")
-    stage.say(f"  {format_size(reaped[victim])} are there for the others again.")
+    output.say("\nhamiregion reap FILE proves it dead and frees what it held.")
+    output.say(f"  {format_size(reaped[victim])} are there for the others again.")
     go_on(1.0)
-    stage.say("\nThat was a real region. Look into yours: hamiregion show FILE")
+    output.say("\nThat was a real region. Look into yours: hamiregion show FILE")
 
 
 def _granted(container: FakeContainer) -> int:
@@ -170,7 +177,7 @@ def _refused(container: FakeContainer) -> int:
 # ---- how it is shown -----------------------------------------------------------------------------
 
 
-class Stage:
+class DemoOutput:
     """Tells the story: live on a terminal, line by line in a pipe, or as JSON."""
 
     def __init__(self, as_json: bool, screen: Console | None = None, live: Live | None = None):
@@ -211,12 +218,12 @@ class Stage:
 
 
 @contextlib.contextmanager
-def _stage(as_json: bool) -> Iterator[Stage]:
+def _demo_output(as_json: bool) -> Iterator[DemoOutput]:
     if as_json or not on_terminal():
-        yield Stage(as_json)
+        yield DemoOutput(as_json)
         return
     from .terminal import console, live
 
     screen = console()
     with live(screen) as picture:
-        yield Stage(as_json, screen, picture)
+        yield DemoOutput(as_json, screen, picture)

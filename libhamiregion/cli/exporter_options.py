@@ -58,7 +58,7 @@ resync_interval_option = click.option(
     "--resync-interval",
     "gone_after_s",
     envvar="HAMI_RESYNC_INTERVAL",
-    type=options.Parsed("duration", options.or_word("never", parse_duration)),
+    type=options.Parsed("duration", options.none_or("never", parse_duration)),
     show_envvar=True,
     default="5m",
     show_default=True,

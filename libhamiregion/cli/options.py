@@ -68,7 +68,7 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-def or_word(word: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
+def none_or(word: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """Read a word as None, and everything else by a function."""
     return lambda typed: None if typed.strip().lower() == word else parse(typed)
 
@@ -318,7 +318,7 @@ class DriverChoice:
             yield Observer(node, sampler=sampler, anew=True)
 
 
-def _gathered(
+def _group_options(
     name: str, fields: tuple[str, ...], make: Callable[..., Any]
 ) -> Callable[[Command], Command]:
     """Have a command get the values of several options as one argument."""
@@ -343,18 +343,20 @@ def _selector(**patterns: str | None) -> Selector:
 _name_options = all_of(pod_logs_option, names_option, node_name_option, kubeconfig_option)
 _PLACE = ("roots", "pod_logs", "names", "node_name", "kubeconfig")
 #: Adds --root, and what says pods' names; the command gets `place`, a `NodeChoice`.
-directory_options = all_of(root_option, _name_options, _gathered("place", _PLACE, NodeChoice))
+directory_options = all_of(root_option, _name_options, _group_options("place", _PLACE, NodeChoice))
 #: Adds --outside and --proc as well.
 node_options = all_of(
     root_option,
     outside_option,
     proc_option,
     _name_options,
-    _gathered("place", (*_PLACE, "outside", "proc"), NodeChoice),
+    _group_options("place", (*_PLACE, "outside", "proc"), NodeChoice),
 )
 #: Adds --no-driver and --library; the command gets `driver`, a `DriverChoice`.
 driver_options = all_of(
-    no_driver_option, library_option, _gathered("driver", ("no_driver", "library"), DriverChoice)
+    no_driver_option,
+    library_option,
+    _group_options("driver", ("no_driver", "library"), DriverChoice),
 )
 #: Adds --namespace, --pod, --container and --device; the command gets `selector`.
 selector_options = all_of(
@@ -362,5 +364,5 @@ selector_options = all_of(
     click.option("--pod", metavar="PATTERN", help="Only pods of this name or UID."),
     click.option("--container", metavar="PATTERN", help="Only containers of this name or id."),
     click.option("--device", metavar="N|PATTERN", help="Only devices of this index or uuid."),
-    _gathered("selector", ("namespace", "pod", "container", "device"), _selector),
+    _group_options("selector", ("namespace", "pod", "container", "device"), _selector),
 )

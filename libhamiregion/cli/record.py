@@ -64,7 +64,7 @@ _LAST_LOOK_S = 15.0
 @click.option(
     "--retention",
     "retention_s",
-    type=options.Parsed("period", options.or_word(UNLIMITED, parse_duration)),
+    type=options.Parsed("period", options.none_or(UNLIMITED, parse_duration)),
     default=f"{DEFAULT_RETENTION_S / 86_400:g}d",
     show_default=True,
     metavar="PERIOD",
@@ -73,7 +73,7 @@ _LAST_LOOK_S = 15.0
 @click.option(
     "--max-size",
     "max_size_bytes",
-    type=options.Parsed("size", options.or_word(UNLIMITED, parse_size)),
+    type=options.Parsed("size", options.none_or(UNLIMITED, parse_size)),
     default=format_size(DEFAULT_MAX_SIZE_BYTES).replace(" ", ""),
     show_default=True,
     metavar="SIZE",

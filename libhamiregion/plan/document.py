@@ -123,7 +123,7 @@ def read_document(raw: bytes, source: str) -> Document:
         text = _decoded(raw)
         events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         _read(events, document)
-    except _Refused as error:
+    except _InvalidDocument as error:
         raise PlanError(source, [error.problem]) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
@@ -136,7 +136,7 @@ def read_document(raw: bytes, source: str) -> Document:
     return document
 
 
-class _Refused(Exception):
+class _InvalidDocument(Exception):
     def __init__(self, message: str, mark: Any = None, path: Path = ()) -> None:
         self.problem = _problem(message, mark, path)
 
@@ -148,12 +148,12 @@ def _problem(message: str, mark: Any, path: Path = ()) -> PlanProblem:
 
 def _decoded(raw: bytes) -> str:
     if len(raw) > MAX_BYTES:
-        raise _Refused(f"more than {MAX_BYTES >> 20} MiB; a plan is a small text")
+        raise _InvalidDocument(f"more than {MAX_BYTES >> 20} MiB; a plan is a small text")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise _Refused(f"not UTF-8 in line {line}; save the plan as UTF-8") from None
+        raise _InvalidDocument(f"not UTF-8 in line {line}; save the plan as UTF-8") from None
     # JSON may be indented with tabs, which YAML forbids; no text in JSON can hold one.
     return text.replace("\t", " ") if text.lstrip().startswith("{") else text
 
@@ -163,13 +163,13 @@ def _read(events: Iterator[Any], document: Document) -> None:
     kind = _kind(next(events))
     while kind != "DocumentStart":
         if kind == "StreamEnd":
-            raise _Refused("the plan is empty")
+            raise _InvalidDocument("the plan is empty")
         kind = _kind(next(events))
     document.value = _value(next(events), events, document, ())
     next(events)
     after = next(events)
     if _kind(after) != "StreamEnd":
-        raise _Refused("a second document; a file holds one plan", after.start_mark)
+        raise _InvalidDocument("a second document; a file holds one plan", after.start_mark)
 
 
 def _kind(event: Any) -> str:
@@ -179,18 +179,20 @@ def _kind(event: Any) -> str:
 def _value(event: Any, events: Iterator[Any], document: Document, path: Path) -> Any:
     mark = document.marks[path] = event.start_mark
     if len(path) > MAX_DEPTH:
-        raise _Refused(f"nested deeper than {MAX_DEPTH} levels", mark, path[:MAX_DEPTH])
+        raise _InvalidDocument(f"nested deeper than {MAX_DEPTH} levels", mark, path[:MAX_DEPTH])
     kind = _kind(event)
     if kind == "Alias":
-        raise _Refused("a plan has no aliases; write it out", mark, path)
+        raise _InvalidDocument("a plan has no aliases; write it out", mark, path)
     if event.tag not in {None, "!"}:
-        raise _Refused(f"the tag {printable(event.tag, 60)} is unknown; leave it out", mark, path)
+        raise _InvalidDocument(
+            f"the tag {printable(event.tag, 60)} is unknown; leave it out", mark, path
+        )
     if kind == "Scalar":
         is_plain = event.style in {None, ""}
         if is_plain and not event.value:
             # At its key: PyYAML's two loaders place what is not there differently.
             mark = document.key_marks.get(path, mark)
-            raise _Refused("nothing stands here; give a value or no key", mark, path)
+            raise _InvalidDocument("nothing stands here; give a value or no key", mark, path)
         return None if is_plain and event.value in _NULLS else event.value
     if kind == "SequenceStart":
         found: list[Any] = []
@@ -204,7 +206,7 @@ def _mapping(events: Iterator[Any], document: Document, path: Path) -> dict[str,
     found: dict[str, Any] = {}
     while _kind(key := next(events)) != "MappingEnd":
         if _kind(key) != "Scalar":
-            raise _Refused("a key is a plain word", key.start_mark, path)
+            raise _InvalidDocument("a key is a plain word", key.start_mark, path)
         inner = (*path, key.value)
         if key.value in found:
             message = "given a second time"

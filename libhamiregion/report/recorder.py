@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _DRIVER_TIMEOUT_S = 5.0
 _SHORT_ID = 12
 # namespace, pod, container, pod UID
-_Names: TypeAlias = "tuple[str | None, str | None, str | None, str | None]"
+_ContainerNames: TypeAlias = "tuple[str | None, str | None, str | None, str | None]"
 # Memory in bytes and SM utilisation in percent, None where not known.
 _DriverFigures: TypeAlias = "tuple[int | None, int | None]"
 _HAS_UTILIZATION = tuple(layout.has_utilization for layout in LAYOUTS)
@@ -82,7 +82,7 @@ def read_samples(observation: Observation) -> dict[Allocation, Sample]:
     return found
 
 
-def _names_of(container: Container) -> _Names:
+def _names_of(container: Container) -> _ContainerNames:
     name = container.name
     if name is None and container.container_id is not None:
         name = container.container_id.id[:_SHORT_ID]
@@ -90,7 +90,7 @@ def _names_of(container: Container) -> _Names:
     return container.namespace, container.pod, name, container.pod_uid or container.claim_uid
 
 
-def _regions_that_count(observation: Observation, names: Sequence[_Names]) -> set[int]:
+def _regions_that_count(observation: Observation, names: Sequence[_ContainerNames]) -> set[int]:
     """Choose one region of each container, by its row."""
     used = [0] * len(names)
     devices = observation.table.devices

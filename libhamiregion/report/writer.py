@@ -63,7 +63,8 @@ _VACUUM_PAGES: Final = 1_000
 # used, limit, SM limit, processes, driver's memory; SM, driver's SM
 _Cells: TypeAlias = "tuple[int | float | None, ...]"
 _MEMORY: Final = slice(0, 5)
-_Names: TypeAlias = "tuple[str | None, str | None]"
+# Pod UID, container.
+_Holder: TypeAlias = "tuple[str | None, str | None]"
 _Device: TypeAlias = "tuple[int, str | None]"
 _AS_BEFORE: Final[_Cells] = (None, None, None, None, None)
 _GONE: Final[_Cells] = (-1, None, None, None, None, None, None)
@@ -152,7 +153,7 @@ class RecordingWriter:
         self._connection: sqlite3.Connection | None = None
         self._ids: dict[Allocation, int] = {}
         #: Numbers in the file, by pod UID and container, then by device.
-        self._known: dict[_Names, dict[_Device, tuple[int, Allocation]]] = {}
+        self._known: dict[_Holder, dict[_Device, tuple[int, Allocation]]] = {}
         #: Number and time of the last look in the file.
         self._last: tuple[int, int] | None = None
         #: What the last look saw, by id; None if the next look has to be whole.
