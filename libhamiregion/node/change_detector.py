@@ -29,7 +29,7 @@ def is_readable(region: Region) -> bool:
     return not changed
 
 
-def is_well(region: Region) -> bool:
+def is_readable_and_current(region: Region) -> bool:
     """`is_readable`, and its name still leads to it."""
     try:
         return not region.is_stale() and is_readable(region)

@@ -14,7 +14,7 @@ import attrs
 from libhamiregion.errors import RegionError
 from libhamiregion.region import open_in_container
 
-from .change_detector import is_well
+from .change_detector import is_readable_and_current
 from .containers import (
     NO_FILE,
     Container,
@@ -154,7 +154,7 @@ def scan_directory(
         What there is now; None if it is no directory.
     """
     kept = None if before is None else before.container.region
-    if kept is not None and not is_well(kept):
+    if kept is not None and not is_readable_and_current(kept):
         kept = None
     container = Container(**whose, directory=directory, names=names)  # type: ignore[arg-type]
     try:

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from . import procfs
-from .procfs import Gone, Refused, TooMuch
+from .procfs import AccessDenied, Gone, TooMuch
 
 if TYPE_CHECKING:
     from libhamiregion.region import Region
@@ -48,7 +48,7 @@ class FileIdentities:
             if known != as_stat and self._checked.get(info.address) != as_stat:
                 # A process that has dropped its privileges may not read its own maps; then stat's
                 # numbers have to do.
-                with contextlib.suppress(Refused, Gone, TooMuch):
+                with contextlib.suppress(AccessDenied, Gone, TooMuch):
                     self._own_mappings = procfs.read_own_mappings()
                 known = self._own_mappings.get(info.address)
                 self._checked = {

@@ -17,7 +17,7 @@ from . import procfs
 from .cgroups import parse_cgroup, payer_of
 from .matching import HostProcess
 from .process_entry import Entry
-from .procfs import Gone, Refused, TooMuch
+from .procfs import AccessDenied, Gone, TooMuch
 from .reader_threads import Blocked, Job, ReaderThreads
 from .reading_shares import ListingCosts, ReadingOrder, ReadingShares
 
@@ -130,7 +130,7 @@ class ProcessReader:
                 entries[pid] = known
             except Gone:
                 continue
-            except Refused:
+            except AccessDenied:
                 refused.append(pid)
                 continue
             costs.count(known.payer)
@@ -196,7 +196,7 @@ class ProcessReader:
                 entries[pid] = _blocked(entry)
             else:
                 del entries[pid]
-                if isinstance(outcome, Refused):
+                if isinstance(outcome, AccessDenied):
                     refused.append(pid)
 
         if first or again:
@@ -221,7 +221,7 @@ class ProcessReader:
         name = str(pid)
         try:
             entry = self._identify(directory, name, procfs.stat_line(directory, f"{name}/stat"))
-        except (Gone, Refused):
+        except (Gone, AccessDenied):
             return None
         if entry.unread is None or entry.payer is None:
             return entry
@@ -279,7 +279,7 @@ class ProcessReader:
         try:
             uid, ns_pids = procfs.read_status(descriptor)
             cgroup = ""
-            with contextlib.suppress(Refused):
+            with contextlib.suppress(AccessDenied):
                 cgroup = procfs.read_cgroup(descriptor)
         finally:
             os.close(descriptor)
@@ -334,12 +334,12 @@ class ProcessReader:
                         smallest=_SMALLEST_REGION,
                         most=_FILES_LIMIT,
                     )
-            except Refused:
+            except AccessDenied:
                 readable = False
             except TooMuch:
                 unread = "too_large"
             command = ""
-            with contextlib.suppress(Refused):
+            with contextlib.suppress(AccessDenied):
                 command = procfs.read_command(descriptor)
             if command != process.command:
                 process = attrs.evolve(process, command=command or process.command)

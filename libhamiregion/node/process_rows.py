@@ -113,7 +113,7 @@ class _SlotRows:
         self.shown: set[int] = set()
 
     def of(self, view: ContainerView) -> list[NodeProcess]:
-        """The rows of a container's slots; the driver's figures of a process stand in its first one."""
+        """The rows of a container's slots; a process's first one has the driver's figures."""
         if view.snapshot is None or view.processes is None:
             return []
         container, snapshot = view.container, view.snapshot

@@ -23,7 +23,7 @@ from .matching import Mapper, RegionProcesses, match_slots
 from .proc_visibility import ProcVisibility, visibility_of
 from .process_entry import gaps_of
 from .process_reader import ProcessReader
-from .procfs import Gone, Refused, TooMuch
+from .procfs import AccessDenied, Gone, TooMuch
 from .reader_threads import Blocked
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ class ProcessTable:
         if file not in entry.facts:
             try:
                 entry.facts[file] = parse(self.ask(process, read))
-            except (Gone, Refused, TooMuch, Blocked, OSError):
+            except (Gone, AccessDenied, TooMuch, Blocked, OSError):
                 return None
         return cast("T", entry.facts[file])
 

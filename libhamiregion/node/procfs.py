@@ -52,7 +52,7 @@ class Gone(Exception):
     """The process has ended."""
 
 
-class Refused(Exception):
+class AccessDenied(Exception):
     """This process may not look."""
 
 
@@ -196,7 +196,7 @@ def read_status(process: int) -> tuple[int, tuple[int, ...]]:
     text = _read_until(process, "status", b"\nNSpid:", _STATUS_LIMIT)
     uid, ns_pids = _UID.search(text), _NS_PIDS.search(text)
     if uid is None or ns_pids is None:
-        raise Refused
+        raise AccessDenied
     return int(uid[1]), tuple(map(int, ns_pids[1].split()))
 
 
@@ -207,7 +207,7 @@ def read_maps(process: int, *, leader_gone: bool, smallest: int, most: int) -> M
 
     Raises:
         Gone: The process has ended.
-        Refused: This process may not look.
+        AccessDenied: This process may not look.
         TooMuch: There are more files than `most`, or more of maps than is read.
     """
     found = _MapsParser()
@@ -369,14 +369,14 @@ def _parse_maps_of_threads(found: _MapsParser, process: int) -> None:
     finally:
         os.close(tasks)
     if thread_ended:
-        raise Refused  # a thread that ended may have left a successor that was not listed
+        raise AccessDenied  # a thread that ended may have left a successor that was not listed
 
 
 def _open(directory: int | None, name: str, flags: int) -> int:
     try:
         return os.open(name, flags, dir_fd=directory)
     except PermissionError as error:
-        raise Refused from error
+        raise AccessDenied from error
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError) as error:
         raise Gone from error
 
@@ -385,7 +385,7 @@ def _read(descriptor: int, nbytes: int) -> bytes:
     try:
         return os.read(descriptor, nbytes)
     except PermissionError as error:
-        raise Refused from error
+        raise AccessDenied from error
     except ProcessLookupError as error:
         raise Gone from error
 

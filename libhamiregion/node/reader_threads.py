@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
-from .procfs import Gone, Refused, TooMuch
+from .procfs import AccessDenied, Gone, TooMuch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -103,8 +103,8 @@ class ReaderThreads:
                 given up has the outcome `Blocked` and took the whole deadline.
 
         Raises:
-            OSError: What a job has raised, but for `Gone`, `Refused` and `TooMuch`; or no thread
-                can be started.
+            OSError: What a job has raised, but for `Gone`, `AccessDenied` and `TooMuch`; or no
+                thread can be started.
         """
         is_done = False
         while not is_done:
@@ -184,7 +184,7 @@ class _Worker:
         outcome: Outcome
         try:
             outcome = job.work()
-        except (Gone, Refused, TooMuch) as error:
+        except (Gone, AccessDenied, TooMuch) as error:
             outcome = error
         with self._guard:
             self.job = None

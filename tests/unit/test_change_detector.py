@@ -9,7 +9,12 @@ from forked import in_child
 from region_bytes import RegionFile, RegionFileFactory
 
 from libhamiregion import Region, create_region, open_region
-from libhamiregion.node.change_detector import ChangeDetector, Stamp, is_readable, is_well
+from libhamiregion.node.change_detector import (
+    ChangeDetector,
+    Stamp,
+    is_readable,
+    is_readable_and_current,
+)
 
 
 def stamp(path: Path) -> Stamp:
@@ -83,7 +88,7 @@ def states(region: Region, path: Path) -> tuple[bool, bool, bool]:
     """Whether it is watched without news, well, readable."""
     watch = ChangeDetector()
     watch.put(0, str(path.parent), stamp(path.parent), region)
-    return watch.changed() == [], is_well(region), is_readable(region)
+    return watch.changed() == [], is_readable_and_current(region), is_readable(region)
 
 
 def test_a_region_is_well_while_its_name_leads_to_it_and_it_can_be_read(file: RegionFile) -> None:
@@ -123,5 +128,5 @@ def test_in_a_forked_child_every_region_has_changed(file: RegionFile) -> None:
     watch = ChangeDetector()
     with open_region(file) as region:
         watch.put(0, str(file.path.parent), stamp(file.path.parent), region)
-        assert in_child(lambda: (watch.changed(), is_well(region))) == ([0], False)
+        assert in_child(lambda: (watch.changed(), is_readable_and_current(region))) == ([0], False)
         assert watch.changed() == []

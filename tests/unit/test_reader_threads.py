@@ -9,7 +9,7 @@ import pytest
 from wait import PATIENCE_S, eventually
 
 from libhamiregion.node import reader_threads
-from libhamiregion.node.procfs import Gone, Refused, TooMuch
+from libhamiregion.node.procfs import AccessDenied, Gone, TooMuch
 from libhamiregion.node.reader_threads import Blocked, Job, Outcome, ReaderThreads
 
 
@@ -80,7 +80,7 @@ def test_one_thread_does_all_jobs_and_ends(threads: ReaderThreads) -> None:
 
 
 def test_what_a_process_says_by_an_error_is_its_outcome(threads: ReaderThreads) -> None:
-    errors = [Gone(), Refused(), TooMuch()]
+    errors = [Gone(), AccessDenied(), TooMuch()]
     jobs = [Job("a", number, raising(error)) for number, error in enumerate(errors)]
     assert list(outcomes(threads, *jobs).values()) == errors
 
