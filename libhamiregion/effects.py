@@ -149,7 +149,7 @@ def limit_change(
     stored_before: int,
     file: tuple[str, tuple[int, int]],
 ) -> LimitChange:
-    """The same as `LimitChange(…)`, in a third of the time."""
+    """Make a `LimitChange` in a third of the time that its class takes."""
     change = _LimitChange()
     change.device = device
     change.before = before
@@ -208,7 +208,7 @@ _ValueChange = unfrozen(ValueChange)
 def value_change(
     field: str, before: int, after: int, effect: Effect, file: tuple[str, tuple[int, int]]
 ) -> ValueChange:
-    """The same as `ValueChange(…)`, in a third of the time."""
+    """Make a `ValueChange` in a third of the time that its class takes."""
     change = _ValueChange()
     change.field = field
     change.before = before
@@ -244,7 +244,7 @@ def sm_limit_effects(
     devices, but only to see whether there is one; how high it is, it remembers from its start.
 
     Args:
-        layout: The region's.
+        layout: That of the region.
         edits: What is changed.
         stops_launches: Whether processes run there that the edit of device 0 stops.
     """

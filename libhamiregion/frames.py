@@ -81,7 +81,7 @@ def _format_of(name: str, identity: Iterable[str]) -> str:
 
 
 def _signed(cells: Sequence[Any]) -> Sequence[Any]:
-    """The same cells, with null for numbers that a signed column cannot hold."""
+    """Put null in place of numbers that a signed column cannot hold."""
     if all(cell is None or cell < _INT64_END for cell in cells):
         return cells
     return [None if cell is None or cell >= _INT64_END else cell for cell in cells]

@@ -377,7 +377,7 @@ class RegionSet:
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        """The same as objects. The set closes them."""
+        """The regions that are open, in the order of their rows; the set closes them."""
         return tuple(self._regions.values())
 
     def __len__(self) -> int:

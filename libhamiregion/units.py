@@ -307,7 +307,7 @@ class EnvironmentLimits:
 
     Attributes:
         memory_limits_bytes: 16 entries, one per CUDA ordinal; None where unlimited.
-        sm_limits_percent: The same, 1 to 99; None where unlimited (0, 100 and above).
+        sm_limits_percent: 16 entries as well, 1 to 99; None where unlimited (0, 100 and above).
     """
 
     memory_limits_bytes: tuple[int | None, ...]

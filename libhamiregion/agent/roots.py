@@ -38,7 +38,7 @@ class RootWatch(Task):
         self._failing: dict[str, str] = {}
 
     def run(self) -> None:
-        """Look once.
+        """Report which roots can be listed now.
 
         Raises:
             RegionClosed: The node has been closed.

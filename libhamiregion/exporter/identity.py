@@ -83,7 +83,7 @@ def identity_of(node: Node, container: Container, limiter: CardinalityLimiter) -
 
 
 def _labelled(identity: Identity, node: Node, pod_uid: str | None) -> Identity:
-    """The same with the labels of its pod."""
+    """Add the labels of the pod to an identity."""
     found = labels_of_pod(node.names, pod_uid)
     if not found:
         return attrs.evolve(identity, is_labelled=found is not None)

@@ -168,14 +168,14 @@ class LabelRows:
         return found
 
     def texts(self) -> Iterator[bytes]:
-        """Each text."""
+        """The text of each row."""
         start = 0
         for end in self.ends:
             yield self.text[start:end]
             start = end
 
     def renamed(self, names: Mapping[str, str]) -> LabelRows:
-        """The same with other names for the labels, without those that have none; kept.
+        """Give the labels other names, and leave labels without one out; kept once made.
 
         Rows that are the same without these become one.
         """

@@ -23,7 +23,7 @@ _ADDRESS: Final = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<host>[^:\[\]]*)):(?P<
 
 
 class ListenError(Exception):
-    """It is not possible to listen there; the message is one line that says why."""
+    """An address that cannot be listened on; the message is one line that says why."""
 
 
 @attrs.frozen

@@ -71,7 +71,7 @@ class ContainerFigures:
         key: Names it in the page's address.
         namespace: Of the pod, raw text; None if it is not known.
         pod: Its name, else its UID.
-        name: The container's.
+        name: Its own name.
         devices: One entry per device.
         states: How many slots of each state.
         processes: The first of them; None where they were not asked for.
@@ -94,7 +94,7 @@ class ContainerFigures:
 
 @attrs.frozen
 class Overview:
-    """One page.
+    """What one page of the overview shows.
 
     Attributes:
         node: The node's name.

@@ -129,7 +129,7 @@ class Collector(Protocol):
 
     @property
     def name(self) -> str:
-        """As in ``--collector.NAME``."""
+        """The NAME of ``--collector.NAME``."""
 
     def collect(self, state: CollectedState) -> CollectedState:
         """Look once, and return the state with what was found."""

@@ -71,7 +71,7 @@ class Selection:
         return Selection(tuple(self.choices[index] for index in chosen), narrowed=True)
 
     def only_of_region(self, uuids: Iterable[str | None]) -> Selection:
-        """Those that a region has, which is all where the region does not know its devices yet."""
+        """Select the GPUs that a region has; all, where it does not know its devices yet."""
         known = {uuid for uuid in uuids if uuid is not None}
         if not known:
             return self
@@ -99,7 +99,7 @@ def visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Selecti
 
     Args:
         gpus: The devices of the machine, in NVML's order.
-        environment: The program's.
+        environment: That of the program.
 
     Raises:
         LaunchError: None, or it cannot be told which.

@@ -94,7 +94,7 @@ class ExitWatch:
             return {each.pid: each.start_time_ticks for each in self._by_process}
 
     def ended(self) -> set[HostProcess]:
-        """Those that have ended since the last call."""
+        """The processes that have ended since the last call."""
         with self._guard:
             asked = {each for each in self._asked if not self._table.is_running(each)}
             self._asked -= asked

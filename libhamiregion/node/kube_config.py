@@ -146,7 +146,7 @@ def _of_files(paths: list[str]) -> ServerAccess:
 
 @attrs.frozen
 class _Credentials:
-    """Who asks: headers, and a certificate with its key as PEM."""
+    """What proves who asks: headers, and a certificate with its key as PEM."""
 
     headers: Callable[[], Mapping[str, str]] = dict
     certificate: bytes | None = None

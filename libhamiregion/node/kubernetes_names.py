@@ -103,7 +103,7 @@ class KubernetesNames:
         return None if pod is None else pod_name(pod.namespace, pod.name, container_name)
 
     def pod_labels(self, pod_uid: str) -> Mapping[str, str] | None:
-        """Those of the chosen labels that a pod has; None where the API does not know the pod.
+        """The chosen labels that a pod has; None where the API does not know the pod.
 
         Shell: ``kubectl get pods -A --show-labels``.
         """

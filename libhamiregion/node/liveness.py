@@ -47,7 +47,7 @@ class Liveness:
         self._left_ns = _LOOKS_NS
 
     def dead(self, region: Region, pids: Iterable[int]) -> frozenset[int]:
-        """Those of these pids that `Region.reap` would take for dead; not all, if time runs out.
+        """The pids of these that `Region.reap` would take for dead; not all, if time runs out.
 
         Args:
             region: The region in whose slots they stand.

@@ -27,7 +27,7 @@ class NodeSnapshot:
     table: RegionTable
 
     def named_table(self) -> RegionTable:
-        """The same figures, whose frames have the columns namespace, pod and container too.
+        """Give the figures the columns namespace, pod and container too, in their frames.
 
         ``snapshot.named_table().devices.to_pandas()`` says whose each row is. A name that is not
         known is null; the pod's UID is part of the path.

@@ -326,7 +326,7 @@ class OutsideRegions:
         )
 
     def _container_id(self, mapped: MappedRegion, region: Region | None) -> ContainerId | None:
-        """That of the processes proved to have the slots, else of the first mapper."""
+        """The id of the processes proved to have the slots, else of the first mapper."""
         table = self._table
         if region is not None:
             try:

@@ -210,7 +210,7 @@ class ProcessTable:
         return None if entry is None else entry.process
 
     def look_up(self, pid: int) -> HostProcess | None:
-        """As `get`, and a process that the last refresh did not see is looked at now."""
+        """Do as `get`; a process that the last refresh did not see is read now."""
         known = self.get(pid)
         if known is not None and self.is_running(known):
             return known

@@ -53,7 +53,7 @@ class Gone(Exception):
 
 
 class AccessDenied(Exception):
-    """This process may not look."""
+    """The system does not let this process look."""
 
 
 class TooMuch(Exception):
@@ -156,7 +156,7 @@ def open_process(proc: int, pid: str) -> int:
 
 
 def open_process_at(path: str) -> int:
-    """As `open_process`, by the path of the process's directory."""
+    """Do as `open_process`, by the path of the process's directory."""
     return _open(None, path, _DIRECTORY)
 
 

@@ -82,7 +82,7 @@ class RootContainers:
 
         Args:
             container: As it is.
-            named: The same container, under another name.
+            named: That container, under another name.
         """
         directory = container.directory
         scan = None if directory is None else self._scans.get(directory)

@@ -45,7 +45,7 @@ class HasDevice(Protocol):
 
     @property
     def index(self) -> int | None:
-        """Its index in the region; None where it is in none."""
+        """The device's index in the region; None where it is in none."""
 
     @property
     def uuid(self) -> str | None:

@@ -104,7 +104,7 @@ class Document:
 
 
 def read_document(raw: bytes, source: str) -> Document:
-    """Parse a text.
+    """Parse the text of a plan.
 
     Args:
         raw: UTF-8, with or without a byte order mark.

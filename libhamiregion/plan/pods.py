@@ -124,4 +124,4 @@ def _asking(pod: NodePod) -> NodePod:
 
 
 def _nothing() -> None:
-    """Nobody waits for news."""
+    """Do nothing: the default where nobody waits for news."""

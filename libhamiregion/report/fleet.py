@@ -70,7 +70,7 @@ class FleetProcess:
 
     @property
     def sm_ratio(self) -> float:
-        """Its utilisation; the driver's where it is known."""
+        """The utilisation, by the driver where that is known."""
         return (self.sm_util_ratio or 0.0) if self.driver_sm_ratio is None else self.driver_sm_ratio
 
 

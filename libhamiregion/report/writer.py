@@ -263,7 +263,7 @@ class RecordingWriter:
     # ---- writing ---------------------------------------------------------------------------------
 
     def write(self, samples: Mapping[Allocation, Sample], *, at_ms: int) -> Written:
-        """Add one look.
+        """Add what was seen at one moment.
 
         Args:
             samples: All that there is; what is missing is gone. Names are cut and escaped; of

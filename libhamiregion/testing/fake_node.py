@@ -230,7 +230,7 @@ class FakeNode:
         Args:
             name: Its own name.
             pod: The pod's name; None makes one up.
-            namespace: The pod's.
+            namespace: The namespace of the pod.
             memory_limits: One per device; each container's device N is the node's GPU N.
             sm_limits: One per device; those left out are unlimited.
             processes: How many, each on a device in turn.
@@ -314,5 +314,5 @@ def _await(container: FakeContainer) -> None:
 
 
 def _gpu_uuid(number: int) -> str:
-    """The same at every run, so that pictures of it are too."""
+    """Name a GPU alike at every run, so that pictures are alike too."""
     return f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'libhamiregion {number}')}"

@@ -153,7 +153,7 @@ class GoneContainers:
         self._asked_s = -_ASK_GONE_S
 
     def among(self, identities: Mapping[Container, Identity]) -> frozenset[Container]:
-        """Those of these containers that are gone; asked once a minute."""
+        """Find the containers that are gone; resolvers are asked once a minute."""
         now_s = time.monotonic()
         if self._after_s is None:
             return frozenset()
@@ -187,7 +187,7 @@ class GoneContainers:
         )
 
     def _unused(self, containers: Iterable[Container]) -> list[Container]:
-        """Those of these that no process uses, proved by a complete /proc."""
+        """Find the containers that no process uses, proved by a complete /proc."""
         candidates = list(containers)
         if not candidates:
             return []

@@ -226,7 +226,7 @@ class Examination:
         return now_s - seen[1]
 
     def forget(self, what: Hashable) -> None:
-        """It has moved."""
+        """Forget the value of what has changed since."""
         memory_of(self.node).standing.pop(what, None)
         self.suspects.pop(what, None)
 

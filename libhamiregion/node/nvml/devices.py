@@ -102,7 +102,7 @@ class _Lists:
         return found
 
     def only(self, keys: Iterable[tuple[int, int, int]]) -> _Lists:
-        """Those of certain processes and instances."""
+        """The part of the lists that is about certain processes and instances."""
         memory = {key: self.memory[key] for key in keys}
         pids = {pid for pid, _, _ in memory}
         return _Lists(

@@ -141,7 +141,7 @@ class ProcessColumns:
 
     @cached_property
     def rows(self) -> dict[int, int]:
-        """Pid to row."""
+        """The row of each pid."""
         return {pid: row for row, pid in enumerate(self.pids)}
 
     def process(self, row: int) -> NvmlProcess:
