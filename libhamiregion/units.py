@@ -29,7 +29,7 @@ _SIZE: Final = re.compile(
 _DECIMAL_UNIT: Final = re.compile(r"[0-9.]+\s*(?P<prefix>[kmgtpe])b", re.ASCII | re.IGNORECASE)
 
 
-#: How people write a limit that is none, beside None.
+#: Text that means no limit; None means the same.
 UNLIMITED: Final = "unlimited"
 
 #: What libvgpu stores for "no SM limit"; 0 and whatever is above mean the same to it.

@@ -206,19 +206,19 @@ class Join:
             else:
                 sums[device] += figure
         field = "memory_driver_bytes" if name == "memory_used_bytes" else "driver_sm_percent"
-        beside: defaultdict[tuple[Container, int], list[int | None]] = defaultdict(list)
+        without_slot: defaultdict[tuple[Container, int], list[int | None]] = defaultdict(list)
         for process in self.uncounted:
             for used in process.devices:
                 if process.container is not None and used.index is not None:
-                    beside[process.container, used.index].append(getattr(used, field))
+                    without_slot[process.container, used.index].append(getattr(used, field))
         unplaced = self._unplaced()
-        if not (beside or unplaced or pairs.doubtful):
+        if not (without_slot or unplaced or pairs.doubtful):
             return DeviceSums(sums, rows, users)
         for device, (region, index, uuid) in enumerate(
             zip(devices.region, devices.index, pairs.uuids, strict=True)
         ):
             container = observation.containers[region]
-            more = beside.get((container, index), ())
+            more = without_slot.get((container, index), ())
             if (
                 region in pairs.doubtful
                 or None in more

@@ -31,13 +31,13 @@ _LOADED = {
 }
 
 
-def escaping_processes(look: Examination) -> Iterator[Finding]:
+def escaping_processes(exam: Examination) -> Iterator[Finding]:
     """Processes that use a GPU in a container whose region does not count them."""
-    for row in look.rows:
+    for row in exam.rows:
         process = row.process
         if row.state != "escaped" or process is None:
             continue
-        cause, why = _LOADED[look.node.processes.has_libvgpu(process)]
+        cause, why = _LOADED[exam.node.processes.has_libvgpu(process)]
         driver = sum(device.memory_driver_bytes or 0 for device in row.devices)
         where = ", ".join(printable(device.uuid or "?", limit=48) for device in row.devices)
         indexes = {device.index for device in row.devices if device.index is not None}
@@ -53,7 +53,7 @@ def escaping_processes(look: Examination) -> Iterator[Finding]:
         )
 
 
-def driver_memory(look: Examination, used: UsedRegion) -> Iterator[Finding]:
+def driver_memory(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
     """Devices on which the driver's sum is far from the region's, over the same processes."""
     contexts = {
         (usage.pid, device.index)
@@ -63,7 +63,7 @@ def driver_memory(look: Examination, used: UsedRegion) -> Iterator[Finding]:
     }
     # By device: counted, the driver's, what they may be apart, processes.
     sums: dict[int, list[int]] = {}
-    for row in look.rows_of(used):
+    for row in exam.rows_of(used):
         for device in row.devices:
             counted, driver = device.memory_used_bytes, device.memory_driver_bytes
             if device.index is None or counted is None or driver is None:
@@ -89,10 +89,10 @@ def driver_memory(look: Examination, used: UsedRegion) -> Iterator[Finding]:
             )
 
 
-def unrecorded_utilization(look: Examination, used: UsedRegion) -> Iterator[Finding]:
+def unrecorded_utilization(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
     """Processes at work whose slot says 0, though their host pid is right."""
     right = {usage.pid for usage, process in used.alive if usage.host_pid == process.pid}
-    for row in look.rows_of(used) if used.snapshot.layout.has_utilization else ():
+    for row in exam.rows_of(used) if used.snapshot.layout.has_utilization else ():
         for device in row.devices if row.pid in right else ():
             driver = device.driver_sm_percent or 0
             if driver < _BUSY_PERCENT or device.sm_util_percent != 0:

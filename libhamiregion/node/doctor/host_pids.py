@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 _ERRORS = {"swapped", "foreign"}
 
 
-def wrong_host_pids(look: Examination, used: UsedRegion) -> Iterator[Finding]:
+def wrong_host_pids(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
     """Live processes whose slot has another host pid than their own; one finding per cause."""
     # Elsewhere the pids of this /proc are not those that the driver tells.
-    if not look.node.processes.visibility.sees_host:
+    if not exam.node.processes.visibility.sees_host:
         return
     wrong: dict[str, list[tuple[ProcessUsage, HostProcess]]] = {}
     for usage, process in used.alive:
         if usage.host_pid != process.pid:
-            wrong.setdefault(_cause(look, usage), []).append((usage, process))
+            wrong.setdefault(_cause(exam, usage), []).append((usage, process))
     for cause, found in wrong.items():
         usage, process = found[0]
         pids = [each.pid for each, _ in found]
-        what, why = _words(look, used, cause, usage.host_pid or 0)
+        what, why = _words(exam, used, cause, usage.host_pid or 0)
         who = f"{len(found)} processes have" if len(found) > 1 else f"process {usage.pid} has"
         yield finding(
             FindingKind.HOST_PID_WRONG,
@@ -47,20 +47,20 @@ def wrong_host_pids(look: Examination, used: UsedRegion) -> Iterator[Finding]:
         )
 
 
-def _cause(look: Examination, usage: ProcessUsage) -> str:
+def _cause(exam: Examination, usage: ProcessUsage) -> str:
     stored = usage.host_pid
     if stored is None:
         return "missing"
     if stored == usage.pid:
         return "container_pid"
-    if stored in look.proved:
+    if stored in exam.proved:
         return "swapped"
     # The table leaves kernel threads out, and threads of processes.
-    exists = stored > 0 and os.path.exists(f"{look.node.proc}/{stored}/stat")  # noqa: PTH110
+    exists = stored > 0 and os.path.exists(f"{exam.node.proc}/{stored}/stat")  # noqa: PTH110
     return "foreign" if exists else "dead"
 
 
-def _words(look: Examination, used: UsedRegion, cause: str, stored: int) -> tuple[str, str]:
+def _words(exam: Examination, used: UsedRegion, cause: str, stored: int) -> tuple[str, str]:
     """What a process has for its host pid, and what that number is."""
     if cause == "missing":
         return "no host pid", ""
@@ -69,9 +69,9 @@ def _words(look: Examination, used: UsedRegion, cause: str, stored: int) -> tupl
     if cause == "dead":
         return "a host pid that nobody has", ", and there is no such process"
     if cause == "foreign":
-        stranger = command_of(look.node.processes.get(stored))
+        stranger = command_of(exam.node.processes.get(stored))
         return "a stranger's host pid", f"{stranger}, which has no slot in any region"
-    other, pid = look.proved[stored]
+    other, pid = exam.proved[stored]
     whose = "the same region"
     if other is not used.container:
         whose = f"container {shown(other.directory_name)} of pod {shown(other.pod_uid)}"

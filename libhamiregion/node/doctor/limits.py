@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .findings import Finding
 
 
-def usage_above_limit(look: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
+def usage_above_limit(exam: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
     """Devices on which more is in use than the limit allows."""
     for device in used.snapshot.devices:
         limit, counted = device.memory_limit_bytes, device.memory_used_bytes
@@ -34,7 +34,7 @@ def usage_above_limit(look: Examination, used: UsedRegion) -> Iterator[Finding]:
             )
 
 
-def impossible_usage(look: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
+def impossible_usage(exam: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
     """Slots of live processes whose counters cannot be right."""
     wrong = [
         (usage.pid, device.index, device.memory_used_bytes)
@@ -57,7 +57,7 @@ def impossible_usage(look: Examination, used: UsedRegion) -> Iterator[Finding]: 
     )
 
 
-def device_count_zero(look: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
+def device_count_zero(exam: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
     """Regions in use that name no device."""
     busy = [usage for usage, _ in used.alive if memory_bytes(usage)]
     if busy and not used.snapshot.device_count:
@@ -70,7 +70,7 @@ def device_count_zero(look: Examination, used: UsedRegion) -> Iterator[Finding]:
         )
 
 
-def sm_limits_off(look: Examination, used: UsedRegion) -> Iterator[Finding]:
+def sm_limits_off(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
     """SM limits that do not hold, one finding for each cause."""
     limited = {
         device.index: device.sm_limit_percent
@@ -80,7 +80,7 @@ def sm_limits_off(look: Examination, used: UsedRegion) -> Iterator[Finding]:
     if not (limited and used.alive):
         return
     layout = used.snapshot.layout
-    policies = {usage.pid: policy_of(look.node.processes, process) for usage, process in used.alive}
+    policies = {usage.pid: policy_of(exam.node.processes, process) for usage, process in used.alive}
     disabled = [pid for pid, policy in policies.items() if policy == "disable"]
     limits = ", ".join(f"{percent} % on device {index}" for index, percent in limited.items())
 
@@ -115,7 +115,7 @@ def sm_limits_off(look: Examination, used: UsedRegion) -> Iterator[Finding]:
             "every metric shows a utilisation of 0, with or without a limit that works",
         )
     if not used.snapshot.utilization_switch and set(policies.values()) != {"force"}:
-        alone = look.writer_may_run or not _competes(look, used)
+        alone = exam.writer_may_run or not _competes(exam, used)
         yield off(
             "switch",
             "the SM limit is switched off" + ("" if alone else ", and nobody will switch it on"),
@@ -142,20 +142,20 @@ def sm_limits_off(look: Examination, used: UsedRegion) -> Iterator[Finding]:
         )
 
 
-def _competes(look: Examination, used: UsedRegion) -> bool:
+def _competes(exam: Examination, used: UsedRegion) -> bool:
     """Whether live processes of another region use one of its GPUs."""
     uuids = {device.uuid for device in used.snapshot.devices} - {None}
     return any(
         other is not used
         and other.alive
         and not uuids.isdisjoint(device.uuid for device in other.snapshot.devices)
-        for other in look.used
+        for other in exam.used
     )
 
 
-def blocked_launches(look: Examination, used: UsedRegion) -> Iterator[Finding]:
+def blocked_launches(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
     """Regions whose launches are blocked while no writer of launch marks runs."""
-    if used.snapshot.recent_kernel >= 0 or not used.alive or look.writer_may_run:
+    if used.snapshot.recent_kernel >= 0 or not used.alive or exam.writer_may_run:
         return
     limited = any(device.sm_limit_percent is not None for device in used.snapshot.devices)
     yield finding(

@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 _LAST_LOOK_S = 0.02
 
 
-def locks(look: Examination, used: UsedRegion) -> Iterator[Finding]:
+def locks(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
     """Everything about one region's lock."""
     has_startup_lock = used.snapshot.layout is Layout.V1_1_POSTINIT
-    free = look.semaphores.get(id(used.container), 1) == 1 and not used.snapshot.owner_pid
+    free = exam.semaphores.get(id(used.container), 1) == 1 and not used.snapshot.owner_pid
     if free and not has_startup_lock:
         return
-    state = used.region.lock_state(proc=look.node.proc)
+    state = used.region.lock_state(proc=exam.node.proc)
     if state.damaged:
         yield _impossible(used, "the lock's semaphore", state.semaphore_value, "lock")
     elif state.held:
-        yield from _held(look, used, state)
+        yield from _held(exam, used, state)
     if state.postinit_value is None or state.postinit_value == 1:
         return
     if state.postinit_value > 1:
         yield _impossible(used, "the start-up semaphore", state.postinit_value, "startup")
-    elif look.is_unused(used):
+    elif exam.is_unused(used):
         yield finding(
             FindingKind.LOCK_STUCK,
             used.container,
@@ -58,7 +58,7 @@ def _impossible(used: UsedRegion, which: str, value: int, cause: str) -> Finding
     )
 
 
-def _held(look: Examination, used: UsedRegion, state: LockState) -> Iterator[Finding]:
+def _held(exam: Examination, used: UsedRegion, state: LockState) -> Iterator[Finding]:
     owner = state.owner_pid
     pid = None if state.by_library else owner
     waiters = count_text(state.waiters, "waiter") if state.waiters else "nobody"
@@ -73,7 +73,7 @@ def _held(look: Examination, used: UsedRegion, state: LockState) -> Iterator[Fin
             cause="dead_owner",
         )
         return
-    if owner is None and look.is_unused(used):
+    if owner is None and exam.is_unused(used):
         yield _ownerless(used, "no process maps the file for writing")
         return
 
@@ -81,21 +81,21 @@ def _held(look: Examination, used: UsedRegion, state: LockState) -> Iterator[Fin
         if owner is not None:
             # Cheap, where telling who the owner is would be a scan of /proc.
             return used.region.snapshot().owner_pid != owner
-        now = used.region.lock_state(proc=look.node.proc)
+        now = used.region.lock_state(proc=exam.node.proc)
         return not now.held or now.owner_pid is not None
 
     what = ("lock", key_of(used.container))
-    stood_s = look.unchanged_for_s(what, owner, has_moved)
+    stood_s = exam.unchanged_for_s(what, owner, has_moved)
     if stood_s is None:
         return
     if _moves_at_last(has_moved):
-        look.forget(what)
+        exam.forget(what)
     elif owner is None:
         yield _ownerless(used, f"nothing has moved for {stood_s:.1f} s")
     else:
         known = state.owner_life == "alive"
         host_pid = state.owner_host_pid
-        process = None if host_pid is None else look.node.processes.get(host_pid)
+        process = None if host_pid is None else exam.node.processes.get(host_pid)
         life = f"it is alive{command_of(process)}" if known else "whether it lives cannot be told"
         yield finding(
             FindingKind.LOCK_STUCK,

@@ -31,7 +31,7 @@ def _size(nbytes: int) -> str:
     return "an impossible number of bytes" if nbytes >= IMPOSSIBLE_BYTES else format_size(nbytes)
 
 
-def dead_processes(look: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
+def dead_processes(exam: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
     """Dead processes whose memory still counts; one finding for all of a region."""
     dead = [
         usage
@@ -58,7 +58,7 @@ def dead_processes(look: Examination, used: UsedRegion) -> Iterator[Finding]:  #
     )
 
 
-def slots_without_pid(look: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
+def slots_without_pid(exam: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
     """Slots of pid 0 among those that count."""
     empty = [usage for usage, _ in used.slots if usage.pid == 0]
     if used.has_seqlock:
@@ -77,7 +77,7 @@ def slots_without_pid(look: Examination, used: UsedRegion) -> Iterator[Finding]:
         )
 
 
-def slot_table_fill(look: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
+def slot_table_fill(exam: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
     """A table that is full, or nearly."""
     taken = used.slot_count
     if taken >= _NEARLY_FULL:
@@ -91,10 +91,10 @@ def slot_table_fill(look: Examination, used: UsedRegion) -> Iterator[Finding]:  
         )
 
 
-def unobserved_processes(look: Examination) -> Iterator[Finding]:
+def unobserved_processes(exam: Examination) -> Iterator[Finding]:
     """Processes of containers that could not be looked at; the driver and roots stand elsewhere."""
-    diagnosed = {id(view.container) for view in look.views}
-    for gap in look.gaps:
+    diagnosed = {id(view.container) for view in exam.views}
+    for gap in exam.gaps:
         if gap.kind == "processes" and id(gap.container) in diagnosed:
             yield finding(
                 FindingKind.NOT_OBSERVED,
@@ -104,15 +104,15 @@ def unobserved_processes(look: Examination) -> Iterator[Finding]:
             )
 
 
-def unknown_processes(look: Examination) -> Iterator[Finding]:
+def unknown_processes(exam: Examination) -> Iterator[Finding]:
     """Slots about which nothing can be said; one finding where /proc is the reason."""
     unknown = []
-    for used in look.used:
+    for used in exam.used:
         pids = [match.pid for _, match in used.slots if match.state == "unknown"]
         count = len(pids) + used.left_out("unknown")[0]
         if count:
             unknown.append((used, pids, count))
-    processes = look.node.processes
+    processes = exam.node.processes
     if unknown and not processes.is_complete:
         slots = sum(count for _, _, count in unknown)
         hidden = f"does not let {count_text(len(processes.visibility.unreadable), 'process')} be"
@@ -123,7 +123,7 @@ def unknown_processes(look: Examination) -> Iterator[Finding]:
             FindingKind.PROCESSES_UNKNOWN,
             None,
             f"{count_text(slots, 'slot')} in {count_text(len(unknown), 'region')} cannot be judged",
-            f"{look.node.proc} {hidden}",
+            f"{exam.node.proc} {hidden}",
             cause="sight",
         )
         return
@@ -141,7 +141,7 @@ def unknown_processes(look: Examination) -> Iterator[Finding]:
         )
 
 
-def moved_slots(look: Examination, used: UsedRegion) -> Iterator[Finding]:
+def moved_slots(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
     """Live processes that write behind the last slot that counts, or stand in two that count."""
     living = {process.ns_pids[-1]: process for process in used.users}
     counting = Counter(usage.pid for usage, _ in used.slots if memory_bytes(usage))
@@ -151,7 +151,7 @@ def moved_slots(look: Examination, used: UsedRegion) -> Iterator[Finding]:
         return
     # Slots of earlier processes stand there too, and pids are used again: the core has the proof.
     try:
-        found = used.region.repair_slots(proc=look.node.proc, dry_run=True)
+        found = used.region.repair_slots(proc=exam.node.proc, dry_run=True)
     except SearchCutShort as error:
         yield finding(
             FindingKind.PROCESSES_UNKNOWN,
@@ -199,7 +199,7 @@ def moved_slots(look: Examination, used: UsedRegion) -> Iterator[Finding]:
             )
 
 
-def stuck_seqlocks(look: Examination, used: UsedRegion) -> Iterator[Finding]:
+def stuck_seqlocks(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
     """Seqlocks that stay odd."""
     matches = {match.pid: match for usage, match in used.slots if not usage.settled}
     if not (matches and used.has_seqlock):
@@ -218,7 +218,7 @@ def stuck_seqlocks(look: Examination, used: UsedRegion) -> Iterator[Finding]:
         )
     for pid in [pid for pid in odd if pid not in dead][:_FINDINGS_PER_REGION]:
         what = ("seqlock", key_of(used.container), pid)
-        stood_s = look.unchanged_for_s(what, odd[pid], partial(_has_moved, used, pid, odd[pid]))
+        stood_s = exam.unchanged_for_s(what, odd[pid], partial(_has_moved, used, pid, odd[pid]))
         if stood_s is None:
             continue
         process = matches[pid].process
