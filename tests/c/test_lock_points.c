@@ -20,6 +20,7 @@
 #include "lock.h"
 #include "region_file.h"
 #include "slots.h"
+#include "stopped_child.h"
 #include "testpoint.h"
 
 #define ONE_SECOND UINT64_C(1000000000)
@@ -42,11 +43,6 @@ ssize_t getrandom(void *buffer, size_t bytes, unsigned flags)
     return (ssize_t)bytes;
 }
 
-/* What the child's call returned, where its parent sees it. */
-static int *result;
-
-typedef int deed(hr_region *region);
-
 static int lock_once(hr_region *region)
 {
     return hr_lock(region, NULL, 0);
@@ -64,33 +60,6 @@ static int account(hr_region *region)
     if (code == HR_OK)
         code = hr_charge(region, 0, DATA, 1000, ONE_SECOND);
     return code == HR_OK ? hr_release(region, 0, DATA, 1000, ONE_SECOND) : code;
-}
-
-static pid_t start(const struct region_file *file, deed *do_it, int point)
-{
-    pid_t pid = fork();
-    NEED(pid >= 0);
-    if (pid == 0) {
-        hr_region *region = open_or_fail(file->path, HR_WRITE);
-        hr_testpoint_signal = SIGSTOP;
-        hr_testpoint_kill_at = point;
-        *result = do_it(region);
-        hr_testpoint_kill_at = -1;
-        raise(SIGSTOP);
-        _exit(0);
-    }
-    int status;
-    NEED(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
-    return pid;
-}
-
-static void finish(pid_t pid)
-{
-    int status;
-    kill(pid, SIGCONT);
-    NEED(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
-    kill(pid, SIGKILL);
-    NEED(waitpid(pid, NULL, 0) == pid);
 }
 
 static void hold_as(const struct region_file *file, uint64_t owner)
@@ -125,6 +94,7 @@ static void test_signing_replaces_nobody(void)
         pid_t pid = start(&file, lock_once, HR_AT_LOCK_SEM_TAKEN);
         poke64(&file, file.layout->owner_pid, SOMEBODY);
         finish(pid);
+        end(pid);
         CHECK_EQ(*result, HR_ETIMEOUT);
         CHECK_EQ(owner_of(&file), SOMEBODY);
         CHECK_EQ(peek32(&file, file.layout->sem), 0);
@@ -148,6 +118,7 @@ static void test_a_dead_writers_number_is_kept_while_its_signature_is_replaced(v
             pid_t pid = start(&file, ways[way].deed, ways[way].point);
             CHECK(!can_lock_byte(&file, HR_NUMBER_BYTE + 77 * HR_TURNS + 5));
             finish(pid);
+            end(pid);
             CHECK_EQ(*result, HR_OK);
             region_file_remove(&file);
         }
@@ -205,6 +176,7 @@ static void test_who_detaches_keeps_its_byte_until_the_lock_is_given_back(void)
             CHECK_EQ(owner_of(&file), 0);
             CHECK(!can_lock_byte(&file, HR_SLOT_BYTE + OTHER_MARK));
             finish(pid);
+            end(pid);
             CHECK_EQ(*result, HR_OK);
             CHECK(can_lock_byte(&file, HR_SLOT_BYTE + OTHER_MARK));
         }
@@ -250,6 +222,7 @@ static void test_the_seqlock_is_odd_until_all_is_stored(void)
             pid_t pid = start(&file, account, points[i]);
             CHECK_EQ(peek64(&file, slot_at(&file, 0, file.layout->slot_seqlock)) & 1, 1);
             finish(pid);
+            end(pid);
             CHECK_EQ(*result, HR_OK);
             CHECK_EQ(peek64(&file, slot_at(&file, 0, file.layout->slot_seqlock)) & 1, 0);
             region_file_remove(&file);
@@ -305,8 +278,7 @@ static void test_no_child_is_forked_while_forking_is_locked(void)
 
 int main(void)
 {
-    result = mmap(NULL, sizeof *result, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    NEED(result != MAP_FAILED);
+    share_result();
     RUN(test_signing_replaces_nobody);
     RUN(test_a_dead_writers_number_is_kept_while_its_signature_is_replaced);
     RUN(test_a_dead_writers_number_is_not_drawn);

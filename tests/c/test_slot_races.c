@@ -2,25 +2,14 @@
  * What others do between two stores of ours to the slot table: a child stops at a
  * test point, something happens, and it goes on.
  */
-#define _GNU_SOURCE
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "check.h"
 #include "region_file.h"
 #include "slots.h"
+#include "stopped_child.h"
 #include "table_view.h"
-#include "testpoint.h"
 
 #define ONE_SECOND UINT64_C(1000000000)
 enum { DEAD = (1 << 22) + 1, DATA = 16, TOTAL = 32 };
-
-/* What the child's call returned, where its parent sees it. */
-static int *result;
-
-typedef int deed(hr_region *region);
 
 static int attach(hr_region *region)
 {
@@ -37,38 +26,6 @@ static int attach_and_detach(hr_region *region)
 {
     int code = hr_attach(region, NULL, ONE_SECOND);
     return code == HR_OK ? hr_detach(region, ONE_SECOND) : code;
-}
-
-/* A child does the deed and stops at the point; after finish() it waits to be killed. */
-static pid_t start(const struct region_file *file, deed *do_it, int point)
-{
-    pid_t pid = fork();
-    NEED(pid >= 0);
-    if (pid == 0) {
-        hr_region *region = open_or_fail(file->path, HR_WRITE);
-        hr_testpoint_signal = SIGSTOP;
-        hr_testpoint_kill_at = point;
-        *result = do_it(region);
-        hr_testpoint_kill_at = -1;
-        raise(SIGSTOP);
-        _exit(0);
-    }
-    int status;
-    NEED(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
-    return pid;
-}
-
-static void finish(pid_t pid)
-{
-    int status;
-    kill(pid, SIGCONT);
-    NEED(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
-}
-
-static void end(pid_t pid)
-{
-    kill(pid, SIGKILL);
-    NEED(waitpid(pid, NULL, 0) == pid);
 }
 
 static int32_t pid_in(const struct region_file *file, uint32_t slot)
@@ -233,8 +190,7 @@ static void test_copies_are_those_of_the_process_that_was_seen(void)
 
 int main(void)
 {
-    result = mmap(NULL, sizeof *result, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    NEED(result != MAP_FAILED);
+    share_result();
     RUN(test_attaching_does_not_write_over_a_lowered_number);
     RUN(test_detaching_does_not_write_over_a_lowered_number);
     RUN(test_what_was_charged_is_no_failure_though_the_lock_was_lost);
