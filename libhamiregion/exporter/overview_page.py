@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
 from libhamiregion import __version__
+from libhamiregion.html_template import html_template
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
@@ -61,36 +62,24 @@ def overview_html(overview: Overview, opened: str | None = None) -> bytes:
 
 @functools.cache
 def _template() -> jinja2.Template:
-    import jinja2
-    from markupsafe import Markup
-
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        # Every text is bounded, and its control characters are spelled out.
-        finalize=lambda value: (
-            printable(value, _TEXT_LIMIT)
-            if isinstance(value, str) and not isinstance(value, Markup)
-            else value
-        ),
-        trim_blocks=True,
-        lstrip_blocks=True,
+    return html_template(
+        _HERE / "overview.html",
+        style=_STYLE,
+        text_limit=_TEXT_LIMIT,
+        filters={
+            "size": lambda nbytes: "unlimited" if nbytes is None else format_size(nbytes),
+            "name": lambda text: "\u2013" if text is None else printable(text, _NAME_LIMIT),
+            "command": lambda text: printable(text, _COMMAND_LIMIT),
+            "program": program_of,
+            "age": _age,
+            "level": _level,
+        },
+        values={
+            "version": __version__,
+            "interval_s": round(PAGE_INTERVAL_S),
+            "per_page": CONTAINERS_PER_PAGE,
+        },
     )
-    environment.filters.update(
-        size=lambda nbytes: "unlimited" if nbytes is None else format_size(nbytes),
-        name=lambda text: "\u2013" if text is None else printable(text, _NAME_LIMIT),
-        command=lambda text: printable(text, _COMMAND_LIMIT),
-        program=program_of,
-        age=_age,
-        level=_level,
-    )
-    environment.globals.update(
-        style=Markup(_STYLE),  # noqa: S704 (our own)
-        version=__version__,
-        interval_s=round(PAGE_INTERVAL_S),
-        per_page=CONTAINERS_PER_PAGE,
-    )
-    return environment.from_string((_HERE / "overview.html").read_text(encoding="utf-8"))
 
 
 def _age(seconds: float | None) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from libhamiregion import __version__
+from libhamiregion.html_template import html_template
 from libhamiregion.text import printable
 
 from .making import GROUP_FIELDS, group_key
@@ -55,34 +56,23 @@ def report_html(report: Report, *, zone: dt.tzinfo | None = None) -> str:
 
 @functools.cache
 def _template() -> jinja2.Template:
-    import jinja2
-    from markupsafe import Markup
-
     from .charts import HEIGHT
 
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        # Every text is bounded, and its control characters are spelled out, wherever it comes from.
-        finalize=lambda value: (
-            printable(value, _TEXT_LIMIT)
-            if isinstance(value, str) and not isinstance(value, Markup)
-            else value
-        ),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        size=size, number=number, hours=hours, counted=counted, name=_name, short_uuid=_short_uuid
-    )
     here = Path(__file__).parent
-    environment.globals.update(
-        style=Markup((here / "page.css").read_text(encoding="utf-8")),  # noqa: S704 (our own)
-        share=share,
-        height=HEIGHT,
-        version=__version__,
+    return html_template(
+        here / "page.html",
+        style=(here / "page.css").read_text(encoding="utf-8"),
+        text_limit=_TEXT_LIMIT,
+        filters={
+            "size": size,
+            "number": number,
+            "hours": hours,
+            "counted": counted,
+            "name": _name,
+            "short_uuid": _short_uuid,
+        },
+        values={"share": share, "height": HEIGHT, "version": __version__},
     )
-    return environment.from_string((here / "page.html").read_text(encoding="utf-8"))
 
 
 def _name(raw: str | None, missing: str = "not known") -> str:
