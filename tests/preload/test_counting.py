@@ -265,6 +265,23 @@ def test_a_pool_that_was_destroyed_makes_room_for_another(limited: Make) -> None
     program.do("cuMemFreeAsync", made, 0)
 
 
+def test_a_pool_that_is_destroyed_before_its_last_allocation_is_freed_makes_room_too(
+    limited: Make,
+) -> None:
+    scene = limited(memory=[4 * GIB])
+    program = scene.program().start()
+    properties = packed("iiiiQQ56x", 1, 0, DEVICE, 0, 0, 0)
+    for _ in range(300):
+        pool = program.do("cuMemPoolCreate", OUT, properties)
+        made = program.do("cuMemAllocFromPoolAsync", OUT, SIZE, pool, 0)
+        program.do("cuMemPoolDestroy", pool)
+        assert scene.used() == CONTEXT + SIZE
+        program.do("cuMemFreeAsync", made, 0)
+        assert scene.used() == CONTEXT
+    from_pool(program)
+    assert scene.used() == CONTEXT + SIZE
+
+
 def test_a_pool_goes_on_counting_where_the_driver_does_not_destroy_it(limited: Make) -> None:
     scene = limited(memory=[GIB])
     program = scene.program().start()
@@ -381,6 +398,32 @@ def test_a_context_counts_with_all_that_is_in_it(
     program.allocate(SIZE)
     program.do(destroy, context)
     assert scene.used() == CONTEXT
+
+
+def test_a_context_that_is_destroyed_takes_all_that_was_allocated_in_it(limited: Make) -> None:
+    """But for physical memory, which no context has."""
+    scene = limited(memory=[2 * GIB])
+    program = scene.program().start()
+    context = program.do("cuCtxCreate_v2", OUT, 0, 0)
+    for way, (make, _, _) in WAYS.items():
+        if way != "managed":
+            make(program)
+    array(levels=3)(program)
+    program.do("cuCtxDestroy_v2", context)
+    assert scene.used() == CONTEXT + SIZE
+
+
+def test_a_context_that_the_driver_does_not_destroy_goes_on_counting(limited: Make) -> None:
+    """What is allocated in it afterwards is its own still, and goes with it."""
+    scene = limited(memory=[2 * GIB])
+    program = scene.program().start()
+    primary = program.do("cuDevicePrimaryCtxRetain", OUT, 0)
+    program.allocate(SIZE)
+    assert program.call("cuCtxDestroy_v2", primary)[0] != SUCCESS
+    program.allocate(SIZE)
+    assert scene.used() == CONTEXT + 2 * SIZE
+    program.do("cuDevicePrimaryCtxReset_v2", 0)
+    assert scene.used() == 0
 
 
 def test_the_last_detach_of_a_context_frees_what_it_had(limited: Make) -> None:

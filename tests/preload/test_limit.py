@@ -106,6 +106,14 @@ def test_a_limit_below_what_is_used_leaves_nothing_free(limited: Make) -> None:
     assert refused(program, 1)
 
 
+def test_a_limit_above_the_gpus_memory_shows_the_gpu_as_it_is(limited: Make) -> None:
+    program = limited(memory=[64 * GIB]).program().start()
+    program.allocate(GIB)
+    assert program.info() == (TOTAL - CONTEXT - GIB, TOTAL)
+    assert program.do("cuDeviceTotalMem_v2", OUT, 0) == TOTAL
+    assert program.nvml_memory(0) == (TOTAL, TOTAL - CONTEXT - GIB, CONTEXT + GIB)
+
+
 def test_an_edited_limit_holds_at_the_next_allocation(limited: Make) -> None:
     scene = limited(memory=[GIB])
     program = scene.program().start()

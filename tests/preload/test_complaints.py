@@ -1,0 +1,86 @@
+"""What the library says to a program's users: little, whole lines, and why."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cuda_program import OUT, CudaProgram
+from fake_cuda.driver import GIB
+from limited import Limited
+
+Make = Callable[..., Limited]
+
+NOT_PERMITTED = 800
+LONGEST_LINE = 320
+
+
+def say(scene: Limited, path: Path, inject: str = "standin") -> str:
+    """What a program says whose region is that file."""
+    assert scene.inject == inject
+    program = CudaProgram({**scene.environment(), "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(path)})
+    program.do("cuInit", 0)
+    assert program.call("cuDevicePrimaryCtxRetain", OUT, 0)[0] == NOT_PERMITTED
+    status, said = program.end()
+    assert status == 0
+    return said
+
+
+def test_a_program_and_its_children_say_three_lines_at_most(limited: Make, inject: str) -> None:
+    """Each of them begins anew, and would say the same again."""
+    scene = limited(memory=[GIB], inject=inject)
+    scene.path.unlink()
+    program = scene.program()
+    retain = ["cuDevicePrimaryCtxRetain", OUT, 0]
+    program.calls(retain, *(["fork"], retain) * 5)
+    status, said = program.end()
+    assert status == 0
+    lines = said.splitlines(keepends=True)
+    assert len(lines) == 3
+    assert len(set(lines)) == 1
+    assert lines[0].startswith("libhamiregion: the region ")
+    assert lines[0].endswith("\n")
+
+
+def test_a_long_line_is_cut_and_ends_as_a_line(limited: Make, tmp_path: Path) -> None:
+    scene = limited(memory=[GIB])
+    directory = tmp_path / ("d" * 200) / ("e" * 200)
+    said = say(scene, directory / "region")
+    assert said.startswith(f"libhamiregion: the region {tmp_path}/ddd")
+    assert said.count("\n") == 1
+    assert said.endswith("e\n")
+    assert LONGEST_LINE - 8 < len(said) <= LONGEST_LINE
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(b"no region\n" * 1000, "it is not a region"), (b"", "it is still being made")],
+)
+def test_the_line_says_what_is_wrong_with_the_file(
+    limited: Make, tmp_path: Path, content: bytes, why: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    assert say(limited(memory=[GIB]), path) == (
+        f"libhamiregion: the region {path} cannot be used: {why};"
+        " CUDA contexts and memory are refused\n"
+    )
+
+
+@pytest.mark.parametrize("policy", ["open", "refuse"])
+def test_beside_a_library_that_uses_the_region_nothing_is_counted_twice(
+    limited: Make, c_programs: Path, inject: str, policy: str
+) -> None:
+    """As libvgpu.so does, in the same process: that one holds the limit."""
+    scene = limited(memory=[GIB], inject=inject)
+    environment = scene.environment(HAMIREGION_ON_ERROR=policy)
+    before = environment.get("LD_PRELOAD", "")
+    program = CudaProgram({**environment, "LD_PRELOAD": f"{c_programs / 'libtaking.so'} {before}"})
+    program.start().allocate(2 * GIB)
+    assert scene.region.snapshot().processes == ()
+    status, said = program.end()
+    assert status == 0
+    assert said == (
+        f"libhamiregion: the region {scene.path} cannot be used: another library in this process"
+        " uses it already; nothing is limited\n"
+    )
