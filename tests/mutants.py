@@ -154,6 +154,14 @@ FAULTS_IN_C: Final = [
 ]
 
 
+EXPECTED: Final = re.compile(r"__builtin_expect\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*, (?=[01]\))")
+
+
+def hints_in(line: str) -> set[int]:
+    """Where the numbers stand that tell a compiler what is likely: another one is no fault."""
+    return {found.end() for found in EXPECTED.finditer(line)}
+
+
 def faults_in_c(source: str) -> Iterator[tuple[int, str]]:
     """Line numbers, and what stands there with one fault in it."""
     for number, line in enumerate(source.splitlines(keepends=True), 1):
@@ -161,6 +169,8 @@ def faults_in_c(source: str) -> Iterator[tuple[int, str]]:
             continue
         for pattern, text in FAULTS_IN_C:
             for found in pattern.finditer(line.rstrip("\n")):
+                if found.start() in hints_in(line):
+                    continue
                 changed = line[: found.start()] + found.expand(text) + line[found.end() :]
                 if text == "if (!(":
                     changed = re.sub(r"\)( ?\{?)$", r"))\1", changed)
