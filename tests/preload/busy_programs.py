@@ -43,6 +43,11 @@ class BusyProgram:
         assert self.process.stdout.readline() == "started\n"
         self.pid = self.process.pid
 
+    def waited_for_a_cpu_s(self) -> float:
+        """How long its threads were ready to run and had no CPU, one after the other."""
+        tasks = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[1]) for task in tasks) / 1e9
+
     def kill(self) -> str:
         """SIGKILL it; what it has said on stderr."""
         self.process.kill()

@@ -13,6 +13,7 @@ Make = Callable[..., Limited]
 Bare = Callable[[], CudaProgram]
 
 TOLERANCE = 5.0
+MEASURED_S = 8
 PROGRAMS = {
     "kernels of 10 us": ("kernel", "busy_10us", 2000),
     "kernels of 1 ms": ("kernel", "busy_1ms", 20),
@@ -30,7 +31,7 @@ PROGRAMS = {
 def test_the_mean_is_within_five_points_of_the_limit(
     limited: Make, bare: Bare, c_programs: Path, program: str, processes: int, limit: int
 ) -> None:
-    """From the second to the tenth second, on a machine that has time for all of them."""
+    """From the second to the tenth second; less only as far as the machine starves a program."""
     style, kernel, pending = PROGRAMS[program]
     scene = limited(sm=[limit, None])
     observer = Observer(bare())
@@ -39,7 +40,10 @@ def test_the_mean_is_within_five_points_of_the_limit(
         for _ in range(processes)
     ]
     time.sleep(2)
-    busy = observer.busy_percent(8)
+    before_s = {each: each.waited_for_a_cpu_s() for each in started}
+    busy = observer.busy_percent(MEASURED_S)
+    waited_s = [each.waited_for_a_cpu_s() - before_s[each] for each in started]
     for each in started:
         each.kill()
-    assert abs(busy - limit) <= TOLERANCE
+    starved = min(1, max(waited_s) / MEASURED_S)
+    assert (limit - TOLERANCE) * (1 - starved) <= busy <= limit + TOLERANCE
