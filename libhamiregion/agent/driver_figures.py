@@ -16,6 +16,7 @@ from libhamiregion.node.events import container_words, silent
 from libhamiregion.node.observation import SHARED_AGE_S, Observer
 from libhamiregion.node.views import observed_views
 
+from .figure_changes import FIGURE_COLUMNS, MEMORY, FigureChanges
 from .tasks import Task, run_each
 
 if TYPE_CHECKING:
@@ -37,13 +38,7 @@ _Figure: TypeAlias = "tuple[int, int, str]"
 # A process in a region: the file, and pid and start time.
 _Process: TypeAlias = "tuple[tuple[str, tuple[int, int]], int, int]"
 
-_MEMORY = "monitor_used_bytes"
-_PERCENTS = ("sm_util_percent", "enc_util_percent", "dec_util_percent")
-# Field to its attribute of `ProcessDeviceUsage`, and to that of `NvmlProcess`.
-_ATTRIBUTES = {
-    _MEMORY: ("memory_monitor_bytes", "memory_used_bytes"),
-    **{name: (name, name) for name in _PERCENTS},
-}
+_PERCENTS = tuple(field for field in FIGURE_COLUMNS if field != MEMORY)
 # The agent gives its tasks 5 s to give back.
 _GIVE_BACK_S = 4.0
 
@@ -109,8 +104,11 @@ class DriverFigures(Task):
         self._dry_run = dry_run
         # By owner: whether something may be written in this pass.
         self._turns: dict[str, bool] = {}
-        # What stood there at the last look.
+        self._changes = FigureChanges()
+        # What stood at the last pass in the slots that it has looked at, and has written to.
         self._seen: dict[_Process, dict[_Figure, int]] = {}
+        # Regions in which the last pass has left figures that are not kept up any more.
+        self._left: set[str] = set()
         self._written: dict[str, _WrittenFigures] = {}
         self._gap: str | None = None
         # Held while something is written, so that nothing is once giving back has begun.
@@ -133,7 +131,7 @@ class DriverFigures(Task):
             )
             if observation.driver_error is not None:
                 raise observation.driver_error
-            views = observed_views(self._node, observation)
+            observation.proved()
         except Exception:
             self._withdraw()
             raise
@@ -152,14 +150,15 @@ class DriverFigures(Task):
             return
         self.count("runs")
         before, self._seen = self._seen, {}
-        containers = [view.container for view in views]
+        containers = [*observation.containers, *observation.missing]
         self.events.retain(containers)
         self.backoff.retain(list(map(owner_of, containers)))
         regions = {each.region.path for each in containers if each.region is not None}
         for path in self._written.keys() - regions:
             del self._written[path]
         self._turns.clear()
-        for view in views:
+        due = self._due(observation)
+        for view in observed_views(self._node, observation, due) if due else ():
             try:
                 self._look_at(view, sample, before)
             except (RegionError, OSError) as error:
@@ -171,6 +170,17 @@ class DriverFigures(Task):
         for owner, has_turn in self._turns.items():
             if has_turn:
                 self.backoff.recovered(owner)
+
+    def _due(self, observation: Observation) -> set[Container]:
+        """The containers that have to be looked at slot by slot."""
+        left, self._left = self._left, set()
+        found = {
+            *self._changes.due(observation, self._written),
+            # Their slots stand in no columns.
+            *(gap.container for gap in observation.gaps if gap.kind == "slots" and gap.container),
+        }
+        found.update(each for each in observation.containers if each.region_path in left)
+        return found
 
     def _look_at(
         self, view: ContainerView, sample: NvmlSample, before: Mapping[_Process, dict[_Figure, int]]
@@ -195,7 +205,10 @@ class DriverFigures(Task):
             if process is not None:
                 proved.add(slot.pid)
                 key = (file, process.pid, process.start_time_ticks)
-                last = before.get(key, {})
+                last = before.get(key) or {
+                    (slot.pid, *figure): stood
+                    for figure, stood in self._changes.stood(region, process).items()
+                }
                 self._seen[key] = now
             for device in usage.devices:
                 uuid = uuids[device.index]
@@ -219,6 +232,8 @@ class DriverFigures(Task):
             del written.figures[figure]
         lost = [figure for figure in written.figures if figure[0] not in proved]
         owner = owner_of(view.container)
+        if lost:
+            self._left.add(region.path)
         if (still or lost) and self._has_turn(owner):
             if still:
                 wanted = {
@@ -228,6 +243,7 @@ class DriverFigures(Task):
                 }
                 self._write(view, still, wanted)
             self._set_to_0(written, lost)
+            self._left.discard(region.path)
             self.events.recovered(view.container)
 
     def _has_turn(self, owner: str) -> bool:
@@ -313,6 +329,8 @@ class DriverFigures(Task):
 
     def _withdraw(self) -> None:
         self._seen.clear()
+        self._left.clear()
+        self._changes.forget()
         run_each(self._give_back, list(self._written.items()), _GIVE_BACK_S)
 
     def _give_back(self, entry: tuple[str, _WrittenFigures]) -> None:
@@ -339,9 +357,9 @@ class DriverFigures(Task):
                 for device in process.devices:
                     fields = [
                         field
-                        for field in _ATTRIBUTES
+                        for field in FIGURE_COLUMNS
                         if (figure := (process.pid, device.index, field)) in stale
-                        and getattr(device, _ATTRIBUTES[field][0]) == written.figures[figure]
+                        and getattr(device, FIGURE_COLUMNS[field][0]) == written.figures[figure]
                     ]
                     self._store(region, process.pid, device.index, dict.fromkeys(fields, 0))
         for figure in figures:
@@ -354,8 +372,8 @@ class DriverFigures(Task):
         how: dict[str, Any] = {"dry_run": self._dry_run, "timeout_s": self.timeout_s}
         changes: list[SlotChange] = []
         with contextlib.suppress(ProcessNotInRegion):  # it has left since the snapshot
-            if _MEMORY in values:
-                changes.append(region.set_monitor_used(pid, device, values[_MEMORY], **how))
+            if MEMORY in values:
+                changes.append(region.set_monitor_used(pid, device, values[MEMORY], **how))
             sm, enc, dec = map(values.get, _PERCENTS)
             if (sm, enc, dec) != (None, None, None):
                 changes += region.set_utilization(pid, device, sm=sm, enc=enc, dec=dec, **how)
@@ -367,7 +385,7 @@ def _standing(snapshot: RegionSnapshot) -> dict[_Figure, int]:
         (process.pid, device.index, field): getattr(device, standing)
         for process in snapshot.processes
         for device in process.devices
-        for field, (standing, _) in _ATTRIBUTES.items()
+        for field, (standing, _) in FIGURE_COLUMNS.items()
     }
 
 
@@ -377,6 +395,6 @@ def _figures(
     """Field, what stands in the region, what the driver says."""
     return [
         (field, getattr(device, standing), None if driver is None else getattr(driver, said))
-        for field, (standing, said) in _ATTRIBUTES.items()
-        if has_utilization or field == _MEMORY
+        for field, (standing, said) in FIGURE_COLUMNS.items()
+        if has_utilization or field == MEMORY
     ]

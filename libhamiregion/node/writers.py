@@ -53,7 +53,10 @@ class OtherWriter:
 
 def is_monitor(process: HostProcess) -> bool:
     """Whether a process is called as the monitor of HAMi, or of volcano-vgpu."""
-    return PurePosixPath(process.command.partition(" ")[0]).name in MONITOR_NAMES
+    # Nearly all are not, and taking paths apart is slow.
+    return any(name in process.command for name in MONITOR_NAMES) and (
+        PurePosixPath(process.command.partition(" ")[0]).name in MONITOR_NAMES
+    )
 
 
 def find_monitors(node: Node) -> tuple[OtherWriter, ...]:

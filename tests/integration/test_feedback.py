@@ -213,12 +213,18 @@ def test_after_the_end_nothing_is_written_also_by_a_pass_that_hung(
 
 
 def test_what_was_written_is_taken_back_although_other_writers_cannot_be_looked_for(
-    scene: NodeScene, feedback: Feedback, events: Events, monkeypatch: pytest.MonkeyPatch
+    scene: NodeScene,
+    node: Node,
+    feedback: Feedback,
+    events: Events,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     urgent, low = scene.container("urgent", priority=0), scene.container("low")
     launch(urgent)
     feedback.run()
     assert values(low) == (-1, 1)
+    # What has been read since is looked at.
+    node.refresh()
 
     def fails(_: Node) -> tuple[object, ...]:
         raise OSError(24, "Too many open files")
@@ -247,12 +253,17 @@ def test_a_region_found_blocked_and_kept_blocked_is_unblocked_at_the_end(
 
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), RegionClosed("closed")])
 def test_what_was_blocked_is_unblocked_at_the_end_also_where_nobody_can_be_looked_for(
-    scene: NodeScene, feedback: Feedback, monkeypatch: pytest.MonkeyPatch, error: Exception
+    scene: NodeScene,
+    node: Node,
+    feedback: Feedback,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
 ) -> None:
     urgent, low = scene.container("urgent", priority=0), scene.container("low")
     launch(urgent)
     feedback.run()
     assert values(low)[0] == -1
+    node.refresh()
 
     def fails(_: Node) -> None:
         raise error
