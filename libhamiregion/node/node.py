@@ -15,6 +15,7 @@ from libhamiregion.errors import RegionClosed, RegionError, RegionStale
 from libhamiregion.region import open_in_container
 from libhamiregion.region_set import RegionSet
 
+from .backoff import owner_of
 from .cgroups import is_pod_uid
 from .names import ChainedNames, DockerNames, PodLogNames
 from .node_changes import changes_between
@@ -429,6 +430,7 @@ class Node:
             taken_at_ns,
             pod_uid=pod_uid,
             shared=container.claim_uid is not None,
+            payer=owner_of(container),
         )
 
     def select(

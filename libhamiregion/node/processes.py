@@ -17,6 +17,7 @@ from libhamiregion.errors import RegionClosed, RegionStale
 from libhamiregion.slot import attached_slots
 
 from . import procfs
+from .fair_shares import FairShares
 from .file_identities import FileIdentities
 from .liveness import Liveness
 from .matching import Mapper, RegionProcesses, match_slots
@@ -27,7 +28,7 @@ from .procfs import AccessDenied, Gone, TooMuch
 from .reader_threads import Blocked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
     from collections.abc import Mapping as MappingOf
 
     from libhamiregion.errors import PathLike
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 K = TypeVar("K")
+
+# What proving the dead of one container may cost at once, and on average.
+_PROOFS_S, _PROOFS_REFILL = 1.0, 0.05
 
 
 @attrs.frozen
@@ -64,7 +68,7 @@ def _unlock_in_child() -> None:
         table._refreshing = threading.Lock()
         table._identities.leave_in_child()
         table._reader = ProcessReader()
-        table._view = attrs.evolve(table._view, liveness=Liveness(table.proc))
+        table._view = attrs.evolve(table._view, liveness=Liveness(table.proc, table._proof_shares))
 
 
 os.register_at_fork(after_in_child=_unlock_in_child)
@@ -87,7 +91,8 @@ class ProcessTable:
     from here: the core judges slots without a process in the table, as `Region.reap` does. That
     takes a second pass over /proc at the first such slot after a refresh, 15 us for each process,
     and the maps of those processes that have the same pid in their container; 1.5 s of the
-    processor's time at most for all regions together.
+    processor's time at most for all regions together, a quarter of a second for those of one
+    container, and 5 % of a processor on average.
 
     Fairness: each container has a share of time, by cgroup: its processes may cost 1 s at once and
     2 % of a processor on average, and what makes a reader wait for more than 1 s is not asked
@@ -113,7 +118,9 @@ class ProcessTable:
         self._refreshing = threading.Lock()
         self._identities = FileIdentities()
         _tables.add(self)
-        self._view = _View(Liveness(self.proc))
+        # A hostile container can have many regions, and proofs that take long.
+        self._proof_shares = FairShares(_PROOFS_S, _PROOFS_REFILL)
+        self._view = _View(Liveness(self.proc, self._proof_shares))
         self._user_file = Path(user_file)
         self._reader = ProcessReader()
         self._living: Callable[[], MappingOf[int, int]] = dict
@@ -133,6 +140,7 @@ class ProcessTable:
         """
         with self._refreshing:
             started_ns = time.time_ns()
+            self._proof_shares.forget_idle()
             directory = os.open(self.proc, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 users = _user_names(self._user_file)
@@ -146,7 +154,7 @@ class ProcessTable:
                     full=full,
                 )
                 self._view = _View(
-                    Liveness(self.proc),
+                    Liveness(self.proc, self._proof_shares),
                     started_ns,
                     entries,
                     _by_file(entries),
@@ -402,6 +410,10 @@ class ProcessTable:
 
     # ---- slots -----------------------------------------------------------------------------------
 
+    def _proof_share_s(self, payer: Hashable) -> float:
+        """What proofs for a container may still cost: who has cost least comes first."""
+        return self._proof_shares.left_s(payer)
+
     def _users_of(self, region: Region) -> tuple[object, ...]:
         """What `match` makes of a region's slots rests on this; equal things match equally.
 
@@ -425,6 +437,7 @@ class ProcessTable:
         *,
         pod_uid: str | None = None,
         shared: bool = False,
+        payer: Hashable = None,
     ) -> RegionProcesses:
         """Which process each slot of a region belongs to, and which map it without a slot.
 
@@ -442,6 +455,7 @@ class ProcessTable:
             pod_uid: The pod that the region belongs to, where its directory tells: processes that
                 are known to be of another one are onlookers.
             shared: Whether several containers use the region, each with pids of its own.
+            payer: Names the container: the proofs for all of its regions share its time.
 
         Raises:
             RegionClosed: After `Region.close`.
@@ -463,7 +477,7 @@ class ProcessTable:
 
         def dead(lost: Sequence[int]) -> frozenset[int]:
             is_too_old = view.started_ns < taken_at_ns
-            return frozenset() if is_too_old else view.liveness.dead(region, lost)
+            return frozenset() if is_too_old else view.liveness.dead(region, lost, payer)
 
         return match_slots(
             pids, mappers, sees_host=view.visibility.sees_host, dead=dead, shared=shared

@@ -10,6 +10,7 @@ import attrs
 
 from libhamiregion.errors import RegionError
 
+from .backoff import owner_of
 from .exit_watch import ExitWatch
 
 if TYPE_CHECKING:
@@ -246,7 +247,11 @@ class SlotTracker:
         now_s = time.monotonic()
         taken_at_ns = table.regions.taken_at_ns
         lost: dict[int, set[int]] = {}
-        for row, region, start, end in stale:
+        # Those first whose proofs have cost least: one container does not keep the others waiting.
+        shares = {
+            each[0]: self._table._proof_share_s(owner_of(containers[each[0]])) for each in stale
+        }
+        for row, region, start, end in sorted(stale, key=lambda each: -shares[each[0]]):
             column = table.processes.pid[start:end]
             try:
                 # Before: where the table is read anew meanwhile, it is matched again.

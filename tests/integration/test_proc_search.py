@@ -28,6 +28,7 @@ from libhamiregion import (
     open_region,
 )
 from libhamiregion.node import liveness as liveness_module
+from libhamiregion.node.fair_shares import FairShares
 from libhamiregion.node.liveness import Liveness
 
 LINE = "7f0000000000-7f0000001000 rw-s 00000000 00:01 1 /somewhere/else\n"
@@ -250,20 +251,44 @@ def test_a_private_copy_of_the_file_makes_nobody_a_process_of_the_region(
     assert Liveness(str(fake_proc.directory)).dead(region, [5]) == {5}
 
 
-def test_hostile_maps_leave_time_for_the_regions_that_come_later(
-    region: Region, others: list[Region], fake_proc: FakeProc, long_maps: Path
+@pytest.mark.parametrize("regions", [3, 60])
+def test_hostile_maps_leave_time_for_the_regions_of_other_containers(
+    region: Region,
+    others: list[Region],
+    fake_proc: FakeProc,
+    long_maps: Path,
+    regions: int,
 ) -> None:
+    """However many regions one container has: outside of HAMi's directories that is its choice."""
     for pid in range(1000, 1100):
         fake_proc.add_long(pid, 5, long_maps)
     fake_proc.add_long(2000, 6, fake_proc.directory / "1" / "maps")
 
     def is_reached() -> bool:
         liveness = Liveness(str(fake_proc.directory))
-        assert [liveness.dead(each, [5]) for each in others] == [set()] * 3
-        return liveness.dead(region, [6]) == {6}
+        for each in itertools.islice(itertools.cycle(others), regions):
+            assert liveness.dead(each, [5], "hostile") == set()
+        return liveness.dead(region, [6], "honest") == {6}
 
     # A busy machine may leave it no time at all, now and then.
     eventually(is_reached)
+
+
+def test_what_proofs_for_a_container_have_cost_counts_from_one_search_to_the_next(
+    region: Region, fake_proc: FakeProc, long_maps: Path
+) -> None:
+    for pid in range(1000, 1100):
+        fake_proc.add_long(pid, 5, long_maps)
+    shares = FairShares(0.1, 0.0)
+    began_s = time.thread_time()
+    for _ in range(20):
+        liveness = Liveness(str(fake_proc.directory), shares)
+        assert liveness.dead(region, [5], "hostile") == set()
+        # Nobody has that number, so nothing has to be read.
+        assert liveness.dead(region, [7], "hostile") == {7}
+    # 0.1 s, and twenty lists of a hundred processes.
+    assert time.thread_time() - began_s < 2
+    assert shares.left_s("hostile") <= 0 < shares.left_s("honest")
 
 
 def test_who_cannot_be_asked_says_nobody_is_dead(region: Region, tmp_path: Path) -> None:

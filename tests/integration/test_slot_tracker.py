@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,17 @@ from region_bytes import RegionFile
 from wait import eventually
 
 from libhamiregion import Layout, create_region
-from libhamiregion.node import SLOT_STATES, Node, SlotStates, exit_watch, process_reader, procfs
+from libhamiregion.node import (
+    SLOT_STATES,
+    Container,
+    Node,
+    RegionProcesses,
+    SlotStates,
+    exit_watch,
+    process_reader,
+    procfs,
+)
+from libhamiregion.node.backoff import owner_of
 
 pytestmark = needs_first_namespace
 
@@ -98,6 +108,24 @@ def test_a_proof_does_not_hold_for_ever(
     assert states(node) == {user.pid: "alive"}
     RegionFile(path, Layout.V1_2).add_process(3_999_999)
     assert states(node) == {user.pid: "alive", 3_999_999: "dead"}
+
+
+def test_those_are_proved_first_whose_proofs_have_cost_least(node: Node, root: Root) -> None:
+    """What is left for the last ones may be too little."""
+    for name in "abc":
+        root.region(name)
+    told(node)
+    snapshot = node.snapshot()
+    first, *others = snapshot.containers
+    node.processes._proof_shares.charge(owner_of(first), 0.5)
+    order: list[Container] = []
+
+    def match(container: Container, pids: Sequence[int], taken_at_ns: int) -> RegionProcesses:
+        order.append(container)
+        return node.match(container, pids, taken_at_ns)
+
+    node._slots.update(snapshot.containers, snapshot.table, match, anew=True)
+    assert order == [*others, first]
 
 
 @pytest.fixture
