@@ -16,7 +16,7 @@ from scrapers import ask
 from wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 COMMAND = (sys.executable, "-m", "libhamiregion", "exporter")
 # What the machine that runs the tests may have set.
@@ -50,12 +50,17 @@ class ExporterProcess:
         process: The process.
     """
 
-    def __init__(self, *arguments: object, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: object,
+        env: Mapping[str, str] | None = None,
+        inside: Sequence[str] = (),
+    ) -> None:
         self._log: IO[str] = tempfile.NamedTemporaryFile("r")  # noqa: SIM115 (closed by `close`)
         # Opened anew: who reads must not move the place where the process writes.
         with Path(self._log.name).open("ab") as log:
             self.process = subprocess.Popen(
-                [*COMMAND, *map(str, arguments)],
+                [*inside, *COMMAND, *map(str, arguments)],
                 env=environment(env),
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -102,10 +107,16 @@ class ExporterProcess:
 
 @contextlib.contextmanager
 def exporter_process(
-    *arguments: object, env: Mapping[str, str] | None = None
+    *arguments: object, env: Mapping[str, str] | None = None, inside: Sequence[str] = ()
 ) -> Iterator[ExporterProcess]:
-    """Start an exporter on a port of the system's choice; it is ended in any case."""
-    process = ExporterProcess("--listen", "127.0.0.1:0", *arguments, env=env)
+    """Start an exporter on a port of the system's choice; it is ended in any case.
+
+    Args:
+        arguments: Its options.
+        env: More of its environment.
+        inside: What stands before the command.
+    """
+    process = ExporterProcess("--listen", "127.0.0.1:0", *arguments, env=env, inside=inside)
     try:
         yield process
     finally:

@@ -60,3 +60,44 @@ def cgroup_of_pod(pod_uid: str, container_id: str, *, qos: str = "") -> Iterator
             each.rmdir()
             if each == top:
                 break
+
+
+def _memory_cgroup() -> tuple[Path, str] | None:
+    """Where a cgroup that limits memory can be made, and the file that has the limit."""
+    own = _own_cgroup()
+    if own is not None and "memory" in (own / "cgroup.subtree_control").read_text().split():
+        return own, "memory.max"
+    mount = Path("/sys/fs/cgroup/memory")
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            # In a cgroup namespace the path may be another's.
+            found = next((each for each in (mount / path[1:], mount) if each.is_dir()), None)
+            if found is not None and os.access(found, os.W_OK):
+                return found, "memory.limit_in_bytes"
+    return None
+
+
+@contextlib.contextmanager
+def memory_limit(limit_bytes: int) -> Iterator[tuple[str, ...]]:
+    """A cgroup as that of a container with a memory limit: beyond it the kernel kills.
+
+    Yields what to put before a command that shall run in it.
+    """
+    found = _memory_cgroup()
+    if found is None:
+        pytest.skip("needs a cgroup with a memory controller that can be written")
+    own, limit = found
+    made = own / f"hamiregion-tests-{uuid.uuid4().hex[:8]}"
+    made.mkdir()
+
+    def is_removed() -> bool:
+        with contextlib.suppress(OSError):
+            made.rmdir()
+        return not made.exists()
+
+    try:
+        (made / limit).write_text(str(limit_bytes))
+        yield "sh", "-c", 'echo 0 > "$0" && exec "$@"', str(made / "cgroup.procs")
+    finally:
+        eventually(is_removed)

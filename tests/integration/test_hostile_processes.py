@@ -1,6 +1,7 @@
 """A container makes its own processes expensive to read, or impossible: nobody else notices."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -10,11 +11,11 @@ from pathlib import Path
 import pytest
 from actors import MakeActor, map_libvgpu
 from agent_process import Agent, agents, busy_and_waiting
-from exporter_process import exporter_process
+from exporter_process import ExporterProcess, exporter_process
 from hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
 from namespaces import needs_first_namespace
 from node_scene import NodeScene
-from own_cgroups import cgroup_of_pod, needs_cgroups
+from own_cgroups import cgroup_of_pod, memory_limit, needs_cgroups
 from region_bytes import RegionFile
 from scrapers import ask
 from wait import PATIENCE_S, eventually
@@ -29,6 +30,8 @@ pytestmark = needs_first_namespace
 
 CONTAINER_ID = "cafe" * 16
 MIB = 1 << 20
+# What the manifests give it.
+EXPORTER_LIMIT_BYTES = 192 * MIB
 # A look at the node may take a third of this, however slow the machine is.
 SLOW = {**os.environ, "TEST_STUCK_AFTER_S": "600"}
 
@@ -162,6 +165,81 @@ def test_mappings_of_long_paths_do_not_fill_the_agents_memory(
         ):
             watch(agent, urgent, low)
         assert highest_resident_bytes(agent.process.pid) < 100 * MIB
+
+
+@pytest.fixture
+def honest(scene: NodeScene, actor: MakeActor) -> RegionFile:
+    """A container with one process, whose figures are to be exported."""
+    file = scene.container("honest")
+    process = actor(file)
+    process("attach")
+    file.put("slot_used.total", 640 * MIB)
+    return file
+
+
+def is_exported(exporter: ExporterProcess, honest: RegionFile) -> bool:
+    """Whether the exporter tells of the honest container's process what it uses."""
+    assert exporter.process.poll() is None, exporter.log
+    metrics = ask(exporter.url, "/metrics").text
+    assert re.search(
+        rf"hami_vgpu_memory_used_bytes.*{pod_of(honest)}.* {640 * MIB}$", metrics, re.MULTILINE
+    )
+    rows = re.findall(r"^hamiregion_process_memory_used_bytes\{.* (\S+)$", metrics, re.MULTILINE)
+    return [float(each) for each in rows] == [640 * MIB]
+
+
+# The first look is the longest: without shares it takes 0.03 to 0.1 s for each of them.
+@pytest.mark.parametrize("processes", [60, pytest.param(400, marks=pytest.mark.stress)])
+@pytest.mark.timeout(400)
+@needs_cgroups
+def test_a_storm_of_processes_does_not_keep_the_exporter_from_the_others(
+    scene: NodeScene, honest: RegionFile, tmp_path: Path, processes: int
+) -> None:
+    hostile = scene.container("hostile")
+    with (
+        memory_limit(EXPORTER_LIMIT_BYTES) as inside,
+        cgroup_of_pod(pod_of(hostile), CONTAINER_ID) as cgroup,
+        mapping_storm(
+            tmp_path,
+            cgroup,
+            "shared",
+            processes=processes,
+            lifetime_ms=8000,
+            mappings=MOST_MAPPINGS,
+        ),
+        exporter_process("--root", scene.root, inside=inside) as exporter,
+    ):
+        exporter.wait_until_ready()
+        eventually(lambda: is_exported(exporter, honest))
+        assert processor_s(exporter.pid) < 10.0
+        assert highest_resident_bytes(exporter.pid) < 100 * MIB
+        assert exporter.stop() == 0, exporter.log
+
+
+@pytest.mark.timeout(400)
+@needs_cgroups
+def test_mappings_of_long_paths_do_not_fill_the_exporters_memory(
+    scene: NodeScene, honest: RegionFile, tmp_path: Path
+) -> None:
+    hostile = scene.container("hostile")
+    with (
+        memory_limit(EXPORTER_LIMIT_BYTES) as inside,
+        cgroup_of_pod(pod_of(hostile), CONTAINER_ID) as cgroup,
+        mapping_storm(
+            tmp_path,
+            cgroup,
+            "forked",
+            processes=16,
+            lifetime_ms=500,
+            mappings=9_500,
+            file=deep_file(tmp_path, 3_400),
+        ),
+        exporter_process("--root", scene.root, inside=inside) as exporter,
+    ):
+        exporter.wait_until_ready()
+        eventually(lambda: is_exported(exporter, honest))
+        assert highest_resident_bytes(exporter.pid) < 100 * MIB
+        assert exporter.stop() == 0, exporter.log
 
 
 # ---- Impossible ---------------------------------------------------------------------------------
