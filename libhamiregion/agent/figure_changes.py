@@ -156,7 +156,7 @@ class FigureChanges:
                 row
                 for row, container in enumerate(observation.containers)
                 if before is not places
-                and (path := container.region_path) in written
+                and (path := container.region_path or "") in written
                 and places.proofs.get(path) != before.proofs.get(path)
             )
         return frozenset(observation.containers[row] for row in rows)
