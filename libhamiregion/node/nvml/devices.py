@@ -7,11 +7,11 @@ import re
 import time
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import attrs
 
-from .driver import MAX_BYTES, NOT_AVAILABLE, UTILIZATION
+from .driver import MAX_BYTES, NOT_AVAILABLE, UTILIZATION, listed_processes
 from .models import KINDS, NvmlDevice, ProcessColumns
 from .states import NvmlCallFailed, NvmlFault, NvmlState
 from .xid_events import XidEvents
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .driver import Driver, SampledProcess
 
 T = TypeVar("T")
+# The index of a GPU, and the number of a MIG device on it.
+_Place: TypeAlias = "tuple[int, int | None]"
 
 _LISTS = (
     "nvmlDeviceGetComputeRunningProcesses",
@@ -128,6 +130,23 @@ class _Usage:
     state: NvmlState = NvmlState.OK
 
 
+@attrs.define
+class _Known:
+    """What was made of the lists of one device.
+
+    Attributes:
+        filled: The lists as the driver wrote them; None for those that it has not.
+        lists: The same, taken apart.
+        key: What else `columns` were made of.
+        columns: Made of the lists alone, where no process has a sample.
+    """
+
+    filled: list[bytes | None]
+    lists: _Lists
+    key: tuple[object, ...] = ()
+    columns: ProcessColumns | None = None
+
+
 class _DeviceQueries:
     """Asks one device, and stops asking once it is lost: each further call may take seconds."""
 
@@ -194,12 +213,15 @@ class DeviceReader:
         self._xids = XidEvents(driver) if sensors else None
         self._processes = processes
         self.driver_version: str | None = None
+        # What was made of the lists of each device when they were last asked for.
+        self._known: dict[_Place, _Known] = {}
         # A lost GPU tells nothing any more; its index keeps its meaning while NVML is open.
         self._identities: dict[int, tuple[str | None, str | None]] = {}
 
     def forget(self) -> None:
         """NVML was initialised anew: an index may mean another GPU."""
         self._identities.clear()
+        self._known.clear()
         if self._xids is not None:
             self._xids.forget()
 
@@ -240,7 +262,7 @@ class DeviceReader:
         milliwatts = sensors.pop("power_usage_watts", None)
         millijoules = sensors.pop("energy_joules", None)
         mig_enabled = asked.ask("mig_enabled", lambda: self._mig_enabled(handle))
-        lists = self._lists(asked)
+        lists = self._lists(asked, (index, None))
         migs = self._migs(asked) if mig_enabled else []
         usage = self._usage(asked, mig_enabled, lists, is_busy=gpu_util != 0)
         readings = [self._read_mig(index, slot, mig, lists) for slot, mig in migs]
@@ -265,7 +287,8 @@ class DeviceReader:
         # Of all that was asked above.
         device = attrs.evolve(device, faults=tuple(asked.faults))
         own = _without(lists, readings) if readings else lists
-        return device, [_columns(index, uuid, own, usage), *(columns for _, columns in readings)]
+        columns = self._columns((index, None), uuid, own, usage)
+        return device, [columns, *(columns for _, columns in readings)]
 
     def _xid_errors(self, asked: _DeviceQueries, index: int) -> tuple[tuple[int, int], ...] | None:
         events = self._xids
@@ -325,7 +348,7 @@ class DeviceReader:
         gpu_instance = asked.call("gpu_instance_id", "nvmlDeviceGetGpuInstanceId")
         compute_instance = asked.call("compute_instance_id", "nvmlDeviceGetComputeInstanceId")
         memory = self._memory(asked)
-        lists = self._lists(asked)
+        lists = self._lists(asked, (index, slot))
         own = (gpu_instance, compute_instance)
         if lists.state is not NvmlState.OK and parent.state is NvmlState.OK and None not in own:
             lists = parent.only(key for key in parent.memory if key[1:] == own)
@@ -345,27 +368,46 @@ class DeviceReader:
             gpu_instance_id=gpu_instance,
             compute_instance_id=compute_instance,
         )
-        return mig, _columns(index, uuid, lists, usage)
+        return mig, self._columns((index, slot), uuid, lists, usage)
 
     # ---- processes ------------------------------------------------------------------------------
 
-    def _lists(self, asked: _DeviceQueries) -> _Lists:
-        lists = _Lists()
+    def _lists(self, asked: _DeviceQueries, place: _Place) -> _Lists:
+        state = NvmlState.OK
         if not self._processes:
-            lists.state = NvmlState.NOT_ASKED
-            return lists
+            return _Lists(state=NvmlState.NOT_ASKED)
+        filled: list[bytes | None] = []
         for kind, name in enumerate(_LISTS):
+            filled.append(None)
             try:
                 if asked.lost is not None:
                     raise asked.lost
-                lists.add(kind, self._driver.listed(name, self.driver_version, asked.handle))
+                filled[kind] = self._driver.listed(name, self.driver_version, asked.handle)
             except NvmlCallFailed as failure:
                 if KINDS[kind] != "compute" and failure.state in _ABSENT:
                     continue  # there is no such kind of process on this device
-                if lists.state is NvmlState.OK:
-                    lists.state = failure.state
+                if state is NvmlState.OK:
+                    state = failure.state
                 asked.note("processes", failure)
-        return lists
+        known = self._known.get(place)
+        if known is None or known.filled != filled:
+            # Most of what a sample costs, and most lists are what they were five seconds ago.
+            known = self._known[place] = _Known(filled, _Lists())
+            for kind, rows in enumerate(filled):
+                if rows is not None:
+                    known.lists.add(kind, listed_processes(rows))
+        return attrs.evolve(known.lists, state=state)
+
+    def _columns(
+        self, place: _Place, uuid: str | None, lists: _Lists, usage: _Usage
+    ) -> ProcessColumns:
+        known = self._known.get(place)
+        if known is None or known.lists.kinds is not lists.kinds or usage.newest or usage.stirring:
+            return _columns(place[0], uuid, lists, usage)
+        key = (uuid, lists.state, usage.stirring is None, usage.samples)
+        if known.columns is None or known.key != key:
+            known.key, known.columns = key, _columns(place[0], uuid, lists, usage)
+        return known.columns
 
     def _usage(
         self,

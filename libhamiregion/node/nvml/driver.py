@@ -50,6 +50,7 @@ class Driver:
         self._library = library
         self._handle: ctypes.CDLL | None = None
         self._nvml: Any = None
+        self._loaded: ctypes.CDLL | None = None
         # How much room the last list needed.
         self._capacities: dict[str, int] = {}
         self.is_open = False
@@ -84,6 +85,7 @@ class Driver:
         if not self.is_open:
             return
         self.is_open = False
+        self._loaded = None
         try:
             self.call("nvmlShutdown")
         except NvmlCallFailed:
@@ -107,8 +109,11 @@ class Driver:
             # nvidia-ml-py decodes texts as UTF-8; a program may be called anything.
             return error.object.decode("utf-8", "backslashreplace")
 
-    def listed(self, name: str, driver_version: str | None, handle: Any) -> list[ListedProcess]:
+    def listed(self, name: str, driver_version: str | None, handle: Any) -> bytes:
         """Call a function that lists processes, in the newest version that can be trusted.
+
+        Returns:
+            The list as the driver writes it, for `listed_processes`.
 
         Raises:
             NvmlCallFailed: It failed, or the list grew each time.
@@ -118,7 +123,7 @@ class Driver:
             versions.remove("_v3")
         for version in versions:
             try:
-                return self._entries(name + version, _PROCESS, handle)
+                return self._filled(name + version, _PROCESS, handle)
             except NvmlCallFailed as failure:
                 if failure.state is not NvmlState.FUNCTION_NOT_FOUND:
                     raise
@@ -140,33 +145,38 @@ class Driver:
         older: NvmlCallFailed | None = None
         rows: list[SampledProcess] = []
         try:
-            rows = self._entries(UTILIZATION, _SAMPLE, handle, since_us)
+            rows = list(_SAMPLE.iter_unpack(self._filled(UTILIZATION, _SAMPLE, handle, since_us)))
         except NvmlCallFailed as failure:
             if failure.state not in _NOBODY:
                 raise
             older = failure
         if is_busy and not any(row[2] for row in rows):
             try:
-                newer = self._entries(_NEWER_UTILIZATION, _NEWER_SAMPLE, handle, since_us)
+                newer = self._filled(_NEWER_UTILIZATION, _NEWER_SAMPLE, handle, since_us)
             except NvmlCallFailed as failure:
                 if failure.state not in _NOBODY:
                     raise
             else:
-                return [(pid, at_us, *figures) for at_us, pid, *figures in newer]
+                return [
+                    (pid, at_us, sm, memory, enc, dec)
+                    for at_us, pid, sm, memory, enc, dec in _NEWER_SAMPLE.iter_unpack(newer)
+                ]
         if older is not None:
             raise older
         return rows
 
-    def _entries(
+    def _filled(
         self, name: str, entry: struct.Struct, handle: Any, since_us: int | None = None
-    ) -> list[Any]:
-        """Call a function that fills an array, and take the array apart in one go.
+    ) -> bytes:
+        """Call a function that fills an array; what it has filled.
 
         nvidia-ml-py makes several objects of each entry, which on a node with a thousand processes
         costs more than the driver.
         """
-        # Loaded by nvidia-ml-py already: the loader knows it by this name.
-        function = getattr(ctypes.CDLL("libnvidia-ml.so.1"), name, None)
+        if self._loaded is None:
+            # By nvidia-ml-py already: the loader knows it by this name.
+            self._loaded = ctypes.CDLL("libnvidia-ml.so.1")
+        function = getattr(self._loaded, name, None)
         if function is None:
             raise NvmlCallFailed(name, NvmlState.FUNCTION_NOT_FOUND)
         capacity = self._capacities.get(name, _FIRST_CAPACITY)
@@ -190,9 +200,13 @@ class Driver:
             state = state_of(code)
             if state is NvmlState.OK:
                 self._capacities[name] = capacity
-                filled = memory.raw[: min(count.value, capacity) * entry.size]
-                return list(entry.iter_unpack(filled))
+                return memory.raw[: min(count.value, capacity) * entry.size]
             if state is not NvmlState.INSUFFICIENT_SIZE:
                 break
             capacity = min(max(count.value, capacity) * 3 // 2, _MAX_CAPACITY)
         raise NvmlCallFailed(name, state, code)
+
+
+def listed_processes(filled: bytes) -> list[ListedProcess]:
+    """Take a list of processes apart in one go."""
+    return list(_PROCESS.iter_unpack(filled))
