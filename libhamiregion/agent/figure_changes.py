@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.join import KnownJoin, Pairs
+    from libhamiregion.node.join import KnownJoin
     from libhamiregion.node.matching import HostProcess
     from libhamiregion.node.observation import Observation
+    from libhamiregion.node.pairs import Pairs
     from libhamiregion.region import Region
 
     # Cells of a column, one per pair of process and device; None where there was no such pair.

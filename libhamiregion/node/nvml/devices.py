@@ -402,9 +402,14 @@ class DeviceReader:
         self, place: _Place, uuid: str | None, lists: _Lists, usage: _Usage
     ) -> ProcessColumns:
         known = self._known.get(place)
-        if known is None or known.lists.kinds is not lists.kinds or usage.newest or usage.stirring:
+        if (
+            known is None
+            or known.lists.kinds is not lists.kinds
+            or usage.newest
+            or usage.recently_busy
+        ):
             return _columns(place[0], uuid, lists, usage)
-        key = (uuid, lists.state, usage.stirring is None, usage.samples)
+        key = (uuid, lists.state, usage.recently_busy is None, usage.samples)
         if known.columns is None or known.key != key:
             known.key, known.columns = key, _columns(place[0], uuid, lists, usage)
         return known.columns
