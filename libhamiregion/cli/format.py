@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from libhamiregion import Effect, ProcessStatus, format_size
+from libhamiregion import Effect, ProcessStatus
 
-from .tables import NAME, NOTHING, ROOMY, UNLIMITED, Column, percent
+from .tables import NAME, NOTHING, ROOMY, Column
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -53,16 +53,6 @@ def lock_word(owner_pid: int, dead: Collection[int] = ()) -> str:
 def effect_words(effect: Effect) -> str:
     """Say from when on an edit holds."""
     return _EFFECTS[effect]
-
-
-def memory_words(nbytes: int | None) -> str:
-    """Write a memory limit for people."""
-    return UNLIMITED if nbytes is None else format_size(nbytes)
-
-
-def percent_words(number: int | None) -> str:
-    """Write a percentage limit for people."""
-    return UNLIMITED if number is None else percent(number)
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
