@@ -22,7 +22,7 @@ from libhamiregion.node.node_pod import ANNOTATION_PREFIX, pods_by_uid
 from libhamiregion.node.selector import Selector
 from libhamiregion.text import printable
 
-from .limit_plan import LimitPlan, Limits, Rule
+from .limit_plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitPlan, Limits, Rule
 from .sources import SourceReading
 
 if TYPE_CHECKING:
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
     from libhamiregion.node.node_pod import NodePod
 
-_KNOWN: Final = "[CONTAINER.]{memory-limit,sm-limit,priority}[.DEVICE]"
+_FIELDS: Final = {field.replace("_", "-"): field for field in LIMIT_FIELDS}
+_KNOWN: Final = f"[CONTAINER.]{{{','.join(_FIELDS)}}}[.DEVICE]"
 # A container's name has no dot, so the parts of a key cannot be confused.
 _KEY: Final = re.compile(
     r"(?:(?P<container>[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)\.)?"
-    r"(?P<field>memory-limit|sm-limit|priority)"
+    rf"(?P<field>{'|'.join(_FIELDS)})"
     r"(?:\.(?P<device>0|[1-9][0-9]?))?\Z"
 )
 _SHOWN: Final = 80
@@ -87,12 +88,12 @@ def _request(pod: NodePod, key: str, text: str) -> tuple[Selector, Limits]:
     match = _KEY.match(key)
     if match is None:
         raise ValueError(f"unknown; known are {_KNOWN}")
-    field, container, device = match["field"].replace("-", "_"), match["container"], match["device"]
+    field, container, device = _FIELDS[match["field"]], match["container"], match["device"]
     if container is not None and container not in pod.containers:
         names = ", ".join(printable(name, _SHOWN) for name in pod.containers[:10])
         raise ValueError(f"the pod has no container {container} (it has {names or 'none'})")
-    if device is not None and field == "priority":
-        raise ValueError("a priority is of the whole container; leave out the device")
+    if device is not None and field not in DEVICE_FIELDS:
+        raise ValueError(f"a {field} is of the whole container; leave out the device")
     if device is not None and int(device) >= DEVICE_CAPACITY:
         raise ValueError(f"a device is 0 to {DEVICE_CAPACITY - 1}, not {device}")
     select = Selector(

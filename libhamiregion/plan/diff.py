@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import operator
 from collections import defaultdict
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
@@ -15,7 +15,7 @@ from libhamiregion.text import printable
 from libhamiregion.units import format_size, memory_limit_percent
 
 from .equal_edits import value_name, value_words
-from .limit_plan import LIMIT_FIELDS, LimitField
+from .limit_plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitField
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -278,9 +278,10 @@ def value_now(region: Region, key: ValueKey) -> int | None:
         RegionStale, RegionCorrupt, RegionClosed: As `Region.snapshot`.
     """
     field, device = key
-    if device is None:
-        return region.priority
-    return region.memory_limit(device) if field == "memory_limit" else region.sm_limit(device)
+    # A region calls them as a plan does.
+    value: Any = getattr(region, field)
+    found: int | None = value if device is None else value(device)
+    return found
 
 
 def _wanted(
@@ -298,7 +299,7 @@ def _wanted(
             without_device.append((number, rule))
             continue
         for field, value in rule.set:
-            for device in (None,) if field == "priority" else devices:
+            for device in devices if field in DEVICE_FIELDS else (None,):
                 wanted[field, device] = (value, number)
     message = f"it has no device that a rule chooses; it has {count}"
     if not count:

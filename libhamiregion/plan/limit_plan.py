@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: What a plan can set: the limits of a device in bytes and percent, the priority of a container.
 LimitField: TypeAlias = Literal["memory_limit", "sm_limit", "priority"]
 LIMIT_FIELDS: Final[tuple[LimitField, ...]] = ("memory_limit", "sm_limit", "priority")
+#: Those of a device; the others are of the whole container.
+DEVICE_FIELDS: Final[tuple[LimitField, ...]] = ("memory_limit", "sm_limit")
 #: Bytes, percent or a priority; None is unlimited; "80%" of a memory limit.
 LimitValue: TypeAlias = "int | str | None"
 

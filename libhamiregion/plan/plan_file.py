@@ -29,9 +29,6 @@ from .limit_plan import (
     LimitPlan,
     Limits,
     Rule,
-    read_memory,
-    read_priority,
-    read_sm,
 )
 
 if TYPE_CHECKING:
@@ -164,7 +161,8 @@ def _converter() -> Any:
     patterns = {field.name: _pattern for field in attrs.fields(Selector)}
     # Empty: of no pod.
     mapping(Selector, **{**patterns, "pod_uid": _text, "device": _device})
-    mapping(Limits, memory_limit=read_memory, sm_limit=read_sm, priority=read_priority)
+    converters: Any = {field.name: field.converter for field in attrs.fields(Limits)}
+    mapping(Limits, **converters)
     mapping(_Metadata, name=_text, description=_text)
     mapping(Rule, set=limits, name=_text)
     mapping(_PlanText, apiVersion=_exactly(API_VERSION), kind=_exactly(KIND), rules=rules)

@@ -13,7 +13,7 @@ from libhamiregion.node.selector import Selector
 from libhamiregion.text import printable
 
 from .diff import region_devices, value_now
-from .limit_plan import LimitPlan, Limits, Rule
+from .limit_plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitPlan, Limits, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -68,10 +68,12 @@ def export_plan(node: Node, select: Selector | None = None) -> LimitPlan:
 
 
 def _keys(region: Region, chosen: Selector) -> list[ValueKey]:
-    keys: list[ValueKey] = [("priority", None)] if chosen.device is None else []
+    keys: list[ValueKey] = []
+    if chosen.device is None:
+        keys += [(field, None) for field in LIMIT_FIELDS if field not in DEVICE_FIELDS]
     for device in region_devices(region):
         if chosen.matches_device(device):
-            keys += [("memory_limit", device.index), ("sm_limit", device.index)]
+            keys += [(field, device.index) for field in DEVICE_FIELDS]
     return keys
 
 

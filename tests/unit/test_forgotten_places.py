@@ -1,0 +1,188 @@
+"""What stands in several places stands in all of them: CONTRIBUTING's "Where to change what"."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+import pytest
+from plan_scene import PlanScene, plan, plan_nodes, plan_scene
+
+import libhamiregion.cli
+from libhamiregion import Region
+from libhamiregion.agent import StaleDirectoryCollector
+from libhamiregion.cli.verbs import hamiregion
+from libhamiregion.exporter import COLLECTORS, NodeExporter, collectors
+from libhamiregion.node import Node, NvmlSampler, PodLogNames
+from libhamiregion.node.node_pod import NodePod
+from libhamiregion.node.places import DEFAULT_ROOTS
+from libhamiregion.plan import Limits, apply_diff, diff_plan, load_plan
+from libhamiregion.plan.annotations import plan_of_pods
+from libhamiregion.plan.diff import value_now
+from libhamiregion.plan.limit_plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitField
+from libhamiregion.units import parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parents[2]
+needs_tree = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="needs the whole tree")
+
+scene = pytest.fixture(plan_scene)
+node = pytest.fixture(plan_nodes)
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def commands(group: click.Group = hamiregion, path: str = "") -> Iterator[tuple[str, Any]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield f"{path} {name}".strip(), command
+        if isinstance(command, click.Group):
+            yield from commands(command, name)
+
+
+# ---- verbs and their options ----
+
+
+def test_each_command_that_a_file_defines_is_a_verb() -> None:
+    reached = {id(command) for _, command in commands()}
+    for module in pkgutil.iter_modules(libhamiregion.cli.__path__):
+        found = vars(import_module(f"libhamiregion.cli.{module.name}"))
+        for name, command in found.items():
+            if isinstance(command, click.Command) and command is not hamiregion:
+                assert id(command) in reached, f"{module.name}.{name} is no verb"
+
+
+@needs_tree
+def test_the_page_of_the_command_line_names_each_verb() -> None:
+    text = page("command-line")
+    assert {verb for verb, _ in commands() if verb not in text} == set()
+
+
+#: Of each option whose default the library has too: what has it, and how it is called there.
+LIBRARY: dict[tuple[str, str], tuple[Callable[..., Any], str]] = {
+    ("exporter", "interval_s"): (NodeExporter, "interval_s"),
+    ("exporter", "gone_after_s"): (NodeExporter, "gone_after_s"),
+    ("exporter", "proc"): (Node, "proc"),
+    ("exporter", "pod_logs"): (PodLogNames, "root"),
+    ("agent", "gone_after_s"): (StaleDirectoryCollector, "gone_after_s"),
+    ("agent", "kubelet_pods"): (StaleDirectoryCollector, "kubelet_pods"),
+    ("agent", "pod_logs"): (StaleDirectoryCollector, "pod_logs"),
+    ("lock recover", "watch_s"): (Region.recover_lock, "watch_s"),
+}
+
+
+@pytest.mark.parametrize(("verb", "option"), LIBRARY, ids=lambda each: each.replace(" ", "-"))
+def test_an_option_has_the_default_of_the_library(verb: str, option: str) -> None:
+    (command,) = (each for name, each in commands() if name == verb)
+    (parameter,) = (each for each in command.params if each.name == option)
+    where, name = LIBRARY[verb, option]
+    default = parameter.default
+    if name == "gone_after_s":
+        default = parse_duration(default)
+    assert default == inspect.signature(where).parameters[name].default
+
+
+# ---- collectors ----
+
+
+def test_each_collector_is_declared_and_made(tmp_path: Path) -> None:
+    declared = {each for each in collectors.__all__ if each != "COLLECTORS"}
+    for module in pkgutil.iter_modules(collectors.__path__):
+        found = vars(import_module(f"{collectors.__name__}.{module.name}"))
+        own = {
+            name
+            for name, each in found.items()
+            if name.endswith("Collector") and getattr(each, "__module__", "") == found["__name__"]
+        }
+        assert own <= declared
+    names = {getattr(collectors, each).name for each in declared}
+    assert names == {"containers", *COLLECTORS}
+    with Node(tmp_path) as node, NvmlSampler() as sampler:
+        made = NodeExporter(node, sampler=sampler)._schedule.collectors
+    assert {each.name for each in made} == names
+
+
+@needs_tree
+def test_the_page_of_the_exporter_says_what_each_collector_is_for() -> None:
+    text = page("exporter")
+    assert {name for name in COLLECTORS if f"\n| `{name}` | " not in text} == set()
+
+
+# ---- roots ----
+
+
+@needs_tree
+@pytest.mark.parametrize("root", DEFAULT_ROOTS)
+def test_a_default_root_is_on_the_page_and_mounted_by_a_manifest(root: str) -> None:
+    assert f"`{root}`" in page("node")
+    manifests = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "deploy").rglob("*.yaml")
+    )
+    assert any(f"path: {each}\n" in manifests for each in (root, *map(str, Path(root).parents)))
+
+
+# ---- fields of a plan ----
+
+#: Of each field the text of a value, and the value as `value_now` gives it.
+VALUES: dict[LimitField, tuple[str, int]] = {
+    "memory_limit": ("3GiB", 3 << 30),
+    "sm_limit": ("35", 35),
+    "priority": ("0", 0),
+}
+
+
+def test_the_fields_of_a_plan_are_those_of_limits_and_of_a_region() -> None:
+    assert tuple(each.name for each in attrs.fields(Limits)) == LIMIT_FIELDS == tuple(VALUES)
+    assert set(DEVICE_FIELDS) < set(LIMIT_FIELDS)
+    assert all(hasattr(Region, field) for field in LIMIT_FIELDS)
+
+
+@pytest.mark.parametrize("field", LIMIT_FIELDS)
+def test_a_field_of_a_plan_goes_all_the_way_and_back(
+    scene: PlanScene, node: Node, field: LimitField
+) -> None:
+    file = scene.container()
+    before = file.content()
+    text, value = VALUES[field]
+    node.refresh(processes=False)
+    (container,) = node.containers
+    region = container.region
+    assert region is not None
+    key = (field, 0 if field in DEVICE_FIELDS else None)
+    assert value_now(region, key) != value
+    found = diff_plan(node, plan(f"{{select: {{}}, set: {{{field}: {text}}}}}"))
+    assert {edit.field for each in found.changes for edit in each.edits} == {field}
+    done = apply_diff(node, found, state=scene.state)
+    assert value_now(region, key) == value
+    assert done.undo_path is not None
+    apply_diff(node, diff_plan(node, load_plan(done.undo_path)), state=scene.state)
+    assert file.content() == before
+
+
+@pytest.mark.parametrize("field", LIMIT_FIELDS)
+def test_a_field_of_a_plan_is_an_annotation_too(field: LimitField) -> None:
+    text, value = VALUES[field]
+    asked = {field.replace("_", "-"): text}
+    pod = NodePod("research", "bert-0", "uid", ("uid",), annotations=asked)
+    reading = plan_of_pods([pod])
+    assert reading.problems == {}
+    assert reading.plan is not None
+    assert [dict(rule.set) for rule in reading.plan.rules] == [{field: value}]
+
+
+@needs_tree
+@pytest.mark.parametrize("field", LIMIT_FIELDS)
+def test_the_page_of_plans_names_each_field_and_its_annotation(field: LimitField) -> None:
+    text = page("limits-by-plan")
+    assert f"`{field}`" in text
+    assert f"`{field.replace('_', '-')}`" in text
