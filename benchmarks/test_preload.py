@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -22,6 +23,8 @@ for place in (TESTS, TESTS / "preload"):
     if str(place) not in sys.path:
         sys.path.append(str(place))
 
+from busy_programs import BusyProgram, Observer  # noqa: E402
+from cuda_program import CudaProgram  # noqa: E402
 from fake_cuda.driver import GIB, MIB, FakeGpus, build  # noqa: E402
 from limited import Limited  # noqa: E402
 
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 
     from ledger import Ledger
 
+SOFT_LIMIT = 30
+# Percent: under a hard limit of so much a program has less, and beside another one at most that.
+ALONE, BESIDE = 60, 42
 # It holds nothing up, as the kernels of the loop take no time: once the pace has been found.
 SM_LIMIT = 50
 PACE_FOUND_S = 5
@@ -164,6 +170,62 @@ def test_a_program_that_launches_once(
     limit = "no SM limit" if sm_limit is None else f"SM limit {sm_limit}"
     work = f"start to end of a program that launches once, {limit}, beyond the bare driver"
     ledger.add(work, "ms", 2, beyond, min(ours) - min(bare))
+
+
+class Bare:
+    """Where programs run that nothing limits."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return self._environment | more
+
+
+@pytest.fixture
+def observer(bench: Bench) -> Iterator[Observer]:
+    program = CudaProgram(bench.bare)
+    yield Observer(program)
+    program.kill()
+
+
+@pytest.mark.parametrize(("kernel", "pending"), [("busy_1ms", 20), ("busy_10us", 2000)])
+def test_a_program_under_a_soft_limit(
+    bench: Bench, observer: Observer, benchmark: Any, ledger: Ledger, kernel: str, pending: int
+) -> None:
+    """What it has alone of what it has bare, and beside a program that has just come."""
+    region, bare = bench.limited.region, Bare(bench.bare)
+    region.set_sm_limit(SOFT_LIMIT, device=0)
+    region.set_burst(True)
+
+    def share(program: BusyProgram, settle_s: float) -> float:
+        time.sleep(settle_s)
+        return observer.busy_percent(3, pid=program.pid)
+
+    def once() -> tuple[float, float]:
+        with contextlib.ExitStack() as programs:
+
+            def start(scene: Limited | Bare, kernel: str, pending: int) -> BusyProgram:
+                program = BusyProgram(scene, bench.programs, kernel, pending=pending)
+                programs.callback(program.kill)
+                return program
+
+            plain = start(bare, kernel, pending)
+            without = share(plain, 1)
+            plain.kill()
+            program = start(bench.limited, kernel, pending)
+            alone = share(program, 4)
+            start(bare, "busy_1ms", 20)
+            beside = share(program, 0.5)
+        assert alone > ALONE, "what is not used is not left unused"
+        assert beside < BESIDE, "what is not given back is no soft limit"
+        return 100 * (1 - alone / without), beside - SOFT_LIMIT
+
+    lost, above = benchmark.pedantic(once, rounds=1)
+    region.set_burst(False)
+    work = f"soft limit {SOFT_LIMIT}, {kernel}"
+    ledger.add(f"{work}: alone, less than bare", "%", 5, lost)
+    ledger.add(f"{work}: beside another, above it 0.5 s later", "%", 5, above)
 
 
 def test_a_program_without_cuda_starts(benchmark: Any, ledger: Ledger, quick: bool) -> None:
