@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     multiple=True,
     help="SM limit of the next device: 1 to 100, or unlimited.  Repeatable.",
 )
+@click.option(
+    "--burst",
+    is_flag=True,
+    help="Programs of `run` may pass the SM limits by what nobody else on the GPU uses.",
+)
 @click.option("--uuid", "uuids", metavar="UUID", multiple=True, help="UUID of the next device.")
 @click.option(
     "--priority", type=int, default=1, show_default=True, help="0 is high, 1 is low.", metavar="N"
@@ -59,6 +64,7 @@ def create(
     path: str,
     memory: tuple[str, ...],
     sm: tuple[str, ...],
+    burst: bool,
     uuids: tuple[str, ...],
     priority: int,
     layout: Layout,
@@ -70,6 +76,7 @@ def create(
 
     \b
     hamiregion create FILE --memory 8GiB --memory 4GiB --sm 50
+    hamiregion create FILE --sm 30 --burst
     CUDA_DEVICE_MEMORY_LIMIT=3000m hamiregion create FILE --from-environment
 
     Limits not given are unlimited.  The answer, also with --json, is what `hamiregion show` says
@@ -82,6 +89,8 @@ def create(
             raise click.UsageError("--from-environment already says what --memory and --sm would.")
         found = limits_from_environment(os.environ)
         memory_limits, sm_limits = found.memory_limits_bytes, found.sm_limits_percent
+    if burst and layout.version is None:
+        raise click.UsageError(f"A region of layout {layout.value} has no room for --burst.")
 
     def make(target: str) -> RegionSnapshot:
         with bad_arguments():
@@ -93,7 +102,9 @@ def create(
                 uuids=uuids,
                 layout=layout,
             )
-        with open_region(target, layout=layout) as region:
+        with open_region(target, layout=layout, writable=burst) as region:
+            if burst:
+                region.set_burst(True)
             return region.snapshot()
 
     if dry_run:
@@ -103,7 +114,8 @@ def create(
         snapshot = attrs.evolve(made, path=str(Path(path).absolute()))
     else:
         snapshot = make(path)
-    show(region_page(snapshot, *([Lines([DRY_RUN])] if dry_run else [])), as_json)
+    more = [Lines([DRY_RUN])] if dry_run else []
+    show(region_page(snapshot, *more, burst=burst), as_json)
 
 
 def _check_place(path: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli_process import on_terminal, run
@@ -11,8 +12,6 @@ from integration.called import call
 import libhamiregion as hami
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 GIB = 2**30
@@ -33,6 +32,24 @@ def test_options_are_those_of_one_device_after_the_other(tmp_path: Path) -> None
         assert (region.uuids, region.priority) == (UUIDS, 0)
     shown = json.loads(call("show", path, "--json").stdout)
     assert json.loads(answer.stdout) | {"taken_at_ns": 0} == shown | {"taken_at_ns": 0}
+
+
+def test_a_soft_limit_can_be_made_where_the_layout_has_room_for_it(tmp_path: Path) -> None:
+    for number, layout in enumerate(hami.Layout):
+        path = tmp_path / f"{number}.cache"
+        arguments = ("create", str(path), "--sm", "30", "--burst", "--layout", layout.value)
+        answer = call(*arguments, "--json")
+        if layout.version is None:
+            assert answer.returncode == 2
+            assert answer.stderr.endswith("has no room for --burst.\n")
+            assert not path.exists()
+            continue
+        assert answer.returncode == 0, answer.stderr
+        assert json.loads(answer.stdout)["burst"] is True
+        with hami.open_region(path) as region:
+            assert (region.burst, region.sm_limit(0)) == (True, 30)
+        assert "burst" in call("create", f"{path}.dry", *arguments[2:], "--dry-run").stdout
+        assert not Path(f"{path}.dry").exists()
 
 
 def test_limits_come_from_the_environment_by_libvgpus_rules(tmp_path: Path) -> None:
