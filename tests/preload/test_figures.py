@@ -1,25 +1,15 @@
-"""How busy each process is, read from an NVML whose lists grow and lie."""
+"""How busy each process is, read from an NVML whose lists grow and lie; and who else is there."""
 
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
+from c_model import build_model, needs_c, run_model
 
-HERE = Path(__file__).parent
-FIGURES = HERE.parents[1] / "csrc/preload/busy_figures.c"
-
-pytestmark = [
-    pytest.mark.skipif(not FIGURES.is_file(), reason="needs the C sources beside the tests"),
-    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
-]
+pytestmark = needs_c
 
 
 def test_more_samples_than_were_expected_are_read_within_their_list(tmp_path: Path) -> None:
-    program = tmp_path / "figures_model"
-    options = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
-    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    sources = [str(HERE / "figures_model.c"), str(FIGURES)]
-    subprocess.run(["cc", *options, *sanitize, *sources, "-o", str(program)], check=True)
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    run_model(build_model(tmp_path, "figures_model", "busy_figures"))
+
+
+def test_who_else_uses_a_gpu_is_told_by_what_nvml_and_proc_show(tmp_path: Path) -> None:
+    run_model(build_model(tmp_path, "neighbours_model", "neighbours", "busy_figures"))
