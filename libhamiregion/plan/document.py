@@ -126,11 +126,7 @@ def read_document(raw: bytes, source: str) -> Document:
     except _InvalidDocument as error:
         raise PlanError(source, [error.problem]) from None
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        said = printable(getattr(error, "problem", None) or str(error), 200)
-        if mark is not None and text[mark.index : mark.index + 1] == "\t":
-            said = "a tab; YAML is indented with spaces"
-        raise PlanError(source, [_problem(f"neither YAML nor JSON: {said}", mark)]) from None
+        raise PlanError(source, [_syntax_problem(error, text)]) from None
     if document.second:
         raise PlanError(source, document.second)
     return document
@@ -139,6 +135,23 @@ def read_document(raw: bytes, source: str) -> Document:
 class _InvalidDocument(Exception):
     def __init__(self, message: str, mark: Any = None, path: Path = ()) -> None:
         self.problem = _problem(message, mark, path)
+
+
+def _syntax_problem(error: Any, text: str) -> PlanProblem:
+    """What PyYAML refuses, at the same place whether its loader in C or in Python found it."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    said = printable(getattr(error, "problem", None) or str(error), 200)
+    line = column = None
+    if mark is not None:
+        line, column = mark.line + 1, mark.column + 1
+        at, lines = text[mark.index : mark.index + 1], text.split("\n")
+        if at == "\t":
+            said = "a tab; YAML is indented with spaces"
+        elif "unknown escape" in said and at != "\\":
+            column -= 1
+        elif line > len(lines):
+            line, column = len(lines), len(lines[-1]) + 1
+    return PlanProblem(line, column, "", printable(f"neither YAML nor JSON: {said}", 400))
 
 
 def _problem(message: str, mark: Any, path: Path = ()) -> PlanProblem:

@@ -255,6 +255,39 @@ def test_a_problem_has_the_same_place_without_the_loader_in_c(
         assert re.match(r"p:5:2[0-9]: rules\[0\]\.set\.[a-z_]+: .{20,}", said), said
 
 
+# PyYAML's two loaders differ in what they let stand in braces: a tab, a question mark without
+# quotes, and a colon right before a bracket. Where they agree that something is wrong, they agree
+# where.
+ADDED = (*":{}[]'\"\\&*!@\n\u00e4", "", "- ", "# ", " ,")
+
+
+def test_a_slip_of_the_pen_has_one_place_whichever_loader_finds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not hasattr(yaml, "CSafeLoader"):
+        pytest.skip("needs PyYAML's loader in C")
+    value = '{memory_limit: "6\\u0047iB", sm_limit: 0}'
+    texts = [
+        RULE + value[:at] + added + value[at + (not added) :]
+        for added in ADDED
+        for at in range(len(value))
+        if not (added in {"[", "{", "]", "}"} and value[at - 1] == ":")
+    ]
+    there = [places(text) for text in texts]
+    assert sum(map(bool, there)) > 0.9 * len(texts)
+    monkeypatch.delattr(yaml, "CSafeLoader")
+    assert [text for text, of_c in zip(texts, there, strict=True) if places(text) != of_c] == []
+
+
+def places(text: str) -> list[str]:
+    """Where a plan's problems are."""
+    try:
+        parse_plan(text, "p")
+    except PlanError as error:
+        return [f"{each.line}:{each.column}" for each in error.problems]
+    return []
+
+
 def test_what_is_no_yaml_has_a_place_too() -> None:
     texts = ("a: [1\nb: 2", "\ta: 1", '{"a": [1,\t2}', "- a\nb: c", "a: 'b", "a: \x00")
     for text in texts:
