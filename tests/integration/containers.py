@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -157,13 +156,6 @@ def states(found: RegionProcesses) -> dict[int, str]:
 
 def pids(processes: tuple[HostProcess, ...]) -> list[int]:
     return [process.pid for process in processes]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(0.005)
 
 
 class mounted_proc:  # noqa: N801

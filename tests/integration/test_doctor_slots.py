@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from containers import needs_namespaces, wait_for
+from containers import needs_namespaces
 from doctor_node_scenes import GIB, DoctorNode, Place
 from lock_bytes import NOBODY
 from namespaces import needs_first_namespace
@@ -339,5 +339,5 @@ def test_a_process_that_leaves_during_the_second_look_is_no_finding(
     pid, _ = place.spawn(inside, host_pid=False)
     views = doctor_node.node.view()
     inside.tell(f"@{pid}", "close")
-    wait_for(lambda: pid not in place.host_pids())
+    eventually(lambda: pid not in place.host_pids())
     assert doctor_node.findings(views=views) == ()

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from actors import MakeActor
-from containers import Starter, look, match, needs_namespaces, states, wait_for
+from containers import Starter, look, match, needs_namespaces, states
 from node_root import Root
 from region_bytes import RegionFile, RegionFileFactory
-from wait import PATIENCE_S
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import NotARegion, RegionClosed, RegionStale, open_region
 from libhamiregion.node import (
@@ -69,7 +69,7 @@ def test_a_lack_of_descriptors_proves_nobody_dead(start: Starter, region: Region
     pid = inside.tell("attach", region.path)
     inside.tell("charge", 1000)
     inside.tell("leave_first_thread")
-    wait_for(lambda: without_first_thread(inside.host_pid))
+    eventually(lambda: without_first_thread(inside.host_pid))
     table = ProcessTable()
     with open_region(region, writable=True) as opened:
         for count in range(8):
@@ -91,7 +91,7 @@ def test_where_a_zombies_maps_cannot_be_opened_the_other_threads_tell(
     inside = start()
     pid = inside.tell("attach", region.path)
     inside.tell("leave_first_thread")
-    wait_for(lambda: without_first_thread(inside.host_pid))
+    eventually(lambda: without_first_thread(inside.host_pid))
     original = procfs._open
 
     def as_linux_6_16(directory: int | None, name: str, flags: int) -> int:

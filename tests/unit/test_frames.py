@@ -1,22 +1,26 @@
 """Data frames and notebooks get what stands in the regions, typed, with null for nothing."""
 
+from __future__ import annotations
+
 import gc
 import json
 import re
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from exposition import NodeFiles
-from golden_regions import GoldenRegion
 from region_bytes import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, RegionSet, RegionSnapshot, RegionTable, create_region, open_region
+
+# pandas and pyarrow take a second to import, which every worker would spend.
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
+    from golden_regions import GoldenRegion
 
 GIB = 2**30
 TABLES = ("regions", "devices", "processes", "usages")
@@ -43,6 +47,8 @@ def snapshots(golden_regions: list[GoldenRegion]) -> list[RegionSnapshot]:
 
 
 def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    import pandas as pd
+
     return [
         {name: None if pd.isna(cell) else cell for name, cell in row.items()}
         for row in frame.to_dict("records")
@@ -96,6 +102,8 @@ def test_a_region_that_failed_has_its_error_and_nothing_else(golden_table: Regio
 
 
 def test_arrow_has_the_same_cells_and_types(golden_table: RegionTable) -> None:
+    import pyarrow as pa
+
     for name in TABLES:
         columns = getattr(golden_table, name)
         arrow = columns.to_arrow()
@@ -117,6 +125,9 @@ def test_arrow_has_the_same_cells_and_types(golden_table: RegionTable) -> None:
 def test_differences_of_columns_are_right_over_the_limit_and_null_without_one(
     tmp_path: Path,
 ) -> None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     path = tmp_path / "a.cache"
     create_region(path, memory_limits=["4GiB", None, "4GiB"])
     RegionFile(path, Layout.V1_2).add_process(7, {0: 5 * GIB, 1: GIB, 2: GIB})
@@ -161,6 +172,8 @@ def test_a_number_that_no_signed_column_holds_is_null(region_file: RegionFileFac
 
 
 def test_a_stream_outlives_what_it_was_made_from(golden_table: RegionTable) -> None:
+    import pyarrow as pa
+
     expected = golden_table.devices.to_arrow()
     reader = pa.RecordBatchReader.from_stream(golden_table.devices.frame())
     del golden_table
@@ -169,6 +182,8 @@ def test_a_stream_outlives_what_it_was_made_from(golden_table: RegionTable) -> N
 
 
 def test_a_capsule_that_nobody_takes_is_freed(golden_table: RegionTable) -> None:
+    import pyarrow as pa
+
     frame = golden_table.devices.frame()
     capsule = frame.__arrow_c_stream__()
     assert "arrow_array_stream" in repr(capsule)
