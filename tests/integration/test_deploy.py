@@ -7,8 +7,9 @@ import json
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
@@ -19,6 +20,9 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate")
 from libhamiregion import __version__  # noqa: E402
 from libhamiregion.cli.verbs import hamiregion  # noqa: E402
 from libhamiregion.exporter import FAMILIES  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
@@ -59,21 +63,31 @@ def built(overlay: str) -> list[dict[str, Any]]:
     return documents_of(rendered(overlay))
 
 
-def combined(tmp_path: Path, kustomization: str) -> subprocess.CompletedProcess[str]:
-    """What a kustomization of somebody's own makes, beside our overlays."""
-    tree = tmp_path / "kustomize"
+def own_overlay(directory: Path, kustomization: str, name: str = "own") -> Path:
+    """A kustomization of somebody's own, beside our overlays."""
+    tree = directory / "kustomize"
     shutil.copytree(KUSTOMIZE, tree, dirs_exist_ok=True)
-    own = tree / "overlays" / "own"
+    own = tree / "overlays" / name
     own.mkdir(exist_ok=True)
     own.joinpath("kustomization.yaml").write_text(kustomization)
-    return kustomize(own)
+    return own
 
 
-def with_components(
-    tmp_path: Path, overlay: str, components: list[str]
-) -> subprocess.CompletedProcess[str]:
+@functools.cache
+def combined(kustomization: str) -> subprocess.CompletedProcess[str]:
+    """What a kustomization of somebody's own makes, beside our overlays."""
+    with tempfile.TemporaryDirectory() as name:
+        return kustomize(own_overlay(Path(name), kustomization))
+
+
+def components_on(overlay: str, components: Iterable[str]) -> str:
+    """The kustomization of an overlay with components."""
     paths = [f"../../components/{component}" for component in components]
-    return combined(tmp_path, json.dumps({"resources": [f"../{overlay}"], "components": paths}))
+    return json.dumps({"resources": [f"../{overlay}"], "components": paths})
+
+
+def with_components(overlay: str, components: Iterable[str]) -> subprocess.CompletedProcess[str]:
+    return combined(components_on(overlay, components))
 
 
 def daemon_set(documents: list[dict[str, Any]]) -> dict[str, Any]:
@@ -126,7 +140,8 @@ def check_schemas(documents: list[dict[str, Any]]) -> None:
             kubernetes_validate.validate(document, "1.30", strict=True)
 
 
-def check_pod(spec: dict[str, Any]) -> None:
+def check_pod(spec: dict[str, Any], *more: str) -> None:
+    """No container has capabilities but SYS_PTRACE and these more."""
     volumes = {volume["name"] for volume in spec["volumes"]}
     for container in spec["containers"]:
         assert container["image"] == IMAGE
@@ -135,7 +150,7 @@ def check_pod(spec: dict[str, Any]) -> None:
         assert security["readOnlyRootFilesystem"]
         assert not security["allowPrivilegeEscalation"]
         assert security["capabilities"]["drop"] == ["ALL"]
-        assert set(security["capabilities"].get("add", [])) <= {"SYS_PTRACE"}
+        assert set(security["capabilities"].get("add", [])) <= {"SYS_PTRACE", *more}
         check_command_line(container["args"])
 
 
@@ -333,24 +348,34 @@ def test_one_file_names_the_image_of_every_container(tmp_path: Path) -> None:
         assert images == ["ghcr.io/we/ours:1.2.3"] * containers
 
 
+# What two tests ask of one rendering.
+IN_A_MODEST_CLUSTER = ("recorder", "before-1.30", "network-policy")
+IN_NO_OVERLAY = ("mig", "names", "nvidia-runtime", "recorder")
+
+
+# Each alone where nothing else stands; where other things do, together.
 @needs_kubectl
-@pytest.mark.parametrize("component", ["mig", "names", "nvidia-runtime", "recorder"])
-@pytest.mark.parametrize("overlay", ["hami", "hami-steered", "volcano", "volcano-repaired"])
-def test_a_component_of_no_overlay_fits_them_too(
-    overlay: str, component: str, tmp_path: Path
-) -> None:
-    documents = documents_of(with_components(tmp_path, overlay, [component]))
+@pytest.mark.parametrize(
+    ("overlay", "components"),
+    [
+        *(("hami", (component,)) for component in IN_NO_OVERLAY),
+        *((overlay, IN_NO_OVERLAY) for overlay in ("hami-steered", "volcano", "volcano-repaired")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "+".join(value),
+)
+def test_a_component_of_no_overlay_fits_them_too(overlay: str, components: tuple[str, ...]) -> None:
+    documents = documents_of(with_components(overlay, [*components]))
     check_schemas(documents)
     spec = pod_of(documents)
+    check_pod(spec, *(["SYS_ADMIN"] if "mig" in components else []))
     containers = containers_of(spec)
     container = containers["agent" if overlay in STEERED else "exporter"]
-    if component == "recorder":
-        check_pod(spec)
-        assert containers.keys() - {container["name"]} == {"recorder"}
-        assert mounts_of(containers["recorder"])["/usr/local/vgpu"] == "regions"
-    elif component == "names":
-        check_pod(spec)
-        assert container["args"].count("--names=kubernetes") == 1
+    recorders = {"recorder"} & {*components}
+    assert containers.keys() - {container["name"]} == recorders
+    for name in recorders:
+        assert mounts_of(containers[name])["/usr/local/vgpu"] == "regions"
+    assert container["args"].count("--names=kubernetes") == components.count("names")
+    if "names" in components:
         assert spec["automountServiceAccountToken"]
         accounts = {
             subject["name"]
@@ -359,12 +384,13 @@ def test_a_component_of_no_overlay_fits_them_too(
             for subject in each["subjects"]
         }
         assert spec["serviceAccountName"] in accounts
-    elif component == "mig":
-        assert container["securityContext"]["capabilities"]["add"] == ["SYS_PTRACE", "SYS_ADMIN"]
+    capabilities = container["securityContext"]["capabilities"].get("add", [])
+    assert ("SYS_ADMIN" in capabilities) == ("mig" in components)
+    if "mig" in components:
+        assert "SYS_PTRACE" in capabilities
         assert environment_of(container)["NVIDIA_MIG_MONITOR_DEVICES"] == "all"
         assert "NODE_NAME" in environment_of(container)
-    else:
-        assert spec["runtimeClassName"] == "nvidia"
+    assert (spec.get("runtimeClassName") == "nvidia") == ("nvidia-runtime" in components)
 
 
 @needs_kubectl
@@ -428,13 +454,11 @@ def test_claims_are_named_by_the_api_with_the_rights_for_it_and_no_others() -> N
 @needs_kubectl
 @pytest.mark.parametrize("turned", [False, True], ids=["listed", "reversed"])
 @pytest.mark.parametrize("overlay", ["hami-repaired", "volcano-repaired"])
-def test_names_and_annotations_share_an_account_and_its_token(
-    overlay: str, turned: bool, tmp_path: Path
-) -> None:
+def test_names_and_annotations_share_an_account_and_its_token(overlay: str, turned: bool) -> None:
     components = ["names", "annotations"]
     if turned:
         components.reverse()
-    documents = documents_of(with_components(tmp_path, overlay, components))
+    documents = documents_of(with_components(overlay, components))
     check_schemas(documents)
     spec = pod_of(documents)
     check_pod(spec)
@@ -460,14 +484,14 @@ def test_an_agent_beside_the_monitor_writes_nothing_that_the_monitor_writes(over
 @needs_kubectl
 @pytest.mark.parametrize("overlay", ["hami-repaired", "volcano-repaired"])
 @pytest.mark.parametrize("turned", [False, True], ids=["listed", "reversed"])
-def test_components_do_the_same_in_any_order(overlay: str, turned: bool, tmp_path: Path) -> None:
+def test_components_do_the_same_in_any_order(overlay: str, turned: bool) -> None:
     components = [
         *("nvidia-runtime", "feedback", "mig", "remove-gone", "recorder", "annotations"),
         *("before-1.30", "names", "network-policy", "priority-quota"),
     ]
     if turned:
         components.reverse()
-    documents = documents_of(with_components(tmp_path, overlay, components))
+    documents = documents_of(with_components(overlay, components))
     check_schemas(documents)
     spec = pod_of(documents)
     assert spec["runtimeClassName"] == "nvidia"
@@ -497,20 +521,17 @@ def test_components_do_the_same_in_any_order(overlay: str, turned: bool, tmp_pat
 @needs_kubectl
 @pytest.mark.parametrize("component", ["feedback", "annotations", "remove-gone"])
 @pytest.mark.parametrize("overlay", ["hami", "volcano"])
-def test_a_component_for_the_agent_is_refused_without_one(
-    overlay: str, component: str, tmp_path: Path
-) -> None:
-    done = with_components(tmp_path, overlay, [component])
+def test_a_component_for_the_agent_is_refused_without_one(overlay: str, component: str) -> None:
+    done = with_components(overlay, [component])
     assert done.returncode != 0
     assert "testing value /spec/template/spec/containers/0/name failed" in done.stderr
 
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_before_1_30_a_pod_tells_app_armor_by_annotations(overlay: str, tmp_path: Path) -> None:
+def test_before_1_30_a_pod_tells_app_armor_by_annotations(overlay: str) -> None:
     prefix = "container.apparmor.security.beta.kubernetes.io/"
-    components = ["recorder", "before-1.30"]
-    documents = documents_of(with_components(tmp_path, overlay, components))
+    documents = documents_of(with_components(overlay, IN_A_MODEST_CLUSTER))
     template = daemon_set(documents)["spec"]["template"]
     assert "appArmorProfile" not in template["spec"]["securityContext"]
     in_proc = {
@@ -526,10 +547,8 @@ def test_before_1_30_a_pod_tells_app_armor_by_annotations(overlay: str, tmp_path
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_network_policy_lets_the_ports_through_that_are_listened_on(
-    overlay: str, tmp_path: Path
-) -> None:
-    documents = documents_of(with_components(tmp_path, overlay, ["network-policy"]))
+def test_the_network_policy_lets_the_ports_through_that_are_listened_on(overlay: str) -> None:
+    documents = documents_of(with_components(overlay, IN_A_MODEST_CLUSTER))
     check_schemas(documents)
     (policy,) = (each for each in documents if each["kind"] == "NetworkPolicy")
     template = daemon_set(documents)["spec"]["template"]
@@ -545,11 +564,11 @@ def test_the_network_policy_lets_the_ports_through_that_are_listened_on(
 
 
 @needs_kubectl
-def test_openshift_admits_what_the_pods_ask_for_and_nothing_else(tmp_path: Path) -> None:
+def test_openshift_admits_what_the_pods_ask_for_and_nothing_else() -> None:
     components = ["openshift", "mig", "remove-gone", "recorder"]
     accounts, capabilities, volumes = set(), set(), set()
     for overlay, added in (("hami", ["openshift"]), ("hami-steered", components)):
-        documents = documents_of(with_components(tmp_path, overlay, added))
+        documents = documents_of(with_components(overlay, added))
         (allowed,) = (each for each in documents if each["kind"] == "SecurityContextConstraints")
         spec = pod_of(documents)
         assert spec["hostPID"] <= allowed["allowHostPID"]
@@ -574,8 +593,8 @@ def test_openshift_admits_what_the_pods_ask_for_and_nothing_else(tmp_path: Path)
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", ["hami", "hami-steered", "volcano"])
-def test_a_quota_admits_the_priority_that_the_pods_have(overlay: str, tmp_path: Path) -> None:
-    documents = documents_of(with_components(tmp_path, overlay, ["priority-quota"]))
+def test_a_quota_admits_the_priority_that_the_pods_have(overlay: str) -> None:
+    documents = documents_of(with_components(overlay, ["priority-quota"]))
     (quota,) = (each for each in documents if each["kind"] == "ResourceQuota")
     (scope,) = quota["spec"]["scopeSelector"]["matchExpressions"]
     classes = {pod_of(documents).get("priorityClassName")}
@@ -597,20 +616,18 @@ def test_a_component_is_refused_where_containers_stand_in_another_order(
         "components": ["../../components/recorder"],
         "patches": [patch],
     }
-    combined(tmp_path, json.dumps(own))
-    tree = tmp_path / "kustomize" / "overlays"
-    tree.joinpath("own").rename(tree / "turned")
-    done = with_components(tmp_path, "turned", [component])
+    own_overlay(tmp_path, json.dumps(own), "turned")
+    done = kustomize(own_overlay(tmp_path, components_on("turned", [component])))
     assert done.returncode != 0
     assert "testing value /spec/template/spec/containers/0/name failed" in done.stderr
 
 
 @needs_kubectl
-def test_every_kustomization_on_the_page_renders(tmp_path: Path) -> None:
+def test_every_kustomization_on_the_page_renders() -> None:
     blocks = re.findall(
         r"^```yaml\n(resources:.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE
     )
-    results = [documents_of(combined(tmp_path, block)) for block in blocks]
+    results = [documents_of(combined(block)) for block in blocks]
     for documents in results:
         check_schemas(documents)
     steered_volcano, elsewhere, outside, removing, kai, claims = results
