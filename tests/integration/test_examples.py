@@ -1,14 +1,18 @@
 """The examples do what they say, run as programs."""
 
 import ast
+import contextlib
+import io
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,6 +60,27 @@ def add_region(files: NodeFiles, name: str, limit: str) -> RegionFile:
 def run_example(
     name: str, *arguments: object, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
+    """Run an example's text in this process: all of it but the start of an interpreter."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(EXAMPLES / name), *map(str, arguments)])
+        for key, value in (env or {}).items():
+            patch.setenv(key, value)
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+            code = 0
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+            if isinstance(ended.code, str):
+                err.write(f"{ended.code}\n")
+    return subprocess.CompletedProcess([name], code, out.getvalue(), err.getvalue())
+
+
+def start_example(
+    name: str, *arguments: object, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run an example as a program, to its end."""
     return subprocess.run(
         [sys.executable, EXAMPLES / name, *map(str, arguments)],
         env={**os.environ, **(env or {})},
@@ -189,16 +214,18 @@ def test_an_example_runs_twice_and_says_so_where_there_is_nothing(
     region = add_region(files, "train", "6GiB")
     wrong = tmp_path / "nowhere"
 
-    def run(root: Path, file: Path) -> subprocess.CompletedProcess[str]:
+    def run(
+        root: Path, file: Path, how: Callable[..., subprocess.CompletedProcess[str]] = run_example
+    ) -> subprocess.CompletedProcess[str]:
         places = {"ROOT": root, "FILE": file, "STATE": tmp_path / "state.json"}
         words = [places.get(word, word) for word in TRIED[name]]
-        return run_example(name, *words, env={"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(file)})
+        return how(name, *words, env={"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(file)})
 
-    first, second = (run(files.root, region.path) for _ in range(2))
+    first, second = (run(files.root, region.path, how) for how in (start_example, run_example))
     assert (first.returncode, first.stderr) == (second.returncode, second.stderr) == (0, "")
     if name != "read_region.py" or '"settled": true' in first.stdout:
         assert first.stdout == second.stdout
-    there_is_none = run(wrong, wrong)
+    there_is_none = run(wrong, wrong, start_example)
     if name == "batch_size.py":
         # A program without a region has all of its GPU: that is what it says.
         assert there_is_none.stdout == "unlimited\n"
