@@ -1,6 +1,7 @@
 """Nodes for the doctor: directories as HAMi makes them, regions, and real processes inside."""
 
 import itertools
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ class Place:
         )
         self.file = RegionFile(self.path, layout)
         self.running: list[OddContainer] = []
+        #: Of each live process with a slot, its pid there and on the host.
+        self.true_host_pids: dict[int, int] = {}
 
     def start(
         self,
@@ -51,7 +54,7 @@ class Place:
     ) -> OddContainer:
         """A container whose first process uses the region; its host pid is right."""
         inside = self.enter(depth, environment)
-        self._attach(inside, inside.host_pid if host_pid else None, used)
+        self._attach(inside, inside.host_pid, used, stored=host_pid)
         return inside
 
     def enter(self, depth: int = 1, environment: Mapping[str, str] | None = None) -> OddContainer:
@@ -64,15 +67,27 @@ class Place:
     ) -> tuple[int, int]:
         """One more process of a container that uses the region: its pid inside and outside."""
         pid, outside = inside.child("spawn", last_pid)
-        self._attach(inside, outside if host_pid else None, used, f"@{pid}")
+        self._attach(inside, outside, used, f"@{pid}", stored=host_pid)
         return pid, outside
 
-    def _attach(self, inside: OddContainer, host_pid: int | None, used: int, *target: str) -> None:
+    def _attach(
+        self, inside: OddContainer, host_pid: int, used: int, *target: str, stored: bool
+    ) -> None:
         pid = inside.tell(*target, "attach", self.path)
+        self.true_host_pids[pid] = host_pid
         if used:
             inside.tell(*target, "charge", used)
-        if host_pid is not None:
+        if stored:
             self.set_host_pid(pid, host_pid)
+
+    def kill(self, inside: OddContainer, pid: int) -> None:
+        """End a process that was spawned, and leave its slot."""
+        inside.tell("kill", pid)
+        self.forget(pid)
+
+    def forget(self, pid: int) -> None:
+        """Whoever has that pid does not use the region any more."""
+        del self.true_host_pids[pid]
 
     def set_host_pid(self, pid: int, host_pid: int) -> None:
         with open_region(self.path, writable=True) as region:
@@ -115,8 +130,15 @@ class DoctorNode:
     def repair(self, **options: Any) -> tuple[Repair, ...]:
         return repair(self.node, self.findings(), **options)
 
-    def content(self) -> list[bytes]:
-        return [each.path.read_bytes() for each in self.places]
+    def content(self) -> list[dict[str, bytes | int]]:
+        """What lies in the containers' directories: the bytes of a file, the mode of the rest."""
+        return [
+            {
+                path.name: path.read_bytes() if stat.S_ISREG(mode := path.lstat().st_mode) else mode
+                for path in sorted(each.directory.iterdir())
+            }
+            for each in self.places
+        ]
 
     def close(self) -> None:
         self.node.close()

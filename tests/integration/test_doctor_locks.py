@@ -1,8 +1,5 @@
 """Locks: of the dead, of nobody, held too long, broken; and those that are just in use."""
 
-import os
-import signal
-
 import pytest
 from containers import needs_namespaces
 from doctor_node_scenes import DoctorNode
@@ -14,31 +11,6 @@ from libhamiregion import Layout
 from libhamiregion.node import FindingKind, diagnose, repair
 
 pytestmark = [needs_namespaces, needs_first_namespace]
-
-
-@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
-def test_a_lock_whose_owner_was_killed(doctor_node: DoctorNode, layout: Layout) -> None:
-    place = doctor_node.place(layout)
-    place.start()
-    hold(place.file, NOBODY)
-    (found,) = doctor_node.findings()
-    assert (found.kind, found.pid) == (FindingKind.LOCK_STUCK, NOBODY)
-    assert found.cause == "dead_owner"
-    (done,) = doctor_node.repair()
-    assert done.actions == ("the dead owner's lock was given back",)
-    assert is_free(place.file)
-    assert doctor_node.findings() == ()
-
-
-def test_a_real_process_killed_with_the_lock_in_its_hands(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place()
-    inside = place.start()
-    pid, _ = place.spawn(inside, used=0)
-    inside.tell(f"@{pid}", "lock")
-    inside.tell("kill", pid)
-    assert doctor_node.kinds() == [FindingKind.LOCK_STUCK]
-    assert all(each.done for each in doctor_node.repair())
-    assert doctor_node.findings() == ()
 
 
 def test_a_lock_that_nobody_has_signed_for(doctor_node: DoctorNode) -> None:
@@ -76,25 +48,6 @@ def test_a_lock_that_nobody_has_signed_for_is_given_back_after_10_s(
     assert doctor_node.findings() == ()
 
 
-def test_a_lock_that_a_live_process_does_not_give_back_is_left_alone(
-    doctor_node: DoctorNode,
-) -> None:
-    place = doctor_node.place()
-    inside = place.start()
-    inside.tell("lock")
-    os.kill(inside.host_pid, signal.SIGSTOP)
-    before = doctor_node.content()
-    (found,) = doctor_node.findings()
-    assert (found.kind, found.cause, found.pid) == (FindingKind.LOCK_STUCK, "live_owner", 1)
-    assert str(inside.host_pid) in found.summary
-    assert not found.repairable
-    assert doctor_node.repair() == ()
-    assert doctor_node.content() == before
-    os.kill(inside.host_pid, signal.SIGCONT)
-    inside.tell("unlock")
-    assert doctor_node.findings() == ()
-
-
 def test_a_lock_that_is_taken_and_given_back_is_no_finding(doctor_node: DoctorNode) -> None:
     """However often it is held when somebody looks."""
     place = doctor_node.place()
@@ -121,58 +74,6 @@ def test_without_waiting_a_held_lock_is_compared_with_earlier_diagnoses(
     for _ in range(3):
         assert doctor_node.findings(settle_s=0) == ()
     inside.tell("unlock")
-
-
-@pytest.mark.parametrize("attached", [True, False])
-def test_a_semaphore_that_was_given_back_twice(doctor_node: DoctorNode, attached: bool) -> None:
-    place = doctor_node.place()
-    if attached:
-        place.start()
-    set_value(place.file, 2)
-    (found,) = doctor_node.findings()
-    assert (found.kind, found.cause) == (FindingKind.SEMAPHORE_IMPOSSIBLE, "lock")
-    assert "stands at 2" in found.summary
-    (done,) = doctor_node.repair()
-    assert done.actions == ("the semaphore was set right",)
-    assert doctor_node.findings() == ()
-
-
-def test_the_start_up_semaphore(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place(Layout.V1_1_POSTINIT)
-    set_value(place.file, 3, "sem_postinit")
-    (found,) = doctor_node.findings()
-    assert (found.kind, found.cause) == (FindingKind.SEMAPHORE_IMPOSSIBLE, "startup")
-    assert all(each.done for each in doctor_node.repair())
-    assert doctor_node.findings() == ()
-    set_value(place.file, 0, "sem_postinit")
-    assert [each.cause for each in doctor_node.findings()] == ["startup"]
-    assert all(each.done for each in doctor_node.repair())
-    assert doctor_node.findings() == ()
-    # While processes use the region it may be in use, for as long as anybody can tell.
-    place.start()
-    set_value(place.file, 0, "sem_postinit")
-    assert doctor_node.findings() == ()
-
-
-def test_what_the_lock_hides_is_repaired_after_it(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place()
-    inside = place.start(host_pid=False)
-    pid, _ = place.spawn(inside)
-    inside.tell("kill", pid)
-    hold(place.file, NOBODY)
-    assert doctor_node.kinds() == [
-        FindingKind.DEAD_PROCESS_COUNTED,
-        FindingKind.HOST_PID_WRONG,
-        FindingKind.LOCK_STUCK,
-    ]
-    done = doctor_node.repair()
-    assert [each.finding.kind for each in done] == [
-        FindingKind.LOCK_STUCK,
-        FindingKind.HOST_PID_WRONG,
-        FindingKind.DEAD_PROCESS_COUNTED,
-    ]
-    assert all(each.done for each in done)
-    assert doctor_node.findings() == ()
 
 
 def test_a_lock_in_the_way_is_an_error_of_each_repair_and_no_more(doctor_node: DoctorNode) -> None:

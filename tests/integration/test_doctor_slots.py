@@ -1,15 +1,12 @@
 """Slots: the dead, the orphaned, the doubled, the torn; each found, repaired where it can be."""
 
-import os
-import signal
-
 import pytest
 from containers import needs_namespaces
 from doctor_node_scenes import GIB, DoctorNode, Place
 from lock_bytes import NOBODY
 from namespaces import needs_first_namespace
 from region_bytes import SLOTS
-from slot_bytes import WITH_SEQLOCK, account, at_work, move_last_into
+from slot_bytes import account, at_work, move_last_into
 from wait import eventually
 
 from libhamiregion import Layout
@@ -18,10 +15,6 @@ from libhamiregion.node import FindingKind, Severity, diagnose, repair
 pytestmark = [needs_namespaces, needs_first_namespace]
 
 DEAD = NOBODY
-# One of the generations that lock for everything, one of those that do not.
-BOTH = pytest.mark.parametrize(
-    "layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value
-)
 
 
 def heals(doctor_node: DoctorNode) -> None:
@@ -35,50 +28,6 @@ def heals(doctor_node: DoctorNode) -> None:
         return all(each.done for each in done) and doctor_node.findings() == ()
 
     eventually(is_healed)
-
-
-# ---- The dead -----------------------------------------------------------------------------------
-
-
-@BOTH
-def test_killed_processes_that_count_are_one_finding(
-    doctor_node: DoctorNode, layout: Layout
-) -> None:
-    place = doctor_node.place(layout)
-    inside = place.start(2)
-    killed = [place.spawn(inside, used=2 * GIB)[0] for _ in range(2)]
-    living, _ = place.spawn(inside)
-    for pid in killed:
-        inside.tell("kill", pid)
-    (found,) = doctor_node.findings()
-    assert (found.kind, found.severity) == (FindingKind.DEAD_PROCESS_COUNTED, Severity.WARNING)
-    assert found.summary == "4 GiB of 2 dead processes still counted"
-    assert f"pids {killed[0]} and {killed[1]}" in found.evidence
-    (done,) = doctor_node.repair()
-    assert len(done.actions) == 2
-    assert place.used() == 2 * GIB
-    assert doctor_node.findings() == ()
-    inside.tell(f"@{living}", "charge", GIB)
-    assert place.used() == 3 * GIB
-
-
-def test_a_process_that_became_another_program_is_dead(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place()
-    inside = place.enter()
-    pid, _ = place.spawn(inside)
-    assert doctor_node.findings() == ()
-    inside.tell(f"@{pid}", "execute")
-    assert doctor_node.kinds() == [FindingKind.DEAD_PROCESS_COUNTED]
-    heals(doctor_node)
-    assert place.used() == 0
-
-
-def test_dead_processes_that_hold_nothing_are_no_finding(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place()
-    inside = place.start()
-    pid, _ = place.spawn(inside, used=0)
-    inside.tell("kill", pid)
-    assert doctor_node.findings() == ()
 
 
 # ---- Slots that were moved ----------------------------------------------------------------------
@@ -132,20 +81,6 @@ def test_an_orphan_that_is_idle_when_it_is_to_be_repaired_is_left(doctor_node: D
     assert place.used() == GIB
 
 
-def test_what_earlier_processes_left_behind_the_last_slot_is_no_finding(
-    doctor_node: DoctorNode,
-) -> None:
-    place = doctor_node.place()
-    inside = place.start()
-    # The same pid in slots long given up, near and far.
-    for slot in (5, 900):
-        place.file.put("slot_pid", 1, slot=slot)
-        place.file.put("slot_hostpid", 77, slot=slot)
-    place.file.put("slot_pid", DEAD, slot=1)
-    inside.tell("charge", GIB)
-    assert doctor_node.findings() == ()
-
-
 def test_a_process_that_stands_twice(doctor_node: DoctorNode) -> None:
     """A repair that was killed has taken its slot in and has not emptied the copy."""
     place = doctor_node.place()
@@ -168,77 +103,7 @@ def test_a_process_that_stands_twice(doctor_node: DoctorNode) -> None:
     assert place.used() == 3 * GIB
 
 
-def test_a_process_of_2_8_0_that_stands_twice_is_left(doctor_node: DoctorNode) -> None:
-    """It accounts in both."""
-    place = doctor_node.place(Layout.V1_1)
-    place.file.add_process(DEAD, {0: GIB})
-    place.start()
-    move_last_into(place.file, 0)
-    place.file.put("proc_num", 2)
-    (found,) = doctor_node.findings()
-    assert (found.kind, found.repairable) == (FindingKind.SLOT_MOVED, False)
-    assert doctor_node.repair() == ()
-    assert place.used() == 2 * GIB
-
-
-# ---- Pid 0 --------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_a_slot_without_a_pid(doctor_node: DoctorNode, layout: Layout) -> None:
-    place = doctor_node.place(layout)
-    place.file.add_process(0, {0: GIB})
-    place.start()
-    (found,) = doctor_node.findings()
-    assert found.kind is FindingKind.SLOT_WITHOUT_PID
-    assert (found.severity is Severity.ERROR) == (not layout.has_seqlock)
-    heals(doctor_node)
-    assert place.used() == GIB
-
-
-@BOTH
-def test_an_empty_slot_without_a_pid_wedges_early_generations_only(
-    doctor_node: DoctorNode, layout: Layout
-) -> None:
-    place = doctor_node.place(layout)
-    place.file.add_process(0)
-    place.start()
-    if layout.has_seqlock:
-        assert doctor_node.findings() == ()
-    else:
-        assert doctor_node.kinds() == [FindingKind.SLOT_WITHOUT_PID]
-        heals(doctor_node)
-
-
 # ---- Seqlocks -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", WITH_SEQLOCK)
-def test_a_seqlock_that_a_killed_writer_left_odd(doctor_node: DoctorNode, layout: Layout) -> None:
-    place = doctor_node.place(layout)
-    inside = place.start()
-    pid, _ = place.spawn(inside, used=0)
-    place.file.put("slot_seqlock", 7, slot=1)
-    inside.tell("kill", pid)
-    (found,) = doctor_node.findings()
-    assert (found.kind, found.pid, found.cause) == (FindingKind.SEQLOCK_STUCK, pid, "dead_writer")
-    heals(doctor_node)
-
-
-def test_a_seqlock_that_a_live_writer_keeps_odd_is_found_and_left_alone(
-    doctor_node: DoctorNode,
-) -> None:
-    place = doctor_node.place()
-    inside = place.start()
-    place.file.put("slot_seqlock", 7)
-    os.kill(inside.host_pid, signal.SIGSTOP)
-    before = doctor_node.content()
-    (found,) = doctor_node.findings()
-    assert (found.kind, found.cause) == (FindingKind.SEQLOCK_STUCK, "live_writer")
-    assert not found.repairable
-    assert "kill -CONT" in found.advice
-    assert doctor_node.repair() == ()
-    assert doctor_node.content() == before
 
 
 def test_a_seqlock_that_moves_is_no_finding(doctor_node: DoctorNode) -> None:
@@ -254,32 +119,6 @@ def test_a_seqlock_that_moves_is_no_finding(doctor_node: DoctorNode) -> None:
 
 
 # ---- The table ----------------------------------------------------------------------------------
-
-
-def test_a_full_table_and_one_that_is_nearly_full(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place()
-    place.start()
-    place.file.put("proc_num", SLOTS * 9 // 10)
-    for slot in range(1, SLOTS):
-        place.file.put("slot_pid", DEAD + slot, slot=slot)
-    (found,) = doctor_node.findings()
-    assert (found.kind, found.severity) == (FindingKind.SLOT_TABLE_FULL, Severity.WARNING)
-    place.file.put("proc_num", SLOTS)
-    (found,) = doctor_node.findings()
-    assert (found.kind, found.severity) == (FindingKind.SLOT_TABLE_FULL, Severity.ERROR)
-    assert found.summary == "1024 of 1024 slots taken"
-    assert "1023 of them by dead processes" in found.evidence
-
-
-def test_two_processes_that_one_slot_can_mean(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place()
-    inside, stranger = place.start(), place.enter()
-    stranger.tell("map", place.path)
-    assert inside.init_pid == stranger.init_pid == 1
-    (found,) = doctor_node.findings()
-    assert (found.kind, found.cause) == (FindingKind.PROCESSES_UNKNOWN, "ambiguous")
-    assert found.container is not None
-    assert not found.repairable
 
 
 def test_where_proc_shows_too_little_that_is_said_once(doctor_node: DoctorNode) -> None:

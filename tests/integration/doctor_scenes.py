@@ -1,0 +1,497 @@
+"""What can be wrong with a node, as a table: how to make it so, and what the doctor finds.
+
+Scenes that need more than regions and their processes (a driver, cgroups, several diagnoses) are in
+the tests about those.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import attrs
+from doctor_node_scenes import GIB, GPU, DoctorNode
+from doctor_table import Expected, scene
+from lock_bytes import NOBODY, hold, set_value
+from region_bytes import SLOTS
+from slot_bytes import WITH_SEQLOCK, move_last_into
+
+from libhamiregion import Layout, open_region
+from libhamiregion.node import FindingKind, Severity
+
+GONE = NOBODY + 1
+OTHER_GPU = GPU.replace("0000", "1111")
+# One of the generations that lock for everything, one of those that do not.
+BOTH = (Layout.V1_1, Layout.V1_2)
+
+
+# ---- All is well --------------------------------------------------------------------------------
+
+
+@scene(layouts=(Layout.UNVERSIONED_NO_UTIL, Layout.V1_1_POSTINIT, Layout.V1_2))
+def containers_nested_and_not_with_forks_a_monitor_and_a_reader(
+    node: DoctorNode, layout: Layout
+) -> None:
+    first, second = node.place(layout), node.place(layout, name="serve")
+    inside = first.start(2)
+    first.spawn(inside)
+    inside.child("fork")
+    second.start(0)
+    monitor, reader = second.enter(0), second.enter(0)
+    for place in (first, second):
+        monitor.tell("map", place.path)
+        reader.tell("map", place.path, "r")
+    node.place().path.unlink()
+
+
+@scene()
+def a_dead_process_that_holds_nothing(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    inside = place.start()
+    place.kill(inside, place.spawn(inside, used=0)[0])
+
+
+@scene()
+def what_earlier_processes_left_behind_the_last_slot(node: DoctorNode, layout: Layout) -> None:
+    """The same pid in slots long given up, near and far."""
+    place = node.place(layout)
+    inside = place.start()
+    for slot in (5, 900):
+        place.file.put("slot_pid", 1, slot=slot)
+        place.file.put("slot_hostpid", 77, slot=slot)
+    place.file.put("slot_pid", GONE, slot=1)
+    inside.tell("charge", GIB)
+
+
+@scene()
+def a_process_without_a_pid_namespace_has_one_pid(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    inside = place.start(0)
+    assert place.host_pids() == {inside.process.pid: inside.process.pid}
+
+
+# ---- Host pids ----------------------------------------------------------------------------------
+
+
+def host_pid_wrong(cause: str, *says: str, severity: Severity | None = None) -> Expected:
+    return Expected(FindingKind.HOST_PID_WRONG, cause, severity, says=says)
+
+
+@scene(host_pid_wrong("missing"), mended=(), layouts=(Layout.UNVERSIONED_NO_UTIL,), depth=1)
+@scene(host_pid_wrong("missing"), mended=(), depth=2)
+def a_missing_host_pid(node: DoctorNode, layout: Layout, depth: int) -> None:
+    place = node.place(layout)
+    place.spawn(place.start(depth), host_pid=False)
+
+
+@scene(host_pid_wrong("missing", "its SM limit is off"), mended=())
+def a_missing_host_pid_where_an_sm_limit_is(node: DoctorNode, layout: Layout) -> None:
+    node.place(layout, sm_limits=[50]).start(host_pid=False)
+
+
+@scene(host_pid_wrong("container_pid"), mended=(), depth=1)
+@scene(host_pid_wrong("container_pid"), mended=(), depth=2)
+def the_containers_own_pid_as_host_pid(node: DoctorNode, layout: Layout, depth: int) -> None:
+    place = node.place(layout)
+    place.start(depth)
+    place.set_host_pid(1, 1)
+
+
+SWAPPED = host_pid_wrong("swapped", severity=Severity.ERROR)
+
+
+@scene(SWAPPED, attrs.evolve(SWAPPED, says=("'train'",)), mended=())
+def host_pids_swapped_between_two_containers(node: DoctorNode, layout: Layout) -> None:
+    places = [node.place(layout), node.place(layout, name="serve")]
+    first, second = (place.start() for place in places)
+    places[0].set_host_pid(1, second.host_pid)
+    places[1].set_host_pid(1, first.host_pid)
+
+
+@scene(host_pid_wrong("swapped", "2 processes have the host pid"), mended=())
+def host_pids_swapped_inside_one_container(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    inside = place.start()
+    pid, host_pid = place.spawn(inside)
+    place.set_host_pid(1, host_pid)
+    place.set_host_pid(pid, inside.host_pid)
+
+
+@scene(host_pid_wrong("dead"), mended=(), number=4_194_303)
+@scene(host_pid_wrong("dead"), mended=(), number=2**31 - 1)
+@scene(host_pid_wrong("dead"), mended=(), number=-7)
+def a_host_pid_that_nobody_has(node: DoctorNode, layout: Layout, number: int) -> None:
+    place = node.place(layout)
+    place.start()
+    place.file.put("slot_hostpid", number)
+
+
+@scene(host_pid_wrong("dead"), mended=(), lives=False)
+@scene(host_pid_wrong("foreign", severity=Severity.ERROR), mended=(), lives=True)
+def the_host_pid_of_a_process_beside(node: DoctorNode, layout: Layout, lives: bool) -> None:
+    place = node.place(layout)
+    inside = place.start()
+    pid, host_pid = inside.child("spawn")
+    place.set_host_pid(1, host_pid)
+    if not lives:
+        inside.tell("kill", pid)
+
+
+# This process, a kernel thread.
+@scene(host_pid_wrong("foreign", severity=Severity.ERROR), mended=(), whose="our own")
+@scene(host_pid_wrong("foreign", "2", severity=Severity.ERROR), mended=(), whose="the kernel's")
+def the_host_pid_of_a_stranger(node: DoctorNode, layout: Layout, whose: str) -> None:
+    place = node.place(layout)
+    place.start()
+    place.set_host_pid(1, os.getpid() if whose == "our own" else 2)
+
+
+# ---- Slots --------------------------------------------------------------------------------------
+
+
+@scene(
+    Expected(
+        FindingKind.DEAD_PROCESS_COUNTED,
+        severity=Severity.WARNING,
+        says=("4 GiB of 2 dead processes still counted", "pids "),
+    ),
+    mended=("slot of dead process",),
+    used=2 * GIB,
+    layouts=BOTH,
+)
+def killed_processes_that_count(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    inside = place.start(2)
+    killed = [place.spawn(inside, used=2 * GIB)[0] for _ in range(2)]
+    place.spawn(inside)
+    for pid in killed:
+        place.kill(inside, pid)
+
+
+@scene(Expected(FindingKind.DEAD_PROCESS_COUNTED), mended=(), used=0)
+def a_process_that_became_another_program(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    inside = place.enter()
+    pid, _ = place.spawn(inside)
+    inside.tell(f"@{pid}", "execute")
+    place.forget(pid)
+
+
+@scene(Expected(FindingKind.SLOT_MOVED), layouts=(Layout.V1_1,))
+def a_process_of_2_8_0_that_stands_twice(node: DoctorNode, layout: Layout) -> None:
+    """It accounts in both."""
+    place = node.place(layout)
+    place.file.add_process(GONE, {0: GIB})
+    place.start()
+    move_last_into(place.file, 0)
+    place.file.put("proc_num", 2)
+    assert place.used() == 2 * GIB
+
+
+def slot_without_pid(severity: Severity) -> Expected:
+    return Expected(FindingKind.SLOT_WITHOUT_PID, severity=severity)
+
+
+@scene(slot_without_pid(Severity.ERROR), mended=(), used=GIB, layouts=BOTH[:1], holding=GIB)
+@scene(slot_without_pid(Severity.ERROR), mended=(), used=GIB, layouts=BOTH[:1], holding=0)
+@scene(slot_without_pid(Severity.WARNING), mended=(), used=GIB, holding=GIB)
+# One that is empty wedges early generations only.
+@scene(holding=0)
+def a_slot_without_a_pid(node: DoctorNode, layout: Layout, holding: int) -> None:
+    place = node.place(layout)
+    place.file.add_process(0, {0: holding} if holding else {})
+    place.start()
+
+
+@scene(Expected(FindingKind.SEQLOCK_STUCK, "dead_writer"), mended=(), layouts=(*WITH_SEQLOCK,))
+def a_seqlock_that_a_killed_writer_left_odd(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    inside = place.start()
+    pid, _ = place.spawn(inside, used=0)
+    place.file.put("slot_seqlock", 7, slot=1)
+    place.kill(inside, pid)
+
+
+@scene(Expected(FindingKind.SEQLOCK_STUCK, "live_writer", says=("kill -CONT",)))
+def a_seqlock_that_a_live_writer_keeps_odd(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    inside = place.start()
+    place.file.put("slot_seqlock", 7)
+    os.kill(inside.host_pid, signal.SIGSTOP)
+
+
+@scene(Expected(FindingKind.SLOT_TABLE_FULL, severity=Severity.WARNING), taken=SLOTS * 9 // 10)
+@scene(
+    Expected(
+        FindingKind.SLOT_TABLE_FULL,
+        severity=Severity.ERROR,
+        says=("1024 of 1024 slots taken", "1023 of them by dead processes"),
+    ),
+    taken=SLOTS,
+)
+def a_full_table(node: DoctorNode, layout: Layout, taken: int) -> None:
+    place = node.place(layout)
+    place.start()
+    place.file.put("proc_num", taken)
+    for slot in range(1, SLOTS):
+        place.file.put("slot_pid", GONE + slot, slot=slot)
+
+
+@scene(Expected(FindingKind.PROCESSES_UNKNOWN, "ambiguous"))
+def two_processes_that_one_slot_can_mean(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    inside, stranger = place.start(), place.enter()
+    stranger.tell("map", place.path)
+    assert inside.init_pid == stranger.init_pid == 1
+
+
+# ---- The lock -----------------------------------------------------------------------------------
+
+
+@scene(
+    Expected(FindingKind.LOCK_STUCK, "dead_owner", pid=NOBODY),
+    mended=("the dead owner's lock was given back",),
+    layouts=BOTH,
+)
+def a_lock_whose_owner_is_gone(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    place.start()
+    hold(place.file, NOBODY)
+
+
+@scene(Expected(FindingKind.LOCK_STUCK, "dead_owner"), mended=("given back",))
+def a_process_killed_with_the_lock_in_its_hands(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    inside = place.start()
+    pid, _ = place.spawn(inside, used=0)
+    inside.tell(f"@{pid}", "lock")
+    place.kill(inside, pid)
+
+
+@scene(
+    Expected(FindingKind.LOCK_STUCK, "ownerless", says=("no process maps the file",)),
+    mended=("the lock that nobody had signed for was given back",),
+)
+def a_lock_that_nobody_has_signed_for_and_nobody_there(node: DoctorNode, layout: Layout) -> None:
+    hold(node.place(layout).file, 0)
+
+
+@scene(Expected(FindingKind.LOCK_STUCK, "live_owner", pid=1, says=("HOST_PID",)))
+def a_lock_that_a_live_process_does_not_give_back(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    inside = place.start()
+    inside.tell("lock")
+    os.kill(inside.host_pid, signal.SIGSTOP)
+
+
+@scene(
+    Expected(FindingKind.SEMAPHORE_IMPOSSIBLE, "lock", says=("stands at 2",)),
+    mended=("the semaphore was set right",),
+    attached=True,
+)
+@scene(
+    Expected(FindingKind.SEMAPHORE_IMPOSSIBLE, "lock", says=("stands at 2",)),
+    mended=("the semaphore was set right",),
+    attached=False,
+)
+def a_semaphore_that_was_given_back_twice(node: DoctorNode, layout: Layout, attached: bool) -> None:
+    place = node.place(layout)
+    if attached:
+        place.start()
+    set_value(place.file, 2)
+
+
+STARTUP = Expected(FindingKind.SEMAPHORE_IMPOSSIBLE, "startup")
+
+
+@scene(STARTUP, mended=(), layouts=(Layout.V1_1_POSTINIT,), value=3, attached=False)
+@scene(
+    Expected(FindingKind.LOCK_STUCK, "startup"),
+    mended=(),
+    layouts=(Layout.V1_1_POSTINIT,),
+    value=0,
+    attached=False,
+)
+# While processes use the region it may be in use, for as long as anybody can tell.
+@scene(layouts=(Layout.V1_1_POSTINIT,), value=0, attached=True)
+def the_start_up_semaphore(node: DoctorNode, layout: Layout, value: int, attached: bool) -> None:
+    place = node.place(layout)
+    if attached:
+        place.start()
+    set_value(place.file, value, "sem_postinit")
+
+
+@scene(
+    Expected(FindingKind.LOCK_STUCK),
+    Expected(FindingKind.DEAD_PROCESS_COUNTED),
+    Expected(FindingKind.HOST_PID_WRONG),
+    mended=("given back", "slot of dead process", "host pid"),
+)
+def what_a_lock_of_the_dead_hides(node: DoctorNode, layout: Layout) -> None:
+    """What is repaired comes after the lock."""
+    place = node.place(layout)
+    inside = place.start(host_pid=False)
+    place.kill(inside, place.spawn(inside)[0])
+    hold(place.file, NOBODY)
+
+
+# ---- Memory and limits --------------------------------------------------------------------------
+
+
+@scene(
+    Expected(
+        FindingKind.USAGE_ABOVE_LIMIT, device=0, says=("6 GiB in use on device 0, limit 4 GiB",)
+    )
+)
+def usage_above_the_limit(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    place.start(used=6 * GIB)
+    with open_region(place.path, writable=True) as region:
+        region.set_memory_limit("4GiB", force=True)
+
+
+@scene(Expected(FindingKind.USAGE_IMPOSSIBLE, pid=1, says=("-4096 as a signed number",)))
+def a_counter_that_went_below_zero(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    place.start()
+    place.file.put("slot_used.total", (1 << 64) - 4096)
+
+
+# It has not used any yet.
+@scene(used=0, holding=0)
+@scene(Expected(FindingKind.DEVICE_COUNT_ZERO, says=("1 GiB",)), holding=GIB)
+def a_region_that_names_no_device(node: DoctorNode, layout: Layout, holding: int) -> None:
+    node.place(layout, uuids=[]).start(used=holding)
+
+
+ALL_LIMITS = {"CUDA_DEVICE_MEMORY_LIMIT": "8g", "CUDA_DEVICE_SM_LIMIT": "50"}
+
+
+@scene(layouts=tuple(layout for layout in Layout if layout.has_utilization))
+def an_sm_limit_that_holds(node: DoctorNode, layout: Layout) -> None:
+    node.place(layout, sm_limits=[50]).start(environment=ALL_LIMITS)
+
+
+@scene(
+    Expected(FindingKind.SM_LIMIT_OFF, "no_utilization", Severity.INFO),
+    layouts=(Layout.UNVERSIONED_NO_UTIL,),
+)
+def an_sm_limit_of_a_layout_without_utilisation(node: DoctorNode, layout: Layout) -> None:
+    node.place(layout, sm_limits=[50]).start()
+
+
+# What HAMi's monitor does on its own: a note and no warning.
+@scene(
+    Expected(FindingKind.SM_LIMIT_OFF, "switch", Severity.INFO, says=("50 % on device 0",)),
+    policy=None,
+)
+# A forced process does not care about the switch.
+@scene(policy="force")
+@scene(policy="FORCE")
+def an_sm_limit_that_is_switched_off_while_nobody_competes(
+    node: DoctorNode, layout: Layout, policy: str | None
+) -> None:
+    place = node.place(layout, sm_limits=[50])
+    place.start(environment={"GPU_CORE_UTILIZATION_POLICY": policy} if policy else None)
+    place.file.put("utilization_switch", 0)
+
+
+@scene(Expected(FindingKind.SM_LIMIT_OFF, "policy", says=("GPU_CORE_UTILIZATION_POLICY",)))
+def an_sm_limit_that_the_environment_switches_off(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout, sm_limits=[50])
+    place.start(environment={"GPU_CORE_UTILIZATION_POLICY": "disable"})
+
+
+@scene(Expected(FindingKind.SM_LIMIT_OFF, "device_0", device=1), layouts=(Layout.V1_1,))
+@scene()
+def an_sm_limit_on_device_1_alone(node: DoctorNode, layout: Layout) -> None:
+    """Until 2.8.2 it takes one on device 0."""
+    node.place(layout, uuids=[GPU, OTHER_GPU], sm_limits=[None, 50]).start()
+
+
+@scene(Expected(FindingKind.LAUNCHES_BLOCKED, severity=Severity.ERROR))
+def blocked_launches_that_nobody_will_unblock(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout, sm_limits=[50])
+    place.start()
+    place.file.put("recent_kernel", -1)
+
+
+# ---- Files --------------------------------------------------------------------------------------
+
+
+def cut_short(size: int) -> Expected:
+    says = (f"{size} bytes long", "HOST_PID")
+    return Expected(FindingKind.REGION_LOST, "cut_short", pid=1, says=says)
+
+
+@scene(cut_short(0), size=0)
+@scene(cut_short(100), size=100)
+@scene(cut_short(1_900_000), size=1_900_000)
+def a_region_cut_short_under_its_processes(node: DoctorNode, layout: Layout, size: int) -> None:
+    place = node.place(layout)
+    place.start()
+    place.file.resize(size)
+
+
+@scene(Expected(FindingKind.LAYOUT_MIXED, "mapped_length", says=("layout unversioned",)))
+def a_process_that_maps_the_region_as_another_layout(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    place.start()
+    # Not a child of the first: a fork keeps what its parent maps.
+    other = place.enter()
+    pid, _ = other.child("spawn")
+    other.tell(f"@{pid}", "map_bytes", place.path, Layout.UNVERSIONED.size_bytes)
+
+
+@scene(Expected(FindingKind.LAYOUT_MIXED, "file_size"), layouts=(Layout.V1_1,))
+def a_region_that_2_8_1_has_made_longer(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    place.start()
+    place.file.resize(Layout.V1_1_POSTINIT.size_bytes + 1)
+
+
+@scene(Expected(FindingKind.LAYOUT_NEWER, severity=Severity.WARNING, says=("version 1.3",)))
+def a_region_of_a_version_to_come(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    place.start()
+    place.file.put("minor_version", 3)
+
+
+def missing(cause: str) -> Expected:
+    return Expected(FindingKind.REGION_MISSING, cause, Severity.INFO)
+
+
+@scene()
+def a_directory_without_a_file(node: DoctorNode, layout: Layout) -> None:
+    node.place(layout).path.unlink()
+
+
+@scene(missing("not_ready"))
+def a_file_that_is_empty(node: DoctorNode, layout: Layout) -> None:
+    node.place(layout).file.resize(0)
+
+
+@scene(missing("not_a_region"))
+def a_link_in_the_place_of_the_file(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    elsewhere = node.root.with_name("elsewhere")
+    elsewhere.write_text("somebody else's")
+    place.path.unlink()
+    place.path.symlink_to(elsewhere)
+
+
+@scene(missing("not_a_region"))
+def a_pipe_in_the_place_of_the_file(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    place.path.unlink()
+    os.mkfifo(place.path)
+
+
+@scene(missing("unknown_layout"))
+def a_file_of_a_version_that_nobody_knows(node: DoctorNode, layout: Layout) -> None:
+    node.place(layout).file.put("major_version", 77)
+
+
+@scene(Expected(FindingKind.ROOT_UNREADABLE, says=("containers", "No such file or directory")))
+def a_root_that_is_not_there(node: DoctorNode, layout: Layout) -> None:  # noqa: ARG001
+    node.root.rmdir()

@@ -1,0 +1,76 @@
+"""The form of the doctor's scenes: how a row is written, and what it promises."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from libhamiregion import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from doctor_node_scenes import DoctorNode
+
+    from libhamiregion.node import FindingKind, Severity
+
+
+@attrs.frozen
+class Expected:
+    """One finding; what is None is not compared.
+
+    `says` stands in what people read of it; HOST_PID is the host's pid of the process that it is
+    about.
+    """
+
+    kind: FindingKind
+    cause: str | None = None
+    severity: Severity | None = None
+    pid: int | None = None
+    device: int | None = None
+    says: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Scene:
+    """One row.
+
+    Attributes:
+        make: Makes it so, on a node without containers.
+        found: What is found, in the doctor's order; nothing where all is well.
+        mended: What the repairs say that they did, a part of it. None: a repair leaves the node as
+            it is, to the byte.
+        used: What device 0 of the first container counts after the repair.
+    """
+
+    make: Callable[[DoctorNode], object]
+    found: tuple[Expected, ...]
+    mended: tuple[str, ...] | None
+    used: int | None
+
+
+SCENES: dict[str, Scene] = {}
+
+
+def scene(
+    *found: Expected,
+    mended: tuple[str, ...] | None = None,
+    used: int | None = None,
+    layouts: tuple[Layout, ...] = (Layout.V1_2,),
+    **arguments: Any,
+) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """Add the function as a row, under its name; it gets the node, a layout and the arguments."""
+
+    def add(make: Callable[..., object]) -> Callable[..., object]:
+        for layout in layouts:
+            varied = [layout.value] if layout is not Layout.V1_2 or len(layouts) > 1 else []
+            varied += [f"{name} {value}" for name, value in arguments.items()]
+            name = " ".join(make.__name__.split("_")) + "".join(f", {each}" for each in varied)
+            assert name not in SCENES
+            made = functools.partial(make, layout=layout, **arguments)
+            SCENES[name] = Scene(made, found, mended, used)
+        return make
+
+    return add
