@@ -2,20 +2,26 @@
 
     make mutants SEED=7 MUTANTS=200
 
-Each fault is one changed line that compiles to something else. The tests of its subject run first:
-those that name the most of what the changed file defines. What survives them has the whole suite
-run against it. All of it happens in a copy of the tree, with a virtual environment of its own.
+Each fault is one changed line that compiles to something else. The tests of its subject run first,
+in one process, the quick ones before the others, up to the first failure: those that name what the
+changed file defines, and what little else does. What survives them has the whole suite run against
+it, or is left at that with --quick. All of it happens in a copy of the tree, with a virtual
+environment of its own, which --place keeps for the next run.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import fnmatch
+import functools
 import random
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections import Counter
@@ -28,16 +34,9 @@ if TYPE_CHECKING:
 TREE: Final = Path(__file__).resolve().parents[1]
 SUBJECTS: Final = ("libhamiregion/**/*.py", "csrc/*.c", "csrc/preload/*.c")
 # Of the test files, those that know the subject best.
-FILES_OF_A_SUBJECT: Final = 12
-C_TESTS: Final = {
-    "csrc": [
-        "tests/unit",
-        "tests/corruption",
-        "tests/property",
-        "tests/integration/test_c_core.py",
-    ],
-    "csrc/preload": ["tests/preload"],
-}
+FILES_OF_A_SUBJECT: Final = 8
+# In the order in which they run: those of one process, those of several, programs in C.
+KINDS: Final = ("tests/unit/", "tests/corruption/", "tests/", "tests/integration/test_c_core.py")
 SECONDS_FOR_A_RUN: Final = 1800
 
 
@@ -177,28 +176,127 @@ def faults_in_c(source: str) -> Iterator[tuple[int, str]]:
                 yield number, changed
 
 
-def tests_of(path: str) -> list[str]:
-    """The test files that name the most of what a file defines; those of the floor for C."""
-    for folder in sorted(C_TESTS, key=len, reverse=True):
-        if path.startswith(folder):
-            return C_TESTS[folder]
-    tree = ast.parse((TREE / path).read_text(encoding="utf-8"))
+def names_in_python(path: Path) -> set[str]:
+    """The functions and classes that a Python file defines, and its own name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    defined = {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+    return {name for name in defined if not name.startswith("__")} | {path.stem}
+
+
+def names_in_c(path: Path) -> set[str]:
+    """The functions that a C file defines for others, the Python ones that call them, its name."""
     defined = {
-        node.name
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("__")
+        each: set(re.findall(r"^\w[\w \*]*?(hr_\w+)\(", each.read_text("utf-8"), re.MULTILINE))
+        for each in path.parent.glob("*.c")
     }
-    defined.add(Path(path).stem)
-    words = re.compile(r"\b(?:" + "|".join(map(re.escape, sorted(defined))) + r")\b")
-    scores = Counter(
-        {
-            test.relative_to(TREE).as_posix(): len(set(words.findall(text)))
-            for test in (TREE / "tests").rglob("test_*.py")
-            if "packaging" not in test.parts and "cluster" not in test.parts
-            for text in [test.read_text(encoding="utf-8")]
-        }
+    names = defined[path]
+    callers = python_callers(names)
+    if not callers:
+        # Of a file in the middle of the core, those tell who call it.
+        calls = re.compile(rf"\b(?:{'|'.join(names)})\(")
+        above = [each for each in defined if calls.search(each.read_text(encoding="utf-8"))]
+        names = names.union(*(defined[each] for each in above))
+        callers = python_callers(names)
+    return names | callers | {path.stem}
+
+
+def python_callers(functions: set[str]) -> set[str]:
+    """The Python functions that call any of these C functions."""
+    calls = re.compile(rf"\blib\.(?:{'|'.join(functions)})\b")
+    texts = [each.read_text("utf-8") for each in (TREE / "libhamiregion").glob("*.py")]
+    return {
+        node.name
+        for text in texts
+        if calls.search(text)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef)
+        and not node.name.startswith("__")
+        and calls.search(ast.get_source_segment(text, node) or "")
+    }
+
+
+@functools.cache
+def words_of_tests() -> dict[str, set[str]]:
+    """The words in each file of tests, and in each program of the core's."""
+    found = {}
+    for test in (*(TREE / "tests").rglob("test_*.py"), *(TREE / "tests/c").glob("test_*.c")):
+        if not {"packaging", "cluster", "gpu"}.intersection(test.parts):
+            name = test.relative_to(TREE).as_posix()
+            if test.suffix == ".c":
+                name = f"tests/integration/test_c_core.py::test_program[{test.stem}]"
+            found[name] = set(re.findall(r"\w+", test.read_text(encoding="utf-8")))
+    return found
+
+
+@functools.cache
+def tests_of(path: str) -> list[str]:
+    """The tests that know a file best: by the names in it, each worth more the fewer have it."""
+    if path.startswith("csrc/preload"):
+        return ["tests/preload"]
+    names = (names_in_c if path.endswith(".c") else names_in_python)(TREE / path)
+    words = words_of_tests()
+    worth = {name: 1 / (1 + sum(name in each for each in words.values())) for name in names}
+    stem = Path(path).stem.strip("_")
+    scores = {
+        test: sum(worth[name] for name in names & found)
+        # A file's name says whose tests it holds.
+        + (stem in re.split(r"[^a-z0-9]+", test) or f"test_{stem}" in test)
+        for test, found in words.items()
+    }
+    best = Counter(scores).most_common(FILES_OF_A_SUBJECT)
+    return sorted((test for test, score in best if score), key=cost)
+
+
+def cost(test: str) -> int:
+    """How late a test runs."""
+    return max(
+        place if kind != "tests/" or not test.startswith(KINDS[:2]) else 0
+        for place, kind in enumerate(KINDS)
+        if test.startswith(kind)
     )
-    return [name for name, score in scores.most_common(FILES_OF_A_SUBJECT) if score]
+
+
+class Core:
+    """The extension of a copy of the tree: one changed file is compiled, and all are linked."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._objects = root / "build" / "mutants"
+        self._objects.mkdir(parents=True, exist_ok=True)
+        built = runpy.run_path(str(root / "libhamiregion" / "_build.py"))["ffi"]
+        *_, options = built._assigned_source
+        self._options = [
+            *options["extra_compile_args"],
+            *(f"-I{each}" for each in (*options["include_dirs"], sysconfig.get_path("include"))),
+            *(f"-D{name}={value}" for name, value in options["define_macros"]),
+        ]
+        generated = self._objects / "_native.c"
+        built.emit_c_code(str(generated))
+        for source in (generated, *(root / "csrc").glob("*.c")):
+            if not self.compile(source):
+                raise SystemExit(f"{source} does not compile")
+
+    def compile(self, source: Path) -> bool:
+        """Whether a file compiles."""
+        target = self._objects / f"{source.stem}.o"
+        command = ["cc", *self._options, "-fPIC", "-w", "-c", str(source), "-o", str(target)]
+        return self._is_done(command)
+
+    def link(self) -> bool:
+        """Whether what was compiled is an extension again."""
+        (target,) = (self._root / "libhamiregion").glob("_native.*so")
+        # Another file: nobody maps it.
+        linked = self._objects / "linked"
+        objects = map(str, sorted(self._objects.glob("*.o")))
+        is_done = self._is_done(["cc", "-shared", "-pthread", *objects, "-o", str(linked)])
+        if is_done:
+            linked.replace(target)
+        return is_done
+
+    def _is_done(self, command: list[str]) -> bool:
+        done = subprocess.run(command, cwd=self._root, capture_output=True, check=False)
+        return done.returncode == 0
 
 
 class Copy:
@@ -207,55 +305,80 @@ class Copy:
     def __init__(self, root: Path, jobs: int) -> None:
         self.root = root
         self._jobs = jobs
+        root.mkdir(parents=True, exist_ok=True)
         archive = subprocess.run(
             ["git", "archive", "HEAD"], cwd=TREE, check=True, stdout=subprocess.PIPE
         )
         subprocess.run(["tar", "--extract"], cwd=root, input=archive.stdout, check=True)
-        self.build()
+        if not self._make():
+            raise SystemExit(f"what stands in {root} does not compile")
 
-    def build(self) -> bool:
-        """Whether what stands in the copy compiles."""
+    @functools.cached_property
+    def _core(self) -> Core:
+        return Core(self.root)
+
+    def _make(self) -> bool:
         command = ["make", "--silent", ".venv/.installed"]
         return (
             subprocess.run(command, cwd=self.root, capture_output=True, check=False).returncode == 0
         )
 
-    def is_seen(self, tests: Sequence[str]) -> bool:
-        """Whether a test fails, or none ends in time."""
-        command = [".venv/bin/python", "-m", "pytest", "-q", "-x", "-n", str(self._jobs), *tests]
+    def build(self, path: Path) -> bool:
+        """Whether the copy compiles after a change of a file."""
+        if path.suffix != ".c":
+            return True
+        if path.parent.name == "preload":
+            return self._make()
+        return self._core.compile(path) and self._core.link()
+
+    def first_failure(self, tests: Sequence[str], *options: str) -> str | None:
+        """The first test that fails, or what hangs; None if all pass."""
+        command = [".venv/bin/python", "-m", "pytest", "-q", "-x", *options, *tests]
         try:
             ran = subprocess.run(
                 command, cwd=self.root, capture_output=True, check=False, timeout=SECONDS_FOR_A_RUN
             )
         except subprocess.TimeoutExpired:
-            return True
-        return ran.returncode != 0
+            return "no end"
+        if ran.returncode == 0:
+            return None
+        said = ran.stdout.decode(errors="replace")
+        found = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+        return found[1] if found else f"exit code {ran.returncode}"
 
-    def verdict(self, mutant: Mutant) -> str:
-        """What becomes of a fault: "no fault", "seen", "seen by others" or "survived"."""
+    def verdict(self, mutant: Mutant, *, quick: bool) -> tuple[str, str]:
+        """What becomes of a fault, and who sees it.
+
+        "no fault", "seen", "seen by others" or "survived".
+        """
         path = self.root / mutant.path
         sound = path.read_bytes()
         lines = sound.decode().splitlines(keepends=True)
         lines[mutant.line - 1] = mutant.text
         path.write_text("".join(lines), encoding="utf-8")
         try:
-            if path.suffix == ".c" and not self.build():
-                return "no fault"
-            if self.is_seen(tests_of(mutant.path)):
-                return "seen"
-            return "seen by others" if self.is_seen(["tests"]) else "survived"
+            if not self.build(path):
+                return "no fault", ""
+            if failed := self.first_failure(tests_of(mutant.path), "-p", "no:xdist"):
+                return "seen", failed
+            if not quick and (failed := self.first_failure(["tests"], "-n", str(self._jobs))):
+                return "seen by others", failed
+            return "survived", ""
         finally:
             path.write_bytes(sound)
-            if path.suffix == ".c":
-                self.build()
+            self.build(path)
 
 
-def chosen(seed: int, only: str) -> list[Mutant]:
+def chosen(seed: int, only: Sequence[str], without: Sequence[str]) -> list[Mutant]:
     """Faults in the files asked for, one of each line, in an order that the seed gives."""
+
+    def is_one_of(path: str, patterns: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
+
     order = []
     for path in [path for pattern in SUBJECTS for path in sorted(TREE.glob(pattern))]:
-        if path.match(only):
-            relative = path.relative_to(TREE).as_posix()
+        relative = path.relative_to(TREE).as_posix()
+        if is_one_of(relative, only) and not is_one_of(relative, without):
             faults = faults_in_c if path.suffix == ".c" else faults_in_python
             found = faults(path.read_text(encoding="utf-8"))
             order += [Mutant(relative, number, text) for number, text in found]
@@ -269,16 +392,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--mutants", type=int, default=50, help="how many faults are judged")
-    parser.add_argument("--only", default="*", help="files, as a shell's pattern")
-    parser.add_argument("--jobs", type=int, default=3, help="test processes at once")
+    parser.add_argument("--skip", type=int, default=0, help="of the seed's faults, the first ones")
+    patterns = {"action": "extend", "nargs": "+", "metavar": "PATTERN"}
+    parser.add_argument("--only", help="files, such as 'csrc/*'", **patterns)
+    parser.add_argument("--without", default=[], help="files to leave out", **patterns)
+    parser.add_argument("--quick", action="store_true", help="the subject's tests alone")
+    parser.add_argument("--place", type=Path, help="keep the copy there, for the next run")
+    parser.add_argument("--jobs", type=int, default=3, help="test processes of the whole suite")
     asked = parser.parse_args()
     verdicts: Counter[str] = Counter()
     survivors: list[Mutant] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as place:
-        copy = Copy(Path(place), asked.jobs)
-        for mutant in chosen(asked.seed, asked.only):
+        copy = Copy(asked.place or Path(place), asked.jobs)
+        faults = chosen(asked.seed, asked.only or ["*"], asked.without)
+        for mutant in faults[asked.skip :]:
             began = time.monotonic()
-            verdict = copy.verdict(mutant)
+            verdict, failed = copy.verdict(mutant, quick=asked.quick)
             if verdict == "no fault":
                 continue
             verdicts[verdict] += 1
@@ -286,7 +415,8 @@ def main() -> int:
                 survivors.append(mutant)
             where = f"{mutant.path}:{mutant.line}"
             line = mutant.text.strip()
-            print(f"{verdict:15} {time.monotonic() - began:5.0f} s  {where}  {line}", flush=True)
+            took = f"{time.monotonic() - began:5.0f} s"
+            print(f"{verdict:15} {took}  {where}  {line}  {failed}", flush=True)
             if verdicts.total() == asked.mutants:
                 break
     print(f"\n{shlex.join(sys.argv)}: {verdicts.total()} faults")
