@@ -37,7 +37,7 @@ from .errors import (
 )
 from .layouts import DEVICE_CAPACITY, LAYOUTS, SLOT_CAPACITY, Layout
 from .lock import OWNER_LIVES, LockRecovery, LockState, RegionLock, in_slices, nanoseconds
-from .models import ProcessStatus, ProcessUsage, RegionSnapshot, lazy_snapshot
+from .models import ProcessStatus, RegionSnapshot, lazy_snapshot
 from .slot import (
     HOLDS_LOCK,
     MAX_BYTES,
@@ -46,6 +46,7 @@ from .slot import (
     SlotChange,
     SlotRepair,
 )
+from .suspension import LOOK_EVERY_S, WATCH_S, SuspensionWatch, is_suspended, may_go_on
 from .units import (
     UNLIMITED_SM_PERCENT,
     format_size,
@@ -80,9 +81,6 @@ _MEMORY, _SM, _SWITCH = lib.HR_MEMORY, lib.HR_SM, lib.HR_SWITCH
 _FORCE, _DRY_RUN = lib.HR_FORCE, lib.HR_DRY_RUN
 # An Enum looks its members up through Python code.
 _IMMEDIATE = Effect.IMMEDIATE
-# libvgpu looks at its status once a second.
-_SUSPENDED_WITHIN_S = 1.2
-_LOOK_AGAIN_S = 0.1
 
 # Bound once: a live value is one call and little else.
 _get = lib.hr_get
@@ -327,19 +325,6 @@ def _proc_root(proc: PathLike) -> bytes:
             errno.ENOENT, "no such directory to look for processes in", str(root)
         )
     return os.fsencode(root)
-
-
-def _process(snapshot: RegionSnapshot, pid: int, status: int) -> ProcessUsage | None:
-    found = (each for each in snapshot.processes if each.pid == pid and each.status == status)
-    return next(found, None)
-
-
-def _memory_of(snapshot: RegionSnapshot, pid: int) -> list[tuple[int, ...]]:
-    return [
-        tuple(usage.memory_used_bytes for usage in process.devices)
-        for process in snapshot.processes
-        if process.pid == pid
-    ]
 
 
 class Region:
@@ -1147,15 +1132,11 @@ class Region:
         Shell: ``hamiregion suspend FILE PID``.
         """
         change = self._set_status(pid, ProcessStatus.SUSPENDED, dry_run, timeout_s)
-        obeys = self.layout is not Layout.V1_2 or self._has_sm_limit()
-        effect = Effect.IMMEDIATE if obeys else Effect.IF_SM_LIMITED
+        effect = Effect.IF_SM_LIMITED if may_go_on(self.snapshot()) else Effect.IMMEDIATE
         return attrs.evolve(change, effect=effect)
 
-    def _has_sm_limit(self) -> bool:
-        return any(self.sm_limit(device) is not None for device in range(self.device_count))
-
     def suspended_activity(
-        self, pid: SupportsIndex, *, watch_s: float = 3.0
+        self, pid: SupportsIndex, *, watch_s: float = WATCH_S
     ) -> Literal["allocating", "launching"] | None:
         """Watch a process that was suspended: whether it goes on all the same.
 
@@ -1168,7 +1149,7 @@ class Region:
             watch_s: How long, in seconds.
 
         Returns:
-            ``"allocating"`` if its memory has changed, ``"launching"`` if kernels were launched in
+            ``"allocating"`` if its memory has grown, ``"launching"`` if kernels were launched in
             the region while no other process of it runs; else None, also where it is not suspended
             any more.
 
@@ -1177,23 +1158,16 @@ class Region:
         """
         pid = integer("a pid", pid, 1, _MAX_PID)
         until = time.monotonic() + nanoseconds(watch_s) / 1e9
-        time.sleep(min(_SUSPENDED_WITHIN_S, nanoseconds(watch_s) / 1e9))
-        first = self.snapshot()
+        watch = SuspensionWatch(pid)
         while True:
             now = self.snapshot()
-            if _process(now, pid, ProcessStatus.SUSPENDED) is None:
+            if not is_suspended(now, pid):
                 return None
-            if _memory_of(now, pid) != _memory_of(first, pid):
-                return "allocating"
-            alone = all(
-                process.pid == pid or process.status != ProcessStatus.RUNNING
-                for process in now.processes
-            )
-            if alone and (now.last_kernel_time_s or 0) > (first.last_kernel_time_s or 0):
-                return "launching"
-            if time.monotonic() >= until:
-                return None
-            time.sleep(_LOOK_AGAIN_S)
+            seen = watch.look(now)
+            rest_s = until - time.monotonic()
+            if seen is not None or rest_s <= 0:
+                return seen
+            time.sleep(min(LOOK_EVERY_S, rest_s))
 
     def resume(
         self, pid: SupportsIndex, *, dry_run: bool = False, timeout_s: float = 1.0

@@ -15,6 +15,7 @@ from libhamiregion import ProcessStatus, format_size
 from libhamiregion.node.bounded_call import BoundedCall
 from libhamiregion.node.join import Join
 from libhamiregion.node.process_rows import process_rows
+from libhamiregion.node.suspended import SuspendedProcesses
 from libhamiregion.node.views import observed_views
 
 from . import options
@@ -43,7 +44,7 @@ from .tables import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from libhamiregion.node import (
         Node,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         ProcessDeviceRow,
         Selector,
     )
+    from libhamiregion.suspension import SuspendedActivity
 
     from .options import DriverChoice, NodeChoice
     from .tables import Block
@@ -64,6 +66,7 @@ _SORTS = ("name", "memory", "sm", "pid")
 _STATE_STYLES = {
     "alive": GOOD,
     "suspended": NEAR,
+    "goes-on": f"bold {OVER}",
     "dead": f"bold {OVER}",
     "unknown": NEAR,
     "unlisted": NEAR,
@@ -116,6 +119,7 @@ def ps(
     \b
     alive      has a slot, and runs
     suspended  the same, blocked by `hamiregion suspend`
+    goes-on    suspended, and allocates or launches all the same (HAMi 2.10 without an SM limit)
     dead       has a slot whose process is gone; its memory still counts (hamiregion reap)
     unknown    /proc does not show enough to tell
     unlisted   maps a region and has no slot; a forked child is one until it uses CUDA
@@ -138,9 +142,10 @@ def ps(
     JSON: taken_at_ns, complete (all processes could be seen), driver (state, message, version;
     null with --no-driver), warnings, gaps (what could not be looked at: kind, reason, count, and
     the container's names), and processes, a list of objects with the keys namespace, pod, pod_uid,
-    container, container_id, region_path, pid, host_pid, state, status, uid, user, command, slots
-    (more than 1: a sum over what one container has too many of) and devices, whose keys are the
-    fields of ProcessDeviceRow.  With --nvml: taken_at_ns, driver, devices, processes
+    container, container_id, region_path, pid, host_pid, state, status, goes_on (of a suspended
+    process: allocating, launching, or null: not seen), uid, user, command, slots (more than 1: a
+    sum over what one container has too many of) and devices, whose keys are the fields of
+    ProcessDeviceRow.  With --nvml: taken_at_ns, driver, devices, processes
     and samples, with the fields of NvmlDevice and NvmlProcess.  null is not known.
     """  # noqa: D301 (click looks for the character itself)
     if nvml:
@@ -157,7 +162,9 @@ def ps(
             show_all(pages, interval_s, as_json)
         return
     with driver.observe(place) as observer:
-        look = functools.partial(process_page, observer, selector, place, wide=wide)
+        look = functools.partial(
+            process_page, observer, selector, place, wide=wide, suspended=SuspendedProcesses()
+        )
         show_all((look(sort=sort) for _ in ticks(interval_s)), interval_s, as_json)
 
 
@@ -217,7 +224,9 @@ def top(
     if most is not None:
         raise click.UsageError("-n goes with --from")
     with driver.observe(place) as observer:
-        look = functools.partial(process_page, observer, selector, place, wide=wide)
+        look = functools.partial(
+            process_page, observer, selector, place, wide=wide, suspended=SuspendedProcesses()
+        )
         if as_json or not on_terminal():
             show_all((look(sort=sort) for _ in ticks(interval_s)), interval_s, as_json)
         else:
@@ -285,6 +294,7 @@ class ProcessRow(Names):
         host_pid: Its pid in /proc, or by the driver; None if it is dead or unknown.
         state: alive, dead, unknown, unlisted, escaped or unmanaged.
         status: Of its slot: 0 exited, 1 running, 2 suspended; None without a slot.
+        goes_on: What it does though it is suspended; None if nothing was seen.
         uid: Its user; None where /proc does not tell.
         user: That user's name.
         command: Its command line, raw text.
@@ -297,6 +307,7 @@ class ProcessRow(Names):
     host_pid: int | None
     state: str
     status: int | None
+    goes_on: SuspendedActivity | None
     uid: int | None
     user: str | None
     command: str | None
@@ -313,8 +324,9 @@ class ProcessRow(Names):
     @property
     def state_word(self) -> str:
         """Its state; a suspended process has one of its own."""
-        suspended = self.status == ProcessStatus.SUSPENDED and self.state == "alive"
-        return "suspended" if suspended else self.state
+        if self.status != ProcessStatus.SUSPENDED or self.state != "alive":
+            return self.state
+        return "suspended" if self.goes_on is None else "goes-on"
 
     @property
     def busy(self) -> Sequence[ProcessDeviceRow]:
@@ -352,7 +364,9 @@ def _is_busy(row: ProcessDeviceRow) -> bool:
     )
 
 
-def _process_row(node: Node, process: NodeProcess) -> ProcessRow:
+def _process_row(
+    node: Node, process: NodeProcess, goes_on: Mapping[int, SuspendedActivity]
+) -> ProcessRow:
     host, container = process.process, process.container
     # Without a slot, its pid inside its container.
     inner = host.ns_pids[-1] if process.pid is None and host is not None else process.pid
@@ -363,6 +377,7 @@ def _process_row(node: Node, process: NodeProcess) -> ProcessRow:
         host_pid=process.host_pid,
         state=process.state,
         status=process.status,
+        goes_on=None if process.pid is None else goes_on.get(process.host_pid or 0),
         uid=None if host is None else host.uid,
         user=None if host is None else host.user,
         command=None if host is None else host.command,
@@ -388,6 +403,7 @@ def process_page(
     *,
     sort: str,
     wide: bool,
+    suspended: SuspendedProcesses,
     live: bool = False,
 ) -> Page:
     """Look at the node's processes now.
@@ -398,13 +414,17 @@ def process_page(
         place: What the node was chosen by.
         sort: One of `_SORTS`.
         wide: Whether to show users, uuids and commands too.
+        suspended: What was seen of suspended processes before.
         live: Whether it is for `top` on a terminal, with the GPUs, the containers and the keys.
     """
     node, observation = observer.node, observer.observe()
     sample = observation.sample
     views = observed_views(node, observation)
     processes = process_rows(Join(observation), views)
-    rows = _in_order(_chosen(node, processes, selector), sort)
+    suspended.look_at(views)
+    if not live:
+        suspended.watch()
+    rows = _in_order(_chosen(node, processes, selector, suspended.going_on), sort)
     answer, gap = driver_answer(observer, observation)
     driver = answer is not None and gap is None
     data = {"driver": answer, "processes": rows}
@@ -424,13 +444,16 @@ def process_page(
 
 
 def _chosen(
-    node: Node, processes: Iterable[NodeProcess], selector: Selector
+    node: Node,
+    processes: Iterable[NodeProcess],
+    selector: Selector,
+    goes_on: Mapping[int, SuspendedActivity],
 ) -> Iterable[ProcessRow]:
     for process in processes:
         owner = process.owner
         if not selector.matches_container(owner, node.pod_name(owner)):
             continue
-        row = _process_row(node, process)
+        row = _process_row(node, process, goes_on)
         if selector.device is not None:
             chosen = [each for each in row.busy if selector.matches_device(each)]
             if not chosen:

@@ -1,5 +1,6 @@
 """A process inside a container, as `container_process`, that can be made to look odd."""
 
+import itertools
 import mmap
 import os
 import threading
@@ -9,6 +10,12 @@ from typing import Any
 
 import container_process
 from container_process import Container, serve
+
+from libhamiregion import Layout
+
+# A launch's time in Unix seconds, of a clock that runs fast.
+FIRST_S = 1_790_000_000
+KERNEL_TIME = Layout.V1_2.offsets["last_kernel_time"]
 
 
 class OddContainer(Container):
@@ -54,6 +61,25 @@ class OddContainer(Container):
                 with self.regions[-1].lock(10):
                     time.sleep(0.001)
                 time.sleep(0.001)
+
+        threading.Thread(target=work, daemon=True).start()
+        return os.getpid()
+
+    def go_on(self, what: str, path: str) -> int:
+        """Allocate, or store the time of launches, until killed: whatever the slot's status says.
+
+        As a process of HAMi 2.10 does where no device has an SM limit.
+        """
+
+        fd = os.open(path, os.O_WRONLY)
+
+        def work() -> None:
+            for turn in itertools.count(1):
+                time.sleep(0.02)
+                if what == "allocating":
+                    self.slots[-1].charge(0, 1 << 12)
+                else:
+                    os.pwrite(fd, (FIRST_S + turn).to_bytes(8, "little"), KERNEL_TIME)
 
         threading.Thread(target=work, daemon=True).start()
         return os.getpid()

@@ -38,6 +38,7 @@ from libhamiregion.cli.processes import process_page
 from libhamiregion.cli.terminal import draw_page, fit_page
 from libhamiregion.node import Selector
 from libhamiregion.node.nvml import NvmlDevice, NvmlProcess
+from libhamiregion.node.suspended import SuspendedProcesses
 
 scene = pytest.fixture(scope="module")(busy_scene)
 pytestmark = needs_namespaces
@@ -125,7 +126,9 @@ def test_every_width_shows_what_fits(scene: Scene) -> None:
     place = NodeChoice((str(scene.node.root),), str(scene.node.logs), "files", None, None)
     with DriverChoice(False, str(scene.driver.library)).observe(place) as observer:
         for wide in (False, True):
-            process = process_page(observer, Selector(), place, sort="name", wide=wide)
+            process = process_page(
+                observer, Selector(), place, sort="name", wide=wide, suspended=SuspendedProcesses()
+            )
             container = container_page(observer, Selector(), place, wide=wide)
             for page, last, used in (
                 (process, "SM drv", "3 GiB"),
@@ -151,7 +154,13 @@ def drawn(scene: Scene, columns: int, *, driver: bool = True) -> list[str]:
     place = NodeChoice((str(scene.node.root),), str(scene.node.logs), "files", None, None)
     with DriverChoice(not driver, str(scene.driver.library)).observe(place) as observer:
         page = process_page(
-            observer, Selector(namespace="*"), place, sort="memory", wide=False, live=True
+            observer,
+            Selector(namespace="*"),
+            place,
+            sort="memory",
+            wide=False,
+            suspended=SuspendedProcesses(),
+            live=True,
         )
     screen = Console(file=io.StringIO(), width=columns, height=60, color_system=None)
     screen.print(fit_page(page, screen))

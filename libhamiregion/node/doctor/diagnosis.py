@@ -41,6 +41,7 @@ from .slots import (
     unknown_processes,
     unobserved_processes,
 )
+from .suspensions import ignored_suspensions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
@@ -83,6 +84,7 @@ _CHECKS_OF_REGION = {
     unrecorded_utilization: {FindingKind.UTILIZATION_NOT_RECORDED},
     sm_limits_off: {FindingKind.SM_LIMIT_OFF},
     blocked_launches: {FindingKind.LAUNCHES_BLOCKED},
+    ignored_suspensions: {FindingKind.SUSPENSION_IGNORED},
     mixed_layouts: {FindingKind.LAYOUT_MIXED},
     newer_layouts: {FindingKind.LAYOUT_NEWER},
     borrowed_directories: {FindingKind.DIRECTORY_BORROWED},
@@ -106,7 +108,8 @@ def diagnose(
     A healthy node gives no finding. What a healthy node can show for a moment, such as a lock that
     is held or a host pid that is not yet found, is looked at again after `settle_s`, and is a
     finding only if it is there both times and has not moved in between. If there is nothing of
-    that kind, no time is spent.
+    that kind, no time is spent. A suspended process that may go on all the same is watched for 3 s
+    more, once a minute.
 
     With ``settle_s=0`` there is one look and no waiting, for an exporter that counts findings by
     kind once per interval: what passes by itself may then be reported for one interval, and what
@@ -211,7 +214,8 @@ def _stay(look: Examination, found: Iterable[Finding], settle_s: float) -> bool:
         for what, has_moved in list(look.suspects.items()):
             if _moved(has_moved):
                 look.forget(what)
-    return waits or bool(look.suspects)
+    watched = memory_of(look.node).suspended.watch()
+    return waits or watched or bool(look.suspects)
 
 
 def _moved(has_moved: Callable[[], bool]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from libhamiregion.layouts import Layout
+from libhamiregion.models import ProcessStatus
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -26,7 +27,8 @@ class DueContainers:
     """Chooses the containers to diagnose: those that have changed, and a share of the others.
 
     A container is due when what a read and /proc tell of its slots, limits and devices has changed,
-    while its lock is taken or a slot of it is being written, and where the caller says so. What
+    while its lock is taken, a slot of it is being written or a process of it is suspended, and
+    where the caller says so. What
     none of this shows (a slot behind the last one, a start-up lock) is found in its turn: each
     container is due once in so many calls.
 
@@ -63,7 +65,7 @@ class DueContainers:
         limits, used = devices.memory_limit_bytes, devices.memory_used_bytes
         of_devices = [column.tobytes() for column in (limits, devices.sm_limit_percent)]
         over = bytes(0 < limit < use for use, limit in zip(used, limits, strict=True))
-        settled = processes.settled.tolist()
+        settled, statuses = processes.settled.tolist(), processes.status.tolist()
         before, self._seen = self._seen, {}
         # Containers without a region cost nothing but a look at their directory.
         chosen = dict.fromkeys(observation.missing)
@@ -90,6 +92,8 @@ class DueContainers:
                 or semaphore & _LOW_HALF != 1
                 or owner
                 or 0 in settled[slot:ends]
+                # Whether it grows all the same.
+                or ProcessStatus.SUSPENDED in statuses[slot:ends]
                 or container in kept
                 or row % self._turns == self._turn % self._turns
                 # Its second lock stands in no column.
