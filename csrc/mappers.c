@@ -188,7 +188,9 @@ struct search {
     struct hr_mapped_file file;
     const struct hr_slot_pids *only; /* NULL: all processes */
     const struct hr_slot_pids *slots;
-    bool keeps_maps; /* for other regions */
+    bool keeps_maps;                  /* for other regions */
+    struct hr_round *round;           /* NULL: everybody is looked at */
+    const struct hr_slot_pids *names; /* with a round: looked at in each of its calls */
     const struct hr_budget *budget;
 };
 
@@ -246,9 +248,13 @@ static int look_at(const struct search *search, struct listed_process *process,
     if (search->keeps_maps && process->written == NULL)
         process->written = calloc(1, sizeof *process->written);
     struct hr_mapper mapper = process->pids;
-    enum hr_seen seen = hr_look_at_process(
-        dirfd(search->list->directory), process->name, &search->file, search->budget,
-        process->written != NULL ? process->written : &unkept, &mapper.has_libvgpu);
+    int proc = dirfd(search->list->directory);
+    uint64_t start = search->round == NULL ? 0 : hr_read_start(proc, process->name);
+    enum hr_seen seen = hr_look_at_process(proc, process->name, &search->file, search->budget,
+                                           process->written != NULL ? process->written : &unkept,
+                                           &mapper.has_libvgpu);
+    if (search->round != NULL)
+        hr_note_seen(search->round, process->name, start, seen);
     if (seen == HR_MAPS_NOT || seen == HR_MAPS_NOTHING || seen == HR_GONE)
         return HR_OK;
     if (mapper.levels == 0) {
@@ -271,6 +277,36 @@ static int look_at(const struct search *search, struct listed_process *process,
     return HR_OK;
 }
 
+/* With a round those come first whose maps did not take all of the budget in an earlier call. */
+static bool has_turn(const struct search *search, const struct listed_process *process,
+                     bool is_last_turn)
+{
+    const struct hr_round *round = search->round;
+    if (round == NULL)
+        return !is_last_turn;
+    if (hr_comes_last(round, process->name) != is_last_turn)
+        return false;
+    return matches(search->names, &process->pids) ||
+           (search->slots != NULL && matches(search->slots, &process->pids)) ||
+           !hr_is_ruled_out(round, dirfd(search->list->directory), process->name);
+}
+
+static int look_at_all(struct search *search, bool is_last_turn, struct hr_mappers *out)
+{
+    const struct hr_process_list *list = search->list;
+    int code = HR_OK;
+    for (uint32_t i = 0; code == HR_OK && !out->cut_short && i < list->count; i++) {
+        struct listed_process *process = &list->processes[i];
+        if (!may_matter(search, process) || !has_turn(search, process, is_last_turn))
+            continue;
+        /* Before it: the last one may take all that is left. */
+        out->cut_short = hr_is_spent(search->budget);
+        if (!out->cut_short)
+            code = look_at(search, process, out);
+    }
+    return code;
+}
+
 static int search_list(struct search *search, struct hr_mappers *out)
 {
     struct hr_process_list *list = search->list;
@@ -283,14 +319,10 @@ static int search_list(struct search *search, struct hr_mappers *out)
         search->slots = &slots;
     }
     out->cut_short = list->cut_short;
-    for (uint32_t i = 0; code == HR_OK && !out->cut_short && i < list->count; i++) {
-        if (!may_matter(search, &list->processes[i]))
-            continue;
-        /* Before it: the last one may take all that is left. */
-        out->cut_short = hr_is_spent(search->budget);
-        if (!out->cut_short)
-            code = look_at(search, &list->processes[i], out);
-    }
+    if (code == HR_OK)
+        code = look_at_all(search, false, out);
+    if (code == HR_OK && search->round != NULL)
+        code = look_at_all(search, true, out);
     if (code != HR_OK) {
         hr_free_mappers(out);
         return code;
@@ -301,17 +333,30 @@ static int search_list(struct search *search, struct hr_mappers *out)
     return HR_OK;
 }
 
+static int search_proc(struct search *search, const char *proc, struct hr_mappers *out)
+{
+    int code = make_process_list(proc, search->budget, &search->list);
+    if (code != HR_OK)
+        return code;
+    code = search_list(search, out);
+    hr_free_process_list(search->list);
+    return code;
+}
+
 int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
                     const struct hr_slot_pids *only, const struct hr_budget *budget,
                     struct hr_mappers *out)
 {
     struct search search = {.region = region, .own = own, .only = only, .budget = budget};
-    int code = make_process_list(proc, budget, &search.list);
-    if (code != HR_OK)
-        return code;
-    code = search_list(&search, out);
-    hr_free_process_list(search.list);
-    return code;
+    return search_proc(&search, proc, out);
+}
+
+int hr_find_mappers_in_round(hr_region *region, const char *proc, const struct hr_slot_pids *names,
+                             const struct hr_budget *budget, struct hr_round *round,
+                             struct hr_mappers *out)
+{
+    struct search search = {.region = region, .round = round, .names = names, .budget = budget};
+    return search_proc(&search, proc, out);
 }
 
 int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slot_pids *only,

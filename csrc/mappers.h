@@ -15,6 +15,7 @@
 
 #include "lock.h"
 #include "process_files.h"
+#include "search_round.h"
 
 /* What a search of /proc may cost of the processor's time, where nobody waits for the region's lock
  * meanwhile; and one for the lock's owner, while other recoveries wait. */
@@ -64,6 +65,13 @@ enum hr_own_handle { HR_WITH_OWN_HANDLE, HR_WITHOUT_OWN_HANDLE };
 int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
                     const struct hr_slot_pids *only, const struct hr_budget *budget,
                     struct hr_mappers *out);
+/*
+ * The same search for all processes, but for those that the round has ruled out.  Those with one of
+ * these pids in their innermost namespace are looked at in each call.
+ */
+int hr_find_mappers_in_round(hr_region *region, const char *proc, const struct hr_slot_pids *names,
+                             const struct hr_budget *budget, struct hr_round *round,
+                             struct hr_mappers *out);
 void hr_free_mappers(struct hr_mappers *mappers);
 
 /* Enter, search with HR_SEARCH_CPU_NS, leave. */

@@ -5,12 +5,6 @@
 #include "table_view.h"
 #include "testpoint.h"
 
-/* A slot with pid 0, as it stood before /proc was scanned. */
-struct nameless {
-    int32_t index;
-    uint64_t seqlock, bytes;
-};
-
 struct reap_call {
     hr_region *region;
     const struct hr_mappers *before;  /* by a scan of all slots' pids, before the lock */
@@ -18,8 +12,8 @@ struct reap_call {
     struct hr_judged_marks *marks;    /* by the bytes of the file, before the scans */
     struct hr_slot_pids *suspects;    /* dead by the former, and looked for by the latter */
     struct hr_slot_pids names;        /* that stand anywhere in the table, before the scans */
-    struct nameless nameless[HR_SLOTS];
-    int32_t nameless_count;
+    struct hr_nameless_slots nameless;
+    bool has_newer;  /* slots with pid 0 that the search is not about */
     bool has_others; /* somebody else may live */
     bool has_marked; /* a slot is a dead process's by its mark */
     bool has_work;   /* a suspect's slot is not empty */
@@ -61,10 +55,10 @@ static int32_t pid_of(const struct reap_call *call, int32_t index)
 static void note_nameless(struct reap_call *call, int32_t index)
 {
     unsigned char *slot = hr_slot(call->region, (uint32_t)index);
-    call->nameless[call->nameless_count++] =
-        (struct nameless){.index = index,
-                          .seqlock = hr_seqlock_of(call->region, index),
-                          .bytes = hr_slot_bytes(call->region, slot)};
+    call->nameless.list[call->nameless.count++] =
+        (struct hr_nameless){.index = index,
+                             .seqlock = hr_seqlock_of(call->region, index),
+                             .bytes = hr_slot_bytes(call->region, slot)};
 }
 
 static int note_names(void *argument)
@@ -90,8 +84,8 @@ static bool is_nobodys(const struct reap_call *call, int32_t index)
     if (hr_may_be_ending(call->region, call->before))
         return false;
     unsigned char *slot = hr_slot(call->region, (uint32_t)index);
-    for (int32_t i = 0; i < call->nameless_count; i++) {
-        const struct nameless *known = &call->nameless[i];
+    for (int32_t i = 0; i < call->nameless.count; i++) {
+        const struct hr_nameless *known = &call->nameless.list[i];
         if (known->index == index)
             return known->seqlock == hr_seqlock_of(call->region, index) &&
                    known->bytes == hr_slot_bytes(call->region, slot);
@@ -139,8 +133,9 @@ static int32_t find_end(const struct reap_call *call, int32_t count)
 /* Whether the search ended before a slot could be judged that may be a dead process's. */
 static bool is_cut_short(const struct reap_call *call, int32_t index)
 {
-    bool was_cut = call->before->cut_short || (call->mappers != NULL && call->mappers->cut_short);
     int32_t pid = pid_of(call, index);
+    bool was_cut = call->before->cut_short || (pid == 0 && call->has_newer) ||
+                   (call->mappers != NULL && call->mappers->cut_short);
     return was_cut && pid != HR_NOBODY && judge(call, index) == HR_LIVENESS_UNKNOWN &&
            !hr_slot_is_empty(call->region, hr_slot(call->region, (uint32_t)index));
 }
@@ -311,11 +306,32 @@ static int reap_beside(struct reap_call *call, const char *proc, uint64_t timeou
     int code = hr_run_entered(call->region, list_suspects, call);
     /* Emptied slots are suspects too, which go where nobody else lives. */
     bool has_work =
-        call->nameless_count > 0 || call->pid_count > 0 ||
+        call->nameless.count > 0 || call->pid_count > 0 ||
         ((call->suspects->count > 0 || call->has_marked) && (call->has_work || !call->has_others));
     if (code == HR_OK && has_work)
         return reap_under_lock(call, proc, timeout_ns);
     return code == HR_OK ? hr_run_entered(call->region, report_all_cut_short, call) : code;
+}
+
+/* Who may live, before the lock: nobody waits meanwhile. */
+static int search_before(struct reap_call *call, const char *proc, struct hr_mappers *before)
+{
+    const struct hr_budget budget = hr_budget_of_cpu(HR_SEARCH_CPU_NS);
+    *before = (struct hr_mappers){.list = NULL};
+    /* A process that has stored pid 0 has no name to be found by. */
+    if (call->nameless.count > 0) {
+        const int32_t count = call->nameless.count;
+        struct hr_round *round = hr_take_round(call->region, proc, &call->nameless);
+        call->has_newer = call->nameless.count < count;
+        int code =
+            hr_find_mappers_in_round(call->region, proc, &call->names, &budget, round, before);
+        hr_end_round(round, code == HR_OK && before->cut_short);
+        return code;
+    }
+    /* Where the bytes tell of all slots, /proc is not looked at. */
+    if (call->names.count == 0)
+        return HR_OK;
+    return hr_find_mappers(call->region, proc, HR_WITH_OWN_HANDLE, &call->names, &budget, before);
 }
 
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t pid_count,
@@ -337,13 +353,8 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t p
         return code;
     hr_judge_marks(region, 0, &marks);
     code = hr_run_entered(region, note_names, &call);
-    /* A process that has stored pid 0 has no name to be found by. */
-    const struct hr_slot_pids *only = call.nameless_count == 0 ? &call.names : NULL;
-    const struct hr_budget budget = hr_budget_of_cpu(HR_SEARCH_CPU_NS);
-    before = (struct hr_mappers){.list = NULL};
-    /* Where the bytes tell of all slots, /proc is not looked at. */
-    if (code == HR_OK && (call.nameless_count > 0 || call.names.count > 0))
-        code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, only, &budget, &before);
+    if (code == HR_OK)
+        code = search_before(&call, proc, &before);
     if (code == HR_OK) {
         code = reap_beside(&call, proc, timeout_ns);
         hr_free_mappers(&before);

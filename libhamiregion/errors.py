@@ -150,7 +150,8 @@ class SearchCutShort(RegionError, TimeoutError):
     """/proc was not searched to its end, so slots that may be dead processes' were left alone.
 
     A later try may succeed: nothing is wrong with the region. Each search has a budget of the
-    processor's time, and containers decide how long looking at their processes takes.
+    processor's time, and containers decide how long looking at their processes takes. `Region.reap`
+    goes on where it stopped, in the same process, within ten minutes.
 
     Attributes:
         pids: The processes that were not judged, as pids of the container's namespace; 0 for a slot

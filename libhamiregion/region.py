@@ -1256,7 +1256,8 @@ class Region:
                 others have been freed.
             ProcessNotInRegion: One of `pids` has no slot; nothing was done.
             SearchCutShort: Slots could not be judged, because /proc was not searched to its end;
-                the others have been freed, and are its `done`.
+                the others have been freed, and are its `done`. A later call of this process goes
+                on where this one stopped, so that it is worth trying again.
             LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As `lock`.
 
         Shell: ``hamiregion reap FILE``.

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from libhamiregion import Effect, Region, RegionError, format_size, open_region
+from libhamiregion import (
+    Effect,
+    ReapedSlot,
+    Region,
+    RegionError,
+    SearchCutShort,
+    format_size,
+    open_region,
+)
 
 from . import options
 from .failures import Failure
@@ -17,6 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from libhamiregion import Layout, SlotChange
+
+# How long a search of /proc goes on, over several calls.
+_SEARCH_S = 30.0
 
 _common = options.all_of(
     options.dry_run_option,
@@ -103,14 +115,18 @@ def reap(
 
     Without PIDs, all processes that are proved dead: no process that maps this very file has that
     pid.  With PIDs (of the container's namespace) only those; one that lives, or cannot be judged
-    from here, keeps its slot, and the exit code is 1.
+    from here, keeps its slot, and the exit code is 1.  On a node with very many processes this
+    may take half a minute.
 
     JSON: path, layout, dry_run, and reaped, a list of objects with the keys pid, memory_bytes and
     removed (false where the slot was emptied in place).
     """
     with open_region(path, writable=True, layout=layout) as region:
         try:
-            reaped = region.reap(pids or None, proc=proc, dry_run=dry_run)
+            if pids:
+                reaped = region.reap(pids, proc=proc, dry_run=dry_run)
+            else:
+                reaped = _reap_all(region, proc, dry_run)
         except RegionError:
             raise
         except ValueError as error:
@@ -122,3 +138,18 @@ def reap(
         for slot in reaped
     ] or ["no dead process has a slot"]
     show_done("reaped/1", region, lines, as_json, dry_run=dry_run, reaped=reaped)
+
+
+def _reap_all(region: Region, proc: str, dry_run: bool) -> tuple[ReapedSlot, ...]:
+    """Reap again and again where the search through /proc is cut short: it goes on each time."""
+    until_s = time.monotonic() + _SEARCH_S
+    done: list[ReapedSlot] = []
+    while True:
+        try:
+            return (*done, *region.reap(proc=proc, dry_run=dry_run))
+        except SearchCutShort as error:
+            if not dry_run:
+                done += error.done
+            if time.monotonic() >= until_s:
+                error.done = tuple(done)
+                raise

@@ -23,6 +23,7 @@ ORDER = (
     "byte_lock",
     "maps",
     "process_files",
+    "search_round",
     "mappers",
     "slot_table",
     "marks",

@@ -1,0 +1,211 @@
+#define _GNU_SOURCE
+#include "search_round.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* More regions at once than so many begin anew each time. */
+enum { KEPT_ROUNDS = 16 };
+/* A process list is not as long. */
+#define MOST_KNOWN 65536
+#define LONGEST_NS 600000000000u
+
+struct known {
+    uint32_t pid;
+    bool comes_last;
+    uint64_t start; /* 0: not ruled out */
+};
+
+struct hr_round {
+    uint64_t device_id, inode;           /* of the region */
+    uint64_t proc_device_id, proc_inode; /* of the /proc that is searched */
+    uint64_t began_ns;
+    struct hr_nameless_slots slots; /* as they stood when it began */
+    struct known *known;            /* the first `sorted` by pid, then those of this call */
+    uint32_t sorted, count;
+};
+
+/* Each is taken by swapping NULL for it: no lock, which a forked child could inherit. */
+static _Atomic(struct hr_round *) kept_rounds[KEPT_ROUNDS];
+
+static void free_round(struct hr_round *round)
+{
+    if (round != NULL)
+        free(round->known);
+    free(round);
+}
+
+/* ---- Keeping ----------------------------------------------------------------------- */
+
+static void keep(struct hr_round *round)
+{
+    for (int i = 0; i < KEPT_ROUNDS; i++) {
+        struct hr_round *none = NULL;
+        if (atomic_compare_exchange_strong(&kept_rounds[i], &none, round))
+            return;
+    }
+    free_round(round);
+}
+
+static bool is_of(const struct hr_round *round, const hr_region *region, const struct stat *proc)
+{
+    return round->device_id == region->device_id && round->inode == region->inode &&
+           round->proc_device_id == proc->st_dev && round->proc_inode == proc->st_ino;
+}
+
+static struct hr_round *find_kept(const hr_region *region, const struct stat *proc)
+{
+    const uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
+    struct hr_round *found = NULL;
+    for (int i = 0; i < KEPT_ROUNDS; i++) {
+        struct hr_round *round = atomic_exchange(&kept_rounds[i], NULL);
+        if (round == NULL)
+            continue;
+        if (now - round->began_ns > LONGEST_NS)
+            free_round(round);
+        else if (found == NULL && is_of(round, region, proc))
+            found = round;
+        else
+            keep(round);
+    }
+    return found;
+}
+
+static bool stands_in(const struct hr_nameless_slots *slots, const struct hr_nameless *slot)
+{
+    for (int32_t i = 0; i < slots->count; i++) {
+        const struct hr_nameless *other = &slots->list[i];
+        if (other->index == slot->index)
+            return other->seqlock == slot->seqlock && other->bytes == slot->bytes;
+    }
+    return false;
+}
+
+static int32_t count_common(const struct hr_round *round, const struct hr_nameless_slots *slots)
+{
+    int32_t common = 0;
+    for (int32_t i = 0; i < slots->count; i++)
+        common += stands_in(&round->slots, &slots->list[i]);
+    return common;
+}
+
+static void take_out_others(const struct hr_round *round, struct hr_nameless_slots *slots)
+{
+    int32_t count = 0;
+    for (int32_t i = 0; i < slots->count; i++) {
+        if (stands_in(&round->slots, &slots->list[i]))
+            slots->list[count++] = slots->list[i];
+    }
+    slots->count = count;
+}
+
+struct hr_round *hr_take_round(const hr_region *region, const char *proc,
+                               struct hr_nameless_slots *slots)
+{
+    struct stat status;
+    if (stat(proc == NULL ? "/proc" : proc, &status) != 0)
+        return NULL;
+    struct hr_round *round = find_kept(region, &status);
+    if (round != NULL && count_common(round, slots) > 0) {
+        take_out_others(round, slots);
+        return round;
+    }
+    free_round(round);
+    round = calloc(1, sizeof *round);
+    if (round != NULL)
+        *round = (struct hr_round){.device_id = region->device_id,
+                                   .inode = region->inode,
+                                   .proc_device_id = status.st_dev,
+                                   .proc_inode = status.st_ino,
+                                   .began_ns = hr_clock_ns(CLOCK_MONOTONIC),
+                                   .slots = *slots};
+    return round;
+}
+
+static int compare_pids(const void *one, const void *other)
+{
+    const struct known *a = one, *b = other;
+    return (a->pid > b->pid) - (a->pid < b->pid);
+}
+
+void hr_end_round(struct hr_round *round, bool is_cut_short)
+{
+    if (round == NULL || !is_cut_short) {
+        free_round(round);
+        return;
+    }
+    if (round->count > 0)
+        qsort(round->known, round->count, sizeof *round->known, compare_pids);
+    round->sorted = round->count;
+    keep(round);
+}
+
+/* ---- Processes --------------------------------------------------------------------- */
+
+static uint32_t pid_of_name(const char *name)
+{
+    return (uint32_t)strtoul(name, NULL, 10);
+}
+
+static struct known *find_known(const struct hr_round *round, const char *name)
+{
+    const struct known wanted = {.pid = pid_of_name(name)};
+    return round->sorted == 0
+               ? NULL
+               : bsearch(&wanted, round->known, round->sorted, sizeof wanted, compare_pids);
+}
+
+uint64_t hr_read_start(int proc, const char *name)
+{
+    char path[32], text[1024];
+    snprintf(path, sizeof path, "%.11s/stat", name);
+    int fd = openat(proc, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return 0;
+    ssize_t length = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[length < 0 ? 0 : length] = '\0';
+    /* A program may call itself ") 1 1": the last bracket is the kernel's.  Field 22. */
+    const char *at = strrchr(text, ')');
+    for (int field = 2; at != NULL && field < 22; field++) {
+        at = strchr(at, ' ');
+        at = at == NULL ? NULL : at + 1;
+    }
+    return at == NULL ? 0 : strtoull(at, NULL, 10);
+}
+
+bool hr_is_ruled_out(const struct hr_round *round, int proc, const char *name)
+{
+    const struct known *known = find_known(round, name);
+    return known != NULL && known->start != 0 && known->start == hr_read_start(proc, name);
+}
+
+bool hr_comes_last(const struct hr_round *round, const char *name)
+{
+    const struct known *known = find_known(round, name);
+    return known != NULL && known->comes_last;
+}
+
+void hr_note_seen(struct hr_round *round, const char *name, uint64_t start, enum hr_seen seen)
+{
+    if (seen != HR_MAPS_NOT && seen != HR_NO_TIME)
+        return;
+    struct known *known = find_known(round, name);
+    if (known == NULL) {
+        struct known *longer =
+            round->count == MOST_KNOWN ? NULL : hr_grow(round->known, round->count, sizeof *longer);
+        if (longer == NULL) /* looked at again by the next call */
+            return;
+        round->known = longer;
+        known = &round->known[round->count++];
+    }
+    *known = (struct known){.pid = pid_of_name(name),
+                            .comes_last = seen == HR_NO_TIME,
+                            .start = seen == HR_MAPS_NOT ? start : 0};
+}

@@ -1,0 +1,49 @@
+/*
+ * A search of /proc that goes on where the call before was cut short.  Internal to the core.
+ *
+ * A slot with pid 0 may be any process's that is about to end, so the maps of all processes of the
+ * node have to be read, and a call has a budget for that.  A round is as many calls as it takes.
+ * It begins with the slots as they stand then.  Whoever may still write to one of them had the file
+ * mapped by that time and keeps it mapped until it ends: so a process that does not map it at any
+ * later moment is ruled out for the whole round, under its pid and its start time.  Slots that have
+ * changed since, or have come, wait for the next round.
+ *
+ * Rounds are kept for the process, by file: a node's agent opens a region anew for each repair.
+ */
+#ifndef HR_SEARCH_ROUND_H
+#define HR_SEARCH_ROUND_H
+
+#include "process_files.h"
+
+/* A slot with pid 0, as it stood before /proc was searched. */
+struct hr_nameless {
+    int32_t index;
+    uint64_t seqlock, bytes;
+};
+
+struct hr_nameless_slots {
+    int32_t count;
+    struct hr_nameless list[HR_SLOTS];
+};
+
+struct hr_round;
+
+/*
+ * The round of this file that was kept, or a new one with these slots; NULL without memory for it.
+ * Those of `slots` that are not the round's, as they were, are taken out of it.
+ */
+struct hr_round *hr_take_round(const hr_region *region, const char *proc,
+                               struct hr_nameless_slots *slots);
+/* Keep it for the next call, where the search was cut short; else it is over. */
+void hr_end_round(struct hr_round *round, bool is_cut_short);
+
+/* By the names of their directories below `proc`. */
+bool hr_is_ruled_out(const struct hr_round *round, int proc, const char *name);
+/* Its maps took all that was left of a call's budget: it comes last. */
+bool hr_comes_last(const struct hr_round *round, const char *name);
+/* What a look at its maps has found; `start` was read before it. */
+void hr_note_seen(struct hr_round *round, const char *name, uint64_t start, enum hr_seen seen);
+/* When a process has started, in clock ticks after boot; 0: not known. */
+uint64_t hr_read_start(int proc, const char *name);
+
+#endif
