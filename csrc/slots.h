@@ -113,9 +113,9 @@ struct hr_reap {
  * /proc is searched before the lock, for 2 s of the processor's time at most, and once more under
  * it, for 0.5 s.  What counts and could not be judged because that was not enough is reported as
  * HR_REAP_CUT_SHORT, whether it was asked for or not: no such entry, and nobody was left out for
- * want of time.  The search for the owners of slots with pid 0 goes on where the call before was cut
- * short, by any handle of this process for that file, for ten minutes: after some calls it has seen
- * everybody.
+ * want of time.  The search for the owners of slots with pid 0 goes on where the call before was
+ * cut short, by any handle of this process for that file, for ten minutes: after some calls it has
+ * seen everybody.
  */
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t count,
             uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out);

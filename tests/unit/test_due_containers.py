@@ -103,7 +103,7 @@ def test_what_has_changed_is_due_once(rig: Rig, change: Callable[[RegionFile], A
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("slot_pid", NOBODY + 1), ("slot_hostpid", 1 << 20), ("slot_status", 2)]
+    ("field", "value"), [("slot_pid", NOBODY + 1), ("slot_hostpid", 1 << 20), ("slot_status", 0)]
 )
 def test_a_slot_that_has_changed_makes_its_container_due(rig: Rig, field: str, value: int) -> None:
     other = (rig.due._turn + 5) % TURNS
@@ -130,6 +130,18 @@ def test_a_lock_that_is_taken_or_signed_keeps_its_container_due(rig: Rig) -> Non
         assert rig.changed() == {taken, signed}
     rig.files[taken].put("sem", 1)
     assert rig.changed() == {signed}
+
+
+def test_a_process_that_is_suspended_keeps_its_container_due(rig: Rig) -> None:
+    """What it does shows in no column that is compared."""
+    other = (rig.due._turn + 5) % TURNS
+    rig.add_dead(other)
+    rig.files[other].put("slot_status", 2)
+    for _ in range(2):
+        assert rig.changed() == {other}
+    rig.files[other].put("slot_status", 1)
+    assert rig.changed() == {other}
+    assert rig.changed() == set()
 
 
 def test_a_seqlock_that_is_odd_keeps_its_container_due(rig: Rig) -> None:
