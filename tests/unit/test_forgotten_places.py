@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,12 @@ import click
 import pytest
 from plan_scene import PlanScene, plan, plan_nodes, plan_scene
 
+import libhamiregion
 import libhamiregion.cli
 from libhamiregion import Region
 from libhamiregion.agent import StaleDirectoryCollector
 from libhamiregion.cli.verbs import hamiregion
-from libhamiregion.exporter import COLLECTORS, NodeExporter, collectors
+from libhamiregion.exporter import COLLECTORS, NodeExporter, collectors, families
 from libhamiregion.node import Node, NvmlSampler, PodLogNames
 from libhamiregion.node.node_pod import NodePod
 from libhamiregion.node.places import DEFAULT_ROOTS
@@ -186,3 +188,25 @@ def test_the_page_of_plans_names_each_field_and_its_annotation(field: LimitField
     text = page("limits-by-plan")
     assert f"`{field}`" in text
     assert f"`{field.replace('_', '-')}`" in text
+
+
+# ---- metrics ----
+
+
+def test_each_family_is_filled() -> None:
+    """By a column, as the former name of another one, or by name in a module that fills it."""
+    directory = Path(families.__file__).parent
+    filling = "".join(
+        path.read_text(encoding="utf-8")
+        for path in directory.rglob("*.py")
+        if path.name != "families.py"
+    )
+    for name, family in vars(families).items():
+        if isinstance(family, families.MetricFamily):
+            by_column = family.column is not None and family.labels in (
+                families.DEVICE,
+                families.CONTAINER,
+            )
+            is_former = family in families.FORMER.values()
+            by_name = re.search(rf"\bfamilies\.{name}\b", filling)
+            assert by_column or is_former or by_name, family.name
