@@ -89,9 +89,10 @@ format: $(VENV)/.lint ## rewrite Python and C files in the house's format
 types: $(VENV)/.lint ## mypy --strict
 	$(BIN)/mypy
 
-texts: $(INSTALLED) ## the manual page and the JSON schemas, from --help and the classes
+texts: $(INSTALLED) ## the manual page, the JSON schemas and the list of findings, from the code
 	$(BIN)/python docs/man_page.py
 	$(BIN)/python docs/json_schema.py
+	$(BIN)/python docs/findings_list.py
 
 sanitize: ## the C tests under the address, undefined-behaviour and thread sanitizers
 	$(MAKE) -C tests/c asan tsan

@@ -1,10 +1,8 @@
-"""The catalogue of findings, and the page of the documentation that is made from it.
-
-Run as a program, this file brings the page up to date.
-"""
+"""The catalogue of findings, and the page of the documentation that is made from it."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import attrs
@@ -16,43 +14,7 @@ from libhamiregion.node.doctor.catalogue import CATALOGUE
 from libhamiregion.node.doctor.findings import count_text, finding, pids_text
 from libhamiregion.node.doctor.repairs import ORDER
 
-PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
-BEGIN = "<!-- The rest is made from the catalogue: python tests/unit/test_findings.py -->\n"
-GROUPS = {
-    "Host pids": FindingKind.HOST_PID_WRONG,
-    "Slots": FindingKind.DEAD_PROCESS_COUNTED,
-    "The lock": FindingKind.LOCK_STUCK,
-    "Memory, devices, limits": FindingKind.USAGE_ABOVE_LIMIT,
-    "Files": FindingKind.LAYOUT_MIXED,
-}
-
-
-def explained(kind: FindingKind) -> str:
-    """One kind as a section."""
-    told = kind.explanation
-    twice = ", if it is seen twice" if told.is_transient else ""
-    repair = told.repair or "leaves it alone"
-    return (
-        f"### `{kind.value}`\n\n{told.what} Usually {told.severity.value}{twice}.\n\n"
-        f"- Consequence: {_ended(told.consequence)}\n"
-        f"- What to do: {_ended(told.advice)}\n"
-        f"- `--repair` {_ended(repair)}\n"
-    )
-
-
-def _ended(text: str) -> str:
-    return text if text.endswith(".") else f"{text}."
-
-
-def generated() -> str:
-    """The part of the page that comes from the catalogue."""
-    first = {kind: title for title, kind in GROUPS.items()}
-    parts = []
-    for kind in FindingKind:
-        if kind in first:
-            parts.append(f"## {first[kind]}\n")
-        parts.append(explained(kind))
-    return "\n".join(parts)
+MAKER = Path(__file__).parents[2] / "docs" / "findings_list.py"
 
 
 def test_every_kind_is_explained() -> None:
@@ -72,12 +34,14 @@ def test_what_repair_has_a_step_for_is_what_the_catalogue_says_it_mends() -> Non
     assert set(ORDER) == {kind for kind in FindingKind if kind.explanation.repair is not None}
 
 
+@pytest.mark.skipif(not MAKER.is_file(), reason="needs the documentation's sources")
 def test_the_page_is_made_from_the_catalogue() -> None:
-    if not PAGE.is_file():
-        pytest.skip("needs the documentation's sources")
-    _, marker, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    assert marker, f"{PAGE.name} has lost the line {BEGIN!r}"
-    assert rest == f"\n{generated()}", f"run: python {Path(__file__).name}"
+    spec = importlib.util.spec_from_file_location("findings_list", MAKER)
+    assert spec is not None
+    assert spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    assert maker.FILE.read_text(encoding="utf-8") == maker.text(), "run make texts"
 
 
 def test_a_paragraph_has_what_evidence_consequence_and_what_to_do() -> None:
@@ -107,8 +71,3 @@ def test_many_pids_are_a_few_and_a_number() -> None:
         "1 process",
         "2 processes",
     ]
-
-
-if __name__ == "__main__":
-    head, _, _ = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n{generated()}", encoding="utf-8")

@@ -1,0 +1,57 @@
+"""The part of docs/doctor.md that lists every kind of finding, from the catalogue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from libhamiregion.node import FindingKind
+
+FILE = Path(__file__).parent / "doctor.md"
+BEGIN = "<!-- The rest is made from the catalogue: make texts -->\n"
+GROUPS = {
+    "Host pids": FindingKind.HOST_PID_WRONG,
+    "Slots": FindingKind.DEAD_PROCESS_COUNTED,
+    "The lock": FindingKind.LOCK_STUCK,
+    "Memory, devices, limits": FindingKind.USAGE_ABOVE_LIMIT,
+    "Files": FindingKind.LAYOUT_MIXED,
+}
+
+
+def explained(kind: FindingKind) -> str:
+    """One kind as a section."""
+    says = kind.explanation
+    twice = ", if it is seen twice" if says.is_transient else ""
+    repair = says.repair or "leaves it alone"
+    return (
+        f"### `{kind.value}`\n\n{says.what} Usually {says.severity.value}{twice}.\n\n"
+        f"- Consequence: {_ended(says.consequence)}\n"
+        f"- What to do: {_ended(says.advice)}\n"
+        f"- `--repair` {_ended(repair)}\n"
+    )
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
+
+
+def findings() -> str:
+    """The part of the page that comes from the catalogue."""
+    first = {kind: title for title, kind in GROUPS.items()}
+    parts = []
+    for kind in FindingKind:
+        if kind in first:
+            parts.append(f"## {first[kind]}\n")
+        parts.append(explained(kind))
+    return "\n".join(parts)
+
+
+def text() -> str:
+    """The whole page, with what stands before the list as it is."""
+    head, marker, _ = FILE.read_text(encoding="utf-8").partition(BEGIN)
+    if not marker:
+        raise SystemExit(f"{FILE.name} has lost the line {BEGIN!r}")
+    return f"{head}{BEGIN}\n{findings()}"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(), encoding="utf-8")
