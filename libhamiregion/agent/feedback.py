@@ -138,6 +138,13 @@ class Feedback(Task):
         self._dry_run = dry_run
         self._watch = WriterWatch(node, assume_alone=assume_alone)
         self._written: dict[_Key, _WrittenState] = {}
+        # Of which containers it was last looked which are gone, how many were kept, and what they
+        # go by.
+        self._retained: tuple[tuple[Container, ...], int] | None = None
+        self._keys: dict[Region, _Key] = {}
+        # What names the devices of all regions, and the names by region.
+        self._devices: tuple[bytes, bytes] | None = None
+        self._uuids: list[frozenset[str]] = []
         self._others: tuple[OtherWriter, ...] = ()
         self._clear_looks = 0
         # Held while something is written, so that nothing is once giving back has begun.
@@ -210,8 +217,7 @@ class Feedback(Task):
         if self._others and not self._dry_run:
             return
         self.count("runs")
-        states = _states(snapshot or self._node.snapshot())
-        self.events.retain([container for container, _ in states])
+        states = self._states(snapshot or self._node.snapshot())
         self._retain()
         verdicts = decide([state for _, state in states])
         for (container, state), verdict in zip(states, verdicts, strict=True):
@@ -226,13 +232,43 @@ class Feedback(Task):
             else:
                 self.events.recovered(container)
 
+    def _states(self, snapshot: NodeSnapshot) -> list[tuple[Container, LaunchState]]:
+        """What the rule looks at, of each region under the roots."""
+        regions, devices = snapshot.table.regions, snapshot.table.devices
+        named = devices.region.tobytes(), devices.uuid_bytes.tobytes()
+        if self._devices != named or len(self._uuids) != len(regions):
+            self._devices, self._uuids = named, _uuids_of(snapshot)
+        columns = (
+            regions.code,
+            regions.recent_kernel,
+            regions.utilization_switch,
+            # A container can write its own priority: nobody gets ahead of HAMi's most urgent.
+            regions.priority,
+        )
+        return [
+            (container, LaunchState(recent_kernel, switch, max(0, priority), uuids))
+            for container, uuids, code, recent_kernel, switch, priority in zip(
+                snapshot.containers,
+                self._uuids,
+                *(column.tolist() for column in columns),
+                strict=True,
+            )
+            # Anybody can map a file of their own outside the roots; nobody waits for such a one.
+            if code == 0 and container.directory is not None
+        ]
+
     def _retain(self) -> None:
         """Keep nothing of regions that are gone; a container can make a new one each second.
 
         One that cannot be read now stays: it may be readable when it is to be given back.
         """
         containers = self._node.containers
-        here = {_key(each.region) for each in containers if each.region is not None}
+        before = self._retained
+        if before is not None and before[0] is containers and before[1] == len(self._written):
+            return
+        self.events.retain(containers)
+        self._keys = {each.region: _key(each.region) for each in containers if each.region}
+        here = set(self._keys.values())
         unreadable = {
             each.directory
             for each in containers
@@ -241,6 +277,7 @@ class Feedback(Task):
         for key in self._written.keys() - here:
             if self._written[key].container.directory not in unreadable:
                 del self._written[key]
+        self._retained = containers, len(self._written)
 
     def _note(self, others: tuple[OtherWriter, ...]) -> None:
         """Pause, or go on."""
@@ -273,7 +310,10 @@ class Feedback(Task):
 
     def _apply(self, container: Container, state: LaunchState, verdict: Verdict) -> None:
         assert container.region is not None  # noqa: S101 (only such have a state)
-        written = self._written.setdefault(_key(container.region), _WrittenState(container))
+        key = self._keys.get(container.region) or _key(container.region)
+        written = self._written.get(key)
+        if written is None:
+            written = self._written[key] = _WrittenState(container)
         written.container = container
         marked = verdict.recent_kernel != state.recent_kernel
         switched = verdict.utilization_switch != state.utilization_switch
@@ -418,29 +458,15 @@ class Feedback(Task):
             )
 
 
-def _states(snapshot: NodeSnapshot) -> list[tuple[Container, LaunchState]]:
-    """What the rule looks at, of each region under the roots."""
+def _uuids_of(snapshot: NodeSnapshot) -> list[frozenset[str]]:
+    """The uuids of each region's devices."""
     regions, devices = snapshot.table.regions, snapshot.table.devices
     uuids: list[set[str]] = [set() for _ in range(len(regions))]
     for row, region in enumerate(devices.region.tolist()):
         uuid = devices.uuid(row)
         if uuid is not None:
             uuids[region].add(uuid)
-    columns = (
-        regions.code,
-        regions.recent_kernel,
-        regions.utilization_switch,
-        # A container can write its own priority: nobody gets ahead of HAMi's most urgent.
-        regions.priority,
-    )
-    return [
-        (container, LaunchState(recent_kernel, switch, max(0, priority), named))
-        for container, named, code, recent_kernel, switch, priority in zip(
-            snapshot.containers, uuids, *(column.tolist() for column in columns), strict=True
-        )
-        # Anybody can map a file of their own outside the roots; nobody waits for such a one.
-        if code == 0 and container.directory is not None
-    ]
+    return list(map(frozenset, uuids))
 
 
 def _key(region: Region) -> _Key:

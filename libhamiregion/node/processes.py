@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
+from operator import is_
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -28,7 +29,7 @@ from .procfs import AccessDenied, Gone, TooMuch
 from .reader_threads import Blocked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
     from collections.abc import Mapping as MappingOf
 
     from libhamiregion.errors import PathLike
@@ -54,6 +55,8 @@ class _View:
     liveness: Liveness
     started_ns: int = 0
     entries: dict[int, Entry] = attrs.field(factory=dict)
+    # Those that map files in a region's size, by pid; the same object while they are the same.
+    mapping: tuple[Entry, ...] = ()
     by_file: dict[FileIdentity, tuple[tuple[Entry, Mapping], ...]] = attrs.field(factory=dict)
     visibility: ProcVisibility = attrs.field(factory=ProcVisibility)
     gaps: tuple[ProcessGap, ...] = ()
@@ -153,11 +156,17 @@ class ProcessTable:
                     wanted=wanted,
                     full=full,
                 )
+                before = self._view
+                mapping = _that_map(entries)
+                is_same = len(mapping) == len(before.mapping) and all(
+                    map(is_, mapping, before.mapping)
+                )
                 self._view = _View(
                     Liveness(self.proc, self._proof_shares),
                     started_ns,
                     entries,
-                    _by_file(entries),
+                    before.mapping if is_same else mapping,
+                    before.by_file if is_same else _by_file(mapping),
                     visibility_of(directory, entries, refused),
                     gaps_of(entries.values()),
                 )
@@ -414,6 +423,12 @@ class ProcessTable:
         """What proofs for a container may still cost: who has cost least comes first."""
         return self._proof_shares.left_s(payer)
 
+    def _users_state(self) -> tuple[object, ...]:
+        """What `_users_of` rests on; compared by identity, and for equality but for the first."""
+        view = self._view
+        attached = tuple(map(id, attached_slots()))
+        return view.mapping, view.visibility.sees_host, view.visibility.own_pid, attached
+
     def _users_of(self, region: Region) -> tuple[object, ...]:
         """What `match` makes of a region's slots rests on this; equal things match equally.
 
@@ -492,11 +507,16 @@ class ProcessTable:
         return False
 
 
-def _by_file(entries: dict[int, Entry]) -> dict[FileIdentity, tuple[tuple[Entry, Mapping], ...]]:
+def _that_map(entries: MappingOf[int, Entry]) -> tuple[Entry, ...]:
+    """The processes that map files in a region's size, by pid."""
+    return tuple(entries[pid] for pid in sorted(pid for pid in entries if entries[pid].mappings))
+
+
+def _by_file(processes: Iterable[Entry]) -> dict[FileIdentity, tuple[tuple[Entry, Mapping], ...]]:
     found: defaultdict[FileIdentity, list[tuple[Entry, Mapping]]] = defaultdict(list)
-    for pid in sorted(pid for pid, entry in entries.items() if entry.mappings):
-        for mapping in entries[pid].mappings:
-            found[mapping.device, mapping.inode].append((entries[pid], mapping))
+    for entry in processes:
+        for mapping in entry.mappings:
+            found[mapping.device, mapping.inode].append((entry, mapping))
     return {identity: tuple(users) for identity, users in found.items()}
 
 

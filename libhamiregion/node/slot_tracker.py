@@ -104,9 +104,11 @@ class SlotTracker:
         self._exits = ExitWatch(table)
         table._trust(self._exits.living)
         # What the last answer was given to, and until when it holds.
-        self._asked: tuple[Sequence[Container], bytes, int] | None = None
+        self._asked: tuple[Sequence[Container], bytes] | None = None
         self._until_s = 0.0
         self._refreshed_s = float("-inf")
+        # What is known of the processes when all proofs were last held against it.
+        self._compared: tuple[object, ...] | None = None
         self._dead_rows = array("I")
         self._dead = b""
         self._answer = SlotStates(b"", {}, {})
@@ -152,7 +154,8 @@ class SlotTracker:
         columns = b"".join((column.tobytes(), host_column.tobytes(), firsts.tobytes()))
         if (
             not anew
-            and self._asked == (containers, columns, self._table.read_at_ns)
+            and self._asked == (containers, columns)
+            and self._has_compared(self._table._users_state())
             and not ended
             and now_s < self._until_s
             and _counted(table, self._dead_rows) == self._dead
@@ -174,12 +177,15 @@ class SlotTracker:
         stale = {region for _, region, start, end in rows if is_stale(region, start, end)}
         if stale or now_s - self._refreshed_s >= self._proof_s:
             self._refresh(max(table.regions.taken_at_ns, default=0), full=anew)
-        stale.update(region for _, region, _, _ in rows if self._has_other_users(region))
-        asked = (containers, columns, self._table.read_at_ns)
+        users = self._table._users_state()
+        if not self._has_compared(users):
+            stale.update(region for _, region, _, _ in rows if self._has_other_users(region))
+            self._compared = users
+        asked = (containers, columns)
         self._prove(containers, table, [each for each in rows if each[1] in stale], match, now_s)
         self._forget({region for _, region, _, _ in rows})
         # The same object means that nothing has changed.
-        if stale or self._asked is None or self._asked[:2] != asked[:2]:
+        if stale or self._asked != asked:
             answer = self._states(column, rows)
             if answer != self._answer:
                 self._answer = answer
@@ -197,6 +203,11 @@ class SlotTracker:
         if self._table.read_at_ns <= taken_at_ns:
             self._table.refresh(full=full)
         self._refreshed_s = time.monotonic()
+
+    def _has_compared(self, users: tuple[object, ...]) -> bool:
+        """Whether all proofs have been held against what is known of the processes."""
+        before = self._compared
+        return before is not None and before[0] is users[0] and before[1:] == users[1:]
 
     def _has_other_users(self, region: Region) -> bool:
         """Whether the table says other than it did when a region was proved."""

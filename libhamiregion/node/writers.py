@@ -53,10 +53,11 @@ class OtherWriter:
 
 def is_monitor(process: HostProcess) -> bool:
     """Whether a process is called as the monitor of HAMi, or of volcano-vgpu."""
-    # Nearly all are not, and taking paths apart is slow.
-    return any(name in process.command for name in MONITOR_NAMES) and (
-        PurePosixPath(process.command.partition(" ")[0]).name in MONITOR_NAMES
-    )
+    for name in MONITOR_NAMES:
+        # Nearly none has it anywhere, and taking paths apart is slow.
+        if name in process.command:
+            return PurePosixPath(process.command.partition(" ")[0]).name in MONITOR_NAMES
+    return False
 
 
 def find_monitors(node: Node) -> tuple[OtherWriter, ...]:
@@ -72,27 +73,33 @@ def find_monitors(node: Node) -> tuple[OtherWriter, ...]:
     """
     tenants = frozenset(each.pod_uid for each in node.containers if each.pod_uid is not None)
     found = {}
-    for other, process in (*_by_mapping(node), *_by_name(node)):
+    for other, process in (*_by_mapping(node, tenants), *_by_name(node)):
         pod = None if process.container is None else process.container.pod_uid
         if pod not in tenants and not _is_this(process):
             found[process.pid] = other
     return tuple(found.values())
 
 
-def _by_mapping(node: Node) -> Iterator[tuple[OtherWriter, HostProcess]]:
+def _by_mapping(node: Node, tenants: frozenset[str]) -> Iterator[tuple[OtherWriter, HostProcess]]:
     table = node.processes
-    pods: defaultdict[HostProcess, set[str | None]] = defaultdict(set)
+    # By pid: all are of one reading of /proc.
+    pods: defaultdict[int, set[str | None]] = defaultdict(set)
+    processes: dict[int, HostProcess] = {}
     for container in node.containers:
         # The monitor looks below the roots only.
         if container.region is None or container.directory is None:
             continue
         try:
-            for process in table.mappers(*table.identity(container.region), writable=True):
-                pods[process].add(container.pod_uid)
+            for process, mapping in table.mappings(table.identity(container.region)):
+                of_tenant = process.container is not None and process.container.pod_uid in tenants
+                if mapping.writable and not of_tenant:
+                    processes[process.pid] = process
+                    pods[process.pid].add(container.pod_uid)
         except RegionError:
             continue
-    for process, held in pods.items():
+    for pid, held in pods.items():
         if len(held) >= _MANY:
+            process = processes[pid]
             message = (
                 f"process {process.pid} ({printable(process.command, _COMMAND_LIMIT)}) holds"
                 f" regions of {len(held)} pods open for writing and is in none of them, as HAMi's"

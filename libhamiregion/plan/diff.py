@@ -190,6 +190,8 @@ def diff_plan(
         candidates = sorted(
             [*general, *exact.get(container.pod_uid or "", ())], key=operator.itemgetter(0)
         )
+        if not candidates and not before:
+            continue
         name = container.pod_name
         chosen = [each for each in candidates if each[1].select.matches_container(container, name)]
         used.update(number for number, _ in chosen)
