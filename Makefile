@@ -14,6 +14,9 @@ BENCH_ARGS ?=
 # For `make clients`; 'cuda-bindings<13' is the other generation.
 CUDA_BINDINGS ?= cuda-bindings
 MODELS_ARGS ?=
+# Of `make tenant`, which plays each seed for so long.
+TENANT_SEEDS ?= 1 2 3
+TENANT_MINUTES ?= 30
 # --free-threaded: also a Python without a GIL, compiled from Debian's source.
 NEWEST_ARGS ?=
 SEED ?= 1
@@ -43,7 +46,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test clients cluster cluster-answers stress lint format types texts sanitize aarch64 fuzz models litmus \
+.PHONY: help demo test clients cluster cluster-answers tenant stress lint format types texts sanitize aarch64 fuzz models litmus \
 	mutants bench docs pictures install-c wheel wheels aarch64-wheel packaging newest-python clean
 
 help: ## this list
@@ -67,6 +70,12 @@ cluster: ## the manifests, the watch and names against a real API server (on Deb
 
 cluster-answers: ## record anew what a real API server answers, for the small one of the tests
 	HAMIREGION_RECORD=1 $(MAKE) --no-print-directory cluster PYTEST_ARGS='-k recorded_answers'
+
+tenant: $(INSTALLED) ## a hostile container beside an honest one, with three seeds (TENANT_MINUTES=30 for each)
+	for seed in $(TENANT_SEEDS); do \
+		TENANT_SEED=$$seed TENANT_MINUTES=$(TENANT_MINUTES) $(BIN)/python -m pytest -s \
+			-m stress --timeout 7200 tests/integration/test_tenant.py $(PYTEST_ARGS) || exit 1; \
+	done
 
 stress: $(INSTALLED) ## the long runs that `make test` leaves out (STRESS=0.02: a part of each)
 	HAMIREGION_STRESS=$(STRESS) $(BIN)/python -m pytest -m stress --timeout 1800 -n $(TEST_JOBS) $(PYTEST_ARGS)

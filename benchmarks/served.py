@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 from exporter_scene import MEMORY
-from scene import DEVICES, PROCESSES
+from scene import DEVICES, PROCESSES, compiler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,16 +29,37 @@ INTERVAL_S = 15.0
 _PIECE = 1 << 16
 
 
+class Listings:
+    """Counts how often a program lists /proc, the whole process with all of its libraries."""
+
+    def __init__(self, directory: Path) -> None:
+        library = directory / "count_listings.so"
+        source = str(Path(__file__).parent / "count_listings.c")
+        build = ("-O1", "-shared", "-fPIC", "-o", str(library), source)
+        subprocess.run([*compiler(), *build], check=True)
+        self._file = directory / "listings"
+        self._file.write_bytes(bytes(8))
+        self.environment = {"LD_PRELOAD": str(library), "HR_LISTINGS": str(self._file)}
+
+    def count(self) -> int:
+        """How often so far."""
+        return int.from_bytes(self._file.read_bytes()[:8], sys.byteorder)
+
+
 class Served:
     """`hamiregion exporter` of a node, or another verb that listens."""
 
-    def __init__(self, node: BusyNode, verb: str, arguments: Iterable[str]) -> None:
+    def __init__(
+        self, node: BusyNode, verb: str, arguments: Iterable[str], listings: Listings | None
+    ) -> None:
         command = [sys.executable, "-m", "libhamiregion", verb, "--listen", "127.0.0.1:0"]
         where = ["--root", str(node.root), "--pod-logs", str(node.logs)]
         self._node = node
+        self._listings = listings
+        more = {} if listings is None else listings.environment
         self.process = subprocess.Popen(
             [*command, *where, *arguments],
-            env=node.driver.environment(),
+            env={**node.driver.environment(), **more},
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -72,6 +93,10 @@ class Served:
         # The clock of another process, as clock_getcpuclockid() gives it.
         return time.clock_gettime((~self.process.pid << 3) | 2)
 
+    def listings(self) -> int | None:
+        """How often it has begun to list /proc; None where that is not counted."""
+        return None if self._listings is None else self._listings.count()
+
     def resident_bytes(self) -> int:
         rollup = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
         found = re.search(r"^Rss:\s+(\d+) kB", rollup, re.MULTILINE)
@@ -80,9 +105,11 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(node: BusyNode, *arguments: str, verb: str = "exporter") -> Iterator[Served]:
+def serving(
+    node: BusyNode, *arguments: str, verb: str = "exporter", listings: Listings | None = None
+) -> Iterator[Served]:
     """The verb, once its metrics are complete."""
-    served = Served(node, verb, arguments)
+    served = Served(node, verb, arguments, listings)
     try:
         deadline = time.monotonic() + PATIENCE_S
         while served.ask("/readyz")[0] != 200:
@@ -104,11 +131,13 @@ class Minute:
         resident_bytes: Its memory at the end.
         plain_pass_us: One reading of all maps of the node's processes by a program that does
             nothing with them, in the same run.
+        listings: How often it lists /proc; None where that is not counted.
     """
 
     cpu_us: float
     resident_bytes: int
     plain_pass_us: float
+    listings: float | None = None
 
 
 def measure(
@@ -121,7 +150,7 @@ def measure(
     utilization: bool = True,
 ) -> Minute:
     """Let the node work for some minutes, scraped every 15 s with gzip or not at all."""
-    began, before = time.monotonic(), served.cpu_s()
+    began, before, listed = time.monotonic(), served.cpu_s(), served.listings()
     for step in range(int(minutes * 60 / INTERVAL_S)):
         node.work(step, utilization=utilization)
         time.sleep(INTERVAL_S)
@@ -129,7 +158,15 @@ def measure(
             served.scrape(with_processes=with_processes)
     spent_s = served.cpu_s() - before
     per_minute = 60 / (time.monotonic() - began)
-    return Minute(spent_s * per_minute * 1e6, served.resident_bytes(), _plain_pass_us(node.pids))
+    listed_since = None
+    if listed is not None:
+        listed_since = ((served.listings() or 0) - listed) * per_minute
+    return Minute(
+        spent_s * per_minute * 1e6,
+        served.resident_bytes(),
+        _plain_pass_us(node.pids),
+        listed_since,
+    )
 
 
 def _plain_pass_us(pids: Iterable[int]) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from exporter_scene import busy_node
-from served import MIB, Minute, measure, serving
+from served import MIB, Listings, Minute, measure, serving
 
 if TYPE_CHECKING:
     from ledger import Ledger
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.benchmark(timer=time.process_time)
 
 CONTAINERS = 256
+LISTINGS_IN_30_S = 6
 TASKS = ("--feedback", "--assume-alone", "--repair", "--remove-gone")
 
 
@@ -44,11 +45,12 @@ def test_a_minute_of_all_tasks(
     plan = own / "plan.yaml"
     plan.write_text("apiVersion: hamiregion.io/v1\nkind: LimitPlan\nrules: []\n")
     arguments = (*TASKS, "--plan", str(plan), "--state", str(own / "state"))
+    listings = Listings(own)
 
     def run() -> Minute:
         with (
             busy_node(own, CONTAINERS, at_work=True) as node,
-            serving(node, *arguments, verb="agent") as served,
+            serving(node, *arguments, verb="agent", listings=listings) as served,
         ):
             served.scrape(with_processes=True)
             # The metrics of an agent that nobody asks for sleep after two minutes.
@@ -62,3 +64,6 @@ def test_a_minute_of_all_tasks(
     ledger.add(f"a minute of {what}", "us", budget_ms * 1e3, found.cpu_us)
     ledger.add(f"  resident then, {what}", "bytes", budget_mib * MIB, float(found.resident_bytes))
     ledger.add("  one plain pass over all maps, then", "us", None, found.plain_pass_us)
+    assert found.listings is not None
+    in_30_s = found.listings / 2
+    ledger.add(f"  /proc listed in 30 s, {what}", "times", LISTINGS_IN_30_S, in_30_s)

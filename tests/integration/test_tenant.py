@@ -1,6 +1,7 @@
 """A hostile container beside an honest one: exporter and agent, as shipped, serve the honest one.
 
-`TENANT_SEED=` plays a run again; a failure says with which seed it was.
+`TENANT_SEED=` plays a run again, `TENANT_MINUTES=` says for how long; a failure says with which
+seed it was.
 """
 
 from __future__ import annotations
@@ -210,7 +211,8 @@ def test_a_hostile_tenant_harms_only_itself(tmp_path: Path, actor: MakeActor) ->
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
     seed = int(os.environ.get("TENANT_SEED") or random.SystemRandom().randrange(1 << 32))
-    lasts_s = scaled(1800.0, 60.0)
+    minutes = os.environ.get("TENANT_MINUTES")
+    lasts_s = float(minutes) * 60 if minutes else scaled(1800.0, 60.0)
     dice, clock = random.Random(seed), Clock()
     files = NodeFiles(tmp_path)
     honest = Honest(files, actor, clock)
