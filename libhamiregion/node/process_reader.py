@@ -46,6 +46,8 @@ _FULL_AFTER_S = 50.0
 # What has mapped nothing since, by its `stat`, is read again after this time, each process at
 # another moment: it can have put a mapping in the place of another.
 _UNCHANGED_FOR_S = 600.0
+# So many files of a process are held against its links, 4 us each.
+_LINKS_LIMIT = 16
 _MOMENTS = 64
 
 
@@ -99,6 +101,7 @@ class ProcessReader:
         refused: list[int] = []
         first: list[Entry] = []
         again: list[tuple[bool, float, int]] = []
+        checked: list[Entry] = []
         now_s = time.monotonic()
         full = full or now_s - self._full_s >= _FULL_AFTER_S
         if full:
@@ -139,11 +142,13 @@ class ProcessReader:
                 first.append(known)
             elif has_acted and _is_due(pid, known, activity, now_s, holds_slot=holds_slot):
                 again.append((known.activity.maps_the_same(activity), known.looked_at_s, pid))
+            elif has_acted and known.mappings and not known.activity.maps_the_same(activity):
+                checked.append(known)
         again.sort()
         looked_again = [entries[pid] for *_, pid in again]
         # Of those that something is read of.
         self._kept_bytes = Counter()
-        payers = {each.payer for each in (*first, *looked_again)}
+        payers = {each.payer for each in (*first, *looked_again, *checked)}
         for each in entries.values() if payers else ():
             payer = each.payer
             if each.mappings and payer is not None and payer in payers:
@@ -155,7 +160,7 @@ class ProcessReader:
         for payer, cost_s in costs.by_payer():
             self._shares.charge(payer, cost_s)
         second_s = _SECOND_LOOKS_S if full else _SECOND_LOOKS_PARTIAL_S
-        self._read_all(directory, entries, refused, first, looked_again, second_s)
+        self._read_all(directory, entries, refused, (first, looked_again, checked), second_s)
         return entries, refused
 
     def _read_all(
@@ -163,23 +168,24 @@ class ProcessReader:
         directory: int,
         entries: dict[int, Entry],
         refused: list[int],
-        first: list[Entry],
-        again: list[Entry],
+        wanted: tuple[list[Entry], list[Entry], list[Entry]],
         second_s: float,
     ) -> None:
-        orders = [ReadingOrder(self._shares, first), ReadingOrder(self._shares, again)]
+        """Read those that were never read, those that are due again, and those to be checked."""
+        orders = [ReadingOrder(self._shares, each) for each in wanted]
+        looks = (self._look_at, self._look_at, self._look_where_unmapped)
         now_s = time.monotonic()
         orders[0].end_s = now_s + _FIRST_LOOKS_S + _FIRST_LOOKS_PER_SHARE_S * orders[0].parties
-        orders[1].cost_limit_s = second_s
+        orders[1].cost_limit_s = orders[2].cost_limit_s = second_s
         in_hand: list[tuple[ReadingOrder, Entry]] = []
 
         def next_job() -> Job | None:
-            for each in orders:
+            for each, look in zip(orders, looks, strict=True):
                 while (entry := each.next()) is not None:
                     assert entry.process is not None  # noqa: S101 (as `Entry.identity`)
                     if self._threads.refusal(entry.payer, entry.identity) is None:
                         in_hand[:] = [(each, entry)]
-                        work = partial(self._look_at, directory, str(entry.process.pid), entry)
+                        work = partial(look, directory, str(entry.process.pid), entry)
                         return Job(entry.payer, entry.identity, work)
                     entries[entry.process.pid] = _blocked(entry)
                     each.add(entry.payer, 0.0)
@@ -199,7 +205,7 @@ class ProcessReader:
                 if isinstance(outcome, AccessDenied):
                     refused.append(pid)
 
-        if first or again:
+        if any(wanted):
             self._threads.run(next_job, deliver)
 
     def _count(self, before: Entry, now: Entry) -> None:
@@ -307,6 +313,21 @@ class ProcessReader:
         outcome = self._threads.late(entry.identity)
         return outcome if isinstance(outcome, Entry) else entry
 
+    def _look_where_unmapped(self, directory: int, name: str, known: Entry) -> Entry:
+        """Read a process whole if it has unmapped a file that it had, which costs a link for each.
+
+        One that maps a file in several pieces is read as well.
+        """
+        try:
+            for each in known.mappings[:_LINKS_LIMIT]:
+                link = f"{name}/map_files/{each.start:x}-{each.end:x}"
+                os.readlink(link, dir_fd=directory)
+        except FileNotFoundError:
+            return self._look_at(directory, name, known)
+        except OSError:
+            pass  # this process may not ask
+        return known
+
     def _look_at(self, directory: int, name: str, known: Entry) -> Entry:
         """Read a process whole; in another thread than all the rest, which may be stuck with it."""
         descriptor = procfs.open_process(directory, name)
@@ -372,7 +393,8 @@ def _is_due(pid: int, known: Entry, now: Activity, now_s: float, *, holds_slot: 
     """Whether a process that has done something has to be read again.
 
     One with a slot is not for a mapping more or less: it keeps its region until it ends or calls
-    exec, which shows in where its stack begins, where that may be seen.
+    exec, which shows in where its stack begins, where that may be seen. Whether it has unmapped it
+    is checked where its size has changed.
     """
     has_same_program = now.stack == known.activity.stack != b"0"
     if not (known.activity.maps_the_same(now) or (holds_slot and has_same_program)):

@@ -86,7 +86,7 @@ class ProcessTable:
     it calls exec, as far as 50 ms of CPU go in each refresh, the one not read for longest first;
     and ten minutes later at most where it only goes on working. Kernel threads cost ``stat`` only.
     Of a process that is known to hold a slot, by `Node.slots`, the size does not count: it keeps
-    its region until it ends or calls exec.
+    its region until it ends, calls exec or unmaps it, which a link of its ``map_files`` tells.
 
     So a busy process can be up to date only some refreshes later: a file that it has mapped since
     is not seen, unless a slot there waits for its process; one that it has unmapped
@@ -177,7 +177,8 @@ class ProcessTable:
         """Take somebody's word for which processes with a slot live.
 
         Their maps are read again after ten minutes, or when they call exec, and no more when the
-        size of their address space changes: a process keeps the region that it has a slot in.
+        size of their address space changes: a process keeps the region that it has a slot in,
+        unless a link of it says that the region is not mapped any more.
 
         Args:
             living: Tells, at each refresh, pid to start time of processes that have a slot and have

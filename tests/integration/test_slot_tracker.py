@@ -163,6 +163,22 @@ def test_a_process_with_a_slot_is_not_read_again_for_a_mapping_more(
 
 
 @pytest.mark.usefixtures("no_waiting")
+def test_a_process_that_unmaps_its_region_and_lives_on_is_told_at_the_next_whole_look(
+    actor: MakeActor, node: Node, root: Root
+) -> None:
+    path = root.region()
+    (user,) = attached(actor, path)
+    leaves = actor(path)
+    RegionFile(path, Layout.V1_2).add_process(leaves.pid)
+    assert states(node) == {user.pid: "alive", leaves.pid: "alive"}
+    for each in (user, leaves):
+        each("evaluate", MAP_MORE)
+    assert states(node) == {user.pid: "alive", leaves.pid: "alive"}
+    leaves("evaluate", "scene.region.close()")
+    assert states(node) == {user.pid: "alive", leaves.pid: "dead"}
+
+
+@pytest.mark.usefixtures("no_waiting")
 def test_a_process_with_a_slot_is_read_again_after_ten_minutes(
     actor: MakeActor, node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +188,8 @@ def test_a_process_with_a_slot_is_read_again_after_ten_minutes(
     RegionFile(path, Layout.V1_2).add_process(user.pid)
     assert states(node) == {user.pid: "alive"}
     user("evaluate", "scene.region.close()")
-    user("evaluate", MAP_MORE)
+    # As large as it is in memory.
+    user("evaluate", f"import mmap; scene.more = mmap.mmap(-1, {Layout.V1_2.size_bytes})")
     monkeypatch.setattr(process_reader, "_UNCHANGED_FOR_S", 0.0)
     assert states(node)[user.pid] != "alive"
 
