@@ -22,7 +22,6 @@ from containers import (
     needs_namespaces,
     pids,
     states,
-    wait_for,
 )
 from forked import unprivileged
 from own_cgroups import cgroup_of_pod
@@ -201,6 +200,7 @@ def test_a_zombie_is_dead(start: Starter, region: RegionFile) -> None:
     zombie = table.get(host_pid)
     assert zombie is not None
     assert zombie.command.startswith("[")
+    assert table.has_libvgpu(zombie) is False
 
 
 @needs_namespaces
@@ -213,7 +213,7 @@ def test_a_process_whose_first_thread_has_ended_is_alive(
     assert states(look(region, table)) == {pid: "alive"}
     host_pid = inside.host_pid
     inside.tell("leave_first_thread")
-    wait_for(lambda: Path(f"/proc/{host_pid}/maps").read_text() == "")
+    eventually(lambda: Path(f"/proc/{host_pid}/maps").read_text() == "")
     found = look(region, table)
     assert found.host_pids == {pid: host_pid}
 
