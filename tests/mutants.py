@@ -359,7 +359,7 @@ class Copy:
         try:
             if not self.build(path):
                 return "no fault", ""
-            if failed := self.first_failure(tests_of(mutant.path), "-p", "no:xdist"):
+            if failed := self.first_failure(tests_of(mutant.path), "-n", "0"):
                 return "seen", failed
             if not quick and (failed := self.first_failure(["tests"], "-n", str(self._jobs))):
                 return "seen by others", failed

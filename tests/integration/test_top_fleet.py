@@ -13,7 +13,7 @@ from prometheus_server import Prometheus, free_port, needs_prometheus, prometheu
 from wait import eventually
 
 from libhamiregion.report import PrometheusError, PrometheusFleet
-from libhamiregion.report.fleet import FleetProcess
+from libhamiregion.report.fleet import FleetProcess, _by_name
 
 pytestmark = needs_prometheus
 
@@ -180,9 +180,26 @@ def test_a_prometheus_that_is_not_there_is_a_failure_that_says_so() -> None:
         PrometheusFleet(url).processes()
 
 
-def test_a_row_counts_what_is_more() -> None:
-    names = dict.fromkeys(("namespace", "pod", "container", "container_id", "pid", "host_pid"))
-    row = FleetProcess(
-        node="n", index=0, uuid=None, memory_used_bytes=GIB, memory_driver_bytes=2 * GIB, **names
+def process(**names: str | None) -> FleetProcess:
+    keys = ("namespace", "pod", "container", "container_id", "pid", "host_pid")
+    return FleetProcess(
+        **{"node": "n", **dict.fromkeys(keys), **names},
+        index=0,
+        uuid=None,
+        memory_used_bytes=GIB,
+        memory_driver_bytes=2 * GIB,
     )
+
+
+def test_names_are_compared_from_the_outside_in_and_none_comes_first() -> None:
+    named = {"namespace": "a", "pod": "a", "container": "a", "pid": "1"}
+    ordered = [process(**named, node="m")]
+    for key in ("namespace", "pod", "container", "pid"):
+        smaller = process(**{**named, key: None})
+        larger = process(**{**named, key: "b"})
+        assert sorted([larger, smaller, ordered[0]], key=_by_name) == [*ordered, smaller, larger]
+
+
+def test_a_row_counts_what_is_more() -> None:
+    row = process()
     assert (row.memory_bytes, row.sm_ratio) == (2 * GIB, 0.0)
