@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "byte_lock.h"
 #include "check.h"
 #include "handle.h"
 #include "lock.h"
@@ -234,6 +235,9 @@ static void test_the_seqlock_is_odd_until_all_is_stored(void)
 
 static atomic_bool is_inside, is_about_to_fork;
 
+/* A byte of the file that nobody else locks. */
+static const off_t FAR_AWAY = 1 << 30;
+
 static void *hold_fork_lock(void *unused)
 {
     (void)unused;
@@ -276,6 +280,58 @@ static void test_no_child_is_forked_while_forking_is_locked(void)
     region_file_remove(&file);
 }
 
+static void test_a_byte_is_locked_while_no_child_can_be_forked(void)
+{
+    struct region_file file;
+    region_file_make(&file, HR_V1_2);
+    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    atomic_store(&is_about_to_fork, false);
+    pthread_t thread;
+    NEED(pthread_create(&thread, NULL, hold_fork_lock, NULL) == 0);
+    while (!atomic_load(&is_inside))
+        ;
+    atomic_store(&is_about_to_fork, true);
+    struct hr_byte_lock lock;
+    CHECK_EQ(hr_lock_bytes(region, F_WRLCK, FAR_AWAY, 1, &lock), HR_OK);
+    CHECK(!atomic_load(&is_inside));
+    NEED(pthread_join(thread, NULL) == 0);
+    hr_unlock_bytes(region, &lock);
+    close_and_free(region);
+    region_file_remove(&file);
+}
+
+/* The page by which a byte is locked is not there in a child, which may have another in its place.
+ */
+static void test_a_child_unmaps_nothing_of_its_own(void)
+{
+    struct region_file file;
+    region_file_make(&file, HR_V1_2);
+    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    struct hr_byte_lock lock;
+    NEED(hr_lock_bytes(region, F_WRLCK, FAR_AWAY, 1, &lock) == HR_OK);
+    NEED(lock.page != NULL);
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0) {
+        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+        void *own = mmap(lock.page, 1, PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (own != lock.page)
+            _exit(2);
+        hr_unlock_bytes(region, &lock);
+        _exit(msync(own, 1, MS_ASYNC) == 0 ? 0 : 1);
+    }
+    int status;
+    NEED(waitpid(pid, &status, 0) == pid);
+    CHECK_EQ(status, 0);
+    void *page = lock.page;
+    hr_unlock_bytes(region, &lock);
+    /* In the process that has locked it, it is. */
+    CHECK_EQ(msync(page, 1, MS_ASYNC), -1);
+    CHECK(lock.page == NULL);
+    close_and_free(region);
+    region_file_remove(&file);
+}
+
 int main(void)
 {
     share_result();
@@ -286,5 +342,7 @@ int main(void)
     RUN(test_the_number_of_a_dead_process_that_has_the_lock_is_not_drawn);
     RUN(test_the_seqlock_is_odd_until_all_is_stored);
     RUN(test_no_child_is_forked_while_forking_is_locked);
+    RUN(test_a_byte_is_locked_while_no_child_can_be_forked);
+    RUN(test_a_child_unmaps_nothing_of_its_own);
     return check_report("test_lock_points");
 }

@@ -29,13 +29,14 @@ class Counting(Task):
         self.name = name  # type: ignore[misc]
         super().__init__()
         self.interval_s = 0.001
-        self.passes = self.stopped = 0
+        self.passes = self.started = self.stopped = 0
         self.refusal: Exception | None = None
         self.error: Exception | None = None
         self.gate: threading.Event | None = None
         self.left: tuple[str, ...] = ()
 
     def start(self) -> None:
+        self.started += 1
         if self.refusal is not None:
             raise self.refusal
 
@@ -62,6 +63,17 @@ def once(runner: TaskRunner) -> tuple[str, ...]:
     runner.start(once=True, finished=done.set)
     assert done.wait(PATIENCE_S)
     return runner.stop()
+
+
+def test_who_is_prepared_before_the_start_is_prepared_once() -> None:
+    """An agent that may not run ends before it says that it listens."""
+    task = Counting("a")
+    runner = TaskRunner([task])
+    for _ in range(2):
+        runner.prepare()
+    assert (task.started, task.passes) == (1, 0)
+    assert once(runner) == ()
+    assert (task.started, task.passes, task.stopped) == (1, 1, 1)
 
 
 def test_a_task_that_fails_goes_on_and_stops_no_other() -> None:
