@@ -79,7 +79,7 @@ class KubernetesNames:
         self._waiting = threading.Lock()
         self._index = _Index()
         self._is_failing = False
-        pods.when_changed(self._tell)
+        pods.when_changed(self._log_change)
 
     @property
     def last_error(self) -> KubernetesError | None:
@@ -154,7 +154,7 @@ class KubernetesNames:
                 wait(self._wait_s)  # type: ignore[operator]
                 self._wait_s -= time.monotonic() - began_s
 
-    def _tell(self) -> None:
+    def _log_change(self) -> None:
         error = self._pods.error
         if error is not None and not self._is_failing:
             _log.warning("no news from the Kubernetes API: %s", error)

@@ -147,22 +147,22 @@ def diagnose(
     with memory_of(node).lock:
         if observation is None and views is None:
             observation = observer.observe()
-        look = _look(node, observation, views, rows, settle_s)
-        found = list(_check(look, wanted))
-        if settle_s and _stay(look, found, settle_s):
+        exam = _examine(node, observation, views, rows, settle_s)
+        found = list(_check(exam, wanted))
+        if settle_s and _stay(exam, found, settle_s):
             before = set(map(_key, found))
             if views is None:
-                look = _look(node, observer.observe(), None, None, settle_s)
+                exam = _examine(node, observer.observe(), None, None, settle_s)
             else:
-                look = _look(node, None, _look_again(node, look.views), None, settle_s)
-            second = _check(look, wanted)
+                exam = _examine(node, None, _view_again(node, exam.views), None, settle_s)
+            second = _check(exam, wanted)
             found = [each for each in second if not _is_transient(each) or _key(each) in before]
-        look.remember()
+        exam.remember()
     order = list(Severity)
     return tuple(sorted(found, key=lambda each: order.index(each.severity)))
 
 
-def _look(
+def _examine(
     node: Node,
     observation: Observation | None,
     views: Iterable[ContainerView] | None,
@@ -186,36 +186,36 @@ def _look(
     )
 
 
-def _look_again(node: Node, views: Iterable[ContainerView]) -> tuple[ContainerView, ...]:
+def _view_again(node: Node, views: Iterable[ContainerView]) -> tuple[ContainerView, ...]:
     """The containers of some views as they are now."""
     node.refresh(processes=node.looks_outside)
     keys = {key_of(each.container) for each in views}
     return node.view([each for each in node.containers if key_of(each) in keys])
 
 
-def _check(look: Examination, wanted: frozenset[FindingKind]) -> Iterator[Finding]:
+def _check(exam: Examination, wanted: frozenset[FindingKind]) -> Iterator[Finding]:
     for check_node, kinds in _CHECKS_OF_NODE.items():
         if not wanted.isdisjoint(kinds):
-            yield from check_node(look)
+            yield from check_node(exam)
     checks = [each for each, kinds in _CHECKS_OF_REGION.items() if not wanted.isdisjoint(kinds)]
-    for used in look.used:
+    for used in exam.used:
         for check_region in checks:
             # A region that goes away while it is looked at is the next look's business.
             with contextlib.suppress(RegionError, OSError):
-                yield from check_region(look, used)
+                yield from check_region(exam, used)
 
 
-def _stay(look: Examination, found: Iterable[Finding], settle_s: float) -> bool:
+def _stay(exam: Examination, found: Iterable[Finding], settle_s: float) -> bool:
     """Watch what is suspected for a while; whether a second look can tell more than the first."""
     deadline = time.monotonic() + settle_s
     waits = any(map(_is_transient, found))
-    while time.monotonic() < deadline and (waits or look.suspects):
+    while time.monotonic() < deadline and (waits or exam.suspects):
         time.sleep(min(_LOOK_EVERY_S, settle_s))
-        for what, has_moved in list(look.suspects.items()):
+        for what, has_moved in list(exam.suspects.items()):
             if _moved(has_moved):
-                look.forget(what)
-    watched = memory_of(look.node).suspended.watch()
-    return waits or watched or bool(look.suspects)
+                exam.forget(what)
+    watched = memory_of(exam.node).suspended.watch()
+    return waits or watched or bool(exam.suspects)
 
 
 def _moved(has_moved: Callable[[], bool]) -> bool:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from .findings import Finding
 
 
-def ignored_suspensions(look: Examination, used: UsedRegion) -> Iterator[Finding]:
+def ignored_suspensions(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
     """Suspended processes that allocate or launch all the same."""
     living = {usage.pid: process for usage, process in used.alive}
-    seen = memory_of(look.node).suspended.look(used.region, used.snapshot, living.items())
+    seen = memory_of(exam.node).suspended.look(used.region, used.snapshot, living.items())
     limited = not may_go_on(used.snapshot)
     for (pid, host_pid, _), activity in seen.items():
         if activity is None:
