@@ -91,7 +91,7 @@ SHORTEST_GONE_AFTER_S = 1.0
 @options.json_option
 def agent(
     *,
-    place: options.NodeChoice,
+    node_choice: options.NodeChoice,
     library: str | None,
     once: bool,
     dry_run: bool,
@@ -140,7 +140,7 @@ def agent(
     if wanted["metrics"] and not wanted["listen"]:
         wanted["listen"] = (exporter_options.DEFAULT_ADDRESS,)
     with bad_arguments():
-        node = place.open(wanted["pod_labels"], waits=once)
+        node = node_choice.open(wanted["pod_labels"], waits=once)
     sampler = NvmlSampler(library, sensors=bool(wanted["listen"]))
     by_process = bool(wanted["repair"] or wanted["listen"])
     observer = Observer(
@@ -152,16 +152,18 @@ def agent(
     runner = run_service(
         "agent",
         node,
-        lambda log: _tasks(observer, sampler, log, place, dry_run=dry_run, **wanted),
+        lambda log: _tasks(observer, sampler, log, node_choice, dry_run=dry_run, **wanted),
         as_json=as_json,
         once=once,
         dry_run=dry_run,
         observer=observer,
-        beside=lambda runner, log: _export(observer, runner, log, place.node_name, **wanted),
+        extra_services=lambda runner, log: _export(
+            observer, runner, log, node_choice.node_name, **wanted
+        ),
     )
     if once:
         failed = f"{runner.failures} of {len(runner.tasks)} passes failed; the events say why"
-        failure = failed if runner.failures else root_failure(node, place.roots)
+        failure = failed if runner.failures else root_failure(node, node_choice.roots)
         if failure is not None:
             raise Failure(failure)
 
@@ -227,7 +229,7 @@ def _tasks(
     observer: Observer,
     sampler: NvmlSampler,
     log: ServiceLog,
-    place: options.NodeChoice,
+    node_choice: options.NodeChoice,
     *,
     dry_run: bool,
     feedback: bool,
@@ -259,14 +261,14 @@ def _tasks(
         yield StaleDirectoryCollector(
             node,
             observer=observer,
-            pod_logs=place.pod_logs,
+            pod_logs=node_choice.pod_logs,
             kubelet_pods=kubelet_pods,
             gone_after_s=gone_after_s,
             dry_run=dry_run,
             emit=log,
         )
     if plan_path is not None or from_annotations:
-        choice = PlanChoice(plan_path, from_annotations, place)
+        choice = PlanChoice(plan_path, from_annotations, node_choice)
         watcher = PlanWatcher(node, choice.sources(), state, observer=observer, emit=log)
         yield PlanKeeper(watcher, waits=metrics)
 

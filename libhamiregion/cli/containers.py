@@ -57,7 +57,7 @@ _PATHS = 200
 @options.watch_option
 @options.json_option
 def containers(
-    place: NodeChoice, selector: Selector, wide: bool, interval_s: float | None, as_json: bool
+    node_choice: NodeChoice, selector: Selector, wide: bool, interval_s: float | None, as_json: bool
 ) -> None:
     """Show the containers of this node: usage, limits, processes, or why there is no region.
 
@@ -82,14 +82,16 @@ def containers(
     taken_at_ns, lock, processes (alive, dead, unknown, unlisted: how many) and devices, with the
     fields of DeviceUsage.  null is unlimited, or not known.
     """  # noqa: D301 (click looks for the character itself)
-    with place.open() as node:
+    with node_choice.open() as node:
         observer = Observer(node, anew=True)
-        pages = (container_page(observer, selector, place, wide=wide) for _ in ticks(interval_s))
+        pages = (
+            container_page(observer, selector, node_choice, wide=wide) for _ in ticks(interval_s)
+        )
         show_all(pages, interval_s, as_json)
 
 
 def container_page(
-    observer: Observer, selector: Selector, place: NodeChoice, *, wide: bool
+    observer: Observer, selector: Selector, node_choice: NodeChoice, *, wide: bool
 ) -> Page:
     """Look at the node's containers."""
     node, observation = observer.node, observer.observe()
@@ -108,7 +110,7 @@ def container_page(
     if missing:
         blocks.append(Table(_MISSING_COLUMNS, missing))
     data = {"containers": [row.as_object() for row in rows]}
-    return node_page("containers/1", observation, node, place, data, blocks)
+    return node_page("containers/1", observation, node, node_choice, data, blocks)
 
 
 @attrs.frozen(kw_only=True)

@@ -70,11 +70,11 @@ def _say(fake: FakeNode, urls: Sequence[str], as_json: bool) -> None:
         places = {"root": str(fake.root), "pod_logs": str(fake.pod_logs), "urls": list(urls)}
         write_json("demo-node/1", places)
         return
-    place = shlex.join(["--root", str(fake.root), "--pod-logs", str(fake.pod_logs)])
+    options = shlex.join(["--root", str(fake.root), "--pod-logs", str(fake.pod_logs)])
     write(
         f"A node of {len(fake.containers)} containers. Its metrics:\n"
         + "".join(f"  {url}/metrics\n" for url in urls)
         + "Look at it from another terminal:\n"
-        + "".join(f"  hamiregion {verb} {place}\n" for verb in ("top", "containers", "doctor"))
+        + "".join(f"  hamiregion {verb} {options}\n" for verb in ("top", "containers", "doctor"))
         + "Ctrl-C ends it and removes it.\n"
     )

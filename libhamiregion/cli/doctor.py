@@ -72,7 +72,7 @@ class _Kind(_Choice):
 @click.pass_context
 def doctor(
     ctx: click.Context,
-    place: NodeChoice,
+    node_choice: NodeChoice,
     selector: Selector,
     kinds: tuple[str, ...],
     repairs_wanted: bool,
@@ -110,8 +110,8 @@ def doctor(
         raise click.UsageError("--dry-run goes with --repair: without it nothing is changed.")
     if repairs_wanted and interval_s is not None:
         raise click.UsageError("--repair goes without --watch; `hamiregion agent` keeps repairing.")
-    with driver.observe(place) as observer:
-        visit = _Visit(observer, selector, place, frozenset(map(FindingKind, kinds)))
+    with driver.observe(node_choice) as observer:
+        visit = _Visit(observer, selector, node_choice, frozenset(map(FindingKind, kinds)))
         left = 0
 
         def pages() -> Iterator[Page]:
@@ -143,7 +143,7 @@ class _Visit:
 
     observer: Observer
     selector: Selector
-    place: NodeChoice
+    node_choice: NodeChoice
     kinds: frozenset[FindingKind]
 
     @property
@@ -205,7 +205,7 @@ class _Visit:
             Lines([(total, "bold" if found else GOOD)]),
         ]
         notes = [] if gap is None else [f"nothing was compared with the driver's figures: {gap}"]
-        return node_page("doctor/1", observation, node, self.place, data, blocks, notes)
+        return node_page("doctor/1", observation, node, self.node_choice, data, blocks, notes)
 
     def _names(self, finding: Finding) -> Names:
         if finding.container is None:

@@ -55,7 +55,7 @@ def exporter(
     pod_labels: tuple[str, ...],
     node_label: bool,
     process_commands: bool,
-    place: options.NodeChoice,
+    node_choice: options.NodeChoice,
     library: str | None,
     collectors: frozenset[str],
     interval_s: float,
@@ -96,7 +96,7 @@ def exporter(
     ServiceLog(as_json=as_json).capture_logging(log_level)
     # Neither is closed: waiting for a driver that does not answer would never end.
     with bad_arguments():
-        node = place.open(pod_labels, waits=once)
+        node = node_choice.open(pod_labels, waits=once)
     sampler = None
     if "nvml" in collectors:
         by_process = not collectors.isdisjoint(("processes", "unaccounted", "doctor"))
@@ -105,7 +105,7 @@ def exporter(
         exported = NodeExporter(
             node,
             sampler=sampler,
-            node_name=place.node_name,
+            node_name=node_choice.node_name,
             legacy=legacy_metrics,
             collectors=collectors,
             interval_s=interval_s,

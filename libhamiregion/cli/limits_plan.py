@@ -55,12 +55,12 @@ class PlanChoice:
 
     path: str | None
     from_annotations: bool
-    place: options.NodeChoice
+    node_choice: options.NodeChoice
 
     def __attrs_post_init__(self) -> None:
         if self.path is None and not self.from_annotations:
             raise click.UsageError("Say which plan: a FILE, --from-annotations, or both.")
-        if self.from_annotations and self.place.node_name is None:
+        if self.from_annotations and self.node_choice.node_name is None:
             raise click.UsageError(
                 "--from-annotations asks for the pods of one node: name it with --node or NODE_NAME"
             )
@@ -107,7 +107,7 @@ class PlanChoice:
             raise InvalidPlan(f"the plan cannot be used\n{error}") from None
 
     def _pods(self) -> PodAnnotations:
-        return PodAnnotations(pods=self.place.pods())
+        return PodAnnotations(pods=self.node_choice.pods())
 
 
 annotations_option = click.option(
@@ -141,7 +141,7 @@ def diff(
     path: str | None,
     *,
     from_annotations: bool,
-    place: options.NodeChoice,
+    node_choice: options.NodeChoice,
     force: bool,
     as_json: bool,
 ) -> int:
@@ -155,9 +155,9 @@ def diff(
     before, after (bytes, percent or priority; null is unlimited), effect and rule (its index in the
     plan).
     """
-    reading = PlanChoice(path, from_annotations, place).load()
-    with place.open() as node:
-        found = _compared(node, reading, place, force=force)
+    reading = PlanChoice(path, from_annotations, node_choice).load()
+    with node_choice.open() as node:
+        found = _compared(node, reading, node_choice, force=force)
         show(_page(node, reading, found), as_json)
     return OFF_PLAN if found.changes or found.off_plan or reading.problems else 0
 
@@ -186,7 +186,7 @@ def apply(
     path: str | None,
     *,
     from_annotations: bool,
-    place: options.NodeChoice,
+    node_choice: options.NodeChoice,
     force: bool,
     as_json: bool,
     dry_run: bool,
@@ -232,13 +232,13 @@ def apply(
             f"--undo {undo} is there already, and may be what undoes an earlier plan;"
             " name a new file."
         )
-    choice = PlanChoice(path, from_annotations, place)
-    with place.open() as node:
+    choice = PlanChoice(path, from_annotations, node_choice)
+    with node_choice.open() as node:
         if watch:
             _watch(node, choice, state, interval_s, force=force, as_json=as_json)
             return 0
         reading = choice.load()
-        found = _compared(node, reading, place, force=force)
+        found = _compared(node, reading, node_choice, force=force)
         page = _page(node, reading, found)
         done: Block = Lines([DRY_RUN])
         answer: dict[str, Any] = {"dry_run": True, "undo": None, "outcomes": []}
@@ -260,15 +260,15 @@ def apply(
 @options.selector_options
 @options.directory_options
 @options.json_option
-def export(selector: Selector, place: options.NodeChoice, as_json: bool) -> None:
+def export(selector: Selector, node_choice: options.NodeChoice, as_json: bool) -> None:
     """Write the limits of this node's containers as they are, as a plan.
 
     A rule names each container by its pod's UID and its own name, and each device by its index.
     YAML, or with --json JSON; both are what `apply` and `diff` read.  A container whose region
     cannot be read is left out, which a warning says.
     """
-    with place.open() as node:
-        _refresh(node, place)
+    with node_choice.open() as node:
+        _refresh(node, node_choice)
         plan = export_plan(node, selector)
         for warning in (*node_warnings(node), *_left_out(node, selector)):
             click.echo(f"Warning: {printable(warning)}", err=True)
@@ -290,17 +290,19 @@ def _left_out(node: Node, selector: Selector) -> tuple[str, ...]:
     return (f"containers left out, as their regions cannot be read: {count}; {why}",)
 
 
-def _refresh(node: Node, place: options.NodeChoice) -> None:
+def _refresh(node: Node, node_choice: options.NodeChoice) -> None:
     node.refresh(processes=False)
     if not node.scanned_roots:
-        failure = root_failure(node, place.roots) or f"there is none of {', '.join(node.roots)}"
+        failure = (
+            root_failure(node, node_choice.roots) or f"there is none of {', '.join(node.roots)}"
+        )
         raise Failure(f"{failure}; --root says where the containers' directories are")
 
 
 def _compared(
-    node: Node, reading: SourceReading, place: options.NodeChoice, *, force: bool
+    node: Node, reading: SourceReading, node_choice: options.NodeChoice, *, force: bool
 ) -> PlanDiff:
-    _refresh(node, place)
+    _refresh(node, node_choice)
     assert reading.plan is not None  # noqa: S101 (each source was read to its end)
     return diff_plan(node, reading.plan, force=force, held=reading.held)
 

@@ -306,15 +306,15 @@ class DriverChoice:
             closing.join(_CLOSE_S)
 
     @contextlib.contextmanager
-    def observe(self, place: NodeChoice) -> Iterator[Observer]:
+    def observe(self, node_choice: NodeChoice) -> Iterator[Observer]:
         """A context with what observes a node and its driver.
 
         Args:
-            place: Where the node is.
+            node_choice: Where the node is.
         """
         from libhamiregion.node import Observer
 
-        with self.open() as sampler, place.open() as node:
+        with self.open() as sampler, node_choice.open() as node:
             yield Observer(node, sampler=sampler, anew=True)
 
 
@@ -341,16 +341,18 @@ def _selector(**patterns: str | None) -> Selector:
 
 
 _name_options = all_of(pod_logs_option, names_option, node_name_option, kubeconfig_option)
-_PLACE = ("roots", "pod_logs", "names", "node_name", "kubeconfig")
-#: Adds --root, and what says pods' names; the command gets `place`, a `NodeChoice`.
-directory_options = all_of(root_option, _name_options, _group_options("place", _PLACE, NodeChoice))
+_NODE_CHOICE = ("roots", "pod_logs", "names", "node_name", "kubeconfig")
+#: Adds --root, and what says pods' names; the command gets `node_choice`, a `NodeChoice`.
+directory_options = all_of(
+    root_option, _name_options, _group_options("node_choice", _NODE_CHOICE, NodeChoice)
+)
 #: Adds --outside and --proc as well.
 node_options = all_of(
     root_option,
     outside_option,
     proc_option,
     _name_options,
-    _group_options("place", (*_PLACE, "outside", "proc"), NodeChoice),
+    _group_options("node_choice", (*_NODE_CHOICE, "outside", "proc"), NodeChoice),
 )
 #: Adds --no-driver and --library; the command gets `driver`, a `DriverChoice`.
 driver_options = all_of(

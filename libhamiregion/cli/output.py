@@ -66,7 +66,7 @@ def node_page(
     schema: str,
     observation: Observation,
     node: Node,
-    place: NodeChoice,
+    node_choice: NodeChoice,
     data: dict[str, Any],
     blocks: Sequence[Block],
     notes: Iterable[str] = (),
@@ -74,22 +74,22 @@ def node_page(
     """Make a page about a node: with what could not be seen of it."""
     warnings, gaps = node_warnings(node), gap_rows(node, observation)
     seen = {"complete": node.processes.is_complete, "warnings": warnings, "gaps": gaps}
-    failure = root_failure(node, place.roots)
+    failure = root_failure(node, node_choice.roots)
     is_empty = not any(isinstance(block, Table) and block.records for block in blocks)
     return Page(
         schema,
         {"taken_at_ns": observation.regions_read_at_ns, **seen, **data},
         # A heading without rows before an error reads as an answer.
         () if failure is not None and is_empty else blocks,
-        notes=(*node_notes(node, gaps), *_outside_notes(node, place), *notes),
+        notes=(*node_notes(node, gaps), *_outside_notes(node, node_choice), *notes),
         warnings=warnings,
         failure=failure,
     )
 
 
-def _outside_notes(node: Node, place: NodeChoice) -> tuple[str, ...]:
+def _outside_notes(node: Node, node_choice: NodeChoice) -> tuple[str, ...]:
     """Say that processes map regions elsewhere, where they were not asked for."""
-    if place.outside:
+    if node_choice.outside:
         return ()
     from libhamiregion.node.outside import mapped_regions
 

@@ -102,7 +102,7 @@ def _common_options(sort: str) -> Callable[[options.Command], options.Command]:
     help="Only what the driver says, without regions; works inside a container too.",
 )
 def ps(
-    place: NodeChoice,
+    node_choice: NodeChoice,
     selector: Selector,
     wide: bool,
     sort: str,
@@ -150,7 +150,7 @@ def ps(
     """  # noqa: D301 (click looks for the character itself)
     if nvml:
         patterns = (selector.namespace, selector.pod, selector.container)
-        if any((*patterns, place.roots, place.outside, driver.no_driver, wide)):
+        if any((*patterns, node_choice.roots, node_choice.outside, driver.no_driver, wide)):
             raise click.UsageError(
                 "--nvml shows what the driver says, which knows no pods and no regions: it goes"
                 " with --device, --library, --watch and --json."
@@ -161,9 +161,9 @@ def ps(
             pages = (driver_page(ask, sampler, selector) for _ in ticks(interval_s))
             show_all(pages, interval_s, as_json)
         return
-    with driver.observe(place) as observer:
+    with driver.observe(node_choice) as observer:
         look = functools.partial(
-            process_page, observer, selector, place, wide=wide, suspended=SuspendedProcesses()
+            process_page, observer, selector, node_choice, wide=wide, suspended=SuspendedProcesses()
         )
         show_all((look(sort=sort) for _ in ticks(interval_s)), interval_s, as_json)
 
@@ -188,7 +188,7 @@ def top(
     context: click.Context,
     source: str | None,
     most: int | None,
-    place: NodeChoice,
+    node_choice: NodeChoice,
     selector: Selector,
     wide: bool,
     sort: str,
@@ -218,14 +218,14 @@ def top(
     """  # noqa: D301 (click looks for the character itself)
     if source is not None:
         _top_of_fleet(
-            context, source, most, place, selector, driver, interval_s, sort, wide, as_json
+            context, source, most, node_choice, selector, driver, interval_s, sort, wide, as_json
         )
         return
     if most is not None:
         raise click.UsageError("-n goes with --from")
-    with driver.observe(place) as observer:
+    with driver.observe(node_choice) as observer:
         look = functools.partial(
-            process_page, observer, selector, place, wide=wide, suspended=SuspendedProcesses()
+            process_page, observer, selector, node_choice, wide=wide, suspended=SuspendedProcesses()
         )
         if as_json or not on_terminal():
             show_all((look(sort=sort) for _ in ticks(interval_s)), interval_s, as_json)
@@ -238,7 +238,7 @@ def _top_of_fleet(
     context: click.Context,
     source: str,
     most: int | None,
-    place: NodeChoice,
+    node_choice: NodeChoice,
     selector: Selector,
     driver: DriverChoice,
     interval_s: float | None,
@@ -249,14 +249,14 @@ def _top_of_fleet(
     # With the report's modules only where they are asked for.
     from .fleet import fleet_page, open_fleet
 
-    if place.roots or place.outside or driver.no_driver or driver.library:
+    if node_choice.roots or node_choice.outside or driver.no_driver or driver.library:
         raise click.UsageError(
             "--from asks a Prometheus, and looks at no node: it goes with --node, --namespace,"
             " --pod, --container, --device, --sort, --wide, --watch, --json and -n."
         )
     # A pod's environment says which node it is on; all of them are meant where nobody says so.
     is_given = context.get_parameter_source("node_name") is ParameterSource.COMMANDLINE
-    node = place.node_name if is_given else None
+    node = node_choice.node_name if is_given else None
     look = functools.partial(
         fleet_page, open_fleet(source), selector, node=node, most=most or 50, wide=wide
     )
@@ -399,7 +399,7 @@ def _in_order(rows: Iterable[ProcessRow], sort: str) -> list[ProcessRow]:
 def process_page(
     observer: Observer,
     selector: Selector,
-    place: NodeChoice,
+    node_choice: NodeChoice,
     *,
     sort: str,
     wide: bool,
@@ -411,7 +411,7 @@ def process_page(
     Args:
         observer: Observes the node.
         selector: What to show.
-        place: What the node was chosen by.
+        node_choice: What the node was chosen by.
         sort: One of `_SORTS`.
         wide: Whether to show users, uuids and commands too.
         suspended: What was seen of suspended processes before.
@@ -440,7 +440,7 @@ def process_page(
         *([Lines([key_hint(sort)])] if live else []),
     ]
     notes = [] if gap is None else [f"no figures of the driver: {gap}"]
-    return node_page("processes/1", observation, node, place, data, blocks, notes)
+    return node_page("processes/1", observation, node, node_choice, data, blocks, notes)
 
 
 def _chosen(

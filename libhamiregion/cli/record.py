@@ -88,7 +88,7 @@ def record(
     path: str,
     once: bool,
     driver: DriverChoice,
-    place: NodeChoice,
+    node_choice: NodeChoice,
     dry_run: bool,
     as_json: bool,
     **bounds: Any,
@@ -118,11 +118,11 @@ def record(
     readings, a list of objects with the fields of Allocation and Sample.
     """  # noqa: D301 (click looks for the character itself)
     try:
-        with place.open() as node:
+        with node_choice.open() as node:
             if dry_run:
                 _dry_run(path, node, as_json=as_json)
                 return
-            name = place.node_name or platform.node() or None
+            name = node_choice.node_name or platform.node() or None
             with RecordingWriter(path, node=name, must_open=once, **bounds) as writer:
                 # Not closed: a driver that does not answer would keep this from ending.
                 sampler = None if driver.no_driver else NvmlSampler(driver.library)
@@ -131,7 +131,7 @@ def record(
                 log = _Log(node, f"{every} to {printable(path)}", as_json=as_json)
                 if once:
                     log.looked(recorder.look())
-                    failure = root_failure(node, place.roots)
+                    failure = root_failure(node, node_choice.roots)
                     if failure is not None:
                         raise Failure(failure)
                 else:

@@ -40,7 +40,9 @@ def run_service(
     once: bool = False,
     dry_run: bool = False,
     observer: Observer | None = None,
-    beside: Callable[[TaskRunner, ServiceLog], tuple[Callable[[], None], ...]] = lambda *_: (),
+    extra_services: Callable[
+        [TaskRunner, ServiceLog], tuple[Callable[[], None], ...]
+    ] = lambda *_: (),
 ) -> TaskRunner:
     """Run tasks until a signal asks for the end, or with `once` one pass of each.
 
@@ -52,7 +54,7 @@ def run_service(
         once: Whether to make one pass, with the events as the answer on stdout.
         dry_run: Whether the tasks write nothing; said at the start.
         observer: What the tasks observe the node with; None lets each observe for itself.
-        beside: Starts what else the process does; returns what ends it.
+        extra_services: Starts what else the process does; returns what ends it.
 
     Raises:
         Failure: Another process does what a task would do.
@@ -76,7 +78,7 @@ def run_service(
                 refusals.append(error)
                 stop.ask()
 
-        closers = beside(runner, log)
+        closers = extra_services(runner, log)
         # In a thread, so that a signal is heard whatever hangs.
         threading.Thread(target=begin, name="hami-start", daemon=True).start()
         stop.wait()
