@@ -56,9 +56,9 @@ class PodAnnotations:
         self._annotated: list[NodePod] | None = None
         self._seen = 0
         self._reading = SourceReading(None)
-        self._told_error: str | None = None
+        self._reported_error: str | None = None
         self._wake: Callable[[], None] = _nothing
-        pods.when_changed(self._tell)
+        pods.when_changed(self._wake_on_news)
 
     @property
     def error(self) -> str | None:
@@ -109,11 +109,11 @@ class PodAnnotations:
         self._reading = plan_of_pods(found)
         return True
 
-    def _tell(self) -> None:
+    def _wake_on_news(self) -> None:
         error = self.error
         with self._lock:
-            is_news = self._update() or error != self._told_error
-            self._told_error = error
+            is_news = self._update() or error != self._reported_error
+            self._reported_error = error
         if is_news:
             self._wake()
 
