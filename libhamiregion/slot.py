@@ -29,10 +29,8 @@ Kind: TypeAlias = Literal["context", "module", "data"]
 _KINDS = {"context": lib.HR_CONTEXT, "module": lib.HR_MODULE, "data": lib.HR_DATA}
 MAX_BYTES = (1 << 62) - 1
 _MAX_PID = (1 << 31) - 1
-_DEFAULT_TIMEOUT_S = 10.0
 _DETACHED = "the slot is detached; attach again"
 HOLDS_LOCK = "this thread holds the lock; the call takes it itself"
-_SIGNED = {"host_pid", "status"}
 
 _TIMEOUT = lib.HR_ETIMEOUT
 # What hr_detach() returns once the process is attached no more.

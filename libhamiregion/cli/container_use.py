@@ -95,7 +95,7 @@ def container_uses(
     uses = []
     for view in views:
         container, snapshot = view.container, view.snapshot
-        if snapshot is None or not selector.matches_container(container, node.pod_name(container)):
+        if snapshot is None or not selector.matches(container):
             continue
         devices = tuple(
             _device_use(device, driven.get(id(container), ()), snapshot.layout.has_utilization)

@@ -98,7 +98,7 @@ def container_page(
     rows = [
         container_row(node, view, selector)
         for view in observed_views(node, observation)
-        if selector.matches_container(view.container, node.pod_name(view.container))
+        if selector.matches(view.container)
     ]
     if selector.device is not None:
         rows = [row for row in rows if row.devices]

@@ -223,11 +223,11 @@ def node_notes(node: Node, gaps: Sequence[GapRow]) -> tuple[str, ...]:
     """
     is_complete = node.processes.is_complete
     # Where nobody's may be read, one sentence says so.
-    told = [
+    reasons = [
         f"{each.words}: {each.reason}" if each.pod_words or each.container_words else each.reason
         for each in gaps
         if each.kind == "processes" and (is_complete or "may not be read" not in each.reason)
     ]
-    more = len(told) - _GAPS_SHOWN
+    more = len(reasons) - _GAPS_SHOWN
     further = (f"{more} more containers have processes that are not known",) if more > 0 else ()
-    return (*(() if is_complete else (_INCOMPLETE,)), *told[:_GAPS_SHOWN], *further)
+    return (*(() if is_complete else (_INCOMPLETE,)), *reasons[:_GAPS_SHOWN], *further)

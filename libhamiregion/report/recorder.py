@@ -29,7 +29,7 @@ _SHORT_ID = 12
 # namespace, pod, container, pod UID
 _ContainerNames: TypeAlias = "tuple[str | None, str | None, str | None, str | None]"
 # Memory in bytes and SM utilisation in percent, None where not known.
-_DriverFigures: TypeAlias = "tuple[int | None, int | None]"
+_DriverValues: TypeAlias = "tuple[int | None, int | None]"
 _HAS_UTILIZATION = tuple(layout.has_utilization for layout in LAYOUTS)
 
 
@@ -117,7 +117,7 @@ def _processes_of_regions(observation: Observation) -> list[int]:
     return found
 
 
-def _driver_figures(observation: Observation) -> list[_DriverFigures]:
+def _driver_figures(observation: Observation) -> list[_DriverValues]:
     """Memory and utilisation of each device; None where no process uses it, or one is not known."""
     if driver_gap(observation.processes, observation.sample) is not None:
         return [(None, None)] * len(observation.table.devices)

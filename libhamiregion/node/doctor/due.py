@@ -78,12 +78,12 @@ class DueContainers:
             container, code, layout, semaphore, owner, priority, mark, slot, slots, device, count
         ) in enumerate(rows):  # fmt: skip
             ends, end = slot + slots, device + count
-            told = [each[_CELL * slot : _CELL * ends] for each in of_slots]
-            told += [each[_CELL * device : _CELL * end] for each in of_devices]
-            told += [states.states[slot:ends], over[device:end]]
-            told.append(b"%d %d %d" % (code, priority, mark < 0))
+            cells = [each[_CELL * slot : _CELL * ends] for each in of_slots]
+            cells += [each[_CELL * device : _CELL * end] for each in of_devices]
+            cells += [states.states[slot:ends], over[device:end]]
+            cells.append(b"%d %d %d" % (code, priority, mark < 0))
             proof = states.proved.get(row)
-            seen = self._seen[container] = b"".join(told), proof
+            seen = self._seen[container] = b"".join(cells), proof
             known = before.get(container)
             if (
                 known is None

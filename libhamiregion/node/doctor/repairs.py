@@ -281,13 +281,13 @@ class _RegionRepair(contextlib.ExitStack):
             done = self._watched.result()
         else:
             done = self._region.recover_lock(proc=self._node.proc, watch_s=0.0)
-        told = {
+        steps = {
             "the dead owner's lock was given back": done.dead_owner,
             "the lock that nobody had signed for was given back": done.ownerless,
             "the semaphore was set right": done.impossible_value,
             "the start-up semaphore was set right": done.postinit,
         }
-        return tuple(words for words, was_done in told.items() if was_done)
+        return tuple(words for words, was_done in steps.items() if was_done)
 
     def put_slots_right(self, finding: Finding) -> tuple[str, ...]:
         """Have a live process count once, in the slot that it writes to."""
