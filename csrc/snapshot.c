@@ -242,16 +242,31 @@ ALWAYS_INLINE void copy_devices(const struct hr_layout *layout, struct hr_readin
     }
 }
 
-/* Also where nothing else tells that it changed: libvgpu writes uuids beside the lock. */
-ALWAYS_INLINE uint64_t look_at_uuid_again(const struct hr_device *copy, const unsigned char *from)
+ALWAYS_INLINE uint64_t look_at_words_again(const struct hr_device *copy, const unsigned char *from,
+                                           uint32_t first, uint32_t end)
 {
     uint64_t changed = 0;
-#pragma GCC unroll 12
-    for (uint32_t word = 0; word < HR_UUID_WORDS; word++) {
+#pragma GCC unroll 6
+    for (uint32_t word = first; word < end; word++) {
         uint64_t text;
         memcpy(&text, copy->uuid + word * 8, sizeof text);
         changed |= look(from + word * 8) ^ text;
     }
+    return changed;
+}
+
+/*
+ * Also where nothing else tells that it changed: libvgpu writes uuids beside the lock.  Nearly all
+ * are 40 bytes long.  A word of zeros behind these ends the text, whatever comes after it.
+ */
+ALWAYS_INLINE uint64_t look_at_uuid_again(const struct hr_device *copy, const unsigned char *from)
+{
+    enum { HALF = HR_UUID_WORDS / 2 };
+    uint64_t last;
+    memcpy(&last, copy->uuid + (HALF - 1) * 8, sizeof last);
+    uint64_t changed = look_at_words_again(copy, from, 0, HALF);
+    if (__builtin_expect(last != 0, 0))
+        changed |= look_at_words_again(copy, from, HALF, HR_UUID_WORDS);
     return changed;
 }
 

@@ -561,6 +561,11 @@ class Region:
             ValueError: Not an index from 0 to 15.
             RegionStale, RegionCorrupt, RegionClosed: As `snapshot`.
         """
+        # What is asked most often does not need another call of Python's.
+        if type(device) is int and 0 <= device < DEVICE_CAPACITY:
+            found: int = _get(self._handle, _MEMORY_USED, device)
+            if found != _NO_VALUE:
+                return found
         return self._live(_MEMORY_USED, device)
 
     @property

@@ -255,13 +255,29 @@ static void name_devices(const struct region_file *file)
         memcpy(file->bytes + file->layout->uuids + device * HR_UUID_BYTES, NAMED, sizeof NAMED);
 }
 
-static void test_uuids_that_change_during_a_read(void)
+/* One that has the usual 40 bytes gets more behind them. */
+static void lengthen_names(const struct region_file *file)
+{
+    for (uint32_t device = 0; device < 2; device++)
+        memcpy(file->bytes + file->layout->uuids + device * HR_UUID_BYTES + 40, "/1", 2);
+}
+
+/* A long one changes in its last bytes alone. */
+static void change_last_bytes(const struct region_file *file)
+{
+    for (uint32_t device = 0; device < 2; device++)
+        memcpy(file->bytes + file->layout->uuids + device * HR_UUID_BYTES + 72, "other", 5);
+}
+
+static void check_uuids_that_change(void (*change)(const struct region_file *), bool are_long)
 {
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         uint32_t usual = 1, old = 0;
         for (store_at = 0; store_at < usual; store_at++) {
             struct region_file file;
             make_full(&file, id, 2, 2);
+            if (are_long)
+                name_devices(&file);
             hr_region *region = open_or_fail(file.path, HR_READ);
             usual = loads_of_snapshot(region, true);
 
@@ -269,7 +285,7 @@ static void test_uuids_that_change_during_a_read(void)
             char texts[2][2 * HR_UUID_BYTES];
             memcpy(texts[0], uuids, sizeof texts[0]);
             stored_file = &file;
-            store = name_devices;
+            store = change;
             const struct hr_snapshot *snapshot = snapshot_of(region);
             store = NULL;
             memcpy(texts[1], uuids, sizeof texts[1]);
@@ -285,6 +301,13 @@ static void test_uuids_that_change_during_a_read(void)
         /* The second look at the texts can be the very last load. */
         CHECK(old < usual);
     }
+}
+
+static void test_uuids_that_change_during_a_read(void)
+{
+    check_uuids_that_change(name_devices, false);
+    check_uuids_that_change(lengthen_names, false);
+    check_uuids_that_change(change_last_bytes, true);
 }
 
 /* A count that is out of range for a moment is not a corrupt region. */
