@@ -13,3 +13,10 @@ def test_more_samples_than_were_expected_are_read_within_their_list(tmp_path: Pa
 
 def test_who_else_uses_a_gpu_is_told_by_what_nvml_and_proc_show(tmp_path: Path) -> None:
     run_model(build_model(tmp_path, "neighbours_model", "neighbours", "busy_figures"))
+
+
+def test_who_measures_and_which_pid_is_whose_follow_from_what_nvml_and_the_region_show(
+    tmp_path: Path,
+) -> None:
+    parts = ("sampler", "own_pid", "busy_figures")
+    run_model(build_model(tmp_path, "sampling_model", *parts))

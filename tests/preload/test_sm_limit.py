@@ -239,17 +239,21 @@ def test_feedback_stops_the_launches_that_it_stops_in_libvgpu(
     limited: Make, observer: Observer, busy: Start, limit: int | None
 ) -> None:
     """Up to HAMi 2.8.0 those of every process, later those under an SM limit."""
-    scene = limited(sm=[limit, None])
-    older = limited(sm=[limit, None], layout=hami.Layout.V1_1)
-    for region in (scene, older):
-        busy(region, "busy_1ms")
-    eventually(lambda: observer.busy_percent(0.3) > 0)
-    older.region.set_recent_kernel(-1)
-    scene.region.set_recent_kernel(-1)
-    eventually(lambda: (observer.busy_percent(0.5) == 0) == (limit is not None))
-    scene.region.set_recent_kernel(0)
-    older.region.set_recent_kernel(0)
-    eventually(lambda: observer.busy_percent(0.3) > 0)
+    layouts = (hami.Layout.V1_1, hami.Layout.V1_1_POSTINIT, hami.Layout.V1_2)
+    scenes = [limited(sm=[limit, None], layout=layout) for layout in layouts]
+    programs = [busy(scene, "busy_1ms") for scene in scenes]
+
+    def works() -> list[bool]:
+        return [observer.busy_percent(0.3, pid=program.pid) > 0 for program in programs]
+
+    eventually(lambda: works() == [True, True, True])
+    for scene in scenes:
+        scene.region.set_recent_kernel(-1)
+    stopped = [False, limit is None, limit is None]
+    eventually(lambda: works() == stopped)
+    for scene in scenes:
+        scene.region.set_recent_kernel(0)
+    eventually(lambda: works() == [True, True, True])
 
 
 @pytest.mark.parametrize("limit", [50, None])

@@ -1,0 +1,533 @@
+/*
+ * Who measures, what the slots then say, and which pid is this process's, by an NVML and a region
+ * that show what is asked for here: `sampling_model`. It ends the program if something is wrong.
+ */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../../csrc/base.h"
+#include "../../csrc/byte_lock.h"
+#include "../../csrc/preload/nvml.h"
+#include "../../csrc/preload/own_pid.h"
+#include "../../csrc/preload/sampler.h"
+#include "../../csrc/preload/session.h"
+#include "../../csrc/preload/snapshots.h"
+#include "../../csrc/process_files.h"
+#include "../../csrc/slots.h"
+
+#define MUST(truth)                                                                                \
+    do {                                                                                           \
+        if (!(truth)) {                                                                            \
+            fprintf(stderr, "%d: %s\n", __LINE__, #truth);                                         \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+/* What a forked child forgets is the parent's, and lost. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void)
+{
+    return "detect_leaks=0";
+}
+
+#define SECOND UINT64_C(1000000000)
+enum { ROWS = 2, PROCESSES = 3, MOST = 200, NOBODY = 99999990 };
+
+/* ---- What NVML shows ------------------------------------------------------------------ */
+
+static nvmlProcessInfo_t listed[MOST];
+static unsigned listed_count, lists_made;
+static nvmlProcessUtilizationSample_t samples[MOST];
+static unsigned sample_count;
+static uint64_t asked_since_us;
+static bool is_silent, has_no_list, has_no_nvml, has_no_device;
+static const char *asked_uuid;
+static unsigned learnt_pid;
+static uint64_t now_ns = 1000 * SECOND;
+
+static nvmlReturn_t give(nvmlDevice_t device, nvmlProcessUtilizationSample_t *out, unsigned *count,
+                         unsigned long long since_us)
+{
+    (void)device;
+    asked_since_us = since_us;
+    if (is_silent)
+        return NVML_ERROR_UNINITIALIZED;
+    memcpy(out, samples, sample_count * sizeof *samples);
+    *count = sample_count;
+    return sample_count == 0 ? NVML_ERROR_NOT_FOUND : NVML_SUCCESS;
+}
+
+static nvmlReturn_t give_newer(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *info)
+{
+    (void)device, (void)info;
+    return NVML_ERROR_FUNCTION_NOT_FOUND;
+}
+
+static nvmlReturn_t give_handle(const char *uuid, nvmlDevice_t *out)
+{
+    asked_uuid = uuid;
+    *out = NULL;
+    return has_no_device ? NVML_ERROR_UNINITIALIZED : NVML_SUCCESS;
+}
+
+const struct hr_nvml_functions *hr_nvml(void)
+{
+    static const struct hr_nvml_functions functions = {
+        .nvmlDeviceGetHandleByUUID = give_handle,
+        .nvmlDeviceGetProcessUtilization = give,
+        .nvmlDeviceGetProcessesUtilizationInfo = give_newer,
+    };
+    return has_no_nvml ? NULL : &functions;
+}
+
+bool hr_nvml_device(CUdevice device, nvmlDevice_t *out)
+{
+    *out = NULL;
+    return device == 5 && !has_no_device;
+}
+
+nvmlProcessInfo_t *hr_nvml_processes(nvmlDevice_t device, unsigned *count)
+{
+    (void)device;
+    if (has_no_list)
+        return NULL;
+    lists_made++;
+    nvmlProcessInfo_t *list = calloc(MOST, sizeof *list);
+    memcpy(list, listed, listed_count * sizeof *list);
+    *count = listed_count;
+    return list;
+}
+
+unsigned hr_own_nvml_pid(void)
+{
+    return learnt_pid == 0 ? (unsigned)getpid() : learnt_pid;
+}
+
+void hr_set_own_nvml_pid(unsigned pid)
+{
+    learnt_pid = pid;
+}
+
+static void show_process(unsigned pid, uint64_t bytes)
+{
+    listed[listed_count++] = (nvmlProcessInfo_t){.pid = pid, .usedGpuMemory = bytes};
+}
+
+static void show_work(unsigned pid, unsigned percent)
+{
+    samples[sample_count++] =
+        (nvmlProcessUtilizationSample_t){.pid = pid, .timeStamp = now_ns / 1000, .smUtil = percent};
+}
+
+uint64_t hr_clock_ns(int clock)
+{
+    (void)clock;
+    return now_ns;
+}
+
+/* ---- The region ----------------------------------------------------------------------- */
+
+static struct {
+    struct hr_snapshot head;
+    struct hr_device devices[ROWS];
+    struct {
+        struct hr_process process;
+        struct hr_usage usage[ROWS];
+    } slots[PROCESSES];
+} region = {.head = {.span = ROWS}};
+
+static hr_region *const handle = (hr_region *)(void *)&region;
+static bool has_no_region, has_no_snapshot;
+static uint32_t layout = HR_V1_2;
+static CUdevice device_of_row = 5;
+
+/* What was last written, in the slots of whom, and how often anything was. */
+static struct hr_slot_edit written[2 * PROCESSES];
+static int32_t written_pids[2 * PROCESSES];
+static unsigned writes;
+
+/* hr_edit_slot() and others stand for functions of which each keeps the details. */
+#undef hr_edit_slot
+#undef hr_get_info
+#undef hr_lock_bytes
+
+int hr_edit_slot(hr_region *of, int32_t pid, struct hr_slot_edit *edits, uint32_t count,
+                 uint32_t dry_run, uint64_t timeout_ns)
+{
+    MUST(of == handle && dry_run == 0 && timeout_ns > 0);
+    for (uint32_t at = 0; at < count; at++) {
+        written[writes] = edits[at];
+        written_pids[writes++] = pid;
+    }
+    return HR_OK;
+}
+
+void hr_get_info(const hr_region *of, struct hr_info *out)
+{
+    (void)of;
+    *out = (struct hr_info){.layout = layout};
+}
+
+static bool is_taken;
+static unsigned elections;
+
+int hr_lock_bytes(const hr_region *of, short type, off_t start, off_t length,
+                  struct hr_byte_lock *out)
+{
+    (void)of, (void)type, (void)start;
+    MUST(length == 1);
+    elections++;
+    if (!is_taken)
+        out->page = &region;
+    return is_taken ? HR_EBUSY : HR_OK;
+}
+
+void hr_unlock_bytes(const hr_region *of, struct hr_byte_lock *lock)
+{
+    (void)of;
+    lock->page = NULL;
+}
+
+hr_region *hr_session_region(void)
+{
+    return has_no_region ? NULL : handle;
+}
+
+CUdevice hr_device_of_row(int row)
+{
+    return row == 0 ? device_of_row : -1;
+}
+
+struct hr_snapshot *hr_new_snapshot(hr_region *of)
+{
+    (void)of;
+    if (has_no_snapshot)
+        return NULL;
+    struct hr_snapshot *copy = malloc(sizeof region);
+    memcpy(copy, &region, sizeof region);
+    return copy;
+}
+
+static struct hr_mapper self;
+static enum hr_seen self_seen = HR_MAPS;
+
+enum hr_seen hr_read_pids(int directory, const char *status, struct hr_mapper *out)
+{
+    (void)directory;
+    MUST(strcmp(status, "/proc/self/status") == 0);
+    *out = self;
+    return self_seen;
+}
+
+static void set_slot(unsigned number, int32_t pid, int32_t host_pid)
+{
+    region.slots[number].process = (struct hr_process){.pid = pid, .host_pid = host_pid};
+    memset(region.slots[number].usage, 0, sizeof region.slots[number].usage);
+    if (region.head.proc_num <= (int32_t)number)
+        region.head.proc_num = (int32_t)number + 1;
+}
+
+/* Nothing was shown, learnt or written. */
+static void begin(void)
+{
+    listed_count = sample_count = writes = elections = lists_made = 0;
+    is_silent = has_no_list = has_no_nvml = has_no_device = false;
+    has_no_region = has_no_snapshot = is_taken = false;
+    learnt_pid = 0;
+    region.head.proc_num = 0;
+    now_ns += 100 * SECOND;
+    hr_resign_sampler(handle);
+    hr_forget_sampler();
+    hr_forget_own_pid();
+}
+
+/* ---- Which pid is this process's ------------------------------------------------------- */
+
+static bool find(void)
+{
+    writes = 0;
+    return hr_find_own_pid(handle, &region.head, 0, NULL);
+}
+
+static void check_own_pid(void)
+{
+    begin();
+    set_slot(0, getpid(), 0);
+    show_process(NOBODY, 1);
+    show_process((unsigned)getpid(), 1);
+    /* As itself: nothing is to be learnt, whoever else is there. */
+    MUST(find() && learnt_pid == 0 && writes == 0);
+    listed_count--;
+    MUST(find() && learnt_pid == NOBODY && writes == 1);
+    MUST(written_pids[0] == getpid() && written[0].to == NOBODY);
+    MUST(written[0].value == HR_SLOT_HOST_PID);
+    /* One of two it may be either. */
+    begin();
+    show_process(NOBODY, 1);
+    show_process(NOBODY + 1, 1);
+    MUST(!find() && learnt_pid == 0 && writes == 0);
+    /* Not the one that another slot has claimed, */
+    set_slot(0, 1, 0);
+    set_slot(1, 2, NOBODY + 1);
+    MUST(find() && learnt_pid == NOBODY);
+    /* nor one that is a process here, */
+    begin();
+    show_process(NOBODY, 1);
+    show_process((unsigned)getppid(), 1);
+    MUST(find() && learnt_pid == NOBODY);
+    /* nor one that was there before. */
+    begin();
+    show_process(NOBODY, 1);
+    show_process(NOBODY + 2, 1);
+    hr_note_others(0, 5);
+    show_process(NOBODY + 1, 1);
+    MUST(find() && learnt_pid == NOBODY + 1);
+    begin();
+    has_no_list = true;
+    MUST(!find());
+}
+
+/* Those that are there are asked for once for a row, and not where it is of no use. */
+static void check_others(void)
+{
+    begin();
+    hr_note_others(-1, 5);
+    hr_note_others(0, 4);
+    MUST(lists_made == 0);
+    has_no_list = true;
+    hr_note_others(0, 5);
+    has_no_list = false;
+    show_process(NOBODY, 1);
+    hr_note_others(0, 5);
+    hr_note_others(0, 5);
+    MUST(lists_made == 1);
+    hr_note_others(1, 5);
+    MUST(lists_made == 2);
+    hr_forget_own_pid();
+    MUST(!hr_is_own_pid_known());
+    hr_confirm_own_pid();
+    MUST(hr_is_own_pid_known());
+    hr_note_others(0, 5);
+    MUST(lists_made == 2);
+}
+
+static void check_learning(void)
+{
+    begin();
+    set_slot(0, getpid(), 0);
+    show_process(NOBODY, 1);
+    has_no_region = true;
+    MUST(!hr_learn_own_pid(0, 5));
+    has_no_region = false;
+    has_no_snapshot = true;
+    MUST(!hr_learn_own_pid(0, 5));
+    has_no_snapshot = false;
+    MUST(!hr_learn_own_pid(0, 4) && learnt_pid == 0);
+    MUST(hr_learn_own_pid(0, 5) && learnt_pid == NOBODY);
+    hr_confirm_own_pid();
+    MUST(!hr_learn_own_pid(0, 5));
+}
+
+/* Where /proc has the pid of the first namespace, the slot gets that one. */
+static void check_telling(void)
+{
+    begin();
+    self = (struct hr_mapper){.pids = {getpid(), 1}, .levels = 2};
+    hr_tell_host_pid(handle);
+    MUST(learnt_pid == 0 && writes == 1 && written[0].to == (uint64_t)getpid());
+    self.pids[0] = NOBODY;
+    hr_tell_host_pid(handle);
+    MUST(learnt_pid == NOBODY && writes == 2 && written[1].to == NOBODY);
+    begin();
+    self.levels = 0;
+    hr_tell_host_pid(handle);
+    self.levels = 1;
+    self_seen = HR_GONE;
+    hr_tell_host_pid(handle);
+    self_seen = HR_MAPS;
+    MUST(learnt_pid == 0 && writes == 2);
+}
+
+/* ---- Measuring for all ----------------------------------------------------------------- */
+
+static void sample(uint64_t later_ns)
+{
+    now_ns += later_ns;
+    writes = 0;
+    hr_sample(handle, &region.head, 1);
+}
+
+static void check_service(void)
+{
+    begin();
+    set_slot(0, getpid(), 0);
+    set_slot(1, 77, NOBODY);
+    set_slot(2, NOBODY + 1, 0);
+    show_work((unsigned)getpid(), 20);
+    show_work(NOBODY, 30);
+    show_work(77, 99);
+    show_process(NOBODY, 4096);
+    show_process(NOBODY + 1, UINT64_MAX); /* not known */
+    show_process(NOBODY + 1, 8192);
+    sample(0);
+    MUST(elections == 1 && asked_since_us == now_ns / 1000 - 500000);
+    MUST(writes == 4);
+    MUST(written_pids[0] == getpid() && written[0].value == HR_SLOT_SM && written[0].to == 20);
+    MUST(written_pids[1] == 77 && written[1].value == HR_SLOT_SM && written[1].to == 30);
+    MUST(written_pids[2] == 77 && written[2].value == HR_SLOT_MONITOR_USED);
+    MUST(written[2].to == 4096 && written[2].device == 0);
+    MUST(written_pids[3] == NOBODY + 1 && written[3].to == 8192);
+    MUST(region.slots[1].usage[0].sm == 30 && region.slots[1].usage[0].monitor == 4096);
+    MUST(region.slots[1].usage[1].sm == 0);
+    /* What has not changed is not written; memory is asked for once a second. */
+    listed[0].usedGpuMemory = 1;
+    sample(SECOND / 10);
+    MUST(writes == 0 && elections == 1 && lists_made == 1);
+    samples[1].smUtil = 31;
+    sample(SECOND);
+    MUST(writes == 2 && written[0].to == 31 && written[1].to == 1 && lists_made == 2);
+    /* Without a list memory stays what it was. */
+    has_no_list = true;
+    sample(SECOND);
+    MUST(writes == 0);
+    /* A row that is not asked for, or has no figures, is left alone. */
+    samples[1].smUtil = 50;
+    hr_sample(handle, &region.head, 0);
+    is_silent = true;
+    sample(SECOND / 10);
+    MUST(writes == 0);
+    is_silent = false;
+    sample(SECOND / 10);
+    MUST(writes == 1);
+    /* Whoever has resigned has to be elected again. */
+    hr_resign_sampler(handle);
+    sample(SECOND);
+    MUST(elections == 2);
+}
+
+/* Samples that come seldom are averaged over three of them, but not over more than 1.1 s. */
+static void check_windows(uint64_t period_ns, uint64_t wanted_us)
+{
+    begin();
+    set_slot(0, getpid(), 0);
+    for (int round = 0; round < 3; round++) {
+        sample_count = 0;
+        now_ns += period_ns;
+        show_work((unsigned)getpid(), 20);
+        sample(0);
+    }
+    sample(1000);
+    /* What was learnt of a device stays; the shortest period counts. */
+    MUST(asked_since_us == now_ns / 1000 - wanted_us);
+}
+
+static void check_elections(void)
+{
+    begin();
+    is_taken = true;
+    set_slot(0, getpid(), 0);
+    show_work((unsigned)getpid(), 20);
+    sample(0);
+    sample(SECOND / 2 - 1);
+    MUST(elections == 1);
+    sample(1);
+    MUST(elections == 2 && writes == 0);
+    is_taken = false;
+    sample(SECOND / 2);
+    MUST(elections == 3 && writes == 1);
+}
+
+/* The slots are wrong three times in a row: whoever writes them is stopped. */
+static void check_comparisons(void)
+{
+    begin();
+    is_taken = true;
+    set_slot(0, getpid(), 0);
+    set_slot(1, 77, NOBODY);
+    show_work((unsigned)getpid(), 40);
+    show_work(NOBODY, 10);
+    region.slots[0].usage[0].sm = 30;
+    region.slots[1].usage[0].sm = 20;
+    /* By ten points they may differ, in either direction. */
+    for (int at = 0; at < 10; at++)
+        sample(SECOND);
+    MUST(writes == 0 && region.slots[0].usage[0].sm == 30);
+    region.slots[1].usage[0].sm = 21;
+    sample(SECOND);
+    sample(SECOND * 3 / 10 - 1); /* too soon to be another comparison */
+    sample(1);
+    MUST(writes == 0);
+    region.slots[1].usage[0].sm = 20; /* in between they are right */
+    sample(SECOND * 3 / 10);
+    region.slots[0].usage[0].sm = 29;
+    sample(SECOND * 3 / 10);
+    sample(SECOND * 3 / 10);
+    MUST(writes == 0 && region.slots[0].usage[0].sm == 29);
+    sample(SECOND * 3 / 10);
+    /* Each writes its own slot, and takes the figures of all. */
+    MUST(writes == 1 && written_pids[0] == getpid() && written[0].to == 40);
+    MUST(region.slots[0].usage[0].sm == 40 && region.slots[1].usage[0].sm == 10);
+    /* For five seconds nobody compares; then it takes three times again. */
+    samples[0].smUtil = 60;
+    sample(5 * SECOND - 1);
+    MUST(writes == 1 && region.slots[0].usage[0].sm == 60);
+    region.slots[1].usage[0].sm = 99;
+    sample(1);
+    MUST(writes == 0 && region.slots[1].usage[0].sm == 99);
+    sample(SECOND * 3 / 10);
+    sample(SECOND * 3 / 10);
+    MUST(writes == 0);
+    sample(SECOND * 3 / 10);
+    MUST(region.slots[1].usage[0].sm == 10);
+}
+
+/* This first: what is known of a device is kept. */
+static void check_devices(void)
+{
+    nvmlDevice_t device;
+    begin();
+    set_slot(0, getpid(), 0);
+    has_no_nvml = true;
+    MUST(!hr_can_sample(handle, &region.head, 0) && !hr_sampled_device(&region.head, 0, &device));
+    has_no_nvml = false;
+    has_no_device = true;
+    MUST(!hr_can_sample(handle, &region.head, 0));
+    has_no_device = false;
+    device_of_row = -1;
+    MUST(!hr_can_sample(handle, &region.head, 0));
+    device_of_row = 5;
+    is_silent = true;
+    MUST(!hr_can_sample(handle, &region.head, 0));
+    is_silent = false;
+    layout = HR_UNVERSIONED_NO_UTIL;
+    MUST(!hr_can_sample(handle, &region.head, 0));
+    layout = HR_V1_2;
+    MUST(hr_can_sample(handle, &region.head, 0) && asked_uuid == NULL);
+    MUST(asked_since_us == now_ns / 1000 - 1100000);
+    MUST(hr_sampled_device(&region.head, 0, &device));
+    /* By its uuid where the region has one. */
+    MUST(!hr_sampled_device(&region.head, 1, &device));
+    strcpy(region.devices[1].uuid, "GPU-1");
+    MUST(hr_sampled_device(&region.head, 1, &device) && strcmp(asked_uuid, "GPU-1") == 0);
+    /* A row that the region does not have. */
+    MUST(!hr_sampled_device(&region.head, ROWS, &device));
+}
+
+int main(void)
+{
+    check_devices();
+    check_own_pid();
+    check_others();
+    check_learning();
+    check_telling();
+    check_service();
+    check_elections();
+    check_comparisons();
+    check_windows(SECOND, 1100000);
+    check_windows(SECOND * 3 / 10, 900000);
+    check_windows(SECOND / 10, 500000);
+    return 0;
+}
