@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, room
+from cuda_program import NOT_INITIALIZED, OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, room
 from fake_cuda.driver import GIB, MIB, FakeGpus, gpu_uuid
 from limited import Limited
 from wait import eventually
@@ -173,6 +173,16 @@ def test_devices_are_told_by_their_uuids_not_by_their_order(limited: Make, visib
     assert (scene.used(0), scene.used(1)) == (0, 2 * GIB + CONTEXT)
     assert program.info()[1] == 4 * GIB
     program.start(1)
+    assert refused(program, GIB)
+
+
+def test_a_device_that_was_asked_for_too_soon_is_limited_all_the_same(limited: Make) -> None:
+    """Before cuInit() the driver does not say which one it is."""
+    scene = limited(memory=[GIB])
+    program = scene.program()
+    assert program.call("cuDevicePrimaryCtxRetain", OUT, 0)[0] == NOT_INITIALIZED
+    program.start()
+    assert scene.used() == CONTEXT
     assert refused(program, GIB)
 
 

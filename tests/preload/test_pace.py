@@ -5,6 +5,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from c_model import build_model, run_model
 
 TOLERANCE = 5.0
 SAMPLE_MS = {"slow samples": 166, "fast samples": 20}
@@ -41,3 +42,7 @@ def test_a_program_that_needs_less_than_its_limit_is_not_held_up(c_programs: Pat
     for limit in (20, 50, 80):
         busy = busy_percent(c_programs, limit, 100, 1, 1, SAMPLE_MS["slow samples"])
         assert busy == pytest.approx(10, abs=0.5)
+
+
+def test_no_figures_let_a_program_take_more_than_a_little_beyond_its_limit(tmp_path: Path) -> None:
+    run_model(build_model(tmp_path, "pace_bounds_model", "pace"))
