@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from namespaces import NEW_NAMESPACE, why_no_new_namespace
 
 SOURCES = Path(__file__).resolve().parents[1] / "c"
 
@@ -41,9 +42,17 @@ def called(command: list[str]) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def run(tool: Path, *arguments: object) -> dict[str, Any]:
+def alone() -> tuple[str, ...]:
+    """A command put behind these words sees no processes but its own, where that can be.
+
+    A search of /proc then costs what these cost, whatever other tests have started.
+    """
+    return () if why_no_new_namespace() else NEW_NAMESPACE
+
+
+def run(tool: Path, *arguments: object, inside: tuple[str, ...] = ()) -> dict[str, Any]:
     """What it counted; nothing that it checked may have failed."""
-    command = [str(tool), "--json", *map(str, arguments)]
+    command = [*inside, str(tool), "--json", *map(str, arguments)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

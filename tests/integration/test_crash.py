@@ -60,8 +60,13 @@ def assert_all_were_killed(counted: dict[str, Any], rounds: int) -> None:
 
 
 def test_nobody_is_harmed_by_anothers_death(crash: Path) -> None:
-    """Once at each point; in all layouts, and more often, in the long runs."""
-    counted = [c_tools.run(crash, "--rounds", 1, "--layout", layout) for layout in TWO_LAYOUTS]
+    """Once at each point; in all layouts, more often, and in sight of all, in the long runs."""
+    with_marks, without = TWO_LAYOUTS
+    counted = [
+        c_tools.run(crash, "--rounds", 1, "--layout", with_marks, inside=c_tools.alone()),
+        # Proof of a death takes the sight of all there.
+        c_tools.run(crash, "--rounds", 1, "--layout", without),
+    ]
     kills = collections.Counter[str]()
     for each in counted:
         assert each["kills"] == each["passed"]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 import yaml
+from integration.called import call
 from wait import PATIENCE_S
 
 import libhamiregion
@@ -89,7 +90,8 @@ def run_commands(code: str) -> None:
         command, _, expected = part.partition("\n")
         program, *words = command.split()
         assert program == "hamiregion", command
-        said = run([sys.executable, "-m", "libhamiregion", *words]).stdout
+        answer = call(*words)
+        said = answer.stdout + answer.stderr
         # What else runs on this machine, and whether it has a driver, is of no page.
         said = re.sub(r"^Note: .*\n", "", said, flags=re.MULTILINE)
         assert checker.check_output(expected, said, FLAGS), (
