@@ -128,7 +128,7 @@ def quickest_s(function: Callable[..., Any], args: tuple[Any, ...]) -> float:
 
 @pytest.fixture
 def timed(benchmark: Any, ledger: Ledger, pytestconfig: pytest.Config) -> Callable[..., Any]:
-    """Time a function and enter its median under `work`, beside its budget if it has one.
+    """Time a function and enter it under `work`, beside its budget if it has one.
 
     `against` names the line of the comparison that it belongs to, `reader` who does the work.
     """

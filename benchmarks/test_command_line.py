@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ledger import Ledger
 
 BUDGETS_MS = {"--help": 90, "show FILE": 110}
+#: What an answer has; an empty one costs nothing.
+SAID = {"--help": "Usage: ", "show FILE": "8GiB"}
 
 
 def test_start(benchmark: Any, ledger: Ledger, quick: bool, directory: Path) -> None:
@@ -31,15 +33,18 @@ def test_start(benchmark: Any, ledger: Ledger, quick: bool, directory: Path) -> 
         for verb, taken in taken_ms.items():
             words = verb.replace("FILE", region).split()
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            subprocess.run(
+            answer = subprocess.run(
                 [sys.executable, "-m", "libhamiregion", *words],
                 env=environment,
                 check=True,
                 capture_output=True,
+                text=True,
             )
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             taken.append(cpu_s * 1e3)
+            assert SAID[verb] in answer.stdout
+            assert answer.stderr == ""
 
     once()
     for taken in taken_ms.values():

@@ -34,6 +34,7 @@ def test_set_memory_limit_of_all_devices(region: hami.Region, timed: Callable[..
         region.set_memory_limit, LIMIT_BYTES, work="set_memory_limit(), both devices", budget_us=1.8
     )
     assert [change.after for change in changes] == [LIMIT_BYTES, LIMIT_BYTES]
+    assert [region.memory_limit(device) for device in (0, 1)] == [LIMIT_BYTES, LIMIT_BYTES]
 
 
 def test_set_memory_limit_from_text(region: hami.Region, timed: Callable[..., Any]) -> None:
@@ -41,6 +42,7 @@ def test_set_memory_limit_from_text(region: hami.Region, timed: Callable[..., An
         return region.set_memory_limit("20GiB", device=0)
 
     timed(edit, work='set_memory_limit("20GiB"), one device')
+    assert region.memory_limit(0) == LIMIT_BYTES
 
 
 def test_compare_and_set(region: hami.Region, timed: Callable[..., Any]) -> None:
@@ -49,7 +51,12 @@ def test_compare_and_set(region: hami.Region, timed: Callable[..., Any]) -> None
     def edit() -> tuple[hami.LimitChange, ...]:
         return region.set_memory_limit(LIMIT_BYTES, device=0, expected=LIMIT_BYTES)
 
-    timed(edit, work="set_memory_limit(expected=), one device")
+    (change,) = timed(edit, work="set_memory_limit(expected=), one device")
+    assert change.after == LIMIT_BYTES == region.memory_limit(0)
+    region.set_memory_limit(2 * LIMIT_BYTES, device=0)
+    with pytest.raises(hami.LimitConflict):
+        edit()
+    assert region.memory_limit(0) == 2 * LIMIT_BYTES
 
 
 def test_set_sm_limit(region: hami.Region, timed: Callable[..., Any]) -> None:

@@ -5,6 +5,7 @@ On healthy regions of live processes that go on working. The budgets are of proc
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import time
@@ -182,6 +183,9 @@ def test_through_prometheus_client(
     def least_us(collector: Any) -> float:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(collector)
+        text = generate_latest(registry)
+        for name in EIGHT:
+            assert text.count(f"\n{name}{{".encode()) >= containers, name
         return min(cpu_us(lambda: generate_latest(registry)) for _ in range(7))
 
     found = benchmark.pedantic(
@@ -207,11 +211,15 @@ def test_the_collectors_behind_it(
 ) -> None:
     schedule = exporter._schedule
 
-    def least_us(turn: Any) -> float:
-        return min(cpu_us(lambda: schedule._run(turn)) for _ in range(7))
+    def least_us(scheduled: Any) -> float:
+        return min(cpu_us(lambda: schedule._run(scheduled)) for _ in range(7))
 
     found = benchmark.pedantic(
-        lambda: {turn.name: least_us(turn) for turn in schedule.turns}, rounds=1
+        lambda: {each.name: least_us(each) for each in schedule.collectors}, rounds=1
     )
+    failed = re.findall(
+        rb"^hamiregion_errors_total\{.*\} (?!0(?:\.0)?$).*$", exporter.render(), re.MULTILINE
+    )
+    assert failed == [], "a collector that fails costs nothing"
     for name, cost_us in found.items():
         ledger.add(f"  behind it: {name}, {containers} containers", "us", None, cost_us)

@@ -36,4 +36,5 @@ def test_from_c(
     assert found["processes"] == [str(PROCESSES), "1"]
     for name, work, budget_us in WORKS:
         median_ns, least_ns = map(float, found[name])
+        assert least_ns > 0
         ledger.add(work, "us", budget_us, median_ns / 1000, least_ns / 1000)

@@ -21,6 +21,7 @@ import cffi, attrs
 between = time.perf_counter()
 import libhamiregion
 ended = time.perf_counter()
+libhamiregion.open_region, libhamiregion.Region.snapshot  # it is all there
 print(between - began, ended - between)
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,6 @@ import libhamiregion as hami
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 LIMIT_BYTES = 1 << 50
 PLENTY_BYTES = 1 << 40
@@ -32,6 +32,10 @@ def region(request: pytest.FixtureRequest, region_path: Path) -> Iterator[hami.R
         yield region
 
 
+def region_bytes(region: hami.Region) -> bytes:
+    return Path(region.path).read_bytes()
+
+
 def lock_and_unlock(region: hami.Region) -> None:
     with region.lock():
         pass
@@ -41,12 +45,17 @@ def test_lock(region: hami.Region, timed: Callable[..., Any]) -> None:
     work = f"lock() and unlock, layout {region.layout.value}"
     timed(lock_and_unlock, region, work=work, budget_us=2.0)
     assert not region.lock_state().held
+    with region.lock():
+        assert region.lock_state().held, "a lock that is not taken costs nothing"
 
 
 def test_lock_by_a_process_of_the_region(region: hami.Region, timed: Callable[..., Any]) -> None:
     with region.attach():
         work = f"lock() and unlock, attached, layout {region.layout.value}"
         timed(lock_and_unlock, region, work=work, budget_us=2.0)
+        assert not region.lock_state().held
+        with region.lock():
+            assert region.lock_state().held
 
 
 def test_charge(region: hami.Region, timed: Callable[..., Any]) -> None:
@@ -74,13 +83,20 @@ def test_charge_and_release_of_another_kind(region: hami.Region, timed: Callable
 
     before = region.memory_used(0)
     with region.attach() as slot:
+        slot.charge(0, 4096, "context")
+        assert region.memory_used(0) == before + 4096, "what is not counted costs nothing"
+        slot.release(0, 4096, "context")
         work = f'charge() and release() of "context", layout {region.layout.value}'
         timed(charge_and_release, work=work, budget_us=3.0)
         assert region.memory_used(0) == before
 
 
 def test_attach_and_detach(region: hami.Region, timed: Callable[..., Any]) -> None:
+    before = len(region.snapshot().processes)
     timed(lambda: region.attach().detach(), work=f"attach, layout {region.layout.value}")
+    assert len(region.snapshot().processes) == before
+    with region.attach():
+        assert len(region.snapshot().processes) == before + 1
 
 
 def test_refused_charge(region: hami.Region, timed: Callable[..., Any]) -> None:
@@ -95,4 +111,6 @@ def test_refused_charge(region: hami.Region, timed: Callable[..., Any]) -> None:
 def test_edit_of_a_slot(region: hami.Region, timed: Callable[..., Any]) -> None:
     pid = region.snapshot().processes[2].pid
     work = f"set_monitor_used(), layout {region.layout.value}"
+    before = region_bytes(region)
     timed(region.set_monitor_used, pid, 0, 4096, work=work)
+    assert region_bytes(region) != before, "an edit that is not stored costs nothing"

@@ -40,17 +40,21 @@ def test_region_set_and_every_column(many: list[Path], timed: Callable[..., Any]
         table = regions.read()
         columns = [(name, column) for name in tables for column in getattr(table, name).columns]
 
-        def read_all() -> None:
+        def read_all() -> list[Any]:
             table = regions.read()
-            for name, column in columns:
-                getattr(getattr(table, name), column)
+            return [getattr(getattr(table, name), column) for name, column in columns]
 
-        timed(read_all, work="the same, and every column looked up", budget_us=110.0)
+        found = timed(read_all, work="the same, and every column looked up", budget_us=110.0)
+    assert [len(each) for each in found] == [len(getattr(table, name)) for name, _ in columns]
+    assert {name for name, _ in columns} == set(tables)
 
 
 def test_snapshot_of_each(many: list[Path], timed: Callable[..., Any]) -> None:
     regions = [hami.open_region(path) for path in many]
-    timed(lambda: [region.snapshot() for region in regions], work="the same, 256 x snapshot()")
+    work = "the same, 256 x snapshot()"
+    snapshots = timed(lambda: [region.snapshot() for region in regions], work=work)
+    assert [each.path for each in snapshots] == [str(path) for path in many]
+    assert {len(each.processes) for each in snapshots} == {PROCESSES}
     for region in regions:
         region.close()
 

@@ -35,6 +35,9 @@ def test_memory_per_open_region(many: list[Path], benchmark: Any, ledger: Ledger
 
     found = benchmark.pedantic(probe)
     benchmark.extra_info.update(found)
+    # What is not open, and not read, takes nothing.
+    assert found["allocated"] > 0
+    assert found["touched_pages"] >= 4096
     ledger.add("an open region: allocated, Python and C", "bytes", 1024, found["allocated"])
     ledger.add("  resident, without the region's pages", "bytes", 1024, found["resident"])
     ledger.add("  the region's pages that were touched", "bytes", None, found["touched_pages"])

@@ -98,11 +98,12 @@ def test_a_full_scan(root: Path, containers: int, timed: Callable[..., Any]) -> 
 def test_a_first_look_at_all_processes(
     root: Path, containers: int, benchmark: Any, ledger: Ledger
 ) -> None:
-    def look() -> None:
+    def look() -> int:
         with Node(root) as node:
             node.processes.refresh()
+            return len(node.processes)
 
-    benchmark.pedantic(look, rounds=2, iterations=1)
+    assert benchmark.pedantic(look, rounds=2, iterations=1) >= 4 * containers
     if benchmark.stats is not None:
         stats = benchmark.stats.stats
         work = named("a first look at all processes", containers)
@@ -196,4 +197,5 @@ def test_memory(root: Path, containers: int, benchmark: Any, ledger: Ledger) -> 
     benchmark.extra_info.update(found)
     for what, key in (("per container", "container"), ("per process", "process")):
         work = named(f"memory {what}", containers)
+        assert found[key] > 0
         ledger.add(work, "bytes", None, found[key])

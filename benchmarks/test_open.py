@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from baselines import MappedReader
+from scene import DEVICES, PROCESSES
 
 import libhamiregion as hami
 
@@ -36,6 +37,7 @@ def test_open_snapshot_close(region_path: Path, timed: Callable[..., Any]) -> No
         against=ONCE,
     )
     assert snapshot.settled
+    assert (len(snapshot.processes), len(snapshot.devices)) == (PROCESSES, DEVICES)
 
 
 def test_identify(region_path: Path, timed: Callable[..., Any]) -> None:
@@ -43,4 +45,5 @@ def test_identify(region_path: Path, timed: Callable[..., Any]) -> None:
 
 
 def test_baseline_once(region_path: Path, timed: Callable[..., Any]) -> None:
-    timed(baseline_once, region_path, against=ONCE, reader=MappedReader.name)
+    found = timed(baseline_once, region_path, against=ONCE, reader=MappedReader.name)
+    assert len(found["processes"]) == PROCESSES

@@ -74,25 +74,31 @@ def test_snapshot_beside_a_dead_holder(
 
 
 def test_snapshot_with_all_attributes(region: hami.Region, timed: Callable[..., Any]) -> None:
-    timed(
+    snapshot = timed(
         touch_all,
         region,
         work="Region.snapshot(), every attribute read",
         budget_us=12.0,
         against=ONE,
     )
+    assert [len(process.devices) for process in snapshot.processes] == [DEVICES] * PROCESSES
+    assert all(device.memory_used_bytes > 0 for device in snapshot.devices)
 
 
 def test_live_memory_limit(region: hami.Region, timed: Callable[..., Any]) -> None:
-    timed(region.memory_limit, 0, work="one live value: memory_limit(0)", budget_us=0.3)
+    limit = timed(region.memory_limit, 0, work="one live value: memory_limit(0)", budget_us=0.3)
+    assert limit == region.snapshot().devices[0].memory_limit_bytes is not None
 
 
 def test_live_memory_used(region: hami.Region, timed: Callable[..., Any]) -> None:
-    timed(region.memory_used, 0, work="one live value: memory_used(0)", budget_us=0.3, against=USED)
+    work = "one live value: memory_used(0)"
+    used = timed(region.memory_used, 0, work=work, budget_us=0.3, against=USED)
+    assert used == region.snapshot().devices[0].memory_used_bytes > 0
 
 
 def test_live_priority(region: hami.Region, timed: Callable[..., Any]) -> None:
-    timed(lambda: region.priority, work="one live value: priority", budget_us=0.3)
+    found = timed(lambda: region.priority, work="one live value: priority", budget_us=0.3)
+    assert found == region.snapshot().priority
 
 
 @pytest.fixture

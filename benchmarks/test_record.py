@@ -56,6 +56,10 @@ def test_write(directory: Path, timed: Callable[..., Any]) -> None:
             writer.write(prepared[number % 100], at_ms=T0 + number * 15_000)
 
         timed(look, work=f"a look of the recorder written, {NODE}, half busy")
+        ended = next(numbers)
+    with Recording(directory / "written.db") as recording:
+        written = make_report(recording, T0, T0 + ended * 15_000, by="pod")
+    assert len(written.rows) == 256, "what is not written costs nothing"
 
 
 def test_report(directory: Path, timed: Callable[..., Any]) -> None:
@@ -71,3 +75,4 @@ def test_report(directory: Path, timed: Callable[..., Any]) -> None:
 
         page = timed(report, work=f"report_html of an hour of that, {NODE}")
     assert len(page) < 1_500_000
+    assert all(page.count(f"team-{number}") for number in range(9)), "an empty page costs nothing"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import doctest
 import importlib
+import io
 import os
 import pkgutil
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -119,18 +122,22 @@ class Sandbox:
         }
 
     def run(self, program: str) -> None:
-        """Run a program as its reader would, in an interpreter of its own; tests under pytest."""
+        """Run a program: its text in this process, or under pytest if it is a test."""
         for place, here in self._places.items():
             program = program.replace(place, here)
         assert not re.search(r"[\"\'](?:/usr/|/var/|/etc/|/run/)", program), program
         path = self._directory / "test_program.py"
         path.write_text(program)
-        module = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        done = run(
-            [sys.executable, *(module if "import pytest" in program else []), str(path)],
-            self._environment,
-        )
-        assert done.returncode == 0, done.stdout
+        if "import pytest" in program:
+            words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+            done = run([sys.executable, *words], self._environment)
+            assert done.returncode == 0, done.stdout
+            return
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
+            for name, text in self._environment.items():
+                patch.setenv(name, text)
+            patch.setattr(sys, "stdin", io.StringIO())
+            runpy.run_path(str(path), run_name="__main__")
 
     def record(self) -> None:
         """Make the recording that a page's program reads."""
