@@ -134,12 +134,16 @@ def test_where_processes_are_hidden_no_slot_is_called_dead(
     RegionFile(path, open_region(path).layout).add_process(3_999_999)
     with mounted_proc(public_directory, f"hidepid={hidepid}") as proc:
 
-        def work() -> tuple[dict[int, str], bool]:
+        def work() -> tuple[dict[int, str], bool, bool]:
             table = ProcessTable(proc)
             found = states(look(path, table))
-            return found, table.is_complete or table.visibility.sees_all_pids
+            is_refused = inside.host_pid in table.visibility.unreadable
+            return found, table.is_complete or table.visibility.sees_all_pids, is_refused
 
-        assert unprivileged(work) == ({pid: "unknown", 3_999_999: "unknown"}, False)
+        found, is_complete, is_refused = unprivileged(work)
+        assert found == {pid: "unknown", 3_999_999: "unknown"}
+        assert not is_complete
+        assert is_refused is (hidepid == 1), "it is listed, and nothing of it may be read"
 
 
 @needs_namespaces

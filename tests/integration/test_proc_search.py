@@ -485,3 +485,20 @@ def test_a_neighbour_that_forges_the_inode_keeps_no_dead_holders_lock(
     holder.kill()
     writer("lock")
     writer("unlock")
+
+
+@needs_first_namespace
+@pytest.mark.root
+def test_beside_an_overlay_a_byte_is_a_proof(
+    overlay: tuple[ProcessFactory, Path, Path], region_file: RegionFileFactory
+) -> None:
+    """Also where a name begins as that of its upper directory does."""
+    process_factory, _, upper = overlay
+    beside = upper.parent / f"{upper.name}-not" / "usage.cache"
+    beside.parent.mkdir()
+    region_file().path.rename(beside)
+    holder, writer = process_factory.actor(beside), process_factory.actor(beside)
+    holder("lock")
+    assert writer("evaluate", OWNER_LIFE) == "alive"
+    holder.kill()
+    assert writer("evaluate", OWNER_LIFE) == "dead"
