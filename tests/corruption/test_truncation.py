@@ -82,6 +82,7 @@ FULL_TMPFS = """
 import errno, os, struct, sys
 import libhamiregion
 from libhamiregion import Layout, RegionSet, create_region, open_region
+from libhamiregion.region import open_in_container
 
 place = sys.argv[1]
 path = place + "/a.cache"
@@ -143,9 +144,14 @@ with open_region(path, writable=True) as region, RegionSet([path]) as regions:
 
     # Reading touches pages too, and a tmpfs makes those that are read.
     pretend_slots(9)
+    found = open_in_container(path)
     fill()
     assert says_no_space(region.snapshot)
     assert says_no_space(lambda: region.memory_used(0))
+    # Where it looks for the reason, a descriptor may be 0, and does not stay.
+    os.close(0)
+    assert says_no_space(found.snapshot)
+    assert not os.path.exists("/proc/self/fd/0")
     assert says_no_space(lambda: region.set_memory_limit(2**29, device=0))
     error = regions.read().error(0)
     assert isinstance(error, OSError) and error.errno == errno.ENOSPC, error

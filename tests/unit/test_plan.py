@@ -242,6 +242,15 @@ def test_what_is_wrong_has_its_place_and_says_what_to_write() -> None:
         assert problems(text) == [said], text[-60:]
 
 
+def test_a_text_has_1024_characters_at_most() -> None:
+    def plan_for(characters: int) -> str:
+        return HEAD + f"  - select: {{pod: {'x' * characters}}}\n    set: {{sm_limit: 1}}"
+
+    assert parse_plan(plan_for(1024)).rules[0].select.pod == "x" * 1024
+    said = "p:4:19: rules[0].select.pod: text of at most 1024 characters belongs here"
+    assert problems(plan_for(1025)) == [said]
+
+
 def test_a_problem_has_the_same_place_without_the_loader_in_c(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
