@@ -53,8 +53,9 @@ def test_a_minute_of_all_tasks(
             serving(node, *arguments, verb="agent", listings=listings) as served,
         ):
             served.scrape(with_processes=True)
-            # The metrics of an agent that nobody asks for sleep after two minutes.
-            time.sleep(1 if scraped or quick else 125)
+            # At its second look the agent writes the driver's figures of all processes, once; and
+            # the metrics of an agent that nobody asks for sleep after two minutes.
+            time.sleep(15 if scraped or quick else 125)
             minutes = 0.5 if quick else 2
             return measure(node, served, minutes=minutes, scraped=scraped, utilization=False)
 
