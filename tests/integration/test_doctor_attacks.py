@@ -25,7 +25,7 @@ from node_scene import MONITOR
 from own_cgroups import cgroup_of_pod
 from region_bytes import locate
 from stress import scaled
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import (
     Layout,
@@ -403,13 +403,13 @@ def test_a_child_forked_during_a_diagnosis_is_told_that_the_node_is_not_its_own(
     with Node(Root(tmp_path / "containers")) as node:
 
         def diagnosing() -> None:
-            with memory_of(node).turn:
+            with memory_of(node).lock:
                 inside.set()
                 done.wait()
 
         thread = threading.Thread(target=diagnosing, daemon=True)
         thread.start()
-        inside.wait()
+        assert inside.wait(PATIENCE_S)
         try:
             assert in_child(lambda: told(node)) == "belongs to another"
         finally:

@@ -357,7 +357,8 @@ def test_no_descriptor_and_no_mapping_is_left_over(root: Root, node: Node) -> No
         node.view()
         remove(path.parent)
         node.refresh()
-    assert descriptors() == before
+    # What an earlier test has left is closed whenever it is collected.
+    assert descriptors() <= before
     assert mapped_files(root) == 4
     node.close()
     assert mapped_files(root) == 0
