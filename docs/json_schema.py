@@ -37,7 +37,7 @@ from libhamiregion import (
 from libhamiregion.cli.dump import Field
 from libhamiregion.cli.format import GapRow, Names
 from libhamiregion.cli.limits import DeviceLimits
-from libhamiregion.cli.processes import ProcessRow
+from libhamiregion.cli.process_page import ProcessRow
 from libhamiregion.node import Container, Finding, Repair
 from libhamiregion.node.containers import MissingReason
 from libhamiregion.node.events import Event

@@ -34,7 +34,7 @@ from wait import PATIENCE_S
 from libhamiregion.cli.container_use import container_uses
 from libhamiregion.cli.containers import container_page
 from libhamiregion.cli.options import DriverChoice, NodeChoice
-from libhamiregion.cli.processes import process_page
+from libhamiregion.cli.process_page import process_page
 from libhamiregion.cli.terminal import draw_page, fit_page
 from libhamiregion.node import Selector
 from libhamiregion.node.nvml import NvmlDevice, NvmlProcess
