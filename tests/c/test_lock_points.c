@@ -313,7 +313,7 @@ static void test_a_child_unmaps_nothing_of_its_own(void)
     pid_t pid = fork();
     NEED(pid >= 0);
     if (pid == 0) {
-        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
         void *own = mmap(lock.page, 1, PROT_READ | PROT_WRITE, flags, -1, 0);
         if (own != lock.page)
             _exit(2);
