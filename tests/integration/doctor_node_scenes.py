@@ -8,6 +8,7 @@ from typing import Any
 
 from containers import Container
 from region_bytes import RegionFile
+from wait import eventually
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import Finding, FindingKind, Node, Repair, diagnose, repair
@@ -123,6 +124,21 @@ class DoctorNode:
 
     def findings(self, **options: Any) -> tuple[Finding, ...]:
         return diagnose(self.node, **{"settle_s": SETTLE_S, **options})
+
+    def undisturbed_findings(self) -> tuple[Finding, ...]:
+        """The findings of a look at which no other test had a process that cannot be read.
+
+        Such a one may be a monitor.
+        """
+        found: tuple[Finding, ...] = ()
+
+        def is_undisturbed() -> bool:
+            nonlocal found
+            found = self.findings()
+            return not self.node.processes.gaps
+
+        eventually(is_undisturbed)
+        return found
 
     def kinds(self, **options: Any) -> list[FindingKind]:
         return kinds(self.findings(**options))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from containers import needs_namespaces
-from doctor_node_scenes import GIB, GPU, DoctorNode, OddContainer, Place
+from doctor_node_scenes import GIB, GPU, DoctorNode, OddContainer, Place, kinds
 from fake_nvml.driver import FakeDriver
 from namespaces import needs_first_namespace
 
@@ -115,7 +115,7 @@ def test_the_switch_is_off_others_use_the_gpu_and_nobody_runs_who_would_switch_i
     for place in (first, second):
         place.start()
     first.file.put("utilization_switch", 0)
-    (found,) = doctor_node.findings()
+    (found,) = doctor_node.undisturbed_findings()
     assert (found.cause, found.severity) == ("switch", Severity.WARNING)
     assert "others use the same GPU, and no monitor and no agent runs" in found.evidence
     # A monitor has it so while nobody launches.
@@ -151,4 +151,4 @@ def test_where_an_agent_has_the_directories_locked_they_will_be_unblocked(
     with contextlib.closing(RootLock(RootUse.FEEDBACK)) as lock:
         lock.hold([str(doctor_node.root)])
         assert doctor_node.findings() == ()
-    assert doctor_node.kinds() == [FindingKind.LAUNCHES_BLOCKED]
+    assert kinds(doctor_node.undisturbed_findings()) == [FindingKind.LAUNCHES_BLOCKED]
