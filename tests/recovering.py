@@ -9,7 +9,7 @@ from region_bytes import RegionFile
 from slot_bytes import pids
 from wait import PATIENCE_S
 
-from libhamiregion import LockNotRecoverable, LockRecovery, open_region
+from libhamiregion import LockNotRecoverable, LockRecovery, Region, open_region
 
 NOTHING = LockRecovery(
     dead_owner=False,
@@ -29,12 +29,14 @@ def recover(file: RegionFile, watch_s: float = 0.0) -> LockRecovery:
         return region.recover_lock(watch_s=watch_s)
 
 
-def recover_in_time(file: RegionFile, watch_s: float = 0.0) -> LockRecovery:
+def recover_in_time(what: RegionFile | Region, watch_s: float = 0.0) -> LockRecovery:
     """Recover as often as it takes: beside many processes there may be no proof the first time."""
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return recover(file, watch_s)
+            if isinstance(what, Region):
+                return what.recover_lock(watch_s=watch_s)
+            return recover(what, watch_s)
         except LockNotRecoverable:
             if time.monotonic() > deadline_s:
                 raise

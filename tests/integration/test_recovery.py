@@ -265,7 +265,7 @@ def test_an_owner_who_cannot_be_judged_is_replaced_only_where_nobody_else_has_th
             region.recover_lock(watch_s=0)
         assert (file.get("sem"), file.get("owner_pid")) == (WAITERS | value, owner)
         other.kill()
-        assert region.recover_lock(watch_s=0) == did(dead_owner=True, impossible_value=value > 0)
+        assert recover_in_time(region) == did(dead_owner=True, impossible_value=value > 0)
     assert file.get("sem") == WAITERS | 1
     assert_usable(file)
 
@@ -316,7 +316,7 @@ def test_a_free_semaphore_beside_somebody_inside_is_told_and_mended(
         file.put("sem", WAITERS | value)
         holder.kill()
         assert region.lock_state().damaged
-        assert region.recover_lock(watch_s=0) == did(dead_owner=True, impossible_value=True)
+        assert recover_in_time(region) == did(dead_owner=True, impossible_value=True)
     assert file.get("sem") == WAITERS | 1
     assert_usable(file)
 
