@@ -56,8 +56,10 @@ help: ## this list
 demo: $(DEMO) ## a region, real processes that use it, and limits edited live (half a minute)
 	@$(BIN)/hamiregion demo
 
+# 5 is for no tests: PYTEST_ARGS may choose none of these, or none of those.
 test: $(INSTALLED) ## the test suite, without the long runs (PYTEST_ARGS=...)
-	$(BIN)/python -m pytest -n $(TEST_JOBS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_JOBS) -m "not stress and not apart" $(PYTEST_ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n 2 -m "apart and not stress" $(PYTEST_ARGS) || [ $$? = 5 ]
 
 clients: $(INSTALLED) ## programs that nobody here wrote on the fake driver (400 MB)
 	$(PIP) install '$(CUDA_BINDINGS)' numba-cuda nvitop gpustat

@@ -70,6 +70,7 @@ def test_people_are_told_why_there_are_no_figures_of_the_driver(
     assert f"nothing was compared with the driver's figures: {NO_ANSWER}\n" in answer.stderr
 
 
+@pytest.mark.apart
 @needs_cgroups
 def test_a_process_that_cannot_be_looked_at_is_a_finding_of_its_container(
     doctor_node: DoctorNode, tmp_path: Path

@@ -26,7 +26,7 @@ from libhamiregion.node.cgroups import ContainerId
 from libhamiregion.node.outside import mapped_regions, open_mapped
 from libhamiregion.node.process_entry import Entry
 
-pytestmark = needs_first_namespace
+pytestmark = [needs_first_namespace, pytest.mark.apart]
 
 CONTAINER_ID = "cafe" * 16
 MIB = 1 << 20
