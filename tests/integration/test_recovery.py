@@ -475,8 +475,12 @@ def test_of_many_recoverers_one_gives_the_lock_back_once(
         hold(file, owner)
         for one in crowd:
             one.start("region.recover_lock", watch_s=0)
-        done = [one.outcome() for one in crowd]
-        assert sorted(map(bool, done)) == [False, False, False, True]
+        recovered = 0
+        for one in crowd:
+            # Who waits for another one's recovery gives up after half a second, and says so.
+            with contextlib.suppress(LockNotRecoverable):
+                recovered += bool(one.outcome())
+        assert recovered == 1
         assert is_free(file)
 
 
