@@ -74,9 +74,8 @@ class ExporterProcess:
 
     @property
     def log(self) -> str:
-        """What it has said so far."""
-        self._log.seek(0)
-        return self._log.read()
+        """What it has said so far; threads may ask at once."""
+        return Path(self._log.name).read_text(encoding="utf-8")
 
     @property
     def urls(self) -> list[str]:

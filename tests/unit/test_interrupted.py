@@ -52,11 +52,28 @@ class Timer:
     def installed(self) -> Iterator[None]:
         before = signal.signal(signal.SIGALRM, self._raise)
         try:
-            yield
+            with self._swallowed():
+                yield
         finally:
             self._left = 0
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _swallowed() -> Iterator[None]:
+        """Python itself drops what is raised in a finalizer or in a weak reference's callback."""
+        before = sys.unraisablehook
+
+        def hook(found: "sys.UnraisableHookArgs") -> None:
+            if not isinstance(found.exc_value, Interrupted):
+                before(found)
+
+        sys.unraisablehook = hook
+        try:
+            yield
+        finally:
+            sys.unraisablehook = before
 
     def interrupt(self, work: Callable[[], object], longest_s: float, bursts: int) -> None:
         """Do the work, or as much of it as it comes to."""
