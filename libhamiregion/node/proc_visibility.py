@@ -62,11 +62,11 @@ def visibility_of(
     own_pid = int(own) if own.isdigit() else 0
     unreadable = list(refused)
     for pid, entry in entries.items():
-        # The init of the host itself is no process of a container, also where it may not be
-        # read.
-        is_host_init = sees_host and entry.process is not None and entry.process.ns_pids == (1,)
-        if not entry.readable and not is_host_init:
-            unreadable.append(pid)
+        if not entry.readable:
+            # The init of the host itself is no process of a container.
+            is_host_init = sees_host and entry.process is not None and entry.process.ns_pids == (1,)
+            if not is_host_init:
+                unreadable.append(pid)
     itself = entries[own_pid].process if own_pid in entries else None
     return ProcVisibility(
         sees_host=sees_host,

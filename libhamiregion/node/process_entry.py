@@ -64,7 +64,9 @@ class Entry:
     has_libvgpu: bool | None = None
     readable: bool = True
     unread: GapReason | None = None
+    # When it was read, and when that its mappings stand was last checked.
     looked_at_s: float = 0.0
+    checked_at_s: float = 0.0
     # What was found out about the program that it runs.
     facts: dict[str, object] = attrs.field(factory=dict, eq=False)
 
@@ -73,6 +75,14 @@ class Entry:
         """The pid and the start time."""
         assert self.process is not None  # noqa: S101 (kernel threads are not read)
         return self.process.pid, self.process.start_time_ticks
+
+    def is_as_used(self, other: Entry) -> bool:
+        """Whether another reading of a process says the same of who it is and what it maps."""
+        return self is other or (
+            self.process is other.process
+            and self.mappings is other.mappings
+            and self.namespace == other.namespace
+        )
 
     @property
     def kept_bytes(self) -> int:

@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 
@@ -44,8 +44,11 @@ _SECOND_LOOKS_S, _SECOND_LOOKS_PARTIAL_S = 0.05, 0.005
 # So often those are looked at, too, that are known to live.
 _FULL_AFTER_S = 50.0
 # What has mapped nothing since, by its `stat`, is read again after this time, each process at
-# another moment: it can have put a mapping in the place of another.
+# another moment: it can have put a mapping in the place of another. Of one that holds a slot the
+# links to what it maps tell that, at a fiftieth of the cost; its maps are read for what else it may
+# have mapped.
 _UNCHANGED_FOR_S = 600.0
+_HOLDER_UNCHANGED_FOR_S = 3600.0
 # So many files of a process are held against its links, 4 us each.
 _LINKS_LIMIT = 16
 _MOMENTS = 64
@@ -63,6 +66,8 @@ class ProcessReader:
         self._threads = ReaderThreads()
         self._shares = ReadingShares()
         self._users: MappingOf[int, str] = {}
+        # Of which entries, and how much of each payer's.
+        self._kept_of: MappingOf[int, Entry] = {}
         self._kept_bytes: Counter[Payer] = Counter()
         self._full_s = float("-inf")
         # Text of cgroup -> what it says, within one refresh.
@@ -85,9 +90,11 @@ class ProcessReader:
             before: What the last call found.
             users: Names of users.
             living: Pid to start time of processes with a slot that are known to live. Their maps
-                are read again where they have called exec, and after ten minutes.
+                are read again where they have called exec or do not map what they did, and after
+                an hour.
             wanted: Pids whose maps are read again if they have done anything since.
-            full: Whether to look at those of `living` too; else they are, once in 50 s.
+            full: Whether to look at those of `living` too, and at this process itself, which maps
+                all regions; else they are, once in 50 s.
 
         Returns:
             All processes by pid, and the pids that not even `stat` may be read of.
@@ -97,6 +104,12 @@ class ProcessReader:
         """
         self._users = users
         self._containers = {}
+        if before is not self._kept_of:
+            self._kept_bytes.clear()
+            for each in before.values():
+                self._count(None, each)
+        # What is counted from here on is of the entries to come.
+        self._kept_of = {}
         entries: dict[int, Entry] = {}
         refused: list[int] = []
         first: list[Entry] = []
@@ -107,20 +120,19 @@ class ProcessReader:
         if full:
             self._full_s = now_s
         costs = ListingCosts()
-        for name in os.listdir(directory):
-            if not name.isdigit():
+        names = [name for name in os.listdir(directory) if name.isdigit()]
+        holders = _known_holders(before, living, wanted)
+        untouched = set()
+        if not full:
+            itself = procfs.read_link(directory, "self") or ""
+            own = {int(itself)} if itself.isdigit() else set()
+            alive = holders | (own - set(wanted)) & before.keys()
+            untouched = {pid for pid in alive if before[pid].unread is None}
+        for name, pid in zip(names, map(int, names), strict=True):
+            if pid in untouched:
+                entries[pid] = before[pid]
                 continue
-            pid = int(name)
             known = before.get(pid)
-            process = None if known is None else known.process
-            holds_slot = (
-                process is not None
-                and process.start_time_ticks == living.get(pid)
-                and pid not in wanted
-            )
-            if holds_slot and not full and known is not None and known.unread is None:
-                entries[pid] = known
-                continue
             try:
                 line = procfs.stat_line(directory, f"{name}/stat")
                 activity = procfs.activity(line)
@@ -138,21 +150,22 @@ class ProcessReader:
                 continue
             costs.count(known.payer)
             has_acted = known.activity != activity
-            if (pid in wanted and has_acted) or known.unread in {"no_time", "blocked"}:
+            if not has_acted and known.unread not in {"no_time", "blocked"}:
+                continue
+            if pid in wanted or known.unread in {"no_time", "blocked"}:
                 first.append(known)
-            elif has_acted and _is_due(pid, known, activity, now_s, holds_slot=holds_slot):
+                continue
+            due = _what_is_due(pid, known, activity, now_s, holds_slot=pid in holders)
+            if due == "maps":
                 again.append((known.activity.maps_the_same(activity), known.looked_at_s, pid))
-            elif has_acted and known.mappings and not known.activity.maps_the_same(activity):
+            elif due == "links":
                 checked.append(known)
         again.sort()
         looked_again = [entries[pid] for *_, pid in again]
-        # Of those that something is read of.
-        self._kept_bytes = Counter()
-        payers = {each.payer for each in (*first, *looked_again, *checked)}
-        for each in entries.values() if payers else ():
-            payer = each.payer
-            if each.mappings and payer is not None and payer in payers:
-                self._kept_bytes[payer] += each.kept_bytes
+        for pid, each in before.items():
+            now = entries.get(pid)
+            if now is not each:
+                self._count(each, now)
         self._threads.keep_only(
             each.identity for each in entries.values() if each.process is not None
         )
@@ -161,6 +174,7 @@ class ProcessReader:
             self._shares.charge(payer, cost_s)
         second_s = _SECOND_LOOKS_S if full else _SECOND_LOOKS_PARTIAL_S
         self._read_all(directory, entries, refused, (first, looked_again, checked), second_s)
+        self._kept_of = entries
         return entries, refused
 
     def _read_all(
@@ -201,6 +215,7 @@ class ProcessReader:
             elif isinstance(outcome, Blocked):
                 entries[pid] = _blocked(entry)
             else:
+                self._count(entry, None)
                 del entries[pid]
                 if isinstance(outcome, AccessDenied):
                     refused.append(pid)
@@ -208,10 +223,11 @@ class ProcessReader:
         if any(wanted):
             self._threads.run(next_job, deliver)
 
-    def _count(self, before: Entry, now: Entry) -> None:
-        if now.payer is not None:
+    def _count(self, before: Entry | None, now: Entry | None) -> None:
+        """Count what is kept of a process from now on in place of what was kept of it."""
+        if now is not None and now.payer is not None and now.mappings:
             self._kept_bytes[now.payer] += now.kept_bytes
-        if before.payer is not None:
+        if before is not None and before.payer is not None and before.mappings:
             self._kept_bytes[before.payer] -= before.kept_bytes
 
     # ---- one process -----------------------------------------------------------------------------
@@ -314,19 +330,20 @@ class ProcessReader:
         return outcome if isinstance(outcome, Entry) else entry
 
     def _look_where_unmapped(self, directory: int, name: str, known: Entry) -> Entry:
-        """Read a process whole if it has unmapped a file that it had, which costs a link for each.
+        """Read a process whole if it does not map a file that it had, which costs a link for each.
 
         One that maps a file in several pieces is read as well.
         """
         try:
             for each in known.mappings[:_LINKS_LIMIT]:
                 link = f"{name}/map_files/{each.start:x}-{each.end:x}"
-                os.readlink(link, dir_fd=directory)
+                if procfs.split_deleted(os.readlink(link, dir_fd=directory)) != each.name:
+                    return self._look_at(directory, name, known)
         except FileNotFoundError:
             return self._look_at(directory, name, known)
         except OSError:
             pass  # this process may not ask
-        return known
+        return attrs.evolve(known, checked_at_s=time.monotonic())
 
     def _look_at(self, directory: int, name: str, known: Entry) -> Entry:
         """Read a process whole; in another thread than all the rest, which may be stuck with it."""
@@ -337,7 +354,7 @@ class ProcessReader:
             activity, stat = procfs.activity(line), procfs.parse_stat(line)
             if activity.start_time != known.activity.start_time:
                 raise Gone
-            stack, known_facts = known.activity.stack, known.facts
+            before = known
             if known.unread is None:
                 known = self._identify(directory, name, line)
             process, payer = known.process, known.payer
@@ -365,17 +382,20 @@ class ProcessReader:
             if command != process.command:
                 process = attrs.evolve(process, command=command or process.command)
             namespace = procfs.read_link(descriptor, "ns/pid") if maps.files else None
+            now_s = time.monotonic()
             entry = Entry(
                 activity,
-                process,
+                # The same object says that nothing has changed.
+                before.process if process == before.process else process,
                 payer,
-                maps.files,
+                before.mappings if maps.files == before.mappings else maps.files,
                 namespace,
                 maps.has_libvgpu if readable and unread is None else None,
                 readable,
                 unread,
-                time.monotonic(),
-                known_facts if activity.stack == stack else {},
+                now_s,
+                now_s,
+                before.facts if activity.stack == before.activity.stack else {},
             )
             if entry.mappings and not self._may_be_kept(entry):
                 return attrs.evolve(entry, mappings=(), namespace=None, unread="too_large")
@@ -389,18 +409,39 @@ class ProcessReader:
         return self._kept_bytes[entry.payer] + entry.kept_bytes <= limit
 
 
-def _is_due(pid: int, known: Entry, now: Activity, now_s: float, *, holds_slot: bool) -> bool:
-    """Whether a process that has done something has to be read again.
+def _known_holders(
+    before: MappingOf[int, Entry], living: MappingOf[int, int], wanted: Collection[int]
+) -> set[int]:
+    """The pids of processes that have a slot, live, and are not wanted for another one."""
+    return {
+        pid
+        for pid, start_time_ticks in living.items()
+        if pid not in wanted
+        and (known := before.get(pid)) is not None
+        and known.process is not None
+        and known.process.start_time_ticks == start_time_ticks
+    }
+
+
+def _what_is_due(
+    pid: int, known: Entry, now: Activity, now_s: float, *, holds_slot: bool
+) -> Literal["maps", "links"] | None:
+    """What has to be read again of a process that has done something.
 
     One with a slot is not for a mapping more or less: it keeps its region until it ends or calls
-    exec, which shows in where its stack begins, where that may be seen. Whether it has unmapped it
-    is checked where its size has changed.
+    exec, which shows in where its stack begins, where that may be seen. Whether it still maps it
+    is checked where its size has changed, and now and then.
     """
+    is_as_large = known.activity.maps_the_same(now)
     has_same_program = now.stack == known.activity.stack != b"0"
-    if not (known.activity.maps_the_same(now) or (holds_slot and has_same_program)):
-        return True
     moment = 0.5 + pid % _MOMENTS / (2 * _MOMENTS)
-    return now_s - known.looked_at_s >= _UNCHANGED_FOR_S * moment
+    if not (holds_slot and has_same_program):
+        is_due = not is_as_large or now_s - known.looked_at_s >= _UNCHANGED_FOR_S * moment
+        return "maps" if is_due else None
+    if now_s - known.looked_at_s >= _HOLDER_UNCHANGED_FOR_S * moment:
+        return "maps"
+    is_due = not is_as_large or now_s - known.checked_at_s >= _UNCHANGED_FOR_S * moment
+    return "links" if is_due and known.mappings else None
 
 
 def _blocked(entry: Entry) -> Entry:

@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from operator import is_
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -23,7 +22,7 @@ from .file_identities import FileIdentities
 from .liveness import Liveness
 from .matching import Mapper, RegionProcesses, match_slots
 from .proc_visibility import ProcVisibility, visibility_of
-from .process_entry import gaps_of
+from .process_entry import Entry, gaps_of
 from .process_reader import ProcessReader
 from .procfs import AccessDenied, Gone, TooMuch
 from .reader_threads import Blocked
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from .file_identities import FileIdentity
     from .matching import HostProcess
-    from .process_entry import Entry, ProcessGap
+    from .process_entry import ProcessGap
     from .procfs import Mapping
 
 T = TypeVar("T")
@@ -55,7 +54,8 @@ class _View:
     liveness: Liveness
     started_ns: int = 0
     entries: dict[int, Entry] = attrs.field(factory=dict)
-    # Those that map files in a region's size, by pid; the same object while they are the same.
+    # Those that map files in a region's size, by pid; the same object while they are the same. What
+    # they did otherwise since is in `entries` alone.
     mapping: tuple[Entry, ...] = ()
     by_file: dict[FileIdentity, tuple[tuple[Entry, Mapping], ...]] = attrs.field(factory=dict)
     visibility: ProcVisibility = attrs.field(factory=ProcVisibility)
@@ -85,8 +85,10 @@ class ProcessTable:
     nearly all of it in the kernel. It is read again when the size of its address space changes or
     it calls exec, as far as 50 ms of CPU go in each refresh, the one not read for longest first;
     and ten minutes later at most where it only goes on working. Kernel threads cost ``stat`` only.
-    Of a process that is known to hold a slot, by `Node.slots`, the size does not count: it keeps
-    its region until it ends, calls exec or unmaps it, which a link of its ``map_files`` tells.
+    Of a process that is known to hold a slot, by `Node.slots`, neither the size nor the time
+    counts: it keeps its region until it ends, calls exec or unmaps it, which a link of its
+    ``map_files`` tells, 10 us, where its size has changed and every ten minutes. What else it has
+    mapped since is seen after an hour at most.
 
     So a busy process can be up to date only some refreshes later: a file that it has mapped since
     is not seen, unless a slot there waits for its process; one that it has unmapped
@@ -133,9 +135,9 @@ class ProcessTable:
         """Read what has changed since the last refresh.
 
         Args:
-            full: Look at every process. Else, up to once in 50 s, those are left out that hold a
-                slot, by `Node.slots`, and have not ended: what they have done since is seen at the
-                next full look.
+            full: Look at every process. Else, up to once in 50 s, this process is left out, and
+                those that hold a slot, by `Node.slots`, and have not ended: what they have done
+                since is seen at the next full look.
 
         Raises:
             OSError: /proc itself cannot be listed, or the system is out of descriptors or memory;
@@ -159,7 +161,7 @@ class ProcessTable:
                 before = self._view
                 mapping = _that_map(entries)
                 is_same = len(mapping) == len(before.mapping) and all(
-                    map(is_, mapping, before.mapping)
+                    map(Entry.is_as_used, mapping, before.mapping)
                 )
                 self._view = _View(
                     Liveness(self.proc, self._proof_shares),
@@ -176,9 +178,9 @@ class ProcessTable:
     def _trust(self, living: Callable[[], MappingOf[int, int]]) -> None:
         """Take somebody's word for which processes with a slot live.
 
-        Their maps are read again after ten minutes, or when they call exec, and no more when the
-        size of their address space changes: a process keeps the region that it has a slot in,
-        unless a link of it says that the region is not mapped any more.
+        Their maps are read again after an hour, or when they call exec, and no more when the size
+        of their address space changes: a process keeps the region that it has a slot in, unless a
+        link of it says that another file, or none, is mapped there by now.
 
         Args:
             living: Tells, at each refresh, pid to start time of processes that have a slot and have
@@ -418,6 +420,12 @@ class ProcessTable:
         """Every file that processes map shared, in a region's size or more."""
         return iter(self._view.by_file)
 
+    def users_of_several_files(self) -> Iterator[tuple[HostProcess, tuple[Mapping, ...]]]:
+        """The processes that map several files so, and what they map; by pid."""
+        for entry in self._view.mapping:
+            if len(entry.mappings) > 1 and entry.process is not None:
+                yield entry.process, entry.mappings
+
     # ---- slots -----------------------------------------------------------------------------------
 
     def _proof_share_s(self, payer: Hashable) -> float:
@@ -510,7 +518,8 @@ class ProcessTable:
 
 def _that_map(entries: MappingOf[int, Entry]) -> tuple[Entry, ...]:
     """The processes that map files in a region's size, by pid."""
-    return tuple(entries[pid] for pid in sorted(pid for pid in entries if entries[pid].mappings))
+    pids = sorted([pid for pid, each in entries.items() if each.mappings])
+    return tuple([entries[pid] for pid in pids])
 
 
 def _by_file(processes: Iterable[Entry]) -> dict[FileIdentity, tuple[tuple[Entry, Mapping], ...]]:

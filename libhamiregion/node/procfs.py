@@ -85,6 +85,11 @@ class Mapping:
     path: str
     deleted: bool
 
+    @property
+    def name(self) -> tuple[str, bool]:
+        """The path, and whether that name is gone, as `split_deleted` tells them."""
+        return self.path, self.deleted
+
 
 @attrs.frozen
 class Maps:

@@ -3,12 +3,13 @@
 import collections
 import contextlib
 import ctypes
+import errno
 import os
 import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from actors import MakeActor
@@ -24,6 +25,7 @@ from libhamiregion.node import (
     process_reader,
     procfs,
 )
+from libhamiregion.node.cgroups import Payer
 from libhamiregion.node.doctor.slot_file import slots_behind
 
 
@@ -221,6 +223,41 @@ def test_who_maps_more_files_than_are_kept_is_a_gap(
     assert "too_large" in [gap.reason for gap in table.gaps]
     assert table.hides_users_of(None)
     assert hostile.pid_here not in table.visibility.unreadable
+
+
+def test_what_is_kept_of_processes_is_counted_as_long_as_it_is_kept(
+    actor: MakeActor, region: RegionFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sums are kept from one refresh to the next, also where one has failed."""
+    first, second = actor(region), actor(region)
+    table = ProcessTable()
+    reader = table._reader
+
+    def check() -> collections.Counter[Payer]:
+        sums = collections.Counter[Payer]()
+        for each in table._view.entries.values():
+            if each.payer is not None and each.mappings:
+                sums[each.payer] += each.kept_bytes
+        assert +reader._kept_bytes == sums
+        return sums
+
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    table.refresh()
+    before = check().total()
+    first("evaluate", MAP_DELETED, directory=str(tmp_path), count=20)
+    table.refresh()
+    assert check().total() > before
+    with monkeypatch.context() as patch:
+        patch.setattr(reader, "_look_at", fail)
+        second("evaluate", MAP_DELETED, directory=str(tmp_path), count=20)
+        first.kill()
+        with pytest.raises(OSError, match="Too many open files"):
+            table.refresh()
+    table.refresh()
+    check()
+    assert table.get(first.pid_here) is None
 
 
 def test_reaping_reads_the_maps_of_those_only_whose_pid_stands_in_a_slot(

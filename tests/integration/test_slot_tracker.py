@@ -178,20 +178,55 @@ def test_a_process_that_unmaps_its_region_and_lives_on_is_told_at_the_next_whole
     assert states(node) == {user.pid: "alive", leaves.pid: "dead"}
 
 
+IN_ITS_PLACE = """
+import mmap, os
+size = {size}
+if path:
+    with open(path, "w+b") as file:
+        file.truncate(size)
+        # As large as it is in memory, and where it was: nothing but the link's text tells.
+        scene.more = mmap.mmap(file.fileno(), size)
+else:
+    scene.more = mmap.mmap(-1, size)
+"""
+
+
 @pytest.mark.usefixtures("no_waiting")
-def test_a_process_with_a_slot_is_read_again_after_ten_minutes(
-    actor: MakeActor, node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["memory", "another file"])
+def test_what_a_process_with_a_slot_puts_in_its_regions_place_is_told_after_ten_minutes(
+    what: str,
+    actor: MakeActor,
+    node: Node,
+    root: Root,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has unmapped its region, and put something as large in its place."""
+    """Its address space is as large as it was."""
     path = root.region()
     user = actor(path)
     RegionFile(path, Layout.V1_2).add_process(user.pid)
     assert states(node) == {user.pid: "alive"}
     user("evaluate", "scene.region.close()")
-    # As large as it is in memory.
-    user("evaluate", f"import mmap; scene.more = mmap.mmap(-1, {Layout.V1_2.size_bytes})")
+    other = str(tmp_path / "other") if what == "another file" else ""
+    user("evaluate", IN_ITS_PLACE.format(size=Layout.V1_2.size_bytes), path=other)
     monkeypatch.setattr(process_reader, "_UNCHANGED_FOR_S", 0.0)
     assert states(node)[user.pid] != "alive"
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_the_maps_of_a_process_with_a_slot_are_read_again_after_an_hour(
+    actor: MakeActor, node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then the links to what it has mapped do."""
+    first, second = root.region(), root.region("second")
+    (user,) = attached(actor, first)
+    assert states(node) == {user.pid: "alive"}
+    user("open", str(second), writable=True)
+    monkeypatch.setattr(process_reader, "_UNCHANGED_FOR_S", 0.0)
+    assert told(node).unlisted == {}
+    monkeypatch.setattr(process_reader, "_HOLDER_UNCHANGED_FOR_S", 0.0)
+    ((_, unlisted),) = told(node).unlisted.items()
+    assert [process.pid for process in unlisted] == [user.pid_here]
 
 
 @pytest.mark.usefixtures("no_waiting")
