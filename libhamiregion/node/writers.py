@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections import defaultdict
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -17,12 +16,15 @@ from libhamiregion.text import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from .file_identities import FileIdentity
     from .matching import HostProcess
     from .node import Node
 
 #: The programs of HAMi and of volcano-vgpu that write these fields.
 MONITOR_NAMES = frozenset({"vGPUmonitor", "volcano-vgpu-monitor"})
 
+# Nearly no process has such a name anywhere, and taking paths apart is slow.
+_MAY_BE_MONITOR = re.compile("|".join(map(re.escape, sorted(MONITOR_NAMES))))
 _COMMAND_LIMIT = 60
 _MOUNTS_LIMIT_BYTES = 1 << 24
 _MANY = 2
@@ -53,11 +55,9 @@ class OtherWriter:
 
 def is_monitor(process: HostProcess) -> bool:
     """Whether a process is called as the monitor of HAMi, or of volcano-vgpu."""
-    for name in MONITOR_NAMES:
-        # Nearly none has it anywhere, and taking paths apart is slow.
-        if name in process.command:
-            return PurePosixPath(process.command.partition(" ")[0]).name in MONITOR_NAMES
-    return False
+    if _MAY_BE_MONITOR.search(process.command) is None:
+        return False
+    return PurePosixPath(process.command.partition(" ")[0]).name in MONITOR_NAMES
 
 
 def find_monitors(node: Node) -> tuple[OtherWriter, ...]:
@@ -82,24 +82,22 @@ def find_monitors(node: Node) -> tuple[OtherWriter, ...]:
 
 def _by_mapping(node: Node, tenants: frozenset[str]) -> Iterator[tuple[OtherWriter, HostProcess]]:
     table = node.processes
-    # By pid: all are of one reading of /proc.
-    pods: defaultdict[int, set[str | None]] = defaultdict(set)
-    processes: dict[int, HostProcess] = {}
-    for container in node.containers:
-        # The monitor looks below the roots only.
-        if container.region is None or container.directory is None:
+    holders: list[tuple[HostProcess, list[FileIdentity]]] = []
+    for process, mappings in table._users_of_several_files():
+        if process.container is not None and process.container.pod_uid in tenants:
             continue
-        try:
-            for process, mapping in table.mappings(table.identity(container.region)):
-                of_tenant = process.container is not None and process.container.pod_uid in tenants
-                if mapping.writable and not of_tenant:
-                    processes[process.pid] = process
-                    pods[process.pid].add(container.pod_uid)
-        except RegionError:
-            continue
-    for pid, held in pods.items():
+        writable = [(each.device, each.inode) for each in mappings if each.writable]
+        if len(writable) >= _MANY:
+            holders.append((process, writable))
+    pod_of: dict[FileIdentity, str | None] = {}
+    # The monitor looks below the roots only.
+    for container in node.containers if holders else ():
+        if container.region is not None and container.directory is not None:
+            with contextlib.suppress(RegionError):
+                pod_of[table.identity(container.region)] = container.pod_uid
+    for process, writable in holders:
+        held = {pod_of[each] for each in writable if each in pod_of}
         if len(held) >= _MANY:
-            process = processes[pid]
             message = (
                 f"process {process.pid} ({printable(process.command, _COMMAND_LIMIT)}) holds"
                 f" regions of {len(held)} pods open for writing and is in none of them, as HAMi's"
