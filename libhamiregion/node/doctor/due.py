@@ -21,6 +21,8 @@ _OF_REGIONS = (
     *("code", "layout", "semaphore", "owner_pid", "priority", "recent_kernel"),
     *("first_process", "process_count", "first_device", "device_rows"),
 )
+_OF_SLOTS = ("pid", "host_pid", "status")
+_OF_DEVICES = ("memory_limit_bytes", "sm_limit_percent")
 
 
 class DueContainers:
@@ -42,10 +44,14 @@ class DueContainers:
         self._turns = turns
         self._turn = 0
         self._seen: dict[Container, tuple[bytes, RegionProcesses | None]] = {}
+        # What the last call compared, and which containers are due while that stands.
+        self._compared: tuple[object, ...] = ()
+        self._unsettled: tuple[Container, ...] = ()
 
     def forget(self) -> None:
         """Take all containers for changed: what was chosen last has not been diagnosed."""
         self._seen.clear()
+        self._compared = ()
 
     def choose(
         self, observation: Observation, kept: Collection[Container | None] = ()
@@ -58,20 +64,40 @@ class DueContainers:
         """
         self._turn += 1
         states, table = observation.proved(), observation.table
-        regions, processes, devices = table.regions, table.processes, table.devices
-        of_slots = [
-            column.tobytes() for column in (processes.pid, processes.host_pid, processes.status)
-        ]
+        containers = observation.containers
+        processes, devices = table.processes, table.devices
         limits, used = devices.memory_limit_bytes, devices.memory_used_bytes
-        of_devices = [column.tobytes() for column in (limits, devices.sm_limit_percent)]
-        over = bytes(0 < limit < use for use, limit in zip(used, limits, strict=True))
-        settled, statuses = processes.settled.tolist(), processes.status.tolist()
-        before, self._seen = self._seen, {}
+        compared = (
+            containers,
+            states,
+            bytes(0 < limit < use for use, limit in zip(used, limits, strict=True)),
+            *(getattr(table.regions, name).tobytes() for name in _OF_REGIONS),
+            *(getattr(processes, name).tobytes() for name in _OF_SLOTS),
+            *(getattr(devices, name).tobytes() for name in _OF_DEVICES),
+            processes.settled.tobytes(),
+        )
         # Containers without a region cost nothing but a look at their directory.
         chosen = dict.fromkeys(observation.missing)
+        if self._compared != compared:
+            self._compared = compared
+            chosen.update(dict.fromkeys(self._compare(observation, compared[2])))
+        chosen.update(dict.fromkeys(self._unsettled))
+        chosen.update(dict.fromkeys(each for each in containers if each in kept))
+        chosen.update(dict.fromkeys(containers[self._turn % self._turns :: self._turns]))
+        return chosen
+
+    def _compare(self, observation: Observation, over: bytes) -> list[Container]:
+        """Find the containers that have changed, and those that are not settled."""
+        states, table = observation.proved(), observation.table
+        processes, devices = table.processes, table.devices
+        of_slots = [getattr(processes, name).tobytes() for name in _OF_SLOTS]
+        of_devices = [getattr(devices, name).tobytes() for name in _OF_DEVICES]
+        settled, statuses = processes.settled.tolist(), processes.status.tolist()
+        before, self._seen = self._seen, {}
+        changed, unsettled = [], []
         rows = zip(
             observation.containers,
-            *(getattr(regions, name).tolist() for name in _OF_REGIONS),
+            *(getattr(table.regions, name).tolist() for name in _OF_REGIONS),
             strict=True,
         )
         for row, (
@@ -89,15 +115,17 @@ class DueContainers:
                 known is None
                 or known[0] != seen[0]
                 or (known[1] is not proof and known[1] != proof)
-                or semaphore & _LOW_HALF != 1
+            ):
+                changed.append(container)
+            if (
+                semaphore & _LOW_HALF != 1
                 or owner
                 or 0 in settled[slot:ends]
                 # Whether it grows all the same.
                 or ProcessStatus.SUSPENDED in statuses[slot:ends]
-                or container in kept
-                or row % self._turns == self._turn % self._turns
                 # Its second lock stands in no column.
                 or layout == Layout.V1_1_POSTINIT.number
             ):
-                chosen[container] = None
-        return chosen
+                unsettled.append(container)
+        self._unsettled = tuple(unsettled)
+        return changed
