@@ -145,6 +145,10 @@ class Feedback(Task):
         # What names the devices of all regions, and the names by region.
         self._devices: tuple[bytes, bytes] | None = None
         self._uuids: list[frozenset[str]] = []
+        # What the rule looked at in the last pass, and the columns that it was made of.
+        self._looked: tuple[tuple[object, ...], list[tuple[Container, LaunchState]]] | None = None
+        # The same, if all of it was as the rule wants it.
+        self._settled: list[tuple[Container, LaunchState]] | None = None
         self._others: tuple[OtherWriter, ...] = ()
         self._clear_looks = 0
         # Held while something is written, so that nothing is once giving back has begun.
@@ -219,7 +223,10 @@ class Feedback(Task):
         self.count("runs")
         states = self._states(snapshot or self._node.snapshot())
         self._retain()
+        if states is self._settled:
+            return
         verdicts = decide([state for _, state in states])
+        has_failed = False
         for (container, state), verdict in zip(states, verdicts, strict=True):
             if self._dry_run:
                 self._report_dry_run(container, state, verdict)
@@ -227,13 +234,23 @@ class Feedback(Task):
             try:
                 self._apply(container, state, verdict)
             except (RegionError, OSError) as error:
+                has_failed = True
                 self.count("errors")
                 self.events.failed("the feedback could not be written", error, container)
             else:
                 self.events.recovered(container)
+        is_settled = not has_failed and all(
+            verdict.recent_kernel == state.recent_kernel
+            and verdict.utilization_switch == state.utilization_switch
+            for (_, state), verdict in zip(states, verdicts, strict=True)
+        )
+        self._settled = states if is_settled else None
 
     def _states(self, snapshot: NodeSnapshot) -> list[tuple[Container, LaunchState]]:
-        """What the rule looks at, of each region under the roots."""
+        """What the rule looks at, of each region under the roots.
+
+        The same object as in the last pass if nothing has changed.
+        """
         regions, devices = snapshot.table.regions, snapshot.table.devices
         named = devices.region.tobytes(), devices.uuid_bytes.tobytes()
         if self._devices != named or len(self._uuids) != len(regions):
@@ -245,7 +262,10 @@ class Feedback(Task):
             # A container can write its own priority: nobody gets ahead of HAMi's most urgent.
             regions.priority,
         )
-        return [
+        key = (snapshot.containers, named, *(column.tobytes() for column in columns))
+        if self._looked is not None and self._looked[0] == key:
+            return self._looked[1]
+        states = [
             (container, LaunchState(recent_kernel, switch, max(0, priority), uuids))
             for container, uuids, code, recent_kernel, switch, priority in zip(
                 snapshot.containers,
@@ -256,6 +276,8 @@ class Feedback(Task):
             # Anybody can map a file of their own outside the roots; nobody waits for such a one.
             if code == 0 and container.directory is not None
         ]
+        self._looked = key, states
+        return states
 
     def _retain(self) -> None:
         """Keep nothing of regions that are gone; a container can make a new one each second.
@@ -282,6 +304,7 @@ class Feedback(Task):
     def _note(self, others: tuple[OtherWriter, ...]) -> None:
         """Pause, or go on."""
         if others:
+            self._settled = None
             self._clear_looks = 0
             for other in others:
                 if other not in self._others:

@@ -10,6 +10,7 @@ import attrs
 from libhamiregion.node.join import NO_ROW, Join
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from libhamiregion.node.containers import Container
@@ -117,11 +118,17 @@ class FigureChanges:
         self._before_at: dict[tuple[Region | None, int, int], list[int]] | None = None
         # What takes the pairs' figures out of the driver's columns.
         self._says: tuple[KnownJoin, Pick, Pick] | None = None
+        # The cells that were taken out of columns, by what they are of: a column that is as it was
+        # gives the same object, and three that are the same are not compared again.
+        self._picked: dict[object, tuple[Pick, bytes, Cells]] = {}
+        self._standing_still: dict[str, tuple[Cells, Cells, Cells, frozenset[int]]] = {}
 
     def forget(self) -> None:
         """Begin anew: what stood at earlier observations does not count."""
         self._known = self._places = self._before = self._before_at = self._says = None
         self._stands = {}
+        self._picked.clear()
+        self._standing_still.clear()
 
     def due(self, observation: Observation, written: Collection[str]) -> frozenset[Container]:
         """Take the next observation; the containers that have to be looked at slot by slot.
@@ -144,7 +151,7 @@ class FigureChanges:
         self._places = places
         usages = observation.table.usages
         self._stands = {
-            field: places.stands(getattr(usages, column))
+            field: self._pick(("stands", field), places.stands, getattr(usages, column))
             for field, (column, _) in FIGURE_COLUMNS.items()
         }
         rows = set(places.apart)
@@ -170,12 +177,15 @@ class FigureChanges:
         regions = places.regions
         for field, stands in self._stands.items():
             was, says = stood[field], self._said(join, places, field)
-            if says != stands:
-                found.update(
+            known = self._standing_still.get(field)
+            if known is None or not (known[0] is says and known[1] is stands and known[2] is was):
+                rows = frozenset(
                     region
                     for region, said, value, old in zip(regions, says, stands, was, strict=True)
                     if said != value == old and said != _UNKNOWN
                 )
+                known = self._standing_still[field] = says, stands, was, rows
+            found |= known[3]
             if written and was != stands:
                 moved = {
                     region
@@ -197,9 +207,18 @@ class FigureChanges:
             ]
             self._says = join.known, _picker(every), _picker(measured)
         _, every_pair, measured_pairs = self._says
-        figures = join.figures(FIGURE_COLUMNS[field][1]).tolist()
+        figures = join.figures(FIGURE_COLUMNS[field][1])
         figures.append(_UNKNOWN)
-        return (every_pair if field == MEMORY else measured_pairs)(figures)
+        pick = every_pair if field == MEMORY else measured_pairs
+        return self._pick(("says", field), pick, figures)
+
+    def _pick(self, what: object, pick: Pick, column: memoryview | array[int]) -> Cells:
+        """Take cells out of a column; the same object as last time if the column is the same."""
+        raw = column.tobytes()
+        known = self._picked.get(what)
+        if known is None or known[0] is not pick or known[1] != raw:
+            known = self._picked[what] = pick, raw, pick(column.tolist())
+        return known[2]
 
     def stood(self, region: Region, process: HostProcess) -> dict[tuple[int, str], int]:
         """What stood in the slot of a process at the observation before the last one.
