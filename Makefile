@@ -6,8 +6,10 @@ CC ?= cc
 VENV ?= .venv
 FUZZ_SECONDS ?= 60
 PYTEST_ARGS ?=
-# Test processes at once. Most of them wait for other processes most of the time.
-TEST_JOBS ?= 6
+# Test processes at once. Some of them wait for other processes; each reads all tests first. What
+# stands together runs together, so that the tests of a file have what they share made once.
+TEST_JOBS ?= 4
+SPREAD := --dist worksteal
 # How much of the long runs: 0.02 of them take minutes instead of an hour.
 STRESS ?= 1
 BENCH_ARGS ?=
@@ -58,8 +60,8 @@ demo: $(DEMO) ## a region, real processes that use it, and limits edited live (h
 
 # 5 is for no tests: PYTEST_ARGS may choose none of these, or none of those.
 test: $(INSTALLED) ## the test suite, without the long runs (PYTEST_ARGS=...)
-	$(BIN)/python -m pytest -n $(TEST_JOBS) -m "not stress and not apart" $(PYTEST_ARGS) || [ $$? = 5 ]
-	$(BIN)/python -m pytest -n 2 -m "apart and not stress" $(PYTEST_ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n $(TEST_JOBS) $(SPREAD) -m "not stress and not apart" $(PYTEST_ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n 2 $(SPREAD) -m "apart and not stress" $(PYTEST_ARGS) || [ $$? = 5 ]
 
 clients: $(INSTALLED) ## programs that nobody here wrote on the fake driver (400 MB)
 	$(PIP) install '$(CUDA_BINDINGS)' numba-cuda nvitop gpustat

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from answers import check_answer
+from called import call
 from node_scene import MONITOR, NodeScene
 from region_bytes import RegionFile
 from typing_extensions import Self
@@ -126,6 +127,7 @@ def agents(scene: NodeScene, directory: Path) -> Iterator[Callable[..., Agent]]:
 
 
 def run(root: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """What should not start."""
     return subprocess.run(
         [*COMMAND, "--root", str(root), *words],
         capture_output=True,
@@ -133,6 +135,11 @@ def run(root: Path, *words: str) -> "subprocess.CompletedProcess[str]":
         check=False,
         timeout=PATIENCE_S,
     )
+
+
+def once(root: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """One pass of each task, in this process."""
+    return call("agent", "--root", str(root), *words, "--once")
 
 
 def busy_and_waiting(scene: NodeScene) -> tuple[RegionFile, RegionFile]:

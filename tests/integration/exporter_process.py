@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+import pytest
+from called import call
 from scrapers import ask
 from wait import PATIENCE_S, eventually
 
@@ -28,13 +30,23 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, **(extra or {})}
 
 
-def run(
+def once(
     *arguments: object, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run it to its end."""
+    """Have the metrics printed, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _ENVIRONMENT:
+            patch.delenv(name, raising=False)
+        for name, text in (env or {}).items():
+            patch.setenv(name, text)
+        return call("exporter", "--once", *map(str, arguments))
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """What should not start, as a process."""
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
-        env=environment(env),
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

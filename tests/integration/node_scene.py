@@ -98,7 +98,7 @@ class OtherWriter:
         # The name is what the process has for its own: argv[0].
         launch = f"import os, sys; os.execv({sys.executable!r}, sys.argv[1:])"
         self.process = subprocess.Popen(
-            [*inside, sys.executable, "-c", launch, *words],
+            [*inside, sys.executable, "-I", "-S", "-c", launch, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # Python finds its packages by argv[0], which says something else here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,8 @@ class RunScene:
         self._driver_says = {"FAKE_CUDA_STATE": str(gpus.state), **gpus.settings}
         self._nvml = directory / "nvml-scene"
         self._started: list[subprocess.Popen[str]] = []
+        # None of these clean up here: those that do are started later.
+        self._before = _pids()
 
     def play(self, *lines: str) -> None:
         """Have NVML tell this, and no program use CUDA."""
@@ -94,14 +97,16 @@ class RunScene:
     def cleaners(self) -> list[int]:
         """The processes that will clean up."""
         found = []
-        for path in Path("/proc").iterdir():
-            if path.name.isdecimal():
-                try:
-                    words = (path / "cmdline").read_bytes().split(b"\0")
-                except OSError:
-                    continue
-                if cleaner.__file__.encode() in words and str(self.base).encode() in words[-4]:
-                    found.append(int(path.name))
+        now = _pids()
+        # A number that has become free may be one of ours the next time.
+        self._before &= now
+        for pid in sorted(now - self._before):
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if cleaner.__file__.encode() in words and str(self.base).encode() in words[-4]:
+                found.append(pid)
         return found
 
     def close(self) -> None:
@@ -109,6 +114,10 @@ class RunScene:
         for process in self._started:
             process.kill()
             process.communicate()
+
+
+def _pids() -> set[int]:
+    return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
 
 
 class Program(CudaProgram):

@@ -68,7 +68,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     needs("make", "cc")
     directory = tmp_path_factory.mktemp("library")
     prefix = directory / "prefix"
-    called("make", "-C", CSRC, "install", f"PREFIX={prefix}", f"BUILD={directory / 'build'}")
+    words = (f"PREFIX={prefix}", f"BUILD={directory / 'build'}", "CFLAGS=-O0")
+    called("make", "-C", CSRC, "install", *words)
     return Installed(prefix)
 
 

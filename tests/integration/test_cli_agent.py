@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import test_deploy as deploy
-from agent_process import COMMAND, Agent, agents, busy_and_waiting, run
+from agent_process import COMMAND, Agent, agents, busy_and_waiting, once, run
 from click.testing import CliRunner
 from exposition import Exposition, parsed
 from fake_nvml.driver import FakeDriver
@@ -126,7 +126,7 @@ def test_a_monitor_that_appears_stops_the_writing(
         assert paused["detail"]["pid"] == monitor.pid
         before = [file.content() for file in files]
         # A second agent is refused because of both: so the first has looked again meanwhile.
-        answer = run(scene.root, "--feedback", "--once")
+        answer = once(scene.root, "--feedback")
         assert (answer.returncode, answer.stdout) == (3, "")
         assert f"process {monitor.pid}" in answer.stderr
         assert [file.content() for file in files] == before
@@ -158,13 +158,13 @@ def test_a_dry_run_writes_nothing_and_may_run_beside_an_agent(
 ) -> None:
     files = busy_and_waiting(scene)
     before = [file.content() for file in files]
-    answer = run(scene.root, "--feedback", "--once", "--dry-run")
+    answer = once(scene.root, "--feedback", "--dry-run")
     assert (answer.returncode, answer.stderr) == (0, "")
     assert [file.content() for file in files] == before
     assert "recent_kernel would become -1, from 2" in answer.stdout
     assert "dry run: nothing is written" in answer.stdout
     start("--feedback").wait_for("blocked")
-    answer = run(scene.root, "--feedback", "--once", "--dry-run", "--json")
+    answer = once(scene.root, "--feedback", "--dry-run", "--json")
     assert answer.returncode == 0
     kinds = [json.loads(line)["event"] for line in answer.stdout.splitlines()]
     assert {*kinds} == {"started", "would_write", "stopped"}
@@ -172,7 +172,7 @@ def test_a_dry_run_writes_nothing_and_may_run_beside_an_agent(
 
 def test_once_is_one_pass_and_leaves_nothing_blocked(scene: NodeScene) -> None:
     urgent, low = busy_and_waiting(scene)
-    answer = run(scene.root, "--feedback", "--once")
+    answer = once(scene.root, "--feedback")
     assert (answer.returncode, answer.stderr) == (0, "")
     kinds = [line.split()[2] for line in answer.stdout.splitlines()]
     assert (kinds[0], kinds[-1]) == ("started", "stopped")
@@ -284,7 +284,7 @@ def test_a_port_that_is_taken_is_a_failure_and_leaves_no_lock(scene: NodeScene) 
         answer = run(scene.root, "--feedback", "--listen", address)
     assert answer.returncode == 1
     assert address in answer.stderr
-    assert run(scene.root, "--feedback", "--once").returncode == 0
+    assert once(scene.root, "--feedback").returncode == 0
 
 
 PLAN = """\
@@ -330,8 +330,7 @@ def test_a_bad_plan_keeps_nothing_else_from_running_and_is_tried_again(
     agent.wait_for("blocked")
     plan.write_text("rules: [{")
     eventually(lambda: agent.kinds().count("problem") == 2)
-    once = run(scene.root, *words[1:], "--once")
-    assert once.returncode == 1
+    assert once(scene.root, *words[1:]).returncode == 1
     plan.write_text(PLAN)
     agent.wait_for("changed", cause="plan")
     assert low.get("recent_kernel") == -1
@@ -391,15 +390,15 @@ def test_with_the_rights_of_the_agent_s_pod_it_removes_what_is_gone(
 def test_a_look_without_removal_tells_which_pods_are_gone(tmp_path: Path, alive: str) -> None:
     scene = StaleScene(tmp_path, alive)
     directory = scene.container()
-    words = removal(scene, "--once", "--dry-run")
-    done = run(scene.root, *words, "--kubelet-pods", str(scene.pods), "--json")
+    words = removal(scene, "--dry-run")
+    done = once(scene.root, *words, "--kubelet-pods", str(scene.pods), "--json")
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     (event,) = (each for each in events if each["event"] == "would_remove")
     assert event["container"] == directory.name.replace("_", "/")
     assert "would be removed after 300 s" in event["message"]
     assert directory.is_dir()
-    done = run(scene.root, *words, "--kubelet-pods", "/no/such")
+    done = once(scene.root, *words, "--kubelet-pods", "/no/such")
     assert done.returncode == 0, done.stderr
     assert "nothing is removed: it cannot be listed: /no/such: No such file" in done.stdout
 

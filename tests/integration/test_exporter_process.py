@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from answers import check_answer
 from called import call
-from exporter_process import ExporterProcess, environment, exporter_process, run
+from exporter_process import ExporterProcess, environment, exporter_process, once, run
 from exposition import NodeFiles, parsed
 from scrapers import GOOD_REQUEST, Scraper, ask, connect, read_to_end
 from wait import PATIENCE_S, eventually
@@ -66,12 +66,12 @@ def test_its_page_leads_to_the_metrics(exporter: ExporterProcess) -> None:
 def test_with_the_monitors_own_metrics_alone_there_is_no_look_at_processes(
     files: NodeFiles,
 ) -> None:
-    words = ("--once", "--root", files.root, "--collector.disable-defaults")
-    found = parsed(run(*words).stdout.encode())
+    words = ("--root", files.root, "--collector.disable-defaults")
+    found = parsed(once(*words).stdout.encode())
     assert found.value(LIMIT) == 2 * GIB
     turns = found.series("hamiregion_collector_success")
     assert {dict(labels)["collector"] for labels in turns} == {"containers"}
-    found = parsed(run(*words, "--collector.locks", "--no-collector.doctor").stdout.encode())
+    found = parsed(once(*words, "--collector.locks", "--no-collector.doctor").stdout.encode())
     assert found.value("hamiregion_collector_success", collector="locks") == 1
 
 
@@ -135,7 +135,7 @@ def test_the_environment_of_hami_s_monitor_is_understood(tmp_path: Path) -> None
     files = NodeFiles(tmp_path)
     files.region(pod="train-0", uuids=[UUID], memory_limits=["2GiB"])
     env = {"HOOK_PATH": str(tmp_path), "NODE_NAME": "node-9", "HAMI_RESYNC_INTERVAL": "10m"}
-    done = run("--once", "--pod-logs", files.logs, "--no-collector.nvml", env=env)
+    done = once("--pod-logs", files.logs, "--no-collector.nvml", env=env)
     assert done.returncode == 0, done.stderr
     assert parsed(done.stdout.encode()).value(LIMIT, pod="train-0") == 2 * GIB
 
@@ -147,19 +147,19 @@ def test_an_interval_that_is_none_is_wrong_usage(files: NodeFiles, value: str) -
         (("--resync-interval", value), {}),
         ((), {"HAMI_RESYNC_INTERVAL": value}),
     ):
-        bad = run("--once", *arguments(files), *words, env=env)
+        bad = once(*arguments(files), *words, env=env)
         assert bad.returncode == 2
         assert "--resync-interval" in bad.stderr
 
 
 def test_once_prints_the_metrics_as_text_or_json(files: NodeFiles) -> None:
-    text = run("--once", "--legacy-metrics", *arguments(files))
+    text = once("--legacy-metrics", *arguments(files))
     assert (text.returncode, text.stderr) == (0, "")
     found = parsed(text.stdout.encode())
     assert found.value(LIMIT, pod="train-0") == 2 * GIB
     legacy = "vGPU_device_memory_limit_in_bytes"
     assert found.value(legacy, podname="train-0") == 2 * GIB
-    done = run("--once", "--json", *arguments(files))
+    done = once("--json", *arguments(files))
     assert (done.returncode, done.stderr) == (0, "")
     check_answer(json.loads(done.stdout))
     (metric,) = (each for each in json.loads(done.stdout)["metrics"] if each["name"] == LIMIT)
@@ -172,7 +172,7 @@ def test_once_prints_the_metrics_as_text_or_json(files: NodeFiles) -> None:
 
 
 def test_once_without_a_directory_to_read_fails_and_says_so(tmp_path: Path) -> None:
-    done = run("--once", "--root", tmp_path / "none", "--no-collector.nvml")
+    done = once("--root", tmp_path / "none", "--no-collector.nvml")
     assert done.returncode == 1
     assert "No such file or directory" in done.stderr
     assert "hamiregion_build_info" in done.stdout
@@ -251,5 +251,5 @@ def test_it_writes_nothing_into_the_node(files: NodeFiles) -> None:
         return found
 
     before = state()
-    assert run("--once", *arguments(files)).returncode == 0
+    assert once(*arguments(files)).returncode == 0
     assert state() == before

@@ -150,6 +150,7 @@ def maps_of(region: RegionFile) -> str:
     )
 
 
+@pytest.mark.stress
 def test_a_dead_slot_is_freed_at_last_and_nothing_is_read_twice(begun: Begun) -> None:
     assert begun.reap() == (ReapedSlot(0, GIB, removed=True),)
     assert begun.counted.readers == 1
@@ -186,7 +187,10 @@ def test_a_slot_that_has_come_since_waits_for_the_next_search(begun: Begun) -> N
             opened.reap(proc=begun.proc.path)
         assert caught.value.done == (ReapedSlot(0, GIB, removed=False),)
         assert caught.value.pids == (0,)
+    # Nothing is read twice, and then that search is over: the next one begins anew.
+    assert begun.counted.readers == 1
     assert ReapedSlot(0, GIB // 2, removed=True) in (begun.reap() or ())
+    assert begun.counted.readers == 2
 
 
 @pytest.mark.stress

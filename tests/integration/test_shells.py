@@ -29,6 +29,8 @@ WORDS = {
     "completion f": "fish",
     "exporter --collector.n": "--collector.nvml",
 }
+# One program answers all shells. A verb, an option, and what comes after a space are each shell's.
+FEW_WORDS = ("li", "limits set --mem", "lock ")
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def test_bash_completes(env: dict[str, str], typed: str) -> None:
     assert WORDS[typed] in answer.split()
 
 
-@pytest.mark.parametrize("typed", WORDS)
+@pytest.mark.parametrize("typed", FEW_WORDS)
 def test_fish_completes(env: dict[str, str], typed: str) -> None:
     script = 'source $argv[1]; complete -C "hamiregion $argv[2]"'
     answer = output(env, need("fish"), "--no-config", "-c", script, str(SHIPPED["fish"]), typed)

@@ -107,7 +107,7 @@ class Terminal:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", TAKE_TERMINAL, *COMMAND, *arguments],
+            [sys.executable, "-I", "-S", "-c", TAKE_TERMINAL, *COMMAND, *arguments],
             env=environment(env),
             stdin=slave,
             stdout=slave,
