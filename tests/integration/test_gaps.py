@@ -15,6 +15,7 @@ from hostile_processes import locked_process
 from node_scene import NodeScene
 from own_cgroups import cgroup_of_pod, needs_cgroups
 
+from libhamiregion.cli import driver
 from libhamiregion.node import FindingKind, Severity, observation
 
 NO_ANSWER = "the driver does not answer"
@@ -29,6 +30,7 @@ def hung_driver(
     # Whoever opens it for reading waits until somebody writes.
     os.mkfifo(fake_driver.state)
     monkeypatch.setattr(observation, "_DRIVER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(driver, "_TIMEOUT_S", 0.1)
     scene.container("train", memory_limits=[1 << 30]).add_process(4_000_000, {0: 1 << 20})
     yield ("--root", str(scene.root), "--library", str(fake_driver.library))
     with fake_driver.state.open("w"):
