@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -117,7 +116,7 @@ class RunScene:
 
 
 def _pids() -> set[int]:
-    return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+    return {int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()}
 
 
 class Program(CudaProgram):
