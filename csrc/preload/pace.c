@@ -21,11 +21,16 @@
 #define SATURATED 0.97
 #define SATURATED_ABOVE 0.03
 
-/* A figure for a GPU that was never idle. */
+/* A figure for a GPU that was never idle.  That of each further process that shares it is a mean of
+ * samples, both in whole percent, and so up to two below the truth. */
 #define FULL_PERCENT 100
+#define ROUNDED_OFF 2
 
-/* Under a limit of nearly all: for longer the GPU is never idle only if it has work queued. */
+/* Under a limit of nearly all: for longer the GPU is never idle only if it has work queued.  Then
+ * so much of its share is launched until the queue is done: a stop would last until the figures
+ * tell of its end, half a second later. */
 #define LONGEST_FULL_S 1.0
+#define WHILE_QUEUED 0.7
 
 /* A limit that differs by so much from the one before is another one; and how long nothing is
  * launched where it is lower. */
@@ -68,6 +73,12 @@ static double launched_at(const struct hr_pace *pace, double at_s)
     return before + (pace->points[after].launched - before) * (at_s - before_s) / span_s;
 }
 
+/* The GPU has never been idle, as far as the figures tell. */
+static bool is_full(const struct hr_pace_view *view)
+{
+    return view->all + ROUNDED_OFF * (view->users - 1) >= FULL_PERCENT;
+}
+
 /* Most of what the cost is reckoned from was seen. */
 static bool is_measured(const struct hr_pace *pace)
 {
@@ -81,7 +92,7 @@ static void measure_cost(struct hr_pace *pace, const struct hr_pace_view *view, 
     double busy_s = view->own / 100.0 * HR_PACE_WINDOW_S;
     /* Of a GPU that has never been idle nobody knows whether it has done what was launched, or has
      * it queued: then a unit costs no less than it did. */
-    if (view->all >= FULL_PERCENT && is_measured(pace))
+    if (is_full(view) && is_measured(pace))
         units = smaller(units, busy_s * pace->units / pace->busy_s);
     double unseen_s = units > 0 ? RESOLUTION_S : 0;
     double kept = 1 / (1 + period_s / MEMORY_S);
@@ -138,10 +149,12 @@ double hr_step_pace(struct hr_pace *pace, const struct hr_pace_view *view)
     if (is_settled)
         sum_error(pace, view, period_s);
     bool is_saturated = is_settled && all >= larger(SATURATED, limit + SATURATED_ABOVE);
-    pace->full_s = view->all >= FULL_PERCENT ? pace->full_s + period_s : 0;
-    if (pace->units <= 0 || is_saturated || pace->full_s > LONGEST_FULL_S ||
-        view->now_s < pace->paused_until_s)
+    pace->full_s = is_full(view) ? pace->full_s + period_s : 0;
+    if (pace->units <= 0 || is_saturated || view->now_s < pace->paused_until_s)
         return 0;
-    double share = larger(limit / view->users - CORRECTION * pace->error_s, 0);
+    double even = limit / view->users;
+    double share = larger(even - CORRECTION * pace->error_s, 0);
+    if (pace->full_s > LONGEST_FULL_S)
+        share = WHILE_QUEUED * smaller(share, even);
     return share * pace->units / pace->busy_s;
 }

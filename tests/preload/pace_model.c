@@ -1,7 +1,8 @@
 /*
  * How well the pace holds a limit, on a model of a GPU instead of a clock:
  * `pace_model LIMIT KERNEL_US PENDING PROCESSES SAMPLE_MS` prints the percent of the time for which
- * the GPU was busy between the second and the twelfth second.
+ * the GPU was busy between the second and the twelfth second, and the most work that was queued
+ * then, in seconds.
  *
  * Each process keeps up to PENDING kernels queued, as far as its bucket lets it.  The GPU works for
  * all of them in turn, and is sampled as NVML does it: the figures are the average of the samples
@@ -69,6 +70,14 @@ static void work(void)
     }
 }
 
+static uint64_t queued_ns(void)
+{
+    uint64_t sum_ns = 0;
+    for (uint32_t at = 0; at < count; at++)
+        sum_ns += processes[at].queued * kernel_ns - processes[at].begun_ns;
+    return sum_ns;
+}
+
 static void take_sample(void)
 {
     for (uint32_t at = 0; at < count; at++) {
@@ -121,7 +130,7 @@ int main(int arguments, char **values)
         hr_start_pace(&processes[at].pace, 0);
         processes[at].next_pass_ns = (at + 1) * PASS_NS / (count + 1);
     }
-    uint64_t before_ns = 0, busy_ns = 0;
+    uint64_t before_ns = 0, busy_ns = 0, deepest_ns = 0;
     for (uint64_t now_ns = 0; now_ns < END_NS; now_ns += STEP_NS) {
         if (now_ns % PASS_NS == PASS_NS / 2)
             read_figures();
@@ -141,7 +150,10 @@ int main(int arguments, char **values)
             busy_ns += processes[at].busy_ns;
         if (now_ns == BEGIN_NS)
             before_ns = busy_ns;
+        if (now_ns >= BEGIN_NS && queued_ns() > deepest_ns)
+            deepest_ns = queued_ns();
     }
-    printf("%.1f\n", (double)(busy_ns - before_ns) * 100 / (END_NS - BEGIN_NS));
+    printf("%.1f %.2f\n", (double)(busy_ns - before_ns) * 100 / (END_NS - BEGIN_NS),
+           (double)deepest_ns / 1e9);
     return 0;
 }
