@@ -10,6 +10,7 @@ import pytest
 from actors import Actor, MakeActor, map_libvgpu
 from lock_bytes import NOBODY, is_free
 from namespaces import needs_first_namespace
+from reaping import reap_in_time
 from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import WITH_SEQLOCK, pids, slot_bytes
 
@@ -41,7 +42,7 @@ def test_nothing_moves_under_a_live_process_in_no_layout(
     file.add_process(DEAD + 3, {0: 800})
     live = [slot_bytes(file, 1), slot_bytes(file, 3)]
     with open_region(file, writable=True) as region:
-        assert region.reap() == (
+        assert reap_in_time(region) == (
             ReapedSlot(DEAD, 150, removed=False),
             ReapedSlot(DEAD + 1, 200, removed=False),
             ReapedSlot(DEAD + 2, 400, removed=False),
@@ -56,7 +57,7 @@ def test_nothing_moves_under_a_live_process_in_no_layout(
             process("slot.release", 0, 5)
         assert region.memory_used(0) == 13
         # What has been emptied is not told again.
-        assert region.reap() == ()
+        assert reap_in_time(region) == ()
     assert is_free(file)
 
 
@@ -67,14 +68,14 @@ def test_where_nobody_else_lives_the_dead_at_the_end_are_removed(
     live = attached(actor, file, 2)
     file.add_process(DEAD + 1, {0: 4})
     with open_region(file, writable=True) as region:
-        assert [slot.removed for slot in region.reap()] == [False, False]
+        assert [slot.removed for slot in reap_in_time(region)] == [False, False]
         live.kill()
-        (reaped,) = (slot for slot in region.reap(dry_run=True) if slot.memory_bytes)
+        (reaped,) = (slot for slot in reap_in_time(region, dry_run=True) if slot.memory_bytes)
         assert reaped == ReapedSlot(live.pid, 2, removed=True)
-        assert {slot.pid for slot in region.reap()} == {DEAD, live.pid, DEAD + 1}
+        assert {slot.pid for slot in reap_in_time(region)} == {DEAD, live.pid, DEAD + 1}
         assert pids(file) == []
         assert {file.get("slot_pid", slot=slot) for slot in range(3)} == {0}
-        assert region.reap() == ()
+        assert reap_in_time(region) == ()
 
 
 def test_the_reapers_own_slot_stays_where_all_others_are_removed(file: RegionFile) -> None:
@@ -82,7 +83,7 @@ def test_the_reapers_own_slot_stays_where_all_others_are_removed(file: RegionFil
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(0, 100)
         file.add_process(DEAD + 1, {0: 2})
-        assert region.reap() == (
+        assert reap_in_time(region) == (
             ReapedSlot(DEAD, 1, removed=False),
             ReapedSlot(DEAD + 1, 2, removed=True),
         )
@@ -100,7 +101,7 @@ def test_a_live_process_behind_the_last_slot_is_somebody_else(
     file.add_process(orphan.pid, {0: 2})
     file.put("proc_num", 1)
     with open_region(file, writable=True) as region:
-        assert region.reap() == (ReapedSlot(DEAD, 1, removed=False),)
+        assert reap_in_time(region) == (ReapedSlot(DEAD, 1, removed=False),)
     assert pids(file) == [DEAD]
 
 
@@ -113,7 +114,7 @@ def test_the_slot_that_a_process_left_itself_is_not_told_as_a_dead_ones(
         behind = attached(actor, file, 1)
         slot.detach()
         assert pids(file) == [os.getpid(), behind.pid]
-        assert region.reap() == ()
+        assert reap_in_time(region) == ()
         assert pids(file) == [os.getpid(), behind.pid]
 
 
@@ -129,7 +130,7 @@ def test_a_slot_that_is_emptied_where_it_stands_holds_nothing(
             file.put(f"slot_util.{part}", 7, device=15)
     attached(actor, file, 1)
     with open_region(file, writable=True) as region:
-        (reaped,) = region.reap()
+        (reaped,) = reap_in_time(region)
         assert reaped == ReapedSlot(DEAD, 105, removed=False)
         process = region.snapshot().processes[0]
         # A host pid that is used again would get another process's utilisation.
@@ -154,7 +155,7 @@ def test_a_seqlock_that_a_death_left_odd_is_made_even(
     with open_region(file, writable=True) as region:
         assert not region.snapshot().settled
         # Also where nothing was charged.
-        assert region.reap() == (ReapedSlot(DEAD, 0, removed=False),)
+        assert reap_in_time(region) == (ReapedSlot(DEAD, 0, removed=False),)
         assert file.get("slot_seqlock", slot=slot) == 42
         assert region.snapshot().settled
 
@@ -167,7 +168,7 @@ def test_a_live_process_that_is_inside_its_seqlock_is_left_alone(
     file.add_process(inside.pid, {0: 5})
     file.put("slot_seqlock", 41, slot=0)
     with open_region(file, writable=True) as region:
-        assert region.reap() == ()
+        assert reap_in_time(region) == ()
         assert file.get("slot_seqlock", slot=0) == 41
 
 
@@ -184,13 +185,13 @@ def test_a_slot_with_pid_0_gets_a_name_that_no_process_ever_has(
     file.add_process(0, {0: 40})
     stays = slot_bytes(file, 1)
     with open_region(file, writable=True) as region:
-        assert region.reap() == (
+        assert reap_in_time(region) == (
             ReapedSlot(0, 30, removed=False),
             ReapedSlot(0, 40, removed=False),
         )
         assert pids(file) == [NOBODYS, live.pid, NOBODYS]
         assert slot_bytes(file, 1) == stays
-        assert region.reap() == ()
+        assert reap_in_time(region) == ()
         live("slot.charge", 0, 1)
         assert region.memory_used(0) == 2
 
@@ -206,14 +207,14 @@ def test_who_ends_by_itself_may_still_give_memory_back(
     file.add_process(0, {0: 500})
     with open_region(file, writable=True) as region:
         before = file.content()
-        assert region.reap() == ()
+        assert reap_in_time(region) == ()
         assert file.content() == before
         # Not so one that has its name in some slot.
         slot = file.add_process(ending.pid)
-        assert [one.memory_bytes for one in region.reap()] == [500]
+        assert [one.memory_bytes for one in reap_in_time(region)] == [500]
         file.put("slot_pid", 0, slot=slot)
         ending.kill()
-        assert [one.pid for one in region.reap()] == [NOBODYS, 0]
+        assert [one.pid for one in reap_in_time(region)] == [NOBODYS, 0]
 
 
 @pytest.mark.root
@@ -232,7 +233,7 @@ def test_no_live_slot_changes_and_none_has_pid_0_whatever_is_reaped(
             file.add_process(pid, {0: pid})
         before = {pid: (slot, slot_bytes(file, slot)) for slot, pid in enumerate(pids(file))}
         with open_region(file, writable=True) as region:
-            region.reap()
+            reap_in_time(region)
             for one in live:
                 slot, content_before = before[one.pid]
                 assert file.get("slot_pid", slot=slot) == one.pid
@@ -253,7 +254,7 @@ def test_only_the_named_ones_are_reaped(file: RegionFile, actor: MakeActor) -> N
     with open_region(file, writable=True) as region:
         assert region.reap([]) == ()
         assert region.memory_used(0) == 1116
-        reaped = region.reap([DEAD + 2, DEAD])
+        reaped = reap_in_time(region, [DEAD + 2, DEAD])
         assert {(slot.pid, slot.memory_bytes) for slot in reaped} == {(DEAD, 1), (DEAD + 2, 100)}
         assert region.memory_used(0) == 1015
         (last,) = region.reap(iter([DEAD + 1]))
@@ -280,12 +281,12 @@ def test_a_live_one_that_was_named_is_an_error_and_keeps_its_slot(
 def test_the_reapers_own_slot_is_alive(file: RegionFile) -> None:
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(0, 5)
-        assert region.reap() == ()
+        assert reap_in_time(region) == ()
         with pytest.raises(ValueError, match=f"process {os.getpid()} is alive"):
             region.reap([os.getpid()])
         # By another handle too.
         with open_region(file, writable=True) as other:
-            assert other.reap() == ()
+            assert reap_in_time(other) == ()
         assert region.memory_used(0) == 5
 
 
@@ -320,7 +321,7 @@ def test_a_re_used_pid_does_not_keep_a_dead_ones_slot(
     stranger = actor(region_file(layout))
     file.add_process(stranger.pid, {0: 10})
     with open_region(file, writable=True) as region:
-        (reaped,) = region.reap([stranger.pid])
+        (reaped,) = reap_in_time(region, [stranger.pid])
         assert (reaped.pid, reaped.memory_bytes) == (stranger.pid, 10)
     stranger("region.snapshot")
 
@@ -329,7 +330,7 @@ def test_the_reapers_own_number_is_no_proof_of_life(file: RegionFile) -> None:
     """This process maps the region, but it has no slot in it: the number is another one's."""
     file.add_process(os.getpid(), {0: 10})
     with open_region(file, writable=True) as region:
-        assert region.reap() == (ReapedSlot(os.getpid(), 10, removed=True),)
+        assert reap_in_time(region) == (ReapedSlot(os.getpid(), 10, removed=True),)
 
 
 def test_who_cannot_be_seen_is_not_taken_for_dead(file: RegionFile, tmp_path: Path) -> None:
@@ -366,7 +367,7 @@ def test_those_who_come_meanwhile_are_not_taken_for_dead(
         one.start("evaluate", COME_AND_GO, pid=one.pid, seconds=0.5)
     with open_region(file, writable=True) as region:
         while not all(one.is_done() for one in crowd):
-            assert region.reap(timeout_s=30.0) == ()
+            assert reap_in_time(region, timeout_s=30.0) == ()
     for one in crowd:
         one.outcome()
     assert is_free(file)
@@ -393,8 +394,8 @@ def test_a_dry_run_foretells_exactly_what_is_done_and_changes_nothing(
         wanted: Any = chance.sample(dead, chance.randrange(1, len(dead) + 1)) if named else None
         before = file.content()
         with open_region(file, writable=True) as region:
-            foretold = region.reap(wanted, dry_run=True)
+            foretold = reap_in_time(region, wanted, dry_run=True)
             assert file.content() == before
-            assert region.reap(wanted) == foretold
+            assert reap_in_time(region, wanted) == foretold
         for one in live:
             one("region.close")
