@@ -277,27 +277,32 @@ static int look_at(const struct search *search, struct listed_process *process,
     return HR_OK;
 }
 
-/* With a round those come first whose maps did not take all of the budget in an earlier call. */
+/* With a round: who has a name in a slot is looked at in each call, so that a slot with a name does
+ * not wait for those without; and last are those whose maps took all of an earlier budget. */
+enum turn { NAMED, OTHERS, EXPENSIVE };
+
 static bool has_turn(const struct search *search, const struct listed_process *process,
-                     bool is_last_turn)
+                     enum turn turn)
 {
     const struct hr_round *round = search->round;
     if (round == NULL)
-        return !is_last_turn;
-    if (hr_comes_last(round, process->name) != is_last_turn)
+        return true;
+    if (hr_comes_last(round, process->name) != (turn == EXPENSIVE))
         return false;
-    return matches(search->names, &process->pids) ||
-           (search->slots != NULL && matches(search->slots, &process->pids)) ||
-           !hr_is_ruled_out(round, dirfd(search->list->directory), process->name);
+    bool is_named = matches(search->names, &process->pids) ||
+                    (search->slots != NULL && matches(search->slots, &process->pids));
+    if (is_named || turn == NAMED)
+        return is_named && turn != OTHERS;
+    return !hr_is_ruled_out(round, dirfd(search->list->directory), process->name);
 }
 
-static int look_at_all(struct search *search, bool is_last_turn, struct hr_mappers *out)
+static int look_at_all(struct search *search, enum turn turn, struct hr_mappers *out)
 {
     const struct hr_process_list *list = search->list;
     int code = HR_OK;
     for (uint32_t i = 0; code == HR_OK && !out->cut_short && i < list->count; i++) {
         struct listed_process *process = &list->processes[i];
-        if (!may_matter(search, process) || !has_turn(search, process, is_last_turn))
+        if (!may_matter(search, process) || !has_turn(search, process, turn))
             continue;
         /* Before it: the last one may take all that is left. */
         out->cut_short = hr_is_spent(search->budget);
@@ -319,10 +324,9 @@ static int search_list(struct search *search, struct hr_mappers *out)
         search->slots = &slots;
     }
     out->cut_short = list->cut_short;
-    if (code == HR_OK)
-        code = look_at_all(search, false, out);
-    if (code == HR_OK && search->round != NULL)
-        code = look_at_all(search, true, out);
+    const enum turn last = search->round == NULL ? NAMED : EXPENSIVE;
+    for (enum turn turn = NAMED; code == HR_OK && turn <= last; turn++)
+        code = look_at_all(search, turn, out);
     if (code != HR_OK) {
         hr_free_mappers(out);
         return code;

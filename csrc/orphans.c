@@ -67,18 +67,23 @@ static bool is_cut_short(const struct repair_call *call, int32_t pid)
 static int32_t find_end(struct repair_call *call, int32_t count)
 {
     int32_t end = count;
-    bool barred = false;
+    bool barred = false, barred_for_good = false;
     for (int32_t index = count; index < HR_SLOTS; index++) {
         enum hr_slot_use use = hr_judge_use(call->region, &call->view, index, count);
         if (use == HR_USE_UNDECIDED) {
+            const bool is_cut = is_cut_short(call, pid_of(call, index));
             barred = true;
-            if (is_cut_short(call, pid_of(call, index)))
+            if (is_cut)
                 report(call, pid_of(call, index), HR_REPAIR_CUT_SHORT);
             else if (may_be_missed(call, index, count))
                 report(call, pid_of(call, index), HR_REPAIR_LEFT);
+            barred_for_good =
+                barred_for_good || (!is_cut && !hr_is_sought_yet(call->region, &call->view, index));
         }
+        /* What bars it may be nobody's, once the search has ended. */
         if (use == HR_USE_AT_WORK && barred)
-            report(call, pid_of(call, index), HR_REPAIR_LEFT);
+            report(call, pid_of(call, index),
+                   barred_for_good ? HR_REPAIR_LEFT : HR_REPAIR_CUT_SHORT);
         if (use == HR_USE_AT_WORK && !barred) {
             report(call, pid_of(call, index), HR_REPAIR_DONE);
             end = index + 1;

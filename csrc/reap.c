@@ -7,16 +7,17 @@
 
 struct reap_call {
     hr_region *region;
-    const struct hr_mappers *before;  /* by a scan of all slots' pids, before the lock */
-    const struct hr_mappers *mappers; /* by the one that judges; NULL: no suspects */
-    struct hr_judged_marks *marks;    /* by the bytes of the file, before the scans */
-    struct hr_slot_pids *suspects;    /* dead by the former, and looked for by the latter */
-    struct hr_slot_pids names;        /* that stand anywhere in the table, before the scans */
-    struct hr_nameless_slots nameless;
-    bool has_newer;  /* slots with pid 0 that the search is not about */
-    bool has_others; /* somebody else may live */
-    bool has_marked; /* a slot is a dead process's by its mark */
-    bool has_work;   /* a suspect's slot is not empty */
+    const struct hr_mappers *before;   /* by a scan of all slots' pids, before the lock */
+    const struct hr_mappers *mappers;  /* by the one that judges; NULL: no suspects */
+    struct hr_judged_marks *marks;     /* by the bytes of the file, before the scans */
+    struct hr_slot_pids *suspects;     /* dead by the former, and looked for by the latter */
+    struct hr_slot_pids names;         /* that stand anywhere in the table, before the scans */
+    struct hr_nameless_slots nameless; /* below proc_num */
+    struct hr_nameless_slots standing; /* those and what is in use above */
+    bool has_newer;                    /* slots with pid 0 that the search is not about */
+    bool has_others;                   /* somebody else may live */
+    bool has_marked;                   /* a slot is a dead process's by its mark */
+    bool has_work;                     /* a suspect's slot is not empty */
     const int32_t *pids;
     uint32_t pid_count;
     uint32_t dry_run;
@@ -52,15 +53,6 @@ static int32_t pid_of(const struct reap_call *call, int32_t index)
 
 /* ---- The dead ------------------------------------------------------------------------ */
 
-static void note_nameless(struct reap_call *call, int32_t index)
-{
-    unsigned char *slot = hr_slot(call->region, (uint32_t)index);
-    call->nameless.list[call->nameless.count++] =
-        (struct hr_nameless){.index = index,
-                             .seqlock = hr_seqlock_of(call->region, index),
-                             .bytes = hr_slot_bytes(call->region, slot)};
-}
-
 static int note_names(void *argument)
 {
     struct reap_call *call = argument;
@@ -72,8 +64,10 @@ static int note_names(void *argument)
             continue;
         if (pid != 0)
             call->names.pids[call->names.count++] = pid;
-        else if (index < count)
-            note_nameless(call, index);
+        else if (index < count || hr_is_in_use(call->region, index))
+            hr_note_nameless(call->region, index, &call->standing);
+        if (pid == 0 && index < count)
+            hr_note_nameless(call->region, index, &call->nameless);
     }
     return code;
 }
@@ -321,7 +315,8 @@ static int search_before(struct reap_call *call, const char *proc, struct hr_map
     /* A process that has stored pid 0 has no name to be found by. */
     if (call->nameless.count > 0) {
         const int32_t count = call->nameless.count;
-        struct hr_round *round = hr_take_round(call->region, proc, &call->nameless);
+        struct hr_round *round =
+            hr_take_round(call->region, proc, &call->standing, &call->nameless);
         call->has_newer = call->nameless.count < count;
         int code =
             hr_find_mappers_in_round(call->region, proc, &call->names, &budget, round, before);

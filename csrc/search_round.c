@@ -41,6 +41,22 @@ static void free_round(struct hr_round *round)
     free(round);
 }
 
+/* ---- Slots ------------------------------------------------------------------------- */
+
+bool hr_is_in_use(const hr_region *region, int32_t index)
+{
+    return hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) != 0 ||
+           (hr_seqlock_of(region, index) & 1) != 0;
+}
+
+void hr_note_nameless(const hr_region *region, int32_t index, struct hr_nameless_slots *slots)
+{
+    unsigned char *slot = hr_slot(region, (uint32_t)index);
+    slots->list[slots->count++] = (struct hr_nameless){.index = index,
+                                                       .seqlock = hr_seqlock_of(region, index),
+                                                       .bytes = hr_slot_bytes(region, slot)};
+}
+
 /* ---- Keeping ----------------------------------------------------------------------- */
 
 static void keep(struct hr_round *round)
@@ -106,14 +122,15 @@ static void take_out_others(const struct hr_round *round, struct hr_nameless_slo
 }
 
 struct hr_round *hr_take_round(const hr_region *region, const char *proc,
-                               struct hr_nameless_slots *slots)
+                               const struct hr_nameless_slots *standing,
+                               struct hr_nameless_slots *asked)
 {
     struct stat status;
     if (stat(proc == NULL ? "/proc" : proc, &status) != 0)
         return NULL;
     struct hr_round *round = find_kept(region, &status);
-    if (round != NULL && count_common(round, slots) > 0) {
-        take_out_others(round, slots);
+    if (round != NULL && count_common(round, standing) > 0) {
+        take_out_others(round, asked);
         return round;
     }
     free_round(round);
@@ -124,7 +141,7 @@ struct hr_round *hr_take_round(const hr_region *region, const char *proc,
                                    .proc_device_id = status.st_dev,
                                    .proc_inode = status.st_ino,
                                    .began_ns = hr_clock_ns(CLOCK_MONOTONIC),
-                                   .slots = *slots};
+                                   .slots = *standing};
     return round;
 }
 
@@ -134,9 +151,9 @@ static int compare_pids(const void *one, const void *other)
     return (a->pid > b->pid) - (a->pid < b->pid);
 }
 
-void hr_end_round(struct hr_round *round, bool is_cut_short)
+void hr_end_round(struct hr_round *round, bool goes_on)
 {
-    if (round == NULL || !is_cut_short) {
+    if (round == NULL || !goes_on) {
         free_round(round);
         return;
     }

@@ -14,6 +14,7 @@
 #define HR_SEARCH_ROUND_H
 
 #include "process_files.h"
+#include "slot_table.h"
 
 /* A slot with pid 0, as it stood before /proc was searched. */
 struct hr_nameless {
@@ -26,16 +27,23 @@ struct hr_nameless_slots {
     struct hr_nameless list[HR_SLOTS];
 };
 
+/* Whether a slot with pid 0 counts something, or is being accounted in. */
+bool hr_is_in_use(const hr_region *region, int32_t index);
+void hr_note_nameless(const hr_region *region, int32_t index, struct hr_nameless_slots *slots);
+
 struct hr_round;
 
 /*
- * The round of this file that was kept, or a new one with these slots; NULL without memory for it.
- * Those of `slots` that are not the round's, as they were, are taken out of it.
+ * The round of this file that was kept, or a new one with the slots that stand in the table: all
+ * that are in use, also those that this call is not about, for calls of other kinds share the
+ * round.  NULL without memory for it.  Those of `asked` that are not the round's, as they were, are
+ * taken out of it; the two may be one.
  */
 struct hr_round *hr_take_round(const hr_region *region, const char *proc,
-                               struct hr_nameless_slots *slots);
-/* Keep it for the next call, where the search was cut short; else it is over. */
-void hr_end_round(struct hr_round *round, bool is_cut_short);
+                               const struct hr_nameless_slots *standing,
+                               struct hr_nameless_slots *asked);
+/* Keep it for the next call, where this one has not come to its end; else it is over. */
+void hr_end_round(struct hr_round *round, bool goes_on);
 
 /* By the names of their directories below `proc`. */
 bool hr_is_ruled_out(const struct hr_round *round, int proc, const char *name);

@@ -145,7 +145,7 @@ void hr_free_process_list(struct hr_process_list *list);
 enum hr_slot_repaired {
     HR_REPAIR_DONE = 1, /* the process counts once, in its own slot */
     HR_REPAIR_LEFT,     /* it may not, and there is no proof of which slot is its own */
-    HR_REPAIR_CUT_SHORT /* the search of /proc was cut short before its process was found */
+    HR_REPAIR_CUT_SHORT /* the search of /proc was cut short before that could be told */
 };
 
 struct hr_slot_repair {
@@ -161,6 +161,10 @@ struct hr_slot_repair {
  * is taken in at or above a slot of which nothing can be proved.  `out` takes HR_SLOTS
  * entries; returns their number.  A dry run through a region that was opened for
  * reading takes no lock.
+ *
+ * A slot with pid 0 that counts something may stand in the way.  The search for its owner goes on
+ * where a call of hr_reap() or of this function was cut short; until it has ended, what waits for
+ * it is reported as HR_REPAIR_CUT_SHORT.
  */
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
                     struct hr_slot_repair *out);

@@ -23,10 +23,10 @@ static int32_t pid_of(const hr_region *region, int32_t index)
 /* ---- Looking ----------------------------------------------------------------------- */
 
 struct watch_call {
-    const hr_region *region;
+    hr_region *region;
     struct hr_table_view *view;
-    struct hr_slot_pids names; /* that stand in the table */
-    bool has_nameless;         /* something counts in a slot that may be anybody's */
+    struct hr_slot_pids names;         /* that stand in the table */
+    struct hr_nameless_slots nameless; /* something counts there that may be anybody's */
 };
 
 static int note_names(void *argument)
@@ -35,13 +35,37 @@ static int note_names(void *argument)
     for (int32_t index = 0; index < HR_SLOTS; index++) {
         int32_t pid = pid_of(call->region, index);
         call->view->seen[index].pid = pid;
+        call->view->seen[index].is_sought = false;
         if (pid != 0)
             call->names.pids[call->names.count++] = pid;
-        else if (hr_slot_bytes(call->region, hr_slot(call->region, (uint32_t)index)) != 0 ||
-                 (hr_seqlock_of(call->region, index) & 1) != 0)
-            call->has_nameless = true;
+        else if (hr_is_in_use(call->region, index))
+            hr_note_nameless(call->region, index, &call->nameless);
     }
     return HR_OK;
+}
+
+/* A process that has stored pid 0 has no name to be found by: all of them are looked at. */
+static int search(struct watch_call *call, const char *proc)
+{
+    hr_region *region = call->region;
+    struct hr_table_view *view = call->view;
+    const struct hr_budget budget = hr_budget_of_cpu(HR_SEARCH_CPU_NS);
+    if (call->nameless.count == 0)
+        return hr_look_for_mappers(region, proc, &call->names, &view->mappers);
+    int code = hr_enter(region);
+    if (code != HR_OK)
+        return code;
+    view->round = hr_take_round(region, proc, &call->nameless, &call->nameless);
+    for (int32_t i = 0; i < call->nameless.count; i++) {
+        const struct hr_nameless *slot = &call->nameless.list[i];
+        view->seen[slot->index].is_sought = true;
+        view->seen[slot->index].seqlock = slot->seqlock;
+        view->seen[slot->index].bytes = slot->bytes;
+    }
+    code =
+        hr_find_mappers_in_round(region, proc, &call->names, &budget, view->round, &view->mappers);
+    hr_leave(region);
+    return code;
 }
 
 /* A slot that has got another name since the processes were looked for is of somebody who was not:
@@ -49,24 +73,32 @@ static int note_names(void *argument)
 static int begin_watch(void *argument)
 {
     struct watch_call *call = argument;
-    for (int32_t index = 0; index < HR_SLOTS; index++)
-        call->view->seen[index].seqlock = hr_seqlock_of(call->region, index);
+    for (int32_t index = 0; index < HR_SLOTS; index++) {
+        if (!call->view->seen[index].is_sought)
+            call->view->seen[index].seqlock = hr_seqlock_of(call->region, index);
+    }
     return HR_OK;
+}
+
+static void end_view(struct hr_table_view *view, int code)
+{
+    /* Made anew for a lock that was not had in time, it need not begin anew. */
+    hr_end_round(view->round, code == HR_ETIMEOUT || view->mappers.cut_short);
+    hr_free_mappers(&view->mappers);
 }
 
 static int look(hr_region *region, const char *proc, struct hr_table_view *view)
 {
     struct watch_call call = {.region = region, .view = view};
+    view->mappers = (struct hr_mappers){.list = NULL};
+    view->round = NULL;
     int code = hr_run(region, note_names, &call);
+    if (code == HR_OK)
+        code = search(&call, proc);
+    if (code == HR_OK)
+        code = hr_run(region, begin_watch, &call);
     if (code != HR_OK)
-        return code;
-    code =
-        hr_look_for_mappers(region, proc, call.has_nameless ? NULL : &call.names, &view->mappers);
-    if (code != HR_OK)
-        return code;
-    code = hr_run(region, begin_watch, &call);
-    if (code != HR_OK)
-        hr_free_mappers(&view->mappers);
+        end_view(view, code);
     uint64_t deadline = hr_deadline_ns(WATCH_NS);
     unsigned naps = 0;
     while (code == HR_OK && hr_nap(deadline, &naps))
@@ -84,7 +116,7 @@ int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *vie
         if (code != HR_OK)
             return code;
         code = hr_run_locked(region, work, argument, left < FRESH_NS ? left : FRESH_NS);
-        hr_free_mappers(&view->mappers);
+        end_view(view, code);
         uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
         if (code != HR_ETIMEOUT || now >= deadline)
             return code;
@@ -99,7 +131,7 @@ int hr_run_viewed_unlocked(hr_region *region, const char *proc, struct hr_table_
     if (code != HR_OK)
         return code;
     code = hr_run(region, work, argument);
-    hr_free_mappers(&view->mappers);
+    end_view(view, code);
     return code;
 }
 
@@ -150,14 +182,27 @@ bool hr_may_be_ending(const hr_region *region, const struct hr_mappers *mappers)
     return !mappers->complete || mappers->filtered || mappers->has_unsure;
 }
 
+static bool stands_as_sought(const hr_region *region, const struct hr_table_view *view,
+                             int32_t index)
+{
+    return view->seen[index].is_sought && pid_of(region, index) == 0 &&
+           view->seen[index].seqlock == hr_seqlock_of(region, index) &&
+           view->seen[index].bytes == hr_slot_bytes(region, hr_slot(region, (uint32_t)index));
+}
+
+bool hr_is_sought_yet(const hr_region *region, const struct hr_table_view *view, int32_t index)
+{
+    return pid_of(region, index) == 0 && view->seen[index].pid == 0 &&
+           hr_is_in_use(region, index) &&
+           (view->mappers.cut_short || !stands_as_sought(region, view, index));
+}
+
 static bool is_nobodys(const hr_region *region, const struct hr_table_view *view, int32_t index)
 {
     int32_t pid = pid_of(region, index);
-    if (pid == 0) { /* with an odd seqlock it is giving back the last of its memory */
-        bool has_ended = hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) == 0 &&
-                         (hr_seqlock_of(region, index) & 1) == 0;
-        return has_ended || !hr_may_be_ending(region, &view->mappers);
-    }
+    if (pid == 0) /* with an odd seqlock it is giving back the last of its memory */
+        return !hr_is_in_use(region, index) ||
+               (stands_as_sought(region, view, index) && !hr_may_be_ending(region, &view->mappers));
     return pid < 0 || pid == HR_NOBODY || hr_liveness_of_slot(&view->mappers, pid) == HR_DEAD;
 }
 

@@ -19,22 +19,31 @@
 
 struct hr_table_view {
     struct hr_mappers mappers;
+    struct hr_round
+        *round; /* of a search for the owners of slots with pid 0, until the work ends */
     struct {
         int32_t pid;      /* before the processes were looked for */
-        uint64_t seqlock; /* when the watch began, after that */
+        bool is_sought;   /* has pid 0, and is one of those that the search is about */
+        uint64_t seqlock; /* when the watch began, after that; of one that is sought, before */
+        uint64_t bytes;   /* of one that is sought, before */
     } seen[HR_SLOTS];
 };
 
 /*
- * Scan /proc, watch the table for 20 ms, take the lock and run the work, which judges by
- * `view` under the lock.  While the lock is waited for the view grows old: it is
- * made anew every quarter of a second, and when the work returns HR_ETIMEOUT.
+ * Scan /proc, going on where the call before was cut short (search_round.h), watch the table for 20
+ * ms, take the lock and run the work, which judges by `view` under the lock.  While the lock is
+ * waited for the view grows old: it is made anew every quarter of a second, and when the work
+ * returns HR_ETIMEOUT.
  */
 int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *view,
                   hr_guarded_work *work, void *argument, uint64_t timeout_ns);
 /* The same view for work that only reads and takes no lock. */
 int hr_run_viewed_unlocked(hr_region *region, const char *proc, struct hr_table_view *view,
                            hr_guarded_work *work, void *argument);
+
+/* Whether a slot with pid 0 cannot be judged because the search for its owner has not ended, or
+ * was begun before it was there. */
+bool hr_is_sought_yet(const hr_region *region, const struct hr_table_view *view, int32_t index);
 
 /* What a slot at or above proc_num, `count`, is. */
 enum hr_slot_use {

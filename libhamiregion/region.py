@@ -1320,7 +1320,8 @@ class Region:
 
         Raises:
             SearchCutShort: Processes were not looked for to the end of /proc; its `done` is what
-                would have been returned.
+                would have been returned. A later call of this process goes on where this one
+                stopped, so that it is worth trying again.
             LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As `lock`.
 
         Source: docs, The protocol (Orphaned slots).
