@@ -1,0 +1,103 @@
+"""When a process that accounts has to look for others in /proc, and when it does not.
+
+Here an empty directory is mounted there, which notes when it is read.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from actors import Actor, ProcessFactory
+from namespaces import why_no_new_namespace
+from region_bytes import RegionFile, RegionFileFactory
+from slot_bytes import move_last_into, pids, put_seqlock
+
+from libhamiregion import Layout
+
+pytestmark = pytest.mark.root
+
+OTHER = 3_999_998
+HIDE = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+strictatime = 1 << 24
+mounted = libc.mount(b"none", b"/proc", b"tmpfs", strictatime, None)
+assert mounted == 0, os.strerror(ctypes.get_errno())
+assert os.listdir("/proc") == []
+os.utime("/proc", (0, 0))
+"""
+SEARCHED = """
+import os
+answer = os.stat("/proc").st_atime_ns != 0
+"""
+
+
+@pytest.fixture(params=[Layout.UNVERSIONED, Layout.V1_1, Layout.V1_2])
+def file(request: pytest.FixtureRequest, region_file: RegionFileFactory) -> RegionFile:
+    return region_file(request.param)
+
+
+@pytest.fixture
+def process(file: RegionFile) -> Iterator[Actor]:
+    """It stands behind another one's slot, has 300 bytes, and another /proc than it had."""
+    if why := why_no_new_namespace():
+        pytest.skip(why)
+    with contextlib.closing(
+        ProcessFactory("unshare", "--mount", "--propagation", "private")
+    ) as apart:
+        actor = apart.actor(file)
+        file.add_process(OTHER, {0: 7})
+        actor("attach")
+        actor("slot.charge", 0, 300)
+        actor("evaluate", HIDE)
+        yield actor
+
+
+def test_one_whose_slot_was_moved_looks_for_nobody(process: Actor, file: RegionFile) -> None:
+    """What it has left behind the last slot has its own pid."""
+    move_last_into(file, 0)
+    process("slot.charge", 0, 100)
+    assert pids(file) == [process.pid]
+    assert process("region.memory_used", 0) == 400
+    assert not process("evaluate", SEARCHED)
+
+
+def test_one_whose_slot_was_removed_looks_for_nobody(process: Actor, file: RegionFile) -> None:
+    file.put("proc_num", 1)
+    process("slot.charge", 0, 100)
+    assert pids(file) == [OTHER, process.pid]
+    assert process("region.memory_used", 0) == 407
+    assert not process("evaluate", SEARCHED)
+
+
+def test_one_whose_slot_was_emptied_looks_for_nobody(process: Actor, file: RegionFile) -> None:
+    file.put("proc_num", 1)
+    file.put("slot_pid", 0, slot=1)
+    file.put("slot_used.total", 0, slot=1)
+    process("slot.charge", 0, 100)
+    assert pids(file) == [OTHER, process.pid]
+    assert process("region.memory_used", 0) == 407
+    assert not process("evaluate", SEARCHED)
+
+
+def test_one_that_charges_releases_and_detaches_looks_for_nobody(
+    process: Actor, file: RegionFile
+) -> None:
+    process("slot.charge", 0, 100)
+    process("slot.release", 0, 50)
+    assert process("region.memory_used", 0) == 357
+    process("slot.detach")
+    assert pids(file) == [OTHER]
+    assert not process("evaluate", SEARCHED)
+
+
+def test_only_another_ones_name_behind_the_last_slot_makes_it_search(
+    process: Actor, file: RegionFile
+) -> None:
+    if file.layout is Layout.UNVERSIONED:
+        pytest.skip("its processes do not remember where their slots are: nobody comes back")
+    file.put("proc_num", 0)
+    file.put("slot_used.total", 77, slot=0)
+    put_seqlock(file, 0, 8)
+    process("slot.charge", 0, 100)
+    assert process("evaluate", SEARCHED)
