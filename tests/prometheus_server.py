@@ -67,27 +67,32 @@ def prometheus_server(
     if rules is not None:
         config += f"rule_files: [{json.dumps(str(rules))}]\n"
     file.write_text(config)
-    port = free_port()
     log = directory / "prometheus.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [
-                "prometheus",
-                f"--config.file={file}",
-                f"--storage.tsdb.path={directory / 'tsdb'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        server = Prometheus(f"http://127.0.0.1:{port}")
-        eventually(lambda: server.is_ready() or process.poll() is not None)
-        assert process.poll() is None, log.read_text()
-        yield server
-    finally:
-        process.terminate()
-        process.wait(PATIENCE_S)
+    while True:
+        # It does not say which port it has taken, so somebody else may be quicker.
+        address = f"127.0.0.1:{free_port()}"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [
+                    "prometheus",
+                    f"--config.file={file}",
+                    f"--storage.tsdb.path={directory / 'tsdb'}",
+                    f"--web.listen-address={address}",
+                ],
+                stdout=output,
+                stderr=output,
+            )
+        try:
+            server = Prometheus(f"http://{address}")
+            eventually(lambda: process.poll() is not None or server.is_ready())  # noqa: B023
+            if process.poll() is not None and "address already in use" in log.read_text():
+                continue
+            assert process.poll() is None, log.read_text()
+            yield server
+            return
+        finally:
+            process.terminate()
+            process.wait(PATIENCE_S)
 
 
 @contextlib.contextmanager

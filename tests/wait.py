@@ -35,6 +35,11 @@ def _calibrated() -> int:
 PATIENCE_S = _calibrated()
 
 
+def on_this_machine_s(quiet_s: float) -> float:
+    """What takes so long at most on two quiet cores takes this machine no longer than that."""
+    return quiet_s * PATIENCE_S / _QUIET_PATIENCE_S
+
+
 def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
     """Return once the condition is true; fail if it does not become so.
 

@@ -26,6 +26,7 @@ from libhamiregion.cli.app import main
 from libhamiregion.node import writers
 for each in (DriverFigures, Feedback, PlanKeeper):
     each.interval_s = 0.02
+tasks.Task.interval_s = float(os.environ.get("TEST_INTERVAL_S", "10"))
 tasks.STUCK_AFTER_S = float(os.environ.get("TEST_STUCK_AFTER_S", "60"))
 tasks._LAST_PASS_S = float(os.environ.get("TEST_LAST_PASS_S", "15"))
 writers.MONITOR_NAMES = frozenset({{{MONITOR!r}}})

@@ -11,7 +11,7 @@ from exporter_process import environment, exporter_process
 from fake_kubernetes.server import FakeApi
 from plan_scene import PlanScene
 from scrapers import ask
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 pytest.importorskip("ijson", reason="needs the extra kubernetes")
 
@@ -88,8 +88,8 @@ def test_an_agent_as_the_manifests_run_it_stays_small_under_large_pods(
         stderr=subprocess.DEVNULL,
     )
     try:
-        eventually(lambda: region.get("limit") == 1 << 30, 60)
+        eventually(lambda: region.get("limit") == 1 << 30)
         assert peak_mib(process.pid) < attacked_mib
     finally:
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0

@@ -335,11 +335,11 @@ def test_an_exporter_of_ones_own_says_that_its_root_is_wrong(tmp_path: Path) -> 
         try:
             assert process.stdout is not None
             assert process.stderr is not None
-            with urllib.request.urlopen(process.stdout.readline().strip(), timeout=30):
+            with urllib.request.urlopen(process.stdout.readline().strip(), timeout=PATIENCE_S):
                 said = next(line for line in process.stderr if "nowhere" in line)
         finally:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=30)
+            process.communicate(timeout=PATIENCE_S)
     assert said.startswith("WARNING:")
 
 

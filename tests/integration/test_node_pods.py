@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from certificates import Authority, needs_openssl
 from fake_kubernetes.server import FakeApi
-from wait import PATIENCE_S, eventually
+from wait import PATIENCE_S, eventually, on_this_machine_s
 
 from libhamiregion.node import KubernetesError, NodePods
 from libhamiregion.node.kube_config import find_access
@@ -250,10 +250,10 @@ def test_a_server_that_restarts_again_and_again_is_right_within_3_s_each_time(
     for number in range(5):
         api.restart(refused=3)
         api.put(f"bert-{number}", UID % number, SIX)
-        eventually(lambda: not api.refusals, 30)
+        eventually(lambda: not api.refusals)
         began_s = time.monotonic()
         eventually(lambda: len(names(pods) or ()) == number + 1)  # noqa: B023
-        assert time.monotonic() - began_s < RETURN_S
+        assert time.monotonic() - began_s < on_this_machine_s(RETURN_S)
         eventually(lambda: api.open_watches and pods.error is None)
     assert len(api.lists) <= 1 + 5
 
@@ -342,7 +342,7 @@ def test_a_slow_handshake_keeps_nobody_waiting_but_the_watch(tmp_path: Path) -> 
             pods.start()
             assert pods.known() == (0, None)
             assert pods.error is None
-            assert time.monotonic() - began_s < 1.0
+            assert time.monotonic() - began_s < on_this_machine_s(1.0)
             eventually(lambda: names(pods) == {"bert-0"})
             eventually(lambda: api.open_watches)
         finally:
@@ -432,5 +432,5 @@ def test_a_watch_is_closed_while_it_waits_and_while_it_pauses(api: FakeApi, watc
     eventually(lambda: paused.error is not None)
     began_s = time.monotonic()
     paused.close()
-    assert time.monotonic() - began_s < 10.0
+    assert time.monotonic() - began_s < on_this_machine_s(10.0)
     assert not {pods._thread, paused._thread} & set(threading.enumerate())

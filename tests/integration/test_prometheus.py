@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from exporter_process import exporter_process
 from exposition import NodeFiles
 from fake_nvml.scenes import CARD, GPU, MIB
 from golden_regions import NAMES
-from prometheus_server import Prometheus, free_port, needs_prometheus, prometheus_server
+from prometheus_server import Prometheus, needs_prometheus, prometheus_server
 from wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
@@ -89,20 +89,16 @@ def exporter_port(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) 
     assert program.stdout.readline() == b"attached\n"
     driver: FakeDriver = FakeDriver(nvml_library, directory / "nvml-scene")
     driver.play(CARD, f"process 0 compute {program.pid} {512 * MIB}")
-    port = free_port()
-    command = [
-        *(sys.executable, "-m", "libhamiregion", "exporter"),
-        *("--listen", f"127.0.0.1:{port}", "--legacy-metrics", "--node-name", "gpu-node-1"),
-        *("--root", str(files.root), "--pod-logs", str(files.logs)),
-        *("--library", str(nvml_library), "--interval", "0.5"),
-    ]
-    exporter = subprocess.Popen(command, env=driver.environment())
+    words = (
+        *("--legacy-metrics", "--node-name", "gpu-node-1", "--interval", "0.5"),
+        *("--root", files.root, "--pod-logs", files.logs, "--library", nvml_library),
+    )
     try:
-        yield port
+        with exporter_process(*words, env=driver.environment()) as exporter:
+            yield int(exporter.url.rpartition(":")[2])
+            assert exporter.stop() == 0
     finally:
         program.communicate(timeout=PATIENCE_S)
-        exporter.send_signal(signal.SIGTERM)
-        assert exporter.wait(PATIENCE_S) == 0
 
 
 def scraping(directory: Path, config: str, sources: int) -> Iterator[Prometheus]:

@@ -15,6 +15,7 @@ from lock_bytes import hold, is_free, owner_of
 from namespaces import NEW_NAMESPACE, why_no_new_namespace
 from region_bytes import RegionFile, RegionFileFactory, locate
 from slot_bytes import NOBODYS, move_last_into, pids, put_slot, slot_bytes
+from wait import PATIENCE_S
 
 from libhamiregion import (
     Layout,
@@ -393,7 +394,7 @@ def test_emptied_slots_are_taken_again_where_nobody_can_be_seen(
         f"import os, libhamiregion as h; f = h.open_region({os.fspath(file)!r}, writable=True);"
         " f.attach()"
     )
-    subprocess.run([*inside, sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([*inside, sys.executable, "-c", script], check=True, timeout=PATIENCE_S)
     assert len(pids(file)) == 70
 
 

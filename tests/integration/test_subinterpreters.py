@@ -7,6 +7,7 @@ import pytest
 from lock_bytes import is_free
 from region_bytes import RegionFile
 from slot_bytes import pids, used
+from wait import PATIENCE_S
 
 # The core is one for all of them: a legacy interpreter, as those with a GIL of their own refuse an
 # extension of the stable ABI.
@@ -66,7 +67,7 @@ def test_an_interpreter_that_ends_leaves_its_own_slots_and_locks_and_no_others(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     if "No module named '_xxsubinterpreters'" in ended.stderr:
         pytest.skip("this Python cannot make interpreters")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from called import call
 from prometheus_server import Prometheus, free_port, needs_prometheus, prometheus_server
-from wait import eventually
+from wait import eventually, on_this_machine_s
 
 from libhamiregion.report import PrometheusError, PrometheusFleet
 from libhamiregion.report.fleet import FleetProcess, _by_name
@@ -64,12 +64,11 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         def log_message(self, *_: object) -> None:
             pass
 
-    port = free_port()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Exporters)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Exporters)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    config = CONFIG.format(port=port)
+    config = CONFIG.format(port=server.server_port)
     with prometheus_server(tmp_path_factory.mktemp("fleet"), config) as running:
-        eventually(lambda: running.query("count(hamiregion_process_memory_used_bytes)"), 60)
+        eventually(lambda: running.query("count(hamiregion_process_memory_used_bytes)"))
         yield running
     server.shutdown()
     server.server_close()
@@ -87,7 +86,7 @@ def rows(prometheus: Prometheus, *words: str) -> list[dict[str, Any]]:
 def test_the_largest_of_500_nodes_are_answered_in_5_s(prometheus: Prometheus) -> None:
     began_s = time.monotonic()
     found = rows(prometheus)
-    assert time.monotonic() - began_s < ANSWER_S
+    assert time.monotonic() - began_s < on_this_machine_s(ANSWER_S)
     assert len(found) == 50
     sizes = [row["memory_used_bytes"] for row in found]
     assert sizes == [size << 20 for size in range(NODES * EACH, NODES * EACH - 50, -1)]

@@ -205,7 +205,7 @@ def test_glibc_finds_its_semaphores_free_and_can_use_them(
 ) -> None:
     semaphore = Semaphore(region_file(layout), field)
     assert semaphore.value() == 1
-    assert semaphore.wait(5) == 0
+    assert semaphore.wait(PATIENCE_S) == 0
     assert semaphore.value() == 0
     assert semaphore.wait(0.01) == errno.ETIMEDOUT
     semaphore.post()
@@ -219,7 +219,7 @@ def test_a_post_wakes_a_waiter_in_another_process(
 ) -> None:
     """Only of a semaphore that says it is shared: a private one never hears of it."""
     semaphore = Semaphore(region_file(layout), field)
-    assert semaphore.wait(5) == 0
+    assert semaphore.wait(PATIENCE_S) == 0
     pid = os.fork()
     if pid == 0:
         os._exit(0 if semaphore.wait(PATIENCE_S) == 0 else 1)

@@ -189,7 +189,7 @@ def test_the_readmes_programs_paste_into_a_plain_interpreter_and_run_twice(
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=4 * PATIENCE_S,
         )
         # Prompts go there, too.
         assert "Error" not in done.stderr, done.stderr

@@ -6,6 +6,7 @@ import contextlib
 import socket
 
 import pytest
+from wait import PATIENCE_S
 
 from libhamiregion.exporter import ListenError
 from libhamiregion.exporter.listening import ListenAddress, listen_on, parse_listen
@@ -54,7 +55,7 @@ def test_one_port_serves_ipv4_and_ipv6() -> None:
     with listener:
         port = listener.getsockname()[1]
         for host in ["127.0.0.1"] + ["::1"] * socket.has_dualstack_ipv6():
-            socket.create_connection((host, port), timeout=5).close()
+            socket.create_connection((host, port), timeout=PATIENCE_S).close()
 
 
 def test_a_name_is_listened_on_at_all_its_addresses_with_one_port() -> None:
