@@ -14,7 +14,7 @@ from own_cgroups import cgroup_of_pod
 
 from libhamiregion.agent import Feedback, OtherWriterRuns
 from libhamiregion.agent.other_writers import WriterWatch
-from libhamiregion.node import Node
+from libhamiregion.node import Node, writers
 
 pytestmark = needs_first_namespace
 
@@ -131,6 +131,14 @@ def test_a_pod_that_holds_a_region_cannot_pass_for_a_monitor(
                         task.start()
                     finally:
                         task.stop()
+
+
+def test_paths_of_mounts_are_read_with_what_the_kernel_writes_as_numbers(tmp_path: Path) -> None:
+    """Spaces, tabulators, newlines and backslashes, in octal."""
+    mountinfo = tmp_path / "mountinfo"
+    line = r"36 35 0:41 /a\040b\134c /mnt/d\011e\012 rw,relatime shared:1 - ext4 /dev/vda1 rw"
+    mountinfo.write_text(f"{line}\nhalf a line")
+    assert writers._mounts(str(mountinfo)) == {36: (b"0:41", b"/a b\\c", b"/mnt/d\te\n")}
 
 
 @pytest.mark.parametrize("directory", ["containers", "two words"])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cli_process import COLOUR, Terminal, run, start
+from integration.called import call
 from wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def test_a_node_is_served_until_ctrl_c_and_then_removed(tmp_path: Path) -> None:
         with urllib.request.urlopen(f"{told['urls'][0]}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
         place = ("--root", told["root"], "--pod-logs", told["pod_logs"])
-        answer = run("containers", *place, "--json")
+        answer = call("containers", *place, "--json")
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, output, errors) == (0, "", "")
@@ -164,10 +165,10 @@ def test_a_node_is_served_until_ctrl_c_and_then_removed(tmp_path: Path) -> None:
 
 
 def test_a_wrong_address_for_the_node_is_refused() -> None:
-    answer = run("demo", "--node", "--listen", "9394")
+    answer = call("demo", "--node", "--listen", "9394")
     assert answer.returncode == 2
     assert "'9394' is no address such as 127.0.0.1:9394" in answer.stderr
-    answer = run("demo", "--listen", ":9394")
+    answer = call("demo", "--listen", ":9394")
     assert (answer.returncode, answer.stderr.splitlines()[-1]) == (
         2,
         "Error: --listen goes with --node",

@@ -6,7 +6,7 @@ import pytest
 
 from libhamiregion.report.charts import gpu_chart, memory_chart
 from libhamiregion.report.models import Timeline
-from libhamiregion.report.words import Times
+from libhamiregion.report.words import Times, hours, number
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -79,3 +79,24 @@ def test_the_axis_of_time_has_round_local_times(minutes: int, times: list[str]) 
     assert [label for _, label in chart.times] == times
     assert chart.times[0][0] == 0
     assert chart.times[-1][0] == 100
+
+
+def test_where_one_unit_ends_the_next_one_begins() -> None:
+    lengths = {
+        "3.0 d": 72,
+        "72 h": 71.9,
+        "10 h": 10,
+        "9.9 h": 9.9,
+        "1.0 h": 1,
+        "59 min": 0.99,
+        "1 min": 1 / 60,
+        "58 s": 0.0162,
+        "0 h": 0,
+    }
+    assert {text: hours(value) for text, value in lengths.items()} == {
+        text: text for text in lengths
+    }
+    figures = {"10": 10, "9.9": 9.9, "0.1": 0.1, "0.09": 0.09, "0": 0, "-0.05": -0.05}
+    assert {text: number(value) for text, value in figures.items()} == {
+        text: text for text in figures
+    }

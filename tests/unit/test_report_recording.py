@@ -371,7 +371,8 @@ def test_the_file_stays_within_its_size(path: Path) -> None:
     assert found[-1].end_ms == writer.at_ms
     # What is left has no holes.
     assert all(a.end_ms == b.start_ms for a, b in itertools.pairwise(found))
-    assert len(found) > 100
+    # A quarter goes at a time, and the rest is there to be reported on.
+    assert len(found) > 300
 
 
 def test_space_that_has_become_free_is_given_back(path: Path) -> None:
