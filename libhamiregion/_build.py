@@ -62,7 +62,9 @@ ffi.cdef((PACKAGE / "_native.cdef.h").read_text(encoding="utf-8"))
 ffi.cdef("#define HR_HAS_TESTPOINTS ...")
 ffi.set_source(
     "libhamiregion._native",
-    '#include "arrow.h"\n#include "details.h"\n#include "samples.h"\n' + CAPSULE + TESTPOINTS,
+    "".join(f'#include "{each}.h"\n' for each in ("arrow", "details", "process_stats", "samples"))
+    + CAPSULE
+    + TESTPOINTS,
     sources=project_files("csrc/*.c"),
     include_dirs=["csrc"],
     depends=project_files("csrc/*.h") + project_files("libhamiregion/_native.cdef.h"),

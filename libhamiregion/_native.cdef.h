@@ -209,6 +209,20 @@ void hr_give_back_pages(hr_region *const *regions, uint32_t count);
 
 void hr_columns(const void *set, uint32_t count, uint32_t which, void *cells, size_t step);
 
+/* ---- process_stats.h ---------------------------------------------------- */
+
+struct hr_process_stat {
+    uint64_t start_time_ticks;
+    uint64_t address_space_bytes;
+    uint64_t stack;
+    uint64_t minor_faults;
+    uint64_t major_faults;
+    int64_t error;
+};
+
+void hr_read_process_stats(int proc, const uint32_t *pids, uint32_t count,
+                           struct hr_process_stat *out);
+
 /* ---- samples.h ---------------------------------------------------------- */
 
 #define HR_WRITE_UNSIGNED ...

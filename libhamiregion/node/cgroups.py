@@ -100,7 +100,7 @@ class Payer:
 
     cgroup: str
     container: ContainerId | None = None
-    program: bytes = b""
+    program: int = 0
 
 
 def payer_of(text: str) -> Payer:

@@ -120,7 +120,7 @@ class ProcessReader:
         if full:
             self._full_s = now_s
         costs = ListingCosts()
-        names = [name for name in os.listdir(directory) if name.isdigit()]
+        pids = [int(name) for name in os.listdir(directory) if name.isdigit()]
         holders = _known_holders(before, living, wanted)
         untouched = set()
         if not full:
@@ -128,28 +128,31 @@ class ProcessReader:
             own = {int(itself)} if itself.isdigit() else set()
             alive = holders | (own - set(wanted)) & before.keys()
             untouched = {pid for pid in alive if before[pid].unread is None}
-        for name, pid in zip(names, map(int, names), strict=True):
-            if pid in untouched:
-                entries[pid] = before[pid]
+        entries.update((pid, before[pid]) for pid in pids if pid in untouched)
+        asked = [pid for pid in pids if pid not in untouched]
+        for pid, activity in procfs.read_activities(directory, asked):
+            if activity is None:
+                refused.append(pid)
                 continue
             known = before.get(pid)
+            has_acted = False
             try:
-                line = procfs.stat_line(directory, f"{name}/stat")
-                activity = procfs.activity(line)
                 if known is None or known.activity.start_time != activity.start_time:
                     with costs.of_new() as identified:
-                        known = self._identify(directory, name, line)
+                        line = procfs.stat_line(directory, f"{pid}/stat")
+                        known = self._identify(directory, str(pid), line)
                         identified(known.payer)
-                elif known.unread == "blocked":
-                    known = self._late(known)
-                entries[pid] = known
+                else:
+                    has_acted = known.activity != activity
+                    if known.unread == "blocked":
+                        known = self._late(known)
             except Gone:
                 continue
             except AccessDenied:
                 refused.append(pid)
                 continue
+            entries[pid] = known
             costs.count(known.payer)
-            has_acted = known.activity != activity
             if not has_acted and known.unread not in {"no_time", "blocked"}:
                 continue
             if pid in wanted or known.unread in {"no_time", "blocked"}:
@@ -433,7 +436,7 @@ def _what_is_due(
     is checked where its size has changed, and now and then.
     """
     is_as_large = known.activity.maps_the_same(now)
-    has_same_program = now.stack == known.activity.stack != b"0"
+    has_same_program = now.stack == known.activity.stack != 0
     moment = 0.5 + pid % _MOMENTS / (2 * _MOMENTS)
     if not (holds_slot and has_same_program):
         is_due = not is_as_large or now_s - known.looked_at_s >= _UNCHANGED_FOR_S * moment

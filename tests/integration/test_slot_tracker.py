@@ -4,6 +4,7 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from actors import Actor, MakeActor
@@ -89,7 +90,7 @@ def test_while_nothing_changes_proc_is_not_read_however_busy_the_processes_are(
     users = attached(actor, root.region("a"), root.region("b"))
     first = told(node)
     read: list[str] = []
-    for name in ("stat_line", "open_process"):
+    for name in ("stat_line", "open_process", "read_activities"):
         monkeypatch.setattr(procfs, name, lambda *_, name=name: read.append(name))
     for number in range(3):
         for user in users:
@@ -246,24 +247,25 @@ def test_between_two_whole_looks_only_who_lives_by_a_pidfd_is_left_out(
     user, dying = attached(actor, root.region(), root.region("other"))
     bystander = actor()
     told(node)
-    looked_at: list[str] = []
-    stat_line = procfs.stat_line
+    looked_at: list[int] = []
+    read_activities = procfs.read_activities
 
-    def noted(directory: int, name: str = "stat") -> bytes:
-        looked_at.append(name.partition("/")[0])
-        return stat_line(directory, name)
+    def noted(directory: int, pids: Sequence[int]) -> Any:
+        looked_at[:] = pids
+        return read_activities(directory, pids)
 
-    monkeypatch.setattr(procfs, "stat_line", noted)
+    monkeypatch.setattr(procfs, "read_activities", noted)
     node.processes.refresh(full=False)
-    assert str(bystander.pid_here) in looked_at
-    assert not {str(user.pid_here), str(dying.pid_here)} & set(looked_at)
+    assert bystander.pid_here in looked_at
+    # This process maps all regions, and is read in its turn.
+    assert not {user.pid_here, dying.pid_here, os.getpid()} & set(looked_at)
     # Whoever has its pid from now on is another process.
     dying.kill()
     node.processes.refresh(full=False)
     assert node.processes.get(dying.pid_here) is None
-    assert str(user.pid_here) not in looked_at
+    assert user.pid_here not in looked_at
     node.processes.refresh()
-    assert str(user.pid_here) in looked_at
+    assert {user.pid_here, os.getpid()} <= set(looked_at)
 
 
 @pytest.mark.parametrize("at_work", [False, True])

@@ -24,6 +24,7 @@ ORDER = (
     "byte_lock",
     "maps",
     "process_files",
+    "process_stats",
     "search_round",
     "mappers",
     "marks",
