@@ -1,0 +1,31 @@
+"""Parts of the library, each against a model of all that it asks, where anything may fail."""
+
+from pathlib import Path
+
+import pytest
+from c_model import build_model, needs_c, run_model
+
+pytestmark = needs_c
+
+ALLOCATING = ("allocating", "memory", "arrays")
+MODELS = {
+    "allocations_model": (
+        *ALLOCATING,
+        "async",
+        "physical",
+        "pools",
+        "context_table",
+        "graph_memory",
+    ),
+    "contexts_model": (*ALLOCATING, "contexts", "context_table", "books"),
+    "charges_model": ("charges",),
+    "context_memory_model": ("context_memory",),
+    "session_model": ("session",),
+    "threads_model": ("threads",),
+    "watcher_model": ("watcher",),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_part_does_what_its_model_says(tmp_path: Path, model: str) -> None:
+    run_model(build_model(tmp_path, model, *MODELS[model]))
