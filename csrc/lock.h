@@ -140,8 +140,9 @@ struct hr_recovery {
  *
  * HR_OK: recovery->done says what was done; nothing where nothing was wrong.
  * HR_EINTERRUPTED: a signal came; call again with the same `recovery`, which goes on.
- * HR_ENOTRECOVERABLE with detail.reason HR_REASON_ALIVE, HR_REASON_UNKNOWN or
- * HR_REASON_BUSY, detail.found = owner_pid, detail.wanted = its pid here.
+ * HR_ENOTRECOVERABLE with detail.reason HR_REASON_ALIVE, HR_REASON_UNKNOWN, HR_REASON_BUSY,
+ * HR_REASON_UNWATCHED or HR_REASON_RECOVERING, detail.found = owner_pid, detail.wanted = its pid
+ * here.
  */
 #define HR_POSTINIT_NS 60000000000u
 int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,

@@ -301,8 +301,10 @@ static int recover_unsigned(struct recovery *recovery)
         return sign_instead(recovery, HR_RECOVERED_OWNERLESS);
     case INTERRUPTED:
         return hr_fail_code(HR_EINTERRUPTED);
+    case TOO_SHORT:
+        return not_recoverable(HR_REASON_UNWATCHED, recovery, 0);
     default:
-        return not_recoverable(HR_REASON_BUSY, recovery, 0);
+        return not_recoverable(HR_REASON_BUSY, recovery, hr_owner_of(recovery->region));
     }
 }
 
@@ -364,7 +366,7 @@ static int postinit_work(void *argument)
         if (watched == CHANGED)
             return HR_OK;
         if (watched == TOO_SHORT)
-            return progress->done != 0 ? HR_OK : not_recoverable(HR_REASON_BUSY, recovery, 0);
+            return progress->done != 0 ? HR_OK : not_recoverable(HR_REASON_UNWATCHED, recovery, 0);
     }
     /* Waiters may have come and gone since; the value must be the one that was judged. */
     uint64_t word;
@@ -445,7 +447,7 @@ static int held_meanwhile(hr_region *region, const char *proc)
     if (code != HR_OK)
         return code;
     bool alive = state->owner_pid != 0 && state->owner_liveness == HR_ALIVE;
-    return not_recoverable(alive ? HR_REASON_ALIVE : HR_REASON_BUSY, &none, state->owner_pid);
+    return not_recoverable(alive ? HR_REASON_ALIVE : HR_REASON_RECOVERING, &none, state->owner_pid);
 }
 
 int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,

@@ -116,12 +116,14 @@ enum hr_reason {
     HR_REASON_REPLACED,        /* magic or version changed under the mapping */
     HR_REASON_ALIVE,           /* the lock's owner is alive */
     HR_REASON_UNKNOWN,         /* /proc does not show enough to tell */
-    HR_REASON_BUSY,            /* the lock changed hands while it was watched */
+    HR_REASON_BUSY,            /* the lock was taken or given back while it was looked at */
     HR_REASON_TWO_INODES,      /* the file may have another inode, whose locks are not seen here */
     HR_REASON_FOREIGN_MAPPING, /* HR_EATTACHED: another library in this process maps the file */
     HR_REASON_LAYOUT,          /* HR_ENOTREGION: layout = the one named, found = the file's */
-    HR_REASON_SAME_PID         /* HR_EATTACHED: a live process of another pid namespace has `found`,
+    HR_REASON_SAME_PID,        /* HR_EATTACHED: a live process of another pid namespace has `found`,
                                   this process's pid, in the region */
+    HR_REASON_UNWATCHED,       /* nobody has signed, and that was not watched for long enough */
+    HR_REASON_RECOVERING       /* another recovery was at it all the time */
 };
 
 struct hr_detail {

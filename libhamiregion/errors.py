@@ -336,9 +336,20 @@ def _lock_message(code: int, path: str, detail: Any) -> str:
             f"whether the holder of the lock of {path} lives cannot be told from here ({owner}): "
             "its processes are not all visible; run as root on the host or in the container"
         )
+    if detail.reason == lib.HR_REASON_UNWATCHED:
+        return (
+            f"the lock of {path} was left alone: nobody has signed for it, so that any process "
+            "that maps the file may hold it; watch it for 10 s, the second semaphore for 60 s, or "
+            "end these processes"
+        )
+    if detail.reason == lib.HR_REASON_RECOVERING:
+        return (
+            f"the lock of {path} was left alone ({owner}): another recovery has been at work on it "
+            "all the time; try again when that one has ended"
+        )
     return (
-        f"the lock of {path} was left alone ({owner}): it changed hands, or nobody has signed and "
-        "it was not watched for long enough while other processes map the file; try again"
+        f"the lock of {path} was left alone: it was taken or given back while it was looked at "
+        f"(now {owner}), so processes are using it and nothing has to be recovered"
     )
 
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import platform
 import random
+import re
 import signal
 import threading
 import time
@@ -149,13 +150,53 @@ def test_an_unsigned_lock_is_left_alone_while_another_process_may_hold_it(
     other = actor(file)
     hold(file, 0)
     before = file.content()
-    with pytest.raises(LockNotRecoverable, match="nobody has signed") as caught:
+    message = "nobody has signed for it, .* watch it for 10 s, the second semaphore for 60 s"
+    with pytest.raises(LockNotRecoverable, match=message) as caught:
         recover(file, watch_s)
     assert caught.value.path == str(file.path)
     assert file.content() == before
     # Once it has gone, there is nobody left.
     other.kill()
     assert recover_in_time(file) == did(ownerless=True)
+
+
+def test_one_that_is_taken_and_given_back_meanwhile_is_said_to_be_in_use(
+    file: RegionFile, actor: MakeActor
+) -> None:
+    user, recoverer = actor(file), actor(file)
+    message = rf"taken or given back .* \(now owner_pid {user.pid}\), so processes are using it"
+    found = []
+
+    def is_said() -> bool:
+        hold(file, 0)
+        recoverer.start("region.recover_lock", watch_s=3600.0)
+        # Before it watches, or while it does.
+        recoverer.is_done(within_s=0.05)
+        file.put("owner_pid", user.pid)
+        with pytest.raises(LockNotRecoverable) as caught:
+            recoverer.outcome()
+        found.append(str(caught.value))
+        return re.search(message, found[-1]) is not None
+
+    eventually(is_said)
+    assert all(re.search(message, each) or "held by a live process" in each for each in found)
+
+
+def test_a_recovery_beside_another_one_says_so(file: RegionFile, actor: MakeActor) -> None:
+    other = actor(file)
+    hold(file, 0)
+    other("evaluate", LOCK_HOST_BYTE, path=os.fspath(file), byte=0x50000000)
+    with pytest.raises(LockNotRecoverable, match=r"signed for it\): another recovery has been at"):
+        recover(file, 0)
+    other.kill()
+    assert recover_in_time(file) == did(ownerless=True)
+
+
+LOCK_HOST_BYTE = """
+import fcntl, os, struct
+scene.fd = os.open(path, os.O_RDWR)
+fcntl.fcntl(scene.fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, byte, 1, 0))
+"""
 
 
 def test_who_only_reads_cannot_hold_a_lock(file: RegionFile, actor: MakeActor) -> None:
