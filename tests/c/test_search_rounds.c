@@ -250,6 +250,39 @@ static void a_slot_that_has_come_since_is_judged_by_a_search_of_its_own(void)
     end();
 }
 
+/* An odd seqlock says that it is giving back the last of its memory. */
+static void a_process_that_is_about_to_end_keeps_its_slot_until_the_last_store(void)
+{
+    char maps[2 * PATH_MAX];
+    begin(2);
+    put_slot(0, WORKER, 100, 4);
+    put_slot(1, 0, 0, 3);
+    poke32(&file, file.layout->proc_num, 1);
+    snprintf(maps, sizeof maps,
+             "%s7f1000000000-7f1000001000 r-xp 00000000 00:01 2 /usr/local/vgpu/libvgpu.so\n",
+             maps_of_region());
+    write_in_proc(FIRST, "/maps", maps);
+    CHECK_EQ(repair(-1), HR_REPAIR_LEFT);
+    CHECK_EQ(count(), 1);
+    put_slot(1, 0, 0, 4);
+    CHECK_EQ(repair(-1), HR_REPAIR_DONE);
+    CHECK_EQ(count(), 3);
+    end();
+}
+
+static void a_process_that_counts_in_one_of_its_slots_is_not_said_to_count_twice(void)
+{
+    begin(HR_SLOTS - 1);
+    put_slot(HR_SLOTS - 1, 0, 0, 2);
+    put_slot(0, WORKER, 100, 4);
+    put_slot(1, WORKER, 0, 4);
+    poke32(&file, file.layout->proc_num, 2);
+    CHECK_EQ(repair(-1), 0);
+    put_slot(1, WORKER, 1, 4);
+    CHECK_EQ(repair(-1), HR_REPAIR_LEFT);
+    end();
+}
+
 /* A node's agent reaps and repairs by turns; one has nothing to do with the slots of the other. */
 static void reaping_and_repairing_do_not_end_each_others_search(void)
 {
@@ -292,6 +325,8 @@ int main(void)
     RUN(a_repair_comes_to_its_end_over_several_calls);
     RUN(a_slot_with_a_pid_does_not_wait_for_those_without);
     RUN(a_slot_that_has_come_since_is_judged_by_a_search_of_its_own);
+    RUN(a_process_that_is_about_to_end_keeps_its_slot_until_the_last_store);
+    RUN(a_process_that_counts_in_one_of_its_slots_is_not_said_to_count_twice);
     RUN(reaping_and_repairing_do_not_end_each_others_search);
     RUN(a_search_is_not_made_again_for_a_lock_that_was_not_had_in_time);
     return check_report("test_search_rounds");
