@@ -330,6 +330,19 @@ def test_a_directory_without_permission_is_told(public_directory: Path) -> None:
     assert [entry.name for entry in public_directory.iterdir()] == ["a.cache"]
 
 
+def test_a_program_without_standard_input_makes_one_too(tmp_path: Path) -> None:
+    """The first descriptor that it gets is 0."""
+    path = tmp_path / "region.cache"
+
+    def create() -> None:
+        os.close(0)
+        create_region(path, memory_limits=("1GiB",))
+
+    in_child(create)
+    with open_region(path) as region:
+        assert region.memory_limit(0) == 1 << 30
+
+
 def test_a_name_too_long_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too long") as error:
         create_region(tmp_path / ("x" * 256))
