@@ -17,6 +17,7 @@ from libhamiregion import Layout
 AT = Layout.V1_2.offsets
 SLOT = AT["slot_stride"]
 TOTAL, DATA = 32, 16
+DEVICES = 16
 
 
 class Libvgpu:
@@ -73,12 +74,22 @@ class Libvgpu:
         self.lock()
         self.sweep()
         self.at = self.slot(self.count())
-        self.map[self.at : self.at + SLOT] = bytes(SLOT)
+        self.clear(self.at)
         self.put(self.at + AT["slot_pid"], os.getpid())
         self.put(self.at + AT["slot_status"], 1)
         self.put(AT["proc_num"], self.count() + 1)
         self.unlock()
         return [self.pid_of(index) for index in range(self.count())]
+
+    def clear(self, slot: int) -> None:
+        """Field by field, those that it knows: what stands between them stays."""
+        for device in range(DEVICES):
+            used = slot + AT["slot_used"] + device * AT["slot_used_stride"]
+            for step in range(0, TOTAL + 8, 8):
+                self.put(used + step, 0, "<Q")
+            self.put(slot + AT["slot_monitorused"] + device * 8, 0, "<Q")
+        self.put(slot + AT["slot_seqlock"], 0, "<Q")
+        self.put(slot + AT["slot_hostpid"], 0)
 
     def used(self) -> int:
         """What it compares with the limit."""
