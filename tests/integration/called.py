@@ -13,7 +13,7 @@ from libhamiregion.cli.verbs import hamiregion
 
 
 @contextlib.contextmanager
-def _logging_kept() -> Iterator[None]:
+def logging_kept() -> Iterator[None]:
     """Give the log back: services take all of it, and this process goes on after them."""
     root, library = logging.getLogger(), logging.getLogger("libhamiregion")
     kept = root.handlers[:], root.level, library.level, logging.raiseExceptions
@@ -38,7 +38,7 @@ def with_notes(*arguments: str) -> "subprocess.CompletedProcess[str]":
     out, err = io.StringIO(), io.StringIO()
     try:
         with (
-            _logging_kept(),
+            logging_kept(),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from answers import check_answer
+from integration.called import logging_kept
 
 from libhamiregion.cli.service_log import ServiceLog
 from libhamiregion.node.events import Event
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def own_logging() -> Iterator[None]:
     """Logging as a program has it at its start."""
-    root, library = logging.getLogger(), logging.getLogger("libhamiregion")
-    before = root.handlers[:], root.level, library.level, logging.raiseExceptions
-    yield
-    root.handlers[:], root.level, library.level, logging.raiseExceptions = before
+    with logging_kept():
+        yield
 
 
 HOSTILE = ("a" * 400, "\x1b[2J" * 100, "\N{GRINNING FACE}" * 400, "\\" * 400, "")
