@@ -38,6 +38,19 @@ def test_energy_and_xid_events_are_counted_from_the_first_sample_on(
     assert (first.faults, second.faults) == ((), ())
 
 
+def test_events_of_a_gpu_that_is_lost_keep_nobody_elses_waiting(fake_driver: FakeDriver) -> None:
+    sensors = (CARD, SECOND, "sensors 0 41 187500 3 1", "sensors 1 1 1 0 0")
+    fake_driver.play(*sensors)
+    with NvmlSampler(fake_driver.library, host_namespace=True, sensors=True) as sampler:
+        sampler.sample()
+        lost = ("xid 0 79", "xid 1 79")
+        fake_driver.play(*sensors, *lost, "error nvmlDeviceGetIndex 15")
+        sampler.sample()
+        fake_driver.play(*sensors, *lost, "xid 1 31")
+        counts = [device.xid_errors for device in sampler.sample().devices]
+        assert counts == [(), ((31, 1),)], "what was lost has been taken, and is nobody's"
+
+
 def test_a_gpu_that_gives_no_events_says_so_at_each_sample(fake_driver: FakeDriver) -> None:
     fake_driver.play(CARD, "sensors 0 41 1 3 1", "error nvmlDeviceRegisterEvents 3")
     with NvmlSampler(fake_driver.library, host_namespace=True, sensors=True) as sampler:
