@@ -493,6 +493,9 @@ static void check_table(void)
     /* One that was made in a way that is not known is known from its first use on. */
     others[0] = (struct CUctx_st){.device = 1, .is_alive = true};
     current = &others[0];
+    is_device_unknown = true;
+    MUST(!hr_current_context(&known) && !hr_find_context(&others[0], &known));
+    is_device_unknown = false;
     MUST(hr_current_context(&known) && known.device == 1 && known.row == 0 && known.owner != 0);
     MUST(hr_current_context(&again) && again.owner == known.owner);
     /* A stream's context, if it has one that is known; the default streams have none. */

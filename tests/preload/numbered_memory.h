@@ -165,10 +165,24 @@ static CUresult trim_pool(CUmemoryPool pool, size_t keep)
 
 static CUresult trim_graphs(CUdevice device)
 {
-    MUST(relaxed == 1);
     there[device] -= held_by_graphs[device];
     held_by_graphs[device] = 0;
     return CUDA_SUCCESS;
+}
+
+static CUresult create_pool(CUmemoryPool *out, const CUmemPoolProps *properties)
+{
+    MUST(properties->location.id >= 0);
+    CUresult result = take_result();
+    if (result == CUDA_SUCCESS)
+        *out = &own_pool;
+    return result;
+}
+
+static CUresult destroy_pool(CUmemoryPool pool)
+{
+    MUST(pool == &own_pool);
+    return take_result();
 }
 
 static CUresult tell_capture(CUstream stream, int *status)
@@ -250,6 +264,8 @@ struct hr_cuda_functions hr_cuda = {
     .cuDeviceGetCount = count_devices,
     .cuMemPoolGetAttribute = get_attribute,
     .cuDeviceGetGraphMemAttribute = get_graph_attribute,
+    .cuMemPoolCreate = create_pool,
+    .cuMemPoolDestroy = destroy_pool,
     .cuMemPoolTrimTo = trim_pool,
     .cuDeviceGraphMemTrim = trim_graphs,
     .cuStreamIsCapturing = tell_capture,

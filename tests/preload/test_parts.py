@@ -22,6 +22,7 @@ MODELS = {
     "context_memory_model": ("context_memory",),
     "session_model": ("session",),
     "threads_model": ("threads",),
+    "throttle_model": ("throttle", "bucket"),
     "watcher_model": ("watcher",),
 }
 
