@@ -29,7 +29,7 @@
     } while (0)
 
 #define SECOND UINT64_C(1000000000)
-enum { ROW = 3, MOST = 200, NOBODY = 99999999 };
+enum { ROW = HR_DEVICES - 1, MOST = 200, NOBODY = 99999999 };
 
 static struct hr_neighbours seen;
 static uint64_t now_ns = 1000 * SECOND;

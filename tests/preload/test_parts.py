@@ -20,6 +20,7 @@ MODELS = {
     "contexts_model": (*ALLOCATING, "contexts", "context_table", "books"),
     "charges_model": ("charges",),
     "context_memory_model": ("context_memory",),
+    "nvml_model": ("nvml",),
     "session_model": ("session",),
     "threads_model": ("threads",),
     "throttle_model": ("throttle", "bucket"),
