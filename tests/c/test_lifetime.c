@@ -2,14 +2,11 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "check.h"
-#include "handle.h"
-#include "lock.h"
 #include "region_file.h"
 #include "snapshot_view.h"
 
@@ -296,42 +293,6 @@ static void test_fork(void)
     region_file_remove(&file);
 }
 
-/* Where a lock's page was in its parent, a child may have memory of its own. */
-static void close_over_own_page(hr_region *region, void *page)
-{
-    unsigned char *own = mmap(page, 1, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-    CHECK(own == page);
-    *own = 7;
-    hr_close(region);
-    hr_free(region);
-    CHECK_EQ(msync(page, 1, MS_ASYNC), 0);
-}
-
-static void test_a_forked_child_keeps_what_it_has_mapped_there(void)
-{
-    struct region_file file;
-    make_busy(&file, HR_V1_2);
-    hr_region *region = open_or_fail(file.path, HR_WRITE);
-    CHECK_EQ(hr_lock(region, NULL, UINT64_C(10000000000)), HR_OK);
-    CHECK_EQ(hr_unlock(region), HR_OK);
-    void *page = region->lock.own_bytes.page;
-    NEED(page != NULL);
-    fflush(NULL);
-    const pid_t child = fork();
-    NEED(child >= 0);
-    if (child == 0) {
-        atomic_store(&check_failures, 0);
-        close_over_own_page(region, page);
-        _exit(atomic_load(&check_failures) != 0);
-    }
-    int status;
-    NEED(waitpid(child, &status, 0) == child);
-    CHECK_EQ(status, 0);
-    close_and_free(region);
-    region_file_remove(&file);
-}
-
 /* The calls that other threads were in at the fork never end in the child. */
 static void test_fork_while_threads_call(void)
 {
@@ -410,7 +371,6 @@ int main(void)
     RUN(test_open_from_many_threads);
     RUN(test_details_are_per_thread);
     RUN(test_fork);
-    RUN(test_a_forked_child_keeps_what_it_has_mapped_there);
     RUN(test_fork_while_threads_call);
     RUN(test_columns_beside_others);
     RUN(test_close_under_sets);

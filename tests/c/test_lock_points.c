@@ -208,6 +208,31 @@ static void test_the_number_of_a_dead_process_that_has_the_lock_is_not_drawn(voi
     }
 }
 
+/* Nor its slot, which would count for ever. */
+static void test_the_number_of_a_dead_processs_slot_is_not_drawn(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        region_file_make(&file, id);
+        if (has_marks(&file)) {
+            drawn[0] = drawn[1] = AS_MARK(DEAD_MARK);
+            end(start(&file, account, HR_AT_UNLOCK_WOKEN));
+            CHECK_EQ(peek32(&file, file.layout->proc_num), 1);
+            CHECK(can_lock_byte(&file, HR_SLOT_BYTE + DEAD_MARK));
+            drawn[1] = AS_MARK(OTHER_MARK);
+            draws = 0;
+            hr_region *region = open_or_fail(file.path, HR_WRITE);
+            CHECK_EQ(hr_attach(region, NULL, ONE_SECOND), HR_OK);
+            CHECK_EQ(draws, 2);
+            CHECK(can_lock_byte(&file, HR_SLOT_BYTE + DEAD_MARK));
+            CHECK(!can_lock_byte(&file, HR_SLOT_BYTE + OTHER_MARK));
+            CHECK_EQ(hr_detach(region, ONE_SECOND), HR_OK);
+            close_and_free(region);
+        }
+        region_file_remove(&file);
+    }
+}
+
 /* Between the first store of an accounting and its last the seqlock is odd. */
 static void test_the_seqlock_is_odd_until_all_is_stored(void)
 {
@@ -340,6 +365,7 @@ int main(void)
     RUN(test_a_dead_writers_number_is_not_drawn);
     RUN(test_who_detaches_keeps_its_byte_until_the_lock_is_given_back);
     RUN(test_the_number_of_a_dead_process_that_has_the_lock_is_not_drawn);
+    RUN(test_the_number_of_a_dead_processs_slot_is_not_drawn);
     RUN(test_the_seqlock_is_odd_until_all_is_stored);
     RUN(test_no_child_is_forked_while_forking_is_locked);
     RUN(test_a_byte_is_locked_while_no_child_can_be_forked);
