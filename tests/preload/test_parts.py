@@ -21,6 +21,7 @@ MODELS = {
     "charges_model": ("charges",),
     "context_memory_model": ("context_memory",),
     "nvml_model": ("nvml",),
+    "regulator_model": ("regulator",),
     "session_model": ("session",),
     "threads_model": ("threads",),
     "throttle_model": ("throttle", "bucket"),
