@@ -511,6 +511,11 @@ static void check_table(void)
     MUST(hr_find_context(&others[1], &again) && again.owner == 78 && again.device == 1);
     hr_remove_context(&others[1]);
     MUST(!hr_find_context(&others[1], &again) && hr_find_context(&others[0], &again));
+    /* A device of which there is no such number has no lives, and no row. */
+    for (int device = -1; device <= 64; device += 65) {
+        hr_add_context(&others[3], device, 0);
+        MUST(hr_find_context(&others[3], &again) && again.owner == 0 && again.row == HR_NO_ROW);
+    }
     /* Places are used again, and one more than there are is not known. */
     start();
     for (int at = 0; at < 256; at++)
