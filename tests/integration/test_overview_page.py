@@ -246,8 +246,8 @@ def test_a_page_of_many_containers_is_bounded_and_leads_to_the_others(
         assert len(seen) == count
         with browser.open(f"{server.urls[0]}/") as page:
             assert (page.status, page.messages, page.failures) == (200, [], [])
-            shown = page.evaluate("document.querySelectorAll('.row').length")
-            assert shown >= 2 * CONTAINERS_PER_PAGE
+            rows = "document.querySelectorAll('.row').length"
+            eventually(lambda: page.evaluate(rows) >= 2 * CONTAINERS_PER_PAGE)
             page.appear(width=390)
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
 

@@ -165,12 +165,12 @@ def test_a_recorder_looks_until_it_is_told_to_stop(scene: NodeScene, path: Path)
             bad.resize(100)
         return len(waits) == 3
 
-    with Node(scene.root) as opened, RecordingWriter(path, interval_s=15) as writer:
+    with Node(scene.root) as opened, RecordingWriter(path, interval_s=900) as writer:
         Recorder(opened, writer).run(wait, looked=seen.append, failed=failures.append)
     assert [each.allocations for each in seen] == [2, 1]
     assert [type(each) for each in failures] == [RecordingUnavailable]
     # Nobody waited, so each look came that much earlier than it was due.
-    assert [round(seconds / 15) for seconds in waits] == [1, 2, 3]
+    assert [round(seconds / 900) for seconds in waits] == [1, 2, 3]
 
 
 # ---- the command ---------------------------------------------------------------------------------

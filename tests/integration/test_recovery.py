@@ -13,6 +13,7 @@ import pytest
 from actors import MakeActor, ProcessFactory
 from lock_bytes import LOW_HALF, NOBODY, hold, is_free, owner_of, set_value, value_of
 from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace
+from reaping import reap_in_time
 from recovering import NOTHING, assert_usable, did, recover, recover_in_time
 from region_bytes import RegionFile, RegionFileFactory, locate
 from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK
@@ -57,7 +58,7 @@ def test_the_lock_of_a_killed_process_is_given_back_and_its_usage_counts_on(
     assert_usable(file)
     with open_region(file, writable=True) as region:
         assert region.memory_used(0) == 640
-        region.reap()
+        reap_in_time(region)
         assert region.memory_used(0) == 0
 
 
