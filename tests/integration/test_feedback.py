@@ -10,7 +10,7 @@ import pytest
 from namespaces import needs_first_namespace
 from node_scene import GPU, OTHER_GPU, Events, NodeScene, OtherWriter, launch, stopping, values
 from region_bytes import RegionFile
-from wait import PATIENCE_S
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, RegionClosed, create_region
 from libhamiregion.agent import Feedback, LaunchState, Verdict, other_writers
@@ -75,6 +75,33 @@ def test_nothing_but_the_two_fields_is_written(scene: NodeScene, feedback: Feedb
         }
         assert changed
         assert changed <= allowed
+
+
+def test_regions_that_stand_as_the_rule_wants_them_are_judged_again_when_one_has_changed(
+    scene: NodeScene, feedback: Feedback, between: Callable[[Callable[[], object]], None]
+) -> None:
+    judged: list[None] = []
+    between(lambda: judged.append(None))
+    file, urgent = scene.container("low"), scene.container("urgent", priority=0)
+
+    def settle() -> None:
+        # A directory that is a moment old is looked at anew.
+        eventually(lambda: passes_judged() == 0)
+
+    def passes_judged() -> int:
+        judged.clear()
+        feedback.run()
+        return len(judged)
+
+    settle()
+    assert values(file) == values(urgent) == (0, 0)
+    file.put("utilization_switch", 1)
+    assert passes_judged() == 1
+    assert values(file) == (0, 0)
+    settle()
+    launch(urgent)
+    feedback.run()
+    assert values(file) == (-1, 1)
 
 
 def test_a_launch_between_reading_and_writing_is_not_lost_and_does_not_save_from_a_block(
