@@ -351,6 +351,13 @@ static void check_making(void)
         MUST(makers[at].make(&context, 0) == CUDA_SUCCESS && trims == 1 && admitted == 2);
         MUST(context->is_alive && measured == 0);
     }
+    /* What the driver has left of a green one is read, where it has ended it. */
+    start();
+    CUcontext green;
+    MUST(make_green(&green, 0) == CUDA_SUCCESS);
+    next_result = CUDA_ERROR_INVALID_VALUE;
+    MUST(cuGreenCtxDestroy((CUgreenCtx)green) == CUDA_ERROR_INVALID_VALUE && measured == 0);
+    MUST(cuGreenCtxDestroy((CUgreenCtx)green) == CUDA_SUCCESS && measured == HR_DEVICES);
     /* One that is there already counts for nothing more. */
     start();
     CUcontext context;
