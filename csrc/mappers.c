@@ -186,8 +186,9 @@ struct search {
     struct hr_process_list *list;
     enum hr_own_handle own;
     struct hr_mapped_file file;
-    const struct hr_slot_pids *only; /* NULL: all processes */
-    const struct hr_slot_pids *slots;
+    const struct hr_slot_pids *only;  /* NULL: all processes */
+    const struct hr_slot_pids *slots; /* those of the region, where they matter */
+    struct hr_slot_pids pids_of_slots;
     bool keeps_maps;                  /* for other regions */
     struct hr_round *round;           /* NULL: everybody is looked at */
     const struct hr_slot_pids *names; /* with a round: looked at in each of its calls */
@@ -315,13 +316,12 @@ static int look_at_all(struct search *search, enum turn turn, struct hr_mappers 
 static int search_list(struct search *search, struct hr_mappers *out)
 {
     struct hr_process_list *list = search->list;
-    struct hr_slot_pids slots;
     *out = (struct hr_mappers){.filtered = search->only != NULL, .initial = list->initial};
     int code = hr_own_mapping(search->region, &search->file, NULL);
     if (code == HR_OK && !list->initial) {
         /* A later namespace is proved by those processes with slots that live in it. */
-        code = hr_read_slot_pids(search->region, &slots);
-        search->slots = &slots;
+        code = hr_read_slot_pids(search->region, &search->pids_of_slots);
+        search->slots = &search->pids_of_slots;
     }
     out->cut_short = list->cut_short;
     const enum turn last = search->round == NULL ? NAMED : EXPENSIVE;
@@ -332,7 +332,7 @@ static int search_list(struct search *search, struct hr_mappers *out)
         return code;
     }
     out->incomplete = out->incomplete || out->cut_short;
-    bool everybody = list->initial || is_namespace_of_slots(search->region, &slots, out);
+    bool everybody = list->initial || is_namespace_of_slots(search->region, search->slots, out);
     out->complete = everybody && !out->incomplete && list->sees_first_process;
     return HR_OK;
 }
