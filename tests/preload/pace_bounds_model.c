@@ -60,8 +60,9 @@ int main(void)
             /* and go on within seconds when it is not. */
             step(40, 10, 10, true);
             MUST(percent > 0);
-            /* What a program does not want is not saved for later. */
+            /* What a program does not want is not saved for later, nor what it once fell short. */
             begin(limit, users);
+            step(100, 10, 10, true);
             step(50, 0, 0, false);
             step(1, limit / users, limit, false);
             MUST(percent < 1.05 * limit / users + 1);
