@@ -19,6 +19,7 @@ MODELS = {
     ),
     "contexts_model": (*ALLOCATING, "contexts", "context_table", "books"),
     "charges_model": ("charges",),
+    "complaints_model": ("complaints",),
     "context_memory_model": ("context_memory",),
     "nvml_model": ("nvml",),
     "regulator_model": ("regulator",),
