@@ -99,13 +99,30 @@ const char *files_directory(void)
     return directory;
 }
 
+/* The part of a page that the file has, at most up to `end`. */
+static size_t bytes_of_page(const struct file *file, uint32_t page, size_t end)
+{
+    const size_t start = (size_t)page * PAGE_BYTES, last = end < file->size ? end : file->size;
+    return start >= last ? 0 : last - start < PAGE_BYTES ? last - start : PAGE_BYTES;
+}
+
+static void accept_page(struct file *file, uint32_t page)
+{
+    const size_t start = (size_t)page * PAGE_BYTES;
+    memcpy(file->shadow + start, file->view.bytes + start, bytes_of_page(file, page, MAX_FILE));
+}
+
 void file_track(struct file *file, size_t offset, size_t bytes)
 {
     REQUIRE(offset + bytes <= MAX_FILE);
     for (size_t page = offset / PAGE_BYTES; page * PAGE_BYTES < offset + bytes; page++) {
-        if (!file->is_tracked[page])
-            file->pages[file->page_count++] = (uint32_t)page;
+        if (file->is_tracked[page])
+            continue;
+        file->pages[file->page_count++] = (uint32_t)page;
         file->is_tracked[page] = true;
+        /* While too little was there to judge them, calls may have written anywhere. */
+        if (file->was_cut)
+            accept_page(file, (uint32_t)page);
     }
 }
 
@@ -121,13 +138,6 @@ void file_poke(struct file *file, size_t offset, uint64_t value, uint32_t bytes)
     file_track(file, offset, 8);
     memcpy(file->view.bytes + offset, &value, bytes);
     memcpy(file->shadow + offset, &value, bytes);
-}
-
-/* The part of a page that the file has, at most up to `end`. */
-static size_t bytes_of_page(const struct file *file, uint32_t page, size_t end)
-{
-    const size_t start = (size_t)page * PAGE_BYTES, last = end < file->size ? end : file->size;
-    return start >= last ? 0 : last - start < PAGE_BYTES ? last - start : PAGE_BYTES;
 }
 
 void file_resize(struct file *file, size_t size)
@@ -157,11 +167,8 @@ void file_compare(const struct file *file, size_t end, file_report *report, void
 
 void file_accept(struct file *file)
 {
-    for (uint32_t i = 0; i < file->page_count; i++) {
-        const size_t start = (size_t)file->pages[i] * PAGE_BYTES;
-        memcpy(file->shadow + start, file->view.bytes + start,
-               bytes_of_page(file, file->pages[i], MAX_FILE));
-    }
+    for (uint32_t i = 0; i < file->page_count; i++)
+        accept_page(file, file->pages[i]);
 }
 
 void file_require_rest(const struct file *file)
