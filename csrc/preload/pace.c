@@ -22,9 +22,11 @@
 #define SATURATED_ABOVE 0.03
 
 /* A figure for a GPU that was never idle.  That of each further process that shares it is a mean of
- * samples, both in whole percent, and so up to two below the truth. */
+ * samples, both in whole percent, and so up to two below the truth.  With more than ten processes
+ * a GPU that is never idle cannot be told from one that is by their figures. */
 #define FULL_PERCENT 100
 #define ROUNDED_OFF 2
+#define MOST_ROUNDED_OFF 18
 
 /* Under a limit of nearly all: for longer the GPU is never idle only if it has work queued.  Then
  * so much of its share is launched until the queue is done: a stop would last until the figures
@@ -73,10 +75,14 @@ static double launched_at(const struct hr_pace *pace, double at_s)
     return before + (pace->points[after].launched - before) * (at_s - before_s) / span_s;
 }
 
-/* The GPU has never been idle, as far as the figures tell. */
+/* The GPU has never been idle, as far as the figures tell.  Under a lower limit the error keeps the
+ * queue short, and what is rounded off may be as much as the limit leaves free. */
 static bool is_full(const struct hr_pace_view *view)
 {
-    return view->all + ROUNDED_OFF * (view->users - 1) >= FULL_PERCENT;
+    double rounded_off = 0;
+    if (view->limit / 100.0 > SATURATED)
+        rounded_off = smaller(ROUNDED_OFF * (view->users - 1.0), MOST_ROUNDED_OFF);
+    return view->all + rounded_off >= FULL_PERCENT;
 }
 
 /* Most of what the cost is reckoned from was seen. */

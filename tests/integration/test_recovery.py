@@ -519,7 +519,7 @@ def test_of_many_recoverers_one_gives_the_lock_back_once(
             one.start("region.recover_lock", watch_s=0)
         recovered = 0
         for one in crowd:
-            # Who waits for another one's recovery gives up after half a second, and says so.
+            # A caller that waits for another recovery gives up after half a second, and says so.
             with contextlib.suppress(LockNotRecoverable):
                 recovered += bool(one.outcome())
         assert recovered == 1

@@ -22,7 +22,7 @@
 #define END_NS 12000000000u
 #define COST 133 /* tokens of a kernel: 132 multiprocessors and one block */
 
-enum { MOST_PROCESSES = 8, MOST_SAMPLES = 1024 };
+enum { MOST_PROCESSES = 48, MOST_SAMPLES = 1024 };
 
 struct process {
     struct hr_bucket bucket;

@@ -114,7 +114,7 @@ struct hr_snapshot *hr_new_snapshot(hr_region *of)
     return snapshot;
 }
 
-/* ---- Who uses it ---------------------------------------------------------------------- */
+/* ---- Users of a region ---------------------------------------------------------------- */
 
 static int searches, mappers_freed, mapper_code;
 static bool has_libvgpu, is_incomplete;
@@ -553,7 +553,8 @@ static void check_libvgpu(void)
     now_ns += 1000 * MS;
     pass(2);
     MUST(searches == 5 && rule == HR_ROW_BESIDE);
-    /* Who has not been seen this time is looked for later; who could not be, at once. */
+    /* A process that was not seen this time is looked for later; one that cannot be seen, at once.
+     */
     begin();
     slot_count = 2;
     is_incomplete = true;
@@ -589,7 +590,7 @@ static void check_soft_limits(void)
     others.is_disturbed = true;
     pass(1);
     MUST(soft_seen.is_disturbed && soft_seen.own == 11);
-    /* Who cannot be seen may be anybody. */
+    /* A process that cannot be seen may be any program. */
     others.is_disturbed = false;
     is_neighbours_unknown = true;
     pass(1);

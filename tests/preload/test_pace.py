@@ -35,6 +35,13 @@ def test_the_mean_is_the_limit_for_short_and_long_kernels(
         assert abs(busy - limit) <= TOLERANCE, (kernel_us, limit, busy)
 
 
+def test_the_mean_is_the_limit_for_many_processes(c_programs: Path) -> None:
+    """What is rounded off their figures is not taken for work."""
+    for processes in (6, 10, 16):
+        busy, _ = play(c_programs, 80, 50_000, 100, processes, SAMPLE_MS["slow samples"])
+        assert abs(busy - 80) <= TOLERANCE, (processes, busy)
+
+
 def test_the_mean_is_the_limit_for_a_program_that_waits_for_each_kernel(c_programs: Path) -> None:
     for kernel_us, limit in product((2000, 10_000, 50_000), (20, 50, 80)):
         busy, _ = play(c_programs, limit, kernel_us, 1, 1, SAMPLE_MS["slow samples"])

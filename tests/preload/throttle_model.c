@@ -1,6 +1,6 @@
 /*
- * Who waits before a launch, for what and how long, by a region, a regulator and a clock that are
- * a few numbers here: `throttle_model`.  It ends the program if something is wrong.
+ * What a thread waits for before a launch and how long, by a region, a regulator and a clock that
+ * are a few numbers here: `throttle_model`.  It ends the program if something is wrong.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
