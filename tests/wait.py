@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 _CALIBRATED = "HAMIREGION_TESTS_PATIENCE_S"
-_QUIET_PATIENCE_S = 30
+_QUIET_PATIENCE_S = 60
 # A bare interpreter from start to end, on two quiet cores of the kind that CI has.
 _QUIET_START_S = 0.02
 _MOST_TIMES_SLOWER = 8
