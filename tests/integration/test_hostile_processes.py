@@ -121,7 +121,7 @@ def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_containe
 
 # Without shares, each pass would take 0.03 to 0.1 s for each of them.
 @pytest.mark.parametrize("processes", [60, pytest.param(400, marks=pytest.mark.stress)])
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(12 * PATIENCE_S)
 @needs_cgroups
 def test_a_blocked_container_cannot_free_itself_by_a_storm_of_processes(
     scene: NodeScene, start: Callable[..., Agent], tmp_path: Path, processes: int
@@ -143,7 +143,7 @@ def test_a_blocked_container_cannot_free_itself_by_a_storm_of_processes(
         assert agent.end() == 0, agent.said
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(12 * PATIENCE_S)
 @needs_cgroups
 def test_mappings_of_long_paths_do_not_fill_the_agents_memory(
     scene: NodeScene, start: Callable[..., Agent], tmp_path: Path
@@ -190,7 +190,7 @@ def is_exported(exporter: ExporterProcess, honest: RegionFile) -> bool:
 
 # The first look is the longest: without shares it takes 0.03 to 0.1 s for each of them.
 @pytest.mark.parametrize("processes", [60, pytest.param(400, marks=pytest.mark.stress)])
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(12 * PATIENCE_S)
 @needs_cgroups
 def test_a_storm_of_processes_does_not_keep_the_exporter_from_the_others(
     scene: NodeScene, honest: RegionFile, tmp_path: Path, processes: int
@@ -216,7 +216,7 @@ def test_a_storm_of_processes_does_not_keep_the_exporter_from_the_others(
         assert exporter.stop() == 0, exporter.log
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(12 * PATIENCE_S)
 @needs_cgroups
 def test_mappings_of_long_paths_do_not_fill_the_exporters_memory(
     scene: NodeScene, honest: RegionFile, tmp_path: Path

@@ -1,6 +1,7 @@
 """Every shape of /proc/<pid>/cgroup that kubelet and the runtimes write."""
 
 import pytest
+from wait import PATIENCE_S
 
 from libhamiregion.node.cgroups import ContainerId, Payer, parse_cgroup, payer_of
 
@@ -183,7 +184,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(PATIENCE_S)
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_text_is_no_container_and_costs_little(text: str) -> None:
     assert parse_cgroup(text) is None

@@ -21,11 +21,12 @@ from namespaces import needs_first_namespace
 from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
 from stress import scaled
+from wait import PATIENCE_S
 
 from libhamiregion import Layout, LockTimeout, Region, Slot, open_region
 
 # The other method uses the timer that these tests need.
-pytestmark = pytest.mark.timeout(120, method="thread")
+pytestmark = pytest.mark.timeout(4 * PATIENCE_S, method="thread")
 
 
 class Interrupted(Exception):
