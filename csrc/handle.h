@@ -67,7 +67,8 @@ struct hr_region {
     uint32_t no_link; /* HR_NO_LINK, or 0 */
     uint64_t device_id;
     uint64_t inode;
-    bool has_own_pages;            /* hr_has_own_pages() of its file system */
+    uint64_t born_ns;   /* when the file was made, for a writable handle; 0: nobody knows */
+    bool has_own_pages; /* hr_has_own_pages() of its file system */
     struct hr_mapped_file in_maps; /* under the fork lock; inode 0 = not looked up yet */
     char *path;
     /*

@@ -23,7 +23,7 @@ struct known {
 };
 
 struct hr_round {
-    uint64_t device_id, inode;           /* of the region */
+    uint64_t device_id, inode, born_ns;  /* of the region */
     uint64_t proc_device_id, proc_inode; /* of the /proc that is searched */
     uint64_t began_ns;
     struct hr_nameless_slots slots; /* as they stood when it began */
@@ -72,7 +72,8 @@ static void keep(struct hr_round *round)
 static bool is_of(const struct hr_round *round, const hr_region *region, const struct stat *proc)
 {
     return round->device_id == region->device_id && round->inode == region->inode &&
-           round->proc_device_id == proc->st_dev && round->proc_inode == proc->st_ino;
+           round->born_ns == region->born_ns && round->proc_device_id == proc->st_dev &&
+           round->proc_inode == proc->st_ino;
 }
 
 static struct hr_round *find_kept(const hr_region *region, const struct stat *proc)
@@ -138,6 +139,7 @@ struct hr_round *hr_take_round(const hr_region *region, const char *proc,
     if (round != NULL)
         *round = (struct hr_round){.device_id = region->device_id,
                                    .inode = region->inode,
+                                   .born_ns = region->born_ns,
                                    .proc_device_id = status.st_dev,
                                    .proc_inode = status.st_ino,
                                    .began_ns = hr_clock_ns(CLOCK_MONOTONIC),

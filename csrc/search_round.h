@@ -8,7 +8,8 @@
  * later moment is ruled out for the whole round, under its pid and its start time.  Slots that have
  * changed since, or have come, wait for the next round.
  *
- * Rounds are kept for the process, by file: a node's agent opens a region anew for each repair.
+ * Rounds are kept for the process, by file: a node's agent opens a region anew for each repair.  A
+ * file is its device, its inode number and the time of its birth.
  */
 #ifndef HR_SEARCH_ROUND_H
 #define HR_SEARCH_ROUND_H

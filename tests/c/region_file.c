@@ -27,18 +27,10 @@ void region_file_spec(struct hr_create_spec *spec, uint32_t layout)
     snprintf(spec->uuids[1], HR_UUID_BYTES, "MIG-00000000-aaaa-bbbb-cccc-000000000002");
 }
 
-void region_file_make(struct region_file *file, uint32_t layout)
+static void make_file(struct region_file *file)
 {
-    memset(file, 0, sizeof *file);
-    file->layout = &hr_layouts[layout];
-    const char *parent = getenv("TMPDIR");
-    snprintf(file->directory, sizeof file->directory, "%s/hr-test-XXXXXX",
-             parent != NULL && *parent != '\0' ? parent : "/tmp");
-    NEED(mkdtemp(file->directory) != NULL);
-    snprintf(file->path, sizeof file->path, "%s/region.cache", file->directory);
-
     struct hr_create_spec spec;
-    region_file_spec(&spec, layout);
+    region_file_spec(&spec, file->layout->id);
     NEED(hr_create(file->path, &spec) == HR_OK);
 
     file->fd = open(file->path, O_RDWR | O_CLOEXEC);
@@ -56,7 +48,19 @@ void region_file_make(struct region_file *file, uint32_t layout)
     hr_fork_unlock();
 }
 
-void region_file_remove(struct region_file *file)
+void region_file_make(struct region_file *file, uint32_t layout)
+{
+    memset(file, 0, sizeof *file);
+    file->layout = &hr_layouts[layout];
+    const char *parent = getenv("TMPDIR");
+    snprintf(file->directory, sizeof file->directory, "%s/hr-test-XXXXXX",
+             parent != NULL && *parent != '\0' ? parent : "/tmp");
+    NEED(mkdtemp(file->directory) != NULL);
+    snprintf(file->path, sizeof file->path, "%s/region.cache", file->directory);
+    make_file(file);
+}
+
+static void remove_file(struct region_file *file)
 {
     hr_fork_lock();
     hr_unlink_writable(file->disguise);
@@ -67,6 +71,17 @@ void region_file_remove(struct region_file *file)
     /* A test may have put something else there, or nothing. */
     unlink(file->path);
     rmdir(file->path);
+}
+
+void region_file_remake(struct region_file *file)
+{
+    remove_file(file);
+    make_file(file);
+}
+
+void region_file_remove(struct region_file *file)
+{
+    remove_file(file);
     if (rmdir(file->directory) != 0)
         CHECK_FAILED("%s is not empty: something was left behind", file->directory);
 }

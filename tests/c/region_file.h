@@ -29,6 +29,8 @@ struct region_file {
 /* What region_file_make() asks for: two devices of 4 and 8 GiB, SM 50 and 60 %, priority 1. */
 void region_file_spec(struct hr_create_spec *spec, uint32_t layout);
 void region_file_make(struct region_file *file, uint32_t layout);
+/* Another file under its name. */
+void region_file_remake(struct region_file *file);
 void region_file_remove(struct region_file *file);
 
 void poke32(const struct region_file *file, size_t offset, uint32_t value);

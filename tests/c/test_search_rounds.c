@@ -2,7 +2,9 @@
  * A search for the owners of slots with pid 0 that is cut short again and again, in a /proc of the
  * test's own: a call is given so many looks at its budget instead of time.
  */
+#define _GNU_SOURCE
 #include <dirent.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -10,8 +12,10 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "handle.h"
 #include "lock.h"
 #include "region_file.h"
+#include "search_round.h"
 #include "slots.h"
 #include "testpoint.h"
 
@@ -140,22 +144,32 @@ static void account(int number)
     poke64(&file, at, peek64(&file, at) + 2);
 }
 
-static void begin(uint32_t working_in)
+static void open_region(uint32_t working_in)
 {
     const struct itimerval timer = {.it_interval = {.tv_usec = 1000}, .it_value.tv_usec = 1000};
     struct sigaction action = {.sa_handler = account, .sa_flags = SA_RESTART};
-    region_file_make(&file, HR_V1_2);
-    make_proc();
     put_slot(working_in, WORKER, 300, 10);
     region = open_or_fail(file.path, HR_WRITE);
     working_slot = working_in;
     NEED(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &timer, NULL) == 0);
 }
 
-static void end(void)
+static void begin(uint32_t working_in)
+{
+    region_file_make(&file, HR_V1_2);
+    make_proc();
+    open_region(working_in);
+}
+
+static void stop_accounting(void)
 {
     const struct itimerval none = {.it_value.tv_usec = 0};
     NEED(setitimer(ITIMER_REAL, &none, NULL) == 0);
+}
+
+static void end(void)
+{
+    stop_accounting();
     hr_testpoint_looks_left = -1;
     close_and_free(region);
     remove_proc();
@@ -320,6 +334,104 @@ static void a_search_is_not_made_again_for_a_lock_that_was_not_had_in_time(void)
     end();
 }
 
+/* When it was made; 0 where that is not told. */
+static uint64_t birth_of_file(void)
+{
+    uint64_t born_ns = 0;
+#ifdef STATX_BTIME
+    struct statx status;
+    NEED(statx(file.fd, "", AT_EMPTY_PATH, STATX_BTIME, &status) == 0);
+    if ((status.stx_mask & STATX_BTIME) != 0)
+        born_ns = (uint64_t)status.stx_btime.tv_sec * ONE_SECOND + status.stx_btime.tv_nsec;
+#endif
+    return born_ns;
+}
+
+/* A process that is ruled out for the one does not map it, and may map the other. */
+static void a_round_is_not_another_files_that_has_the_inode_number(void)
+{
+    struct hr_nameless_slots slots = {.count = 0};
+    begin(0);
+    CHECK_EQ(region->born_ns, birth_of_file());
+    hr_note_nameless(region, 1, &slots);
+    const int directory = open(proc, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    NEED(directory >= 0);
+    const uint64_t start = hr_read_start(directory, "1000");
+    for (uint64_t later_ns = 0; later_ns < 2; later_ns++) {
+        region->born_ns += later_ns;
+        struct hr_round *round = hr_take_round(region, proc, &slots, &slots);
+        NEED(round != NULL);
+        CHECK(!hr_is_ruled_out(round, directory, "1000"));
+        hr_note_seen(round, "1000", start, HR_MAPS_NOT);
+        hr_end_round(round, true);
+        round = hr_take_round(region, proc, &slots, &slots);
+        NEED(round != NULL);
+        CHECK(hr_is_ruled_out(round, directory, "1000"));
+        hr_end_round(round, true);
+    }
+    close(directory);
+    end();
+}
+
+static uint64_t inode_of_file(void)
+{
+    struct stat status;
+    NEED(fstat(file.fd, &status) == 0);
+    return status.st_ino;
+}
+
+static void remake(uint32_t working_in)
+{
+    stop_accounting();
+    close_and_free(region);
+    region_file_remake(&file);
+    open_region(working_in);
+}
+
+static void put_repair_beside_a_nameless_slot(void)
+{
+    put_slot(0, WORKER, 100, 4);
+    put_slot(1, 0, GIB, 2);
+    poke32(&file, file.layout->proc_num, 1);
+}
+
+/* Where nobody else has made a file in between, the new one has the number of the former. */
+static void a_file_that_was_made_anew_is_searched_for_anew(void)
+{
+    char maps[2 * PATH_MAX];
+    uint32_t what;
+    uint64_t born_ns = 0;
+    bool is_remade = false;
+    for (int attempt = 0; attempt < 20 && !is_remade; attempt++) {
+        begin(2);
+        /* Until the clock of the file system has moved on, here and below. */
+        while (birth_of_file() == born_ns && born_ns != 0)
+            remake(2);
+        put_repair_beside_a_nameless_slot();
+        CHECK_EQ(repair(LOOKS), HR_REPAIR_CUT_SHORT);
+        born_ns = birth_of_file();
+        const uint64_t inode = inode_of_file();
+        do
+            remake(2);
+        while (inode_of_file() == inode && birth_of_file() == born_ns && born_ns != 0);
+        is_remade = inode_of_file() == inode && birth_of_file() != born_ns;
+        if (is_remade) {
+            put_repair_beside_a_nameless_slot();
+            snprintf(maps, sizeof maps,
+                     "%s7f1000000000-7f1000001000 r-xp 00000000 00:01 2 /usr/local/libvgpu.so\n",
+                     maps_of_region());
+            write_in_proc(first_listed(), "/maps", maps);
+            repair_until_judged(&what);
+            CHECK_EQ(what, HR_REPAIR_LEFT);
+            CHECK_EQ(total_in(1), GIB);
+        }
+        end();
+    }
+    if (!is_remade)
+        puts("test_search_rounds: no file has got the inode number of a removed one, or this file "
+             "system tells no time of birth: not tried with real files");
+}
+
 int main(void)
 {
     RUN(a_repair_comes_to_its_end_over_several_calls);
@@ -329,5 +441,7 @@ int main(void)
     RUN(a_process_that_counts_in_one_of_its_slots_is_not_said_to_count_twice);
     RUN(reaping_and_repairing_do_not_end_each_others_search);
     RUN(a_search_is_not_made_again_for_a_lock_that_was_not_had_in_time);
+    RUN(a_round_is_not_another_files_that_has_the_inode_number);
+    RUN(a_file_that_was_made_anew_is_searched_for_anew);
     return check_report("test_search_rounds");
 }
