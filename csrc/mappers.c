@@ -250,7 +250,7 @@ static int look_at(const struct search *search, struct listed_process *process,
         process->written = calloc(1, sizeof *process->written);
     struct hr_mapper mapper = process->pids;
     int proc = dirfd(search->list->directory);
-    uint64_t start = search->round == NULL ? 0 : hr_read_start(proc, process->name);
+    uint64_t start = search->round == NULL ? 0 : hr_start_of(proc, process->name);
     enum hr_seen seen = hr_look_at_process(proc, process->name, &search->file, search->budget,
                                            process->written != NULL ? process->written : &unkept,
                                            &mapper.has_libvgpu);

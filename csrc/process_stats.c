@@ -44,7 +44,7 @@ static int read_one(int proc, uint32_t pid, struct hr_process_stat *out)
 {
     char name[sizeof "4294967295/stat"], text[4096];
     snprintf(name, sizeof name, "%" PRIu32 "/stat", pid);
-    int fd = openat(proc, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int fd = openat(proc, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0)
         return errno;
     ssize_t length = read(fd, text, sizeof text - 1);
@@ -62,4 +62,11 @@ void hr_read_process_stats(int proc, const uint32_t *pids, uint32_t count,
     memset(out, 0, count * sizeof *out);
     for (uint32_t i = 0; i < count; i++)
         out[i].error = read_one(proc, pids[i], &out[i]);
+}
+
+uint64_t hr_read_start_time(int proc, uint32_t pid)
+{
+    struct hr_process_stat found;
+    hr_read_process_stats(proc, &pid, 1, &found);
+    return found.error == 0 ? found.start_time_ticks : 0;
 }

@@ -25,5 +25,7 @@ struct hr_process_stat {
  */
 void hr_read_process_stats(int proc, const uint32_t *pids, uint32_t count,
                            struct hr_process_stat *out);
+/* When one of them has started, in clock ticks after boot; 0: not known. */
+uint64_t hr_read_start_time(int proc, uint32_t pid);
 
 #endif

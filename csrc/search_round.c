@@ -1,14 +1,12 @@
 #define _GNU_SOURCE
 #include "search_round.h"
 
-#include <fcntl.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
+
+#include "process_stats.h"
 
 /* More regions at once than so many begin anew each time. */
 enum { KEPT_ROUNDS = 16 };
@@ -180,29 +178,15 @@ static struct known *find_known(const struct hr_round *round, const char *name)
                : bsearch(&wanted, round->known, round->sorted, sizeof wanted, compare_pids);
 }
 
-uint64_t hr_read_start(int proc, const char *name)
+uint64_t hr_start_of(int proc, const char *name)
 {
-    char path[32], text[1024];
-    snprintf(path, sizeof path, "%.11s/stat", name);
-    int fd = openat(proc, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0)
-        return 0;
-    ssize_t length = read(fd, text, sizeof text - 1);
-    close(fd);
-    text[length < 0 ? 0 : length] = '\0';
-    /* A program may call itself ") 1 1": the last bracket is the kernel's.  Field 22. */
-    const char *at = strrchr(text, ')');
-    for (int field = 2; at != NULL && field < 22; field++) {
-        at = strchr(at, ' ');
-        at = at == NULL ? NULL : at + 1;
-    }
-    return at == NULL ? 0 : strtoull(at, NULL, 10);
+    return hr_read_start_time(proc, pid_of_name(name));
 }
 
 bool hr_is_ruled_out(const struct hr_round *round, int proc, const char *name)
 {
     const struct known *known = find_known(round, name);
-    return known != NULL && known->start != 0 && known->start == hr_read_start(proc, name);
+    return known != NULL && known->start != 0 && known->start == hr_start_of(proc, name);
 }
 
 bool hr_comes_last(const struct hr_round *round, const char *name)

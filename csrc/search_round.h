@@ -52,7 +52,7 @@ bool hr_is_ruled_out(const struct hr_round *round, int proc, const char *name);
 bool hr_comes_last(const struct hr_round *round, const char *name);
 /* What a look at its maps has found; `start` was read before it. */
 void hr_note_seen(struct hr_round *round, const char *name, uint64_t start, enum hr_seen seen);
-/* When a process has started, in clock ticks after boot; 0: not known. */
-uint64_t hr_read_start(int proc, const char *name);
+/* When the process has started: hr_read_start_time(). */
+uint64_t hr_start_of(int proc, const char *name);
 
 #endif

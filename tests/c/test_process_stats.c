@@ -74,6 +74,32 @@ static void test_what_is_no_line_of_stat_is_an_error(void)
         CHECK_EQ(of(7, texts[i]).error, EBADMSG);
 }
 
+/* In a directory that is no /proc: nobody writes to it. */
+static void test_a_stat_that_is_a_pipe_is_not_waited_for(void)
+{
+    const uint32_t pid = 7;
+    struct hr_process_stat found;
+    int proc = made(pid, "");
+    NEED(unlinkat(proc, "7/stat", 0) == 0 && mkfifoat(proc, "7/stat", 0600) == 0);
+    hr_read_process_stats(proc, &pid, 1, &found);
+    CHECK_EQ(found.error, EBADMSG);
+    CHECK_EQ(hr_read_start_time(proc, pid), 0);
+    removed(proc, pid);
+}
+
+static void test_a_start_is_that_of_the_stat(void)
+{
+    char text[512];
+    snprintf(text, sizeof text, "7 (1 (a)\n) S 1 2)" BEHIND_THE_NAME);
+    int proc = made(7, text);
+    CHECK_EQ(hr_read_start_time(proc, 7), UINT64_MAX);
+    CHECK_EQ(hr_read_start_time(proc, 8), 0);
+    removed(proc, 7);
+    proc = made(7, "7 (a) S 1 2");
+    CHECK_EQ(hr_read_start_time(proc, 7), 0);
+    removed(proc, 7);
+}
+
 static void test_real_ones(void)
 {
     int ends[2];
@@ -125,6 +151,8 @@ int main(void)
     NEED(mkdtemp(directory) != NULL);
     RUN(test_the_fields_are_those_of_proc_5);
     RUN(test_what_is_no_line_of_stat_is_an_error);
+    RUN(test_a_stat_that_is_a_pipe_is_not_waited_for);
+    RUN(test_a_start_is_that_of_the_stat);
     RUN(test_real_ones);
     NEED(rmdir(directory) == 0);
     return check_report("test_process_stats");

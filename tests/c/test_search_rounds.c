@@ -59,7 +59,8 @@ static void add_process(int pid, const char *maps)
     NEED(mkdir(path_in_proc(pid, ""), 0700) == 0);
     snprintf(text, sizeof text, "Name:\tx\nNSpid:\t%d\n", pid);
     write_in_proc(pid, "/status", text);
-    snprintf(text, sizeof text, "%d (x) S 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 100 0\n", pid);
+    snprintf(text, sizeof text, "%d (x) S 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 100 0 0 0 0 0 0\n",
+             pid);
     write_in_proc(pid, "/stat", text);
     write_in_proc(pid, "/maps", maps);
 }
@@ -356,7 +357,7 @@ static void a_round_is_not_another_files_that_has_the_inode_number(void)
     hr_note_nameless(region, 1, &slots);
     const int directory = open(proc, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     NEED(directory >= 0);
-    const uint64_t start = hr_read_start(directory, "1000");
+    const uint64_t start = hr_start_of(directory, "1000");
     for (uint64_t later_ns = 0; later_ns < 2; later_ns++) {
         region->born_ns += later_ns;
         struct hr_round *round = hr_take_round(region, proc, &slots, &slots);

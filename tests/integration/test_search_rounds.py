@@ -48,8 +48,8 @@ class OwnProc:
 
     def starts(self, pid: int, ticks: int) -> None:
         """When it has started: another number is another process with the same pid."""
-        rest = " ".join(["0"] * 18)
-        (self.path / str(pid) / "stat").write_text(f"{pid} (a) 1 b) S {rest} {ticks} 0\n")
+        before, after = " ".join(["0"] * 18), " ".join(["0"] * 6)
+        (self.path / str(pid) / "stat").write_text(f"{pid} (a) 1 b) S {before} {ticks} {after}\n")
 
 
 class ToldMaps:
