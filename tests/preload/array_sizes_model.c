@@ -9,14 +9,8 @@
 #include "../../csrc/preload/allocating.h"
 #include "../../csrc/preload/cuda_functions.h"
 
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            fprintf(stderr, "%d: %s; asked for %llu bytes\n", __LINE__, #truth,                    \
-                    (unsigned long long)asked);                                                    \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+#define MUST_SHOW "asked for %llu bytes", (unsigned long long)asked
+#include "must.h"
 
 /* ---- The till ------------------------------------------------------------------------- */
 

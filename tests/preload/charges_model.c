@@ -17,14 +17,8 @@
 #include "../../csrc/preload/session.h"
 #include "../../csrc/preload/snapshots.h"
 
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            fprintf(stderr, "%d: %s; calls %d, reaps %d, recoveries %d, lost %d\n", __LINE__,      \
-                    #truth, calls, reaps, recoveries, lost);                                       \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+#define MUST_SHOW "calls %d, reaps %d, recoveries %d, lost %d", calls, reaps, recoveries, lost
+#include "must.h"
 
 #undef hr_charge
 #undef hr_count

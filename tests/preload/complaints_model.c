@@ -14,15 +14,10 @@
 
 #include "../../csrc/preload/complaints.h"
 
-static int real_stderr;
+#define MUST_FILE real_stderr
+#include "must.h"
 
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            dprintf(real_stderr, "%d: %s\n", __LINE__, #truth);                                    \
-            _exit(1);                                                                              \
-        }                                                                                          \
-    } while (0)
+static int real_stderr;
 
 static bool is_blocked(int number)
 {

@@ -16,16 +16,12 @@
 #include "../../csrc/preload/own_pid.h"
 #include "../../csrc/preload/session.h"
 
-static uint64_t counted[HR_DEVICES];
+#define MUST_SHOW                                                                                  \
+    "counted are %llu and %llu", (unsigned long long)counted[0],                                   \
+        (unsigned long long)counted[HR_DEVICES - 1]
+#include "must.h"
 
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            fprintf(stderr, "%d: %s; counted are %llu and %llu\n", __LINE__, #truth,               \
-                    (unsigned long long)counted[0], (unsigned long long)counted[HR_DEVICES - 1]);  \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+static uint64_t counted[HR_DEVICES];
 
 /* The device of row 0 is 3, that of the last row 4; row 1 has none. */
 enum { LAST = HR_DEVICES - 1 };

@@ -10,13 +10,8 @@
 #include "../../csrc/preload/busy_figures.h"
 #include "../../csrc/preload/nvml.h"
 
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            fprintf(stderr, "%d: %s, with %u samples\n", __LINE__, #truth, samples);               \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+#define MUST_SHOW "with %u samples", samples
+#include "must.h"
 
 static unsigned samples; /* that there are, */
 static unsigned growth;  /* and how many more at the next question */

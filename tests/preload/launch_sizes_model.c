@@ -15,14 +15,10 @@
 #include "../../csrc/preload/session.h"
 #include "../../csrc/preload/throttle.h"
 
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            fprintf(stderr, "%d: %s; paid for %llu kernels, %llu blocks\n", __LINE__, #truth,      \
-                    (unsigned long long)paid.kernels, (unsigned long long)paid.blocks);            \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+#define MUST_SHOW                                                                                  \
+    "paid for %llu kernels, %llu blocks", (unsigned long long)paid.kernels,                        \
+        (unsigned long long)paid.blocks
+#include "must.h"
 
 /* ---- The till ------------------------------------------------------------------------- */
 

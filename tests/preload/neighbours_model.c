@@ -19,14 +19,8 @@
 #include "../../csrc/preload/nvml.h"
 #include "../../csrc/preload/sampler.h"
 
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            fprintf(stderr, "%d: %s; own %u, soft %u, disturbed %d\n", __LINE__, #truth, seen.own, \
-                    seen.soft, seen.is_disturbed);                                                 \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+#define MUST_SHOW "own %u, soft %u, disturbed %d", seen.own, seen.soft, seen.is_disturbed
+#include "must.h"
 
 #define SECOND UINT64_C(1000000000)
 enum { ROW = HR_DEVICES - 1, MOST = 200, NOBODY = 99999999 };

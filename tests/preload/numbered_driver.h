@@ -21,22 +21,16 @@
 #include "../../csrc/preload/threads.h"
 #include "../../csrc/preload/watcher.h"
 
+#define MUST_SHOW                                                                                  \
+    "%s; charged are %llu and %llu, there %llu and %llu", subject, (unsigned long long)charged[0], \
+        (unsigned long long)charged[1], (unsigned long long)there[1], (unsigned long long)there[0]
+#include "must.h"
+
 /* The rows are not in the order of the devices, and the last device has none. */
 enum { DEVICES = 3, ROWS = 2, NO_ROW_DEVICE = 2 };
 
 static uint64_t charged[ROWS], limits[ROWS], there[DEVICES];
 static const char *subject = ""; /* what is tried */
-
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            fprintf(stderr, "%s:%d: %s: %s; charged are %llu and %llu, there %llu and %llu\n",     \
-                    __FILE__, __LINE__, subject, #truth, (unsigned long long)charged[0],           \
-                    (unsigned long long)charged[1], (unsigned long long)there[1],                  \
-                    (unsigned long long)there[0]);                                                 \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 /* ---- The region ----------------------------------------------------------------------- */
 

@@ -14,14 +14,8 @@
 #include "../../csrc/preload/nvml.h"
 #include "../../csrc/preload/uuids.h"
 
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            fprintf(stderr, "%d: %s; loads %d, questions %d\n", __LINE__, #truth, loads,           \
-                    questions);                                                                    \
-            _exit(1);                                                                              \
-        }                                                                                          \
-    } while (0)
+#define MUST_SHOW "loads %d, questions %d", loads, questions
+#include "must.h"
 
 enum { MOST = 400 };
 

@@ -7,14 +7,8 @@
 
 #include "../../csrc/preload/pace.h"
 
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            fprintf(stderr, "%d: %s; limit %u, users %u: %.1f percent\n", __LINE__, #truth,        \
-                    view.limit, view.users, percent);                                              \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+#define MUST_SHOW "limit %u, users %u: %.1f percent", view.limit, view.users, percent
+#include "must.h"
 
 #define PASS_S 0.1
 #define UNIT_S 0.001 /* what one unit takes */

@@ -15,17 +15,12 @@
 #include "../../csrc/preload/session.h"
 #include "../../csrc/preload/threads.h"
 
+#define MUST_SHOW                                                                                  \
+    "charged are %llu and %llu", (unsigned long long)charged[0], (unsigned long long)charged[1]
+#include "must.h"
+
 enum { ROWS = 2 };
 static uint64_t charged[ROWS], limits[ROWS];
-
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            fprintf(stderr, "%d: %s; charged are %llu and %llu\n", __LINE__, #truth,               \
-                    (unsigned long long)charged[0], (unsigned long long)charged[1]);               \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 /* ---- Locks ---------------------------------------------------------------------------- */
 

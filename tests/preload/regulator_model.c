@@ -29,17 +29,11 @@
 #include "../../csrc/preload/threads.h"
 #include "../../csrc/preload/throttle.h"
 
+#define MUST_SHOW "%llu ms; said \"%s\"", (unsigned long long)(now_ns / 1000000), said
+#include "must.h"
+
 static uint64_t now_ns;
 static char said[256];
-
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            fprintf(stderr, "%d: %s; %llu ms; said \"%s\"\n", __LINE__, #truth,                    \
-                    (unsigned long long)(now_ns / 1000000), said);                                 \
-            _exit(1);                                                                              \
-        }                                                                                          \
-    } while (0)
 
 /* The row under a limit is the last one, of device 3; other rows have no device here. */
 enum { LAST = HR_DEVICES - 1, SPAN = HR_DEVICES, OTHER_PID = 1 << 29 };

@@ -18,13 +18,7 @@
 #include "../../csrc/process_files.h"
 #include "../../csrc/slots.h"
 
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            fprintf(stderr, "%d: %s\n", __LINE__, #truth);                                         \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+#include "must.h"
 
 /* What a forked child forgets is the parent's, and lost. */
 const char *__asan_default_options(void);

@@ -21,16 +21,10 @@
 #include "../../csrc/preload/snapshots.h"
 #include "../../csrc/preload/uuids.h"
 
-static char said[512];
+#define MUST_SHOW "state %d; said \"%s\"", hr_open_session(), said
+#include "must.h"
 
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            fprintf(stderr, "%d: %s; state %d; said \"%s\"\n", __LINE__, #truth,                   \
-                    hr_open_session(), said);                                                      \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+static char said[512];
 
 /* Some functions of the core are macros, which keep the details of a failure. */
 #undef hr_open

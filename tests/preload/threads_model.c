@@ -11,13 +11,7 @@
 #include "../../csrc/preload/cuda_functions.h"
 #include "../../csrc/preload/threads.h"
 
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            fprintf(stderr, "%d: %s\n", __LINE__, #truth);                                         \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+#include "must.h"
 
 static int mode, exchanges, failing;
 

@@ -18,16 +18,10 @@
 #include "../../csrc/preload/regulator.h"
 #include "../../csrc/preload/throttle.h"
 
-static const char *subject = "";
+#define MUST_SHOW "%s; holds %u, naps %d", subject, (unsigned)hr_holds, naps
+#include "must.h"
 
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            fprintf(stderr, "%d: %s: %s; holds %u, naps %d\n", __LINE__, subject, #truth,          \
-                    (unsigned)hr_holds, naps);                                                     \
-            _exit(1);                                                                              \
-        }                                                                                          \
-    } while (0)
+static const char *subject = "";
 
 #undef hr_read_value
 #undef hr_read_burst

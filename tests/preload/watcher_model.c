@@ -23,16 +23,10 @@
 #include "../../csrc/preload/throttle.h"
 #include "../../csrc/preload/watcher.h"
 
-static uint64_t now_ns;
+#define MUST_SHOW "%llu ms, holds %u", (unsigned long long)(now_ns / 1000000), (unsigned)hr_holds
+#include "must.h"
 
-#define MUST(truth)                                                                                \
-    do {                                                                                           \
-        if (!(truth)) {                                                                            \
-            fprintf(stderr, "%d: %s; %llu ms, holds %u\n", __LINE__, #truth,                       \
-                    (unsigned long long)(now_ns / 1000000), (unsigned)hr_holds);                   \
-            _exit(1);                                                                              \
-        }                                                                                          \
-    } while (0)
+static uint64_t now_ns;
 
 #define MS UINT64_C(1000000)
 enum { SECONDS = 20, DEAD = 3, LIVING = 4, FOREIGN = 5, LATER = 1 << 29 };
