@@ -48,7 +48,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test clients cluster cluster-answers tenant stress lint format types texts sanitize aarch64 fuzz models litmus \
+.PHONY: help demo test thorough clients cluster cluster-answers tenant stress lint format types texts sanitize aarch64 fuzz models litmus \
 	mutants bench docs pictures install-c wheel wheels aarch64-wheel packaging newest-python clean
 
 help: ## this list
@@ -59,9 +59,13 @@ demo: $(DEMO) ## a region, real processes that use it, and limits edited live (h
 	@$(BIN)/hamiregion demo
 
 # 5 is for no tests: PYTEST_ARGS may choose none of these, or none of those.
-test: $(INSTALLED) ## the test suite, without the long runs (PYTEST_ARGS=...)
-	$(BIN)/python -m pytest -n $(TEST_JOBS) $(SPREAD) -m "not stress and not apart" $(PYTEST_ARGS) || [ $$? = 5 ]
-	$(BIN)/python -m pytest -n 2 $(SPREAD) -m "apart and not stress" $(PYTEST_ARGS) || [ $$? = 5 ]
+test: $(INSTALLED) ## the test suite, without `make thorough` and the long runs (PYTEST_ARGS=...)
+	$(BIN)/python -m pytest -n $(TEST_JOBS) $(SPREAD) -m "not apart and not thorough and not stress" $(PYTEST_ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n 2 $(SPREAD) -m "apart and not thorough and not stress" $(PYTEST_ARGS) || [ $$? = 5 ]
+
+thorough: $(INSTALLED) ## the rest of it: the same for more layouts, calls and faults (PYTEST_ARGS=...)
+	$(BIN)/python -m pytest -n $(TEST_JOBS) $(SPREAD) -m "not apart and thorough and not stress" $(PYTEST_ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n 2 $(SPREAD) -m "apart and thorough and not stress" $(PYTEST_ARGS) || [ $$? = 5 ]
 
 clients: $(INSTALLED) ## programs that nobody here wrote on the fake driver (400 MB)
 	$(PIP) install '$(CUDA_BINDINGS)' numba-cuda nvitop gpustat

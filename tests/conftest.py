@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import hang
 import pytest
+import representatives
 from actors import Actor, ProcessFactory
 from fake_cuda.driver import build
 from golden_regions import NAMES, GoldenRegion, unpack
@@ -50,6 +51,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("timeout", None) is None:
         config.option.timeout = 4 * PATIENCE_S
     config.pluginmanager.register(hang)
+    config.pluginmanager.register(representatives)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Run the few tests that stay apart without reading the files that have none."""
+    is_test = collection_path.match("test_*.py") and config.option.markexpr.startswith("apart")
+    return True if is_test and "mark.apart" not in collection_path.read_text() else None
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -39,6 +39,7 @@ def run(path: Path, *options: str) -> dict[str, int]:
     return outcomes
 
 
+@pytest.mark.representatives(1)
 @FAULTHANDLER
 @ROUNDS
 def test_each_of_a_thousand_cuts_is_an_error(
@@ -54,6 +55,7 @@ def test_each_of_a_thousand_cuts_is_an_error(
     }
 
 
+@pytest.mark.representatives(1)
 @FAULTHANDLER
 @ROUNDS
 def test_threads_that_race_with_a_thousand_cuts_get_data_or_region_stale(

@@ -42,6 +42,7 @@ attacks = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.thorough
 @attacks
 def test_an_exporter_with_names_stays_small_and_does_so_under_large_pods(
     api: FakeApi, tmp_path: Path, pods: int, attacked_mib: int

@@ -62,6 +62,7 @@ def stranger(tmp_path: Path) -> Iterator[ProcessFactory]:
         container.actor()("evaluate", REMOVE, directory=str(tmp_path))
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.root
 @pytest.mark.parametrize("flags", [1, 2])
 def test_a_stranger_with_long_maps_does_not_keep_the_dead_of_another_container_counted(

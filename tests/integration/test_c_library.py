@@ -199,6 +199,7 @@ def build_rust(installed: Installed, directory: Path) -> Path:
 Build = Callable[[Installed, Path], Path]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("build", [build_c, build_go, build_rust])
 def test_each_language_reads_what_python_reads(
     build: Build,

@@ -73,6 +73,7 @@ def test_the_drivers_two_lists_need_no_region(scene: Scene) -> None:
     assert len(found["devices"]) == 2
 
 
+@pytest.mark.thorough
 def test_the_drivers_lists_on_a_terminal_and_inside_a_container(
     fake_driver: FakeDriver, tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_without_a_driver_its_lists_are_a_failure_and_they_know_no_pods() -> Non
 # ---- On a terminal ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_terminal_gets_colours_unless_they_are_switched_off(scene: Scene) -> None:
     for verb, words in (("ps", "escaped"), ("containers", "+1 dead")):
         shown = scene.terminal(verb, "--wide", "--namespace", "*", columns=124)

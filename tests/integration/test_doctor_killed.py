@@ -63,6 +63,7 @@ def killed_repairs(doctor_node: DoctorNode, layout: Layout, times: int) -> None:
     assert set(place.host_pids()) >= {1, pid}
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
 def test_a_killed_repair_is_finished_by_the_next(doctor_node: DoctorNode, layout: Layout) -> None:
     killed_repairs(doctor_node, layout, 2)

@@ -66,6 +66,7 @@ def highest_while_scraped(files: NodeFiles, *arguments: str) -> tuple[int, bytes
     return highest, text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("containers", "most_mib"), [(15, 45), pytest.param(60, 100, marks=pytest.mark.stress)]
 )
@@ -109,6 +110,7 @@ def mapping(paths: list[Path]) -> Iterator[int]:
         process.communicate("")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to look into map_files")
 def test_one_process_that_maps_sixteen_full_regions_takes_less_than_100_mib(
     tmp_path: Path, full_region: Path

@@ -170,6 +170,7 @@ def trouble_for(tmp_path: Path, seconds: float, pause_s: float) -> None:
         eventually(lambda: descriptors(process.pid) <= before + 2)
 
 
+@pytest.mark.thorough
 def test_trouble_in_some_containers_does_not_show_in_others(tmp_path: Path) -> None:
     trouble_for(tmp_path, 1.5, 0.005)
 

@@ -54,6 +54,7 @@ def problems(shim: Path, *operations: str, all_errors: bool) -> dict[str, tuple[
     return found
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("group", GROUPS)
 def test_an_operation_survives_each_failing_call(shim: Path, group: str) -> None:
     answer = problems(shim, *GROUPS[group], all_errors=False)

@@ -126,6 +126,7 @@ def test_a_pipe_gets_printable_lines(scene: Scene, view: tuple[str, ...]) -> Non
         assert {len(row.split()) for row in rows} == {words}
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("columns", [80, 200])
 @pytest.mark.parametrize("view", [("ps", "--wide"), ("containers", "--wide")], ids=" ".join)
 def test_a_terminal_gets_nothing_but_our_own_escapes(

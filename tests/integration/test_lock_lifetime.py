@@ -44,6 +44,7 @@ answer = child.pid
 """
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("beget", [RAW_CLONE, FORK, SPAWN], ids=["clone", "fork", "exec"])
 def test_a_child_does_not_keep_a_killed_holder_alive(
     beget: str, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
@@ -231,6 +232,7 @@ scene.descriptor = descriptor
 """
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     "layout",
     [Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED, Layout.V1_1],
@@ -274,6 +276,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
 def test_an_interpreter_that_ends_gives_the_lock_back_and_leaves(

@@ -173,6 +173,7 @@ def test_a_version_that_is_forgotten_is_followed_by_one_list_at_once(
     assert len(api.lists) == 2
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("as_event", [True, False])
 def test_a_server_that_forgets_every_version_at_once_is_asked_more_and_more_seldom(
     api: FakeApi, watch: Watch, as_event: bool
@@ -242,6 +243,7 @@ def test_events_of_odd_pods_are_passed_over_and_the_others_are_not(
 # ---- a server that comes and goes ----
 
 
+@pytest.mark.thorough
 def test_a_server_that_restarts_again_and_again_is_right_within_3_s_each_time(
     api: FakeApi, watch: Watch
 ) -> None:

@@ -218,6 +218,7 @@ def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.representatives(1)
 @needs_chromium
 @pytest.mark.parametrize("count", [256, 1000])
 def test_a_page_of_many_containers_is_bounded_and_leads_to_the_others(

@@ -144,6 +144,7 @@ def both(scene: PlanScene, regions: list[PlannedRegion]) -> tuple[Any, Any]:
     return old, new
 
 
+@pytest.mark.representatives(7)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("how", ["again", "undo"])
 def test_killed_at_any_point_applying_again_or_the_undo_plan_completes_every_container(

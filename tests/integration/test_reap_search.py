@@ -157,6 +157,7 @@ def test_a_lock_that_was_taken_away_meanwhile_is_not_written_under(
 
 
 # What is read of /proc knows no layout, and costs all the time that a search may take.
+@pytest.mark.thorough
 @pytest.mark.parametrize("region", [Layout.V1_2], indirect=True)
 def test_of_maps_without_end_a_part_is_read(
     opened: Region, region: RegionFile, neighbour: Neighbour

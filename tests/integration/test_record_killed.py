@@ -90,6 +90,7 @@ def kill_and_check(
     return following
 
 
+@pytest.mark.thorough
 def test_what_was_done_is_there_after_kills_at_random_moments(
     actor: Callable[..., Actor], tmp_path: Path
 ) -> None:

@@ -293,6 +293,7 @@ def test_a_value_above_1_beside_a_live_owner_becomes_0_and_its_post_makes_it_1(
 UNKNOWN_OWNERS = [0x50000000, 0x7FFFFFFF, 1 << 31, 1 << 40, (1 << 64) - 1]
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize("owner", UNKNOWN_OWNERS)
 @pytest.mark.parametrize("value", [0, 1, 2])
 def test_an_owner_who_cannot_be_judged_is_replaced_only_where_nobody_else_has_the_file_open(

@@ -254,6 +254,7 @@ def test_where_not_everybody_can_be_seen_that_is_said_once(
     assert [each.event for each in events] == ["hidden", "visible"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("for_s", [0.5, pytest.param(scaled(60.0), marks=pytest.mark.stress)])
 def test_it_mends_while_containers_come_and_go(
     scene: NodeScene, node: Node, start: Starter, events: Events, for_s: float

@@ -166,6 +166,7 @@ def asked(
 # ---- the same figures ----------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(1)
 @needs_prometheus
 @pytest.mark.parametrize("job", ["plain", "exported"])
 def test_figures_are_those_of_a_recording_of_the_same_time(
@@ -206,6 +207,7 @@ def test_long_steps_keep_the_peaks_and_the_averages(
             assert row.busy_gpu_hours == pytest.approx(same.busy_gpu_hours, rel=0.2)
 
 
+@pytest.mark.thorough
 @needs_prometheus
 def test_two_exporters_of_the_same_count_once_and_are_told(
     prometheus: Prometheus, recorded: Report
@@ -349,6 +351,7 @@ def matrix(value: str) -> str:
     return f'{{"status":"success","data":{{"resultType":"matrix","result":[{series}]}}}}'
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [

@@ -30,6 +30,7 @@ def region_of(runs: RunScene, program: Program) -> str:
     return str(runs.base / f"run_{program.pid}" / "region.cache")
 
 
+@pytest.mark.representatives(1)
 @INJECTIONS
 def test_a_program_sees_the_budget_as_its_gpu(runs: RunScene, inject: str) -> None:
     program = runs.start_program("--inject", inject, "--memory", "2GiB", "--gpus", "1").start()
@@ -43,6 +44,7 @@ def test_a_program_sees_the_budget_as_its_gpu(runs: RunScene, inject: str) -> No
     assert program.end() == (0, "")
 
 
+@pytest.mark.representatives(1)
 @INJECTIONS
 def test_an_edited_limit_is_obeyed_at_the_next_allocation(runs: RunScene, inject: str) -> None:
     program = runs.start_program("--inject", inject, "--memory", "4GiB").start()
@@ -69,6 +71,7 @@ def test_a_running_program_can_be_looked_at(runs: RunScene) -> None:
     assert [process["pid"] for process in shown["processes"]] == [program.pid]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("on_error", [None, "refuse", "open"])
 def test_a_program_whose_region_is_gone_does_as_the_run_was_told(
     runs: RunScene, on_error: str | None
@@ -157,6 +160,7 @@ def test_an_edited_sm_limit_is_held_by_a_running_program(
     eventually(lambda: busy_percent() > 80)
 
 
+@pytest.mark.thorough
 def test_programs_that_join_a_region_share_its_limit(runs: RunScene, tmp_path: Path) -> None:
     team = str(tmp_path / "team.cache")
     hami.create_region(team, memory_limits=["4GiB"], uuids=[gpu_uuid(0)])

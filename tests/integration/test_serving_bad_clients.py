@@ -126,6 +126,7 @@ def scrape_among(url: str, rounds: int) -> None:
             assert reply.text.endswith("# EOF\n")
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize("client", BAD, ids=lambda client: client.__name__)
 def test_no_bad_client_keeps_a_good_one_from_its_answer(impatient: Served, client: Any) -> None:
     before = descriptors(impatient.pid)
@@ -134,6 +135,7 @@ def test_no_bad_client_keeps_a_good_one_from_its_answer(impatient: Served, clien
     eventually(lambda: descriptors(impatient.pid) <= before + 1)
 
 
+@pytest.mark.thorough
 def test_fifty_scrapers_among_all_of_them_miss_nothing_and_memory_stays_bounded(
     serve: Callable[..., Served],
 ) -> None:
@@ -276,6 +278,7 @@ def test_when_all_are_busy_one_more_is_refused_and_nothing_else_happens() -> Non
             assert each.recv(65_536).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.thorough
 def test_slow_readers_hold_no_more_memory_than_they_may(serve: Callable[..., Served]) -> None:
     served = serve(6 * MIB, answers_bytes=12 * MIB)
     scrape_among(served.url, 3)

@@ -369,6 +369,7 @@ def ask_from(url: str, address: str, password: str) -> int:
         return connection.getresponse().status
 
 
+@pytest.mark.thorough
 def test_guessers_do_not_keep_another_address_from_its_turn(
     serve: Callable[..., MetricsServer], checks: list[bytes]
 ) -> None:
@@ -396,6 +397,7 @@ def test_guessers_do_not_keep_another_address_from_its_turn(
     assert threads.failures == []
 
 
+@pytest.mark.thorough
 def test_a_check_whose_client_has_gone_is_not_made(
     serve: Callable[..., MetricsServer], checks: list[bytes]
 ) -> None:

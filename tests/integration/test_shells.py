@@ -67,6 +67,7 @@ def output(env: dict[str, str], *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("shell", SHIPPED)
 def test_what_is_printed_and_what_is_shipped_can_be_parsed(env: dict[str, str], shell: str) -> None:
     printed = Path(env["HOME"], "printed")
@@ -75,6 +76,7 @@ def test_what_is_printed_and_what_is_shipped_can_be_parsed(env: dict[str, str], 
         assert output(env, need(shell), "-n", str(script)) == ""
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("typed", WORDS)
 def test_bash_completes(env: dict[str, str], typed: str) -> None:
     script = (
@@ -87,6 +89,7 @@ def test_bash_completes(env: dict[str, str], typed: str) -> None:
     assert WORDS[typed] in answer.split()
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("typed", FEW_WORDS)
 def test_fish_completes(env: dict[str, str], typed: str) -> None:
     script = 'source $argv[1]; complete -C "hamiregion $argv[2]"'

@@ -105,6 +105,7 @@ def test_one_process_has_figures_repairs_priorities_plan_and_annotations(
     assert agent.end() == 0, agent.said
 
 
+@pytest.mark.thorough
 def test_beside_the_monitor_its_feedback_waits_and_no_figure_is_lost(
     scene: PlanScene, api: FakeApi, start: Start
 ) -> None:

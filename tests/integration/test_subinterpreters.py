@@ -58,6 +58,7 @@ region.attach().charge(0, 1)
 """
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("text", [OUTER_IS_ATTACHED, INNER_IS_ATTACHED], ids=["outer", "inner"])
 def test_an_interpreter_that_ends_leaves_its_own_slots_and_locks_and_no_others(
     text: str, file: RegionFile

@@ -52,6 +52,7 @@ def test_the_doctor_tells_what_goes_on_and_for_how_long_it_is_suspended(
     assert doctor_node.findings() == ()
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("limit", [None, 30])
 def test_what_has_stopped_is_no_finding_and_is_waited_for_once(
     limit: int | None, doctor_node: DoctorNode
@@ -91,6 +92,7 @@ def test_who_looks_seldom_sees_what_has_grown_between(doctor_node: DoctorNode) -
     assert place.used() > 1 << 20
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("what", [*GOES_ON, None])
 def test_ps_tells_it_apart_from_one_that_has_stopped(
     what: str | None, doctor_node: DoctorNode

@@ -154,6 +154,7 @@ def test_the_environments_node_chooses_nothing(
     assert row["node"] == "node-499"
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

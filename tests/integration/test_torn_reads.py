@@ -131,6 +131,7 @@ def run_writers(tools: Path, path: Path, writer: Writer, pause: int, count: int)
     run_reader(tools, path, count, staying, pause)
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("pause", PAUSES)
 def test_no_settled_process_is_mixed(tools: Path, path: Path, writer: Writer, pause: int) -> None:
     run_writers(tools, path, writer, pause, 8_000)
@@ -156,6 +157,7 @@ def run_movers(tools: Path, path: Path, writer: Writer, pause: int, count: int) 
     run_reader(tools, path, count, staying, pause)
 
 
+@pytest.mark.representatives(2)
 def test_no_settled_region_shows_a_moved_process_twice_or_never(
     tools: Path, path: Path, writer: Writer
 ) -> None:
@@ -174,6 +176,7 @@ def test_moving_slots_in_a_million_snapshots(
 # ---- Through the Python API -------------------------------------------------------------------
 
 
+@pytest.mark.representatives(2)
 def test_no_settled_process_is_mixed_in_python(path: Path, layout: Layout, writer: Writer) -> None:
     for _ in range(2):
         writer("write", SLOW_ENOUGH)
@@ -236,6 +239,7 @@ def test_writer_killed_inside_its_seqlock(path: Path, layout: Layout, writer: Wr
         assert list(table.processes.settled) == [1, 0, 1]
 
 
+@pytest.mark.representatives(2)
 def test_writer_killed_holding_the_semaphore(path: Path, writer: Writer) -> None:
     """Nothing in the region is settled, and reading goes on at its usual speed."""
     still, _ = writer("still")

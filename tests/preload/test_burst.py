@@ -54,6 +54,7 @@ def thread_names(pid: int) -> set[str]:
     return {file.read_text().strip() for file in Path(f"/proc/{pid}/task").glob("*/comm")}
 
 
+@pytest.mark.representatives(1)
 def test_a_program_has_what_nobody_else_uses_and_gives_it_back(
     limited: Make, gpus: FakeGpus, observer: Observer, busy: Start, inject: str
 ) -> None:
@@ -83,6 +84,7 @@ def test_the_limit_becomes_soft_and_hard_while_a_program_runs(
     assert "hami-burst" not in thread_names(program.pid)
 
 
+@pytest.mark.thorough
 def test_a_program_that_has_a_context_and_does_nothing_stops_nobody_for_long(
     limited: Make, bare: Bare, observer: Observer, busy: Start
 ) -> None:
@@ -106,6 +108,7 @@ def test_processes_of_one_region_do_not_hold_each_other_back(
     assert all(observer.busy_percent(0.5, pid=program.pid) > 10 for program in programs)
 
 
+@pytest.mark.thorough
 def test_programs_of_two_regions_know_each_other_and_use_what_both_leave(
     limited: Make, observer: Observer, busy: Start
 ) -> None:
@@ -133,6 +136,7 @@ def test_a_neighbour_with_a_hard_limit_is_no_reason_to_use_more(
     assert observer.busy_percent(3, pid=program.pid) < HELD
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("offset", [0, 100_000_000])
 def test_where_nvml_has_other_pids_nobody_is_known(
     limited: Make, gpus: FakeGpus, observer: Observer, busy: Start, offset: int

@@ -28,8 +28,13 @@ MODELS = {
     "throttle_model": ("throttle", "bucket"),
     "watcher_model": ("watcher",),
 }
+# These go through the most states; what the library does with them has tests beside this one.
+LONG = {"allocations_model", "contexts_model", "regulator_model"}
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(each, marks=pytest.mark.thorough if each in LONG else ()) for each in MODELS],
+)
 def test_a_part_does_what_its_model_says(tmp_path: Path, model: str) -> None:
     run_model(build_model(tmp_path, model, *MODELS[model]))

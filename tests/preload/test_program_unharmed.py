@@ -221,6 +221,7 @@ class Copying:
         self._thread.join()
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

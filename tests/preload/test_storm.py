@@ -155,6 +155,7 @@ def pids(scene: Limited) -> set[int]:
     return {each.pid for each in processes if each.status == ProcessStatus.RUNNING}
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("start", ["fork", "forkserver"])
 def test_a_pool_of_processes_shares_the_limit(limited: Make, start: str, inject: str) -> None:
     """Each worker of a pool is a program under the region; the parent uses the driver after it."""

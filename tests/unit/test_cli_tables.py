@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import attrs
+import pytest
 from rich.console import Console
 
 from libhamiregion import Layout
@@ -89,6 +90,7 @@ def test_an_empty_table_is_a_heading_in_a_pipe_and_a_sentence_on_a_terminal() ->
     assert drawn(empty, 80) == "There is nothing.\n"
 
 
+@pytest.mark.thorough
 def test_a_terminal_shows_as_many_rows_as_it_has_room_for_and_a_pipe_all() -> None:
     many = attrs.evolve(table(), records=[Row(str(number), ()) for number in range(2000)])
     page = output.Page("x/1", {}, [many, Lines(["the end"])])

@@ -31,6 +31,7 @@ def test_that_ends():
 """
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("test", "stack"),
     [

@@ -593,6 +593,7 @@ def test_a_region_that_was_closed_elsewhere_says_so_in_its_row(files: list[Regio
         assert region_set.read().error(4) is None
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("how", ["thread", "handler"])
 def test_a_set_is_read_whatever_happens_to_it_meanwhile(how: str, files: list[RegionFile]) -> None:
     """Neither another thread nor a handler of the reading thread makes it crash or hang."""

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import pytest
 from actors import MakeActor
 from forked import in_child
 from region_bytes import RegionFile, RegionFileFactory
@@ -119,6 +120,7 @@ print(statuses)
 """
 
 
+@pytest.mark.thorough
 def test_a_child_that_is_forked_while_other_threads_open_regions_can_open_one(
     region_file: RegionFileFactory,
 ) -> None:
