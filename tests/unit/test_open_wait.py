@@ -96,10 +96,10 @@ def alarm() -> Iterator[Callable[[], object]]:
 
 
 def test_a_signal_ends_the_waiting(tmp_path: Path, alarm: Callable[[], object]) -> None:
-    alarm()
     began = time.monotonic()
     opened: list[Region] = []
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted):  # noqa: PT012
+        alarm()
         opened.append(open_region(tmp_path / "missing", timeout_s=PATIENCE_S))
     assert time.monotonic() - began < PATIENCE_S
     assert opened == []

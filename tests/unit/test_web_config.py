@@ -7,6 +7,7 @@ from pathlib import Path
 
 import bcrypt
 import pytest
+from wait import eventually
 
 from libhamiregion.exporter import WebConfigError
 from libhamiregion.exporter.passwords import _matches
@@ -41,6 +42,7 @@ def test_every_kind_of_bcrypt_hash_is_taken(written: Loader, kind: str) -> None:
     assert written(f"basic_auth_users: {{a: '{kind}{HASH[6:]}'}}").users
 
 
+@pytest.mark.representatives(10)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -129,13 +131,14 @@ def test_a_wrong_password_takes_as_long_whoever_it_is_for() -> None:
     """Whether there is such a user or not, and whatever their hash costs."""
     hashes = [bcrypt.hashpw(b"right", bcrypt.gensalt(cost)).decode() for cost in (4, 7, 9)]
 
-    def cpu_s(hashed: str | None) -> float:
-        found = []
-        for _ in range(3):
-            began = time.thread_time()
-            assert not _matches(hashed, b"wrong", 9)
-            found.append(time.thread_time() - began)
-        return min(found)
+    least_s: dict[str | None, float] = {}
 
-    times = [cpu_s(hashed) for hashed in (None, *hashes)]
-    assert max(times) < 1.5 * min(times)
+    def take_as_long() -> bool:
+        for hashed in (None, *hashes):
+            began_s = time.thread_time()
+            assert not _matches(hashed, b"wrong", 9)
+            taken_s = time.thread_time() - began_s
+            least_s[hashed] = min(taken_s, least_s.get(hashed, taken_s))
+        return max(least_s.values()) < 1.5 * min(least_s.values())
+
+    eventually(take_as_long)
