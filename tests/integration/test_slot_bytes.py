@@ -14,7 +14,7 @@ from actors import Actor, MakeActor, ProcessFactory
 from lock_bytes import hold, is_free, owner_of
 from namespaces import NEW_NAMESPACE, why_no_new_namespace
 from region_bytes import RegionFile, RegionFileFactory, locate
-from slot_bytes import NOBODYS, move_last_into, pids, put_slot, slot_bytes
+from slot_bytes import NOBODYS, move_last_into, pids, put_slot, slot_bytes, slot_range
 from wait import PATIENCE_S
 
 from libhamiregion import (
@@ -151,6 +151,25 @@ def test_one_that_has_detached_or_closed_leaves_no_lock(file: RegionFile, actor:
     attached(process, 1)
     process("region.close")
     assert locked_slot_bytes(file) == 0
+
+
+def test_what_is_left_of_a_slot_that_was_given_up_is_its_name(
+    file: RegionFile, actor: MakeActor, empty_proc: Path
+) -> None:
+    """Its process lives; by a mark that had stayed it would be dead, and reaped."""
+    process = attached(actor(file), 100)
+    attached(actor(file), 50)
+    process("slot.detach")
+    assert pids(file)[0] == process.pid, "that of a process in the middle of the table stays"
+    left = bytearray(slot_bytes(file, 0))
+    start, _ = slot_range(file.layout, 0)
+    newest = Layout.V1_2 if file.layout is Layout.V1_1 else file.layout
+    for layout, field, width in ((file.layout, "slot_pid", 4), (newest, "slot_seqlock", 8)):
+        at = locate(layout, field)[0] - start
+        left[at : at + width] = bytes(width)
+    assert left == bytes(len(left))
+    with open_region(file, writable=True) as region:
+        assert region.reap(proc=empty_proc) == ()
 
 
 def locked_slot_bytes(file: RegionFile) -> int:

@@ -13,6 +13,7 @@ from lock_bytes import NOBODY, hold, is_free, let_go
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
 from region_bytes import SLOTS, RegionFile, RegionFileFactory
 from slot_bytes import (
+    MARK_FLAG,
     NOBODYS,
     WITH_NEWER,
     WITH_SEQLOCK,
@@ -23,6 +24,7 @@ from slot_bytes import (
     pids,
     put_seqlock,
     put_slot,
+    seqlock_of,
     slot_bytes,
     used,
 )
@@ -241,6 +243,27 @@ def test_a_blank_slot_of_a_live_process_between_does_not_bar_the_way(
     assert used(file) == 150
     assert pids(file)[blank] == newcomer.pid
     account(file, blank, 7)
+    assert used(file) == 157
+
+
+@with_seqlock
+def test_the_flag_of_a_mark_does_not_make_a_blank_slot_look_used(
+    file: RegionFile, actor: MakeActor
+) -> None:
+    moved, newcomer = actor(file), actor(file)
+    file.add_process(DEAD)
+    file.add_process(DEAD + 1)
+    newcomer("attach")
+    assert seqlock_of(file, 2) == MARK_FLAG
+    slot = start(file, moved, 100)
+    for hole in range(2):
+        move_last_into(file, hole)
+    account(file, slot, 50)
+    with at_work(file, slot):
+        assert_repaired(file, moved)
+    assert used(file) == 150
+    assert pids(file)[2:] == [newcomer.pid, moved.pid]
+    newcomer("slot.charge", 0, 7)
     assert used(file) == 157
 
 
