@@ -21,6 +21,7 @@ struct known {
 };
 
 struct hr_round {
+    char *path;                          /* that led to the region */
     uint64_t device_id, inode, born_ns;  /* of the region */
     uint64_t proc_device_id, proc_inode; /* of the /proc that is searched */
     uint64_t began_ns;
@@ -34,8 +35,10 @@ static _Atomic(struct hr_round *) kept_rounds[KEPT_ROUNDS];
 
 static void free_round(struct hr_round *round)
 {
-    if (round != NULL)
+    if (round != NULL) {
         free(round->known);
+        free(round->path);
+    }
     free(round);
 }
 
@@ -67,11 +70,21 @@ static void keep(struct hr_round *round)
     free_round(round);
 }
 
-static bool is_of(const struct hr_round *round, const hr_region *region, const struct stat *proc)
+static bool is_of_file(const struct hr_round *round, const hr_region *region)
 {
     return round->device_id == region->device_id && round->inode == region->inode &&
-           round->born_ns == region->born_ns && round->proc_device_id == proc->st_dev &&
-           round->proc_inode == proc->st_ino;
+           round->born_ns == region->born_ns;
+}
+
+static bool is_of_proc(const struct hr_round *round, const struct stat *proc)
+{
+    return round->proc_device_id == proc->st_dev && round->proc_inode == proc->st_ino;
+}
+
+/* Who makes a file anew again and again shall not take all the places. */
+static bool is_of_former_file(const struct hr_round *round, const hr_region *region)
+{
+    return strcmp(round->path, region->path) == 0 && !is_of_file(round, region);
 }
 
 static struct hr_round *find_kept(const hr_region *region, const struct stat *proc)
@@ -82,9 +95,9 @@ static struct hr_round *find_kept(const hr_region *region, const struct stat *pr
         struct hr_round *round = atomic_exchange(&kept_rounds[i], NULL);
         if (round == NULL)
             continue;
-        if (now - round->began_ns > LONGEST_NS)
+        if (now - round->began_ns > LONGEST_NS || is_of_former_file(round, region))
             free_round(round);
-        else if (found == NULL && is_of(round, region, proc))
+        else if (found == NULL && is_of_file(round, region) && is_of_proc(round, proc))
             found = round;
         else
             keep(round);
@@ -134,15 +147,20 @@ struct hr_round *hr_take_round(const hr_region *region, const char *proc,
     }
     free_round(round);
     round = calloc(1, sizeof *round);
-    if (round != NULL)
-        *round = (struct hr_round){.device_id = region->device_id,
-                                   .inode = region->inode,
-                                   .born_ns = region->born_ns,
-                                   .proc_device_id = status.st_dev,
-                                   .proc_inode = status.st_ino,
-                                   .began_ns = hr_clock_ns(CLOCK_MONOTONIC),
-                                   .slots = *standing};
-    return round;
+    if (round == NULL)
+        return NULL;
+    *round = (struct hr_round){.path = strdup(region->path),
+                               .device_id = region->device_id,
+                               .inode = region->inode,
+                               .born_ns = region->born_ns,
+                               .proc_device_id = status.st_dev,
+                               .proc_inode = status.st_ino,
+                               .began_ns = hr_clock_ns(CLOCK_MONOTONIC),
+                               .slots = *standing};
+    if (round->path != NULL)
+        return round;
+    free_round(round);
+    return NULL;
 }
 
 static int compare_pids(const void *one, const void *other)
