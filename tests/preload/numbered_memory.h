@@ -95,6 +95,8 @@ static CUresult release_physical(CUmemGenericAllocationHandle handle)
 }
 
 static uint64_t kept; /* by a pool that nobody uses, until it is trimmed */
+/* What a pool takes besides with the next allocation; it cannot be trimmed before that is freed. */
+static uint64_t grows_by, pinned;
 
 static CUresult allocate_from(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
@@ -109,7 +111,10 @@ static CUresult allocate_from(CUdeviceptr *out, size_t bytes, CUmemoryPool pool,
         find_block(key)->pool = pool;
         kept -= reused;
         pool->held -= reused;
-        pool->held += bytes;
+        pool->held += bytes + grows_by;
+        there[pool->device] += grows_by;
+        pinned += grows_by;
+        grows_by = 0;
     }
     *out = key;
     return result;
@@ -123,6 +128,8 @@ static CUresult allocate_async(CUdeviceptr *out, size_t bytes, CUstream stream)
 static CUresult free_async(CUdeviceptr pointer, CUstream stream)
 {
     (void)stream;
+    kept += pinned;
+    pinned = 0;
     return take_back(pointer);
 }
 
@@ -207,19 +214,6 @@ static CUresult read_node(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *out)
     return node == NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* A launch of a graph whose memory stays in its device's pool. */
-static CUresult launch_graph(CUgraphExec exec, CUstream stream)
-{
-    int device = (uintptr_t)stream < 100 ? current->device : (int)((uintptr_t)stream - 100);
-    MUST((uintptr_t)exec == 5);
-    CUresult result = take_result();
-    if (result != CUDA_SUCCESS)
-        return result;
-    there[device] += 2 * SIZE - held_by_graphs[device];
-    held_by_graphs[device] = 2 * SIZE;
-    return CUDA_SUCCESS;
-}
-
 static CUresult map(CUdeviceptr address, size_t bytes, size_t offset,
                     CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
@@ -276,5 +270,21 @@ struct hr_cuda_functions hr_cuda = {
     .cuMemUnmap = unmap,
     .cuMemRetainAllocationHandle = retain_handle,
 };
+
+static CUdevice chosen; /* the device of what is not the current context's */
+
+/* With a context there, and nothing else. */
+static void begin_on(CUdevice device)
+{
+    begin();
+    is_capturing = false;
+    row_pitch = 1024;
+    kept = grows_by = pinned = 0;
+    memset(held_by_graphs, 0, sizeof held_by_graphs);
+    chosen = device;
+    current = &primaries[device];
+    current->is_alive = true;
+    hr_add_context(current, device, 0);
+}
 
 #endif

@@ -8,19 +8,14 @@ from c_model import build_model, needs_c, run_model
 pytestmark = needs_c
 
 ALLOCATING = ("allocating", "memory", "arrays")
+MEMORY = (*ALLOCATING, "async", "physical", "pools", "context_table", "graph_memory")
 MODELS = {
-    "allocations_model": (
-        *ALLOCATING,
-        "async",
-        "physical",
-        "pools",
-        "context_table",
-        "graph_memory",
-    ),
+    "allocations_model": MEMORY,
     "contexts_model": (*ALLOCATING, "contexts", "context_table", "books"),
     "charges_model": ("charges",),
     "complaints_model": ("complaints",),
     "context_memory_model": ("context_memory",),
+    "held_memory_model": (*MEMORY, "books"),
     "nvml_model": ("nvml",),
     "regulator_model": ("regulator",),
     "session_model": ("session",),
