@@ -19,6 +19,7 @@ from libhamiregion.slot import attached_slots
 from . import procfs
 from .fair_shares import FairShares
 from .file_identities import FileIdentities
+from .file_users import changes_of_use, users_by_file
 from .liveness import Liveness
 from .matching import Mapper, RegionProcesses, match_slots
 from .proc_visibility import ProcVisibility, visibility_of
@@ -28,13 +29,14 @@ from .procfs import AccessDenied, Gone, TooMuch
 from .reader_threads import Blocked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
     from collections.abc import Mapping as MappingOf
 
     from libhamiregion.errors import PathLike
     from libhamiregion.region import Region
 
     from .file_identities import FileIdentity
+    from .file_users import FileUsers
     from .matching import HostProcess
     from .process_entry import ProcessGap
     from .procfs import Mapping
@@ -57,7 +59,7 @@ class _View:
     # Those that map files in a region's size, by pid; the same object while they are the same. What
     # they did otherwise since is in `entries` alone.
     mapping: tuple[Entry, ...] = ()
-    by_file: dict[FileIdentity, tuple[tuple[Entry, Mapping], ...]] = attrs.field(factory=dict)
+    by_file: dict[FileIdentity, FileUsers] = attrs.field(factory=dict)
     visibility: ProcVisibility = attrs.field(factory=ProcVisibility)
     gaps: tuple[ProcessGap, ...] = ()
 
@@ -159,16 +161,13 @@ class ProcessTable:
                     full=full,
                 )
                 before = self._view
-                mapping = _that_map(entries)
-                is_same = len(mapping) == len(before.mapping) and all(
-                    map(Entry.is_as_used, mapping, before.mapping)
-                )
+                changes = changes_of_use(before.entries, entries)
                 self._view = _View(
                     Liveness(self.proc, self._proof_shares),
                     started_ns,
                     entries,
-                    before.mapping if is_same else mapping,
-                    before.by_file if is_same else _by_file(mapping),
+                    _that_map(entries) if changes else before.mapping,
+                    users_by_file(before.by_file, changes) if changes else before.by_file,
                     visibility_of(directory, entries, refused),
                     gaps_of(entries.values()),
                 )
@@ -394,11 +393,8 @@ class ProcessTable:
         Args:
             identity: As `identity` gives it.
         """
-        return tuple(
-            (entry.process, mapping)
-            for entry, mapping in self._view.by_file.get(identity, ())
-            if entry.process is not None
-        )
+        users = self._view.by_file.get(identity, ())
+        return tuple((process, mapping) for process, _, mapping in users)
 
     def mappers(
         self, device: int, inode: int, *, writable: bool = False
@@ -449,9 +445,7 @@ class ProcessTable:
         view = self._view
         identity = self.identity(region)
         own = view.visibility.own_pid if not self._is_attached(identity) else 0
-        users = view.by_file.get(identity, ())
-        seen = [(entry.process, entry.namespace, mapping.writable) for entry, mapping in users]
-        return seen, view.visibility.sees_host, own
+        return view.by_file.get(identity, ()), view.visibility.sees_host, own
 
     def match(
         self,
@@ -490,14 +484,12 @@ class ProcessTable:
         identity = self.identity(region)
         own = view.visibility.own_pid if not self._is_attached(identity) else 0
         mappers = []
-        for entry, mapping in view.by_file.get(identity, ()):
-            process = entry.process
-            if process is not None:
-                container = process.container
-                pod = container.pod_uid if container is not None else None
-                stranger = pod_uid is not None and pod is not None and pod != pod_uid
-                may_use = mapping.writable and process.pid != own and not stranger
-                mappers.append(Mapper(process, entry.namespace, may_use))
+        for process, namespace, mapping in view.by_file.get(identity, ()):
+            container = process.container
+            pod = container.pod_uid if container is not None else None
+            stranger = pod_uid is not None and pod is not None and pod != pod_uid
+            may_use = mapping.writable and process.pid != own and not stranger
+            mappers.append(Mapper(process, namespace, may_use))
 
         def dead(lost: Sequence[int]) -> frozenset[int]:
             is_too_old = view.started_ns < taken_at_ns
@@ -520,14 +512,6 @@ def _that_map(entries: MappingOf[int, Entry]) -> tuple[Entry, ...]:
     """The processes that map files in a region's size, by pid."""
     pids = sorted([pid for pid, each in entries.items() if each.mappings])
     return tuple([entries[pid] for pid in pids])
-
-
-def _by_file(processes: Iterable[Entry]) -> dict[FileIdentity, tuple[tuple[Entry, Mapping], ...]]:
-    found: defaultdict[FileIdentity, list[tuple[Entry, Mapping]]] = defaultdict(list)
-    for entry in processes:
-        for mapping in entry.mappings:
-            found[mapping.device, mapping.inode].append((entry, mapping))
-    return {identity: tuple(users) for identity, users in found.items()}
 
 
 def _user_names(path: Path) -> dict[int, str]:
