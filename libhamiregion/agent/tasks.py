@@ -248,7 +248,7 @@ class TaskRunner:
         """Report tasks that are stuck, until all have ended."""
         ended, known = 0, set[str]()
         while ended < len(self.tasks):
-            ended += working.acquire(timeout=min(1.0, STUCK_AFTER_S / 2))
+            ended += working.acquire(timeout=STUCK_AFTER_S / 12)
             stuck = set(self.stuck())
             for name in stuck - known:
                 self._reporters[name].emit("stuck", "a pass does not come to its end")
