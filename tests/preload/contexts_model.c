@@ -230,12 +230,6 @@ static CUresult create_mipmapped(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCR
     return allocate((CUdeviceptr *)out, array->Width);
 }
 
-static CUresult get_stream_context(CUstream stream, CUcontext *out)
-{
-    *out = (uintptr_t)stream == 3 ? NULL : (CUcontext)stream;
-    return (uintptr_t)stream == 4 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-}
-
 struct hr_cuda_functions hr_cuda = {
     .cuCtxCreate = create_1,
     .cuCtxCreate_v2 = create_2,
@@ -258,7 +252,6 @@ struct hr_cuda_functions hr_cuda = {
     .cuMipmappedArrayCreate = create_mipmapped,
     .cuCtxGetCurrent = get_current,
     .cuCtxGetDevice = get_device,
-    .cuStreamGetCtx = get_stream_context,
 };
 
 static void start(void)
@@ -490,73 +483,6 @@ static void check_primary_by_handle(void)
     MUST_AGREE();
 }
 
-/* ---- The table ------------------------------------------------------------------------ */
-
-static void check_table(void)
-{
-    struct hr_context known = {0}, again;
-    start();
-    MUST(!hr_find_context(&others[0], &known) && !hr_current_context(&known));
-    /* One that was made in a way that is not known is known from its first use on. */
-    others[0] = (struct CUctx_st){.device = 1, .is_alive = true};
-    current = &others[0];
-    is_device_unknown = true;
-    MUST(!hr_current_context(&known) && !hr_find_context(&others[0], &known));
-    is_device_unknown = false;
-    MUST(hr_current_context(&known) && known.device == 1 && known.row == 0 && known.owner != 0);
-    MUST(hr_current_context(&again) && again.owner == known.owner);
-    /* A stream's context, if it has one that is known; the default streams have none. */
-    hr_add_context(&others[1], 0, 77);
-    others[1].device = 0;
-    const CUstream of_other = (CUstream)&others[1];
-    MUST(hr_stream_context(of_other, &again) && again.owner == 77 && again.device == 0);
-    for (uintptr_t number = 0; number <= 4; number++)
-        MUST(hr_stream_context((CUstream)number, &again) && again.owner == known.owner);
-    MUST(hr_stream_context((CUstream)&others[2], &again) && again.owner == known.owner);
-    /* Made again under the same address, it is another one. */
-    hr_add_context(&others[1], 1, 78);
-    MUST(hr_find_context(&others[1], &again) && again.owner == 78 && again.device == 1);
-    hr_remove_context(&others[1]);
-    MUST(!hr_find_context(&others[1], &again) && hr_find_context(&others[0], &again));
-    /* A device of which there is no such number has no lives, and no row. */
-    for (int device = -1; device <= 64; device += 65) {
-        hr_add_context(&others[3], device, 0);
-        MUST(hr_find_context(&others[3], &again) && again.owner == 0 && again.row == HR_NO_ROW);
-    }
-    /* Places are used again, and one more than there are is not known. */
-    start();
-    for (int at = 0; at < 256; at++)
-        hr_add_context(&others[at], 0, (uint32_t)at + 1);
-    for (int at = 0; at < 256; at++)
-        MUST(hr_find_context(&others[at], &known) && known.owner == (uint32_t)at + 1);
-    hr_add_context(&others[256], 0, 999);
-    MUST(!hr_find_context(&others[256], &known));
-    hr_remove_context(&others[100]);
-    hr_add_context(&others[256], 0, 999);
-    MUST(hr_find_context(&others[256], &known) && known.owner == 999);
-    for (int at = 0; at < 256; at++)
-        MUST(hr_find_context(&others[at], &known) == (at != 100));
-}
-
-static void check_owners(void)
-{
-    uint32_t first = hr_new_owner(), second = hr_new_owner();
-    MUST(first != second && first != 0 && ((first | second) & HR_PRIMARY_OWNER) == 0);
-    MUST(hr_is_ended(first, first) && !hr_is_ended(first, second) && !hr_is_ended(second, first));
-    uint32_t life = hr_end_life(5), next = hr_end_life(5), elsewhere = hr_end_life(6);
-    MUST((life & HR_PRIMARY_OWNER) != 0 && next == life + 1);
-    MUST(hr_is_ended(life, life) && hr_is_ended(life, next) && !hr_is_ended(next, life));
-    MUST(!hr_is_ended(elsewhere, next) && !hr_is_ended(next, elsewhere));
-    MUST(!hr_is_ended(first, next) && !hr_is_ended(next, first));
-    MUST(hr_end_life(-1) == 0 && hr_end_life(64) == 0 && hr_end_life(63) != 0);
-    /* Numbers of lives come round. */
-    const uint32_t of_device = HR_PRIMARY_OWNER | 5u << 24;
-    MUST(hr_is_ended(of_device | 0xffffff, of_device) &&
-         !hr_is_ended(of_device, of_device | 0xffffff));
-    MUST(hr_is_ended(of_device, of_device | 0x7fffff) &&
-         !hr_is_ended(of_device, of_device | 0x800000));
-}
-
 int main(void)
 {
     check_making();
@@ -569,8 +495,6 @@ int main(void)
     check_primary(cuDevicePrimaryCtxReset, true);
     check_primary(cuDevicePrimaryCtxReset_v2, true);
     check_primary_by_handle();
-    check_table();
-    check_owners();
     start();
     return 0;
 }

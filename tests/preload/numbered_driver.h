@@ -216,13 +216,10 @@ static CUresult get_current(CUcontext *out)
     return CUDA_SUCCESS;
 }
 
-static bool is_device_unknown;
-
 static CUresult get_device(CUdevice *out)
 {
-    bool is_known = current != NULL && !is_device_unknown;
-    *out = is_known ? current->device : 99;
-    return is_known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    *out = current != NULL ? current->device : 99;
+    return current != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 /* What every check begins with: nothing is known of what was before. */
@@ -251,7 +248,7 @@ static void begin(void)
     current = NULL;
     next_result = CUDA_SUCCESS;
     next_key = 0;
-    is_uncounted = is_padded = is_device_unknown = false;
+    is_uncounted = is_padded = false;
     waits = complaints = calls = attached = 0;
 }
 

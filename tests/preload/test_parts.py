@@ -11,6 +11,7 @@ ALLOCATING = ("allocating", "memory", "arrays")
 MEMORY = (*ALLOCATING, "async", "physical", "pools", "context_table", "graph_memory")
 MODELS = {
     "allocations_model": MEMORY,
+    "context_table_model": ("context_table",),
     "contexts_model": (*ALLOCATING, "contexts", "context_table", "books"),
     "charges_model": ("charges",),
     "complaints_model": ("complaints",),
