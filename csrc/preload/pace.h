@@ -15,6 +15,10 @@
  *
  * The figures are averages of the past HR_PACE_WINDOW_S and come late; HR_PACE_LAG_S is by how
  * much.
+ *
+ * They are whole percents, which is too little for many processes on a device: crowd.h completes
+ * them from the figure of the device, as far as there is one.  Then a process with a share below
+ * one percent holds to it, and the sum is that of all.
  */
 #ifndef HR_PACE_H
 #define HR_PACE_H
@@ -40,6 +44,11 @@ struct hr_pace {
 
     double error_s; /* seconds of GPU time taken above the share, negative = below */
 
+    double begun_s;
+    double rate;    /* what the last step returned */
+    bool has_shown; /* a figure of this process was not 0 */
+    bool is_known;  /* what a unit costs was measured while the GPU had nothing queued */
+
     double full_s; /* for how long the figures have shown a GPU that is never idle */
 
     uint32_t limit; /* percent, at the last step; 0 = there was none */
@@ -50,11 +59,18 @@ struct hr_pace {
 /* What is known at one moment. */
 struct hr_pace_view {
     double now_s;
-    double launched;   /* units launched in all so far */
-    uint32_t limit;    /* percent, 1 to 99 */
-    uint32_t own, all; /* percent of the time that the GPU was busy for this process, for all */
-    uint32_t users;    /* processes for which it was busy, this one included */
-    bool has_waited;   /* a launch had to wait since the last step */
+    double launched; /* units launched in all so far */
+    uint32_t limit;  /* percent, 1 to 99 */
+    double own, all; /* percent of the time that the GPU was busy for this process, for all */
+    double users;    /* processes for which it was busy, this one included */
+    bool has_waited; /* a launch had to wait since the last step */
+
+    /* What hr_complete_view() adds. */
+    bool is_crowded; /* so many processes that it matters what is rounded off their figures */
+    bool has_device; /* and `all` is completed from the figure of the device; then also: */
+    double device;   /* that figure's last value, less what is not of the region; percent */
+    double missing;  /* percent of the time beyond `own`, if this process has worked at all */
+    double sample_s; /* how often NVML takes samples, as far as that is known */
 };
 
 /* Nothing has been launched yet. */

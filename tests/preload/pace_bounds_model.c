@@ -7,7 +7,7 @@
 
 #include "../../csrc/preload/pace.h"
 
-#define MUST_SHOW "limit %u, users %u: %.1f percent", view.limit, view.users, percent
+#define MUST_SHOW "limit %u, users %.0f: %.1f percent", view.limit, view.users, percent
 #include "must.h"
 
 #define PASS_S 0.1

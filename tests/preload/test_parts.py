@@ -16,6 +16,7 @@ MODELS = {
     "charges_model": ("charges",),
     "complaints_model": ("complaints",),
     "context_memory_model": ("context_memory",),
+    "crowd_model": ("crowd",),
     "held_memory_model": (*MEMORY, "books"),
     "nvml_model": ("nvml",),
     "regulator_model": ("regulator",),
