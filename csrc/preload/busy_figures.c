@@ -102,6 +102,16 @@ uint32_t hr_busy_percent(const struct hr_busy_figures *figures, unsigned pid)
     return percent < MOST_PERCENT ? percent : MOST_PERCENT;
 }
 
+uint64_t hr_busy_percent_of_all(const struct hr_busy_figures *figures)
+{
+    uint64_t percent = 0;
+    for (unsigned at = 0; at < figures->count; at++) {
+        if (figures->list[at].smUtil <= MOST_PERCENT)
+            percent += figures->list[at].smUtil;
+    }
+    return percent;
+}
+
 uint64_t hr_newest_sample_us(const struct hr_busy_figures *figures)
 {
     uint64_t newest = 0;

@@ -32,6 +32,9 @@ bool hr_read_busy_figures(nvmlDevice_t device, uint64_t since_us, struct hr_busy
 /* Percent; 0 where the process has no figure, or one that cannot be. */
 uint32_t hr_busy_percent(const struct hr_busy_figures *figures, unsigned pid);
 
+/* The same of all processes together, which may be more than 100. */
+uint64_t hr_busy_percent_of_all(const struct hr_busy_figures *figures);
+
 /* When the newest of the samples was taken; 0 where there is none. */
 uint64_t hr_newest_sample_us(const struct hr_busy_figures *figures);
 

@@ -9,6 +9,7 @@
 #include "../base.h"
 #include "../mappers.h"
 #include "complaints.h"
+#include "crowd.h"
 #include "cuda_functions.h"
 #include "neighbours.h"
 #include "own_pid.h"
@@ -33,6 +34,7 @@ struct regulated_row {
     bool is_shown;      /* NVML names this process among those that use the device */
     uint64_t begun_ns, ticked_ns;
     struct hr_pace pace;
+    struct hr_crowd crowd;
     struct hr_soft_limit soft;
 };
 
@@ -157,6 +159,7 @@ static void begin_row(hr_region *region, const struct hr_snapshot *snapshot, int
     atomic_store_explicit(&hr_rows[row].sm_count, sm_count, memory_order_relaxed);
     hr_reset_bucket(&hr_rows[row].bucket, now_ns);
     hr_start_pace(&one->pace, (double)now_ns / 1e9);
+    hr_forget_crowd(&one->crowd);
     hr_start_soft_limit(&one->soft, (double)now_ns / 1e9);
     hr_forget_neighbours(row);
     one->has_begun = true;
@@ -178,11 +181,39 @@ static void read_figures(const struct hr_snapshot *snapshot, int row, struct hr_
         uint64_t sm = hr_snapshot_usage(snapshot, number, (uint32_t)row)->sm;
         all = hr_add_saturating(all, sm);
         if (hr_snapshot_process(snapshot, number)->pid == getpid())
-            view->own = sm < 100 ? (uint32_t)sm : 100;
+            view->own = sm < 100 ? (double)sm : 100;
         else if (sm > 0)
             view->users++;
     }
-    view->all = all < 100 ? (uint32_t)all : 100;
+    view->all = all < 100 ? (double)all : 100;
+}
+
+/* How many processes of the region use a row's device, this one included. */
+static uint32_t count_processes(const struct hr_snapshot *snapshot, int row)
+{
+    uint32_t count = 1;
+    for (uint32_t number = 0; number < (uint32_t)snapshot->proc_num; number++) {
+        const struct hr_usage *usage = hr_snapshot_usage(snapshot, number, (uint32_t)row);
+        if (hr_snapshot_process(snapshot, number)->pid != getpid() &&
+            (usage->total > 0 || usage->sm > 0))
+            count++;
+    }
+    return count;
+}
+
+/* Few processes need no further question to the driver. */
+static void look_at_crowd(const struct hr_snapshot *snapshot, int row, struct hr_pace_view *view)
+{
+    struct regulated_row *one = &regulated[row];
+    struct hr_device_figures figures;
+    uint32_t processes = (uint32_t)row < snapshot->span ? count_processes(snapshot, row) : 1;
+    if (processes < HR_CROWD)
+        return;
+    if (hr_read_device_figures(snapshot, row, &figures)) {
+        hr_note_crowd(&one->crowd, view->now_s, figures.device, figures.beside);
+        view->sample_s = figures.sample_s;
+    }
+    hr_complete_view(&one->crowd, processes, one->pace.rate <= 0, view);
 }
 
 /* What the processes of the region may use together now. */
@@ -224,6 +255,7 @@ static void step(const struct hr_snapshot *snapshot, int row, uint64_t now_ns)
                         (int32_t)view.all);
     } else {
         view.limit = allow(snapshot, row, view.limit, now_ns);
+        look_at_crowd(snapshot, row, &view);
         hr_set_rate(&here->bucket, hr_step_pace(&one->pace, &view));
     }
     one->ticked_ns = now_ns;

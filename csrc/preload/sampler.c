@@ -35,6 +35,7 @@ struct sampled_row {
     nvmlDevice_t device;
     bool is_known;
     struct hr_sample_period period;
+    uint32_t beside; /* percent, for processes that are not of the region */
     uint64_t next_comparison_ns;
     unsigned times_apart; /* comparisons in a row in which the slots were wrong */
 };
@@ -154,6 +155,16 @@ static uint64_t window_us(const struct sampled_row *one)
     return wanted < LONGEST_WINDOW_US ? wanted : LONGEST_WINDOW_US;
 }
 
+/* What was just read, less what is of the region. */
+static uint32_t percent_beside(const struct hr_snapshot *snapshot)
+{
+    uint64_t all = hr_busy_percent_of_all(&figures), own = 0;
+    for (uint32_t number = 0; number < (uint32_t)snapshot->proc_num; number++)
+        own += hr_busy_percent(&figures, hr_slot_nvml_pid(hr_snapshot_process(snapshot, number)));
+    uint64_t beside = all > own ? all - own : 0;
+    return beside < 100 ? (uint32_t)beside : 100;
+}
+
 /* Read a row's figures.  NULL: the row has none now. */
 static struct sampled_row *read_figures(const struct hr_snapshot *snapshot, int row)
 {
@@ -162,7 +173,23 @@ static struct sampled_row *read_figures(const struct hr_snapshot *snapshot, int 
         !hr_read_busy_figures(one->device, now_us() - window_us(one), &figures))
         return NULL;
     hr_note_sample_period(&one->period, &figures);
+    one->beside = percent_beside(snapshot);
     return one;
+}
+
+bool hr_read_device_figures(const struct hr_snapshot *snapshot, int row,
+                            struct hr_device_figures *out)
+{
+    nvmlUtilization_t whole;
+    const struct sampled_row *one = look_up(snapshot, row);
+    if (one == NULL ||
+        hr_nvml()->nvmlDeviceGetUtilizationRates(one->device, &whole) != NVML_SUCCESS ||
+        whole.gpu > 100)
+        return false;
+    *out = (struct hr_device_figures){.device = whole.gpu,
+                                      .beside = one->beside,
+                                      .sample_s = (double)one->period.shortest_us / 1e6};
+    return true;
 }
 
 static void sample_row(hr_region *region, struct hr_snapshot *snapshot, int row, bool with_memory)

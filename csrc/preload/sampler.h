@@ -30,6 +30,17 @@ unsigned hr_slot_nvml_pid(const struct hr_process *process);
 /* NVML's handle of the row's device.  False: it has none. */
 bool hr_sampled_device(const struct hr_snapshot *snapshot, int row, nvmlDevice_t *out);
 
+/* How busy a row's device is, in percent of the time. */
+struct hr_device_figures {
+    uint32_t device; /* for everybody, over the last sample */
+    uint32_t beside; /* as far as that is shown, for processes that are not of the region */
+    double sample_s; /* how often NVML takes samples; 0 = not known */
+};
+
+/* Ask for them, after hr_sample().  False: NVML does not tell, as on MIG devices. */
+bool hr_read_device_figures(const struct hr_snapshot *snapshot, int row,
+                            struct hr_device_figures *out);
+
 /* If this process is the sampler or can become it: measure the rows of `rows`, one bit each, and
  * write what has changed into the slots and into the snapshot.  Else see that the sampler does. */
 void hr_sample(hr_region *region, struct hr_snapshot *snapshot, uint32_t rows);

@@ -98,5 +98,9 @@ int main(void)
     nvmlProcessUtilizationSample_t both[] = {{.pid = 7, .smUtil = 60}, {.pid = 7, .smUtil = 60}};
     const struct hr_busy_figures shown = {.list = both, .count = 2, .room = 2};
     MUST(hr_busy_percent(&shown, 7) == 100);
+    /* All together count as they are, without those that cannot be. */
+    MUST(hr_busy_percent_of_all(&shown) == 120);
+    both[1].smUtil = 101;
+    MUST(hr_busy_percent_of_all(&shown) == 60);
     return 0;
 }

@@ -18,6 +18,7 @@
 #include "../../csrc/handle.h"
 #include "../../csrc/mappers.h"
 #include "../../csrc/preload/complaints.h"
+#include "../../csrc/preload/crowd.h"
 #include "../../csrc/preload/cuda_functions.h"
 #include "../../csrc/preload/neighbours.h"
 #include "../../csrc/preload/own_pid.h"
@@ -52,8 +53,8 @@ static bool is_gone, has_no_snapshot;
 static int limits_code, lost, ended, resigned, rules_set, rule;
 static struct {
     int32_t pid;
-    uint64_t sm;
-} slots[4];
+    uint64_t sm, bytes;
+} slots[6];
 static int slot_count;
 
 int hr_fail_code(int code)
@@ -102,8 +103,10 @@ struct hr_snapshot *hr_new_snapshot(hr_region *of)
         struct hr_process *process =
             (struct hr_process *)(uintptr_t)hr_snapshot_process(snapshot, (uint32_t)at);
         process->pid = slots[at].pid;
-        ((struct hr_usage *)(uintptr_t)hr_snapshot_usage(snapshot, (uint32_t)at, LAST))->sm =
-            slots[at].sm;
+        struct hr_usage *usage =
+            (struct hr_usage *)(uintptr_t)hr_snapshot_usage(snapshot, (uint32_t)at, LAST);
+        usage->sm = slots[at].sm;
+        usage->total = slots[at].bytes;
     }
     return snapshot;
 }
@@ -165,6 +168,19 @@ bool hr_sampled_device(const struct hr_snapshot *snapshot, int row, nvmlDevice_t
     return !is_not_found;
 }
 
+static struct hr_device_figures device_figures;
+static bool is_device_silent;
+static int device_asked;
+
+bool hr_read_device_figures(const struct hr_snapshot *snapshot, int row,
+                            struct hr_device_figures *out)
+{
+    MUST(snapshot != NULL && row == LAST);
+    device_asked++;
+    *out = device_figures;
+    return !is_device_silent;
+}
+
 void hr_resign_sampler(hr_region *of)
 {
     MUST(of == &region);
@@ -224,9 +240,39 @@ void hr_start_pace(struct hr_pace *pace, double now_s)
     paces++;
 }
 
+static int crowds_forgotten, crowds_noted, views_completed;
+static uint32_t crowd_processes, crowd_device, crowd_beside;
+static double pace_rate;
+static bool crowd_has_stopped;
+
+void hr_forget_crowd(struct hr_crowd *crowd)
+{
+    MUST(crowd != NULL);
+    crowds_forgotten++;
+}
+
+void hr_note_crowd(struct hr_crowd *crowd, double now_s, uint32_t device, uint32_t beside)
+{
+    MUST(crowd != NULL && now_s == (double)now_ns / 1e9);
+    crowd_device = device;
+    crowd_beside = beside;
+    crowds_noted++;
+}
+
+void hr_complete_view(struct hr_crowd *crowd, uint32_t processes, bool stopped,
+                      struct hr_pace_view *view)
+{
+    MUST(crowd != NULL && view->limit > 0);
+    crowd_processes = processes;
+    crowd_has_stopped = stopped;
+    view->missing = 0.25;
+    views_completed++;
+}
+
 double hr_step_pace(struct hr_pace *pace, const struct hr_pace_view *view)
 {
     MUST(pace != NULL && view->now_s == (double)now_ns / 1e9);
+    pace->rate = pace_rate;
     seen = *view;
     stepped_ns = now_ns;
     steps++;
@@ -381,7 +427,9 @@ static void begin(void)
     hr_is_burst = false;
     is_gone = has_no_snapshot = has_libvgpu = is_incomplete = cannot_sample = is_not_found = false;
     is_not_shown = forgot = is_neighbours_unknown = is_limiter_short = has_no_device = false;
-    cannot_start = false;
+    cannot_start = is_device_silent = false;
+    device_asked = crowds_forgotten = crowds_noted = views_completed = 0;
+    pace_rate = 0;
     limits_code = mapper_code = HR_OK;
     lost = ended = resigned = rules_set = searches = mappers_freed = samples = found_asked = 0;
     neighbours_asked = neighbours_forgotten = paces = steps = soft_starts = soft_steps = 0;
@@ -461,6 +509,42 @@ static void check_figures(void)
     slots[1].sm = slots[3].sm = 0;
     pass(1);
     MUST(seen.own == 99 && seen.all == 99 && seen.users == 1);
+}
+
+/* The device is asked about where several processes use it, and only there. */
+static void check_crowd(void)
+{
+    begin();
+    slot_count = 6;
+    for (int at = 1; at < slot_count; at++)
+        slots[at].pid = OTHER_PID + at;
+    slots[1].sm = slots[2].bytes = 1;
+    device_figures = (struct hr_device_figures){.device = 33, .beside = 11, .sample_s = 0.5};
+    pass(1);
+    MUST(crowds_forgotten == 1);
+    pass(3);
+    MUST(device_asked == 0 && views_completed == 0 && steps == 3 && seen.missing == 0);
+    slots[4].sm = slots[4].bytes = 1;
+    pass(1);
+    MUST(device_asked == 1 && crowd_processes == 4 && crowd_device == 33 && crowd_beside == 11);
+    MUST(seen.missing == 0.25 && seen.sample_s == 0.5 && crowd_has_stopped && steps == 4);
+    pace_rate = 5;
+    pass(2);
+    MUST(!crowd_has_stopped && crowds_noted == 3);
+    /* What NVML does not tell is not noted, and the view is completed all the same. */
+    is_device_silent = true;
+    slots[5].bytes = 1;
+    pass(1);
+    MUST(crowds_noted == 3 && views_completed == 4 && crowd_processes == 5);
+    MUST(seen.sample_s == 0);
+    /* Beside libvgpu its arithmetic is ours. */
+    has_libvgpu = true;
+    slots[5].pid++;
+    now_ns += 1000 * MS;
+    pass(1);
+    device_asked = views_completed = ticks = 0;
+    pass(5);
+    MUST(rule == HR_ROW_BESIDE && ticks > 0 && device_asked == 0 && views_completed == 0);
 }
 
 static void check_impossible(void)
@@ -660,6 +744,7 @@ int main(void)
     check_end();
     check_rows();
     check_figures();
+    check_crowd();
     check_impossible();
     check_libvgpu();
     check_soft_limits();

@@ -67,11 +67,23 @@ static nvmlReturn_t give_handle(const char *uuid, nvmlDevice_t *out)
     return has_no_device ? NVML_ERROR_UNINITIALIZED : NVML_SUCCESS;
 }
 
+static unsigned device_percent, device_asked;
+static bool is_device_silent;
+
+static nvmlReturn_t give_rates(nvmlDevice_t device, nvmlUtilization_t *out)
+{
+    (void)device;
+    device_asked++;
+    *out = (nvmlUtilization_t){.gpu = device_percent, .memory = 77};
+    return is_device_silent ? NVML_ERROR_UNINITIALIZED : NVML_SUCCESS;
+}
+
 const struct hr_nvml_functions *hr_nvml(void)
 {
     static const struct hr_nvml_functions functions = {
         .nvmlDeviceGetHandleByUUID = give_handle,
         .nvmlDeviceGetProcessUtilization = give,
+        .nvmlDeviceGetUtilizationRates = give_rates,
         .nvmlDeviceGetProcessesUtilizationInfo = give_newer,
     };
     return has_no_nvml ? NULL : &functions;
@@ -510,6 +522,46 @@ static void check_devices(void)
     MUST(!hr_sampled_device(&region.head, ROWS, &device));
 }
 
+/* What the device does, and who has a part in it that is not of the region. */
+static void check_the_device(void)
+{
+    struct hr_device_figures seen;
+    begin();
+    set_slot(0, getpid(), 0);
+    set_slot(1, 77, NOBODY);
+    show_work((unsigned)getpid(), 20);
+    show_work(NOBODY, 30);
+    show_work(77, 5);
+    show_work(NOBODY + 1, 6);
+    show_work(NOBODY + 2, 101); /* cannot be */
+    device_percent = 63;
+    device_asked = 0;
+    sample(0);
+    MUST(device_asked == 0);
+    MUST(hr_read_device_figures(&region.head, 0, &seen) && device_asked == 1);
+    MUST(seen.device == 63 && seen.beside == 11);
+    /* Nobody else works any more. */
+    sample_count = 2;
+    sample(SECOND);
+    MUST(hr_read_device_figures(&region.head, 0, &seen) && seen.beside == 0);
+    /* Who is not elected knows it from the figures that he compares. */
+    begin();
+    is_taken = true;
+    set_slot(0, getpid(), 0);
+    show_work((unsigned)getpid(), 20);
+    show_work(NOBODY, 200 / 2);
+    sample(0);
+    MUST(hr_read_device_figures(&region.head, 0, &seen) && seen.beside == 100);
+    device_percent = 101;
+    MUST(!hr_read_device_figures(&region.head, 0, &seen));
+    device_percent = 100;
+    is_device_silent = true;
+    MUST(!hr_read_device_figures(&region.head, 0, &seen));
+    is_device_silent = false;
+    MUST(hr_read_device_figures(&region.head, 0, &seen));
+    MUST(!hr_read_device_figures(&region.head, ROWS, &seen));
+}
+
 int main(void)
 {
     check_devices();
@@ -523,5 +575,6 @@ int main(void)
     check_windows(SECOND, 1100000);
     check_windows(SECOND * 3 / 10, 900000);
     check_windows(SECOND / 10, 500000);
+    check_the_device();
     return 0;
 }

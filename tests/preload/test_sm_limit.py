@@ -26,6 +26,8 @@ HELD, FREE = 60, 75
 """Percent; under a limit of 20 to 40 a GPU is less busy than the one, without more than the other.
 A machine with other work gives a program less time than it wants, never more."""
 
+MANY = 24  # processes of one region
+
 Make = Callable[..., Limited]
 Bare = Callable[[], CudaProgram]
 Start = Callable[..., BusyProgram]
@@ -111,6 +113,25 @@ def test_a_process_goes_by_its_own_figures_where_the_one_that_measures_is_stoppe
     eventually(lambda: 0 < observer.busy_percent(1) < HELD)
     os.kill(first.pid, signal.SIGCONT)
     eventually(lambda: sm_percent(scene, first.pid) > 0)
+
+
+@pytest.mark.parametrize(("limit", "most"), [(10, 30), (50, 75)])
+def test_many_processes_are_held_together_and_none_of_them_stops(
+    limited: Make, observer: Observer, busy: Start, limit: int, most: int
+) -> None:
+    """A share of less than half a percent of the time shows as none, in short kernels."""
+    scene = limited(sm=[limit, None])
+    programs = [busy(scene, "busy_100us") for _ in range(MANY)]
+    # More than what each has before its pace is found.
+    eventually(lambda: all(observer.worked_ns(pid=each.pid) > 10_000_000 for each in programs))
+    eventually(lambda: 0 < observer.busy_percent(1) < most)
+    before = [observer.worked_ns(pid=each.pid) for each in programs]
+    eventually(
+        lambda: all(
+            observer.worked_ns(pid=each.pid) > worked_ns
+            for each, worked_ns in zip(programs, before, strict=True)
+        )
+    )
 
 
 def test_the_region_shows_how_busy_each_process_is(limited: Make, busy: Start) -> None:
