@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -171,9 +172,20 @@ static void write_maps(const char *path, const struct process *process)
     write_file(path, text, length);
 }
 
+/* No two processes start at one time: who was ruled out in a search is told from who follows it. */
+static void write_stat(int32_t host)
+{
+    static uint64_t starts;
+    char text[128];
+    int length = snprintf(text, sizeof text,
+                          "%d (x) S 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 %" PRIu64 " 0 0 0 0 0 0\n",
+                          host, ++starts);
+    write_file(path_of(name_of(host), "/stat"), text, (size_t)length);
+}
+
 static void remove_process(int32_t host)
 {
-    const char *below[] = {"/task/9/maps", "/maps", "/status", "/ns/pid"};
+    const char *below[] = {"/task/9/maps", "/maps", "/status", "/stat", "/ns/pid"};
     for (size_t i = 0; i < sizeof below / sizeof below[0]; i++)
         unlink(path_of(name_of(host), below[i]));
     const char *directories[] = {"/task/9", "/task", "/ns", ""};
@@ -184,6 +196,7 @@ static void remove_process(int32_t host)
 static void make_process(int32_t host, const struct process *process)
 {
     REQUIRE(mkdir(path_of(name_of(host), ""), 0700) == 0);
+    write_stat(host);
     /* Not to be opened, not even by root: no link is followed. */
     if (process->maps == FUZZ_MAPS_NO_STATUS)
         REQUIRE(symlink("nowhere", path_of(name_of(host), "/status")) == 0);
