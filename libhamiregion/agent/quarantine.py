@@ -12,7 +12,6 @@ import ctypes
 import errno
 import os
 import re
-import secrets
 import stat
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -165,7 +164,7 @@ def quarantine(root: int, name: str, container: tuple[str, str], look: Directory
         OSError: It is gone, or may not be renamed.
     """
     uid, container_name = container
-    quarantined = f".gone-{uid.upper()}-{secrets.token_hex(8)}-{container_name}"
+    quarantined = f".gone-{uid.upper()}-{os.urandom(8).hex()}-{container_name}"
     # By the rename that can give it back: where there is none, nothing is taken.
     rename_to_free_name(root, name, quarantined)
     status = os.stat(quarantined, dir_fd=root, follow_symlinks=False)
@@ -303,7 +302,7 @@ def _remove_entry(parent: int, name: str, budget: Budget, up: int | None = None)
     except OSError as error:
         if up is None or error.errno not in _NOT_EMPTY:
             raise
-        os.rename(name, secrets.token_hex(8), src_dir_fd=parent, dst_dir_fd=up)
+        os.rename(name, os.urandom(8).hex(), src_dir_fd=parent, dst_dir_fd=up)
         return True
     budget.removed += 1
     return True

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from libhamiregion.exporter import COLLECTORS
-from libhamiregion.exporter.listening import parse_listen
 from libhamiregion.units import parse_duration
 
 from . import options
@@ -22,6 +20,9 @@ DEFAULT_ADDRESS = "127.0.0.1:9394"
 
 
 def _address(typed: str) -> str:
+    # The exporter takes 8 MiB, which an agent without metrics does without.
+    from libhamiregion.exporter.listening import parse_listen
+
     parse_listen(typed)
     return typed
 
@@ -115,6 +116,7 @@ _HELP = {
 
 def collector_options(command: Any) -> Any:
     """--collector.NAME and --no-collector.NAME; the command gets those that are on."""
+    from libhamiregion.exporter import COLLECTORS
 
     @functools.wraps(command)
     def called(*, disable_defaults: bool, **given: Any) -> Any:

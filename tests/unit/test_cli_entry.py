@@ -77,6 +77,19 @@ def test_help_names_every_verb_and_the_exit_codes_and_imports_none() -> None:
     assert answer.stdout.endswith("set()\n"), answer.stderr
 
 
+def test_an_agent_without_metrics_does_not_load_the_exporter() -> None:
+    """Nor what it stands on, which takes as much again; budgets are of all that is resident."""
+    code = (
+        "import sys, libhamiregion.cli.agent;"
+        " print({'libhamiregion.exporter', 'asyncio', 'ssl', '_hashlib', 'h11', 'pynvml'}"
+        " & set(sys.modules))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert answer.stdout == "set()\n", answer.stderr
+
+
 def test_the_version_says_what_the_library_was_built_from() -> None:
     version, built_from = run("--version").stdout.splitlines()
     assert version == f"hamiregion, version {hami.__version__}"
