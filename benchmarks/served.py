@@ -46,13 +46,16 @@ class Listings:
         return int.from_bytes(self._file.read_bytes()[:8], sys.byteorder)
 
 
-class Served:
-    """`hamiregion exporter` of a node, or another verb that listens."""
+class Running:
+    """A verb of a node that runs for long, and serves nothing."""
+
+    # In its log.
+    begun = re.compile(" started ")
 
     def __init__(
         self, node: BusyNode, verb: str, arguments: Iterable[str], listings: Listings | None
     ) -> None:
-        command = [sys.executable, "-m", "libhamiregion", verb, "--listen", "127.0.0.1:0"]
+        command = [sys.executable, "-m", "libhamiregion", verb]
         where = ["--root", str(node.root), "--pod-logs", str(node.logs)]
         self._node = node
         self._listings = listings
@@ -64,10 +67,51 @@ class Served:
             text=True,
         )
         assert self.process.stderr is not None
-        port = None
-        while port is None:
-            port = re.search(r"http://127.0.0.1:(\d+)", self.process.stderr.readline())
-        self.connection = http.client.HTTPConnection("127.0.0.1", int(port[1]), PATIENCE_S)
+        begun = None
+        while begun is None:
+            line = self.process.stderr.readline()
+            assert line
+            begun = self.begun.search(line)
+        self.told = begun
+
+    def cpu_s(self) -> float:
+        """Of all its threads, also those that have ended."""
+        # The clock of another process, as clock_getcpuclockid() gives it.
+        return time.clock_gettime((~self.process.pid << 3) | 2)
+
+    def listings(self) -> int | None:
+        """How often it has begun to list /proc; None where that is not counted."""
+        return None if self._listings is None else self._listings.count()
+
+    def resident_bytes(self) -> int:
+        rollup = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
+        found = re.search(r"^Rss:\s+(\d+) kB", rollup, re.MULTILINE)
+        assert found is not None
+        return int(found[1]) * 1024
+
+    def has_written_figures(self) -> bool:
+        """Whether the driver's memory of every process stands in its slot, on every device."""
+        with self._node.open() as node:
+            node.refresh(processes=False)
+            found = node.snapshot().table.usages.memory_monitor_bytes
+        rows = len(self._node.regions) * DEVICES * PROCESSES
+        return found.tolist() == [MEMORY] * rows
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.communicate()
+
+
+class Served(Running):
+    """`hamiregion exporter` of a node, or another verb that listens."""
+
+    begun = re.compile(r"http://127.0.0.1:(\d+)")
+
+    def __init__(
+        self, node: BusyNode, verb: str, arguments: Iterable[str], listings: Listings | None
+    ) -> None:
+        super().__init__(node, verb, ("--listen", "127.0.0.1:0", *arguments), listings)
+        self.connection = http.client.HTTPConnection("127.0.0.1", int(self.told[1]), PATIENCE_S)
 
     def ask(self, path: str = "/metrics") -> tuple[int, bytes]:
         self.connection.request("GET", path, headers={"Accept-Encoding": "gzip"})
@@ -88,20 +132,9 @@ class Served:
         rows = containers * DEVICES * PROCESSES if with_processes else 0
         assert [float(each) for each in of_processes] == [MEMORY] * rows
 
-    def cpu_s(self) -> float:
-        """Of all its threads, also those that have ended."""
-        # The clock of another process, as clock_getcpuclockid() gives it.
-        return time.clock_gettime((~self.process.pid << 3) | 2)
-
-    def listings(self) -> int | None:
-        """How often it has begun to list /proc; None where that is not counted."""
-        return None if self._listings is None else self._listings.count()
-
-    def resident_bytes(self) -> int:
-        rollup = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
-        found = re.search(r"^Rss:\s+(\d+) kB", rollup, re.MULTILINE)
-        assert found is not None
-        return int(found[1]) * 1024
+    def end(self) -> None:
+        self.connection.close()
+        super().end()
 
 
 @contextlib.contextmanager
@@ -117,9 +150,23 @@ def serving(
             time.sleep(0.1)
         yield served
     finally:
-        served.connection.close()
-        served.process.terminate()
-        served.process.communicate()
+        served.end()
+
+
+@contextlib.contextmanager
+def running(
+    node: BusyNode, *arguments: str, verb: str, listings: Listings | None = None
+) -> Iterator[Running]:
+    """The verb without its metrics, once the driver's figures of all processes are written."""
+    program = Running(node, verb, arguments, listings)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not program.has_written_figures():
+            assert time.monotonic() < deadline
+            time.sleep(1)
+        yield program
+    finally:
+        program.end()
 
 
 @attrs.frozen
@@ -142,28 +189,27 @@ class Minute:
 
 def measure(
     node: BusyNode,
-    served: Served,
+    program: Running,
     *,
     minutes: float,
-    scraped: bool = True,
     with_processes: bool = True,
     utilization: bool = True,
 ) -> Minute:
-    """Let the node work for some minutes, scraped every 15 s with gzip or not at all."""
-    began, before, listed = time.monotonic(), served.cpu_s(), served.listings()
+    """Let the node work for some minutes; what is served is scraped every 15 s with gzip."""
+    began, before, listed = time.monotonic(), program.cpu_s(), program.listings()
     for step in range(int(minutes * 60 / INTERVAL_S)):
         node.work(step, utilization=utilization)
         time.sleep(INTERVAL_S)
-        if scraped:
-            served.scrape(with_processes=with_processes)
-    spent_s = served.cpu_s() - before
+        if isinstance(program, Served):
+            program.scrape(with_processes=with_processes)
+    spent_s = program.cpu_s() - before
     per_minute = 60 / (time.monotonic() - began)
     listed_since = None
     if listed is not None:
-        listed_since = ((served.listings() or 0) - listed) * per_minute
+        listed_since = ((program.listings() or 0) - listed) * per_minute
     return Minute(
         spent_s * per_minute * 1e6,
-        served.resident_bytes(),
+        program.resident_bytes(),
         _plain_pass_us(node.pids),
         listed_since,
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from exporter_scene import busy_node
-from served import MIB, Listings, Minute, measure, serving
+from served import MIB, Listings, Minute, measure, running, serving
 
 if TYPE_CHECKING:
     from ledger import Ledger
@@ -27,7 +27,7 @@ TASKS = ("--feedback", "--assume-alone", "--repair", "--remove-gone")
 
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
-    ("scraped", "budget_ms", "budget_mib"),
+    ("serves", "budget_ms", "budget_mib"),
     [(False, 150, 50), (True, 200, 70)],
     ids=["alone", "with-metrics"],
 )
@@ -36,11 +36,11 @@ def test_a_minute_of_all_tasks(
     benchmark: Any,
     ledger: Ledger,
     quick: bool,
-    scraped: bool,
+    serves: bool,
     budget_ms: int,
     budget_mib: int,
 ) -> None:
-    """Alone nobody asks for metrics; else they are scraped every 15 s with gzip."""
+    """Alone it serves no metrics; else they are scraped every 15 s with gzip."""
     own = Path(tempfile.mkdtemp(dir=directory))
     plan = own / "plan.yaml"
     plan.write_text("apiVersion: hamiregion.io/v1\nkind: LimitPlan\nrules: []\n")
@@ -48,20 +48,20 @@ def test_a_minute_of_all_tasks(
     listings = Listings(own)
 
     def run() -> Minute:
+        begun = serving if serves else running
         with (
             busy_node(own, CONTAINERS, at_work=True) as node,
-            serving(node, *arguments, verb="agent", listings=listings) as served,
+            begun(node, *arguments, verb="agent", listings=listings) as program,
         ):
-            served.scrape(with_processes=True)
-            # At its second look the agent writes the driver's figures of all processes, once; and
-            # the metrics of an agent that nobody asks for sleep after two minutes.
-            time.sleep(15 if scraped or quick else 125)
-            minutes = 0.5 if quick else 2
-            return measure(node, served, minutes=minutes, scraped=scraped, utilization=False)
+            # At its second look the agent writes the driver's figures of all processes, once.
+            time.sleep(15)
+            found = measure(node, program, minutes=0.5 if quick else 2, utilization=False)
+            assert program.has_written_figures()
+            return found
 
     found = benchmark.pedantic(run, rounds=1)
     shutil.rmtree(own)
-    what = "the agent with metrics" if scraped else "the agent, all tasks"
+    what = "the agent with metrics" if serves else "the agent, all tasks"
     ledger.add(f"a minute of {what}", "us", budget_ms * 1e3, found.cpu_us)
     ledger.add(f"  resident then, {what}", "bytes", budget_mib * MIB, float(found.resident_bytes))
     ledger.add("  one plain pass over all maps, then", "us", None, found.plain_pass_us)
