@@ -293,6 +293,7 @@ def test_top_on_a_terminal_takes_keys_and_leaves_the_terminal_as_it_was(scene: S
         assert terminal.screen.count("\x1b[?25l") == terminal.screen.count("\x1b[?25h")
 
 
+@pytest.mark.thorough
 def test_top_shows_what_fits_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     with gpu_nodes(tmp_path) as node:
         for _ in range(3):

@@ -302,6 +302,7 @@ def scribbled_at(
     assert honest.host_pids() == {1: inside.host_pid}
 
 
+@pytest.mark.thorough
 @needs_namespaces
 def test_a_container_that_scribbles_on_its_region_stops_no_diagnosis_and_no_repair(
     doctor_node: DoctorNode, actor: MakeActor

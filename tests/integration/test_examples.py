@@ -260,6 +260,7 @@ def test_a_batch_fits_what_is_left_of_the_programs_own_budget(tmp_path: Path) ->
     assert example("batch_size.py", *options, env=none) == "unlimited\n"
 
 
+@pytest.mark.thorough
 def test_a_fastapi_application_serves_metrics_and_containers(tmp_path: Path) -> None:
     files = NodeFiles(tmp_path)
     add_region(files, "train", "6GiB")

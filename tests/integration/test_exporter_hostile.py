@@ -130,6 +130,7 @@ def test_hostile_uuids_are_escaped(files: NodeFiles, exporter: NodeExporter) -> 
         }
 
 
+@pytest.mark.thorough
 def test_a_container_that_shows_another_uuid_at_every_scrape_makes_a_bounded_number_of_series(
     tmp_path: Path,
 ) -> None:

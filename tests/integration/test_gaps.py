@@ -37,6 +37,7 @@ def hung_driver(
         fake_driver.play(CARD)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("verb", ["ps", "top", "doctor"])
 def test_a_verb_does_not_wait_for_a_driver_that_hangs(
     hung_driver: tuple[str, ...], verb: str

@@ -204,6 +204,7 @@ def test_hostile_patterns_select_or_do_not(scene: Scene, name: str) -> None:
     assert not STEERING.search(answer.stderr)
 
 
+@pytest.mark.thorough
 def test_a_hostile_root_is_told_escaped(tmp_path: Path) -> None:
     for name in NAMES.values():
         answer = call("ps", "--root", str(tmp_path / "none" / f"x{name}"), "--no-driver")

@@ -354,6 +354,7 @@ with open_region(sys.argv[1], writable=True) as region:
 """
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.root
 def test_without_proc_a_region_is_opened_and_locked_like_any(
     layout: Layout, region_file: RegionFileFactory

@@ -172,6 +172,7 @@ def everybody() -> list[int]:
     return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
 
 
+@pytest.mark.thorough
 @needs_first_namespace
 def test_a_thousand_invented_processes_are_nobody_and_nobody_is_touched(
     node: Node, root: Root, actor: MakeActor, monkeypatch: pytest.MonkeyPatch

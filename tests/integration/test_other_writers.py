@@ -141,6 +141,7 @@ def test_paths_of_mounts_are_read_with_what_the_kernel_writes_as_numbers(tmp_pat
     assert writers._mounts(str(mountinfo)) == {36: (b"0:41", b"/a b\\c", b"/mnt/d\te\n")}
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("directory", ["containers", "two words"])
 def test_a_monitor_is_known_by_the_nodes_containers_among_its_mounts(
     tmp_path: Path, directory: str

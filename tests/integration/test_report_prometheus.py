@@ -227,6 +227,7 @@ def test_two_exporters_of_the_same_count_once_and_are_told(
     )
 
 
+@pytest.mark.thorough
 @needs_prometheus
 def test_the_command_reports_from_a_prometheus(prometheus: Prometheus, tmp_path: Path) -> None:
     until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(START_S + LENGTH_S))

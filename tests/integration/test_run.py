@@ -53,6 +53,7 @@ def test_a_run_of_one_gpu_has_a_region_of_that_one(runs: RunScene, tmp_path: Pat
     assert seen.devices[0].memory_limit_bytes == GIB
 
 
+@pytest.mark.thorough
 def test_what_the_loader_is_told_already_is_kept(runs: RunScene, tmp_path: Path) -> None:
     before = {"LD_LIBRARY_PATH": f"{tmp_path}::/nowhere", "LD_PRELOAD": "libc.so.6 libm.so.6"}
     found = variables(runs.run("--", "env", "-0", **before).stdout)
@@ -280,6 +281,7 @@ def library(directory: Path, name: str) -> Path:
     return made
 
 
+@pytest.mark.thorough
 def test_a_program_that_libvgpu_limits_is_refused(runs: RunScene, tmp_path: Path) -> None:
     libvgpu = library(tmp_path, "libvgpu.so")
     assert "libvgpu.so limits this" in refused(runs.run("--", "true", LD_PRELOAD=str(libvgpu)))

@@ -179,6 +179,7 @@ def test_programs_that_join_a_region_share_its_limit(runs: RunScene, tmp_path: P
         assert region.memory_used(0) == 0
 
 
+@pytest.mark.thorough
 def test_what_a_program_starts_shares_its_budget_and_outlives_it_there(runs: RunScene) -> None:
     program = runs.start_program("--memory", "2GiB").start()
     region = region_of(runs, program)
@@ -194,6 +195,7 @@ def test_what_a_program_starts_shares_its_budget_and_outlives_it_there(runs: Run
     eventually(lambda: not runs.directories())
 
 
+@pytest.mark.thorough
 def test_the_environment_of_a_joined_region_limits_a_program_that_a_shell_starts(
     runs: RunScene, tmp_path: Path
 ) -> None:

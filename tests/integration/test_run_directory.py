@@ -278,6 +278,7 @@ def test_what_a_link_leads_to_is_not_touched(mine: dict[str, str], tmp_path: Pat
     assert (base / "run_4711").is_symlink()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(bool(why_no_new_namespace()), reason=why_no_new_namespace())
 def test_the_first_process_of_a_container_needs_no_cleaner_and_nobody_else_judges_it(
     runs: RunScene,

@@ -34,6 +34,7 @@ def suspended(node: DoctorNode, what: str | None, **spec: object) -> tuple[Place
     return place, inside
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("what", GOES_ON)
 def test_the_doctor_tells_what_goes_on_and_for_how_long_it_is_suspended(
     what: str, doctor_node: DoctorNode

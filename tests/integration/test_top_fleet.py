@@ -83,6 +83,7 @@ def rows(prometheus: Prometheus, *words: str) -> list[dict[str, Any]]:
     return processes
 
 
+@pytest.mark.thorough
 def test_the_largest_of_500_nodes_are_answered_in_5_s(prometheus: Prometheus) -> None:
     began_s = time.monotonic()
     found = rows(prometheus)

@@ -156,6 +156,7 @@ def test_where_nvml_has_other_pids_nobody_is_known(
         assert observer.busy_percent(2) < FREE
 
 
+@pytest.mark.thorough
 def test_work_of_processes_that_nvml_does_not_show_counts_as_others(
     limited: Make, gpus: FakeGpus, observer: Observer, busy: Start, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 
+import pytest
 from fake_cuda.driver import GIB, MIB
 from limited import Limited
 from region_bytes import RegionFile
@@ -15,6 +16,7 @@ Make = Callable[..., Limited]
 CONTEXT = 256 * MIB
 
 
+@pytest.mark.thorough
 def test_a_forged_slot_does_not_keep_the_others_from_looking(limited: Make) -> None:
     """The process with the lowest pid looks after the others; anyone can write one."""
     scene = limited(memory=[4 * GIB])

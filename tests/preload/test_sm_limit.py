@@ -340,6 +340,7 @@ def test_a_program_that_the_driver_shows_by_another_pid_is_held(
     eventually(lambda: 0 < observer.busy_percent(1) < HELD)
 
 
+@pytest.mark.thorough
 def test_a_program_that_cannot_be_told_from_others_is_not_held_and_says_so(
     limited: Make, gpus: FakeGpus, bare: Bare, observer: Observer, busy: Start, tmp_path: Path
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_node_is_served_until_ctrl_c_and_then_removed(tmp_path: Path) -> None:
     assert nothing_left(tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_wrong_address_for_the_node_is_refused() -> None:
     answer = call("demo", "--node", "--listen", "9394")
     assert answer.returncode == 2

@@ -153,6 +153,7 @@ def test_a_handlers_failure_is_not_taken_for_that_of_who_was_interrupted(
     assert failures > 100
 
 
+@pytest.mark.thorough
 def test_an_exception_of_a_handler_leaves_nothing_that_is_mistaken_later(
     pair: tuple[Region, Region],
 ) -> None:

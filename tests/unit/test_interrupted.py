@@ -223,6 +223,7 @@ def test_a_lock_that_an_exception_kept_from_being_left_goes_with_its_traceback(
         assert is_free(file)
 
 
+@pytest.mark.representatives(1)
 def test_a_lock_that_a_traceback_keeps_can_be_taken_again_by_its_thread(file: RegionFile) -> None:
     """A debugger, or sys.last_exc, may keep a traceback for ever."""
     with open_region(file, writable=True) as region:

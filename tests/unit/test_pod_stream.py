@@ -95,6 +95,7 @@ def test_a_pod_is_known_as_well_as_if_it_had_been_read_as_a_whole(most: int) -> 
     assert "env" not in json.dumps(found)
 
 
+@pytest.mark.thorough
 def test_what_a_list_holds_is_never_in_memory_as_a_whole() -> None:
     """12,000 variables of each of 6 pods, which take ten times as much as Python's objects."""
     raw = listing(*[pod(12_000)] * 6)

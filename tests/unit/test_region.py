@@ -609,6 +609,7 @@ def test_a_child_of_a_child_is_refused_too(region_file: RegionFileFactory) -> No
         assert in_child(lambda: in_child(grandchild))
 
 
+@pytest.mark.thorough
 def test_fork_while_other_threads_read_leaves_the_child_free_to_close(
     region_file: RegionFileFactory,
 ) -> None:

@@ -641,6 +641,7 @@ def test_in_a_forked_child_each_region_is_refused_and_can_be_opened_anew(
     assert after == before
 
 
+@pytest.mark.thorough
 def test_a_child_forked_while_other_threads_read_is_refused_and_not_stuck(
     files: list[RegionFile],
 ) -> None:
