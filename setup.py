@@ -9,7 +9,8 @@ import re
 import shlex
 import subprocess
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import setup
@@ -85,10 +86,14 @@ class BuildLibraries(build_ext):
     """Builds the extension, and beside it the preload and the stand-ins."""
 
     def run(self) -> None:
-        """Build all of it."""
-        super().run()
-        if _has_cuda():
-            self._build_libraries()
+        """Build all of it, the objects of the libraries while the extension is compiled."""
+        if not _has_cuda():
+            super().run()
+            return
+        with ThreadPoolExecutor(1) as beside:
+            objects = beside.submit(self._compile_objects)
+            super().run()
+        self._build_libraries(objects.result())
 
     def get_outputs(self) -> list[str]:
         """What was built, for the wheel's list of files."""
@@ -103,8 +108,7 @@ class BuildLibraries(build_ext):
         root = Path("." if self.inplace else self.build_lib) / LIBRARIES
         return {name: str(root / name) for name in NAMES} if _has_cuda() else {}
 
-    def _build_libraries(self) -> None:
-        objects = self._compile_objects()
+    def _build_libraries(self, objects: Mapping[str, str]) -> None:
         core = [path for name, path in objects.items() if "/" not in name]
         own = {name.removeprefix("preload/"): path for name, path in objects.items() if "/" in name}
         paths = self._library_paths()
