@@ -41,6 +41,9 @@ BUILD_INPUTS := pyproject.toml setup.py libhamiregion/_build.py libhamiregion/_v
 C_FILES := $(wildcard $(addsuffix /*.[ch],csrc csrc/preload tests/c tests/fake_nvml \
 	tests/fake_cuda tests/preload benchmarks examples/c))
 
+# There once the tests were read.
+READ := tests/unit/__pycache__
+
 # The tests start thousands of interpreters, each of which would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -59,11 +62,11 @@ demo: $(DEMO) ## a region, real processes that use it, and limits edited live (h
 	@$(BIN)/hamiregion demo
 
 # 5 is for no tests: PYTEST_ARGS may choose none of these, or none of those.
-test: $(INSTALLED) ## the test suite, without `make thorough` and the long runs (PYTEST_ARGS=...)
+test: $(INSTALLED) $(READ) ## the test suite, without `make thorough` and the long runs (PYTEST_ARGS=...)
 	$(BIN)/python -m pytest -n $(TEST_JOBS) $(SPREAD) -m "not apart and not thorough and not stress" $(PYTEST_ARGS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest -n 2 $(SPREAD) -m "apart and not thorough and not stress" $(PYTEST_ARGS) || [ $$? = 5 ]
 
-thorough: $(INSTALLED) ## the rest of it: the same for more layouts, calls and faults (PYTEST_ARGS=...)
+thorough: $(INSTALLED) $(READ) ## the rest of it: the same for more layouts, calls and faults (PYTEST_ARGS=...)
 	$(BIN)/python -m pytest -n $(TEST_JOBS) $(SPREAD) -m "not apart and thorough and not stress" $(PYTEST_ARGS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest -n 2 $(SPREAD) -m "apart and thorough and not stress" $(PYTEST_ARGS) || [ $$? = 5 ]
 
@@ -201,6 +204,12 @@ $(INSTALLED): $(BUILD_INPUTS) | $(VENV)/.created
 	@echo "compiling the core, and installing what the tests need into $(VENV) (1 minute)"
 	@$(EDITABLE) '.[all]' --group test
 	@touch $@
+
+# Each process that runs tests reads all of them first. In a new clone each would compile them as
+# well: two compile a half each before the others start.
+$(READ): | $(INSTALLED)
+	@$(BIN)/python -m pytest -q --collect-only tests/integration >/dev/null & \
+	$(BIN)/python -m pytest -q --collect-only --ignore=tests/integration >/dev/null; wait
 
 $(VENV)/.lint: pyproject.toml | $(INSTALLED)
 	$(PIP) install --group lint
