@@ -190,7 +190,9 @@ static void sum_error(struct hr_pace *pace, const struct hr_pace_view *view, dou
     double limit = view->limit / 100.0, excess = view->all / 100.0 - limit;
     if (excess > 0 && pace->error_s < 0 && !view->is_crowded)
         pace->error_s /= 2;
-    if (excess > 0 || (view->has_waited && is_measured(pace)))
+    /* What the device shows is so for a process too that has shown nothing itself. */
+    bool is_certain = is_measured(pace) || (view->has_device && !pace->has_shown);
+    if (excess > 0 || (view->has_waited && is_certain))
         pace->error_s += excess * period_s;
     else if (!view->has_waited)
         /* The program does not want more: what it leaves unused is not saved for later. */

@@ -37,8 +37,30 @@ static void begin(uint32_t limit, uint32_t users)
     step(30, limit / users, limit, true);
 }
 
+/* One of many that has shown nothing yet, while all together are now above the limit and now below
+ * it: it comes to launch more than it began with. */
+static void check_unseen(void)
+{
+    double rate = 0;
+    view = (struct hr_pace_view){.limit = 50,
+                                 .users = 24,
+                                 .launched = 1,
+                                 .has_waited = true,
+                                 .is_crowded = true,
+                                 .has_device = true};
+    hr_start_pace(&pace, 0);
+    for (int pass = 0; pass < 300; pass++) {
+        view.now_s += PASS_S;
+        view.launched += rate * PASS_S;
+        view.all = view.device = pass % 20 < 10 ? 70 : 30;
+        rate = hr_step_pace(&pace, &view);
+    }
+    MUST(view.launched > 100);
+}
+
 int main(void)
 {
+    check_unseen();
     for (uint32_t limit = 30; limit <= 70; limit += 20) {
         for (uint32_t users = 1; users <= 3; users++) {
             begin(limit, users);
