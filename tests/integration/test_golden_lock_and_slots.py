@@ -4,6 +4,7 @@ import pytest
 from golden_regions import GoldenRegion
 from lock_bytes import is_free
 from namespaces import needs_first_namespace
+from reaping import reap_in_time
 from recovering import NOTHING, assert_usable, did, recover
 from region_bytes import RegionFile, locate
 from slot_bytes import pids, slot_bytes, slot_range
@@ -32,7 +33,7 @@ def test_a_golden_lock_is_recovered_where_its_owner_was_killed(golden: GoldenReg
     with open_region(file, writable=True) as region:
         for device, nbytes in enumerate(golden.expected["device_used"]):
             assert region.memory_used(device) == nbytes
-        region.reap()
+        reap_in_time(region)
         assert not any(region.memory_used(device) for device in range(16))
         assert pids(file) == []
 

@@ -38,7 +38,10 @@ COLOUR = re.compile(r"\x1b\[(?:[0-9]+;)*(?:3[0-7]|9[0-7]|38;[0-9;]+)m")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 # What a verb for the node may say of other processes of this machine, or of this user's rights.
-NOTES = re.compile(r"regions? elsewhere|not all of the node.s processes can be seen|--outside")
+NOTES = re.compile(
+    r"regions? elsewhere|not all of the node.s processes can be seen|--outside"
+    r"|the mappings of [0-9,]+ process(es)? are not known"
+)
 
 
 def without_notes(stderr: str) -> str:

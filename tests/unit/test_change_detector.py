@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from forked import in_child
 from region_bytes import RegionFile, RegionFileFactory, truncate
+from wait import eventually
 
 from libhamiregion import Region, create_region, open_region
 from libhamiregion.node.change_detector import (
@@ -25,6 +26,19 @@ def stamp(path: Path) -> Stamp:
     return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
+def wait_for_a_new_time(directory: Path) -> None:
+    """The clock of files stands still for milliseconds: until what changes now has another one."""
+    probe = directory / "probe"
+    probe.touch()
+    first = probe.stat().st_ctime_ns
+
+    def is_later() -> bool:
+        probe.touch()
+        return probe.stat().st_ctime_ns > first
+
+    eventually(is_later)
+
+
 def test_only_what_is_not_as_it_was_is_named(tmp_path: Path) -> None:
     watch = ChangeDetector()
     names = [f"d{number}" for number in range(200)]
@@ -33,6 +47,7 @@ def test_only_what_is_not_as_it_was_is_named(tmp_path: Path) -> None:
         watch.put(name, str(tmp_path / name), stamp(tmp_path / name), None)
     assert len(watch) == 200
     assert watch.changed() == []
+    wait_for_a_new_time(tmp_path)
     os.utime(tmp_path / "d7", (1, 1))
     (tmp_path / "d9").rmdir()
     (tmp_path / "d11").rmdir()
