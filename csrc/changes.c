@@ -29,19 +29,6 @@ static bool has_bad_uuid(const hr_region *region)
     return false;
 }
 
-/*
- * While a directory is as it was, its names lead where they led: of a region whose file is held
- * since then only the size is left to be looked at.
- */
-static bool is_file_as_it_was(const struct hr_watch_entry *entry)
-{
-    if (entry->file < 0)
-        return hr_is_stale(entry->region) == 0;
-    struct stat status;
-    return fstat(entry->file, &status) == 0 && status.st_nlink > 0 &&
-           hr_is_whole(entry->region, &status);
-}
-
 /* What hr_snapshot() would refuse. */
 static int check_work(void *argument)
 {
@@ -58,13 +45,11 @@ static int check_work(void *argument)
     return code;
 }
 
-static bool is_readable(hr_region *region)
+static bool is_region_as_it_was(hr_region *region, bool by_name)
 {
-    if (hr_enter(region) != HR_OK)
+    if (by_name && hr_is_stale(region) != 0)
         return false;
-    int code = hr_guard_run_begun(region->base, region->mapped_bytes, check_work, region);
-    hr_leave(region);
-    return code == HR_OK;
+    return hr_run(region, check_work, region) == HR_OK;
 }
 
 uint32_t hr_find_changed(const struct hr_watch_entry *entries, uint32_t count,
@@ -73,17 +58,12 @@ uint32_t hr_find_changed(const struct hr_watch_entry *entries, uint32_t count,
     uint32_t found = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct hr_watch_entry *entry = &entries[i];
-        changed[i] =
-            entry->directory != NULL &&
-            !(is_directory_as_it_was(entry) && (entry->region == NULL || is_file_as_it_was(entry)));
+        bool has_directory = entry->directory != NULL;
+        bool same = !has_directory || is_directory_as_it_was(entry);
+        if (same && entry->region != NULL)
+            same = is_region_as_it_was(entry->region, has_directory);
+        changed[i] = !same;
+        found += !same;
     }
-    /* By themselves, so that no system call stands between them and the beginning of the guard. */
-    const bool unblocked = hr_guard_begin();
-    for (uint32_t i = 0; i < count; i++) {
-        hr_region *region = entries[i].region;
-        changed[i] |= changed[i] == 0 && region != NULL && !is_readable(region);
-        found += changed[i];
-    }
-    hr_guard_end(unblocked);
     return found;
 }

@@ -233,9 +233,6 @@ struct hr_watch_entry {
     uint64_t device_id, inode;
     int64_t changed_ns; /* its st_ctim */
     hr_region *region;  /* NULL: none */
-    /* With a directory and a region, an O_PATH descriptor of what the region's name led to after
-     * `changed_ns`, which saves looking it up; stays the caller's.  -1: none. */
-    int file;
 };
 
 /*

@@ -106,7 +106,6 @@ struct hr_watch_entry {
     uint64_t device_id, inode;
     int64_t changed_ns;
     hr_region *region;
-    int file;
 };
 
 uint32_t hr_find_changed(const struct hr_watch_entry *entries, uint32_t count, unsigned char *changed);

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from libhamiregion._core import ffi, lib
 from libhamiregion.errors import RegionClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable
 
     from libhamiregion.region import Region
 
@@ -21,15 +19,6 @@ Stamp = tuple[int, int, int]
 _FIRST_CAPACITY = 64
 # Inode 0 is no file's.
 _NEVER_THE_SAME: Stamp = (0, 0, -1)
-_NO_FILE = -1
-# Of the descriptors that a process may have, those for the files of regions.
-_SHARE_OF_DESCRIPTORS = 4
-_HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def _close_all(files: Mapping[Hashable, int]) -> None:
-    for each in files.values():
-        os.close(each)
 
 
 def is_readable(region: Region) -> bool:
@@ -51,11 +40,7 @@ def is_readable_and_current(region: Region) -> bool:
 class ChangeDetector:
     """Looks at any number of directories and open regions in one call into the core.
 
-    Two `stat` calls each from the second time on: the files of regions are held, a descriptor each,
-    with a quarter of those that this process may have. Where these are used up, and the first time,
-    names are looked up.
-
-    Threads: its user lets only one in at a time.
+    Two `stat` calls each, and no more. Threads: its user lets only one in at a time.
     """
 
     def __init__(self) -> None:
@@ -65,11 +50,6 @@ class ChangeDetector:
         self._alive: list[tuple[Any, Region | None]] = []
         self._entries: Any = ffi.new("struct hr_watch_entry[]", _FIRST_CAPACITY)
         self._changed: Any = ffi.new("unsigned char[]", _FIRST_CAPACITY)
-        self._files: dict[Hashable, int] = {}
-        # Those whose files are to be held; who looks once needs none.
-        self._unheld: set[Hashable] = set()
-        self._has_looked = False
-        weakref.finalize(self, _close_all, self._files)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -92,7 +72,6 @@ class ChangeDetector:
             self._keys.append(key)
             self._rows[key] = row
             self._alive.append((None, None))
-        self._release(key)
         path, _ = self._alive[row]
         if path is None:
             path = ffi.new("char[]", os.fsencode(directory))
@@ -101,38 +80,6 @@ class ChangeDetector:
         entry.directory = path
         entry.device_id, entry.inode, entry.changed_ns = stamp or _NEVER_THE_SAME
         entry.region = ffi.NULL if region is None else region._handle
-        entry.file = _NO_FILE
-        if region is not None and stamp is not None:
-            self._unheld.add(key)
-
-    def _release(self, key: Hashable) -> None:
-        self._unheld.discard(key)
-        file = self._files.pop(key, None)
-        if file is not None:
-            os.close(file)
-
-    def _hold_files(self) -> None:
-        """Hold the files of regions that have been looked at once.
-
-        Where a name leads elsewhere by now, the other file tells that the region has changed.
-        """
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE_OF_DESCRIPTORS
-        while self._unheld and len(self._files) < limit:
-            key = self._unheld.pop()
-            row = self._rows[key]
-            _, region = self._alive[row]
-            assert region is not None  # noqa: S101 (as `put` takes no others)
-            directory, _, name = region.path.rpartition("/")
-            try:
-                # What a container owns is not followed.
-                parent = os.open(directory, _HOLD | os.O_DIRECTORY)
-                try:
-                    file = os.open(name, _HOLD, dir_fd=parent)
-                finally:
-                    os.close(parent)
-            except OSError:
-                continue  # its name is looked up each time
-            self._files[key] = self._entries[row].file = file
 
     def _make_room(self, rows: int) -> None:
         if rows <= len(self._entries):
@@ -144,7 +91,6 @@ class ChangeDetector:
 
     def drop(self, key: Hashable) -> None:
         """Watch it no more; nothing happens if it is not there."""
-        self._release(key)
         row = self._rows.pop(key, None)
         if row is None:
             return
@@ -156,8 +102,6 @@ class ChangeDetector:
 
     def clear(self) -> None:
         """Watch nothing."""
-        for key in self._keys:
-            self._release(key)
         self._keys.clear()
         self._rows.clear()
         self._alive.clear()
@@ -169,9 +113,6 @@ class ChangeDetector:
         closed, or a snapshot of it would fail.
         """
         count = len(self._keys)
-        if self._has_looked:
-            self._hold_files()
-        self._has_looked = True
         if not lib.hr_find_changed(self._entries, count, self._changed):
             return []
         flags = bytes(ffi.buffer(self._changed, count))

@@ -75,8 +75,7 @@ class Node:
             table = node.snapshot().table
 
     A refresh costs two `stat` calls per container where nothing has changed, all of them in one
-    call into the core; only what has changed is listed and opened. A region that stands as it was
-    takes a descriptor; all of them a quarter of the limit at most. No process is signalled, no file
+    call into the core; only what has changed is listed and opened. No process is signalled, no file
     written, no link followed.
 
     Threads: may be shared. Refreshes and views take turns, and raise `NodeBusy` where one does not

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 #: The programs of HAMi and of volcano-vgpu that write these fields.
 MONITOR_NAMES = frozenset({"vGPUmonitor", "volcano-vgpu-monitor"})
 
-# All of these names have it and nearly no process does; taking paths apart is slow.
-_IN_ALL_NAMES = "monitor"
+# Nearly no process has such a name anywhere, and taking paths apart is slow.
+_MAY_BE_MONITOR = re.compile("|".join(map(re.escape, sorted(MONITOR_NAMES))))
 _COMMAND_LIMIT = 60
 _MOUNTS_LIMIT_BYTES = 1 << 24
 _MANY = 2
@@ -55,7 +55,7 @@ class OtherWriter:
 
 def is_monitor(process: HostProcess) -> bool:
     """Whether a process is called as the monitor of HAMi, or of volcano-vgpu."""
-    if _IN_ALL_NAMES not in process.command:
+    if _MAY_BE_MONITOR.search(process.command) is None:
         return False
     return PurePosixPath(process.command.partition(" ")[0]).name in MONITOR_NAMES
 
@@ -107,7 +107,7 @@ def _by_mapping(node: Node, tenants: frozenset[str]) -> Iterator[tuple[OtherWrit
 
 
 def _by_name(node: Node) -> Iterator[tuple[OtherWriter, HostProcess]]:
-    named = [each for each in node.processes if _IN_ALL_NAMES in each.command and is_monitor(each)]
+    named = [process for process in node.processes if is_monitor(process)]
     places = _places(node.directories) if named else []
     for process in named:
         if not places or _has_in_its_file_system(f"{node.proc}/{process.pid}", places):

@@ -1,15 +1,12 @@
 """Directories and regions that are watched together."""
 
-import contextlib
 import gc
 import os
-import resource
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from forked import in_child
-from region_bytes import RegionFile, RegionFileFactory, truncate
+from region_bytes import RegionFile, RegionFileFactory
 from wait import eventually
 
 from libhamiregion import Region, create_region, open_region
@@ -133,134 +130,6 @@ def test_a_region_is_well_while_its_name_leads_to_it_and_it_can_be_read(file: Re
         create_region(file.path)
         assert states(region, file.path) == (False, False, True)
     assert states(region, file.path) == (False, False, False)
-
-
-def held_files(directory: Path) -> int:
-    """How many files below a directory this process has a descriptor of."""
-    return sum(
-        os.readlink(each).startswith(f"{directory}/")  # noqa: PTH115
-        for each in map(str, Path("/proc/self/fd").iterdir())
-        if os.path.islink(each)  # noqa: PTH114
-    )
-
-
-def put(watch: ChangeDetector, region: Region, path: Path) -> None:
-    watch.put(str(path), str(path.parent), stamp(path.parent), region)
-
-
-def test_files_of_regions_are_held_from_the_second_look_on_and_given_back(tmp_path: Path) -> None:
-    paths = [tmp_path / f"c{number}" / "usage.cache" for number in range(5)]
-    with contextlib.ExitStack() as regions:
-        watch = ChangeDetector()
-        for path in paths:
-            path.parent.mkdir()
-            create_region(path)
-            put(watch, regions.enter_context(open_region(path)), path)
-        before = held_files(tmp_path)
-        assert watch.changed() == []
-        assert held_files(tmp_path) == before
-        assert watch.changed() == watch.changed() == []
-        assert held_files(tmp_path) == before + 5
-        # One that changes has another one held in its place.
-        put(watch, regions.enter_context(open_region(paths[0])), paths[0])
-        assert held_files(tmp_path) == before + 4
-        assert watch.changed() == []
-        assert held_files(tmp_path) == before + 5
-        # One without a stamp is looked at each time anyway.
-        watch.put(str(paths[1]), str(paths[1].parent), None, open_region(paths[1]))
-        watch.drop(str(paths[2]))
-        assert watch.changed() == [str(paths[1])]
-        assert held_files(tmp_path) == before + 3
-        watch.clear()
-        assert held_files(tmp_path) == before
-        put(watch, regions.enter_context(open_region(paths[0])), paths[0])
-        assert watch.changed() == []
-        assert held_files(tmp_path) == before + 1
-        del watch
-        gc.collect()
-        assert held_files(tmp_path) == before
-
-
-def test_more_files_than_a_quarter_of_the_descriptors_are_not_held(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = 2 * max(int(each.name) for each in Path("/proc/self/fd").iterdir()) + 40
-    paths = [tmp_path / f"c{number}" / "usage.cache" for number in range(limit // 4 + 3)]
-    watch = ChangeDetector()
-    for path in paths:
-        path.parent.mkdir()
-        create_region(path)
-        put(watch, open_region(path), path)
-    assert watch.changed() == []
-    before = held_files(tmp_path)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    try:
-        assert watch.changed() == watch.changed() == []
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert held_files(tmp_path) == before + limit // 4
-    for path in paths:
-        path.unlink()
-    assert set(watch.changed()) == set(map(str, paths))
-
-
-def by_cut(path: Path) -> None:
-    truncate(path, path.stat().st_size - 2)
-
-
-def by_unlink(path: Path) -> None:
-    path.unlink()
-
-
-def by_another_file(path: Path) -> None:
-    other = path.with_suffix(".other")
-    create_region(other)
-    other.rename(path)
-
-
-def by_another_directory(path: Path) -> None:
-    path.parent.rename(path.parent.with_suffix(".moved"))
-    path.parent.mkdir()
-    create_region(path)
-
-
-def by_a_link_in_its_directorys_place(path: Path) -> None:
-    moved = path.parent.with_suffix(".moved")
-    path.parent.rename(moved)
-    path.parent.symlink_to(moved)
-
-
-def by_a_directory_above(path: Path) -> None:
-    above = path.parent.parent
-    above.rename(above.with_suffix(".moved"))
-    path.parent.mkdir(parents=True)
-    create_region(path)
-
-
-CHANGES = [
-    by_cut,
-    by_unlink,
-    by_another_file,
-    by_another_directory,
-    by_a_link_in_its_directorys_place,
-    by_a_directory_above,
-]
-
-
-@pytest.mark.parametrize("looks", [1, 2, 3])
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_container_that_replaces_what_is_held_is_seen(
-    tmp_path: Path, change: Callable[[Path], None], looks: int
-) -> None:
-    path = tmp_path / "root" / "c" / "usage.cache"
-    path.parent.mkdir(parents=True)
-    create_region(path)
-    watch = ChangeDetector()
-    with open_region(path) as region:
-        put(watch, region, path)
-        for _ in range(looks):
-            assert watch.changed() == []
-        change(path)
-        assert watch.changed() == watch.changed() == [str(path)]
 
 
 def test_a_region_is_kept_alive_while_it_is_watched(file: RegionFile) -> None:

@@ -15,7 +15,7 @@ import pytest
 from forked import in_child
 from node_root import Root, only, refresh, remove, settle
 from region_bytes import RegionFile, truncate
-from wait import PATIENCE_S, eventually
+from wait import PATIENCE_S
 
 from libhamiregion import Layout, RegionClosed, RegionStale, create_region
 from libhamiregion.node import (
@@ -350,14 +350,6 @@ def test_no_descriptor_and_no_mapping_is_left_over(root: Root, node: Node) -> No
     (root.container("short") / "a.cache").touch()
     node.refresh()
     before = descriptors()
-
-    # What stands as it was keeps the files of its regions open.
-    def is_settled() -> bool:
-        node.refresh()
-        return len(descriptors() - before) >= 4
-
-    eventually(is_settled)
-    before |= descriptors()
     assert mapped_files(root) == 4
     for number in range(30):
         path = root.region(f"new-{number}")
