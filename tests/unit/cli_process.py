@@ -40,7 +40,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # What a verb for the node may say of other processes of this machine, or of this user's rights.
 NOTES = re.compile(
     r"regions? elsewhere|not all of the node.s processes can be seen|--outside"
-    r"|the mappings of [0-9,]+ process(es)? are not known"
+    r"|^Note: the mappings of [0-9,]+ process(es)? are not known"  # of no container
 )
 
 
