@@ -33,6 +33,8 @@ from cuda_program import OUT, OUT_OF_MEMORY, CudaProgram  # noqa: E402
 MIB = 1 << 20
 GIB = 1 << 30
 LIMIT = 2 * GIB
+# Other work comes and goes on a busy machine: what keeps to the limit does so in one of these.
+TRIES = 5
 REGION = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 
 # Functions that the library hooks, with a version that all drivers from 12.0 on have.
@@ -337,14 +339,19 @@ class Checks:
 
     def share(self, style: str, limit: int) -> str:
         """The GPU's own utilisation stays within 10 points of the limit."""
-        with self.limited(memory=None, sm=limit) as (env, _):
-            mean = self.utilisation_by(style, env)
-        wanted: float = limit
-        if mean < limit - 10:
-            # A busy machine starves the program, with the library and without.
-            wanted = min(wanted, self.utilisation_by(style, self.bare()))
-        assert wanted - 10 <= mean <= limit + 10, f"{mean:.0f} % of {wanted:.0f}"
-        return f"{mean:.0f} %"
+        tried = []
+        for _ in range(TRIES):
+            with self.limited(memory=None, sm=limit) as (env, _):
+                mean = self.utilisation_by(style, env)
+            assert mean <= limit + 10, f"{mean:.0f} %"
+            wanted: float = limit
+            if mean < limit - 10:
+                # A busy machine starves the program, with the library and without.
+                wanted = min(wanted, self.utilisation_by(style, self.bare()))
+            if mean >= wanted - 10:
+                return f"{mean:.0f} %"
+            tried.append(f"{mean:.0f} % of {wanted:.0f}")
+        raise AssertionError(", ".join(tried))
 
     def torch(self, allocator: str) -> str:
         """PyTorch gets its out-of-memory error at the limit."""
