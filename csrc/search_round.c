@@ -81,7 +81,7 @@ static bool is_of_proc(const struct hr_round *round, const struct stat *proc)
     return round->proc_device_id == proc->st_dev && round->proc_inode == proc->st_ino;
 }
 
-/* Who makes a file anew again and again shall not take all the places. */
+/* A container that makes its file anew again and again shall not take all the places. */
 static bool is_of_former_file(const struct hr_round *round, const hr_region *region)
 {
     return strcmp(round->path, region->path) == 0 && !is_of_file(round, region);

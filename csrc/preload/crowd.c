@@ -36,16 +36,6 @@
 #define STOPPED_S 2.0
 #define HIDDEN_S 10.0
 
-static double smaller(double a, double b)
-{
-    return a < b ? a : b;
-}
-
-static double larger(double a, double b)
-{
-    return a > b ? a : b;
-}
-
 void hr_forget_crowd(struct hr_crowd *crowd)
 {
     *crowd = (struct hr_crowd){.count = 0};
@@ -80,17 +70,17 @@ static double average(const struct hr_crowd *crowd)
 /* How many of those that show nothing work, where so much of the time is nobody's. */
 static double guess_unshown(struct hr_crowd *crowd, double period_s, double left)
 {
-    crowd->left += (left - crowd->left) * smaller(period_s / GUESS_S, 1);
-    double guessed = crowd->age_s < BEGIN_S ? larger(left, crowd->left) : crowd->left;
-    return larger(guessed, 0) / MOSTLY_UNSHOWN;
+    crowd->left += (left - crowd->left) * hr_smaller(period_s / GUESS_S, 1);
+    double guessed = crowd->age_s < BEGIN_S ? hr_larger(left, crowd->left) : crowd->left;
+    return hr_larger(guessed, 0) / MOSTLY_UNSHOWN;
 }
 
 static double remember_users(struct hr_crowd *crowd, double period_s, double users,
                              const struct hr_pace_view *view)
 {
-    double memory_s = larger(USERS_S, USERS_SAMPLES * view->sample_s);
-    double fallen = crowd->users + (users - crowd->users) * smaller(period_s / memory_s, 1);
-    crowd->users = larger(users, fallen);
+    double memory_s = hr_larger(USERS_S, USERS_SAMPLES * view->sample_s);
+    double fallen = crowd->users + (users - crowd->users) * hr_smaller(period_s / memory_s, 1);
+    crowd->users = hr_larger(users, fallen);
     return crowd->users;
 }
 
@@ -103,7 +93,7 @@ static double look_for_hidden(struct hr_crowd *crowd, double last, bool has_stop
         crowd->stopped_s = view->now_s;
         crowd->least = last;
     }
-    crowd->least = smaller(crowd->least, last);
+    crowd->least = hr_smaller(crowd->least, last);
     if (view->now_s - crowd->stopped_s > STOPPED_S) {
         crowd->hidden = crowd->least;
         crowd->hidden_until_s = view->now_s + HIDDEN_S;
@@ -121,19 +111,19 @@ void hr_complete_view(struct hr_crowd *crowd, uint32_t processes, bool has_stopp
         view->users = processes;
         return;
     }
-    double shown = view->users - (view->own > 0 ? 0 : 1), silent = larger(processes - shown, 0);
+    double shown = view->users - (view->own > 0 ? 0 : 1), silent = hr_larger(processes - shown, 0);
     double least = view->all - ROUNDED_UP * shown;
     double most = view->all + ROUNDED_OFF * shown + ROUNDED_TO_NOTHING * silent;
     double last = crowd->figures[crowd->count - 1].percent;
     double hidden = look_for_hidden(crowd, last, has_stopped, view);
-    double all = smaller(larger(average(crowd) - hidden, least), most);
+    double all = hr_smaller(hr_larger(average(crowd) - hidden, least), most);
     double missing = all - view->all;
     double left = missing - MOSTLY_ROUNDED_OFF * shown - UNEQUAL * view->all;
-    double period_s = crowd->stepped_s > 0 ? larger(view->now_s - crowd->stepped_s, 0) : 0;
+    double period_s = crowd->stepped_s > 0 ? hr_larger(view->now_s - crowd->stepped_s, 0) : 0;
     crowd->stepped_s = view->now_s;
     crowd->age_s += period_s;
-    double unshown = smaller(guess_unshown(crowd, period_s, left), silent);
-    double users = shown + (view->own > 0 ? unshown : larger(unshown, 1));
+    double unshown = hr_smaller(guess_unshown(crowd, period_s, left), silent);
+    double users = shown + (view->own > 0 ? unshown : hr_larger(unshown, 1));
     double remembered = remember_users(crowd, period_s, users, view);
     /* A few that work among many that do not. */
     if (remembered < HR_CROWD && view->all > 0)
@@ -142,5 +132,5 @@ void hr_complete_view(struct hr_crowd *crowd, uint32_t processes, bool has_stopp
     view->device = last;
     view->users = remembered;
     view->missing = missing / users;
-    view->all = smaller(larger(all, 0), 100);
+    view->all = hr_smaller(hr_larger(all, 0), 100);
 }

@@ -58,16 +58,6 @@
 #define TURN_PERCENT 5
 #define PAUSE_S 0.2
 
-static double smaller(double a, double b)
-{
-    return a < b ? a : b;
-}
-
-static double larger(double a, double b)
-{
-    return a > b ? a : b;
-}
-
 static void add_point(struct hr_pace *pace, double now_s, double launched)
 {
     if (pace->count == HR_PACE_POINTS) {
@@ -102,7 +92,7 @@ static bool is_full(const struct hr_pace_view *view)
     if (view->has_device)
         rounded_off = ROUNDED_OFF_DEVICE;
     else if (view->limit / 100.0 > SATURATED)
-        rounded_off = smaller(ROUNDED_OFF * (view->users - 1.0), MOST_ROUNDED_OFF);
+        rounded_off = hr_smaller(ROUNDED_OFF * (view->users - 1.0), MOST_ROUNDED_OFF);
     return view->all + rounded_off >= FULL_PERCENT;
 }
 
@@ -120,13 +110,13 @@ static double even_share(const struct hr_pace_view *view)
 /* Where samples are rare, figures are averages of a longer time, and come later. */
 static double window_s(const struct hr_pace_view *view)
 {
-    double samples_s = view->has_device ? smaller(3 * view->sample_s, LONGEST_WINDOW_S) : 0;
-    return larger(samples_s, HR_PACE_WINDOW_S);
+    double samples_s = view->has_device ? hr_smaller(3 * view->sample_s, LONGEST_WINDOW_S) : 0;
+    return hr_larger(samples_s, HR_PACE_WINDOW_S);
 }
 
 static double lag_s(const struct hr_pace_view *view)
 {
-    double later_s = view->has_device ? larger(view->sample_s - HR_PACE_LAG_S, 0) / 2 : 0;
+    double later_s = view->has_device ? hr_larger(view->sample_s - HR_PACE_LAG_S, 0) / 2 : 0;
     return HR_PACE_LAG_S + later_s;
 }
 
@@ -134,8 +124,8 @@ static double lag_s(const struct hr_pace_view *view)
 static double correction(const struct hr_pace_view *view)
 {
     double usual_s = HR_PACE_WINDOW_S / 2 + HR_PACE_LAG_S;
-    double slower = smaller(usual_s / (window_s(view) / 2 + lag_s(view)), 1);
-    return CORRECTION * slower * smaller(MOST_CORRECTIONS / view->users, 1);
+    double slower = hr_smaller(usual_s / (window_s(view) / 2 + lag_s(view)), 1);
+    return CORRECTION * slower * hr_smaller(MOST_CORRECTIONS / view->users, 1);
 }
 
 /* Among many, a process shows something now and then only.  But what comes first is the least
@@ -145,7 +135,7 @@ static double memory_s(const struct hr_pace *pace, const struct hr_pace_view *vi
     double age_s = view->now_s - pace->begun_s;
     if (!view->has_device || !pace->has_shown)
         return MEMORY_S;
-    return larger(smaller(age_s, CROWD_MEMORY_S), MEMORY_S);
+    return hr_larger(hr_smaller(age_s, CROWD_MEMORY_S), MEMORY_S);
 }
 
 /* What the GPU did for this process in the window, as far as that was seen. */
@@ -158,7 +148,7 @@ static double busy_s(struct hr_pace *pace, const struct hr_pace_view *view, doub
     /* What is missing is of processes that work. */
     if (view->own <= 0 && units <= 0)
         return 0;
-    return larger(view->own + missing, 0) / 100.0 * window_s(view);
+    return hr_larger(view->own + missing, 0) / 100.0 * window_s(view);
 }
 
 static double unseen_s(const struct hr_pace_view *view, double units, double seen_s)
@@ -166,7 +156,7 @@ static double unseen_s(const struct hr_pace_view *view, double units, double see
     double part = view->is_crowded ? UNSEEN_PART_IN_CROWD : UNSEEN_PART;
     if (units <= 0 || (view->has_device && seen_s > 0))
         return 0;
-    return smaller(RESOLUTION_S, part * even_share(view) * window_s(view));
+    return hr_smaller(RESOLUTION_S, part * even_share(view) * window_s(view));
 }
 
 static void measure_cost(struct hr_pace *pace, const struct hr_pace_view *view, double period_s)
@@ -177,7 +167,7 @@ static void measure_cost(struct hr_pace *pace, const struct hr_pace_view *view, 
     /* Of a GPU that has never been idle nobody knows whether it has done what was launched, or has
      * it queued: then a unit costs no less than it did. */
     if (is_full(view) && is_measured(pace))
-        units = smaller(units, seen * pace->units / pace->busy_s);
+        units = hr_smaller(units, seen * pace->units / pace->busy_s);
     double unseen = unseen_s(view, units, seen);
     double kept = 1 / (1 + period_s / memory_s(pace, view));
     pace->busy_s = pace->busy_s * kept + seen + unseen;
@@ -196,14 +186,14 @@ static void sum_error(struct hr_pace *pace, const struct hr_pace_view *view, dou
         pace->error_s += excess * period_s;
     else if (!view->has_waited)
         /* The program does not want more: what it leaves unused is not saved for later. */
-        pace->error_s *= 1 - smaller(2 * period_s, 1);
+        pace->error_s *= 1 - hr_smaller(2 * period_s, 1);
     if (view->is_crowded)
-        pace->error_s *= 1 - smaller(period_s / FORGOTTEN_S, 1);
+        pace->error_s *= 1 - hr_smaller(period_s / FORGOTTEN_S, 1);
     /* One process alone may take what others leave. */
     double others = limit - limit / view->users;
     double lent = limit > SATURATED ? LENT_ALONE : LENT * limit;
-    pace->error_s = larger(pace->error_s, -(others + lent) / correction(view));
-    pace->error_s = smaller(pace->error_s, (limit + 0.5) / CORRECTION);
+    pace->error_s = hr_larger(pace->error_s, -(others + lent) / correction(view));
+    pace->error_s = hr_smaller(pace->error_s, (limit + 0.5) / CORRECTION);
 }
 
 void hr_start_pace(struct hr_pace *pace, double now_s)
@@ -245,15 +235,15 @@ static double step(struct hr_pace *pace, const struct hr_pace_view *view)
     bool is_settled = view->now_s >= pace->settled_s;
     if (is_settled)
         sum_error(pace, view, period_s);
-    bool is_saturated = is_settled && all >= larger(SATURATED, limit + SATURATED_ABOVE);
+    bool is_saturated = is_settled && all >= hr_larger(SATURATED, limit + SATURATED_ABOVE);
     pace->full_s = is_full(view) ? pace->full_s + period_s : 0;
     if (pace->units <= 0 || is_saturated || view->now_s < pace->paused_until_s ||
         must_wait_for_queue(pace, view))
         return 0;
     double even = even_share(view);
-    double share = larger(even - correction(view) * pace->error_s, 0);
+    double share = hr_larger(even - correction(view) * pace->error_s, 0);
     if (pace->full_s > LONGEST_FULL_S)
-        share = WHILE_QUEUED * smaller(share, even);
+        share = WHILE_QUEUED * hr_smaller(share, even);
     /* The queue of many is long. */
     if (pace->full_s > LONGEST_FULL_S && view->is_crowded)
         share *= LONGEST_FULL_S / pace->full_s;

@@ -73,6 +73,16 @@ struct hr_pace_view {
     double sample_s; /* how often NVML takes samples, as far as that is known */
 };
 
+static inline double hr_smaller(double a, double b)
+{
+    return a < b ? a : b;
+}
+
+static inline double hr_larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
 /* Nothing has been launched yet. */
 void hr_start_pace(struct hr_pace *pace, double now_s);
 

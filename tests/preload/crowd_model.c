@@ -68,7 +68,7 @@ static void check_missing(void)
     see(200, 50, 0, 40, 49, 49, 1);
     MUST(!view.is_crowded && view.own == 49 && view.all == 49 && view.missing == 0);
     MUST(view.users == 1);
-    /* Who is silent for a moment is not forgotten at once, but in time. */
+    /* A process that shows nothing for a moment still counts for some seconds. */
     begin();
     see(10, 0, 0, 16, 0, 8, 9);
     double before = view.users;

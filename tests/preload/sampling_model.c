@@ -522,7 +522,7 @@ static void check_devices(void)
     MUST(!hr_sampled_device(&region.head, ROWS, &device));
 }
 
-/* What the device does, and who has a part in it that is not of the region. */
+/* How busy the device is, and how busy processes that are not of the region keep it. */
 static void check_the_device(void)
 {
     struct hr_device_figures seen;
@@ -544,7 +544,7 @@ static void check_the_device(void)
     sample_count = 2;
     sample(SECOND);
     MUST(hr_read_device_figures(&region.head, 0, &seen) && seen.beside == 0);
-    /* Who is not elected knows it from the figures that he compares. */
+    /* A process that is not the sampler knows it from the figures that it compares. */
     begin();
     is_taken = true;
     set_slot(0, getpid(), 0);
