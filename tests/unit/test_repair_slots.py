@@ -225,6 +225,17 @@ def test_what_an_earlier_life_left_is_no_orphan_while_the_process_works_below(
     assert used(file) == 1000
 
 
+def repair_after_two_moves(file: RegionFile, moved: Actor) -> None:
+    """Its slot comes into two holes, one after the other, before it is repaired."""
+    slot = start(file, moved, 100)
+    for hole in range(2):
+        move_last_into(file, hole)
+    account(file, slot, 50)
+    with at_work(file, slot):
+        assert_repaired(file, moved)
+    assert used(file) == 150
+
+
 @with_seqlock
 def test_a_blank_slot_of_a_live_process_between_does_not_bar_the_way(
     file: RegionFile, actor: MakeActor
@@ -234,13 +245,7 @@ def test_a_blank_slot_of_a_live_process_between_does_not_bar_the_way(
     file.add_process(DEAD)
     file.add_process(DEAD + 1)
     blank = file.add_process(newcomer.pid)
-    slot = start(file, moved, 100)
-    for hole in range(2):
-        move_last_into(file, hole)
-    account(file, slot, 50)
-    with at_work(file, slot):
-        assert_repaired(file, moved)
-    assert used(file) == 150
+    repair_after_two_moves(file, moved)
     assert pids(file)[blank] == newcomer.pid
     account(file, blank, 7)
     assert used(file) == 157
@@ -255,13 +260,7 @@ def test_the_flag_of_a_mark_does_not_make_a_blank_slot_look_used(
     file.add_process(DEAD + 1)
     newcomer("attach")
     assert seqlock_of(file, 2) == MARK_FLAG
-    slot = start(file, moved, 100)
-    for hole in range(2):
-        move_last_into(file, hole)
-    account(file, slot, 50)
-    with at_work(file, slot):
-        assert_repaired(file, moved)
-    assert used(file) == 150
+    repair_after_two_moves(file, moved)
     assert pids(file)[2:] == [newcomer.pid, moved.pid]
     newcomer("slot.charge", 0, 7)
     assert used(file) == 157
