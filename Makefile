@@ -118,11 +118,12 @@ sanitize: ## the C tests under the address, undefined-behaviour and thread sanit
 	$(MAKE) -C tests/c asan tsan
 	$(MAKE) -C tests/preload asan tsan
 
-# qemu-user gives a blocked SIGBUS to nobody who waits for it, and a fork beside busy threads may
-# hang in it.
+# qemu-user gives a blocked SIGBUS to nobody who waits for it; where one thread installs a handler
+# while another faults, it may call the new one with the old one's flags; and a fork beside busy
+# threads may hang in it.
 aarch64: ## the C tests as programs for aarch64, under qemu-user
 	$(MAKE) -C tests/c check CC=aarch64-linux-gnu-gcc BUILD=build/aarch64 \
-		RUN='qemu-aarch64 -L /usr/aarch64-linux-gnu' LEAVE_OUT='test_sigbus_blocked test_lifetime'
+		RUN='qemu-aarch64 -L /usr/aarch64-linux-gnu' LEAVE_OUT='test_sigbus_threads test_lifetime'
 
 fuzz: ## coverage-guided fuzzing of the C core (FUZZ_SECONDS=60)
 	$(MAKE) -C tests/c fuzz FUZZ_SECONDS=$(FUZZ_SECONDS)

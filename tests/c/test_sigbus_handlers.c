@@ -180,7 +180,7 @@ static void test_one_shot_handler(void)
     check_died_at_the_end(in_child(handle_once, set_default));
 }
 
-/* ---- Handlers that another thread installs while the work runs -------------------- */
+/* ---- Handlers that are installed while the work runs ------------------------------ */
 
 static volatile char *intruded;
 
@@ -235,37 +235,6 @@ static void test_chaining_handler_in_front(void)
     CHECK_EQ(in_child(chain_in_front, set_default), 0);
 }
 
-static atomic_bool over;
-
-static void *run_another(void *argument)
-{
-    while (counted == 0)
-        let_a_burst_end();
-    while (!atomic_load(&over)) {
-        let_a_burst_end();
-        CHECK_EQ(hr_snapshot(argument, buffer, sizeof buffer), HR_OK);
-    }
-    return NULL;
-}
-
-static void in_front_and_returning(struct region_file *file, hr_region *region)
-{
-    (void)file;
-    intruded = gone_page();
-    pthread_t thread;
-    NEED(pthread_create(&thread, NULL, run_another, region) == 0);
-    CHECK_EQ(run_intruded(set_counting), HR_ESTALE);
-    CHECK(counted > 0);
-    atomic_store(&over, true);
-    NEED(pthread_join(thread, NULL) == 0);
-}
-
-/* One that just returns is called again and again, until another thread begins to read. */
-static void test_returning_handler_in_front(void)
-{
-    CHECK_EQ(in_child(in_front_and_returning, set_default), 0);
-}
-
 int main(void)
 {
     share_with_children();
@@ -277,6 +246,5 @@ int main(void)
     RUN(test_one_shot_handler);
     RUN(test_handler_in_front);
     RUN(test_chaining_handler_in_front);
-    RUN(test_returning_handler_in_front);
     return check_report("test_sigbus_handlers");
 }

@@ -1,4 +1,4 @@
-/* SIGBUS: threads that block it, and what is sent to them meanwhile. */
+/* SIGBUS among threads: who blocks it, what is sent meanwhile, what is installed meanwhile. */
 #define _GNU_SOURCE
 #include "sigbus.h"
 
@@ -186,10 +186,54 @@ static void test_sent_while_blocked(void)
     CHECK_EQ(in_child(sent_while_all_block_it, set_counting), 0);
 }
 
+/* ---- A handler that is installed while the work runs, beside another thread -------- */
+
+static volatile char *intruded;
+
+static int intrude(void *argument)
+{
+    (void)argument;
+    set_counting();
+    *intruded = 1;
+    return 7;
+}
+
+static atomic_bool over;
+
+static void *run_another(void *argument)
+{
+    while (counted == 0)
+        let_a_burst_end();
+    while (!atomic_load(&over)) {
+        let_a_burst_end();
+        CHECK_EQ(hr_snapshot(argument, buffer, sizeof buffer), HR_OK);
+    }
+    return NULL;
+}
+
+static void in_front_and_returning(struct region_file *file, hr_region *region)
+{
+    (void)file;
+    intruded = gone_page();
+    pthread_t thread;
+    NEED(pthread_create(&thread, NULL, run_another, region) == 0);
+    CHECK_EQ(hr_guard_run((const void *)intruded, 4096, intrude, NULL), HR_ESTALE);
+    CHECK(counted > 0);
+    atomic_store(&over, true);
+    NEED(pthread_join(thread, NULL) == 0);
+}
+
+/* One that just returns is called again and again, until another thread begins to read. */
+static void test_returning_handler_in_front(void)
+{
+    CHECK_EQ(in_child(in_front_and_returning, set_default), 0);
+}
+
 int main(void)
 {
     RUN(test_blocked_signal);
     RUN(test_nested_while_blocked);
     RUN(test_sent_while_blocked);
-    return check_report("test_sigbus_blocked");
+    RUN(test_returning_handler_in_front);
+    return check_report("test_sigbus_threads");
 }
