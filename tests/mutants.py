@@ -166,8 +166,9 @@ def faults_in_c(source: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(source.splitlines(keepends=True), 1):
         if line.lstrip().startswith(("/", "*", "#")):
             continue
+        code = line.partition("/*")[0].rstrip()
         for pattern, text in FAULTS_IN_C:
-            for found in pattern.finditer(line.rstrip("\n")):
+            for found in pattern.finditer(code):
                 if found.start() in hints_in(line):
                     continue
                 changed = line[: found.start()] + found.expand(text) + line[found.end() :]
