@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "process_stats.h"
 #include "slots.h"
 
 /* The inode number that the kernel gives to the first pid namespace, always. */
@@ -73,7 +74,8 @@ int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out)
 /* ---- The processes of a /proc ---------------------------------------------------- */
 
 struct listed_process {
-    char name[12]; /* of its directory */
+    char name[12]; /* of its directory: its pid there */
+    uint32_t pid;
     struct hr_mapper pids;
     struct hr_written_files *written; /* NULL: its maps have not been read for others */
 };
@@ -112,6 +114,7 @@ static int list_process(struct hr_process_list *list, const char *name)
     if (name[0] < '0' || name[0] > '9' || strlen(name) >= sizeof process.name)
         return HR_OK;
     strcpy(process.name, name);
+    process.pid = (uint32_t)strtoul(name, NULL, 10);
     snprintf(status, sizeof status, "%s/status", process.name);
     if (hr_read_pids(dirfd(list->directory), status, &process.pids) == HR_GONE)
         return HR_OK;
@@ -250,12 +253,12 @@ static int look_at(const struct search *search, struct listed_process *process,
         process->written = calloc(1, sizeof *process->written);
     struct hr_mapper mapper = process->pids;
     int proc = dirfd(search->list->directory);
-    uint64_t start = search->round == NULL ? 0 : hr_start_of(proc, process->name);
+    uint64_t start = search->round == NULL ? 0 : hr_read_start_time(proc, process->pid);
     enum hr_seen seen = hr_look_at_process(proc, process->name, &search->file, search->budget,
                                            process->written != NULL ? process->written : &unkept,
                                            &mapper.has_libvgpu);
     if (search->round != NULL)
-        hr_note_seen(search->round, process->name, start, seen);
+        hr_note_seen(search->round, process->pid, start, seen);
     if (seen == HR_MAPS_NOT || seen == HR_MAPS_NOTHING || seen == HR_GONE)
         return HR_OK;
     if (mapper.levels == 0) {
@@ -288,13 +291,13 @@ static bool has_turn(const struct search *search, const struct listed_process *p
     const struct hr_round *round = search->round;
     if (round == NULL)
         return true;
-    if (hr_comes_last(round, process->name) != (turn == EXPENSIVE))
+    if (hr_comes_last(round, process->pid) != (turn == EXPENSIVE))
         return false;
     bool is_named = matches(search->names, &process->pids) ||
                     (search->slots != NULL && matches(search->slots, &process->pids));
     if (is_named || turn == NAMED)
         return is_named && turn != OTHERS;
-    return !hr_is_ruled_out(round, dirfd(search->list->directory), process->name);
+    return !hr_is_ruled_out(round, dirfd(search->list->directory), process->pid);
 }
 
 static int look_at_all(struct search *search, enum turn turn, struct hr_mappers *out)

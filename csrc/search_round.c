@@ -183,41 +183,31 @@ void hr_end_round(struct hr_round *round, bool goes_on)
 
 /* ---- Processes --------------------------------------------------------------------- */
 
-static uint32_t pid_of_name(const char *name)
+static struct known *find_known(const struct hr_round *round, uint32_t pid)
 {
-    return (uint32_t)strtoul(name, NULL, 10);
-}
-
-static struct known *find_known(const struct hr_round *round, const char *name)
-{
-    const struct known wanted = {.pid = pid_of_name(name)};
+    const struct known wanted = {.pid = pid};
     return round->sorted == 0
                ? NULL
                : bsearch(&wanted, round->known, round->sorted, sizeof wanted, compare_pids);
 }
 
-uint64_t hr_start_of(int proc, const char *name)
+bool hr_is_ruled_out(const struct hr_round *round, int proc, uint32_t pid)
 {
-    return hr_read_start_time(proc, pid_of_name(name));
+    const struct known *known = find_known(round, pid);
+    return known != NULL && known->start != 0 && known->start == hr_read_start_time(proc, pid);
 }
 
-bool hr_is_ruled_out(const struct hr_round *round, int proc, const char *name)
+bool hr_comes_last(const struct hr_round *round, uint32_t pid)
 {
-    const struct known *known = find_known(round, name);
-    return known != NULL && known->start != 0 && known->start == hr_start_of(proc, name);
-}
-
-bool hr_comes_last(const struct hr_round *round, const char *name)
-{
-    const struct known *known = find_known(round, name);
+    const struct known *known = find_known(round, pid);
     return known != NULL && known->comes_last;
 }
 
-void hr_note_seen(struct hr_round *round, const char *name, uint64_t start, enum hr_seen seen)
+void hr_note_seen(struct hr_round *round, uint32_t pid, uint64_t start, enum hr_seen seen)
 {
     if (seen != HR_MAPS_NOT && seen != HR_NO_TIME)
         return;
-    struct known *known = find_known(round, name);
+    struct known *known = find_known(round, pid);
     if (known == NULL) {
         struct known *longer =
             round->count == MOST_KNOWN ? NULL : hr_grow(round->known, round->count, sizeof *longer);
@@ -226,7 +216,6 @@ void hr_note_seen(struct hr_round *round, const char *name, uint64_t start, enum
         round->known = longer;
         known = &round->known[round->count++];
     }
-    *known = (struct known){.pid = pid_of_name(name),
-                            .comes_last = seen == HR_NO_TIME,
-                            .start = seen == HR_MAPS_NOT ? start : 0};
+    *known = (struct known){
+        .pid = pid, .comes_last = seen == HR_NO_TIME, .start = seen == HR_MAPS_NOT ? start : 0};
 }

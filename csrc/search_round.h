@@ -46,13 +46,11 @@ struct hr_round *hr_take_round(const hr_region *region, const char *proc,
 /* Keep it for the next call, where this one has not come to its end; else it is over. */
 void hr_end_round(struct hr_round *round, bool goes_on);
 
-/* By the names of their directories below `proc`. */
-bool hr_is_ruled_out(const struct hr_round *round, int proc, const char *name);
+/* By their pids in `proc`, a descriptor of that directory. */
+bool hr_is_ruled_out(const struct hr_round *round, int proc, uint32_t pid);
 /* Its maps took all that was left of a call's budget: it comes last. */
-bool hr_comes_last(const struct hr_round *round, const char *name);
-/* What a look at its maps has found; `start` was read before it. */
-void hr_note_seen(struct hr_round *round, const char *name, uint64_t start, enum hr_seen seen);
-/* When the process has started: hr_read_start_time(). */
-uint64_t hr_start_of(int proc, const char *name);
+bool hr_comes_last(const struct hr_round *round, uint32_t pid);
+/* What a look at its maps has found; `start`, of hr_read_start_time(), was read before it. */
+void hr_note_seen(struct hr_round *round, uint32_t pid, uint64_t start, enum hr_seen seen);
 
 #endif

@@ -12,6 +12,7 @@
 
 #include "check.h"
 #include "handle.h"
+#include "process_stats.h"
 #include "search_round.h"
 
 enum {
@@ -53,11 +54,16 @@ static struct slot {
 static uint64_t born_ns[FILES];
 static uint64_t last_start, last_bytes, last_birth;
 
+/* Not in the order in which they are made, and with names of several lengths. */
+static uint32_t number_of(int pid)
+{
+    return (uint32_t)(pid % 2 == 0 ? 9 - pid : 100 * (pid + 1));
+}
+
 static const char *name_of(int pid)
 {
     static char name[12];
-    /* Not in the order of their numbers, and of several lengths. */
-    snprintf(name, sizeof name, "%d", pid % 2 == 0 ? 9 - pid : 100 * (pid + 1));
+    snprintf(name, sizeof name, "%u", number_of(pid));
     return name;
 }
 
@@ -184,9 +190,9 @@ static void check_processes(const struct hr_round *found, const struct round *ro
 {
     for (int pid = 0; pid < PIDS; pid++) {
         const struct process *process = &processes[proc][pid];
-        const bool is_out = hr_is_ruled_out(found, descriptors[proc], name_of(pid));
+        const bool is_out = hr_is_ruled_out(found, descriptors[proc], number_of(pid));
         CHECK_EQ(is_out, process->start != 0 && round->ruled_out[pid] == process->start);
-        CHECK_EQ(hr_comes_last(found, name_of(pid)), round->comes_last[pid]);
+        CHECK_EQ(hr_comes_last(found, number_of(pid)), round->comes_last[pid]);
         for (int32_t at = 0; at < asked->count; at++)
             CHECK(!is_out || !may_write(process, file, asked->list[at].index));
     }
@@ -195,7 +201,7 @@ static void check_processes(const struct hr_round *found, const struct round *ro
 /* Its maps are read; false where that took all that was left. */
 static bool look_at(struct hr_round *found, struct round *round, int proc, int file, int pid)
 {
-    const uint64_t start = hr_start_of(descriptors[proc], name_of(pid));
+    const uint64_t start = hr_read_start_time(descriptors[proc], number_of(pid));
     CHECK_EQ(start, processes[proc][pid].start);
     if (chance(8) == 0)
         happen();
@@ -205,7 +211,7 @@ static bool look_at(struct hr_round *found, struct round *round, int proc, int f
                         : process->mapped_since[file] > 0 ? HR_MAPS
                         : chance(10) == 0                 ? HR_REFUSED
                                                           : HR_MAPS_NOT;
-    hr_note_seen(found, name_of(pid), start, seen);
+    hr_note_seen(found, number_of(pid), start, seen);
     if (seen == HR_MAPS_NOT || seen == HR_NO_TIME) {
         round->ruled_out[pid] = seen == HR_MAPS_NOT ? start : 0;
         round->comes_last[pid] = seen == HR_NO_TIME;
@@ -235,7 +241,7 @@ static void call(int proc, int file)
     const int first = chance(PIDS), looks = chance(PIDS + 1);
     for (int look = 0; look < looks && goes_on; look++) {
         const int pid = (first + look) % PIDS;
-        if (!hr_is_ruled_out(found, descriptors[proc], name_of(pid)))
+        if (!hr_is_ruled_out(found, descriptors[proc], number_of(pid)))
             goes_on = look_at(found, round, proc, file, pid);
         if (chance(4) == 0)
             happen();
@@ -292,8 +298,8 @@ static void rounds_that_find_no_place_begin_anew(void)
             struct hr_nameless_slots asked = standing;
             struct hr_round *round = hr_take_round(&region, directories[0], &standing, &asked);
             NEED(round != NULL);
-            known += hr_comes_last(round, "7");
-            hr_note_seen(round, "7", 0, HR_NO_TIME);
+            known += hr_comes_last(round, 7);
+            hr_note_seen(round, 7, 0, HR_NO_TIME);
             hr_end_round(round, turn == 0);
         }
         /* Some places are taken by the histories. */

@@ -14,6 +14,7 @@
 #include "check.h"
 #include "handle.h"
 #include "lock.h"
+#include "process_stats.h"
 #include "region_file.h"
 #include "search_round.h"
 #include "slots.h"
@@ -357,17 +358,17 @@ static void a_round_is_not_another_files_that_has_the_inode_number(void)
     hr_note_nameless(region, 1, &slots);
     const int directory = open(proc, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     NEED(directory >= 0);
-    const uint64_t start = hr_start_of(directory, "1000");
+    const uint64_t start = hr_read_start_time(directory, 1000);
     for (uint64_t later_ns = 0; later_ns < 2; later_ns++) {
         region->born_ns += later_ns;
         struct hr_round *round = hr_take_round(region, proc, &slots, &slots);
         NEED(round != NULL);
-        CHECK(!hr_is_ruled_out(round, directory, "1000"));
-        hr_note_seen(round, "1000", start, HR_MAPS_NOT);
+        CHECK(!hr_is_ruled_out(round, directory, 1000));
+        hr_note_seen(round, 1000, start, HR_MAPS_NOT);
         hr_end_round(round, true);
         round = hr_take_round(region, proc, &slots, &slots);
         NEED(round != NULL);
-        CHECK(hr_is_ruled_out(round, directory, "1000"));
+        CHECK(hr_is_ruled_out(round, directory, 1000));
         hr_end_round(round, true);
     }
     close(directory);
