@@ -25,7 +25,7 @@ struct hr_round {
     uint64_t device_id, inode, born_ns;  /* of the region */
     uint64_t proc_device_id, proc_inode; /* of the /proc that is searched */
     uint64_t began_ns;
-    struct hr_nameless_slots slots; /* as they stood when it began */
+    struct hr_nameless_slots slots; /* that stand, in each of its calls, as when it began */
     struct known *known;            /* the first `sorted` by pid, then those of this call */
     uint32_t sorted, count;
 };
@@ -115,19 +115,11 @@ static bool stands_in(const struct hr_nameless_slots *slots, const struct hr_nam
     return false;
 }
 
-static int32_t count_common(const struct hr_round *round, const struct hr_nameless_slots *slots)
-{
-    int32_t common = 0;
-    for (int32_t i = 0; i < slots->count; i++)
-        common += stands_in(&round->slots, &slots->list[i]);
-    return common;
-}
-
-static void take_out_others(const struct hr_round *round, struct hr_nameless_slots *slots)
+static void keep_common(struct hr_nameless_slots *slots, const struct hr_nameless_slots *others)
 {
     int32_t count = 0;
     for (int32_t i = 0; i < slots->count; i++) {
-        if (stands_in(&round->slots, &slots->list[i]))
+        if (stands_in(others, &slots->list[i]))
             slots->list[count++] = slots->list[i];
     }
     slots->count = count;
@@ -141,8 +133,12 @@ struct hr_round *hr_take_round(const hr_region *region, const char *proc,
     if (stat(proc == NULL ? "/proc" : proc, &status) != 0)
         return NULL;
     struct hr_round *round = find_kept(region, &status);
-    if (round != NULL && count_common(round, standing) > 0) {
-        take_out_others(round, asked);
+    /* For good: what a process takes it may leave once more with the same bytes, and the process
+     * may have been ruled out before. */
+    if (round != NULL)
+        keep_common(&round->slots, standing);
+    if (round != NULL && round->slots.count > 0) {
+        keep_common(asked, &round->slots);
         return round;
     }
     free_round(round);

@@ -6,7 +6,8 @@
  * It begins with the slots as they stand then.  Whoever may still write to one of them had the file
  * mapped by that time and keeps it mapped until it ends: so a process that does not map it at any
  * later moment is ruled out for the whole round, under its pid and its start time.  Slots that have
- * changed since, or have come, wait for the next round.
+ * changed since, or have come, wait for the next round.  So does one that a call has found changed,
+ * though it stands again as it did: only what comes back between two calls is not noticed.
  *
  * Rounds are kept for the process, by file: a node's agent opens a region anew for each repair.  A
  * file is its device, its inode number and the time of its birth.
@@ -36,9 +37,9 @@ struct hr_round;
 
 /*
  * The round of this file that was kept, or a new one with the slots that stand in the table: all
- * that are in use, also those that this call is not about, for calls of other kinds share the
- * round.  NULL without memory for it.  Those of `asked` that are not the round's, as they were, are
- * taken out of it; the two may be one.
+ * that are in use or below proc_num, also those that this call is not about, for calls of other
+ * kinds share the round.  NULL without memory for it.  Those of `asked` that are not the round's,
+ * as they were, are taken out of it; the two may be one.
  */
 struct hr_round *hr_take_round(const hr_region *region, const char *proc,
                                const struct hr_nameless_slots *standing,

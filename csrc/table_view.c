@@ -25,21 +25,28 @@ static int32_t pid_of(const hr_region *region, int32_t index)
 struct watch_call {
     hr_region *region;
     struct hr_table_view *view;
-    struct hr_slot_pids names;         /* that stand in the table */
-    struct hr_nameless_slots nameless; /* something counts there that may be anybody's */
+    struct hr_slot_pids names; /* that stand in the table */
+    /* In use or below proc_num: those that a search for the dead has too. */
+    struct hr_nameless_slots nameless;
+    bool has_nameless_in_use; /* something counts there that may be anybody's */
 };
 
 static int note_names(void *argument)
 {
     struct watch_call *call = argument;
+    const hr_region *region = call->region;
+    const unsigned char *proc_num = region->base + region->layout->proc_num;
+    const int32_t count = hr_load_i32(proc_num, memory_order_relaxed);
     for (int32_t index = 0; index < HR_SLOTS; index++) {
-        int32_t pid = pid_of(call->region, index);
+        const int32_t pid = pid_of(region, index);
+        const bool is_nameless_in_use = pid == 0 && hr_is_in_use(region, index);
         call->view->seen[index].pid = pid;
         call->view->seen[index].is_sought = false;
         if (pid != 0)
             call->names.pids[call->names.count++] = pid;
-        else if (hr_is_in_use(call->region, index))
-            hr_note_nameless(call->region, index, &call->nameless);
+        else if (is_nameless_in_use || index < count)
+            hr_note_nameless(region, index, &call->nameless);
+        call->has_nameless_in_use = call->has_nameless_in_use || is_nameless_in_use;
     }
     return HR_OK;
 }
@@ -50,7 +57,7 @@ static int search(struct watch_call *call, const char *proc)
     hr_region *region = call->region;
     struct hr_table_view *view = call->view;
     const struct hr_budget budget = hr_budget_of_cpu(HR_SEARCH_CPU_NS);
-    if (call->nameless.count == 0)
+    if (!call->has_nameless_in_use)
         return hr_look_for_mappers(region, proc, &call->names, &view->mappers);
     int code = hr_enter(region);
     if (code != HR_OK)

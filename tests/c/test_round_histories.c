@@ -4,7 +4,8 @@
  * files are made anew under the same inode number.
  *
  * Above all: a process that may still write to a slot that a call is about is never ruled out.  It
- * mapped the file when the slot became as it stands, or was forked by one that did.
+ * mapped the file when the slot became as it stands, or was forked by one that did.  That holds too
+ * where a slot is left as it was before it was taken, if each search has seen its name meanwhile.
  */
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -49,6 +50,9 @@ static struct slot {
     bool is_nameless;
     uint64_t seqlock, bytes;
     long since; /* it stands so */
+    /* With a name: as it stood when it was taken, and whose searches have seen the name. */
+    uint64_t former_seqlock, former_bytes;
+    bool is_seen[PROCS];
 } slots[FILES][SLOTS];
 
 static uint64_t born_ns[FILES];
@@ -93,17 +97,35 @@ static void replace_process(int proc, int pid)
     write_stat(proc, pid);
 }
 
+static bool is_seen_by_all(const struct slot *slot)
+{
+    bool by_all = true;
+    for (int proc = 0; proc < PROCS; proc++)
+        by_all = by_all && slot->is_seen[proc];
+    return by_all;
+}
+
 /* Its process has a name there, or has taken it away; and writes. */
 static void change_slot(int file)
 {
     struct slot *slot = &slots[file][chance(SLOTS)];
-    if (chance(3) == 0)
-        slot->is_nameless = !slot->is_nameless;
-    if (chance(2) == 0)
-        slot->seqlock += 2;
-    else
-        slot->bytes = ++last_bytes;
+    const bool is_left = !slot->is_nameless && chance(3) == 0;
+    const bool is_taken = slot->is_nameless && chance(3) == 0;
     slot->since = now;
+    slot->is_nameless = is_left || (slot->is_nameless && !is_taken);
+    if (is_taken) {
+        slot->former_seqlock = slot->seqlock;
+        slot->former_bytes = slot->bytes;
+        memset(slot->is_seen, 0, sizeof slot->is_seen);
+    }
+    if (is_left && is_seen_by_all(slot) && chance(2) == 0) {
+        slot->seqlock = slot->former_seqlock;
+        slot->bytes = slot->former_bytes;
+    } else if (chance(2) == 0) {
+        slot->seqlock += 2;
+    } else {
+        slot->bytes = ++last_bytes;
+    }
 }
 
 /* Another file in its place, which looks the same. */
@@ -176,6 +198,8 @@ static unsigned begin_or_go_on(struct round *round, int file, unsigned asked)
     unsigned common = 0;
     for (int slot = 0; slot < SLOTS; slot++)
         common |= (unsigned)is_same(&round->slots[slot], &slots[file][slot]) << slot;
+    for (int slot = 0; slot < SLOTS; slot++) /* whatever becomes of them */
+        round->slots[slot].is_nameless = (common >> slot & 1) != 0;
     if (round->is_kept && common != 0)
         return asked & common;
     memset(round, 0, sizeof *round);
@@ -226,6 +250,8 @@ static void call(int proc, int file)
     const hr_region region = {.path = path, .device_id = 5, .inode = 40, .born_ns = born_ns[file]};
     snprintf(path, sizeof path, "/%d", file);
     struct round *round = &rounds[proc][file];
+    for (int slot = 0; slot < SLOTS; slot++)
+        slots[file][slot].is_seen[proc] = !slots[file][slot].is_nameless;
     struct hr_nameless_slots standing, asked, wanted;
     const unsigned all = (1u << SLOTS) - 1;
     const unsigned which = chance(2) == 0 ? all : (unsigned)chance((int)all + 1);
