@@ -63,8 +63,7 @@ def test_a_program_has_what_nobody_else_uses_and_gives_it_back(
     program = busy(scene, "busy_1ms", pending=200)
     eventually(lambda: observer.busy_percent(0.5, pid=program.pid) > FREE)
     other = busy(Unlimited(gpus), "busy_1ms", pending=200)
-    eventually(lambda: observer.busy_percent(1, pid=program.pid) < HELD - 20)
-    assert observer.busy_percent(1, pid=program.pid) > 5
+    eventually(lambda: 5 < observer.busy_percent(1, pid=program.pid) < HELD - 20)
     other.kill()
     eventually(lambda: observer.busy_percent(0.5, pid=program.pid) > FREE)
 
@@ -81,7 +80,8 @@ def test_the_limit_becomes_soft_and_hard_while_a_program_runs(
     assert "hami-burst" in thread_names(program.pid)
     scene.region.set_burst(False)
     eventually(lambda: 5 < observer.busy_percent(1) < HELD)
-    assert "hami-burst" not in thread_names(program.pid)
+    # A machine with other work gives a program less than its limit at any time.
+    eventually(lambda: "hami-burst" not in thread_names(program.pid))
 
 
 @pytest.mark.thorough
@@ -105,7 +105,9 @@ def test_processes_of_one_region_do_not_hold_each_other_back(
     scene.region.set_burst(True)
     programs = [busy(scene, "busy_1ms", pending=200) for _ in range(2)]
     eventually(lambda: observer.busy_percent(0.5) > FREE)
-    assert all(observer.busy_percent(0.5, pid=program.pid) > 10 for program in programs)
+    eventually(
+        lambda: all(observer.busy_percent(0.5, pid=program.pid) > 10 for program in programs)
+    )
 
 
 @pytest.mark.thorough
@@ -133,7 +135,8 @@ def test_a_neighbour_with_a_hard_limit_is_no_reason_to_use_more(
     busy(hard, "busy_1ms", pending=200)
     program = busy(soft, "busy_1ms", pending=200)
     eventually(lambda: observer.busy_percent(1, pid=program.pid) > 5)
-    assert observer.busy_percent(3, pid=program.pid) < HELD
+    # Beside other work the neighbour may use less, and the program may have what that leaves.
+    eventually(lambda: observer.busy_percent(3, pid=program.pid) < HELD)
 
 
 @pytest.mark.representatives(1)
@@ -153,7 +156,7 @@ def test_where_nvml_has_other_pids_nobody_is_known(
         eventually(lambda: observer.busy_percent(2) > FREE)
     else:
         eventually(lambda: observer.busy_percent(1, pid=one.pid) < HELD - 20)
-        assert observer.busy_percent(2) < FREE
+        eventually(lambda: observer.busy_percent(2) < FREE)
 
 
 @pytest.mark.thorough

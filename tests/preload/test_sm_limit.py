@@ -73,15 +73,14 @@ def test_kernels_and_graphs_are_held_to_the_limits_of_their_devices(
     time.sleep(2)  # the time that a program has to find its pace
 
     def both_work() -> bool:
-        before = observer.worked_ns(0), observer.worked_ns(1)
+        # The clock is read before and after all else: the questions, too, may take their time.
         begun_ns = time.monotonic_ns()
+        before = observer.worked_ns(0), observer.worked_ns(1)
         time.sleep(3)
+        worked_ns = [observer.worked_ns(at) - before[at] for at in (0, 1)]
         elapsed_ns = time.monotonic_ns() - begun_ns
-        worked_ns = (observer.worked_ns(at) - before[at] for at in (0, 1))
         kernels, graphs = (100 * each / elapsed_ns for each in worked_ns)
-        assert kernels <= 30
-        assert graphs <= 60
-        return kernels > 5 and graphs > 10
+        return 5 < kernels <= 30 and 10 < graphs <= 60
 
     eventually(both_work)
 
@@ -300,7 +299,7 @@ def test_a_program_that_is_not_limited_has_no_thread_for_it(limited: Make, busy:
     scene = limited(sm=[None, 50])
     free, held = busy(scene, "busy_1ms"), busy(scene, "busy_1ms", device=1)
     eventually(lambda: sm_percent(scene, held.pid, device=1) > 0)
-    assert threads_of(held.pid) == threads_of(free.pid) + 1
+    eventually(lambda: threads_of(held.pid) == threads_of(free.pid) + 1)
 
 
 def test_without_figures_nothing_is_held_up_and_one_line_says_so(
