@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 import yaml
+from wait import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,9 +80,9 @@ class FakeApi:
         self.list_answer: bytes | None = None
         #: How many of the next lists end in the middle.
         self.half_answers = 0
-        #: How many of the next connections have to wait for the TLS handshake, and how long.
-        self.slow_handshakes = 0
-        self.handshake_s = 0.0
+        #: Connections wait for this with the TLS handshake.
+        self.may_shake_hands = threading.Event()
+        self.may_shake_hands.set()
         #: Whether lists of any version come from a cache, and so in one answer.
         self.has_cache = True
         #: What to send in place of events, to the next watches.
@@ -267,11 +268,7 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
 
         def setup(self) -> None:
             if api.context is not None:
-                with api.changed:
-                    is_slow = api.slow_handshakes > 0
-                    api.slow_handshakes -= is_slow
-                if is_slow:
-                    time.sleep(api.handshake_s)
+                api.may_shake_hands.wait(PATIENCE_S)
                 self.request = api.context.wrap_socket(self.request, server_side=True)
             super().setup()
 
