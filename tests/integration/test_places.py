@@ -15,6 +15,7 @@ from exposition import parsed
 from namespaces import needs_first_namespace
 from own_cgroups import cgroup_of_pod, needs_cgroups
 from region_bytes import RegionFile
+from wait import eventually
 
 pytest.importorskip("ijson", reason="needs the extra kubernetes")
 
@@ -208,9 +209,17 @@ def test_containers_names_all_of_them(scene: Scene, unknown: str) -> None:
 
 
 def test_ps_proves_the_processes_of_several_pods_in_one_region(scene: Scene) -> None:
-    rows = scene.json("ps", "--no-driver")["processes"]
-    found = {each["host_pid"]: each for each in rows}
-    assert found.keys() == scene.processes.keys()
+    found: dict[int, dict[str, Any]] = {}
+
+    def are_proved() -> bool:
+        found.clear()
+        found.update(
+            (each["host_pid"], each) for each in scene.json("ps", "--no-driver")["processes"]
+        )
+        return found.keys() == scene.processes.keys()
+
+    # A busy machine may leave no time for all of them.
+    eventually(are_proved)
     for host_pid, (pid, known_as, pod) in scene.processes.items():
         row = found[host_pid]
         assert (row["pid"], row["state"]) == (pid, "alive")
@@ -256,10 +265,13 @@ def test_a_recording_keeps_them_apart(scene: Scene, unknown: str) -> None:
 
 
 def test_top_and_what_plans_are_made_of_have_all_of_them(scene: Scene, tmp_path: Path) -> None:
-    rows = scene.json("top", "--no-driver")["processes"]
-    assert {each["host_pid"]: each["pod"] for each in rows} == {
-        host_pid: pod for host_pid, (_, _, pod) in scene.processes.items()
-    }
+    pods = {host_pid: pod for host_pid, (_, _, pod) in scene.processes.items()}
+
+    def are_proved() -> bool:
+        rows = scene.json("top", "--no-driver")["processes"]
+        return {each["host_pid"]: each["pod"] for each in rows} == pods
+
+    eventually(are_proved)
     exported = call("limits", "export", *scene.options, "--json")
     limits = [each["set"].get("memory_limit") for each in json.loads(exported.stdout)["rules"]]
     assert limits.count("8GiB") == len(scene.files)
@@ -271,22 +283,36 @@ def test_top_and_what_plans_are_made_of_have_all_of_them(scene: Scene, tmp_path:
     assert len(json.loads(done.stdout)["changes"]) == len(scene.files)
 
 
+def host_pid_of(scene: Scene, pid: int, known_as: str) -> int:
+    with open_region(scene.files[known_as].path) as region:
+        (process,) = (each for each in region.snapshot().processes if each.pid == pid)
+        return process.host_pid
+
+
 def test_the_agent_repairs_in_all_of_them(scene: Scene) -> None:
     """Each process's host pid is put right where it is wrong, in a claim's region as in others."""
     for host_pid, (pid, known_as, _) in scene.processes.items():
         with open_region(scene.files[known_as].path, writable=True) as region:
             region.set_host_pid(pid, host_pid + 1)
     roots = [word for root in scene.roots for word in ("--root", root)]
-    done = call("agent", "--repair", "--once", *roots)
-    assert done.returncode == 0, done.stderr
-    for host_pid, (pid, known_as, _) in scene.processes.items():
-        with open_region(scene.files[known_as].path) as region:
-            (process,) = (each for each in region.snapshot().processes if each.pid == pid)
-            assert process.host_pid == host_pid
+
+    def are_repaired() -> bool:
+        done = call("agent", "--repair", "--once", *roots)
+        return done.returncode == 0 and all(
+            host_pid_of(scene, pid, known_as) == host_pid
+            for host_pid, (pid, known_as, _) in scene.processes.items()
+        )
+
+    # One pass on a busy machine may have no time for all processes.
+    eventually(are_repaired)
 
 
 def test_a_healthy_node_of_all_places_has_no_finding(scene: Scene) -> None:
-    assert scene.json("doctor", "--no-driver")["findings"] == []
+    def is_healthy() -> bool:
+        done = call("doctor", "--no-driver", *scene.options, "--json")
+        return json.loads(done.stdout)["findings"] == []
+
+    eventually(is_healthy)
 
 
 # ---- Edited -------------------------------------------------------------------------------------
