@@ -50,3 +50,12 @@ def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) ->
         waited = time.monotonic() - started
         assert waited < within_s, "it did not happen"
         time.sleep(min(max(waited / 16, 0.001), 0.025))
+
+
+def goes_on(began_s: float, for_s: float, *, is_enough: bool) -> bool:
+    """Whether what began then goes on: for so long, and longer until there is enough of it.
+
+    A busy machine gives it little at once; it does not go on for ever.
+    """
+    lasted_s = time.monotonic() - began_s
+    return lasted_s < for_s or (lasted_s < PATIENCE_S and not is_enough)

@@ -22,7 +22,7 @@
 
 #define ONE_SECOND UINT64_C(1000000000)
 /* Far from the 10 s that a sleeper waits whom nobody wakes; a busy machine needs its time. */
-#define PROMPT_NS ONE_SECOND
+#define PROMPT_NS (5 * ONE_SECOND)
 enum { MOST_TRIES = 1000 };
 
 /* Beside the region: what both sides see. */

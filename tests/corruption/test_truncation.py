@@ -3,6 +3,7 @@
 Each run is a process of its own, so that a crash is a failed test and not the end of all tests.
 """
 
+import collections
 import json
 import signal
 import subprocess
@@ -62,11 +63,15 @@ def test_threads_that_race_with_a_thousand_cuts_get_data_or_region_stale(
     faulthandler: str, rounds: int, tmp_path: Path
 ) -> None:
     options = ("--rounds", str(rounds), "--threads", "3", "--faulthandler", faulthandler)
-    outcomes = run(tmp_path / "a.cache", *options)
-    # A race that met nothing would prove nothing.
-    for met in ("data", "truncated", "in a set: NoneType", "in a set: RegionStale"):
-        assert outcomes.pop(met) > 0
-    assert outcomes.pop("at the end: data") == 1
+    to_be_met = {"data", "truncated", "in a set: NoneType", "in a set: RegionStale"}
+    outcomes: collections.Counter[str] = collections.Counter()
+    races = 0
+    # A race that met nothing would prove nothing; on a busy machine one may.
+    while races == 0 or (races < 10 and not to_be_met <= outcomes.keys()):
+        outcomes.update(run(tmp_path / f"{races}.cache", *options))
+        races += 1
+    assert to_be_met <= outcomes.keys()
+    assert outcomes.pop("at the end: data") == races
     # Timing decides whether these were met; nothing else may have been.
     may_be = {
         "remade",
@@ -77,7 +82,7 @@ def test_threads_that_race_with_a_thousand_cuts_get_data_or_region_stale(
         "open: RegionStale",
         "open: RegionCorrupt",
     }
-    assert set(outcomes) <= may_be
+    assert set(outcomes) <= may_be | to_be_met
 
 
 FULL_TMPFS = """

@@ -2,6 +2,7 @@
 
 import itertools
 import stat
+import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ SCRIPT = Path(__file__).with_name("doctor_process.py")
 # Long enough to look twice.
 SETTLE_S = 0.03
 
+# In order here, and no other test's: what is known of a pod's processes is known by its UID.
+_OWN = uuid.uuid4().hex[:8]
 _uids = itertools.count(1)
 
 
@@ -32,7 +35,7 @@ class Place:
     """One container's directory with its region, and the processes started in it."""
 
     def __init__(self, root: Path, layout: Layout, name: str, **spec: Any) -> None:
-        self.pod_uid = f"0b5c1e64-27a1-4a1c-8a3c-{next(_uids):012x}"
+        self.pod_uid = f"{_OWN}-27a1-4a1c-8a3c-{next(_uids):012x}"
         self.directory = root / f"{self.pod_uid}_{name}"
         self.directory.mkdir()
         self.directory.chmod(0o777)

@@ -16,7 +16,7 @@ from exposition import NodeFiles, parsed
 from region_bytes import RegionFile, patch, truncate
 from scrapers import Crowd, Scraper, ask, descriptors, in_threads, resident_bytes
 from stress import scaled
-from wait import eventually
+from wait import eventually, goes_on
 
 from libhamiregion import Layout, create_region
 
@@ -146,8 +146,8 @@ def trouble_for(tmp_path: Path, seconds: float, pause_s: float) -> None:
 
         with in_threads(1, make_trouble) as threads:
             try:
-                ends = time.monotonic() + seconds
-                while time.monotonic() < ends:
+                began_s = time.monotonic()
+                while goes_on(began_s, seconds, is_enough=trouble.deeds > 5):
                     check_stable(scraper)
             finally:
                 stop.set()

@@ -26,7 +26,7 @@ def assert_both_took_turns(glibc_peer: Path, turns: int, tries: int) -> None:
     # Not one side after the other, but in between each other.
     assert counted["changes"] > turns / 1000
     assert counted["wakes"] == tries * LAYOUTS * FORMATS
-    assert counted["worst_wake_ms"] < 1000
+    assert counted["worst_wake_ms"] < 5000
 
 
 def test_one_of_both_at_a_time(glibc_peer: Path) -> None:

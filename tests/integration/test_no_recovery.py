@@ -4,6 +4,7 @@ import contextlib
 import os
 import pickle
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from namespaces import needs_first_namespace, why_no_new_namespace
 from recovering import assert_usable, did, recover
 from region_bytes import RegionFile
 from slot_bytes import pids
-from wait import eventually
+from wait import eventually, goes_on
 
 from libhamiregion import (
     Layout,
@@ -90,10 +91,10 @@ def test_a_lock_that_this_library_holds_is_never_broken(
 
 
 TAKE_TURNS = """
-import time
-turns, until = 0, time.monotonic() + seconds
-while time.monotonic() < until:
-    with region.lock(10.0):
+import os
+turns = 0
+while turns <= 3 or not os.path.exists(over):
+    with region.lock(60.0):
         turns += 1
     slot.charge(0, 1, "context")
     slot.release(0, 1, "context")
@@ -102,20 +103,22 @@ answer = turns
 
 
 def test_those_who_take_turns_are_not_disturbed_by_recoverers(
-    file: RegionFile, actor: MakeActor
+    file: RegionFile, actor: MakeActor, tmp_path: Path
 ) -> None:
     """Whatever moment it looks at: a holder whose lock is broken gets an error on leaving."""
+    over = tmp_path / "over"
     workers = [actor(file) for _ in range(2)]
     for worker in workers:
         worker("attach")
-        worker.start("evaluate", TAKE_TURNS, seconds=0.5)
-    attempts = 0
+        worker.start("evaluate", TAKE_TURNS, over=str(over))
+    attempts, began_s = 0, time.monotonic()
     with open_region(file, writable=True) as region:
-        while not all(worker.is_done() for worker in workers):
+        while goes_on(began_s, 0.5, is_enough=attempts > 3):
             attempts += 1
             with contextlib.suppress(LockNotRecoverable):
                 assert not region.recover_lock(watch_s=0)
             assert file.get("sem") & LOW_HALF <= 1
+    over.touch()
     assert attempts > 3
     assert all(worker.outcome() > 3 for worker in workers)
     for worker in workers:

@@ -13,6 +13,7 @@ from types import FrameType
 
 import pytest
 from region_bytes import RegionFileFactory
+from wait import goes_on
 
 import libhamiregion
 from libhamiregion import (
@@ -144,9 +145,9 @@ def test_a_handlers_failure_is_not_taken_for_that_of_who_was_interrupted(
         handled += 1
         random.choice(ways)(others, 5)
 
-    end = time.monotonic() + SECONDS
+    began_s = time.monotonic()
     with signals_at_random(handler):
-        while time.monotonic() < end:
+        while goes_on(began_s, SECONDS, is_enough=min(handled, failures) > 100):
             fail(ours, 4)
             failures += 1
     assert handled > 100
@@ -171,12 +172,12 @@ def test_an_exception_of_a_handler_leaves_nothing_that_is_mistaken_later(
             may_interrupt = False
             raise Interrupt
 
-    end = time.monotonic() + SECONDS / 2
+    began_s = time.monotonic()
     # Callbacks of the collector, such as hypothesis', swallow what is raised in them.
     gc.disable()
     try:
         with signals_at_random(handler):
-            while time.monotonic() < end:
+            while goes_on(began_s, SECONDS / 2, is_enough=interrupted > 100):
                 try:
                     may_interrupt = True
                     while may_interrupt:

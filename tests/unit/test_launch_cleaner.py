@@ -12,10 +12,11 @@ from libhamiregion.launch import cleaner
 def test_where_pidfds_are_missing_the_wait_naps(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends when the program does, and takes no processor time until then."""
     monkeypatch.delattr(os, "pidfd_open")
+    began_s = time.monotonic()
     with subprocess.Popen(["sleep", "1"]) as program:
         started = cleaner.start_time(program.pid)
         assert started is not None
-        began_s, busy_s = time.monotonic(), time.thread_time()
+        busy_s = time.thread_time()
         cleaner.wait_for_end(program.pid, started)
         assert time.monotonic() - began_s > 0.5
         assert time.thread_time() - busy_s < 0.1

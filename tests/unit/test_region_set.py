@@ -16,7 +16,7 @@ import pytest
 from forked import in_child
 from golden_regions import GoldenRegion
 from region_bytes import SLOTS, RegionFile, RegionFileFactory
-from wait import PATIENCE_S
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import (
     Layout,
@@ -527,9 +527,9 @@ def test_a_set_refuses_to_be_pickled(files: list[RegionFile]) -> None:
 def test_threads_read_while_members_come_and_go(files: list[RegionFile]) -> None:
     region_set = RegionSet(files)
     stop = threading.Event()
+    reads = [0, 0, 0]
 
-    def read() -> int:
-        reads = 0
+    def read(number: int) -> None:
         while not stop.is_set():
             table = region_set.read()
             assert len(table.paths) == len(table)
@@ -540,18 +540,20 @@ def test_threads_read_while_members_come_and_go(files: list[RegionFile]) -> None
                     continue
                 # Each region has its own priority, so rows and paths cannot be confused.
                 assert str(files[table.regions.priority[row]].path) == path
-            reads += 1
-        return reads
+            reads[number] += 1
 
     with ThreadPoolExecutor(3) as pool:
-        readers = [pool.submit(read) for _ in range(3)]
+        readers = [pool.submit(read, number) for number in range(3)]
         try:
             for turn in range(300):
                 region_set.discard(files[turn % 5])
                 region_set.add(files[turn % 5])
+            # Each of them has read by then, however late it was given a processor.
+            eventually(lambda: min(reads) > 0)
         finally:
             stop.set()
-        assert all(reader.result(PATIENCE_S) > 0 for reader in readers)
+        for reader in readers:
+            reader.result(PATIENCE_S)
     region_set.close()
 
 
