@@ -232,7 +232,7 @@ struct hr_watch_entry {
     const char *directory; /* NULL: none; the region's name does not count then */
     uint64_t device_id, inode;
     int64_t changed_ns; /* its st_ctim */
-    hr_region *region;  /* NULL: none */
+    hr_region *region;  /* NULL: none; with a directory, one in it */
 };
 
 /*

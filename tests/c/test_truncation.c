@@ -1,5 +1,6 @@
 /* Files that are shortened, emptied or replaced under a handle: errors, never a dead process. */
 #include <pthread.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -166,6 +167,11 @@ static void test_watched_places(void)
             poke32(&file, damages[i].offset, good);
             CHECK(!has_changed(&whole) && !has_changed(&alone));
         }
+        /* The last page is still there, which no fault tells. */
+        NEED(ftruncate(file.fd, (off_t)file.layout->size - 1) == 0);
+        CHECK(has_changed(&whole) && !has_changed(&alone));
+        NEED(ftruncate(file.fd, (off_t)file.layout->size) == 0);
+        CHECK(!has_changed(&whole));
         for (off_t size = 0; size < (off_t)file.layout->size; size += 99999) {
             NEED(ftruncate(file.fd, size) == 0);
             CHECK(has_changed(&whole) && !has_changed(&directory));
@@ -177,6 +183,50 @@ static void test_watched_places(void)
         hr_free(region);
         region_file_remove(&file);
     }
+}
+
+/* Each of many is looked at by itself: those whose files are cut end the look of no other. */
+static void test_cut_files_among_others(void)
+{
+    enum { PLACES = 9 };
+    struct region_file files[PLACES];
+    struct hr_watch_entry places[2 * PLACES];
+    unsigned char changed[2 * PLACES];
+    for (uint32_t i = 0; i < PLACES; i++) {
+        region_file_make(&files[i], i % HR_LAYOUTS);
+        hr_region *region = open_or_fail(files[i].path, HR_READ);
+        places[2 * i] = place_of(&files[i], region);
+        places[2 * i + 1] = (struct hr_watch_entry){.region = region};
+    }
+    CHECK_EQ(hr_find_changed(places, 2 * PLACES, changed), 0);
+    for (uint32_t i = 1; i < PLACES; i += 3)
+        NEED(ftruncate(files[i].fd, 0) == 0);
+    CHECK_EQ(hr_find_changed(places, 2 * PLACES, changed), 6);
+    for (uint32_t i = 0; i < 2 * PLACES; i++)
+        CHECK_EQ(changed[i], i / 2 % 3 == 1);
+    for (uint32_t i = 0; i < PLACES; i++) {
+        close_and_free(places[2 * i].region);
+        region_file_remove(&files[i]);
+    }
+}
+
+/* A process that has used up its descriptors sees a cut all the same. */
+static void test_watched_places_without_descriptors(void)
+{
+    struct region_file file;
+    region_file_make(&file, HR_V1_2);
+    hr_region *region = open_or_fail(file.path, HR_READ | HR_NO_LINK);
+    const struct hr_watch_entry place = place_of(&file, region);
+    struct rlimit limit;
+    NEED(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    const struct rlimit none = {.rlim_cur = 0, .rlim_max = limit.rlim_max};
+    NEED(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    CHECK(!has_changed(&place));
+    NEED(ftruncate(file.fd, (off_t)file.layout->size - 1) == 0);
+    CHECK(has_changed(&place));
+    NEED(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    close_and_free(region);
+    region_file_remove(&file);
 }
 
 /* Each call on a file that is gone gives an error, from every layout and each cut. */
@@ -250,6 +300,8 @@ int main(void)
 {
     RUN(test_every_call_on_a_truncated_file);
     RUN(test_watched_places);
+    RUN(test_cut_files_among_others);
+    RUN(test_watched_places_without_descriptors);
     RUN(test_replacement);
     RUN(test_truncation_under_readers);
     return check_report("test_truncation");

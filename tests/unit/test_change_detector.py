@@ -2,11 +2,12 @@
 
 import gc
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from forked import in_child
-from region_bytes import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory, truncate
 from wait import eventually
 
 from libhamiregion import Region, create_region, open_region
@@ -130,6 +131,64 @@ def test_a_region_is_well_while_its_name_leads_to_it_and_it_can_be_read(file: Re
         create_region(file.path)
         assert states(region, file.path) == (False, False, True)
     assert states(region, file.path) == (False, False, False)
+
+
+def by_cut(path: Path) -> None:
+    truncate(path, path.stat().st_size - 2)
+
+
+def by_unlink(path: Path) -> None:
+    path.unlink()
+
+
+def by_another_file(path: Path) -> None:
+    other = path.with_suffix(".other")
+    create_region(other)
+    other.rename(path)
+
+
+def by_another_directory(path: Path) -> None:
+    path.parent.rename(path.parent.with_suffix(".moved"))
+    path.parent.mkdir()
+    create_region(path)
+
+
+def by_a_link_in_its_directorys_place(path: Path) -> None:
+    moved = path.parent.with_suffix(".moved")
+    path.parent.rename(moved)
+    path.parent.symlink_to(moved)
+
+
+def by_a_directory_above(path: Path) -> None:
+    above = path.parent.parent
+    above.rename(above.with_suffix(".moved"))
+    path.parent.mkdir(parents=True)
+    create_region(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        by_cut,
+        by_unlink,
+        by_another_file,
+        by_another_directory,
+        by_a_link_in_its_directorys_place,
+        by_a_directory_above,
+    ],
+)
+def test_a_container_that_replaces_what_is_watched_is_seen(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "root" / "c" / "usage.cache"
+    path.parent.mkdir(parents=True)
+    create_region(path)
+    watch = ChangeDetector()
+    with open_region(path) as region:
+        watch.put(0, str(path.parent), stamp(path.parent), region)
+        assert watch.changed() == watch.changed() == []
+        change(path)
+        assert watch.changed() == watch.changed() == [0]
 
 
 def test_a_region_is_kept_alive_while_it_is_watched(file: RegionFile) -> None:
