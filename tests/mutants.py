@@ -353,6 +353,8 @@ class Copy:
         "no fault", "seen", "seen by others" or "survived".
         """
         path = self.root / mutant.path
+        # The first time all of the core is compiled, which has to be sound.
+        self.build(path)
         sound = path.read_bytes()
         lines = sound.decode().splitlines(keepends=True)
         lines[mutant.line - 1] = mutant.text
