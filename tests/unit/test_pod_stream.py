@@ -111,6 +111,14 @@ def test_what_a_list_holds_is_never_in_memory_as_a_whole() -> None:
     assert most_bytes < 4 << 20
 
 
+def test_a_list_may_have_more_pods_than_a_pod_has_entries() -> None:
+    found: list[Any] = []
+    read_list(
+        [listing(*({"metadata": {"uid": str(n)}} for n in range(3_000)))], SHAPE, found.append
+    )
+    assert [each["metadata"]["uid"] for each in found] == [str(n) for n in range(3_000)]
+
+
 def test_a_pod_has_no_more_entries_and_no_longer_texts_than_a_node_would_run() -> None:
     many = pod()
     many["spec"]["containers"] = [{"name": f"c{number}"} for number in range(5_000)]
