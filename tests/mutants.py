@@ -275,14 +275,14 @@ class Core:
         generated = self._objects / "_native.c"
         built.emit_c_code(str(generated))
         for source in (generated, *(root / "csrc").glob("*.c")):
-            if not self.compile(source):
+            if self.compile(source) is None:
                 raise SystemExit(f"{source} does not compile")
 
-    def compile(self, source: Path) -> bool:
-        """Whether a file compiles."""
+    def compile(self, source: Path) -> bytes | None:
+        """What a file compiles to; None if it does not compile."""
         target = self._objects / f"{source.stem}.o"
         command = ["cc", *self._options, "-fPIC", "-w", "-c", str(source), "-o", str(target)]
-        return self._is_done(command)
+        return target.read_bytes() if self._is_done(command) else None
 
     def link(self) -> bool:
         """Whether what was compiled is an extension again."""
@@ -324,13 +324,14 @@ class Copy:
             subprocess.run(command, cwd=self.root, capture_output=True, check=False).returncode == 0
         )
 
-    def build(self, path: Path) -> bool:
-        """Whether the copy compiles after a change of a file."""
-        if path.suffix != ".c":
-            return True
-        if path.parent.name == "preload":
-            return self._make()
-        return self._core.compile(path) and self._core.link()
+    def build(self, path: Path) -> bytes | None:
+        """What runs after a change of a file; None if that does not compile."""
+        if path.suffix == ".c" and path.parent.name != "preload":
+            built = self._core.compile(path)
+            return built if self._core.link() else None
+        if path.suffix == ".c" and not self._make():
+            return None
+        return path.read_bytes()
 
     def first_failure(self, tests: Sequence[str], *options: str) -> str | None:
         """The first test that fails, or what hangs; None if all pass."""
@@ -353,14 +354,15 @@ class Copy:
         "no fault", "seen", "seen by others" or "survived".
         """
         path = self.root / mutant.path
-        # The first time all of the core is compiled, which has to be sound.
-        self.build(path)
+        # Before the fault is there: the first time all of the core is compiled.
+        built = self.build(path)
         sound = path.read_bytes()
         lines = sound.decode().splitlines(keepends=True)
         lines[mutant.line - 1] = mutant.text
         path.write_text("".join(lines), encoding="utf-8")
         try:
-            if not self.build(path):
+            # What compiles to the same is none.
+            if self.build(path) in {None, built}:
                 return "no fault", ""
             if failed := self.first_failure(tests_of(mutant.path), "-n", "0"):
                 return "seen", failed
