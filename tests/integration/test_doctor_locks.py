@@ -56,7 +56,8 @@ def test_a_lock_that_is_taken_and_given_back_is_no_finding(doctor_node: DoctorNo
 
     def has_been_seen_held() -> bool:
         nonlocal seen_held
-        assert doctor_node.findings(settle_s=0.5) == ()
+        # It ends when the lock has moved; a machine that is busy may take its time.
+        assert doctor_node.findings(settle_s=1.5) == ()
         assert doctor_node.findings(settle_s=0) == ()
         seen_held += value_of(place.file) == 0
         return seen_held > 3
