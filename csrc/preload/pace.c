@@ -214,12 +214,16 @@ static void note_limit(struct hr_pace *pace, const struct hr_pace_view *view)
     pace->settled_s = view->now_s + PAUSE_S + HR_PACE_WINDOW_S + HR_PACE_LAG_S;
 }
 
-/* Until a unit's cost was measured while the GPU had nothing queued, it may be far too low. */
-static bool must_wait_for_queue(struct hr_pace *pace, const struct hr_pace_view *view)
+static void note_idle_gpu(struct hr_pace *pace, const struct hr_pace_view *view)
 {
     double seen_from_s = pace->begun_s + window_s(view) + lag_s(view);
     if (view->now_s > seen_from_s && !is_full(view) && is_measured(pace))
         pace->is_known = true;
+}
+
+/* Until a unit's cost was measured while the GPU had nothing queued, it may be far too low. */
+static bool must_wait_for_queue(const struct hr_pace *pace, const struct hr_pace_view *view)
+{
     return view->has_device && !pace->is_known && view->device + ROUNDED_OFF_DEVICE >= FULL_PERCENT;
 }
 
@@ -231,6 +235,7 @@ static double step(struct hr_pace *pace, const struct hr_pace_view *view)
         period_s = 1e-6;
     add_point(pace, view->now_s, view->launched);
     measure_cost(pace, view, period_s);
+    note_idle_gpu(pace, view);
     note_limit(pace, view);
     bool is_settled = view->now_s >= pace->settled_s;
     if (is_settled)
