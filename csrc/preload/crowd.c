@@ -89,12 +89,13 @@ static double look_for_hidden(struct hr_crowd *crowd, double last, bool has_stop
                               const struct hr_pace_view *view)
 {
     bool is_still = has_stopped && view->all <= 0 && last >= view->limit;
+    /* What the device did before is not to be expected of it. */
     if (!is_still || crowd->stopped_s <= 0) {
-        crowd->stopped_s = view->now_s;
+        crowd->stopped_s = is_still ? view->now_s : 0;
         crowd->least = last;
     }
     crowd->least = hr_smaller(crowd->least, last);
-    if (view->now_s - crowd->stopped_s > STOPPED_S) {
+    if (is_still && view->now_s - crowd->stopped_s > STOPPED_S) {
         crowd->hidden = crowd->least;
         crowd->hidden_until_s = view->now_s + HIDDEN_S;
     }

@@ -188,28 +188,16 @@ static void read_figures(const struct hr_snapshot *snapshot, int row, struct hr_
     view->all = all < 100 ? (double)all : 100;
 }
 
-/* How many processes of the region use a row's device, this one included. */
-static uint32_t count_processes(const struct hr_snapshot *snapshot, int row)
-{
-    uint32_t count = 1;
-    for (uint32_t number = 0; number < (uint32_t)snapshot->proc_num; number++) {
-        const struct hr_usage *usage = hr_snapshot_usage(snapshot, number, (uint32_t)row);
-        if (hr_snapshot_process(snapshot, number)->pid != getpid() &&
-            (usage->total > 0 || usage->sm > 0))
-            count++;
-    }
-    return count;
-}
-
-/* Few processes need no further question to the driver. */
-static void look_at_crowd(const struct hr_snapshot *snapshot, int row, struct hr_pace_view *view)
+/* The figures of few processes tell enough. */
+static void look_at_crowd(hr_region *region, const struct hr_snapshot *snapshot, int row,
+                          struct hr_pace_view *view)
 {
     struct regulated_row *one = &regulated[row];
     struct hr_device_figures figures;
-    uint32_t processes = (uint32_t)row < snapshot->span ? count_processes(snapshot, row) : 1;
+    uint32_t processes = hr_count_users(snapshot, row);
     if (processes < HR_CROWD)
         return;
-    if (hr_read_device_figures(snapshot, row, &figures)) {
+    if (hr_read_device_figures(region, snapshot, row, &figures)) {
         hr_note_crowd(&one->crowd, view->now_s, figures.device, figures.beside);
         view->sample_s = figures.sample_s;
     }
@@ -238,7 +226,7 @@ static uint32_t allow(const struct hr_snapshot *snapshot, int row, uint32_t limi
     return hr_step_soft_limit(soft, &view);
 }
 
-static void step(const struct hr_snapshot *snapshot, int row, uint64_t now_ns)
+static void step(hr_region *region, const struct hr_snapshot *snapshot, int row, uint64_t now_ns)
 {
     struct hr_row *here = &hr_rows[row];
     struct regulated_row *one = &regulated[row];
@@ -255,7 +243,7 @@ static void step(const struct hr_snapshot *snapshot, int row, uint64_t now_ns)
                         (int32_t)view.all);
     } else {
         view.limit = allow(snapshot, row, view.limit, now_ns);
-        look_at_crowd(snapshot, row, &view);
+        look_at_crowd(region, snapshot, row, &view);
         hr_set_rate(&here->bucket, hr_step_pace(&one->pace, &view));
     }
     one->ticked_ns = now_ns;
@@ -281,7 +269,7 @@ static void regulate_row(hr_region *region, struct hr_snapshot *snapshot, int ro
     if (!one->is_impossible && one->has_begun &&
         now_ns - one->ticked_ns >= period_ns - period_ns / 8) {
         check_own_pid(region, snapshot, row, now_ns);
-        step(snapshot, row, now_ns);
+        step(region, snapshot, row, now_ns);
     }
 }
 

@@ -10,8 +10,10 @@
 #include "../byte_lock.h"
 #include "../slots.h"
 #include "busy_figures.h"
+#include "crowd.h"
 #include "nvml.h"
 #include "session.h"
+#include "shared_figures.h"
 #include "snapshots.h"
 
 #define ELECTION_NS 500000000u
@@ -21,9 +23,15 @@
 /* A process that is not the sampler compares the slots with what NVML says to it so often.  Where
  * they differ by that much so many times in a row, the sampler is stopped, or kept from working:
  * then this process measures for itself, before it compares again. */
-#define COMPARISON_NS 300000000u
+#define COMPARISON_NS 300000000u /* of many processes, all together as often as HR_CROWD do */
 #define OLD_FIGURES_NS 5000000000u
 enum { MOST_PERCENT_APART = 10, MOST_TIMES_APART = 3 };
+
+/* The sampler of a crowd has told nothing for so long: another one does, so often at most. */
+#define UNTOLD_NS 200000000u
+/* The figure of a device is asked for again after this; older than that it is of no use. */
+#define RECENT_NS 20000000u
+#define LATEST_NS 500000000u
 
 /* The figures are averages of that much time; at least three samples, where they are that many. */
 #define WINDOW_US 500000u
@@ -177,18 +185,45 @@ static struct sampled_row *read_figures(const struct hr_snapshot *snapshot, int 
     return one;
 }
 
-bool hr_read_device_figures(const struct hr_snapshot *snapshot, int row,
-                            struct hr_device_figures *out)
+static uint32_t ask_device(const struct sampled_row *one)
 {
     nvmlUtilization_t whole;
+    bool is_told = hr_nvml()->nvmlDeviceGetUtilizationRates(one->device, &whole) == NVML_SUCCESS &&
+                   whole.gpu <= 100;
+    return is_told ? whole.gpu : HR_NOT_TOLD;
+}
+
+/* What was asked a moment ago; or is asked now, for all; or somebody else is asking for all. */
+static bool find_device_figure(hr_region *region, const struct sampled_row *one, int row,
+                               uint32_t *out)
+{
+    if (hr_find_figure(region, row, HR_FIGURE_DEVICE, RECENT_NS, out))
+        return true;
+    if (!hr_claim_figure(region, row, HR_FIGURE_DEVICE, RECENT_NS))
+        return hr_find_figure(region, row, HR_FIGURE_DEVICE, LATEST_NS, out);
+    *out = ask_device(one);
+    hr_share_figure(region, row, HR_FIGURE_DEVICE, *out);
+    return true;
+}
+
+/* What was just read of others. */
+static uint32_t pack_beside(const struct sampled_row *one)
+{
+    return hr_pack_beside(one->beside, one->period.shortest_us);
+}
+
+bool hr_read_device_figures(hr_region *region, const struct hr_snapshot *snapshot, int row,
+                            struct hr_device_figures *out)
+{
+    uint32_t percent, beside;
     const struct sampled_row *one = look_up(snapshot, row);
-    if (one == NULL ||
-        hr_nvml()->nvmlDeviceGetUtilizationRates(one->device, &whole) != NVML_SUCCESS ||
-        whole.gpu > 100)
+    if (one == NULL || !find_device_figure(region, one, row, &percent) || percent > 100)
         return false;
-    *out = (struct hr_device_figures){.device = whole.gpu,
-                                      .beside = one->beside,
-                                      .sample_s = (double)one->period.shortest_us / 1e6};
+    if (!hr_find_figure(region, row, HR_FIGURE_BESIDE, LATEST_NS, &beside))
+        beside = pack_beside(one);
+    *out = (struct hr_device_figures){.device = percent,
+                                      .beside = hr_beside_percent(beside),
+                                      .sample_s = hr_beside_sample_s(beside)};
     return true;
 }
 
@@ -197,6 +232,8 @@ static void sample_row(hr_region *region, struct hr_snapshot *snapshot, int row,
     const struct sampled_row *one = read_figures(snapshot, row);
     if (one == NULL)
         return;
+    if (hr_count_users(snapshot, row) >= HR_CROWD)
+        hr_share_figure(region, row, HR_FIGURE_BESIDE, pack_beside(one));
     unsigned count = 0;
     nvmlProcessInfo_t *list = with_memory ? hr_nvml_processes(one->device, &count) : NULL;
     for (uint32_t number = 0; number < (uint32_t)snapshot->proc_num; number++) {
@@ -211,6 +248,16 @@ static void sample_row(hr_region *region, struct hr_snapshot *snapshot, int row,
         *(struct hr_usage *)(uintptr_t)before = now;
     }
     free(list);
+}
+
+/* The sampler tells the crowd in each pass.  Where it has not, one other process samples in its
+ * place, and leaves the memory alone. */
+static void sample_in_its_place(hr_region *region, struct hr_snapshot *snapshot, int row)
+{
+    uint32_t told;
+    if (!hr_find_figure(region, row, HR_FIGURE_BESIDE, UNTOLD_NS, &told) &&
+        hr_claim_figure(region, row, HR_FIGURE_BESIDE, UNTOLD_NS))
+        sample_row(region, snapshot, row, false);
 }
 
 /* ---- Figures of a sampler that is stopped --------------------------------------------- */
@@ -243,6 +290,16 @@ static void use_figures(hr_region *region, struct hr_snapshot *snapshot, int row
     }
 }
 
+/* When to compare again.  Whoever has found a difference soon knows whether it stays. */
+static uint64_t next_comparison_ns(const struct sampled_row *one, bool was_old, uint32_t processes)
+{
+    if (one->times_apart >= MOST_TIMES_APART)
+        return OLD_FIGURES_NS;
+    if (one->times_apart > 0 || was_old || processes < HR_CROWD)
+        return COMPARISON_NS;
+    return (uint64_t)COMPARISON_NS * processes / HR_CROWD;
+}
+
 static void compare_row(hr_region *region, struct hr_snapshot *snapshot, int row, uint64_t now_ns)
 {
     struct sampled_row *one = look_up(snapshot, row);
@@ -256,8 +313,8 @@ static void compare_row(hr_region *region, struct hr_snapshot *snapshot, int row
         bool was_old = one->times_apart >= MOST_TIMES_APART;
         /* The first one after a while of figures of its own decides nothing. */
         one->times_apart = is_apart && !was_old ? one->times_apart + 1 : 0;
-        bool is_old = one->times_apart >= MOST_TIMES_APART;
-        one->next_comparison_ns = now_ns + (is_old ? OLD_FIGURES_NS : COMPARISON_NS);
+        one->next_comparison_ns =
+            now_ns + next_comparison_ns(one, was_old, hr_count_users(snapshot, row));
     }
     if (one->times_apart >= MOST_TIMES_APART)
         use_figures(region, snapshot, row);
@@ -275,9 +332,12 @@ void hr_sample(hr_region *region, struct hr_snapshot *snapshot, uint32_t rows)
     for (int row = 0; row < HR_DEVICES; row++) {
         if ((rows >> row & 1) == 0)
             continue;
-        if (serves)
+        if (serves) {
             sample_row(region, snapshot, row, with_memory);
-        else
-            compare_row(region, snapshot, row, now_ns);
+            continue;
+        }
+        if (hr_count_users(snapshot, row) >= HR_CROWD)
+            sample_in_its_place(region, snapshot, row);
+        compare_row(region, snapshot, row, now_ns);
     }
 }

@@ -6,6 +6,11 @@
  * end.  The kernel drops the lock when that process ends, also by kill -9, and another process
  * takes it within half a second.  One that is stopped keeps it: so the others compare its figures
  * with NVML's, and whoever finds them old goes by his own.
+ *
+ * Of many processes on a device (HR_CROWD or more) each needs the device's figure, too: one asks
+ * for all (shared_figures.h).  Where the sampler tells nothing for a fifth of a second, another one
+ * samples once in its place; and the more there are, the more seldom each of them compares.  So
+ * however many they are, the driver is asked about as often.
  */
 #ifndef HR_SAMPLER_H
 #define HR_SAMPLER_H
@@ -37,8 +42,9 @@ struct hr_device_figures {
     double sample_s; /* how often NVML takes samples; 0 = not known */
 };
 
-/* Ask for them, after hr_sample().  False: NVML does not tell, as on MIG devices. */
-bool hr_read_device_figures(const struct hr_snapshot *snapshot, int row,
+/* What any process of the region has asked lately, or ask for all, after hr_sample().  False: NVML
+ * does not tell, as on MIG devices. */
+bool hr_read_device_figures(hr_region *region, const struct hr_snapshot *snapshot, int row,
                             struct hr_device_figures *out);
 
 /* If this process is the sampler or can become it: measure the rows of `rows`, one bit each, and

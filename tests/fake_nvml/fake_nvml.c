@@ -122,6 +122,16 @@ static int begin_device(const char *function, struct place place)
     return code;
 }
 
+static int begin_utilization(const char *function, struct place place)
+{
+    int code = begin_device(function, place);
+    if (code == SUCCESS && scene.is_live)
+        count_live_question((unsigned)place.device);
+    if (code == SUCCESS && (place.slot != WHOLE || device_at(&scene, place)->mode == MIG_ON))
+        code = NOT_SUPPORTED;
+    return code;
+}
+
 static int finish(int code)
 {
     pthread_mutex_unlock(&mutex);
@@ -315,9 +325,7 @@ API int nvmlDeviceGetMemoryInfo_v2(device_handle handle, struct memory_info_v2 *
 API int nvmlDeviceGetUtilizationRates(device_handle handle, struct utilization_rates *rates)
 {
     struct place place = place_of(handle);
-    int code = begin_device(__func__, place);
-    if (code == SUCCESS && (place.slot != WHOLE || device_at(&scene, place)->mode == MIG_ON))
-        code = NOT_SUPPORTED;
+    int code = begin_utilization(__func__, place);
     if (code == SUCCESS) {
         const struct device *device = device_at(&scene, place);
         *rates = (struct utilization_rates){device->gpu_percent, device->memory_percent};
@@ -571,19 +579,11 @@ static unsigned list_samples(struct place place, unsigned long long last_seen,
     return found;
 }
 
-static int begin_samples(const char *function, struct place place)
-{
-    int code = begin_device(function, place);
-    if (code == SUCCESS && (place.slot != WHOLE || device_at(&scene, place)->mode == MIG_ON))
-        code = NOT_SUPPORTED;
-    return code;
-}
-
 API int nvmlDeviceGetProcessUtilization(device_handle handle, struct utilization_sample *out,
                                         unsigned *count, unsigned long long last_seen)
 {
     struct place place = place_of(handle);
-    int code = begin_samples(__func__, place);
+    int code = begin_utilization(__func__, place);
     if (code != SUCCESS)
         return finish(code);
     bool grown = out != NULL && ruled(&scene, __func__, place, true) != 0;
@@ -600,7 +600,7 @@ API int nvmlDeviceGetProcessUtilization(device_handle handle, struct utilization
 API int nvmlDeviceGetProcessesUtilizationInfo(device_handle handle, struct newer_samples *asked)
 {
     struct place place = place_of(handle);
-    int code = begin_samples(__func__, place);
+    int code = begin_utilization(__func__, place);
     if (code == SUCCESS && asked->version != (sizeof *asked | 1u << 24))
         code = ARGUMENT_VERSION_MISMATCH;
     if (code != SUCCESS)

@@ -3,6 +3,7 @@
 
 #include "../fake_cuda/state.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -63,6 +64,11 @@ bool show_live(struct scene *scene)
     }
     state_unlock(state);
     return true;
+}
+
+void count_live_question(unsigned gpu)
+{
+    atomic_fetch_add(&state->gpus[gpu].nvml_questions, 1);
 }
 
 unsigned live_percent(unsigned gpu, unsigned pid, uint64_t since_us)

@@ -65,6 +65,11 @@ class Observer:
         worked: int = self.program.do("fake_cuda_busy_ns", device, pid, OUT)
         return worked
 
+    def nvml_questions(self, device: int = 0) -> int:
+        """How often NVML was asked how busy a GPU or its processes are, by all together."""
+        count: int = self.program.do("fake_cuda_nvml_questions", device, OUT)
+        return count
+
     def busy_percent(self, over_s: float, device: int = 0, pid: int = 0) -> float:
         """How busy a GPU is from now on."""
         begun_ns, before_ns = time.monotonic_ns(), self.worked_ns(device, pid)

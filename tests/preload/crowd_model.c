@@ -152,6 +152,12 @@ static void check_hidden(void)
     /* It is believed for ten seconds. */
     see(100, 41, 0, 40, 0, 0, 1);
     MUST(view.all > 39);
+    /* What the device did before the region stopped does not matter. */
+    begin();
+    see(1, 0, 0, 40, 0, 0, 1);
+    has_stopped = true;
+    see(25, 35, 0, 40, 0, 0, 1);
+    MUST(view.all < 5);
     /* It is not where processes of the region show something, or there is room below the limit. */
     begin();
     has_stopped = true;

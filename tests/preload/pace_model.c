@@ -14,8 +14,9 @@
  * SPAN_S, ten unless told otherwise.  Only ACTIVE of the processes ever launch anything.
  *
  * What NVML says of the whole device is of its last sample, which ends half a sample before those
- * of the processes do, and a percent more or less.  DEVICE is "none" where it says nothing, and
- * "hidden" where it does not show who works beside the region.
+ * of the processes do, and a percent more or less.  Whoever finds it RECENT_NS old asks again.
+ * DEVICE is "none" where it says nothing, and "hidden" where it does not show who works beside the
+ * region.
  */
 #include "../../csrc/preload/bucket.h"
 #include "../../csrc/preload/crowd.h"
@@ -28,6 +29,7 @@
 #define STEP_NS 1000000u
 #define SLICE_NS 2000000u
 #define PASS_NS 100000000u
+#define RECENT_NS 20000000u
 #define WINDOW_NS 500000000u
 #define BESIDE_NS 20000000u
 #define SECOND_NS UINT64_C(1000000000)
@@ -52,8 +54,8 @@ struct work {
 static struct process processes[MOST_PROCESSES];
 /* For each process, and then for who is beside them. */
 static struct work works[MOST_PROCESSES + 1];
-static uint32_t count, active, limit, device_percent, beside_percent;
-static uint64_t kernel_ns, pending, sample_ns, samples, beside_left_ns, device_sampled_ns;
+static uint32_t count, active, limit, device_percent, asked_percent, beside_percent;
+static uint64_t kernel_ns, pending, sample_ns, samples, beside_left_ns, device_sampled_ns, asked_ns;
 static bool is_device_silent, is_beside_hidden;
 
 static void launch(struct process *process, uint64_t now_ns)
@@ -160,8 +162,13 @@ static void regulate(struct process *process, uint64_t now_ns)
     }
     if (view.all > 100)
         view.all = 100;
+    /* One asks for all. */
+    if (now_ns >= asked_ns + RECENT_NS) {
+        asked_percent = device_percent;
+        asked_ns = now_ns;
+    }
     if (started >= HR_CROWD && !is_device_silent)
-        hr_note_crowd(&process->crowd, now_s, device_percent,
+        hr_note_crowd(&process->crowd, now_s, asked_percent,
                       is_beside_hidden ? 0 : works[count].percent);
     view.sample_s = (double)sample_ns / 1e9;
     hr_complete_view(&process->crowd, started, process->pace.rate <= 0, &view);

@@ -172,10 +172,10 @@ static struct hr_device_figures device_figures;
 static bool is_device_silent;
 static int device_asked;
 
-bool hr_read_device_figures(const struct hr_snapshot *snapshot, int row,
+bool hr_read_device_figures(hr_region *of, const struct hr_snapshot *snapshot, int row,
                             struct hr_device_figures *out)
 {
-    MUST(snapshot != NULL && row == LAST);
+    MUST(of == &region && snapshot != NULL && row == LAST);
     device_asked++;
     *out = device_figures;
     return !is_device_silent;

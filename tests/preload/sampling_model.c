@@ -10,10 +10,12 @@
 
 #include "../../csrc/base.h"
 #include "../../csrc/byte_lock.h"
+#include "../../csrc/preload/crowd.h"
 #include "../../csrc/preload/nvml.h"
 #include "../../csrc/preload/own_pid.h"
 #include "../../csrc/preload/sampler.h"
 #include "../../csrc/preload/session.h"
+#include "../../csrc/preload/shared_figures.h"
 #include "../../csrc/preload/snapshots.h"
 #include "../../csrc/process_files.h"
 #include "../../csrc/slots.h"
@@ -28,7 +30,7 @@ const char *__asan_default_options(void)
 }
 
 #define SECOND UINT64_C(1000000000)
-enum { ROWS = 2, PROCESSES = 3, MOST = 200, NOBODY = 99999990 };
+enum { ROWS = 2, PROCESSES = 12, MOST = 200, NOBODY = 99999990 };
 
 /* ---- What NVML shows ------------------------------------------------------------------ */
 
@@ -217,6 +219,38 @@ struct hr_snapshot *hr_new_snapshot(hr_region *of)
     return copy;
 }
 
+/* What the processes have told each other of row 0: when, in ns, and what. */
+static struct {
+    uint64_t at_ns, claimed_ns;
+    uint32_t value;
+} told[HR_FIGURES];
+static unsigned told_times[HR_FIGURES];
+
+void hr_share_figure(hr_region *of, int row, enum hr_figure figure, uint32_t value)
+{
+    MUST(of == handle && row == 0);
+    told[figure].at_ns = now_ns;
+    told[figure].value = value;
+    told_times[figure]++;
+}
+
+bool hr_find_figure(hr_region *of, int row, enum hr_figure figure, uint64_t oldest_ns,
+                    uint32_t *out)
+{
+    MUST(of == handle && row == 0);
+    *out = told[figure].value;
+    return told[figure].at_ns != 0 && now_ns - told[figure].at_ns < oldest_ns;
+}
+
+bool hr_claim_figure(hr_region *of, int row, enum hr_figure figure, uint64_t period_ns)
+{
+    MUST(of == handle && row == 0);
+    if (told[figure].claimed_ns != 0 && now_ns - told[figure].claimed_ns < period_ns)
+        return false;
+    told[figure].claimed_ns = now_ns;
+    return true;
+}
+
 static struct hr_mapper self;
 static enum hr_seen self_seen = HR_MAPS;
 
@@ -244,6 +278,7 @@ static void begin(void)
     has_no_region = has_no_snapshot = is_taken = false;
     learnt_pid = 0;
     region.head.proc_num = 0;
+    memset(told, 0, sizeof told);
     now_ns += 100 * SECOND;
     hr_resign_sampler(handle);
     hr_forget_sampler();
@@ -522,44 +557,174 @@ static void check_devices(void)
     MUST(!hr_sampled_device(&region.head, ROWS, &device));
 }
 
+/* So many processes of the region with a context; the first one is this. */
+static void crowd(unsigned processes)
+{
+    begin();
+    set_slot(0, getpid(), 0);
+    for (unsigned number = 1; number < processes; number++) {
+        set_slot(number, (int32_t)(NOBODY + 100 + number), 0);
+        region.slots[number].usage[0].total = 1;
+    }
+    show_work((unsigned)getpid(), 20);
+}
+
 /* How busy the device is, and how busy processes that are not of the region keep it. */
 static void check_the_device(void)
 {
     struct hr_device_figures seen;
-    begin();
-    set_slot(0, getpid(), 0);
-    set_slot(1, 77, NOBODY);
-    show_work((unsigned)getpid(), 20);
+    crowd(HR_CROWD);
     show_work(NOBODY, 30);
     show_work(77, 5);
-    show_work(NOBODY + 1, 6);
     show_work(NOBODY + 2, 101); /* cannot be */
+    set_slot(1, 77, NOBODY);
     device_percent = 63;
     device_asked = 0;
     sample(0);
     MUST(device_asked == 0);
-    MUST(hr_read_device_figures(&region.head, 0, &seen) && device_asked == 1);
-    MUST(seen.device == 63 && seen.beside == 11);
+    MUST(hr_read_device_figures(handle, &region.head, 0, &seen) && device_asked == 1);
+    MUST(seen.device == 63 && seen.beside == 5);
     /* Nobody else works any more. */
     sample_count = 2;
     sample(SECOND);
-    MUST(hr_read_device_figures(&region.head, 0, &seen) && seen.beside == 0);
-    /* A process that is not the sampler knows it from the figures that it compares. */
+    MUST(hr_read_device_figures(handle, &region.head, 0, &seen) && seen.beside == 0);
+    /* A process that is not the sampler knows it from the figures that it compares, where nobody
+     * has told it. */
     begin();
     is_taken = true;
     set_slot(0, getpid(), 0);
     show_work((unsigned)getpid(), 20);
     show_work(NOBODY, 200 / 2);
     sample(0);
-    MUST(hr_read_device_figures(&region.head, 0, &seen) && seen.beside == 100);
+    MUST(hr_read_device_figures(handle, &region.head, 0, &seen) && seen.beside == 100);
+    now_ns += SECOND;
     device_percent = 101;
-    MUST(!hr_read_device_figures(&region.head, 0, &seen));
+    MUST(!hr_read_device_figures(handle, &region.head, 0, &seen));
+    now_ns += SECOND;
     device_percent = 100;
     is_device_silent = true;
-    MUST(!hr_read_device_figures(&region.head, 0, &seen));
+    MUST(!hr_read_device_figures(handle, &region.head, 0, &seen));
+    now_ns += SECOND;
     is_device_silent = false;
-    MUST(hr_read_device_figures(&region.head, 0, &seen));
-    MUST(!hr_read_device_figures(&region.head, ROWS, &seen));
+    MUST(hr_read_device_figures(handle, &region.head, 0, &seen) && seen.device == 100);
+    MUST(!hr_read_device_figures(handle, &region.head, ROWS, &seen));
+}
+
+/* One asks for all, and not again for 20 ms, whoever it is and whatever became of it. */
+static void check_shared_questions(void)
+{
+    struct hr_device_figures seen;
+    crowd(HR_CROWD);
+    is_taken = true;
+    device_percent = 40;
+    device_asked = 0;
+    MUST(hr_read_device_figures(handle, &region.head, 0, &seen) && device_asked == 1);
+    device_percent = 60;
+    now_ns += 19 * SECOND / 1000;
+    MUST(hr_read_device_figures(handle, &region.head, 0, &seen) && device_asked == 1);
+    MUST(seen.device == 40);
+    now_ns += SECOND / 1000;
+    MUST(hr_read_device_figures(handle, &region.head, 0, &seen) && device_asked == 2);
+    MUST(seen.device == 60);
+    /* Another one has begun to ask: until it has told, the last figure counts, for half a second.
+     */
+    now_ns += SECOND / 5;
+    told[HR_FIGURE_DEVICE].claimed_ns = now_ns;
+    MUST(hr_read_device_figures(handle, &region.head, 0, &seen) && device_asked == 2);
+    MUST(seen.device == 60);
+    now_ns += SECOND;
+    told[HR_FIGURE_DEVICE].claimed_ns = now_ns;
+    MUST(!hr_read_device_figures(handle, &region.head, 0, &seen) && device_asked == 2);
+    now_ns += 20 * SECOND / 1000;
+    MUST(hr_read_device_figures(handle, &region.head, 0, &seen) && device_asked == 3);
+    /* That it has none is told likewise. */
+    is_device_silent = true;
+    now_ns += SECOND;
+    MUST(!hr_read_device_figures(handle, &region.head, 0, &seen) && device_asked == 4);
+    MUST(!hr_read_device_figures(handle, &region.head, 0, &seen) && device_asked == 4);
+    is_device_silent = false;
+    /* What the sampler tells of others counts for more than what this process has compared. */
+    now_ns += SECOND;
+    told[HR_FIGURE_BESIDE].at_ns = now_ns;
+    told[HR_FIGURE_BESIDE].value = hr_pack_beside(17, 250000);
+    MUST(hr_read_device_figures(handle, &region.head, 0, &seen));
+    MUST(seen.beside == 17 && seen.sample_s == 0.25);
+    told[HR_FIGURE_BESIDE].value = hr_pack_beside(3000, 5000000);
+    MUST(hr_read_device_figures(handle, &region.head, 0, &seen));
+    MUST(seen.beside == 100 && seen.sample_s == 4.095);
+}
+
+/* The sampler of a crowd is stopped: one of the others samples in its place, once in 200 ms. */
+static void check_places(void)
+{
+    crowd(HR_CROWD);
+    sample(0);
+    unsigned before = told_times[HR_FIGURE_BESIDE];
+    sample(SECOND / 10);
+    MUST(told_times[HR_FIGURE_BESIDE] == before + 1);
+    /* Now this process is one of the others. */
+    hr_resign_sampler(handle);
+    is_taken = true;
+    before = told_times[HR_FIGURE_BESIDE];
+    samples[0].smUtil = 30;
+    sample(SECOND / 10);
+    MUST(told_times[HR_FIGURE_BESIDE] == before && writes == 0);
+    sample(SECOND / 10);
+    MUST(told_times[HR_FIGURE_BESIDE] == before + 1);
+    MUST(writes == 1 && written_pids[0] == getpid() && written[0].to == 30);
+    /* Memory is the sampler's. */
+    MUST(lists_made == 1);
+    /* Another one does it. */
+    now_ns += SECOND;
+    told[HR_FIGURE_BESIDE].claimed_ns = now_ns;
+    samples[0].smUtil = 35;
+    sample(0);
+    MUST(told_times[HR_FIGURE_BESIDE] == before + 1 && writes == 0);
+    /* Few do not need that. */
+    crowd(HR_CROWD - 1);
+    is_taken = true;
+    before = told_times[HR_FIGURE_BESIDE];
+    sample(SECOND);
+    is_taken = false;
+    sample(SECOND);
+    MUST(told_times[HR_FIGURE_BESIDE] == before);
+}
+
+/* How often a process of so many compares, and then once it has found a difference. */
+static void check_rare_comparisons(unsigned processes, uint64_t period_ns)
+{
+    crowd(processes);
+    is_taken = true;
+    region.slots[0].usage[0].sm = 20;
+    now_ns += 10 * SECOND;
+    for (int comparison = 0; comparison < 3; comparison++) {
+        told[HR_FIGURE_BESIDE].at_ns = now_ns; /* the sampler works */
+        asked_since_us = 0;
+        sample(0);
+        MUST(asked_since_us != 0);
+        now_ns += period_ns - 1;
+        told[HR_FIGURE_BESIDE].at_ns = now_ns;
+        asked_since_us = 0;
+        sample(0);
+        MUST(asked_since_us == 0);
+        now_ns++;
+    }
+    region.slots[0].usage[0].sm = 60;
+    for (int comparison = 0; comparison < 3; comparison++) {
+        told[HR_FIGURE_BESIDE].at_ns = now_ns;
+        MUST(region.slots[0].usage[0].sm == 60);
+        sample(0);
+        now_ns += 3 * SECOND / 10;
+    }
+    MUST(region.slots[0].usage[0].sm == 20);
+    /* After the five seconds of figures of its own it soon looks again. */
+    now_ns += 5 * SECOND;
+    told[HR_FIGURE_BESIDE].at_ns = now_ns;
+    sample(0);
+    asked_since_us = 0;
+    told[HR_FIGURE_BESIDE].at_ns = now_ns;
+    sample(3 * SECOND / 10);
+    MUST(asked_since_us != 0);
 }
 
 int main(void)
@@ -576,5 +741,10 @@ int main(void)
     check_windows(SECOND * 3 / 10, 900000);
     check_windows(SECOND / 10, 500000);
     check_the_device();
+    check_shared_questions();
+    check_places();
+    check_rare_comparisons(1, 3 * SECOND / 10);
+    check_rare_comparisons(HR_CROWD, 3 * SECOND / 10);
+    check_rare_comparisons(12, 9 * SECOND / 10);
     return 0;
 }

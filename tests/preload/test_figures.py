@@ -22,3 +22,7 @@ def test_who_measures_and_which_pid_is_whose_follow_from_what_nvml_and_the_regio
 ) -> None:
     parts = ("sampler", "own_pid", "busy_figures")
     run_model(build_model(tmp_path, "sampling_model", *parts))
+
+
+def test_what_one_process_has_asked_all_others_find_behind_the_region(tmp_path: Path) -> None:
+    run_model(build_model(tmp_path, "shared_figures_model", "shared_figures"))

@@ -139,6 +139,26 @@ def test_many_processes_are_held_together_and_none_of_them_stops(
     )
 
 
+def test_many_processes_ask_the_driver_no_more_often_than_a_few(
+    limited: Make, observer: Observer, busy: Start
+) -> None:
+    """One asks for all: else it would be 14 times a second for each of them.
+
+    A machine that is slow makes them ask less.
+    """
+    scene = limited(sm=[20, None])
+    programs = [busy(scene, "busy_1ms") for _ in range(MANY)]
+    eventually(lambda: all(observer.worked_ns(pid=each.pid) > 0 for each in programs))
+    eventually(lambda: sm_percent(scene, programs[-1].pid) > 0)
+    begun_s, before = time.monotonic(), observer.nvml_questions()
+    eventually(lambda: time.monotonic() > begun_s + 4)
+    asked, elapsed_s = observer.nvml_questions() - before, time.monotonic() - begun_s
+    # The device 50 times; its processes 10 times, 5 where the sampler is late, and 13 to compare,
+    # each time twice where nobody works; and what each may have begun with.
+    assert asked <= (50 + 2 * (10 + 5 + 13)) * elapsed_s + 2 * MANY
+    assert asked > 0
+
+
 def test_the_region_shows_how_busy_each_process_is(limited: Make, busy: Start) -> None:
     scene = limited(sm=[40, None])
     programs = [busy(scene, "busy_1ms") for _ in range(2)]
