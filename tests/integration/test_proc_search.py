@@ -3,6 +3,7 @@ and files that have two inodes.
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import subprocess
@@ -239,6 +240,23 @@ def test_a_list_that_is_cut_short_proves_nobody_dead(
     assert Liveness(str(fake_proc.directory)).dead(region, [5]) == frozenset()
 
 
+@pytest.mark.parametrize("first", ["of libvgpu, with a slot", "of libvgpu", "with a slot"])
+def test_a_containers_own_proc_is_told_by_its_first_process_alone(
+    first: str, region: Region, file: RegionFile, fake_proc: FakeProc
+) -> None:
+    """Its pid stands in a slot, and it is libvgpu's: so the pids there are those of the slots."""
+    (fake_proc.directory / "1" / "ns" / "pid").unlink()
+    libvgpu = line_of(region).replace(" rw-s ", " r-xp ").replace(region.path, "/opt/libvgpu.so")
+    maps = line_of(region) + (libvgpu if first.startswith("of libvgpu") else "")
+    (fake_proc.directory / "1" / "maps").write_text(maps)
+    file.add_process(5)
+    if first.endswith("with a slot"):
+        file.add_process(1)
+    is_proved = first == "of libvgpu, with a slot"
+    dead = Liveness(str(fake_proc.directory)).dead(region, [1, 5])
+    assert dead == (frozenset({5}) if is_proved else frozenset())
+
+
 def test_nobody_has_pid_0_wherever_one_looks(region: Region, tmp_path: Path) -> None:
     assert Liveness(str(tmp_path)).dead(region, [0, 5]) == {0}
 
@@ -367,16 +385,23 @@ def overlay(tmp_path: Path) -> Iterator[tuple[ProcessFactory, Path, Path]]:
 
 @needs_first_namespace
 @pytest.mark.root
-def test_a_process_that_maps_the_file_through_an_overlay_is_not_taken_for_dead(
-    overlay: tuple[ProcessFactory, Path, Path], region_file: RegionFileFactory, actor: MakeActor
+@pytest.mark.parametrize("through_it", ["the process", "who looks for it"])
+def test_a_process_that_maps_the_file_beside_an_overlay_is_not_taken_for_dead(
+    through_it: str,
+    overlay: tuple[ProcessFactory, Path, Path],
+    region_file: RegionFileFactory,
+    actor: MakeActor,
 ) -> None:
     process_factory, merged, upper = overlay
     file = region_file()
     file.path.rename(upper / "usage.cache")
-    container = process_factory.actor(merged / "usage.cache")
+    inside = functools.partial(process_factory.actor, merged / "usage.cache")
+    below = functools.partial(actor, upper / "usage.cache")
+    start, look = (inside, below) if through_it == "the process" else (below, inside)
+    container = start()
     container("attach")
     container("slot.charge", 0, 640)
-    reaper = actor(upper / "usage.cache")
+    reaper = look()
     assert reaper("region.reap") == ()
     with pytest.raises(ValueError, match="cannot be told"):
         reaper("region.reap", [container.pid])
