@@ -109,6 +109,11 @@ class Terminal:
     ) -> None:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        # At Ctrl-C the kernel would drop what has not been read here, a moment after the signal:
+        # also what the command has written since.
+        modes = termios.tcgetattr(slave)
+        modes[3] |= termios.NOFLSH
+        termios.tcsetattr(slave, termios.TCSANOW, modes)
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", TAKE_TERMINAL, *COMMAND, *arguments],
             env=environment(env),
