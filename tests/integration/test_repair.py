@@ -1,5 +1,6 @@
 """The repair loop beside real processes of real pid namespaces."""
 
+import json
 import os
 import random
 import shutil
@@ -210,11 +211,14 @@ def test_a_container_that_refills_its_table_makes_few_and_short_lines(
         # Else behind those that have been emptied, which a bounded view shows first.
         for pid in range(400):
             file.add_process(100_000 + number * 1000 + pid, {0: MIB})
-        loop.run()
+        # One pass on a busy machine may have no time to prove all of them dead, and says so.
+        while loop.counters()["repair_dead_process_counted"] <= number:
+            loop.run()
     lines = capsys.readouterr().err.splitlines()
     assert loop.counters()["repair_dead_process_counted"] == 8
     # The 1st, 2nd, 4th and 8th time, and the host pid.
-    assert len(lines) == 5
+    assert [json.loads(line)["event"] for line in lines].count("repaired") == 5
+    assert len(lines) < 20
     assert max(map(len, lines)) < 500
 
 
