@@ -149,14 +149,13 @@ def test_many_processes_ask_the_driver_no_more_often_than_a_few(
     scene = limited(sm=[20, None])
     programs = [busy(scene, "busy_1ms") for _ in range(MANY)]
     eventually(lambda: all(observer.worked_ns(pid=each.pid) > 0 for each in programs))
-    eventually(lambda: sm_percent(scene, programs[-1].pid) > 0)
+    eventually(lambda: observer.nvml_questions() > 0)
     begun_s, before = time.monotonic(), observer.nvml_questions()
-    eventually(lambda: time.monotonic() > begun_s + 4)
+    eventually(lambda: time.monotonic() > begun_s + 4 and observer.nvml_questions() > before)
     asked, elapsed_s = observer.nvml_questions() - before, time.monotonic() - begun_s
     # The device 50 times; its processes 10 times, 5 where the sampler is late, and 13 to compare,
     # each time twice where nobody works; and what each may have begun with.
     assert asked <= (50 + 2 * (10 + 5 + 13)) * elapsed_s + 2 * MANY
-    assert asked > 0
 
 
 def test_the_region_shows_how_busy_each_process_is(limited: Make, busy: Start) -> None:
