@@ -244,8 +244,13 @@ static void mend_nothing(struct worker *worker)
         return;
     }
     int count = hr_reap(worker->member->region, NULL, NULL, 0, 0, PATIENCE, reaped);
-    CHECK(count >= 0 && count <= 1);
+    CHECK(count >= 0);
+    int mended = 0;
     for (int i = 0; i < count; i++) {
+        /* The machine stood still during the search; the slot is left alone. */
+        if (reaped[i].what == HR_REAP_CUT_SHORT)
+            continue;
+        CHECK_EQ(++mended, 1);
         CHECK_EQ(reaped[i].pid, getpid());
         CHECK_EQ(reaped[i].bytes, 0);
     }
