@@ -183,6 +183,14 @@ static void begin_signing(hr_region *region, int32_t pid, uint64_t mark)
     atomic_store_explicit(&region->own.attaching_thread, hr_thread_id(), memory_order_relaxed);
 }
 
+/* Another thread may have detached meanwhile, and a third one may be attaching by now. */
+static void end_signing(hr_region *region)
+{
+    uintptr_t own = hr_thread_id();
+    atomic_compare_exchange_strong_explicit(&region->own.attaching_thread, &own, 0,
+                                            memory_order_relaxed, memory_order_relaxed);
+}
+
 int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
 {
     int code = hr_enter_to_write(region);
@@ -202,7 +210,7 @@ int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
         hr_draw_mark(region, call.pid, &call.attachment->mark, &call.attachment->byte);
         begin_signing(region, call.pid, call.attachment->mark);
         code = hr_run_with_evidence(region, &call.evidence, attach_work, &call, timeout_ns);
-        atomic_store_explicit(&region->own.attaching_thread, 0, memory_order_relaxed);
+        end_signing(region);
     }
     /* Also where the lock was lost meanwhile: then there is a slot, and an error. */
     if (call.turn != 0 && ticket != NULL) {
