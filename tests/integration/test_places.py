@@ -310,7 +310,10 @@ def test_the_agent_repairs_in_all_of_them(scene: Scene) -> None:
 def test_a_healthy_node_of_all_places_has_no_finding(scene: Scene) -> None:
     def is_healthy() -> bool:
         done = call("doctor", "--no-driver", *scene.options, "--json")
-        return json.loads(done.stdout)["findings"] == []
+        kinds = {each["kind"] for each in json.loads(done.stdout)["findings"]}
+        # A busy machine may leave no time for all processes, which is told.
+        assert kinds <= {"not_observed", "processes_unknown"}
+        return not kinds
 
     eventually(is_healthy)
 
