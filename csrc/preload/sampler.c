@@ -27,7 +27,8 @@
 #define OLD_FIGURES_NS 5000000000u
 enum { MOST_PERCENT_APART = 10, MOST_TIMES_APART = 3 };
 
-/* The sampler of a crowd has told nothing for so long: another one does, so often at most. */
+/* Where the sampler of many processes has told no figures for this time, another process samples in
+ * its place, and no sooner than after this time again. */
 #define UNTOLD_NS 200000000u
 /* The figure of a device is asked for again after this; older than that it is of no use. */
 #define RECENT_NS 20000000u

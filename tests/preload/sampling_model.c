@@ -588,8 +588,8 @@ static void check_the_device(void)
     sample_count = 2;
     sample(SECOND);
     MUST(hr_read_device_figures(handle, &region.head, 0, &seen) && seen.beside == 0);
-    /* A process that is not the sampler knows it from the figures that it compares, where nobody
-     * has told it. */
+    /* Where no process has shared what others do, one that is not the sampler takes it from the
+     * figures that it compares. */
     begin();
     is_taken = true;
     set_slot(0, getpid(), 0);
@@ -626,8 +626,8 @@ static void check_shared_questions(void)
     now_ns += SECOND / 1000;
     MUST(hr_read_device_figures(handle, &region.head, 0, &seen) && device_asked == 2);
     MUST(seen.device == 60);
-    /* Another one has begun to ask: until it has told, the last figure counts, for half a second.
-     */
+    /* Another process is asking the driver: until it has shared the answer, the last figure
+     * counts, for half a second. */
     now_ns += SECOND / 5;
     told[HR_FIGURE_DEVICE].claimed_ns = now_ns;
     MUST(hr_read_device_figures(handle, &region.head, 0, &seen) && device_asked == 2);
