@@ -191,13 +191,9 @@ static void end_signing(hr_region *region)
                                             memory_order_relaxed, memory_order_relaxed);
 }
 
-int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
+static int attach_entered(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
 {
-    int code = hr_enter_to_write(region);
-    if (code != HR_OK)
-        return code;
-    code = check_no_foreign_mapping(region);
-    hr_leave(region);
+    int code = check_no_foreign_mapping(region);
     if (code != HR_OK)
         return code;
     if (!hr_claim_attachment(region))
@@ -224,6 +220,17 @@ int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
         free(call.attachment);
         region->own.is_claimed = false;
     }
+    return code;
+}
+
+int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
+{
+    int code = hr_enter_to_write(region);
+    if (code != HR_OK)
+        return code;
+    /* Inside to the end: hr_close() takes the claim away, and another thread would have it. */
+    code = attach_entered(region, ticket, timeout_ns);
+    hr_leave(region);
     return code;
 }
 

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -233,6 +234,57 @@ static void test_the_number_of_a_dead_processs_slot_is_not_drawn(void)
     }
 }
 
+static struct {
+    hr_region *attaching, *other;
+    pthread_t closer;
+} closed;
+
+static void *close_attaching(void *unused)
+{
+    (void)unused;
+    hr_close(closed.attaching);
+    return NULL;
+}
+
+static void on_slot_byte_locked(int number)
+{
+    (void)number;
+    NEED(pthread_create(&closed.closer, NULL, close_attaching, NULL) == 0);
+    while ((atomic_load(&closed.attaching->users) & HR_CLOSING) == 0)
+        sched_yield();
+    /* One that does not wait has closed by then. */
+    for (int i = 0; i < 50; i++) {
+        const struct timespec nap = {.tv_nsec = 1000000};
+        nanosleep(&nap, NULL);
+        CHECK_EQ(hr_attach(closed.other, NULL, ONE_SECOND), HR_EATTACHED);
+    }
+}
+
+/* Else another thread or handle claims the process's attachment beside the one that attaches. */
+static void test_a_handle_closes_when_its_attaching_thread_has_come_out(void)
+{
+    const struct sigaction stop = {.sa_handler = on_slot_byte_locked};
+    struct sigaction before;
+    struct region_file file;
+    region_file_make(&file, HR_V1_2);
+    closed.attaching = open_or_fail(file.path, HR_WRITE);
+    closed.other = open_or_fail(file.path, HR_WRITE);
+    NEED(sigaction(SIGUSR1, &stop, &before) == 0);
+    hr_testpoint_signal = SIGUSR1;
+    hr_testpoint_kill_on = hr_testpoint_reached[HR_AT_SLOT_BYTE_LOCKED] + 1;
+    hr_testpoint_kill_at = HR_AT_SLOT_BYTE_LOCKED;
+    CHECK_EQ(hr_attach(closed.attaching, NULL, ONE_SECOND), HR_ECLOSED);
+    NEED(hr_testpoint_reached[HR_AT_SLOT_BYTE_LOCKED] == hr_testpoint_kill_on);
+    hr_testpoint_kill_at = -1;
+    hr_testpoint_kill_on = 1;
+    NEED(pthread_join(closed.closer, NULL) == 0);
+    NEED(sigaction(SIGUSR1, &before, NULL) == 0);
+    CHECK_EQ(hr_attach(closed.other, NULL, ONE_SECOND), HR_OK);
+    hr_free(closed.attaching);
+    close_and_free(closed.other);
+    region_file_remove(&file);
+}
+
 /* Between the first store of an accounting and its last the seqlock is odd. */
 static void test_the_seqlock_is_odd_until_all_is_stored(void)
 {
@@ -366,6 +418,7 @@ int main(void)
     RUN(test_who_detaches_keeps_its_byte_until_the_lock_is_given_back);
     RUN(test_the_number_of_a_dead_process_that_has_the_lock_is_not_drawn);
     RUN(test_the_number_of_a_dead_processs_slot_is_not_drawn);
+    RUN(test_a_handle_closes_when_its_attaching_thread_has_come_out);
     RUN(test_the_seqlock_is_odd_until_all_is_stored);
     RUN(test_no_child_is_forked_while_forking_is_locked);
     RUN(test_a_byte_is_locked_while_no_child_can_be_forked);
