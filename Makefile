@@ -52,7 +52,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help demo test thorough clients cluster cluster-answers tenant stress lint format types texts sanitize aarch64 fuzz models litmus \
-	mutants bench docs pictures install-c wheel wheels aarch64-wheel packaging newest-python clean
+	mutants hiccups bench docs pictures install-c wheel wheels aarch64-wheel packaging newest-python clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) \
@@ -133,6 +133,9 @@ models: ## the protocol's models, exhaustively, with Spin (MODELS_ARGS=--all: mi
 
 mutants: $(INSTALLED) ## random faults that no test sees (SEED=1 MUTANTS=50: hours)
 	$(BIN)/python tests/mutants.py --seed $(SEED) --mutants $(MUTANTS) $(MUTANTS_ARGS)
+
+hiccups: $(INSTALLED) ## `make test`, all of which stands still again and again (SEED=1, as root)
+	$(BIN)/python tests/hiccups.py --seed $(SEED) $(MAKE) test
 
 litmus: ## the core's memory orders on AArch64, by Arm's model, with herd7
 	$(PYTHON) docs/models/litmus.py
