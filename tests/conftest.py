@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import garbage
 import hang
 import pytest
 import representatives
@@ -50,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """A test may wait a few times; one that takes longer hangs. `--timeout` says otherwise."""
     if config.getoption("timeout", None) is None:
         config.option.timeout = 4 * PATIENCE_S
+    config.pluginmanager.register(garbage)
     config.pluginmanager.register(hang)
     config.pluginmanager.register(representatives)
 
