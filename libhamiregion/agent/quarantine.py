@@ -96,7 +96,7 @@ def opened_root(path: str) -> Iterator[int]:
             owner = os.fstat(at).st_uid
             if owner not in trusted:
                 raise NotRemoved(
-                    f"{path!r} is not to be trusted: {name!r} on the way belongs to user {owner}"
+                    f"{name!r} on the way belongs to user {owner}: {path!r} is not to be trusted"
                 )
         yield at
     finally:

@@ -17,6 +17,7 @@ from libhamiregion.plan import (
     PlanFile,
 )
 from libhamiregion.plan.sources import SourceReading
+from libhamiregion.text import printable
 
 scene = pytest.fixture(plan_scene)
 node = pytest.fixture(plan_nodes)
@@ -45,7 +46,7 @@ def test_a_plan_that_is_wrong_is_reported_and_the_last_good_one_stays(
     for _ in range(3):
         watcher.run()
     assert len(events.of("problem")) == 3
-    assert events.of("problem")[-1].detail["about"] == str(path)
+    assert events.of("problem")[-1].detail["about"] == printable(str(path), 100)
     region.put("limit", GIB)
     watcher.run()
     assert memory(region) == [6 * GIB, 6 * GIB]
