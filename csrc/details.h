@@ -50,7 +50,7 @@ static inline int hr_keeping(int code)
 #define hr_edit_slot(...) hr_keeping(hr_edit_slot(__VA_ARGS__))
 #define hr_reap(...) hr_keeping(hr_reap(__VA_ARGS__))
 #define hr_list_processes(...) hr_keeping(hr_list_processes(__VA_ARGS__))
-#define hr_judge_slots(...) hr_keeping(hr_judge_slots(__VA_ARGS__))
+#define hr_judge_slots_without(...) hr_keeping(hr_judge_slots_without(__VA_ARGS__))
 #define hr_repair_slots(...) hr_keeping(hr_repair_slots(__VA_ARGS__))
 
 #endif

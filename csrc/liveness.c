@@ -40,8 +40,9 @@ static int judge_by_marks(void *argument)
 }
 
 /* Those that the bytes have not told of. */
-static int ask_proc(hr_region *region, struct hr_process_list *list, const int32_t *pids,
-                    uint32_t count, uint64_t cpu_ns, uint32_t *lives)
+static int ask_proc(hr_region *region, struct hr_process_list *list,
+                    const struct hr_strangers *strangers, const int32_t *pids, uint32_t count,
+                    uint64_t cpu_ns, uint32_t *lives)
 {
     const struct hr_budget budget = hr_budget_of_cpu(cpu_ns);
     struct hr_slot_pids asked = {.count = 0};
@@ -50,7 +51,8 @@ static int ask_proc(hr_region *region, struct hr_process_list *list, const int32
         if (lives[i] == HR_LIVENESS_UNKNOWN)
             asked.pids[asked.count++] = pids[i];
     }
-    int code = asked.count == 0 ? HR_OK : hr_search_slots(region, list, &asked, &budget, found);
+    int code =
+        asked.count == 0 ? HR_OK : hr_search_slots(region, list, strangers, &asked, &budget, found);
     for (uint32_t i = 0, at = 0; code == HR_OK && i < count; i++) {
         if (lives[i] == HR_LIVENESS_UNKNOWN)
             lives[i] = found[at++];
@@ -58,11 +60,13 @@ static int ask_proc(hr_region *region, struct hr_process_list *list, const int32
     return code;
 }
 
-int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
-                   uint32_t count, uint64_t cpu_ns, uint32_t *lives)
+int hr_judge_slots_without(hr_region *region, struct hr_process_list *list,
+                           const struct hr_stranger *strangers, uint32_t stranger_count,
+                           const int32_t *pids, uint32_t count, uint64_t cpu_ns, uint32_t *lives)
 {
     if (count > HR_SLOTS)
         return hr_fail_code(HR_EINVAL);
+    const struct hr_strangers left_out = {.list = strangers, .count = stranger_count};
     struct hr_judged_marks marks;
     struct judge_call call = {
         .region = region, .marks = &marks, .pids = pids, .count = count, .lives = lives};
@@ -73,7 +77,13 @@ int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_
     code = hr_run_entered(region, judge_by_marks, &call);
     hr_forget_marks(region, &marks);
     if (code == HR_OK)
-        code = ask_proc(region, list, pids, count, cpu_ns, lives);
+        code = ask_proc(region, list, &left_out, pids, count, cpu_ns, lives);
     hr_leave(region);
     return code;
+}
+
+int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
+                   uint32_t count, uint64_t cpu_ns, uint32_t *lives)
+{
+    return hr_judge_slots_without(region, list, NULL, 0, pids, count, cpu_ns, lives);
 }

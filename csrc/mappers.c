@@ -9,7 +9,6 @@
 #include <time.h>
 
 #include "process_stats.h"
-#include "slots.h"
 
 /* The inode number that the kernel gives to the first pid namespace, always. */
 #define INITIAL_PID_NAMESPACE "pid:[4026531836]"
@@ -192,9 +191,10 @@ struct search {
     const struct hr_slot_pids *only;  /* NULL: all processes */
     const struct hr_slot_pids *slots; /* those of the region, where they matter */
     struct hr_slot_pids pids_of_slots;
-    bool keeps_maps;                  /* for other regions */
-    struct hr_round *round;           /* NULL: everybody is looked at */
-    const struct hr_slot_pids *names; /* with a round: looked at in each of its calls */
+    const struct hr_strangers *strangers; /* NULL: nobody is left out */
+    bool keeps_maps;                      /* for other regions */
+    struct hr_round *round;               /* NULL: everybody is looked at */
+    const struct hr_slot_pids *names;     /* with a round: looked at in each of its calls */
     const struct hr_budget *budget;
 };
 
@@ -217,15 +217,37 @@ static bool is_namespace_of_slots(const hr_region *region, const struct hr_slot_
     return false;
 }
 
+static int compare_strangers(const void *one, const void *other)
+{
+    const struct hr_stranger *a = one, *b = other;
+    return (a->pid > b->pid) - (a->pid < b->pid);
+}
+
+/* It must be the very process: its pid can be another's by now. */
+static bool is_stranger(const struct search *search, uint32_t pid)
+{
+    const struct hr_strangers *strangers = search->strangers;
+    const struct hr_stranger wanted = {.pid = pid};
+    const struct hr_stranger *found =
+        strangers == NULL || strangers->count == 0
+            ? NULL
+            : bsearch(&wanted, strangers->list, strangers->count, sizeof wanted, compare_strangers);
+    if (found == NULL)
+        return false;
+    uint64_t start = hr_read_start_time(dirfd(search->list->directory), pid);
+    return start != 0 && start == found->start_time_ticks;
+}
+
 /* Whether the maps of the process have to be read.  If unsure, yes: reading them says what is in
  * the way. */
 static bool may_matter(const struct search *search, const struct listed_process *process)
 {
     if (process->written != NULL && hr_is_not_written(process->written, &search->file))
         return false;
-    return search->only == NULL || process->pids.levels == 0 ||
-           matches(search->only, &process->pids) ||
-           (search->slots != NULL && matches(search->slots, &process->pids));
+    const bool matters = search->only == NULL || process->pids.levels == 0 ||
+                         matches(search->only, &process->pids) ||
+                         (search->slots != NULL && matches(search->slots, &process->pids));
+    return matters && !is_stranger(search, process->pid);
 }
 
 /* Whether this process is one of the region's, by more than the handle that is searched with. */
@@ -426,11 +448,15 @@ enum hr_liveness hr_liveness_of_slot(const struct hr_mappers *mappers, int32_t p
 }
 
 int hr_search_slots(hr_region *region, struct hr_process_list *list,
-                    const struct hr_slot_pids *asked, const struct hr_budget *budget,
-                    uint32_t *lives)
+                    const struct hr_strangers *strangers, const struct hr_slot_pids *asked,
+                    const struct hr_budget *budget, uint32_t *lives)
 {
-    struct search search = {
-        .region = region, .list = list, .only = asked, .keeps_maps = true, .budget = budget};
+    struct search search = {.region = region,
+                            .list = list,
+                            .only = asked,
+                            .strangers = strangers,
+                            .keeps_maps = true,
+                            .budget = budget};
     struct hr_mappers mappers;
     int code = search_list(&search, &mappers);
     if (code != HR_OK)

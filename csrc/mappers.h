@@ -16,6 +16,7 @@
 #include "lock.h"
 #include "process_files.h"
 #include "search_round.h"
+#include "slots.h"
 
 /* What a search of /proc may cost of the processor's time, where nobody waits for the region's lock
  * meanwhile; and one for the lock's owner, while other recoveries wait. */
@@ -78,12 +79,17 @@ void hr_free_mappers(struct hr_mappers *mappers);
 int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slot_pids *only,
                         struct hr_mappers *out);
 
+/* Processes that are not looked at, by pid. */
+struct hr_strangers {
+    const struct hr_stranger *list;
+    uint32_t count;
+};
+
 /* Whether the processes with these pids in their innermost namespace live, by a list that serves
  * many regions (slots.h). */
-struct hr_process_list;
 int hr_search_slots(hr_region *region, struct hr_process_list *list,
-                    const struct hr_slot_pids *asked, const struct hr_budget *budget,
-                    uint32_t *lives);
+                    const struct hr_strangers *strangers, const struct hr_slot_pids *asked,
+                    const struct hr_budget *budget, uint32_t *lives);
 
 /*
  * Whether the region's file may have a second inode, through which other processes map the same

@@ -132,14 +132,28 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t c
  * `cpu_ns` is what a call may cost of the processor's time; it takes up to twenty times as long
  * where others want the processor too.  What is not reached with it makes slots unknown.
  *
+ * `strangers` are processes that need not be asked for their maps, sorted by pid: those that the
+ * caller knows to be of other containers.  Without them a neighbour with many mappings and the pid
+ * of a slot decides what a call costs.
+ *
  * hr_list_processes(): HR_ESYSTEM.
- * hr_judge_slots(): `lives` gets an enum hr_liveness for each of `count` pids, HR_SLOTS at most, by
- * the rules by which hr_reap() frees slots.  HR_ESYSTEM, HR_ESTALE, HR_ECORRUPT, HR_EINVAL.
+ * hr_judge_slots(), hr_judge_slots_without(): `lives` gets an enum hr_liveness for each of `count`
+ * pids, HR_SLOTS at most, by the rules by which hr_reap() frees slots.  HR_ESYSTEM, HR_ESTALE,
+ * HR_ECORRUPT, HR_EINVAL.
  */
+/* A process that is known to be none of the region's, whatever its pids are. */
+struct hr_stranger {
+    uint64_t start_time_ticks; /* after boot, field 22 of its stat: with the pid, its identity */
+    uint32_t pid;              /* in the /proc that is listed */
+};
+
 struct hr_process_list;
 int hr_list_processes(const char *proc, uint64_t cpu_ns, struct hr_process_list **out);
 int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
                    uint32_t count, uint64_t cpu_ns, uint32_t *lives);
+int hr_judge_slots_without(hr_region *region, struct hr_process_list *list,
+                           const struct hr_stranger *strangers, uint32_t stranger_count,
+                           const int32_t *pids, uint32_t count, uint64_t cpu_ns, uint32_t *lives);
 void hr_free_process_list(struct hr_process_list *list);
 
 enum hr_slot_repaired {

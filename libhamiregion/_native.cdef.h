@@ -425,10 +425,17 @@ struct hr_slot_repair {
     int32_t pid;
     uint32_t what;
 };
+
+struct hr_stranger {
+    uint64_t start_time_ticks;
+    uint32_t pid;
+};
+
 struct hr_process_list;
 int hr_list_processes(const char *proc, uint64_t cpu_ns, struct hr_process_list **out);
-int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
-                   uint32_t count, uint64_t cpu_ns, uint32_t *lives);
+int hr_judge_slots_without(hr_region *region, struct hr_process_list *list,
+                           const struct hr_stranger *strangers, uint32_t stranger_count,
+                           const int32_t *pids, uint32_t count, uint64_t cpu_ns, uint32_t *lives);
 void hr_free_process_list(struct hr_process_list *list);
 
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,

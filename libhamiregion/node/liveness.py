@@ -12,7 +12,7 @@ from libhamiregion._core import ffi, lib
 from libhamiregion.errors import region_error
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Collection, Hashable, Iterable
 
     from libhamiregion.region import Region
 
@@ -54,13 +54,21 @@ class Liveness:
         self._list = ffi.gc(ffi.new("struct hr_process_list **"), _free)
         self._left_ns = _LOOKS_NS
 
-    def dead(self, region: Region, pids: Iterable[int], payer: Hashable = None) -> frozenset[int]:
+    def dead(
+        self,
+        region: Region,
+        pids: Iterable[int],
+        payer: Hashable = None,
+        strangers: Collection[tuple[int, int]] = (),
+    ) -> frozenset[int]:
         """The pids of these that `Region.reap` would take for dead; not all, if time runs out.
 
         Args:
             region: The region in whose slots they stand.
             pids: Pids of the container's namespace.
             payer: The container whose share of time the search uses.
+            strangers: Processes that are known to have no slot there, as `Strangers.of` gives them:
+                nobody asks what they map.
 
         Raises:
             RegionClosed: After `Region.close`, or in a forked child.
@@ -68,14 +76,21 @@ class Liveness:
         asked = list(dict.fromkeys(pids))
         lives = ffi.new("uint32_t[]", len(asked))
         with self._guard:
-            code = self._judge(region, asked, lives, payer)
+            code = self._judge(region, asked, lives, payer, strangers)
         if code in {lib.HR_ECLOSED, lib.HR_EFORKED}:
             raise region_error(code, region.path)
         if code != lib.HR_OK:
             return frozenset()  # such as a lack of descriptors: it says nothing about a process
         return frozenset(pid for pid, life in zip(asked, lives, strict=True) if life == lib.HR_DEAD)
 
-    def _judge(self, region: Region, pids: list[int], lives: Any, payer: Hashable) -> int:
+    def _judge(
+        self,
+        region: Region,
+        pids: list[int],
+        lives: Any,
+        payer: Hashable,
+        strangers: Collection[tuple[int, int]],
+    ) -> int:
         if not self._list[0]:
             code: int = lib.hr_list_processes(self._proc, _LIST_NS, self._list)
             if code != lib.HR_OK:
@@ -83,9 +98,17 @@ class Liveness:
         limit_ns = min(self._left_ns // _SHARE, _LOOKS_NS // _SHARE - self._spent_ns[payer])
         if self._shares is not None:
             limit_ns = min(limit_ns, int(self._shares.left_s(payer) * 1e9))
+        left_out = ffi.new("struct hr_stranger[]", [(start, pid) for pid, start in strangers])
         begun_ns = time.thread_time_ns()
-        code = lib.hr_judge_slots(
-            region._handle, self._list[0], pids, len(pids), max(0, limit_ns), lives
+        code = lib.hr_judge_slots_without(
+            region._handle,
+            self._list[0],
+            left_out,
+            len(strangers),
+            pids,
+            len(pids),
+            max(0, limit_ns),
+            lives,
         )
         spent_ns = time.thread_time_ns() - begun_ns
         self._left_ns = max(0, self._left_ns - spent_ns)

@@ -430,6 +430,7 @@ class Node:
             taken_at_ns,
             pod_uid=pod_uid,
             shared=container.claim_uid is not None,
+            exclusive=container.directory is not None,
             payer=owner_of(container),
         )
 

@@ -27,6 +27,7 @@ from .process_entry import Entry, gaps_of
 from .process_reader import ProcessReader
 from .procfs import AccessDenied, Gone, TooMuch
 from .reader_threads import Blocked
+from .strangers import Strangers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
@@ -61,6 +62,7 @@ class _View:
     mapping: tuple[Entry, ...] = ()
     by_file: dict[FileIdentity, FileUsers] = attrs.field(factory=dict)
     visibility: ProcVisibility = attrs.field(factory=ProcVisibility)
+    strangers: Strangers = attrs.field(factory=lambda: Strangers({}, 0))
     gaps: tuple[ProcessGap, ...] = ()
 
 
@@ -99,7 +101,8 @@ class ProcessTable:
     takes a second pass over /proc at the first such slot after a refresh, 15 us for each process,
     and the maps of those processes that have the same pid in their container; 1.5 s of the
     processor's time at most for all regions together, a quarter of a second for those of one
-    container, and 5 % of a processor on average.
+    container, and 5 % of a processor on average. Where a region lies in a pod's directory, the maps
+    of other pods' processes are not read for it: a neighbour does not decide what it costs.
 
     Fairness: each container has a share of time, by cgroup: its processes may cost 1 s at once and
     2 % of a processor on average, and what makes a reader wait for more than 1 s is not asked
@@ -161,6 +164,7 @@ class ProcessTable:
                     full=full,
                 )
                 before = self._view
+                visibility = visibility_of(directory, entries, refused)
                 changes = changes_of_use(before.entries, entries)
                 self._view = _View(
                     Liveness(self.proc, self._proof_shares),
@@ -168,7 +172,8 @@ class ProcessTable:
                     entries,
                     _that_map(entries) if changes else before.mapping,
                     users_by_file(before.by_file, changes) if changes else before.by_file,
-                    visibility_of(directory, entries, refused),
+                    visibility,
+                    Strangers(entries, visibility.own_pid),
                     gaps_of(entries.values()),
                 )
             finally:
@@ -455,6 +460,7 @@ class ProcessTable:
         *,
         pod_uid: str | None = None,
         shared: bool = False,
+        exclusive: bool = False,
         payer: Hashable = None,
     ) -> RegionProcesses:
         """Which process each slot of a region belongs to, and which map it without a slot.
@@ -473,6 +479,8 @@ class ProcessTable:
             pod_uid: The pod that the region belongs to, where its directory tells: processes that
                 are known to be of another one are onlookers.
             shared: Whether several containers use the region, each with pids of its own.
+            exclusive: Whether containers of other pods cannot have mapped it: what their processes
+                map is not read for it.
             payer: Names the container: the proofs for all of its regions share its time.
 
         Raises:
@@ -492,8 +500,11 @@ class ProcessTable:
             mappers.append(Mapper(process, namespace, may_use))
 
         def dead(lost: Sequence[int]) -> frozenset[int]:
-            is_too_old = view.started_ns < taken_at_ns
-            return frozenset() if is_too_old else view.liveness.dead(region, lost, payer)
+            if view.started_ns < taken_at_ns:
+                return frozenset()
+            users = {each.process.pid for each in mappers}
+            strangers = view.strangers.of(pod_uid if exclusive else None, lost, users)
+            return view.liveness.dead(region, lost, payer, strangers)
 
         return match_slots(
             pids, mappers, sees_host=view.visibility.sees_host, dead=dead, shared=shared

@@ -171,6 +171,28 @@ def test_maps_are_read_once_for_all_regions(
     assert [liveness.dead(each, [5, 0, 6]) for each in others] == [{5, 0, 6}] * 3
 
 
+def test_a_stranger_is_not_asked_what_it_maps_but_its_successor_is(
+    region: Region, fake_proc: FakeProc
+) -> None:
+    """Its pid may be another's by now, and where nobody knows since when it runs, it may be too."""
+    maps = fake_proc.directory.parent / "ours"
+    maps.write_text(line_of(region))
+    fake_proc.add_long(100, 5, maps)
+    fake_proc.add_long(101, 6, maps)
+    strangers = [(99, 1), (100, 4321), (101, 4321), (102, 0)]
+
+    def dead() -> frozenset[int]:
+        return Liveness(str(fake_proc.directory)).dead(region, [5, 6], strangers=strangers)
+
+    assert dead() == frozenset()
+    fields = " ".join(["S", *["0"] * 18, "{}", *["0"] * 30])
+    stat = fake_proc.directory / "100" / "stat"
+    stat.write_text(f"100 (x) {fields.format(4321)}\n")
+    assert dead() == {5}
+    stat.write_text(f"100 (x) {fields.format(4322)}\n")
+    assert dead() == frozenset()
+
+
 def test_maps_with_more_shared_files_than_are_kept_are_read_for_each_region(
     region: Region, others: list[Region], fake_proc: FakeProc
 ) -> None:

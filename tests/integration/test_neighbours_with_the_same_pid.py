@@ -1,0 +1,125 @@
+"""Two containers have processes with the same pid: neither pays for what the other one maps."""
+
+import contextlib
+import random
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from actors import Actor, ProcessFactory
+from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
+from own_cgroups import cgroup_of_pod, needs_cgroups
+from region_bytes import RegionFile, RegionFileFactory
+from wait import eventually
+
+from libhamiregion import open_region
+from libhamiregion.node import ProcessTable
+from libhamiregion.node.fair_shares import FairShares
+from libhamiregion.node.matching import RegionProcesses
+
+pytestmark = [needs_first_namespace, needs_cgroups, pytest.mark.root]
+
+OURS, OTHER = str(uuid.uuid4()), str(uuid.uuid4())
+CONTAINER_ID = "cafe" * 16
+# To read the maps below takes 30 ms and more.
+SHARE_S = 0.01
+
+# A file that is mapped over and over: no two mappings can be merged, and each may be written.
+MAP_MUCH = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+descriptor = os.memfd_create("much")
+os.ftruncate(descriptor, 4096)
+answer = 0
+while answer < 60_000 and libc.mmap(None, 4096, 3, 1, descriptor, 0) not in (None, 2**64 - 1):
+    answer += 1
+"""
+NEXT_PID = "open('/proc/sys/kernel/ns_last_pid', 'w').write(str(pid - 1))"
+
+
+@pytest.fixture
+def neighbour() -> Iterator[Actor]:
+    """A process of another pod, in a pid namespace of its own, with a pid that is not common."""
+    if why := why_no_new_namespace():
+        pytest.skip(why)
+    with (
+        cgroup_of_pod(OTHER, CONTAINER_ID) as cgroup,
+        contextlib.closing(ProcessFactory(*NEW_NAMESPACE)) as container,
+    ):
+        container.actor()("evaluate", NEXT_PID, pid=random.randrange(20_000, 30_000))
+        process = container.actor()
+        (cgroup / "cgroup.procs").write_text(str(process.pid_here))
+        yield process
+        container.kill_all()
+
+
+@pytest.fixture
+def expensive(neighbour: Actor) -> Actor:
+    """The neighbour, when it is expensive to look at."""
+    assert neighbour("evaluate", MAP_MUCH) == 60_000
+    return neighbour
+
+
+@pytest.fixture
+def file(region_file: RegionFileFactory) -> RegionFile:
+    return region_file()
+
+
+def looked(
+    file: RegionFile, pid: int, *, pod_uid: str | None = OURS, exclusive: bool = True
+) -> tuple[RegionProcesses, ProcessTable]:
+    """What is found out of a region by a table for which each container has a small share."""
+    table = ProcessTable()
+    table._proof_shares = FairShares(SHARE_S, 0.0)
+    with open_region(file) as region:
+        snapshot = region.snapshot()
+        table.refresh()
+        found = table.match(
+            region, [pid], snapshot.taken_at_ns, pod_uid=pod_uid, exclusive=exclusive, payer=OURS
+        )
+    return found, table
+
+
+def test_a_dead_process_is_told_beside_a_neighbour_with_its_pid_that_is_expensive_to_look_at(
+    expensive: Actor, file: RegionFile
+) -> None:
+    file.add_process(expensive.pid, {0: 640})
+    # A busy machine may leave it no time at all, now and then.
+    eventually(lambda: looked(file, expensive.pid)[0].dead == {expensive.pid})
+
+
+def test_whose_slots_name_a_neighbours_pid_has_nobody_read_its_maps(
+    expensive: Actor, file: RegionFile
+) -> None:
+    """Neither pays: what is proved without reading them costs a look at two numbers."""
+    file.add_process(expensive.pid, {0: 640})
+
+    def is_free() -> bool:
+        found, table = looked(file, expensive.pid)
+        return bool(found.dead) and table._proof_share_s(OURS) > SHARE_S / 2
+
+    eventually(is_free)
+    # For comparison: where it is not known whose the region is, this share pays for it.
+    for pod_uid, exclusive in ((None, True), (OURS, False), (OTHER, True)):
+        found, table = looked(file, expensive.pid, pod_uid=pod_uid, exclusive=exclusive)
+        assert found.dead == frozenset()
+        assert table._proof_share_s(OURS) <= 0
+
+
+def test_a_process_of_another_pod_that_maps_the_region_is_never_taken_for_dead(
+    neighbour: Actor, file: RegionFile
+) -> None:
+    """Such as one that an administrator has given another pod's directory."""
+    neighbour("open", str(file.path), writable=True)
+    file.add_process(neighbour.pid, {0: 640})
+    seen: list[RegionProcesses] = []
+
+    def is_seen() -> bool:
+        """A busy machine may leave no time to read it."""
+        seen.append(looked(file, neighbour.pid)[0])
+        return neighbour.pid_here in [each.pid for each in seen[-1].onlookers]
+
+    eventually(is_seen)
+    assert (seen[-1].alive, seen[-1].dead) == ({}, frozenset())
