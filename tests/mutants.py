@@ -4,9 +4,11 @@
 
 Each fault is one changed line that compiles to something else. The tests of its subject run first,
 in one process, the quick ones before the others, up to the first failure: those that name what the
-changed file defines, and what little else does. What survives them has the whole suite run against
-it, or is left at that with --quick. All of it happens in a copy of the tree, with a virtual
-environment of its own, which --place keeps for the next run.
+changed file defines, and what little else does. What survives them meets those of its surroundings:
+more that name it, those of whoever imports or calls it and, for the core, all of its programs in C.
+What survives these too has the whole suite run against it, or is left at that with --quick. All of
+it happens in a copy of the tree, with a virtual environment of its own, which --place keeps for the
+next run.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ TREE: Final = Path(__file__).resolve().parents[1]
 SUBJECTS: Final = ("libhamiregion/**/*.py", "csrc/*.c", "csrc/preload/*.c")
 # Of the test files, those that know the subject best.
 FILES_OF_A_SUBJECT: Final = 8
+FILES_OF_ITS_SURROUNDINGS: Final = 16
 # In the order in which they run: those of one process, those of several, programs in C.
 KINDS: Final = ("tests/unit/", "tests/corruption/", "tests/", "tests/integration/test_c_core.py")
 SECONDS_FOR_A_RUN: Final = 1800
@@ -185,21 +188,33 @@ def names_in_python(path: Path) -> set[str]:
     return {name for name in defined if not name.startswith("__")} | {path.stem}
 
 
-def names_in_c(path: Path) -> set[str]:
-    """The functions that a C file defines for others, the Python ones that call them, its name."""
+def names_in_c(path: Path, *, all_callers: bool = False) -> set[str]:
+    """The functions that a C file defines for others, the Python ones that call them, its name.
+
+    With `all_callers` also those of every file of the core that calls them, if only through others.
+    """
     defined = {
         each: set(re.findall(r"^\w[\w \*]*?(hr_\w+)\(", each.read_text("utf-8"), re.MULTILINE))
         for each in path.parent.glob("*.c")
     }
     names = defined[path]
     callers = python_callers(names)
-    if not callers:
-        # Of a file in the middle of the core, those tell who call it.
+    # Of a file in the middle of the core, those tell who call it.
+    while all_callers or not callers:
         calls = re.compile(rf"\b(?:{'|'.join(names)})\(")
         above = [each for each in defined if calls.search(each.read_text(encoding="utf-8"))]
-        names = names.union(*(defined[each] for each in above))
-        callers = python_callers(names)
+        more = names.union(*(defined[each] for each in above))
+        if more == names:
+            break
+        names, callers = more, python_callers(more)
     return names | callers | {path.stem}
+
+
+def importers_of(path: Path) -> list[Path]:
+    """The files of the package that import a file of it by its name."""
+    imports = re.compile(rf"^\s*from [\w.]*\b{re.escape(path.stem)} import ", re.MULTILINE)
+    package = (TREE / "libhamiregion").rglob("*.py")
+    return [each for each in package if imports.search(each.read_text(encoding="utf-8"))]
 
 
 def python_callers(functions: set[str]) -> set[str]:
@@ -230,12 +245,8 @@ def words_of_tests() -> dict[str, set[str]]:
     return found
 
 
-@functools.cache
-def tests_of(path: str) -> list[str]:
-    """The tests that know a file best: by the names in it, each worth more the fewer have it."""
-    if path.startswith("csrc/preload"):
-        return ["tests/preload"]
-    names = (names_in_c if path.endswith(".c") else names_in_python)(TREE / path)
+def tests_that_know(path: str, names: set[str]) -> list[str]:
+    """Tests by how much they know of some names of a file, each worth more the fewer have it."""
     words = words_of_tests()
     worth = {name: 1 / (1 + sum(name in each for each in words.values())) for name in names}
     stem = Path(path).stem.strip("_")
@@ -245,8 +256,37 @@ def tests_of(path: str) -> list[str]:
         + (stem in re.split(r"[^a-z0-9]+", test) or f"test_{stem}" in test)
         for test, found in words.items()
     }
-    best = Counter(scores).most_common(FILES_OF_A_SUBJECT)
-    return sorted((test for test, score in best if score), key=cost)
+    return [test for test, score in Counter(scores).most_common() if score]
+
+
+@functools.cache
+def tests_of(path: str) -> list[str]:
+    """The tests that know a file best."""
+    if path.startswith("csrc/preload"):
+        return ["tests/preload"]
+    names = (names_in_c if path.endswith(".c") else names_in_python)(TREE / path)
+    return sorted(tests_that_know(path, names)[:FILES_OF_A_SUBJECT], key=cost)
+
+
+@functools.cache
+def tests_around(path: str) -> list[str]:
+    """More tests that know it, or who uses it; for the core, all programs in C too."""
+    if path.startswith("csrc/preload"):
+        return sorted(
+            each.relative_to(TREE).as_posix()
+            for each in (TREE / "tests/integration").glob("test_run*.py")
+        )
+    if path.endswith(".c"):
+        names = names_in_c(TREE / path, all_callers=True)
+        more = ["tests/integration/test_c_core.py"]
+    else:
+        names = names_in_python(TREE / path)
+        names = names.union(*map(names_in_python, importers_of(TREE / path)))
+        more = []
+    near = tests_of(path)
+    known = [each for each in tests_that_know(path, names) if each not in near]
+    known = [each for each in known if "::" not in each][:FILES_OF_ITS_SURROUNDINGS]
+    return [*sorted(known, key=cost), *more]
 
 
 def cost(test: str) -> int:
@@ -349,10 +389,7 @@ class Copy:
         return found[1] if found else f"exit code {ran.returncode}"
 
     def verdict(self, mutant: Mutant, *, quick: bool) -> tuple[str, str]:
-        """What becomes of a fault, and who sees it.
-
-        "no fault", "seen", "seen by others" or "survived".
-        """
+        """What becomes of a fault, and who sees it."""
         path = self.root / mutant.path
         # Before the fault is there: the first time all of the core is compiled.
         built = self.build(path)
@@ -366,6 +403,8 @@ class Copy:
                 return "no fault", ""
             if failed := self.first_failure(tests_of(mutant.path), "-n", "0"):
                 return "seen", failed
+            if failed := self.first_failure(tests_around(mutant.path), "-n", "0"):
+                return "seen around it", failed
             if not quick and (failed := self.first_failure(["tests"], "-n", str(self._jobs))):
                 return "seen by others", failed
             return "survived", ""
@@ -401,7 +440,7 @@ def main() -> int:
     patterns = {"action": "extend", "nargs": "+", "metavar": "PATTERN"}
     parser.add_argument("--only", help="files, such as 'csrc/*'", **patterns)
     parser.add_argument("--without", default=[], help="files to leave out", **patterns)
-    parser.add_argument("--quick", action="store_true", help="the subject's tests alone")
+    parser.add_argument("--quick", action="store_true", help="without the whole suite")
     parser.add_argument("--place", type=Path, help="keep the copy there, for the next run")
     parser.add_argument("--jobs", type=int, default=3, help="test processes of the whole suite")
     asked = parser.parse_args()
