@@ -54,8 +54,8 @@ class BusyNode:
         os.environ[STATE] = str(self.driver.state)
         return NvmlSampler(self.driver.library, host_namespace=True, sensors=True)
 
-    def work(self, step: int, *, utilization: bool = True) -> None:
-        """Let every process launch kernels, as libvgpu's watcher writes it.
+    def work(self, step: int, *, utilization: bool = True) -> int:
+        """Let every process launch kernels, as libvgpu's watcher writes it; returns when it did.
 
         Without their utilisation for an agent, which would take what stands for 15 s, and is not
         what the driver says, for what libvgpu does not write.
@@ -69,6 +69,7 @@ class BusyNode:
                 for device in range(DEVICES):
                     busy = (number + slot * 13 + device + step) % 25
                     region.put("slot_util.sm", busy, device=device, slot=slot)
+        return now_s
 
 
 def mapping_program(directory: Path) -> Path:

@@ -118,14 +118,25 @@ class Served(Running):
         answer = self.connection.getresponse()
         return answer.status, answer.read()
 
-    def scrape(self, *, with_processes: bool) -> None:
-        """Ask for the metrics, which must hold the figures of every container."""
+    def scrape(self, *, with_processes: bool, worked_at_s: int | None = None) -> None:
+        """Ask for the metrics, which must hold the figures of every container as they are now."""
+        began_s = time.time()
         status, body = self.ask()
+        ended_s = time.time()
         assert status == 200
         text = gzip.decompress(body)
         containers = len(self._node.regions)
         used = re.findall(rb"^hami_vgpu_memory_used_bytes\{.*\} (\S+)$", text, re.MULTILINE)
         assert [float(each) for each in used] == [PROCESSES * MEMORY] * containers * DEVICES
+        elapsed = re.findall(
+            rb"^hami_container_last_kernel_elapsed_seconds\{.*\} (\S+)$", text, re.MULTILINE
+        )
+        assert len(elapsed) >= containers
+        if worked_at_s is not None:
+            # In whole seconds, both of them.
+            then_s = [worked_at_s + float(each) for each in elapsed]
+            is_new = began_s - 2 < min(then_s) and max(then_s) < ended_s + 1
+            assert is_new, "a page that stands still costs nothing"
         of_processes = re.findall(
             rb"^hamiregion_process_memory_used_bytes\{.*\} (\S+)$", text, re.MULTILINE
         )
@@ -198,10 +209,10 @@ def measure(
     """Let the node work for some minutes; what is served is scraped every 15 s with gzip."""
     began, before, listed = time.monotonic(), program.cpu_s(), program.listings()
     for step in range(int(minutes * 60 / INTERVAL_S)):
-        node.work(step, utilization=utilization)
+        worked_at_s = node.work(step, utilization=utilization)
         time.sleep(INTERVAL_S)
         if isinstance(program, Served):
-            program.scrape(with_processes=with_processes)
+            program.scrape(with_processes=with_processes, worked_at_s=worked_at_s)
     spent_s = program.cpu_s() - before
     per_minute = 60 / (time.monotonic() - began)
     listed_since = None

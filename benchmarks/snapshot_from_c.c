@@ -1,5 +1,6 @@
 /* One region read again and again from C: nanoseconds a call, the median and the least of all
  * rounds.  `snapshot_from_c FILE ROUNDS` */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -60,6 +61,7 @@ int main(int argc, char **argv)
                        measure("value", read_live_value, region, times, rounds);
     const struct hr_snapshot *head = (const struct hr_snapshot *)(const void *)buffer;
     printf("processes %d %u\n", head->proc_num, head->settled);
+    printf("used %" PRIu64 "\n", hr_get(region, HR_VALUE_MEMORY_USED, 0));
     hr_free(region);
     free(times);
     return failed;

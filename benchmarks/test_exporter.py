@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from exporter_scene import busy_node
+from exporter_scene import MEMORY, busy_node
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from scene import DEVICES, PROCESSES
@@ -131,9 +131,12 @@ def test_a_scrape(
     work = f"scrape, {words}, {containers} x {DEVICES} x {PROCESSES}"
     assert timed(scrape, work=work, budget_us=budget(containers, budget_us)) > 0
     text = exporter.render(names=names)
-    assert text.count(b"\nhami_vgpu_memory_used_bytes{") == containers * DEVICES
-    lines = text.count(b"\nhamiregion_process_memory_used_bytes{")
-    assert lines == (0 if names else containers * DEVICES * PROCESSES)
+    used, of_processes = (
+        [float(each) for each in re.findall(rb"\n%s\{.*\} (\S+)" % name, text)]
+        for name in (b"hami_vgpu_memory_used_bytes", b"hamiregion_process_memory_used_bytes")
+    )
+    assert used == [PROCESSES * MEMORY] * containers * DEVICES
+    assert of_processes == [MEMORY] * (0 if names else containers * DEVICES * PROCESSES)
 
 
 class ByHand:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from scene import DEVICES, PROCESSES, compiler
 
+from libhamiregion import open_region
+
 if TYPE_CHECKING:
     from ledger import Ledger
 
@@ -34,6 +36,8 @@ def test_from_c(
     found = {name: figures for name, *figures in map(str.split, answer.stdout.splitlines())}
     # All of it was read, at one moment.
     assert found["processes"] == [str(PROCESSES), "1"]
+    with open_region(region_path) as region:
+        assert found["used"] == [str(region.snapshot().devices[0].memory_used_bytes)] != ["0"]
     for name, work, budget_us in WORKS:
         median_ns, least_ns = map(float, found[name])
         assert least_ns > 0

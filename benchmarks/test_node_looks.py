@@ -122,6 +122,9 @@ def test_a_refresh_with_the_processes(
     node: Node, containers: int, timed: Callable[..., Any]
 ) -> None:
     assert not timed(node.refresh, work=named("refresh, nothing changed, with /proc", containers))
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as new:
+        node.refresh()
+        assert node.processes.get(new.pid) is not None, "processes nobody looks at cost nothing"
 
 
 def test_a_refresh_with_one_change(

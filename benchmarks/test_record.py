@@ -60,6 +60,7 @@ def test_write(directory: Path, timed: Callable[..., Any]) -> None:
     with Recording(directory / "written.db") as recording:
         written = make_report(recording, T0, T0 + ended * 15_000, by="pod")
     assert len(written.rows) == 256, "what is not written costs nothing"
+    assert {each.memory_peak_bytes for each in written.rows} == {2 * n * GIB for n in range(2, 7)}
 
 
 def test_report(directory: Path, timed: Callable[..., Any]) -> None:
