@@ -45,7 +45,9 @@ struct hr_lock_part {
 
 /* What attach.c keeps in each handle: this process's own slot.  Touched under the gate. */
 struct hr_own_slot {
-    int32_t pid;                      /* that stands in it; 0 = not attached */
+    /* That stands in it; 0 = not attached.  Searches for others' slots look at it beside the gate,
+     * to leave out our own: which of two values they find does not matter. */
+    _Atomic int32_t pid;
     struct hr_attachment *attachment; /* NULL = not attached */
     _Atomic bool is_claimed; /* by this handle, the only one of the process; set under fork lock */
     _Atomic uint64_t turn;   /* how often this handle has been attached */

@@ -133,7 +133,10 @@ void hr_get_info(const hr_region *region, struct hr_info *out)
     out->mapped_bytes = region->mapped_bytes;
     out->version = region->version;
     bool is_ours = region->fork_generation == hr_fork_generation;
+    /* hr_close() takes it away under the same lock. */
+    hr_fork_lock();
     out->address = is_ours ? (uint64_t)(uintptr_t)region->base : 0;
+    hr_fork_unlock();
 }
 
 /* Whether the region's name leads to it; also where the system does not let us look: no

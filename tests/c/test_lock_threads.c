@@ -257,6 +257,15 @@ static void test_a_slot_that_comes_and_goes(void)
 
 /* ---- Nothing to mend among the living ----------------------------------------------- */
 
+/* On a machine that stands still now and then, a search can be cut short. */
+static void reap_nobody(hr_region *region, struct hr_reap *reaped)
+{
+    int found = hr_reap(region, NULL, NULL, 0, 0, PATIENCE, reaped);
+    CHECK(found >= 0);
+    for (int i = 0; i < found; i++)
+        CHECK_EQ(reaped[i].what, HR_REAP_CUT_SHORT);
+}
+
 static void *mend(void *argument)
 {
     struct member *member = argument;
@@ -265,7 +274,7 @@ static void *mend(void *argument)
     while (goes_on(member)) {
         int code = recover_lock(member->region, NULL, ONE_SECOND / 1000);
         CHECK(code == 0 || code == HR_ENOTRECOVERABLE);
-        CHECK_EQ(hr_reap(member->region, NULL, NULL, 0, 0, PATIENCE, reaped), 0);
+        reap_nobody(member->region, reaped);
     }
     free(reaped);
     return NULL;
@@ -307,6 +316,35 @@ static void test_a_newcomer_is_not_reaped(void)
     }
 }
 
+static void *reap(void *argument)
+{
+    struct member *member = argument;
+    struct hr_reap *reaped = calloc(HR_SLOTS, sizeof *reaped);
+    NEED(reaped != NULL);
+    while (goes_on(member))
+        reap_nobody(member->region, reaped);
+    free(reaped);
+    return NULL;
+}
+
+/* Also by the very handle that looks. */
+static void test_a_handle_does_not_reap_what_attaches_by_it(void)
+{
+    void *(*const roles[])(void *) = {come_and_leave, reap};
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        struct crowd crowd;
+        struct member members[THREADS];
+        region_file_make(&file, id);
+        start_crowd(&crowd, &file, 1);
+        run_crowd(&crowd, roles, 2, members);
+        int code = hr_detach(crowd.handles[0], PATIENCE);
+        CHECK(code == HR_OK || code == HR_EDETACHED);
+        end_crowd(&crowd);
+        region_file_remove(&file);
+    }
+}
+
 /* ---- The end ----------------------------------------------------------------------- */
 
 static void *work_until_closed(void *argument)
@@ -314,6 +352,9 @@ static void *work_until_closed(void *argument)
     struct member *member = argument;
     int code = HR_OK;
     while (code != HR_ECLOSED) {
+        struct hr_info info;
+        hr_get_info(member->region, &info);
+        CHECK_EQ(info.layout, member->crowd->file->layout->id);
         switch (next_random(&member->random) % 4) {
         case 0:
             code = hr_lock(member->region, NULL, PATIENCE);
@@ -366,6 +407,7 @@ int main(void)
     RUN(test_a_slot_that_comes_and_goes);
     RUN(test_a_process_does_not_mend_itself);
     RUN(test_a_newcomer_is_not_reaped);
+    RUN(test_a_handle_does_not_reap_what_attaches_by_it);
     RUN(test_closing_under_them);
     return check_report("test_lock_threads");
 }
