@@ -1,6 +1,7 @@
 """A floor of the package imports only from those under it."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,11 +40,15 @@ def statements(tree: ast.AST, *, for_types: bool) -> Iterator[ast.AST]:
             yield from statements(node, for_types=for_types)
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported(path: Path, module: str, *, for_types: bool = True) -> set[str]:
     package = module.split(".")[: None if path.name == "__init__.py" else -1]
     found = set()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in statements(tree, for_types=for_types):
+    for node in statements(tree_of(path), for_types=for_types):
         if isinstance(node, ast.Import):
             found.update(name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
