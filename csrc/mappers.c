@@ -373,18 +373,20 @@ static int search_proc(struct search *search, const char *proc, struct hr_mapper
 }
 
 int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
-                    const struct hr_slot_pids *only, const struct hr_budget *budget,
-                    struct hr_mappers *out)
+                    const struct hr_slot_pids *only, const struct hr_strangers *strangers,
+                    const struct hr_budget *budget, struct hr_mappers *out)
 {
-    struct search search = {.region = region, .own = own, .only = only, .budget = budget};
+    struct search search = {
+        .region = region, .own = own, .only = only, .strangers = strangers, .budget = budget};
     return search_proc(&search, proc, out);
 }
 
 int hr_find_mappers_in_round(hr_region *region, const char *proc, const struct hr_slot_pids *names,
-                             const struct hr_budget *budget, struct hr_round *round,
-                             struct hr_mappers *out)
+                             const struct hr_strangers *strangers, const struct hr_budget *budget,
+                             struct hr_round *round, struct hr_mappers *out)
 {
-    struct search search = {.region = region, .round = round, .names = names, .budget = budget};
+    struct search search = {
+        .region = region, .round = round, .names = names, .strangers = strangers, .budget = budget};
     return search_proc(&search, proc, out);
 }
 
@@ -395,7 +397,7 @@ int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slo
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, only, &budget, out);
+    code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, only, NULL, &budget, out);
     hr_leave(region);
     return code;
 }
@@ -412,7 +414,7 @@ bool hr_may_have_two_inodes(hr_region *region)
         return true;
     const struct hr_budget budget = hr_budget_of_cpu(HR_SEARCH_CPU_NS);
     struct hr_mappers mappers;
-    if (hr_find_mappers(region, NULL, HR_WITH_OWN_HANDLE, NULL, &budget, &mappers) != HR_OK)
+    if (hr_find_mappers(region, NULL, HR_WITH_OWN_HANDLE, NULL, NULL, &budget, &mappers) != HR_OK)
         return true;
     const bool may = mappers.has_other_inode;
     hr_free_mappers(&mappers);

@@ -57,33 +57,33 @@ struct hr_slot_pids {
 int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out);
 bool hr_names_slot(const struct hr_slot_pids *slots, int32_t pid);
 
-/*
- * Search `proc` (NULL = "/proc") for processes that map the region; `only` names the pids that
- * matter, NULL = all.  A caller that has the gate and not the lock searches without its own
- * handle, which uses nothing then.  HR_OK or HR_ESYSTEM.
- */
-enum hr_own_handle { HR_WITH_OWN_HANDLE, HR_WITHOUT_OWN_HANDLE };
-int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
-                    const struct hr_slot_pids *only, const struct hr_budget *budget,
-                    struct hr_mappers *out);
-/*
- * The same search for all processes, but for those that the round has ruled out.  Those with one of
- * these pids in their innermost namespace are looked at in each call.
- */
-int hr_find_mappers_in_round(hr_region *region, const char *proc, const struct hr_slot_pids *names,
-                             const struct hr_budget *budget, struct hr_round *round,
-                             struct hr_mappers *out);
-void hr_free_mappers(struct hr_mappers *mappers);
-
-/* Enter, search with HR_SEARCH_CPU_NS, leave. */
-int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slot_pids *only,
-                        struct hr_mappers *out);
-
 /* Processes that are not looked at, by pid. */
 struct hr_strangers {
     const struct hr_stranger *list;
     uint32_t count;
 };
+
+/*
+ * Search `proc` (NULL = "/proc") for processes that map the region; `only` names the pids that
+ * matter, NULL = all.  `strangers` are left out, NULL = nobody is.  A caller that has the gate and
+ * not the lock searches without its own handle, which uses nothing then.  HR_OK or HR_ESYSTEM.
+ */
+enum hr_own_handle { HR_WITH_OWN_HANDLE, HR_WITHOUT_OWN_HANDLE };
+int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
+                    const struct hr_slot_pids *only, const struct hr_strangers *strangers,
+                    const struct hr_budget *budget, struct hr_mappers *out);
+/*
+ * The same search for all processes, but for those that the round has ruled out.  Those with one of
+ * these pids in their innermost namespace are looked at in each call.
+ */
+int hr_find_mappers_in_round(hr_region *region, const char *proc, const struct hr_slot_pids *names,
+                             const struct hr_strangers *strangers, const struct hr_budget *budget,
+                             struct hr_round *round, struct hr_mappers *out);
+void hr_free_mappers(struct hr_mappers *mappers);
+
+/* Enter, search with HR_SEARCH_CPU_NS, leave. */
+int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slot_pids *only,
+                        struct hr_mappers *out);
 
 /* Whether the processes with these pids in their innermost namespace live, by a list that serves
  * many regions (slots.h). */

@@ -11,6 +11,7 @@ struct reap_call {
     const struct hr_mappers *mappers;  /* by the one that judges; NULL: no suspects */
     struct hr_judged_marks *marks;     /* by the bytes of the file, before the scans */
     struct hr_slot_pids *suspects;     /* dead by the former, and looked for by the latter */
+    struct hr_strangers strangers;     /* none of whom any slot is */
     struct hr_slot_pids names;         /* that stand anywhere in the table, before the scans */
     struct hr_nameless_slots nameless; /* below proc_num */
     struct hr_nameless_slots standing; /* those and what is in use above */
@@ -285,7 +286,7 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
     }
     bool searches = call->suspects->count > 0;
     if (code == HR_OK && searches)
-        code = hr_find_mappers(region, proc, own, only, &budget, &mappers);
+        code = hr_find_mappers(region, proc, own, only, &call->strangers, &budget, &mappers);
     if (code == HR_OK) {
         call->mappers = searches ? &mappers : NULL;
         code = hr_run_entered(region, reap_work, call);
@@ -318,19 +319,21 @@ static int search_before(struct reap_call *call, const char *proc, struct hr_map
         struct hr_round *round =
             hr_take_round(call->region, proc, &call->standing, &call->nameless);
         call->has_newer = call->nameless.count < count;
-        int code =
-            hr_find_mappers_in_round(call->region, proc, &call->names, &budget, round, before);
+        int code = hr_find_mappers_in_round(call->region, proc, &call->names, &call->strangers,
+                                            &budget, round, before);
         hr_end_round(round, code == HR_OK && before->cut_short);
         return code;
     }
     /* Where the bytes tell of all slots, /proc is not looked at. */
     if (call->names.count == 0)
         return HR_OK;
-    return hr_find_mappers(call->region, proc, HR_WITH_OWN_HANDLE, &call->names, &budget, before);
+    return hr_find_mappers(call->region, proc, HR_WITH_OWN_HANDLE, &call->names, &call->strangers,
+                           &budget, before);
 }
 
-int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t pid_count,
-            uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out)
+int hr_reap_without(hr_region *region, const char *proc, const struct hr_stranger *strangers,
+                    uint32_t stranger_count, const int32_t *pids, uint32_t pid_count,
+                    uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out)
 {
     struct hr_mappers before;
     struct hr_slot_pids suspects = {.count = 0};
@@ -339,6 +342,7 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t p
                              .before = &before,
                              .suspects = &suspects,
                              .marks = &marks,
+                             .strangers = {.list = strangers, .count = stranger_count},
                              .pids = pids,
                              .pid_count = pid_count,
                              .dry_run = dry_run,
@@ -357,4 +361,10 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t p
     hr_forget_marks(region, &marks);
     hr_leave(region);
     return code;
+}
+
+int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t pid_count,
+            uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out)
+{
+    return hr_reap_without(region, proc, NULL, 0, pids, pid_count, dry_run, timeout_ns, out);
 }

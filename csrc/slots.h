@@ -120,6 +120,21 @@ struct hr_reap {
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t count,
             uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out);
 
+/* A process that is known to be none of the region's, whatever its pids are. */
+struct hr_stranger {
+    uint64_t start_time_ticks; /* after boot, field 22 of its stat: with the pid, its identity */
+    uint32_t pid;              /* in the /proc that is searched */
+};
+
+/*
+ * The same beside `strangers`, sorted by pid: processes that need not be asked for their maps,
+ * because the caller knows them to be of other containers.  Without them a neighbour with many
+ * mappings and the pid of a slot decides what a call costs, and what it can tell.
+ */
+int hr_reap_without(hr_region *region, const char *proc, const struct hr_stranger *strangers,
+                    uint32_t stranger_count, const int32_t *pids, uint32_t count, uint32_t dry_run,
+                    uint64_t timeout_ns, struct hr_reap *out);
+
 /*
  * Judge the slots of many regions by one look at /proc.  hr_reap() reads /proc for its region
  * alone, and under its lock; this is for a node, and changes nothing.
@@ -132,21 +147,13 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t c
  * `cpu_ns` is what a call may cost of the processor's time; it takes up to twenty times as long
  * where others want the processor too.  What is not reached with it makes slots unknown.
  *
- * `strangers` are processes that need not be asked for their maps, sorted by pid: those that the
- * caller knows to be of other containers.  Without them a neighbour with many mappings and the pid
- * of a slot decides what a call costs.
+ * `strangers` are as for hr_reap_without().
  *
  * hr_list_processes(): HR_ESYSTEM.
  * hr_judge_slots(), hr_judge_slots_without(): `lives` gets an enum hr_liveness for each of `count`
  * pids, HR_SLOTS at most, by the rules by which hr_reap() frees slots.  HR_ESYSTEM, HR_ESTALE,
  * HR_ECORRUPT, HR_EINVAL.
  */
-/* A process that is known to be none of the region's, whatever its pids are. */
-struct hr_stranger {
-    uint64_t start_time_ticks; /* after boot, field 22 of its stat: with the pid, its identity */
-    uint32_t pid;              /* in the /proc that is listed */
-};
-
 struct hr_process_list;
 int hr_list_processes(const char *proc, uint64_t cpu_ns, struct hr_process_list **out);
 int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,

@@ -69,8 +69,8 @@ static int search(struct watch_call *call, const char *proc)
         view->seen[slot->index].seqlock = slot->seqlock;
         view->seen[slot->index].bytes = slot->bytes;
     }
-    code =
-        hr_find_mappers_in_round(region, proc, &call->names, &budget, view->round, &view->mappers);
+    code = hr_find_mappers_in_round(region, proc, &call->names, NULL, &budget, view->round,
+                                    &view->mappers);
     hr_leave(region);
     return code;
 }

@@ -414,8 +414,14 @@ struct hr_reap {
     uint64_t bytes;
 };
 
-int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t count,
-            uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out);
+struct hr_stranger {
+    uint64_t start_time_ticks;
+    uint32_t pid;
+};
+
+int hr_reap_without(hr_region *region, const char *proc, const struct hr_stranger *strangers,
+                    uint32_t stranger_count, const int32_t *pids, uint32_t count, uint32_t dry_run,
+                    uint64_t timeout_ns, struct hr_reap *out);
 
 #define HR_REPAIR_DONE ...
 #define HR_REPAIR_LEFT ...
@@ -424,11 +430,6 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t c
 struct hr_slot_repair {
     int32_t pid;
     uint32_t what;
-};
-
-struct hr_stranger {
-    uint64_t start_time_ticks;
-    uint32_t pid;
 };
 
 struct hr_process_list;

@@ -57,7 +57,7 @@ from .units import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import SupportsIndex
 
@@ -1267,14 +1267,35 @@ class Region:
 
         Shell: ``hamiregion reap FILE``.
         """
+        return self._reap(pids, proc, dry_run=dry_run, timeout_s=timeout_s)
+
+    def _reap(
+        self,
+        pids: Iterable[SupportsIndex] | None,
+        proc: PathLike,
+        *,
+        dry_run: bool = False,
+        timeout_s: float,
+        strangers: Collection[tuple[int, int]] = (),
+    ) -> tuple[ReapedSlot, ...]:
+        """Do as `reap`; of `strangers`, pid and start time, by pid, nobody asks what they map."""
         wanted = [integer("a pid", pid, 1, _MAX_PID) for pid in pids or ()]
         if pids is not None and not wanted:
             return ()
+        left_out = ffi.new("struct hr_stranger[]", [(start, pid) for pid, start in strangers])
         out = ffi.new("struct hr_reap[]", SLOT_CAPACITY)
         root = _proc_root(proc)
         found = in_slices(
-            lambda slice_ns: lib.hr_reap(
-                self._handle, root, wanted, len(wanted), int(dry_run), slice_ns, out
+            lambda slice_ns: lib.hr_reap_without(
+                self._handle,
+                root,
+                left_out,
+                len(strangers),
+                wanted,
+                len(wanted),
+                int(dry_run),
+                slice_ns,
+                out,
             ),
             nanoseconds(timeout_s),
         )

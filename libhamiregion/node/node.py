@@ -420,19 +420,26 @@ class Node:
             RegionClosed: Its region has been closed.
         """
         assert container.region is not None  # noqa: S101 (only such have slots)
-        # A directory can be called anything; only a real UID can be held against a cgroup's.
-        pod_uid = container.pod_uid
-        if pod_uid is not None and not is_pod_uid(pod_uid):
-            pod_uid = None
         return self.processes.match(
             container.region,
             pids,
             taken_at_ns,
-            pod_uid=pod_uid,
+            pod_uid=_comparable_pod(container),
             shared=container.claim_uid is not None,
             exclusive=container.directory is not None,
             payer=owner_of(container),
         )
+
+    def _strangers_to(self, container: Container, pids: Iterable[int]) -> list[tuple[int, int]]:
+        """Find processes that have no slot in a container's region, without asking what they map.
+
+        Raises:
+            RegionClosed: Its region has been closed.
+        """
+        pod_uid = _comparable_pod(container)
+        if container.region is None or container.directory is None or pod_uid is None:
+            return []
+        return self.processes._strangers_to(container.region, pids, pod_uid)
 
     def select(
         self,
@@ -490,6 +497,12 @@ class Node:
                 f"{known.path!r} has been replaced; refresh and try again", path=known.path
             )
         return region
+
+
+def _comparable_pod(container: Container) -> str | None:
+    """A container's pod where it can be held against a cgroup's; directories have any name."""
+    pod_uid = container.pod_uid
+    return pod_uid if pod_uid is not None and is_pod_uid(pod_uid) else None
 
 
 def _pids_in_slots(container: Container) -> tuple[Sequence[int], int, RegionError | None]:

@@ -30,7 +30,7 @@ from .reader_threads import Blocked
 from .strangers import Strangers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
     from collections.abc import Mapping as MappingOf
 
     from libhamiregion.errors import PathLike
@@ -502,13 +502,18 @@ class ProcessTable:
         def dead(lost: Sequence[int]) -> frozenset[int]:
             if view.started_ns < taken_at_ns:
                 return frozenset()
-            users = {each.process.pid for each in mappers}
-            strangers = view.strangers.of(pod_uid if exclusive else None, lost, users)
+            strangers = _strangers(view, identity, pod_uid if exclusive else None, lost)
             return view.liveness.dead(region, lost, payer, strangers)
 
         return match_slots(
             pids, mappers, sees_host=view.visibility.sees_host, dead=dead, shared=shared
         )
+
+    def _strangers_to(
+        self, region: Region, pids: Iterable[int], pod_uid: str
+    ) -> list[tuple[int, int]]:
+        """Find processes that have no slot in a region of a pod's directory, as `Strangers.of`."""
+        return _strangers(self._view, self.identity(region), pod_uid, pids)
 
     def _is_attached(self, identity: FileIdentity) -> bool:
         """Whether this process has a slot in that region."""
@@ -517,6 +522,13 @@ class ProcessTable:
                 if self.identity(slot.region) == identity:
                     return True
         return False
+
+
+def _strangers(
+    view: _View, identity: FileIdentity, pod_uid: str | None, pids: Iterable[int]
+) -> list[tuple[int, int]]:
+    users = {process.pid for process, _, _ in view.by_file.get(identity, ())}
+    return view.strangers.of(pod_uid, pids, users)
 
 
 def _that_map(entries: MappingOf[int, Entry]) -> tuple[Entry, ...]:

@@ -3,17 +3,19 @@
 import contextlib
 import random
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import pytest
 from actors import Actor, ProcessFactory
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
+from node_scene import NodeScene
 from own_cgroups import cgroup_of_pod, needs_cgroups
 from region_bytes import RegionFile, RegionFileFactory
 from wait import eventually
 
-from libhamiregion import open_region
-from libhamiregion.node import ProcessTable
+from libhamiregion import Region, open_region
+from libhamiregion.node import Node, ProcessTable, diagnose, repair
 from libhamiregion.node.fair_shares import FairShares
 from libhamiregion.node.matching import RegionProcesses
 
@@ -106,6 +108,32 @@ def test_whose_slots_name_a_neighbours_pid_has_nobody_read_its_maps(
         found, table = looked(file, expensive.pid, pod_uid=pod_uid, exclusive=exclusive)
         assert found.dead == frozenset()
         assert table._proof_share_s(OURS) <= 0
+
+
+def test_a_repair_frees_the_slot_of_the_dead_without_reading_a_neighbours_maps(
+    neighbour: Actor, scene: NodeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would under the region's lock, for half a second, and then leave the slot."""
+    file = scene.container("victim", pod_uid=OURS)
+    file.add_process(neighbour.pid, {0: 640})
+    left_out: list[Collection[tuple[int, int]]] = []
+    reap = Region._reap
+
+    def noted(*args: Any, strangers: Collection[tuple[int, int]], **options: Any) -> Any:
+        left_out.append(strangers)
+        return reap(*args, strangers=strangers, **options)
+
+    monkeypatch.setattr(Region, "_reap", noted)
+    with Node(scene.root) as node:
+
+        def is_repaired() -> bool:
+            return any(each.done for each in repair(node, diagnose(node)))
+
+        eventually(is_repaired)
+        process = node.processes.get(neighbour.pid_here)
+        assert process is not None
+        assert left_out[-1] == [(process.pid, process.start_time_ticks)]
+    assert file.get("slot_used.total") == 0
 
 
 def test_a_process_of_another_pod_that_maps_the_region_is_never_taken_for_dead(

@@ -17,7 +17,7 @@ from lock_bytes import NOBODY, hold, is_free
 from namespaces import needs_first_namespace
 from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import (
     Layout,
@@ -172,9 +172,11 @@ def test_maps_are_read_once_for_all_regions(
 
 
 def test_a_stranger_is_not_asked_what_it_maps_but_its_successor_is(
-    region: Region, fake_proc: FakeProc
+    region: Region, file: RegionFile, fake_proc: FakeProc
 ) -> None:
     """Its pid may be another's by now, and where nobody knows since when it runs, it may be too."""
+    for pid in (5, 6):
+        file.add_process(pid, {0: 640})
     maps = fake_proc.directory.parent / "ours"
     maps.write_text(line_of(region))
     fake_proc.add_long(100, 5, maps)
@@ -182,7 +184,11 @@ def test_a_stranger_is_not_asked_what_it_maps_but_its_successor_is(
     strangers = [(99, 1), (100, 4321), (101, 4321), (102, 0)]
 
     def dead() -> frozenset[int]:
-        return Liveness(str(fake_proc.directory)).dead(region, [5, 6], strangers=strangers)
+        proc = fake_proc.directory
+        found = Liveness(str(proc)).dead(region, [5, 6], strangers=strangers)
+        reaped = region._reap(None, proc, dry_run=True, timeout_s=PATIENCE_S, strangers=strangers)
+        assert {each.pid for each in reaped} == found
+        return found
 
     assert dead() == frozenset()
     fields = " ".join(["S", *["0"] * 18, "{}", *["0"] * 30])

@@ -377,7 +377,14 @@ class _RegionRepair(contextlib.ExitStack):
                 if match.state == "dead" and (memory_bytes(usage) or not usage.settled)
             )
         if self._freed is None:
-            freed = self._region.reap(proc=self._node.proc, timeout_s=self._lock_timeout_s)
+            used = self._used or self._looked()
+            pids = {usage.pid for usage in used.snapshot.processes}
+            freed = self._region._reap(
+                None,
+                self._node.proc,
+                timeout_s=self._lock_timeout_s,
+                strangers=self._node._strangers_to(self._container, pids),
+            )
             self._freed = {
                 slot.pid: f"slot of dead process {slot.pid}"
                 f" {'removed' if slot.removed else 'emptied'},"
