@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from exporter_scene import busy_node
-from served import MIB, Listings, Minute, measure, running, serving
+from served import MIB, PATIENCE_S, Listings, Minute, measure, running, serving
 
 if TYPE_CHECKING:
     from ledger import Ledger
@@ -54,8 +54,13 @@ def test_a_minute_of_all_tasks(
             begun(node, *arguments, verb="agent", listings=listings) as program,
         ):
             # At its second look the agent writes the driver's figures of all processes, once.
+            deadline = time.monotonic() + PATIENCE_S
+            while not program.has_written_figures():
+                assert time.monotonic() < deadline
+                time.sleep(1)
             time.sleep(15)
-            found = measure(node, program, minutes=0.5 if quick else 2, utilization=False)
+            # What is done once a minute counts once.
+            found = measure(node, program, minutes=1 if quick else 2, utilization=False)
             assert program.has_written_figures()
             return found
 
