@@ -49,6 +49,10 @@ _FULL_AFTER_S = 50.0
 # have mapped.
 _UNCHANGED_FOR_S = 600.0
 _HOLDER_UNCHANGED_FOR_S = 3600.0
+# What has been as it is for so long is looked at in every third listing only, each process in
+# another one: kernel threads, and the daemons of a node.
+_QUIET_AFTER_S = 60.0
+_QUIET_LISTINGS = 3
 # So many files of a process are held against its links, 4 us each.
 _LINKS_LIMIT = 16
 _MOMENTS = 64
@@ -70,6 +74,7 @@ class ProcessReader:
         self._kept_of: MappingOf[int, Entry] = {}
         self._kept_bytes: Counter[Payer] = Counter()
         self._full_s = float("-inf")
+        self._listing = 0
         # Text of cgroup -> what it says, within one refresh.
         self._containers: dict[str, tuple[ContainerId | None, Payer]] = {}
 
@@ -93,8 +98,9 @@ class ProcessReader:
                 are read again where they have called exec or do not map what they did, and after
                 an hour.
             wanted: Pids whose maps are read again if they have done anything since.
-            full: Whether to look at those of `living` too, and at this process itself, which maps
-                all regions; else they are, once in 50 s.
+            full: Whether to look at every process. Else, but for once in 50 s, those of `living`
+                are left out, this process itself, which maps all regions, and two thirds of those
+                that were last read more than a minute ago, in turns.
 
         Returns:
             All processes by pid, and the pids that not even `stat` may be read of.
@@ -128,6 +134,8 @@ class ProcessReader:
             own = {int(itself)} if itself.isdigit() else set()
             alive = holders | (own - set(wanted)) & before.keys()
             untouched = {pid for pid in alive if before[pid].unread is None}
+            self._listing += 1
+            untouched.update(_quiet(before, wanted, now_s - _QUIET_AFTER_S, self._listing))
         entries.update((pid, before[pid]) for pid in pids if pid in untouched)
         asked = [pid for pid in pids if pid not in untouched]
         for pid, activity in procfs.read_activities(directory, asked):
@@ -423,6 +431,20 @@ def _known_holders(
         and (known := before.get(pid)) is not None
         and known.process is not None
         and known.process.start_time_ticks == start_time_ticks
+    }
+
+
+def _quiet(
+    before: MappingOf[int, Entry], wanted: Collection[int], since_s: float, listing: int
+) -> set[int]:
+    """The pids of processes that have been as they are for long and have no turn in a listing."""
+    return {
+        pid
+        for pid, entry in before.items()
+        if (pid + listing) % _QUIET_LISTINGS
+        and entry.unread is None
+        and entry.looked_at_s < since_s
+        and pid not in wanted
     }
 
 

@@ -268,6 +268,42 @@ def test_between_two_whole_looks_only_who_lives_by_a_pidfd_is_left_out(
     assert {user.pid_here, os.getpid()} <= set(looked_at)
 
 
+def test_who_has_been_as_it_is_for_long_has_its_turn_in_one_of_three_looks(
+    actor: MakeActor, node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = root.region()
+    quiet = [actor() for _ in range(4)]
+    told(node)
+    looked_at: list[int] = []
+    read_activities = procfs.read_activities
+
+    def noted(directory: int, pids: Sequence[int]) -> Any:
+        looked_at.extend(pids)
+        return read_activities(directory, pids)
+
+    monkeypatch.setattr(procfs, "read_activities", noted)
+    node.processes.refresh(full=False)
+    assert {each.pid_here for each in quiet} <= set(looked_at), "they are new"
+    monkeypatch.setattr(process_reader, "_QUIET_AFTER_S", 0.0)
+    monkeypatch.setattr(process_reader, "_FULL_AFTER_S", float("inf"))
+    looked_at.clear()
+    for _ in range(3):
+        node.processes.refresh(full=False)
+    assert [looked_at.count(each.pid_here) for each in quiet] == [1] * len(quiet)
+    # One that ends is gone at once, and one that maps a region is found in its turn.
+    ending, mapping, *_ = quiet
+    ending.kill()
+    mapping("open", str(path), writable=True)
+    node.processes.refresh(full=False)
+    assert node.processes.get(ending.pid_here) is None
+    for _ in range(2):
+        node.processes.refresh(full=False)
+    (container,) = node.containers
+    assert container.region is not None
+    mappers = node.processes.mappers(*node.processes.identity(container.region))
+    assert mapping.pid_here in {each.pid for each in mappers}
+
+
 @pytest.mark.parametrize("at_work", [False, True])
 def test_a_process_with_a_slot_that_takes_one_in_another_region_is_found(
     actor: MakeActor, node: Node, root: Root, at_work: bool
