@@ -81,7 +81,7 @@ class DriverFigures(Task):
 
     name = "figures"
     counted = ("runs", "writes", "processes", "errors")
-    interval_s = 5.0
+    interval_s = 10.0
     #: How long to wait for a region's lock.
     timeout_s = 0.2
 
@@ -99,7 +99,7 @@ class DriverFigures(Task):
         self._observer = observer or Observer(node, sampler=sampler)
         self._max_age_s = 0.0 if observer is None else min(SHARED_AGE_S, self.interval_s / 2)
         # Of each process the tracker tells when it ends; the rest of /proc changes slowly.
-        self._processes_max_age_s = 0.0 if observer is None else 2 * self.interval_s
+        self._processes_max_age_s = 0.0 if observer is None else self.interval_s
         self._last: Observation | None = None
         self._dry_run = dry_run
         # By owner: whether something may be written in this pass.

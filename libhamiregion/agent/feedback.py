@@ -133,6 +133,8 @@ class Feedback(Task):
         self._node = node
         self._observer = observer or Observer(node)
         self._max_age_s = 0.0 if observer is None else min(SHARED_AGE_S, self.interval_s / 2)
+        # The regions are read in every pass; the driver and the processes need not be.
+        self._observation_max_age_s = 0.0 if observer is None else 1.5 * self.interval_s
         # A monitor that starts is seen after two passes at most.
         self._processes_max_age_s = 0.0 if observer is None else 2 * self.interval_s
         self._dry_run = dry_run
@@ -201,11 +203,13 @@ class Feedback(Task):
 
     def _observe(self) -> NodeSnapshot:
         observation = self._observer.observe(
-            max_age_s=self._max_age_s, slots=False, processes_max_age_s=self._processes_max_age_s
+            max_age_s=self._observation_max_age_s,
+            slots=False,
+            processes_max_age_s=self._processes_max_age_s,
         )
         if observation.processes_error is not None:
             raise observation.processes_error
-        return observation.snapshot
+        return self._observer.read_regions(max_age_s=self._max_age_s)
 
     def _look(self) -> tuple[NodeSnapshot | None, tuple[OtherWriter, ...]]:
         snapshot = None

@@ -86,8 +86,8 @@ class NodeExporter:
         counters: What an agent in this program counts, by name; asked at each scrape. Names that
             end in ``_paused`` are 0 or 1. Where that fails, a scrape is without them.
         observer: What others in this program observe the node with: their observations serve here
-            too, if they are younger than half of `interval_s`, and the driver is asked if it asks
-            it. None makes one of `node` and `sampler`.
+            too, if they are no older than `interval_s`, and the driver is asked if it asks it. None
+            makes one of `node` and `sampler`.
 
     Raises:
         ValueError: An interval that is not above 0, a collector that there is not, or a label that
@@ -134,7 +134,7 @@ class NodeExporter:
             observer,
             limiter,
             gone_after_s,
-            max_age_s=0.0 if observer is own else interval_s / 2,
+            max_age_s=0.0 if observer is own else interval_s,
             slots=with_slots,
         )
         scheduled = [ScheduledCollector(self._containers, interval_s)]

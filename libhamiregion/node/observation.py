@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -142,6 +143,7 @@ def _leave_in_child() -> None:
     for observer in _observers:
         observer._observing = threading.Lock()
         observer._last = None
+        observer._last_read = None
 
 
 os.register_at_fork(after_in_child=_leave_in_child)
@@ -195,6 +197,8 @@ class Observer:
         self._driver = None if sampler is None else BoundedCall(sampler.sample, "hamiregion-nvml")
         self._observing = threading.Lock()
         self._last: Observation | None = None
+        # What was read of the regions last, and when that began.
+        self._last_read: tuple[float, NodeSnapshot] | None = None
         self._read_at_ns = 0
         self._processes_read_s = float("-inf")
         _observers.add(self)
@@ -251,29 +255,63 @@ class Observer:
         last = self._last
         if last is not None and fits(last):
             return last
-        lock = self._observing
-        if not lock.acquire(timeout=_OBSERVER_TIMEOUT_S):
-            raise NodeBusy(
-                f"another observation of this node has not come back for {_OBSERVER_TIMEOUT_S:g} s"
-            )
-        try:
+        with self._one_at_a_time():
             last = self._last
             if last is None or not fits(last):
                 ages = (processes_max_age_s, self._processes_max_age_s)
                 age_s = min((each for each in ages if each is not None), default=None)
                 last = self._last = self._take(slots or self._slots, age_s)
             return last
+
+    def read_regions(self, *, max_age_s: float = 0.0) -> NodeSnapshot:
+        """Return what stands in the regions, without asking the driver or looking at /proc.
+
+        It is that of the last observation if that is young enough. Else the directories and the
+        regions are read, for all who ask meanwhile.
+
+        Args:
+            max_age_s: How old it may be when it is asked for, seconds.
+
+        Raises:
+            RegionClosed: The node has been closed.
+            NodeBusy: Another thread's observation has not come back for 30 s.
+            OSError: The node looks outside the roots, and /proc cannot be listed.
+        """
+        asked_s = time.monotonic()
+        self.node.check_open()
+        with self._one_at_a_time():
+            last = self._last_read
+            if last is not None and last[0] >= asked_s - max_age_s:
+                return last[1]
+            return self._read_regions()[0]
+
+    @contextlib.contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        # A forked child has another lock.
+        lock = self._observing
+        if not lock.acquire(timeout=_OBSERVER_TIMEOUT_S):
+            raise NodeBusy(
+                f"another observation of this node has not come back for {_OBSERVER_TIMEOUT_S:g} s"
+            )
+        try:
+            yield
         finally:
             lock.release()
+
+    def _read_regions(self) -> tuple[NodeSnapshot, int]:
+        began_s = time.monotonic()
+        changes = self.node.refresh(processes=self.node.looks_outside)
+        read_at_ns = time.time_ns()
+        snapshot = self.node.snapshot(most_bytes=SNAPSHOT_BYTES)
+        if changes:
+            self.node.give_back_pages()
+        self._last_read = began_s, snapshot
+        return snapshot, read_at_ns
 
     def _take(self, slots: bool, processes_max_age_s: float | None) -> Observation:
         node, began_s = self.node, time.monotonic()
         sample, driver_error = self._ask_driver()
-        changes = node.refresh(processes=node.looks_outside)
-        regions_read_at_ns = time.time_ns()
-        snapshot = node.snapshot(most_bytes=SNAPSHOT_BYTES)
-        if changes:
-            node.give_back_pages()
+        snapshot, regions_read_at_ns = self._read_regions()
         states, processes_error = None, None
         try:
             self._read_processes(slots, processes_max_age_s)

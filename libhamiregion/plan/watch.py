@@ -160,7 +160,7 @@ class PlanWatcher:
         if reading.plan is not self.plan:
             cause = "plan"
             self._take(reading.plan)
-        self._observer.observe(max_age_s=self._max_age_s, slots=False)
+        self._observer.read_regions(max_age_s=self._max_age_s)
         # A root may have come since.
         self._exclude_others()
         originals.refresh(self._node)

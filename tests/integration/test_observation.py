@@ -18,7 +18,7 @@ from node_root import Root
 from region_bytes import RegionFile, truncate
 from wait import PATIENCE_S, eventually
 
-from libhamiregion import Layout, RegionClosed, RegionStale, create_region
+from libhamiregion import Layout, RegionClosed, RegionStale, create_region, open_region
 from libhamiregion.agent import (
     DriverFigures,
     Feedback,
@@ -107,6 +107,51 @@ def test_one_that_is_young_enough_serves_everybody(node: Node, root: Root) -> No
     assert second is not first
     assert len(first.containers) == 0
     assert len(second.containers) == 1
+
+
+def test_regions_alone_are_read_without_the_driver_and_proc(node: Node, root: Root) -> None:
+    sampler = HeldSampler()
+    sampler.may_answer.set()
+    observer = Observer(node, sampler=sampler, slots=True)
+    observed = observer.observe()
+    proc_read_at_ns = node.processes.read_at_ns
+    assert observer.read_regions(max_age_s=PATIENCE_S) is observed.snapshot
+    path = root.region()
+    found = observer.read_regions()
+    assert [each.region_path for each in found.containers] == [str(path)]
+    RegionFile(path, Layout.V1_2).put("recent_kernel", 7)
+    assert observer.read_regions(max_age_s=PATIENCE_S) is found
+    assert observer.read_regions().table.regions.recent_kernel.tolist() == [7]
+    assert sampler.asked == 1
+    assert node.processes.read_at_ns == proc_read_at_ns
+    # They are no observation.
+    assert observer.observe(max_age_s=PATIENCE_S) is observed
+
+
+def test_the_feedback_reads_the_regions_anew_beside_an_older_observation(
+    node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = HeldSampler()
+    sampler.may_answer.set()
+    urgent = root.region("urgent", uuids=["GPU-0"], priority=0)
+    other = root.region("other", uuids=["GPU-0"], priority=1)
+    monkeypatch.setattr(Feedback, "interval_s", PATIENCE_S)
+    monkeypatch.setattr("libhamiregion.agent.feedback.SHARED_AGE_S", 0.0)
+    observer = Observer(node, sampler=sampler, slots=True)
+    feedback = Feedback(node, assume_alone=True, observer=observer)
+    with (
+        open_region(urgent, writable=True) as busy,
+        open_region(other, writable=True) as waiting,
+    ):
+        busy.set_recent_kernel(0)
+        waiting.set_recent_kernel(0)
+        feedback.run()
+        assert waiting.recent_kernel == 0
+        busy.set_recent_kernel(5)
+        feedback.run()
+        assert waiting.recent_kernel == -1
+    feedback.stop()
+    assert sampler.asked == 1
 
 
 def test_one_without_slots_does_not_serve_those_who_want_them(node: Node, root: Root) -> None:
