@@ -76,6 +76,7 @@ struct listed_process {
     char name[12]; /* of its directory: its pid there */
     uint32_t pid;
     struct hr_mapper pids;
+    uint64_t start_time_ticks;        /* 0: not read, or not known */
     struct hr_written_files *written; /* NULL: its maps have not been read for others */
 };
 
@@ -224,30 +225,33 @@ static int compare_strangers(const void *one, const void *other)
 }
 
 /* It must be the very process: its pid can be another's by now. */
-static bool is_stranger(const struct search *search, uint32_t pid)
+static bool is_stranger(const struct search *search, struct listed_process *process)
 {
     const struct hr_strangers *strangers = search->strangers;
-    const struct hr_stranger wanted = {.pid = pid};
+    const struct hr_stranger wanted = {.pid = process->pid};
     const struct hr_stranger *found =
         strangers == NULL || strangers->count == 0
             ? NULL
             : bsearch(&wanted, strangers->list, strangers->count, sizeof wanted, compare_strangers);
     if (found == NULL)
         return false;
-    uint64_t start = hr_read_start_time(dirfd(search->list->directory), pid);
-    return start != 0 && start == found->start_time_ticks;
+    /* Once for all regions: whoever has the pid later is not the one that was listed. */
+    if (process->start_time_ticks == 0)
+        process->start_time_ticks =
+            hr_read_start_time(dirfd(search->list->directory), process->pid);
+    return process->start_time_ticks != 0 && process->start_time_ticks == found->start_time_ticks;
 }
 
 /* Whether the maps of the process have to be read.  If unsure, yes: reading them says what is in
  * the way. */
-static bool may_matter(const struct search *search, const struct listed_process *process)
+static bool may_matter(const struct search *search, struct listed_process *process)
 {
     if (process->written != NULL && hr_is_not_written(process->written, &search->file))
         return false;
     const bool matters = search->only == NULL || process->pids.levels == 0 ||
                          matches(search->only, &process->pids) ||
                          (search->slots != NULL && matches(search->slots, &process->pids));
-    return matters && !is_stranger(search, process->pid);
+    return matters && !is_stranger(search, process);
 }
 
 /* Whether this process is one of the region's, by more than the handle that is searched with. */

@@ -199,6 +199,23 @@ def test_a_stranger_is_not_asked_what_it_maps_but_its_successor_is(
     assert dead() == frozenset()
 
 
+def test_who_is_a_stranger_is_read_once_for_all_regions(
+    region: Region, others: list[Region], fake_proc: FakeProc
+) -> None:
+    """Else two hundred containers with the same pids would read two hundred times two hundred."""
+    maps = fake_proc.directory.parent / "ours"
+    maps.write_text("".join(map(line_of, (region, *others))))
+    fake_proc.add_long(100, 5, maps)
+    fields = " ".join(["S", *["0"] * 18, "4321", *["0"] * 30])
+    stat = fake_proc.directory / "100" / "stat"
+    stat.write_text(f"100 (x) {fields}\n")
+    liveness = Liveness(str(fake_proc.directory))
+    assert liveness.dead(region, [5], strangers=[(100, 4321)]) == {5}
+    stat.unlink()
+    assert [liveness.dead(each, [5], strangers=[(100, 4321)]) for each in others] == [{5}] * 3
+    assert liveness.dead(others[0], [5]) == frozenset()
+
+
 def test_maps_with_more_shared_files_than_are_kept_are_read_for_each_region(
     region: Region, others: list[Region], fake_proc: FakeProc
 ) -> None:
