@@ -140,7 +140,7 @@ int hr_reap_without(hr_region *region, const char *proc, const struct hr_strange
  * alone, and under its lock; this is for a node, and changes nothing.
  *
  * List the processes first, after all slots have been read: a process that came later than the list
- * is not in it, and its slot would count as dead.  A list keeps a descriptor of that /proc, 160
+ * is not in it, and its slot would count as dead.  A list keeps a descriptor of that /proc, 176
  * bytes for each process, and 1.5 KiB for each whose maps were read.  Calls with one list exclude
  * each other.
  *
