@@ -110,6 +110,26 @@ def test_whose_slots_name_a_neighbours_pid_has_nobody_read_its_maps(
         assert table._proof_share_s(OURS) <= 0
 
 
+def test_a_node_tells_by_the_directory_whose_processes_need_not_be_read(
+    expensive: Actor, scene: NodeScene
+) -> None:
+    file = scene.container("victim", pod_uid=OURS)
+    file.add_process(expensive.pid, {0: 640})
+    with Node(scene.root) as node:
+
+        def is_proved() -> bool:
+            node.processes._proof_shares = FairShares(SHARE_S, 0.0)
+            node.refresh()
+            (container,) = node.containers
+            assert container.region is not None
+            snapshot = container.region.snapshot()
+            node.processes.refresh()
+            found = node.match(container, [expensive.pid], snapshot.taken_at_ns)
+            return found.dead == {expensive.pid}
+
+        eventually(is_proved)
+
+
 def test_a_repair_frees_the_slot_of_the_dead_without_reading_a_neighbours_maps(
     neighbour: Actor, scene: NodeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
