@@ -313,6 +313,31 @@ def switches(thread: int) -> int:
     return int(status.partition("voluntary_ctxt_switches:")[2].split()[0])
 
 
+@pytest.mark.parametrize("timeout_s", [None, PATIENCE_S])
+def test_a_launch_that_waits_goes_on_when_a_tick_has_filled_the_bucket(
+    timeout_s: float | None,
+) -> None:
+    limiter = make_limiter()
+    limiter.acquire(1)
+    waiting: Queue[int] = Queue()
+
+    def launch() -> None:
+        waiting.put(threading.get_native_id())
+        limiter.acquire(1, timeout_s=timeout_s)
+
+    # A daemon: were the launch never let go, it would keep the interpreter.
+    launched = threading.Thread(target=launch, daemon=True)
+    launched.start()
+    thread = waiting.get(timeout=PATIENCE_S)
+    naps = switches(thread)
+    eventually(lambda: switches(thread) > naps + 4)
+    assert launched.is_alive()
+    limiter.tick(0)
+    launched.join(PATIENCE_S)
+    assert not launched.is_alive()
+    assert limiter.tokens == limiter.share - 2
+
+
 @pytest.mark.parametrize("lift", [Region.set_sm_limit, Region.set_utilization_switch])
 def test_a_launch_that_waits_already_goes_on_when_its_limit_is_lifted(
     lift: Callable[..., object], region: Region
