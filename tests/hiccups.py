@@ -18,6 +18,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
@@ -76,8 +77,8 @@ class Freezer:
         if own is None:
             raise FileNotFoundError(f"no cgroup of the kind that has {kind.file}")
         self._kind = kind
-        self.cgroup = own / f"hiccups-{os.getpid()}"
-        self.cgroup.mkdir()
+        # Not by its pid, which other pid namespaces have too.
+        self.cgroup = Path(tempfile.mkdtemp(prefix="hiccups-", dir=own))
         try:
             self.thaw()
         except OSError:
