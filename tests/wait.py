@@ -49,7 +49,7 @@ def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) ->
     while not condition():
         waited = time.monotonic() - started
         assert waited < within_s, "it did not happen"
-        time.sleep(min(max(waited / 16, 0.001), 0.1))
+        time.sleep(min(max(waited / 16, 0.001), 0.025))
 
 
 def goes_on(began_s: float, for_s: float, *, is_enough: bool) -> bool:
