@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reaping import reap_in_time
 from wait import PATIENCE_S
 
 from libhamiregion import Region, RegionSnapshot, open_region
@@ -138,7 +139,7 @@ def look(
     if os.access(path, os.W_OK):
         counting = {each.pid for each in snapshot.processes if memory_bytes(each)}
         with open_region(path, writable=True) as opened:
-            freed = {slot.pid for slot in opened.reap(proc=table.proc, dry_run=True)}
+            freed = {slot.pid for slot in reap_in_time(opened, proc=table.proc, dry_run=True)}
         assert freed & counting == found.dead & counting
     return found
 
