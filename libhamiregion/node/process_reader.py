@@ -42,7 +42,7 @@ _FIRST_LOOKS_S, _FIRST_LOOKS_PER_SHARE_S = 5.0, 0.02
 # those that hold slots were left out.
 _SECOND_LOOKS_S, _SECOND_LOOKS_PARTIAL_S = 0.05, 0.005
 # So often those are looked at, too, that are known to live.
-_FULL_AFTER_S = 50.0
+_FULL_AFTER_S = 55.0
 # What has mapped nothing since, by its `stat`, is read again after this time, each process at
 # another moment: it can have put a mapping in the place of another. Of one that holds a slot the
 # links to what it maps tell that, at a fiftieth of the cost; its maps are read for what else it may
@@ -98,7 +98,7 @@ class ProcessReader:
                 are read again where they have called exec or do not map what they did, and after
                 an hour.
             wanted: Pids whose maps are read again if they have done anything since.
-            full: Whether to look at every process. Else, but for once in 50 s, those of `living`
+            full: Whether to look at every process. Else, but for once a minute, those of `living`
                 are left out, this process itself, which maps all regions, and two thirds of those
                 that were last read more than a minute ago, in turns.
 

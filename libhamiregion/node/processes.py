@@ -140,7 +140,7 @@ class ProcessTable:
         """Read what has changed since the last refresh.
 
         Args:
-            full: Look at every process. Else, but for once in 50 s, this process is left out, and
+            full: Look at every process. Else, but for once a minute, this process is left out, and
                 those that hold a slot, by `Node.slots`, and have not ended: what they have done
                 since is seen at the next full look. Of those that were last read more than a
                 minute ago a third is looked at, each in its turn.
