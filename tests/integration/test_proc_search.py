@@ -171,6 +171,19 @@ def test_maps_are_read_once_for_all_regions(
     assert [liveness.dead(each, [5, 0, 6]) for each in others] == [{5, 0, 6}] * 3
 
 
+def test_what_may_be_a_mapping_of_the_region_is_not_forgotten_over_those_after_it(
+    region: Region, fake_proc: FakeProc
+) -> None:
+    """Through an overlay its inode shows another device."""
+    maps = fake_proc.directory.parent / "through_an_overlay"
+    fields = line_of(region).split(maxsplit=5)
+    other = " ".join([*fields[:3], "fe:fe", "1", "/elsewhere\n"])
+    maps.write_text(" ".join([*fields[:3], "fe:fe", *fields[4:]]) + other)
+    fake_proc.add_long(100, 5, maps)
+    fake_proc.add_long(101, 6, fake_proc.directory / "1" / "maps")
+    assert Liveness(str(fake_proc.directory)).dead(region, [5, 6]) == {6}
+
+
 def test_a_stranger_is_not_asked_what_it_maps_but_its_successor_is(
     region: Region, file: RegionFile, fake_proc: FakeProc
 ) -> None:

@@ -147,9 +147,10 @@ def test_other_paths_and_methods_are_refused_in_a_few_words(serve: Callable[...,
                 404,
                 "404: nothing here; the metrics are at /metrics\n",
             )
-        for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "NONSENSE"):
-            reply = scraper.ask("/metrics", method)
-            assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD")
+        for path in ("/metrics", "/"):
+            for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "NONSENSE"):
+                reply = scraper.ask(path, method)
+                assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD")
         assert scraper.ask("/metrics?any=x").status == 200
 
 
