@@ -126,10 +126,8 @@ only tick() fills it
         )
 
     def _take(self, blocks: int, timeout_ns: int) -> bool:
-        code = lib.hr_limiter_acquire(self._handle, blocks, timeout_ns)
-        if code and code != lib.HR_ETIMEOUT:
-            raise self._error(code)
-        return not code
+        taken: bool = lib.hr_limiter_acquire(self._handle, blocks, timeout_ns) == lib.HR_OK
+        return taken
 
     def tick(self, util_percent: SupportsIndex) -> None:
         """Make one step of 120 ms.
