@@ -133,10 +133,9 @@ void hr_get_info(const hr_region *region, struct hr_info *out)
     out->mapped_bytes = region->mapped_bytes;
     out->version = region->version;
     bool is_ours = region->fork_generation == hr_fork_generation;
-    /* hr_close() takes it away under the same lock. */
-    hr_fork_lock();
-    out->address = is_ours ? (uint64_t)(uintptr_t)region->base : 0;
-    hr_fork_unlock();
+    /* hr_close() may take it away just now: who touches it enters, and this does not. */
+    unsigned char *base = __atomic_load_n(&region->base, __ATOMIC_RELAXED);
+    out->address = is_ours ? (uint64_t)(uintptr_t)base : 0;
 }
 
 /* Whether the region's name leads to it; also where the system does not let us look: no
@@ -181,7 +180,7 @@ int hr_close(hr_region *region)
     region->own.is_claimed = false;
     hr_fork_lock();
     munmap(region->base, region->mapped_bytes);
-    region->base = NULL;
+    __atomic_store_n(&region->base, NULL, __ATOMIC_RELAXED);
     if (region->writable)
         hr_unlink_writable(region);
     hr_fork_unlock();
