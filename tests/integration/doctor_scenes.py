@@ -77,8 +77,13 @@ def host_pid_wrong(cause: str, *says: str, severity: Severity | None = None) -> 
     return Expected(FindingKind.HOST_PID_WRONG, cause, severity, says=says)
 
 
-@scene(host_pid_wrong("missing"), mended=(), layouts=(Layout.UNVERSIONED_NO_UTIL,), depth=1)
-@scene(host_pid_wrong("missing"), mended=(), depth=2)
+@scene(
+    host_pid_wrong("missing", " is 0; /proc"),
+    mended=(),
+    layouts=(Layout.UNVERSIONED_NO_UTIL,),
+    depth=1,
+)
+@scene(host_pid_wrong("missing", " is 0; /proc"), mended=(), depth=2)
 def a_missing_host_pid(node: DoctorNode, layout: Layout, depth: int) -> None:
     place = node.place(layout)
     place.spawn(place.start(depth), host_pid=False)
