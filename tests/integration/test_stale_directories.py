@@ -151,16 +151,16 @@ def test_a_source_that_does_not_know_this_node_stops_everything(
     why = break_source({"logs": scene.logs, "pods": scene.pods}[where], how, scene.alive)
     for _ in range(3):
         time.sleep(SOON_S)
-        collector.run()
+        # Another process of this machine that does not show what it maps pauses it as well.
+        until(collector, lambda: collector.paused == why)
     assert directory.is_dir()
-    assert [each.message for each in scene.events] == [f"nothing is removed: {why}"]
-    assert collector.paused == why
+    assert {each.message for each in scene.events} == {f"nothing is removed: {why}"}
     assert collector.counters()["removal_paused"] == 1
     if (where, how) == ("pods", "foreign"):
         (scene.pods / scene.alive).mkdir()
         until(collector, gone(directory))
-        assert scene.events.kinds() == ["paused", "resumed", "removed"]
-        assert scene.events[1].message.endswith(f"it had paused: {why}")
+        assert scene.events.kinds()[-2:] == ["resumed", "removed"]
+        assert scene.events.of("resumed")[0].message.endswith(f"it had paused: {why}")
 
 
 def test_where_no_pod_runs_nothing_shows_that_kubelets_directories_are_right(
