@@ -15,6 +15,7 @@
 
 static unsigned samples; /* that there are, */
 static unsigned growth;  /* and how many more at the next question */
+static unsigned questions;
 static bool is_blackwell, is_liar;
 
 static unsigned percent_of(unsigned pid)
@@ -26,6 +27,7 @@ static nvmlReturn_t end_list(unsigned room, unsigned *count)
 {
     unsigned there = samples;
     samples += growth;
+    questions++;
     *count = there;
     if (is_liar)
         return NVML_SUCCESS; /* as if all of them had found room */
@@ -94,6 +96,14 @@ int main(void)
         free(figures.newer);
         figures = (struct hr_busy_figures){.list = NULL};
     }
+    /* Where the room never is enough, both functions are asked four times, and then no more. */
+    is_liar = false;
+    samples = growth = 200;
+    questions = 0;
+    MUST(!hr_read_busy_figures(NULL, 1000, &figures));
+    MUST(questions == 8);
+    free(figures.list);
+    free(figures.newer);
     /* Two samples of one process count together, and never more than the whole GPU. */
     nvmlProcessUtilizationSample_t both[] = {{.pid = 7, .smUtil = 60}, {.pid = 7, .smUtil = 60}};
     const struct hr_busy_figures shown = {.list = both, .count = 2, .room = 2};
