@@ -179,6 +179,26 @@ def test_a_limit_that_fits_and_was_seen_for_long_needs_no_change(tmp_path: Path)
     assert "1 allocation seen too shortly to say." in text
 
 
+def test_what_a_report_doubts_is_in_it_or_beside_it(tmp_path: Path) -> None:
+    path, written = str(tmp_path / "lies.db"), tmp_path / "written"
+    liar = Allocation("research", "liar\x1b[2J", "train", "uid", 0, "GPU-1")
+    with RecordingWriter(path, interval_s=1) as writer:
+        for second in range(15):
+            sample = Sample(2**62 if second % 2 else 2**30)
+            writer.write({liar: sample}, at_ms=(MIDNIGHT_S + 43_200 + second) * 1000)
+    for form, holds_it in (("text", False), ("csv", False), ("json", True), ("html", True)):
+        answer = call("report", "--from", path, *YOUNG, "--format", form)
+        assert ("above 64 TiB" in answer.stdout, "above 64 TiB" in answer.stderr) == (
+            holds_it,
+            not holds_it,
+        ), form
+        to = call("report", "--from", path, *YOUNG, "--format", form, "--to", str(written))
+        assert ("above 64 TiB" in written.read_text(encoding="utf-8")) == holds_it, form
+        # Whoever opens the page sees it there.
+        assert ("Note: sizes above 64 TiB" in to.stderr) == (form != "html")
+        assert "\x1b" not in answer.stderr + to.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
