@@ -15,6 +15,8 @@ from integration.called import call
 from plan_scene import GIB, GPUS, PlanScene, plan_yaml
 from wait import PATIENCE_S
 
+from libhamiregion.node import Node
+
 SIX = "{select: {namespace: research}, set: {memory_limit: 6GiB}}"
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 DIFF = """\
@@ -234,6 +236,25 @@ def test_a_limit_below_use_is_refused_unless_forced(scene: PlanScene) -> None:
     assert region.limits()["memory"][:2] == [8 * GIB, 4 * GIB]
     assert limits("apply", scene, "--force").returncode == 0
     assert region.limits()["memory"][:2] == [6 * GIB, 6 * GIB]
+
+
+def test_an_edit_that_another_is_faster_than_is_not_made_and_told(
+    scene: PlanScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = scene.container()
+    opened = Node.open
+
+    def spoilt(node: Node, container: Any) -> Any:
+        region.put("limit", 7 * GIB)
+        return opened(node, container)
+
+    scene.plan_file(SIX)
+    with monkeypatch.context() as patch:
+        patch.setattr(Node, "open", spoilt)
+        answer = limits("apply", scene)
+    assert answer.returncode == 3
+    assert "changed 0 of 1 container" in answer.stdout
+    assert region.limits()["memory"][:2] == [7 * GIB, 4 * GIB]
 
 
 def test_names_from_a_node_cannot_steer_a_terminal(scene: PlanScene) -> None:
