@@ -37,8 +37,11 @@ from libhamiregion.cli.options import DriverChoice, NodeChoice
 from libhamiregion.cli.process_page import process_page
 from libhamiregion.cli.terminal import draw_page, fit_page
 from libhamiregion.node import Selector
+from libhamiregion.node.join import Join
 from libhamiregion.node.nvml import NvmlDevice, NvmlProcess
+from libhamiregion.node.process_rows import process_rows
 from libhamiregion.node.suspended import SuspendedProcesses
+from libhamiregion.node.views import observed_views
 
 scene = pytest.fixture(scope="module")(busy_scene)
 pytestmark = needs_namespaces
@@ -216,6 +219,19 @@ def test_a_device_that_is_chosen_is_the_one_that_has_a_bar(scene: Scene) -> None
         assert [[each.usage.index for each in use.devices] for use in uses] == [[1]]
         assert container_uses(node, views, (), Selector(pod="nobody")) == []
     assert (uses[0].devices[0].memory_ratio, uses[0].devices[0].memory_driver_bytes) == (0, None)
+
+
+def test_one_process_is_enough_for_a_containers_figures_of_the_driver(scene: Scene) -> None:
+    place = NodeChoice((str(scene.node.root),), str(scene.node.logs), "files", None, None)
+    with DriverChoice(False, str(scene.driver.library)).observe(place) as observer:
+        observation = observer.observe()
+        views = observed_views(observer.node, observation)
+        processes = process_rows(Join(observation), views)
+        working = [each for each in processes if each.host_pid == scene.pids["working"]]
+        (use,) = container_uses(observer.node, views, working, Selector(pod="bert-0", device="0"))
+    (device,) = use.devices
+    figures = (device.driver_index, device.memory_driver_bytes, device.driver_sm_percent)
+    assert figures == (0, 3300 * MIB, 43)
 
 
 # ---- Again and again ----------------------------------------------------------------------------
