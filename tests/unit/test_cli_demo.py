@@ -71,8 +71,12 @@ def test_on_a_terminal_it_is_live_and_coloured_and_cleans_up(tmp_path: Path) -> 
 
 @pytest.mark.thorough
 def test_the_numbers_bear_the_story_out(tmp_path: Path) -> None:
+    began = time.monotonic()
     answer = run("demo", "--seconds", "4", "--json", env={"TMPDIR": str(tmp_path)})
     assert (answer.returncode, answer.stderr) == (0, "")
+    assert time.monotonic() - began > 4, (
+        "a part ends no earlier where all has happened that it shows"
+    )
     parts: list[tuple[str, list[dict]]] = []
     for line in map(json.loads, answer.stdout.splitlines()):
         if "say" in line:
