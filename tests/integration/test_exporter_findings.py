@@ -1,7 +1,9 @@
 """What the doctor finds, as series: by kind, by container, and what orphaned slots hold."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from actors import Actor
@@ -9,10 +11,13 @@ from exposition import NodeFiles, parsed
 from lock_bytes import NOBODY
 from region_bytes import RegionFile
 from slot_bytes import at_work, move_last_into
+from wait import eventually
 
 from libhamiregion import Layout
 from libhamiregion.exporter import NodeExporter
+from libhamiregion.exporter.collectors import doctor
 from libhamiregion.node.doctor.findings import FindingKind
+from libhamiregion.node.root_lock import RootLock, RootUse
 
 UUIDS = ["GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-1111-111111111111"]
 
@@ -89,3 +94,44 @@ def test_an_orphaned_slot_is_told_with_what_it_froze(
     assert found.value("hamiregion_findings", kind="slot_moved") == 1
     assert found.value(name, vdevice_index="0") == 100
     assert found.value(name, vdevice_index="1") == 7
+
+
+def test_limits_that_an_agent_has_switched_off_are_looked_at_again_when_that_may_change(
+    tmp_path: Path, actor: Callable[..., Actor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = NodeFiles(tmp_path)
+    paths = [files.region(pod=pod, uuids=UUIDS, sm_limits=[50, 50]) for pod in ("a", "b", "c")]
+    actors = [actor(path) for path in paths]
+    for each, path in zip(actors, paths, strict=True):
+        each("attach")
+        RegionFile(path, Layout.V1_2).put("slot_hostpid", each.pid_here)
+        RegionFile(path, Layout.V1_2).put("utilization_switch", 0)
+    looked_at: set[Path] = set()
+    diagnose = doctor.diagnose
+
+    def noting(*arguments: Any, **options: Any) -> Any:
+        looked_at.update(Path(str(view.container.region_path)) for view in options["views"])
+        return diagnose(*arguments, **options)
+
+    monkeypatch.setattr(doctor, "diagnose", noting)
+    lock = RootLock(RootUse.FEEDBACK)
+    with files.open() as node, contextlib.closing(lock):
+        lock.hold([str(files.root)])
+        exporter = NodeExporter(node, interval_s=3600)
+
+        def off_after_a_turn(severity: str) -> float:
+            looked_at.clear()
+            exporter.refresh()
+            found = parsed(exporter.render())
+            return len(found.series("hamiregion_container_findings", severity=severity))
+
+        assert off_after_a_turn("info") == 0, "it may pass"
+        assert looked_at == set(paths), "at first all of them"
+        # Each in its turn, of which there are many more than containers.
+        assert off_after_a_turn("info") == 3
+        assert len(looked_at) <= 1
+        RegionFile(paths[0], Layout.V1_2).put("utilization_switch", 1)
+        assert off_after_a_turn("info") == 2
+        # Nobody will switch them on now; a process that cannot be read may be a monitor.
+        lock.close()
+        eventually(lambda: off_after_a_turn("warning") == 2)

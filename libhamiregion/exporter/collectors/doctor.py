@@ -11,14 +11,15 @@ from libhamiregion.exporter import families
 from libhamiregion.exporter.labels import label_text
 from libhamiregion.exporter.slot_sums import sum_slots
 from libhamiregion.exporter.text import Series
-from libhamiregion.node import FindingKind, diagnose
+from libhamiregion.node import FindingKind, Severity, diagnose
 from libhamiregion.node.doctor.due import DueContainers
+from libhamiregion.node.doctor.examination import is_writer_known
 from libhamiregion.node.join import Join
 from libhamiregion.node.process_rows import slot_rows
 from libhamiregion.node.views import observed_views
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Sequence
 
     from libhamiregion.exporter.state import CollectedState, ProcessLabels
     from libhamiregion.node import (
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         Finding,
         NodeProcess,
         NodeSnapshot,
+        Observation,
         Observer,
     )
 
@@ -40,8 +42,10 @@ class DoctorCollector:
     """Looks for what is wrong with the regions, at those first that have changed.
 
     Each turn looks at the containers whose columns have changed, at those with findings or a held
-    lock, and at a share of the others. What can be there for a moment on a healthy node counts only
-    if it is there at two turns in a row.
+    lock, and at a share of the others. An SM limit that is switched off is no reason to look again
+    while the switch stays off and somebody is there who will switch it on: with an agent on the
+    node all containers have that finding most of the time. What can be there for a moment on a
+    healthy node counts only if it is there at two turns in a row.
 
     Args:
         observer: Observes the node.
@@ -65,7 +69,7 @@ class DoctorCollector:
             # The next look at processes brings them together.
             return state
         join = Join(observation, state.known)
-        chosen = list(self._due.choose(observation, self._findings))
+        chosen = list(self._due.choose(observation, self._unsettled(observation)))
         for container in (None, *chosen):
             self._findings.pop(container, None)
         for start in range(0, len(chosen), _BATCH):
@@ -77,6 +81,20 @@ class DoctorCollector:
         believed = self._believed()
         series = self._series(believed, state, snapshot, state.labels)
         return attrs.evolve(state, findings=tuple(believed)).with_series(self.name, series)
+
+    def _unsettled(self, observation: Observation) -> Collection[Container | None]:
+        """The containers whose findings can be others by now though nothing else has changed."""
+        switches = observation.table.regions.utilization_switch
+        rows = zip(observation.containers, switches, strict=True)
+        settled = {
+            container
+            for container, switch in rows
+            if not switch and container in self._findings
+            if all(map(_says_who_will_switch_on, self._findings[container]))
+        }
+        if not settled or not is_writer_known(self._observer.node):
+            return self._findings.keys()
+        return self._findings.keys() - settled
 
     def _diagnose(self, join: Join, containers: Sequence[Container]) -> tuple[Finding, ...]:
         node, observation = self._observer.node, join.observation
@@ -144,3 +162,9 @@ class DoctorCollector:
                 chosen[at] = pids[at] in orphans.get(container, ())
         sums = sum_slots(table, bytes(chosen), table.usages.memory_used_bytes)
         return labels.series_of_devices(families.MEMORY_ORPHANED, sums)
+
+
+def _says_who_will_switch_on(finding: Finding) -> bool:
+    """Whether a finding is that the SM limit is switched off, and that somebody writes switches."""
+    is_off = finding.kind is FindingKind.SM_LIMIT_OFF and finding.cause == "switch"
+    return is_off and finding.severity is Severity.INFO

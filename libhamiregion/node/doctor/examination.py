@@ -40,6 +40,15 @@ def key_of(container: Container | None) -> ContainerKey:
     return container.directory, container.region_path, container.pids
 
 
+def is_writer_known(node: Node) -> bool:
+    """Whether somebody writes launch marks and SM switches, or may do so unseen."""
+    return (
+        not node.processes.is_complete
+        or bool(find_monitors(node))
+        or is_root_locked(node.directories, RootUse.FEEDBACK)
+    )
+
+
 def memory_bytes(usage: ProcessUsage) -> int:
     """What a slot counts, over all devices."""
     return sum(device.memory_used_bytes for device in usage.devices)
@@ -178,13 +187,9 @@ class Examination:
     @cached_property
     def writer_may_run(self) -> bool:
         """Whether somebody may run who writes launch marks and SM switches."""
-        processes = self.node.processes
-        if (
-            not processes.is_complete
-            or find_monitors(self.node)
-            or is_root_locked(self.node.directories, RootUse.FEEDBACK)
-        ):
+        if is_writer_known(self.node):
             return True
+        processes = self.node.processes
         # What runs in a pod with a region of its own is no monitor; whatever else hides may be one.
         tenants = {used.container.pod_uid for used in self.used} - {None}
         if any(
