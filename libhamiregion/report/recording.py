@@ -217,8 +217,6 @@ class Recording:
         A reader may not. The last one to close a database that it could write to does, and knows
         whether it is the last.
         """
-        if not os.path.lexists(f"{self.path}-wal") or not os.access(self.path, os.W_OK):
-            return
         with contextlib.suppress(sqlite3.Error):
             writable = sqlite3.connect(f"file:{quote(self.path)}?mode=rw", uri=True, timeout=0)
             try:
