@@ -234,18 +234,6 @@ int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
     return code;
 }
 
-void hr_end_attachment(struct hr_ticket *ticket)
-{
-    const uint64_t patience_ns = 1000000000;
-    hr_region *region = ticket->region;
-    if (region == NULL)
-        return;
-    ticket->region = NULL;
-    if (region->own.turn == ticket->turn)
-        hr_detach(region, patience_ns);
-    hr_let_go(region);
-}
-
 /* ---- Our slot, wherever it is ------------------------------------------------------ */
 
 /* With our mark, where we have one: another process may have our pid. */
@@ -332,12 +320,25 @@ int hr_regain_slot(hr_region *region, const struct hr_evidence *evidence)
 
 /* ---- Detaching --------------------------------------------------------------------- */
 
+struct detach_call {
+    hr_region *region;
+    uint64_t turn; /* of those in which the handle has been attached; 0: whichever it is in */
+};
+
+/* Under the gate.  Another thread may have detached meanwhile, and attached anew. */
+static bool is_detached(const struct detach_call *call)
+{
+    const struct hr_own_slot *own = &call->region->own;
+    return own->attachment == NULL || (call->turn != 0 && own->turn != call->turn);
+}
+
 /* HR_EDETACHED: nothing to do. */
 static int detach_work(void *argument)
 {
-    hr_region *region = argument;
+    const struct detach_call *call = argument;
+    hr_region *region = call->region;
     int32_t count;
-    if (region->own.attachment == NULL)
+    if (is_detached(call))
         return hr_fail_code(HR_EDETACHED);
     int code = hr_check_header(region);
     if (code == HR_OK)
@@ -376,12 +377,13 @@ static struct hr_byte_lock forget_attachment(hr_region *region)
     return byte;
 }
 
-static int detach(hr_region *region, uint64_t deadline_ns)
+static int detach(hr_region *region, uint64_t turn, uint64_t deadline_ns)
 {
+    struct detach_call call = {.region = region, .turn = turn};
     struct hr_byte_lock byte = {.page = NULL};
     int code = hr_lock_take(region, deadline_ns);
     if (code == HR_OK) {
-        code = hr_run_entered(region, detach_work, region);
+        code = hr_run_entered(region, detach_work, &call);
         if (code != HR_EDETACHED)
             byte = forget_attachment(region);
         code = hr_lock_drop_after(region, code);
@@ -391,7 +393,7 @@ static int detach(hr_region *region, uint64_t deadline_ns)
     }
     /* The file is gone under us: there is nothing left to detach from. */
     if (code == HR_ESTALE && hr_gate_enter(region, deadline_ns) == HR_OK) {
-        if (region->own.attachment != NULL)
+        if (!is_detached(&call))
             byte = forget_attachment(region);
         hr_unlock_bytes(region, &byte);
         hr_gate_leave(region);
@@ -407,7 +409,7 @@ int hr_leave_region(hr_region *region, uint64_t deadline_ns)
         for (uint32_t kind = 0; kind < HR_KINDS; kind++)
             bytes += region->own.attachment->charged[device][kind];
     }
-    int code = detach(region, deadline_ns);
+    int code = detach(region, 0, deadline_ns);
     if (code != HR_ETIMEOUT)
         return HR_OK;
     struct hr_detail detail;
@@ -418,14 +420,31 @@ int hr_leave_region(hr_region *region, uint64_t deadline_ns)
     return hr_fail(&detail);
 }
 
-int hr_detach(hr_region *region, uint64_t timeout_ns)
+static int detach_turn(hr_region *region, uint64_t turn, uint64_t timeout_ns)
 {
     int code = hr_enter_to_write(region);
     if (code != HR_OK)
         return code;
     /* A handle without a slot does not wait for the lock to learn that. */
-    code = region->own.is_claimed ? detach(region, hr_deadline_ns(timeout_ns))
+    code = region->own.is_claimed ? detach(region, turn, hr_deadline_ns(timeout_ns))
                                   : hr_fail_code(HR_EDETACHED);
     hr_leave(region);
     return code;
+}
+
+int hr_detach(hr_region *region, uint64_t timeout_ns)
+{
+    return detach_turn(region, 0, timeout_ns);
+}
+
+void hr_end_attachment(struct hr_ticket *ticket)
+{
+    const uint64_t patience_ns = 1000000000;
+    hr_region *region = ticket->region;
+    if (region == NULL)
+        return;
+    ticket->region = NULL;
+    if (region->own.turn == ticket->turn)
+        detach_turn(region, ticket->turn, patience_ns);
+    hr_let_go(region);
 }

@@ -36,6 +36,9 @@ struct hr_lock_part {
     _Atomic uintptr_t gate_thread; /* hr_thread_id() of the one that has it */
     _Atomic bool held;             /* the region's lock is ours; other handles look at this too */
     _Atomic uint64_t turn;         /* how often the lock has been taken */
+    /* Which turn hr_lock() has left to its caller.  Who sets it to 0 gives the lock back, also from
+     * another thread; 0: nobody may, though a call may be under the lock now. */
+    _Atomic uint64_t lent;
     uint64_t signature;            /* what owner_pid is signed with this time */
     uint64_t numbers;              /* the first of this handle's signatures (lock.h), or 0; also
                                       under the fork lock */

@@ -443,24 +443,38 @@ int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
     if (code != HR_OK)
         return code;
     code = hr_lock_take(region, hr_deadline_ns(timeout_ns));
-    if (code == HR_OK && ticket != NULL) {
-        if (ticket->region == NULL)
-            hr_keep(region);
-        ticket->region = region;
-        ticket->turn = region->lock.turn;
+    if (code == HR_OK) {
+        const uint64_t turn = region->lock.turn;
+        if (ticket != NULL) {
+            if (ticket->region == NULL)
+                hr_keep(region);
+            ticket->region = region;
+            ticket->turn = turn;
+        }
+        atomic_store_explicit(&region->lock.lent, turn, memory_order_relaxed);
     }
+    hr_leave(region);
+    return code;
+}
+
+static int give_back_lent(hr_region *region, uint64_t turn)
+{
+    int code = hr_enter(region);
+    if (code != HR_OK)
+        return code;
+    /* Two threads may be here, and a third one may have the lock by now. */
+    code = turn != 0 && atomic_compare_exchange_strong_explicit(&region->lock.lent, &turn, 0,
+                                                                memory_order_acquire,
+                                                                memory_order_relaxed)
+               ? hr_lock_drop(region)
+               : hr_fail_code(HR_EBUSY);
     hr_leave(region);
     return code;
 }
 
 int hr_unlock(hr_region *region)
 {
-    int code = hr_enter(region);
-    if (code != HR_OK)
-        return code;
-    code = region->lock.held ? hr_lock_drop(region) : hr_fail_code(HR_EBUSY);
-    hr_leave(region);
-    return code;
+    return give_back_lent(region, atomic_load_explicit(&region->lock.lent, memory_order_relaxed));
 }
 
 int hr_unlock_own(hr_region *region)
@@ -476,8 +490,8 @@ void hr_end_lock(struct hr_ticket *ticket)
     if (region == NULL)
         return;
     ticket->region = NULL;
-    if (region->lock.held && region->lock.turn == ticket->turn)
-        hr_unlock(region);
+    if (atomic_load_explicit(&region->lock.lent, memory_order_relaxed) == ticket->turn)
+        give_back_lent(region, ticket->turn);
     hr_let_go(region);
 }
 

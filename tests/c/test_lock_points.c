@@ -234,6 +234,23 @@ static void test_the_number_of_a_dead_processs_slot_is_not_drawn(void)
     }
 }
 
+static void on_point(int number, void (*handler)(int))
+{
+    const struct sigaction stop = {.sa_handler = handler};
+    NEED(sigaction(SIGUSR1, &stop, NULL) == 0);
+    hr_testpoint_signal = SIGUSR1;
+    hr_testpoint_kill_on = hr_testpoint_reached[number] + 1;
+    hr_testpoint_kill_at = number;
+}
+
+static void off_point(int number)
+{
+    NEED(hr_testpoint_reached[number] == hr_testpoint_kill_on);
+    hr_testpoint_kill_at = -1;
+    hr_testpoint_kill_on = 1;
+    NEED(signal(SIGUSR1, SIG_DFL) != SIG_ERR);
+}
+
 static struct {
     hr_region *attaching, *other;
     pthread_t closer;
@@ -263,25 +280,88 @@ static void on_slot_byte_locked(int number)
 /* Else another thread or handle claims the process's attachment beside the one that attaches. */
 static void test_a_handle_closes_when_its_attaching_thread_has_come_out(void)
 {
-    const struct sigaction stop = {.sa_handler = on_slot_byte_locked};
-    struct sigaction before;
     struct region_file file;
     region_file_make(&file, HR_V1_2);
     closed.attaching = open_or_fail(file.path, HR_WRITE);
     closed.other = open_or_fail(file.path, HR_WRITE);
-    NEED(sigaction(SIGUSR1, &stop, &before) == 0);
-    hr_testpoint_signal = SIGUSR1;
-    hr_testpoint_kill_on = hr_testpoint_reached[HR_AT_SLOT_BYTE_LOCKED] + 1;
-    hr_testpoint_kill_at = HR_AT_SLOT_BYTE_LOCKED;
+    on_point(HR_AT_SLOT_BYTE_LOCKED, on_slot_byte_locked);
     CHECK_EQ(hr_attach(closed.attaching, NULL, ONE_SECOND), HR_ECLOSED);
-    NEED(hr_testpoint_reached[HR_AT_SLOT_BYTE_LOCKED] == hr_testpoint_kill_on);
-    hr_testpoint_kill_at = -1;
-    hr_testpoint_kill_on = 1;
+    off_point(HR_AT_SLOT_BYTE_LOCKED);
     NEED(pthread_join(closed.closer, NULL) == 0);
-    NEED(sigaction(SIGUSR1, &before, NULL) == 0);
     CHECK_EQ(hr_attach(closed.other, NULL, ONE_SECOND), HR_OK);
     hr_free(closed.attaching);
     close_and_free(closed.other);
+    region_file_remove(&file);
+}
+
+/* ---- Calls of other threads in between ------------------------------------------------- */
+
+static struct {
+    hr_region *region;
+    struct hr_ticket ticket;
+    pthread_t thread;
+} beside;
+
+static void *unlock_beside(void *unused)
+{
+    (void)unused;
+    CHECK_EQ(hr_unlock(beside.region), HR_EBUSY);
+    return NULL;
+}
+
+static void on_slot_cleared(int number)
+{
+    (void)number;
+    NEED(pthread_create(&beside.thread, NULL, unlock_beside, NULL) == 0);
+    NEED(pthread_join(beside.thread, NULL) == 0);
+}
+
+/* hr_lock() leaves the lock to its caller; what a call takes for itself is nobody else's. */
+static void test_no_other_thread_gives_back_what_a_call_has_taken(void)
+{
+    struct region_file file;
+    region_file_make(&file, HR_V1_2);
+    beside.region = open_or_fail(file.path, HR_WRITE);
+    on_point(HR_AT_ATTACH_SLOT_CLEARED, on_slot_cleared);
+    CHECK_EQ(hr_attach(beside.region, NULL, ONE_SECOND), HR_OK);
+    off_point(HR_AT_ATTACH_SLOT_CLEARED);
+    CHECK_EQ(hr_detach(beside.region, ONE_SECOND), HR_OK);
+    close_and_free(beside.region);
+    region_file_remove(&file);
+}
+
+static void *end_attachment_beside(void *unused)
+{
+    (void)unused;
+    hr_end_attachment(&beside.ticket);
+    return NULL;
+}
+
+static void on_usage_cleared(int number)
+{
+    (void)number;
+    NEED(pthread_create(&beside.thread, NULL, end_attachment_beside, NULL) == 0);
+    while (atomic_load(&beside.region->lock.gate) != 2)
+        sched_yield();
+}
+
+/* A ticket ends the attachment that it is for, not one that began while it waited. */
+static void test_a_ticket_does_not_end_a_later_attachment(void)
+{
+    enum { ROUNDS = 30 }; /* in most of them this thread is the first to go on */
+    struct region_file file;
+    region_file_make(&file, HR_V1_2);
+    beside.region = open_or_fail(file.path, HR_WRITE);
+    for (int round = 0; round < ROUNDS; round++) {
+        CHECK_EQ(hr_attach(beside.region, &beside.ticket, ONE_SECOND), HR_OK);
+        on_point(HR_AT_REMOVE_USAGE_CLEARED, on_usage_cleared);
+        CHECK_EQ(hr_detach(beside.region, ONE_SECOND), HR_OK);
+        CHECK_EQ(hr_attach(beside.region, NULL, ONE_SECOND), HR_OK);
+        off_point(HR_AT_REMOVE_USAGE_CLEARED);
+        NEED(pthread_join(beside.thread, NULL) == 0);
+        CHECK_EQ(hr_detach(beside.region, ONE_SECOND), HR_OK);
+    }
+    close_and_free(beside.region);
     region_file_remove(&file);
 }
 
@@ -419,6 +499,8 @@ int main(void)
     RUN(test_the_number_of_a_dead_process_that_has_the_lock_is_not_drawn);
     RUN(test_the_number_of_a_dead_processs_slot_is_not_drawn);
     RUN(test_a_handle_closes_when_its_attaching_thread_has_come_out);
+    RUN(test_no_other_thread_gives_back_what_a_call_has_taken);
+    RUN(test_a_ticket_does_not_end_a_later_attachment);
     RUN(test_the_seqlock_is_odd_until_all_is_stored);
     RUN(test_no_child_is_forked_while_forking_is_locked);
     RUN(test_a_byte_is_locked_while_no_child_can_be_forked);
