@@ -86,8 +86,8 @@ int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
 void hr_end_lock(struct hr_ticket *ticket);
 
 /*
- * Give back what hr_lock() has taken, from any thread.  HR_EBUSY: nobody holds it so, though another
- * call of this handle may.  HR_ELOST: it was taken away meanwhile.
+ * Give back what hr_lock() has taken, from any thread.  HR_EBUSY: nobody holds it so, though
+ * another call of this handle may.  HR_ELOST: it was taken away meanwhile.
  */
 int hr_unlock(hr_region *region);
 
