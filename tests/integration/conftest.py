@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
+from container_factory import close_factory
 from containers import Starter, containers
 from doctor_node_scenes import DoctorNode
 from exposition import NodeFiles, exporter_of
@@ -89,6 +90,13 @@ def node(scene: NodeScene) -> Iterator[Node]:
     """What stands in the scene, and nothing else of this machine."""
     with Node(scene.root) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _container_factory() -> Iterator[None]:
+    """What the first container has started ends with the tests."""
+    yield
+    close_factory()
 
 
 @pytest.fixture

@@ -143,5 +143,9 @@ def serve(container: Container) -> None:
         sys.stdout.flush()
 
 
-if __name__ == "__main__":
+def main() -> None:
     serve(Container())
+
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from container_factory import ForkedProcess, factory
 from reaping import reap_in_time
 from wait import PATIENCE_S
 
@@ -51,13 +52,18 @@ class Container:
         prefix: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.process = subprocess.Popen(
-            [*prefix, *UNSHARE * depth, sys.executable, str(self.script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(environment or {})},
-        )
+        self.process: subprocess.Popen[str] | ForkedProcess
+        if not prefix and not environment:
+            self.process = factory().fork(self.script.stem, depth)
+        else:
+            # What /proc shows of an environment is what a program was started with.
+            self.process = subprocess.Popen(
+                [*prefix, *UNSHARE * depth, sys.executable, str(self.script)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **(environment or {})},
+            )
         self.init_pid: int = self.tell("pid")
         #: The host's pid of the first process, down the tree from the one that was started.
         self.host_pid = self.process.pid

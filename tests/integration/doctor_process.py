@@ -89,7 +89,11 @@ class OddContainer(Container):
         return int(nbytes)
 
 
-if __name__ == "__main__":
+def main() -> None:
     # Its children are of this kind too.
     container_process.Container = OddContainer  # type: ignore[misc]
     serve(OddContainer())
+
+
+if __name__ == "__main__":
+    main()

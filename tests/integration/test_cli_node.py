@@ -99,7 +99,7 @@ def test_ps_in_a_pipe_is_one_line_per_process_and_device(scene: Scene) -> None:
     assert (rows[2]["DEVICE"], rows[2]["GPU"], rows[2]["MEM-USED"]) == ("0", "1", "-")
     wide = scene.run("ps", "--wide", "--sort", "pid", "--pod", "bert-0").stdout.splitlines()
     assert wide[0].split()[-3:] == ["USER", "UUID", "COMMAND"]
-    assert "container_process.py" in wide[-1]
+    assert "container_forker.py" in wide[-1]
     assert GPU in wide[-1]
 
 

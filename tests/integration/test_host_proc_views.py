@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from container_factory import SCRIPT
 from containers import (
-    SCRIPT,
     Starter,
     libvgpu,
     look,

@@ -184,7 +184,7 @@ def test_a_process_that_became_another_program_is_dead_to_the_region(
     assert before is not None
     assert after is not None
     assert before.start_time_ticks == after.start_time_ticks, "an exec is no new process"
-    assert "container_process.py" in before.command
+    assert "container_forker.py" in before.command
     assert after.command.startswith("sh -c ")
 
 
