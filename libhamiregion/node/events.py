@@ -147,18 +147,18 @@ class EventReporter:
         times = self._count((event, owner_of(container), distinct))
         if times & (times - 1):
             return
-        label, text = None, message
+        label, text, pod = None, message, None
         if container is not None:
             label, text = container_label(container), f"{container_words(container)}: {message}"
             pod = _pod_of(container)
-            if pod is not None:
-                detail["pod"] = pod
         again = f" ({times} times now)" if times > 1 else ""
         text = printable(text, _MESSAGE_LIMIT - len(again)) + again
         bounded = {
             name: printable(value, _DETAIL_LIMIT) if isinstance(value, str) else value
             for name, value in detail.items()
         }
+        if pod is not None:
+            bounded["pod"] = pod  # whole: others are joined by it, and names are short
         self._emit(Event(time.time(), self._task, event, text, label, bounded))
 
     def failed(self, what: str, error: Exception | str, container: Container | None = None) -> None:

@@ -295,6 +295,12 @@ def test_an_event_names_a_pod_where_its_name_is_known_and_else_has_its_uid(
         (f"claim/{unknown}: so", f"claim/{unknown}", None),
     ]
     assert all(each.detail["figure"] == 1 for each in said)
+    # Others are joined by it: a long one is whole.
+    pod, uid = "a" * 180, str(uuid.uuid4())
+    (tmp_path / f"research_{pod}_{uid}" / "train").mkdir(parents=True)
+    container = Container(uid, "train", f"/roots/{uid}_train", names=PodLogNames(tmp_path))
+    reporter.emit("repaired", "so", container)
+    assert said[-1].detail["pod"] == f"research/{pod}"
 
 
 def test_a_directory_that_cannot_be_listed_is_reported_once_and_so_is_its_return(
