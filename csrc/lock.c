@@ -451,7 +451,8 @@ int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
             ticket->region = region;
             ticket->turn = turn;
         }
-        atomic_store_explicit(&region->lock.lent, turn, memory_order_relaxed);
+        /* Release: who gives it back may be another thread, and reads what it was signed with. */
+        atomic_store_explicit(&region->lock.lent, turn, memory_order_release);
     }
     hr_leave(region);
     return code;
