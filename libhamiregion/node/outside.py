@@ -101,14 +101,21 @@ def mapped_regions(
         table: The processes.
         without: Files to leave out, each as `ProcessTable.identity` gives it.
     """
-    counts: Counter[int] = Counter()
+    own = table.visibility.own_pid
     users: dict[FileIdentity, list[tuple[HostProcess, Mapping]]] = {}
     for identity in table.mapped_files():
+        if identity in without:
+            continue
         for process, mapping in table.mappings(identity):
-            if looks_like_a_region(mapping):
-                counts[process.pid] += 1
-                if process.pid != table.visibility.own_pid and identity not in without:
-                    users.setdefault(identity, []).append((process, mapping))
+            if looks_like_a_region(mapping) and process.pid != own:
+                users.setdefault(identity, []).append((process, mapping))
+    # Mostly there is none, and nothing to be counted.
+    counts = Counter(
+        process.pid
+        for identity in (table.mapped_files() if users else ())
+        for process, mapping in table.mappings(identity)
+        if looks_like_a_region(mapping)
+    )
     for identity, found in users.items():
         found.sort(key=lambda each: (counts[each[0].pid], each[0].pid))
         process, mapping = found[0]
