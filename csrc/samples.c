@@ -172,3 +172,19 @@ void hr_sum_slots(const struct hr_slot_columns *columns, const unsigned char *ch
             sums[device + j] = hr_add_saturating(sums[device + j], usages[usage + j]);
     }
 }
+
+void hr_sum_figures(const uint32_t *devices, const uint32_t *rows, uint32_t count,
+                    const int64_t *figures, uint32_t figure_count, uint64_t *sums, uint32_t *users,
+                    uint32_t *known, uint32_t device_count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t device = devices[i], row = rows[i];
+        if (device >= device_count)
+            continue;
+        users[device]++;
+        if (row >= figure_count || figures[row] < 0)
+            known[device] = HR_NO_ROW;
+        else
+            sums[device] = hr_add_saturating(sums[device], (uint64_t)figures[row]);
+    }
+}

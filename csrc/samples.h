@@ -3,7 +3,8 @@
  *
  * hr_write_samples() writes "name{labels} number\n" for every sample of many families,
  * piece by piece: it stops before the line that the buffer has no room for, and goes on
- * there at the next call.  hr_sum_slots() adds up what a choice of slots uses per device.
+ * there at the next call.  hr_sum_slots() adds up what a choice of slots uses per device,
+ * hr_sum_figures() what the driver says of processes.
  *
  * The cells are numbers that the caller owns; no region is read here.  Threads: no state
  * of its own; calls with places and buffers of their own may run at once.
@@ -79,5 +80,17 @@ struct hr_slot_columns {
  */
 void hr_sum_slots(const struct hr_slot_columns *columns, const unsigned char *chosen,
                   const uint64_t *usages, uint64_t *sums);
+
+/*
+ * Adds up a figure of `count` pairs of a process and a device.  devices[i] is the row of the
+ * pair's device, rows[i] that of its figure; a row that there is not, and a figure below 0, are
+ * not known.
+ *
+ * sums and users have a cell per device and are added to: the figures, saturating, and how many
+ * pairs.  Where a figure is not known, the device's cell in `known` becomes HR_NO_ROW.
+ */
+void hr_sum_figures(const uint32_t *devices, const uint32_t *rows, uint32_t count,
+                    const int64_t *figures, uint32_t figure_count, uint64_t *sums, uint32_t *users,
+                    uint32_t *known, uint32_t device_count);
 
 #endif

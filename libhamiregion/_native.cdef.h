@@ -269,6 +269,9 @@ struct hr_slot_columns {
 
 void hr_sum_slots(const struct hr_slot_columns *columns, const unsigned char *chosen,
                   const uint64_t *usages, uint64_t *sums);
+void hr_sum_figures(const uint32_t *devices, const uint32_t *rows, uint32_t count,
+                    const int64_t *figures, uint32_t figure_count, uint64_t *sums, uint32_t *users,
+                    uint32_t *known, uint32_t device_count);
 
 #define HR_MEMORY ...
 #define HR_SM ...

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from libhamiregion._core import ffi, lib
+
 from .driver_lists import DriverLists
 from .node_process import NodeProcess, ProcessDeviceRow
 from .pairs import Pairs, shape_of
@@ -177,8 +179,12 @@ class Join:
         for uuid, absent in self._idle.items():
             columns = self._columns.get(uuid)
             if columns is not None:
-                # By way of a list: from array to array of another type takes three times as long.
-                found.fromlist(getattr(columns, name).tolist())
+                column = getattr(columns, name)
+                if column.typecode == found.typecode:
+                    found += column
+                else:
+                    # From array to array of another type takes three times as long.
+                    found.fromlist(column.tolist())
             figure = None if absent is None else getattr(absent, name)
             found.append(-1 if figure is None else figure)
         return found
@@ -193,19 +199,28 @@ class Join:
         """
         pairs, observation = self.pairs, self.observation
         devices = observation.table.devices
-        figures = self.figures(name)
-        sums, users = array("Q", bytes(8 * len(devices))), array("I", bytes(4 * len(devices)))
-        rows = array("I", [at if uuid else NO_ROW for at, uuid in enumerate(pairs.uuids)])
+        figures, at = self.figures(name), self.known.at
+        rows = array("I", [row if uuid else NO_ROW for row, uuid in enumerate(pairs.uuids)])
         proved = self._on_unnamed(name) if unnamed else {}
-        for pair in proved:
+        if proved:
+            at = at[:]
+        for pair, figure in proved.items():
             rows[pairs.devices[pair]] = pairs.devices[pair]
-        for pair, (device, row) in enumerate(zip(pairs.devices, self.known.at, strict=True)):
-            figure = proved.get(pair, -1) if row == NO_ROW else figures[row]
-            users[device] += 1
-            if figure < 0:
-                rows[device] = NO_ROW
-            else:
-                sums[device] += figure
+            if at[pair] == NO_ROW:
+                at[pair] = len(figures)
+                figures.append(figure)
+        sums, users = array("Q", bytes(8 * len(devices))), array("I", bytes(4 * len(devices)))
+        lib.hr_sum_figures(
+            ffi.from_buffer("uint32_t[]", pairs.devices),
+            ffi.from_buffer("uint32_t[]", at),
+            len(at),
+            ffi.from_buffer("int64_t[]", figures),
+            len(figures),
+            ffi.from_buffer("uint64_t[]", sums),
+            ffi.from_buffer("uint32_t[]", users),
+            ffi.from_buffer("uint32_t[]", rows),
+            len(devices),
+        )
         field = "memory_driver_bytes" if name == "memory_used_bytes" else "driver_sm_percent"
         without_slot: defaultdict[tuple[Container, int], list[int | None]] = defaultdict(list)
         for process in self.uncounted:

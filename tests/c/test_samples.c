@@ -162,11 +162,31 @@ static void test_sums(void)
     CHECK_EQ(sums[2], UINT64_MAX);
 }
 
+static void test_sums_of_figures(void)
+{
+    /* The third pair has no figure, that of the fourth is not known, the last has no device. */
+    const uint32_t devices[] = {0, 0, 1, 2, 3, 3, 4}, rows[] = {0, 1, HR_NO_ROW, 2, 3, 3, 0};
+    const int64_t figures[] = {5, 7, -1, INT64_MAX};
+    uint64_t sums[4] = {0, 0, 0, 2};
+    uint32_t users[4] = {0}, known[4] = {0, 1, 2, 3};
+    hr_sum_figures(devices, rows, 7, figures, 4, sums, users, known, 4);
+    CHECK_EQ(sums[0], 12);
+    CHECK_EQ(sums[1], 0);
+    CHECK_EQ(sums[2], 0);
+    CHECK_EQ(sums[3], UINT64_MAX);
+    const uint32_t wanted_users[] = {2, 1, 1, 2}, wanted[] = {0, HR_NO_ROW, HR_NO_ROW, 3};
+    for (int device = 0; device < 4; device++) {
+        CHECK_EQ(users[device], wanted_users[device]);
+        CHECK_EQ(known[device], wanted[device]);
+    }
+}
+
 int main(void)
 {
     RUN(test_pieces);
     RUN(test_a_line_without_room_is_not_begun);
     RUN(test_doubles_read_back);
     RUN(test_sums);
+    RUN(test_sums_of_figures);
     return check_report("test_samples");
 }

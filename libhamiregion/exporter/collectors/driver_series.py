@@ -6,14 +6,16 @@ from array import array
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import attrs
+
 from libhamiregion.exporter import families
 from libhamiregion.exporter.text import NO_ROW, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from libhamiregion.exporter.state import ProcessLabels
-    from libhamiregion.node.join import Join
+    from libhamiregion.node.join import Join, KnownJoin
 
 _FAMILIES = (
     (families.PROCESS_DRIVER_MEMORY, "memory_used_bytes"),
@@ -23,21 +25,45 @@ _FAMILIES = (
 )
 
 
-def series_of_processes(join: Join, labels: ProcessLabels) -> Iterator[Series]:
+@attrs.frozen(eq=False)
+class DriverRows:
+    """Which of the driver's figures belong to which label text.
+
+    Attributes:
+        labels: The label texts.
+        known: Which process the driver lists where.
+        at: Of each label text with one process its row in `Join.figures`, or `NO_ROW`.
+        summed: Label texts that stand for several processes, with the row of each.
+    """
+
+    labels: ProcessLabels
+    known: KnownJoin
+    at: array[int]
+    summed: Sequence[tuple[int, int]]
+
+    @classmethod
+    def of(cls, labels: ProcessLabels, known: KnownJoin) -> DriverRows:
+        """Bring together what changes when a process comes or goes."""
+        several = {label for label, pairs in Counter(labels.of_pairs).items() if pairs > 1}
+        several.discard(NO_ROW)
+        at = array("I", [NO_ROW]) * len(labels.labels)
+        summed: list[tuple[int, int]] = []
+        for label, row in zip(labels.of_pairs, known.at, strict=True):
+            if label in several:
+                summed.append((label, row))
+            elif label != NO_ROW:
+                at[label] = row
+        return cls(labels, known, at, summed)
+
+
+def series_of_processes(join: Join, found: DriverRows) -> Iterator[Series]:
     """The driver's figures of processes; those without series of their own are summed up.
 
     Args:
-        join: Which process the driver lists where.
-        labels: The label texts of these processes.
+        join: The driver's figures.
+        found: Whose they are.
     """
-    shared = {label for label, pairs in Counter(labels.of_pairs).items() if pairs > 1} - {NO_ROW}
-    at = array("I", [NO_ROW]) * len(labels.labels)
-    summed: list[tuple[int, int]] = []
-    for label, row in zip(labels.of_pairs, join.rows_of_pairs, strict=True):
-        if label in shared:
-            summed.append((label, row))
-        elif label != NO_ROW:
-            at[label] = row
+    labels, at, summed = found.labels, found.at, found.summed
     for family, name in _FAMILIES:
         figures = join.figures(name)
         rows = at

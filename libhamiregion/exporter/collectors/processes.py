@@ -18,7 +18,7 @@ from libhamiregion.exporter.text import NO_ROW, Series
 from libhamiregion.node.driver_lists import driver_gap
 from libhamiregion.node.join import Join
 
-from .driver_series import series_of_processes
+from .driver_series import DriverRows, series_of_processes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,6 +71,7 @@ class ProcessesCollector:
         self._max_age_s = max_age_s
         self._limiter = limiter
         self._labels: ProcessLabels | None = None
+        self._driver_rows: DriverRows | None = None
         self._counted: tuple[ProcessLabels, set[int | None], list[Series]] | None = None
 
     def collect(self, state: CollectedState) -> CollectedState:
@@ -83,7 +84,7 @@ class ProcessesCollector:
         if driver_gap(observation.processes, observation.sample) is None:
             used = join.device_sums("memory_used_bytes")
             figures = [
-                *series_of_processes(join, labels),
+                *series_of_processes(join, self._current_driver_rows(join, labels)),
                 labels.series_of_devices(families.MEMORY_DRIVER, used.sums, used.rows),
             ]
         dead = states.states.translate(_IS_DEAD)
@@ -110,6 +111,12 @@ class ProcessesCollector:
         if labels is None or any(map(is_not, labels.sources, sources)):
             labels = self._labels = self._new_labels(join, state, sources)
         return labels
+
+    def _current_driver_rows(self, join: Join, labels: ProcessLabels) -> DriverRows:
+        rows = self._driver_rows
+        if rows is None or rows.labels is not labels or rows.known is not join.known:
+            rows = self._driver_rows = DriverRows.of(labels, join.known)
+        return rows
 
     def _new_labels(
         self, join: Join, state: CollectedState, sources: tuple[object, ...]
