@@ -96,14 +96,13 @@ void *hr_grow(void *list, uint32_t count, size_t item)
 
 bool hr_nap(uint64_t deadline_ns, unsigned *naps)
 {
-    const uint64_t shortest = 20000, longest = 320000;
+    const uint64_t shortest = 20000;
+    const unsigned doublings = 4; /* up to 320 us */
     uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
     if (now >= deadline_ns)
         return false;
-    uint64_t length = shortest << (*naps < 4 ? *naps : 4);
+    uint64_t length = shortest << (*naps < doublings ? *naps : doublings);
     (*naps)++;
-    if (length > longest)
-        length = longest;
     if (length > deadline_ns - now)
         length = deadline_ns - now;
     const struct timespec nap = {.tv_nsec = (long)length};

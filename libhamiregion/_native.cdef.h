@@ -94,7 +94,6 @@ struct hr_info {
 };
 
 int hr_identify(const char *path, uint32_t layout);
-int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out);
 int hr_open_wait(const char *path, uint32_t flags, uint32_t layout, uint64_t timeout_ns, hr_region **out);
 void hr_get_info(const hr_region *region, struct hr_info *out);
 int hr_is_stale(hr_region *region);
@@ -195,8 +194,6 @@ struct hr_set_size {
     uint32_t devices, processes, usages;
 };
 
-int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
-                struct hr_set_size *size);
 int hr_read_set_capped(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
                        uint32_t most_usages, struct hr_set_size *size);
 void hr_give_back_pages(hr_region *const *regions, uint32_t count);
@@ -336,7 +333,6 @@ struct hr_ticket {
 int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
 void hr_end_lock(struct hr_ticket *ticket);
 int hr_unlock(hr_region *region);
-int hr_unlock_own(hr_region *region);
 
 #define HR_DEAD ...
 #define HR_ALIVE ...
