@@ -7,8 +7,12 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "lock.h"
 #include "region_file.h"
+#include "slots.h"
 #include "snapshot_view.h"
+
+#define ONE_SECOND UINT64_C(1000000000)
 
 enum { READERS = 3, WRITERS = 2, PROCESSES = 6, SET_CELLS = 1024 };
 
@@ -365,11 +369,81 @@ static void test_open_from_many_threads(void)
     region_file_remove(&file);
 }
 
+/* At the end of a process: this thread's lock is free, and the slots of all handles are. */
+static void test_leaving_all(void)
+{
+    for (uint32_t layout = 0; layout < HR_LAYOUTS; layout++) {
+        struct region_file files[2];
+        hr_region *regions[2], *reader;
+        for (int i = 0; i < 2; i++) {
+            region_file_make(&files[i], layout);
+            regions[i] = open_or_fail(files[i].path, HR_WRITE);
+            CHECK_EQ(hr_attach(regions[i], NULL, ONE_SECOND), HR_OK);
+        }
+        reader = open_or_fail(files[0].path, HR_READ);
+        CHECK_EQ(hr_lock(regions[0], NULL, ONE_SECOND), HR_OK);
+        struct hr_lock_state state;
+        CHECK_EQ(hr_get_lock_state(reader, NULL, &state), HR_OK);
+        CHECK(state.owner_pid != 0);
+
+        hr_leave_all();
+        CHECK_EQ(hr_get_lock_state(reader, NULL, &state), HR_OK);
+        CHECK_EQ(state.owner_pid, 0);
+        CHECK_EQ(state.value, 1);
+        CHECK_EQ(hr_unlock(regions[0]), HR_EBUSY);
+        for (int i = 0; i < 2; i++) {
+            CHECK_EQ(peek32(&files[i], files[i].layout->proc_num), 0);
+            CHECK_EQ(hr_detach(regions[i], ONE_SECOND), HR_EDETACHED);
+            close_and_free(regions[i]);
+            region_file_remove(&files[i]);
+        }
+        close_and_free(reader);
+    }
+}
+
+struct holder {
+    hr_region *region;
+    pthread_barrier_t held, asked;
+};
+
+static void *hold_lock(void *argument)
+{
+    struct holder *holder = argument;
+    CHECK_EQ(hr_lock(holder->region, NULL, ONE_SECOND), HR_OK);
+    pthread_barrier_wait(&holder->held);
+    pthread_barrier_wait(&holder->asked);
+    CHECK_EQ(hr_unlock(holder->region), HR_OK);
+    return NULL;
+}
+
+/* Only a thread's own lock is given back where it is unknown whether it has it. */
+static void test_lock_of_another_thread_stays(void)
+{
+    struct region_file file;
+    region_file_make(&file, HR_V1_2);
+    struct holder holder = {.region = open_or_fail(file.path, HR_WRITE)};
+    NEED(pthread_barrier_init(&holder.held, NULL, 2) == 0);
+    NEED(pthread_barrier_init(&holder.asked, NULL, 2) == 0);
+    pthread_t thread;
+    NEED(pthread_create(&thread, NULL, hold_lock, &holder) == 0);
+    pthread_barrier_wait(&holder.held);
+    CHECK_EQ(hr_unlock_own(holder.region), HR_EBUSY);
+    pthread_barrier_wait(&holder.asked);
+    pthread_join(thread, NULL);
+    CHECK_EQ(hr_lock(holder.region, NULL, ONE_SECOND), HR_OK);
+    CHECK_EQ(hr_unlock_own(holder.region), HR_OK);
+    CHECK_EQ(hr_unlock_own(holder.region), HR_EBUSY);
+    close_and_free(holder.region);
+    region_file_remove(&file);
+}
+
 int main(void)
 {
     RUN(test_closed_handle);
     RUN(test_open_from_many_threads);
     RUN(test_details_are_per_thread);
+    RUN(test_leaving_all);
+    RUN(test_lock_of_another_thread_stays);
     RUN(test_fork);
     RUN(test_fork_while_threads_call);
     RUN(test_columns_beside_others);
