@@ -343,6 +343,29 @@ def test_a_region_that_could_not_be_read_in_the_last_pass_is_unblocked_at_the_en
     assert (low.get("recent_kernel"), task.pending_cleanup()) == (0, ())
 
 
+def test_what_cannot_be_taken_back_is_reported_and_stays_to_be_taken_back(
+    scene: NodeScene, node: Node, events: Events
+) -> None:
+    urgent, low = scene.container("urgent", priority=0), scene.container("low")
+    other = scene.container("other")
+    launch(urgent)
+    task = Feedback(node, emit=events.append)
+    task.run()
+    devices = low.get("device_num")
+    low.put("device_num", 99)
+    task.stop()
+    (failed,) = events.of("failed")
+    assert failed.message.split(": ")[1] == "what was written stands"
+    assert (failed.container or "").endswith("/low")
+    assert task.counters()["feedback_errors"] == 1
+    (phrase,) = task.pending_cleanup()
+    assert "/low" in phrase
+    assert (low.get("recent_kernel"), other.get("recent_kernel")) == (-1, 0)
+    low.put("device_num", devices)
+    task.stop()
+    assert (values(low)[0], task.pending_cleanup()) == (0, ())
+
+
 def test_a_container_that_writes_against_its_block_is_blocked_again_and_reported_seldom(
     scene: NodeScene, feedback: Feedback, events: Events
 ) -> None:
@@ -395,6 +418,23 @@ def _replace_by_link(file: RegionFile) -> None:
 
 def _spoil(file: RegionFile) -> None:
     file.put("proc_num", 5000)
+
+
+@pytest.mark.parametrize("harm", [_remove, _replace_by_fifo, _replace_by_link])
+def test_what_was_written_into_a_region_that_is_gone_is_gone_with_it(
+    scene: NodeScene, node: Node, events: Events, harm: Callable[[RegionFile], None]
+) -> None:
+    urgent, low = scene.container("urgent", priority=0), scene.container("low")
+    other = scene.container("other", uuids=[GPU])
+    launch(urgent)
+    task = Feedback(node, emit=events.append)
+    task.run()
+    assert (values(low)[0], values(other)[0]) == (-1, -1)
+    harm(low)
+    task.stop()
+    assert (values(other)[0], task.pending_cleanup()) == (0, ())
+    assert events.of("failed") == []
+    assert task.counters()["feedback_errors"] == 0
 
 
 @pytest.mark.parametrize("harm", [_truncate, _remove, _replace_by_fifo, _replace_by_link, _spoil])

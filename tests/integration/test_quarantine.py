@@ -376,6 +376,46 @@ def test_what_is_mounted_inside_survives(scene: StaleScene, treasure: Path, what
     assert done.stdout.startswith(f"{POD}/train: {directory.parent}/"), done.stdout
     assert done.stdout.splitlines()[0].endswith(f" was not removed: {reason}")
 
+MOUNTED_LATER = """
+import subprocess, sys
+from pathlib import Path
+from libhamiregion.agent.quarantine import (
+    Budget, NotRemoved, look_at, opened_root, quarantine, remove_quarantined
+)
+
+pod, outside, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+with opened_root(str(directory.parent)) as root:
+    name = quarantine(root, directory.name, (pod, "train"), look_at(root, directory.name))
+    claimed = directory.parent / name
+    subprocess.run(["mount", "--bind", outside, claimed], check=True)
+    try:
+        remove_quarantined(root, name, Budget(1_000))
+    except NotRemoved as error:
+        print(error)
+    subprocess.run(["umount", claimed], check=True)
+    print(remove_quarantined(root, name, Budget(1_000)))
+"""
+
+
+@needs_first_namespace
+def test_what_is_mounted_on_a_quarantined_directory_survives(
+    directory: Path, treasure: Path
+) -> None:
+    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode != 0:
+        pytest.skip("needs the right to make mount namespaces")
+    (directory / "file").touch()
+    words = [sys.executable, "-c", MOUNTED_LATER, POD, str(treasure), str(directory)]
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["it is a mount point", "True"]
+    assert is_whole(treasure)
+    assert names(directory.parent) == []
+
 
 # ---- rights --------------------------------------------------------------------------------------
 
