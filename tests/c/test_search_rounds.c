@@ -230,6 +230,25 @@ static void a_slot_with_a_pid_does_not_wait_for_those_without(void)
     end();
 }
 
+/* Neither somebody at work nor nobody: what it has behind the others, or twice, stays. */
+static void a_process_that_was_not_reached_is_told_and_keeps_its_slots(void)
+{
+    for (uint32_t counting = 1; counting <= 2; counting++) {
+        begin(1);
+        put_slot(0, WORKER, 100, 4);
+        poke32(&file, file.layout->proc_num, counting);
+        CHECK_EQ(repair(LISTING), HR_REPAIR_CUT_SHORT);
+        CHECK_EQ(count(), counting);
+        CHECK_EQ(total_in(0), 100);
+        CHECK_EQ(total_in(1), 300);
+        CHECK_EQ(repair(-1), HR_REPAIR_DONE);
+        CHECK_EQ(count(), 2);
+        CHECK_EQ(total_in(0), 0);
+        CHECK_EQ(total_in(1), 300);
+        end();
+    }
+}
+
 /* Of the crowd: it is looked at in the first call. */
 static int first_listed(void)
 {
@@ -438,6 +457,7 @@ int main(void)
 {
     RUN(a_repair_comes_to_its_end_over_several_calls);
     RUN(a_slot_with_a_pid_does_not_wait_for_those_without);
+    RUN(a_process_that_was_not_reached_is_told_and_keeps_its_slots);
     RUN(a_slot_that_has_come_since_is_judged_by_a_search_of_its_own);
     RUN(a_process_that_is_about_to_end_keeps_its_slot_until_the_last_store);
     RUN(a_process_that_counts_in_one_of_its_slots_is_not_said_to_count_twice);

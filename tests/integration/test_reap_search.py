@@ -24,6 +24,7 @@ from libhamiregion import (
     ReapedSlot,
     Region,
     SearchCutShort,
+    SlotRepair,
     open_region,
 )
 
@@ -172,6 +173,23 @@ def test_of_maps_without_end_a_part_is_read(
         opened.reap(proc=neighbour.proc)
     assert time.thread_time() - before_s < 3
     assert (neighbour.searches, pids(region)) == (1, [DEAD])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("region", [Layout.V1_2], indirect=True)
+def test_a_repair_of_slots_that_could_not_look_at_all_says_of_whom(
+    opened: Region, region: RegionFile, neighbour: Neighbour
+) -> None:
+    def write_on(stream: TextIO) -> None:
+        while True:
+            stream.write(LINE * 1000)
+
+    region.put("proc_num", 0)
+    neighbour.at[BEFORE] = write_on
+    with pytest.raises(SearchCutShort, match=r"pids 5.* cut short") as caught:
+        opened.repair_slots(proc=neighbour.proc)
+    assert (caught.value.pids, caught.value.done) == ((DEAD,), SlotRepair((), ()))
+    assert (region.get("proc_num"), is_free(region)) == (0, True)
 
 
 def test_maps_of_any_length_are_read_to_their_end(
