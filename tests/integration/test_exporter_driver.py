@@ -18,7 +18,7 @@ from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.exporter.collectors import unaccounted
+from libhamiregion.exporter.collectors import processes, unaccounted
 from libhamiregion.node import Node, NvmlSample, NvmlSampler, ProcessTable
 
 HOST = {
@@ -98,6 +98,21 @@ def test_the_gpus_have_the_monitors_labels_and_the_drivers_figures(
         assert found.series(name, **second) == {}, "it has no sensors"
     assert found.value("hamiregion_nvml_up") == 1
     assert found.labels("hamiregion_nvml_info") == {"state": "ok", "driver": "570.0-fake"}
+
+
+def test_errors_that_the_driver_reports_are_counted_by_their_number(
+    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
+) -> None:
+    cards = (CARD, SECOND, "sensors 0 41 187500 3 1", "sensors 1 35 90000 0 0")
+    fake_driver.play(*cards)
+    name = "hamiregion_gpu_xid_errors_total"
+    with NodeFiles(tmp_path).open() as node:
+        assert name not in exported(node, sampler).names, "none so far"
+        fake_driver.play(*cards, "xid 0 31", "xid 0 31", "xid 1 48")
+        found = exported(node, sampler)
+    assert found.value(name, device_uuid=GPU, node="worker-1", xid="31") == 2
+    assert found.value(name, device_uuid=OTHER, node="worker-1", xid="48") == 1
+    assert len(found.series(name)) == 2
 
 
 def test_a_figure_that_a_gpu_does_not_have_is_absent(
@@ -298,6 +313,33 @@ def test_the_drivers_memory_stands_beside_what_is_accounted(
     second = {"vdevice_index": "1", "device_uuid": OTHER}
     assert found.value("hamiregion_device_memory_driver_bytes", **second) == 0
     assert "hamiregion_unaccounted_process_memory_driver_bytes" not in found.names
+
+
+@needs_namespaces
+def test_the_drivers_figures_of_processes_without_series_of_their_own_are_summed_up(
+    node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_PROCESSES_PER_CONTAINER", 1)
+    pod = node.add(pod="bert-0", uuids=[GPU, OTHER])
+    host_pids = [pod.attach()[1] for _ in range(4)]
+    memory = [f"process 0 compute {pid} {MIB << at}" for at, pid in enumerate(host_pids)]
+    memory[3] = f"process 0 compute {host_pids[3]} unavailable"
+    samples = [f"sample 0 {pid} 100 {10 + at} 0 0 0" for at, pid in enumerate(host_pids[:3])]
+    fake_driver.play(CARD, SECOND, *memory, *samples)
+    with node.open() as opened:
+        found = exported(opened, sampler)
+    name = "hamiregion_process_memory_driver_bytes"
+    assert found.value(name, host_pid=str(host_pids[0]), device_uuid=GPU) == MIB
+    # What the driver does not tell of one of them is not in the sum, and takes nothing from it.
+    assert found.value(name, pid="other", device_uuid=GPU) == 2 * MIB + 4 * MIB
+    assert found.labels(name, pid="other", device_uuid=GPU) == found.labels(
+        "hamiregion_process_memory_used_bytes", pid="other", device_uuid=GPU
+    )
+    assert len(found.series(name, device_uuid=GPU)) == 2
+    utilization = "hamiregion_process_driver_sm_utilization_ratio"
+    by_process = found.series(utilization, device_uuid=GPU)
+    assert sorted(by_process.values()) == pytest.approx([0.1, 0.11 + 0.12])
+    assert found.value(utilization, pid="other", device_uuid=GPU) == pytest.approx(0.11 + 0.12)
 
 
 @needs_namespaces

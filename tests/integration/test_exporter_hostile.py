@@ -84,6 +84,23 @@ def test_more_real_processes_than_allowed_are_summed_up_and_nothing_is_lost(
         )
 
 
+def test_a_process_whose_layout_has_no_utilization_is_not_said_to_be_idle(
+    files: NodeFiles, exporter: NodeExporter, actor: Callable[..., Actor]
+) -> None:
+    without = files.region("old", layout=Layout.UNVERSIONED_NO_UTIL, uuids=["GPU-a"])
+    beside = files.region("new", layout=Layout.V1_2, uuids=["GPU-b"])
+    for path in (without, beside):
+        one = actor(path)
+        one("attach")
+        one("slot.charge", 0, 1 << 20)
+    found = parsed(exporter.render())
+    memory = found.series("hamiregion_process_memory_used_bytes")
+    assert list(memory.values()) == [1 << 20] * 2
+    name = "hamiregion_process_sm_utilization_ratio"
+    assert found.series(name, container="old") == {}
+    assert list(found.series(name, container="new").values()) == [0]
+
+
 def test_a_process_that_stands_in_several_slots_is_one_series_and_the_rest_is_summed(
     files: NodeFiles, exporter: NodeExporter, actor: Callable[..., Actor]
 ) -> None:
