@@ -376,6 +376,7 @@ def test_what_is_mounted_inside_survives(scene: StaleScene, treasure: Path, what
     assert done.stdout.startswith(f"{POD}/train: {directory.parent}/"), done.stdout
     assert done.stdout.splitlines()[0].endswith(f" was not removed: {reason}")
 
+
 MOUNTED_LATER = """
 import subprocess, sys
 from pathlib import Path
