@@ -337,7 +337,7 @@ class RecordingWriter:
         return Written(look, len(seen), len(rows), before is None, size_bytes)
 
     def _run_is_long(self, at_ms: int) -> bool:
-        return not 0 <= at_ms - self._run_began_ms < _HOUR_MS or (
+        return at_ms - self._run_began_ms >= _HOUR_MS or (
             self._rows_per_run is not None and self._run_rows > self._rows_per_run
         )
 
