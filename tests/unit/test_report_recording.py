@@ -541,6 +541,18 @@ def test_a_file_that_was_begun_and_never_filled_is_filled(path: Path) -> None:
     assert query(path, "PRAGMA auto_vacuum") == [(2,)]
 
 
+def test_a_look_waits_for_no_disk_and_the_log_gives_its_space_back(writer: Clocked) -> None:
+    writer.look()
+    connection = writer.writer._connection
+    assert connection is not None
+    told = [
+        connection.execute(f"PRAGMA {name}").fetchone()
+        for name in ("journal_mode", "synchronous", "journal_size_limit")
+    ]
+    # 1 is NORMAL: with a log the disk is waited for where the log is written back, now and then.
+    assert told == [("wal",), (1,), (4 << 20,)]
+
+
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Recording(tmp_path / "none.db")
