@@ -303,19 +303,21 @@ def test_a_region_that_cannot_be_left_says_what_goes_on_counting(
     holder = actor(file)
 
     region = open_region(file, writable=True)
-    region.attach().charge(0, 1 << 30)
+    slot = region.attach()
+    slot.charge(0, 600)
+    slot.charge(0, 400, "module")
     hold(file, holder.pid)
-    with pytest.raises(LockTimeout, match=r"1 GiB.*reap\(\)"):
+    with pytest.raises(LockTimeout, match=r"counts 1000 B: .*reap\(\)"):
         region.close()
     assert region.closed
     region.close()
     assert owner_of(file) == holder.pid
     with open_region(file) as region:
-        assert region.memory_used(0) == 1 << 30
+        assert region.memory_used(0) == 1000
     holder.kill()
     assert recover(file) == did(dead_owner=True)
     with open_region(file, writable=True) as region:
-        assert [slot.memory_bytes for slot in region.reap()] == [1 << 30]
+        assert [slot.memory_bytes for slot in region.reap()] == [1000]
         assert region.memory_used(0) == 0
 
 
