@@ -92,7 +92,7 @@ def faults_in_node(node: ast.AST) -> Iterator[ast.AST]:
         yield ast.IfExp(node.test, node.orelse, node.body)
     elif isinstance(node, ast.Name) and node.id in SWAPPED_NAMES:
         yield ast.Name(SWAPPED_NAMES[node.id])
-    elif isinstance(node, ast.Return) and node.value is not None:
+    elif isinstance(node, ast.Return) and ast.unparse(node) not in {"return", "return None"}:
         yield ast.Return(None)
     elif (
         isinstance(node, ast.Expr) and isinstance(node.value, (ast.Call, ast.Await))
