@@ -40,6 +40,7 @@ FILES_OF_A_SUBJECT: Final = 8
 FILES_OF_ITS_SURROUNDINGS: Final = 16
 # In the order in which they run: those of one process, those of several, programs in C.
 KINDS: Final = ("tests/unit/", "tests/corruption/", "tests/", "tests/integration/test_c_core.py")
+C_PROGRAM: Final = "tests/integration/test_c_core.py::test_program[{}]"
 SECONDS_FOR_A_RUN: Final = 1800
 
 
@@ -240,7 +241,7 @@ def words_of_tests() -> dict[str, set[str]]:
         if not {"packaging", "cluster", "gpu"}.intersection(test.parts):
             name = test.relative_to(TREE).as_posix()
             if test.suffix == ".c":
-                name = f"tests/integration/test_c_core.py::test_program[{test.stem}]"
+                name = C_PROGRAM.format(test.stem)
             found[name] = set(re.findall(r"\w+", test.read_text(encoding="utf-8")))
     return found
 
@@ -250,11 +251,14 @@ def tests_that_know(path: str, names: set[str]) -> list[str]:
     words = words_of_tests()
     worth = {name: 1 / (1 + sum(name in each for each in words.values())) for name in names}
     stem = Path(path).stem.strip("_")
+    # Not what all programs in C are run by, which says nothing of them.
+    every_program = C_PROGRAM.partition("[")[0]
     scores = {
         test: sum(worth[name] for name in names & found)
         # A file's name says whose tests it holds.
-        + (stem in re.split(r"[^a-z0-9]+", test) or f"test_{stem}" in test)
+        + (stem in re.split(r"[^a-z0-9]+", name) or f"test_{stem}" in name)
         for test, found in words.items()
+        for name in [test.replace(every_program, "")]
     }
     return [test for test, score in Counter(scores).most_common() if score]
 
@@ -271,11 +275,13 @@ def tests_of(path: str) -> list[str]:
 @functools.cache
 def tests_around(path: str) -> list[str]:
     """More tests that know it, or who uses it; for the core, all programs in C too."""
-    if path.startswith("csrc/preload"):
-        return sorted(
+    if path.startswith(("csrc/preload", "libhamiregion/launch")):
+        of_programs = {
             each.relative_to(TREE).as_posix()
-            for each in (TREE / "tests/integration").glob("test_run*.py")
-        )
+            for name in ("test_run*.py", "test_launch*.py")
+            for each in (TREE / "tests").rglob(name)
+        }
+        return sorted(of_programs.difference(tests_of(path)), key=cost)
     if path.endswith(".c"):
         names = names_in_c(TREE / path, all_callers=True)
         more = ["tests/integration/test_c_core.py"]
