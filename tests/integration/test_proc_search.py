@@ -184,6 +184,49 @@ def test_what_may_be_a_mapping_of_the_region_is_not_forgotten_over_those_after_i
     assert Liveness(str(fake_proc.directory)).dead(region, [5, 6]) == {6}
 
 
+def file_system_of(path: Path) -> str:
+    """The type of the file system that a file lies on; "" where the mounts do not show it."""
+    device = path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        mount, _, source = line.partition(" - ")
+        if mount.split()[2] == number:
+            return source.split()[0]
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_another"),
+    [
+        ("ext2", True),
+        ("ext4", True),
+        ("xfs", True),
+        ("btrfs", True),
+        ("tmpfs", True),
+        ("overlay", False),
+        ("fuse", False),
+        ("nfs4", False),
+        ("zfs", False),
+        ("ext", False),
+        ("ext4x", False),
+    ],
+)
+def test_its_inode_number_on_a_device_is_another_file_if_that_keeps_its_pages_itself(
+    region: Region, fake_proc: FakeProc, kind: str, is_another: bool
+) -> None:
+    if file_system_of(Path(region.path)) not in {"ext4", "xfs", "tmpfs"}:
+        pytest.skip("needs a region on ext4, xfs or tmpfs")
+    maps = fake_proc.directory.parent / "elsewhere"
+    fields = line_of(region).split(maxsplit=5)
+    maps.write_text(" ".join([*fields[:3], "fe:fd", *fields[4:]]))
+    fake_proc.add_long(100, 5, maps)
+    mounts = (f"30 1 254:25 / / rw - {kind}2 d rw", f"36 1 254:253 / /x rw - {kind} d rw")
+    text = "".join(f"{line}\n" for line in (*mounts, "37 1 254:2 / /y rw - overlay d rw"))
+    (fake_proc.directory / "100" / "mountinfo").write_text(text)
+    dead = Liveness(str(fake_proc.directory)).dead(region, [5])
+    assert dead == ({5} if is_another else frozenset())
+
+
 def test_a_stranger_is_not_asked_what_it_maps_but_its_successor_is(
     region: Region, file: RegionFile, fake_proc: FakeProc
 ) -> None:
