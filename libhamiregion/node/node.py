@@ -258,9 +258,10 @@ class Node:
 
     def _take_over(self) -> None:
         """Make what was found what the node has: its containers, the regions that are read."""
-        now = (*self._inside, *self._outside.containers)
+        # Mostly there is none outside, and this the same object as long as nothing changes.
+        now = self._inside.containers + tuple(self._outside.containers)
         with self._lock:
-            if now == self._containers:
+            if now is self._containers or now == self._containers:
                 return
             wanted = {each.region for each in now if each.region is not None}
             known = set(self._set.regions)
@@ -274,7 +275,7 @@ class Node:
 
     def _scan_outside(self) -> None:
         inside = set()
-        for container in self._inside:
+        for container in self._inside.containers:
             if container.region is not None:
                 # Closed by somebody else: the next refresh sees to it.
                 with contextlib.suppress(RegionClosed):

@@ -38,6 +38,8 @@ class NodeChanges:
 
 def changes_between(before: Sequence[Container], after: Sequence[Container]) -> NodeChanges:
     """Compare the containers of two refreshes."""
+    if before is after:
+        return NodeChanges()
     gone, new = set(before).difference(after), set(after).difference(before)
     replaced = {_identity(each) for each in gone} & {_identity(each) for each in new}
     return NodeChanges(

@@ -10,7 +10,7 @@ from .change_detector import ChangeDetector
 from .directories import is_unchanged, scan_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from .containers import Container
     from .directories import DirectoryScan
@@ -36,11 +36,18 @@ class RootContainers:
         self._changes = ChangeDetector()
         self._scans: dict[str, DirectoryScan] = {}
         self._directories: Mapping[str, Mapping[str, str]] = {}
+        # None where something has changed since.
+        self._containers: tuple[Container, ...] | None = ()
 
-    def __iter__(self) -> Iterator[Container]:
-        """All of them, by root and directory."""
-        scans = self._scans
-        return (scans[each].container for each in self._directories if each in scans)
+    @property
+    def containers(self) -> tuple[Container, ...]:
+        """All of them, by root and directory; the same object while nothing changes."""
+        if self._containers is None:
+            scans = self._scans
+            self._containers = tuple(
+                [scans[each].container for each in self._directories if each in scans]
+            )
+        return self._containers
 
     def files(self) -> set[tuple[int, str]]:
         """Inode and name of every file that may be a region."""
@@ -59,6 +66,7 @@ class RootContainers:
                 self._store(gone, None)
             due = [each for each in due if each in directories]
             due += [each for each in directories if each not in self._scans]
+            self._containers = None
             self._directories = directories
         for directory in due:
             before = self._scans.get(directory)
@@ -67,6 +75,7 @@ class RootContainers:
 
     def _store(self, directory: str, scan: DirectoryScan | None) -> None:
         before = self._scans.get(directory)
+        self._containers = None
         if scan is None:
             if before is not None:
                 del self._scans[directory]
@@ -87,9 +96,11 @@ class RootContainers:
         directory = container.directory
         scan = None if directory is None else self._scans.get(directory)
         if directory is not None and scan is not None and scan.container is container:
+            self._containers = None
             self._scans[directory] = attrs.evolve(scan, container=named)
 
     def clear(self) -> None:
         """Forget all; their regions are the caller's to close."""
+        self._containers = None
         self._changes.clear()
         self._scans.clear()

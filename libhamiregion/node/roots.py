@@ -96,9 +96,13 @@ class Roots:
                 most = listings[root].most
                 message = f"more than {most:,} entries; the others are left out"
                 errors[shown] = OSError(errno.EOVERFLOW, message, shown)
-        self._listings = listings
+        before, self._listings = self._listings, listings
         self.errors = errors
         self.scanned = tuple(root for root in listings if root not in errors)
+        if list(before) == list(listings) and all(
+            before[root] is each for root, each in listings.items()
+        ):
+            return self._found
         found = {
             f"{root}/{name}": whose
             for root, each in listings.items()
