@@ -8,6 +8,7 @@ import platform
 import threading
 import time
 from array import array
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from libhamiregion import __version__
@@ -344,7 +345,7 @@ class NodeExporter:
 
         def labelled(family: MetricFamily, values: Mapping[str, float | None]) -> Series:
             texts = {
-                label_text(family.labels, safe_value(name)): value
+                _own_text(family.labels, name): value
                 for name, value in values.items()
                 if value is not None
             }
@@ -384,11 +385,17 @@ class NodeExporter:
         paused: dict[bytes, float] = {}
         for name, count in sorted(counted.items())[:_COUNTERS_LIMIT]:
             if name.endswith(_PAUSED):
-                task = safe_value(name.removesuffix(_PAUSED))
-                paused[label_text(families.AGENT_PAUSED.labels, task)] = count
+                task = name.removesuffix(_PAUSED)
+                paused[_own_text(families.AGENT_PAUSED.labels, task)] = count
             else:
-                events[label_text(families.AGENT_EVENTS.labels, safe_value(name))] = count
+                events[_own_text(families.AGENT_EVENTS.labels, name)] = count
         return [Series.of(families.AGENT_EVENTS, events), Series.of(families.AGENT_PAUSED, paused)]
+
+
+# Of roots, collectors and counters there are few, and each scrape has all of them.
+@lru_cache(maxsize=1024)
+def _own_text(names: tuple[str, ...], value: str) -> bytes:
+    return label_text(names, safe_value(value))
 
 
 def _short(text: str) -> str:
