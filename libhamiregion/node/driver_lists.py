@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .nvml.states import NvmlState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from .matching import HostProcess
     from .nvml.models import NvmlProcess, NvmlSample, ProcessColumns
@@ -73,9 +73,13 @@ class DriverLists:
         started_ns = self._boot_ns + process.start_time_ticks * self._tick_ns
         return self._sample is None or started_ns > self._sample.taken_at_ns
 
-    def entries(self, process: HostProcess) -> Sequence[NvmlProcess]:
-        """The devices on which the driver lists a process."""
-        return () if self.is_newer(process) else self.of_pid(process.pid)
+    def entries(
+        self, process: HostProcess, *, without: Collection[str | None] = ()
+    ) -> Sequence[NvmlProcess]:
+        """The devices on which the driver lists a process, but for those with certain uuids."""
+        if self._sample is None or self.is_newer(process):
+            return ()
+        return self._sample.of_pid(process.pid, without=without)
 
     def of_pid(self, pid: int) -> Sequence[NvmlProcess]:
         """The devices on which the driver lists a pid, whatever process has it now."""

@@ -260,8 +260,7 @@ class Join:
         found = {}
         for slot, on in in_use.items():
             uuids = pairs.of_region[table.processes.region[slot]]
-            entries = self.driver.entries(pairs.states.processes[slot])
-            others = [each for each in entries if each.device_uuid not in uuids]
+            others = self.driver.entries(pairs.states.processes[slot], without=uuids)
             figure = getattr(others[0], name) if len(others) == len(on) == 1 else None
             if figure is not None:
                 found[on[0]] = figure

@@ -192,7 +192,7 @@ class _SlotRows:
                 rows.append(ProcessDeviceRow.of(device.index, uuid, used, sm, entry))
         if process is None:
             return tuple(rows)
-        others = [entry for entry in driver.entries(process) if entry.device_uuid not in uuids]
+        others = driver.entries(process, without=uuids)
         nameless = [at for at, row in enumerate(rows) if row.uuid is None and row.memory_used_bytes]
         if len(others) == len(nameless) == 1 and driver.lists_all:
             # The only device that the process uses, for the region as for the driver.
@@ -200,7 +200,7 @@ class _SlotRows:
             rows[nameless[0]] = ProcessDeviceRow.of(
                 row.index, entry.device_uuid, row.memory_used_bytes, row.sm_util_percent, entry
             )
-            others = []
+            others = ()
         rows += [ProcessDeviceRow.of(None, each.device_uuid, None, None, each) for each in others]
         return tuple(rows)
 

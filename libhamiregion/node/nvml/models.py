@@ -11,6 +11,8 @@ import attrs
 from .states import NvmlFault, NvmlState
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from .driver import SampledProcess
 
 #: The driver's lists of processes.
@@ -240,9 +242,18 @@ class NvmlSample:
             place.uuid: place for device in self.devices for place in (device, *device.mig_devices)
         }
 
-    def of_pid(self, pid: int) -> tuple[NvmlProcess, ...]:
-        """What the driver lists of one process, one entry per device."""
-        return tuple(each.process(each.rows[pid]) for each in self.columns if pid in each.rows)
+    def of_pid(self, pid: int, *, without: Collection[str | None] = ()) -> tuple[NvmlProcess, ...]:
+        """What the driver lists of one process, one entry per device.
+
+        Args:
+            pid: Pid in the host's namespace.
+            without: Uuids of devices that are left out.
+        """
+        return tuple(
+            each.process(each.rows[pid])
+            for each in self.columns
+            if each.device_uuid not in without and pid in each.rows
+        )
 
     def process(self, device_uuid: str, pid: int) -> NvmlProcess | None:
         """What a process uses of a GPU or MIG device.
