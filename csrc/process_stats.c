@@ -29,8 +29,10 @@ static bool parse(const char *text, size_t length, struct hr_process_stat *out)
     for (int field = FIRST_BEHIND_THE_NAME; field < FIELDS; field++) {
         if (at == NULL || (at = strchr(at, ' ')) == NULL)
             return false;
+        at++;
         /* The state is a letter and some numbers are signed; those that are kept are neither. */
-        fields[field] = strtoull(++at, NULL, 10);
+        if (field == MINOR_FAULTS || field == MAJOR_FAULTS || field >= START_TIME)
+            fields[field] = strtoull(at, NULL, 10);
     }
     out->start_time_ticks = fields[START_TIME];
     out->address_space_bytes = fields[ADDRESS_SPACE];

@@ -77,6 +77,7 @@ class ProcessReader:
         self._listing = 0
         # Text of cgroup -> what it says, within one refresh.
         self._containers: dict[str, tuple[ContainerId | None, Payer]] = {}
+        self._payers: dict[Payer, Payer] = {}
 
     def read(
         self,
@@ -109,7 +110,7 @@ class ProcessReader:
             OSError: /proc cannot be listed, or the system is out of descriptors, memory or threads.
         """
         self._users = users
-        self._containers = {}
+        self._containers, self._payers = {}, {}
         if before is not self._kept_of:
             self._kept_bytes.clear()
             for each in before.values():
@@ -322,6 +323,8 @@ class ProcessReader:
         payer = container[1]
         if payer.container is None:
             payer = attrs.evolve(payer, program=activity.stack)
+        # The same object compares at once.
+        payer = self._payers.setdefault(payer, payer)
         process = HostProcess(
             pid=int(name),
             start_time_ticks=stat.start_time_ticks,
