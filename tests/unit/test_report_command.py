@@ -4,12 +4,15 @@ import datetime as dt
 import json
 import os
 import re
+import resource
+import stat
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_process import on_terminal, run
+from cli_process import COMMAND, on_terminal, run
 from integration.called import call
 from recorded_day import DAY_S, MIDNIGHT_S, record, tenants
 from wait import PATIENCE_S
@@ -77,6 +80,39 @@ def test_the_ending_of_the_file_is_its_format(day: str, tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o777 == 0o666 & ~mask
     # Nothing half done is left beside them.
     assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_what_cannot_be_replaced_is_written_to(day: str, tmp_path: Path) -> None:
+    """A pipe, as of a shell's >(...)."""
+    pipe = tmp_path / "pipe.csv"
+    os.mkfifo(pipe)
+    # Open for both, so that neither end waits for the other.
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    assert report(day, "--by", "namespace", "--to", str(pipe)) == ""
+    assert os.read(reader, 1 << 16).startswith(b"namespace,")
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+
+
+def test_a_report_that_cannot_be_written_whole_leaves_the_one_before(
+    day: str, tmp_path: Path
+) -> None:
+    """As on a full disk: no part of it, and no other file beside it."""
+    made = tmp_path / "report.html"
+    made.write_text("the one before")
+    # More than the files that SQLite makes, less than a page.
+    largest = 1 << 16
+    answer = subprocess.run(
+        [*COMMAND, "report", "--from", day, *SPAN, "--to", str(made)],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest)),
+    )
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert answer.stderr == f"Error: {made}: File too large\n"
+    assert made.read_text() == "the one before"
+    assert list(tmp_path.iterdir()) == [made]
 
 
 def test_csv_on_stdout_has_its_line_ends(day: str) -> None:
