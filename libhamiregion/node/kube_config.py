@@ -194,7 +194,8 @@ def _tls(folder: Path, cluster: Mapping[str, Any], found: _Credentials) -> ssl.S
         cadata=None if authority is None else authority.decode("ascii", "ignore")
     )
     context.sslsocket_class = _TlsSocket
-    if cluster.get("insecure-skip-tls-verify"):
+    # In quotes it would be a text, of which "false" is as true as any.
+    if cluster.get("insecure-skip-tls-verify") is True:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if found.certificate is not None:

@@ -94,6 +94,40 @@ def test_a_program_gives_credentials(tmp_path: Path) -> None:
 
 
 @needs_openssl
+def test_a_program_gives_a_certificate_and_its_key(tmp_path: Path) -> None:
+    certificate, key = Authority.in_directory(tmp_path / "authority").issue("client")
+    status = {
+        "clientCertificateData": certificate.read_text(),
+        "clientKeyData": key.read_text(),
+        "token": "t",
+    }
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "cat",
+        "args": [str(tmp_path / "said")],
+    }
+    (tmp_path / "said").write_text(json.dumps({"status": status}))
+    assert authorization(config(tmp_path / "c", {"exec": plugin})) == "Bearer t"
+    status["clientKeyData"] = "no key"
+    (tmp_path / "said").write_text(json.dumps({"status": status}))
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        find_access(config(tmp_path / "c", {"exec": plugin}))
+
+
+@pytest.mark.parametrize(
+    ("said", "mode"),
+    [(True, ssl.CERT_NONE), (False, ssl.CERT_REQUIRED), ("false", ssl.CERT_REQUIRED)],
+)
+def test_the_server_is_verified_unless_the_file_says_that_it_is_not(
+    tmp_path: Path, said: object, mode: ssl.VerifyMode
+) -> None:
+    path = config(tmp_path / "c", {}, **{"insecure-skip-tls-verify": said})
+    context = find_access(path).context
+    assert context is not None
+    assert (context.verify_mode, context.check_hostname) == (mode, mode is ssl.CERT_REQUIRED)
+
+
+@needs_openssl
 @pytest.mark.parametrize("is_data", [True, False])
 def test_certificates_stand_in_the_file_or_beside_it(tmp_path: Path, is_data: bool) -> None:
     authority = Authority.in_directory(tmp_path / "authority")
