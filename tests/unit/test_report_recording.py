@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import attrs
@@ -349,6 +352,52 @@ def test_an_allocation_that_came_back_in_the_middle_of_an_hour_is_kept(path: Pat
             if sample is not None:
                 seen.setdefault(of.pod_uid, set()).add(sample.memory_used_bytes)
     assert seen == {"9f00": {1}, "0b5c": {5}, "2d7e": {7}}
+
+
+# A read-only mount: root may write to any directory otherwise.
+READ_ONLY = """
+import subprocess, sys
+from libhamiregion.report import Recording, RecordingUnavailable
+path, directory = sys.argv[1:]
+subprocess.run(["mount", "--bind", directory, directory], check=True)
+subprocess.run(["mount", "-o", "remount,ro,bind", directory, directory], check=True)
+try:
+    with Recording(path) as recording:
+        print(recording.span_ms()[1])
+except RecordingUnavailable:
+    print("unavailable")
+"""
+
+
+def test_a_copy_where_nothing_can_be_written_is_read_if_it_was_closed_in_order(
+    path: Path, tmp_path: Path
+) -> None:
+    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode != 0:
+        pytest.skip("needs the right to make mount namespaces")
+    writer = Clocked(path, retention_s=None)
+    writer.look({TRAIN: 1}, times=3)
+    copies = {name: tmp_path / name / "node.db" for name in ("closed", "interrupted")}
+    for copy in copies.values():
+        copy.parent.mkdir()
+    shutil.copy(path, copies["interrupted"])
+    shutil.copy(f"{path}-wal", f"{copies['interrupted']}-wal")
+    writer.writer.close()
+    shutil.copy(path, copies["closed"])
+
+    def read(copy: Path) -> str:
+        done = subprocess.run(
+            ["unshare", "--mount", "--propagation", "private", sys.executable]
+            + ["-c", READ_ONLY, str(copy), str(copy.parent)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert read(copies["closed"]) == str(writer.at_ms)
+    # What stands in the log beside it would be left out, and nobody be told.
+    assert read(copies["interrupted"]) == "unavailable"
 
 
 @pytest.mark.thorough
