@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from typing import Any
 
 import pytest
@@ -114,6 +115,33 @@ def test_a_new_region_that_has_the_plans_values_by_itself_keeps_them(
     set_plan(scene)
     watcher.run()
     assert memory(region) == [6 * GIB, 6 * GIB]
+
+
+@pytest.mark.parametrize("comes_back", ["the region", "another one"])
+def test_what_a_file_held_before_is_nothing_to_another_region_in_it(
+    scene: PlanScene, watch: Watch, comes_back: str
+) -> None:
+    """Whoever writes into the file leaves its number as it is."""
+    region = scene.container()
+    before = memory(region)
+    set_plan(scene, SIX)
+    watcher = watch()
+    for _ in range(2):
+        watcher.run()
+    content = region.content()
+    os.truncate(region.path, 0)
+    watcher.run()
+    if comes_back == "another one":
+        made = scene.directory / "made.cache"
+        create_region(made, memory_limits=("3GiB", "3GiB"), uuids=GPUS)
+        content = made.read_bytes()
+    with region.path.open("r+b") as file:
+        file.write(content)
+    watcher.run()
+    assert memory(region) == [6 * GIB, 6 * GIB]
+    set_plan(scene)
+    watcher.run()
+    assert memory(region) == (before if comes_back == "the region" else [3 * GIB, 3 * GIB])
 
 
 # ---- what was there before --------------------------------------------------------------
