@@ -385,9 +385,9 @@ def test_a_copy_where_nothing_can_be_written_is_read_if_it_was_closed_in_order(
     shutil.copy(path, copies["closed"])
 
     def read(copy: Path) -> str:
+        words = [sys.executable, "-c", READ_ONLY, str(copy), str(copy.parent)]
         done = subprocess.run(
-            ["unshare", "--mount", "--propagation", "private", sys.executable]
-            + ["-c", READ_ONLY, str(copy), str(copy.parent)],
+            ["unshare", "--mount", "--propagation", "private", *words],
             capture_output=True,
             text=True,
             check=False,
