@@ -11,7 +11,6 @@ from libhamiregion.node.root_lock import RootLock, RootLocked, RootUse
 from libhamiregion.node.writers import OtherWriter, find_monitors
 
 if TYPE_CHECKING:
-    from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
 
 # Where there are no containers' directories, as with plain Docker, agents meet here.
@@ -48,8 +47,6 @@ class WriterWatch:
         self._node = node
         self._assume_alone = assume_alone
         self._lock = RootLock(RootUse.FEEDBACK)
-        # What the node had read when no monitor was found in it.
-        self._clear: tuple[int, tuple[Container, ...]] | None = None
 
     def look(self, *, lock: bool = True) -> tuple[OtherWriter, ...]:
         """Look once, and take the lock if it is free.
@@ -63,7 +60,7 @@ class WriterWatch:
         Raises:
             OSError: The directories of containers cannot be locked.
         """
-        found = list(self._monitors())
+        found = list(find_monitors(self._node))
         if not (self._assume_alone or self._node.processes.visibility.sees_all_pids):
             message = (
                 f"{self._node.proc!r} does not show all processes of the node, so HAMi's monitor"
@@ -77,16 +74,6 @@ class WriterWatch:
                 message = f"another agent runs: a process has locked {locked.root!r}"
                 found.append(OtherWriter("lock", None, message))
         return tuple(found)
-
-    def _monitors(self) -> tuple[OtherWriter, ...]:
-        """Look for monitors, once in what the node has read."""
-        read = self._node.processes.read_at_ns, self._node.containers
-        clear = self._clear
-        if clear is not None and clear[0] == read[0] and clear[1] is read[1]:
-            return ()
-        found = find_monitors(self._node)
-        self._clear = None if found else read
-        return found
 
     def close(self) -> None:
         """Give the lock back."""

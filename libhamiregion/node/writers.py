@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 #: The programs of HAMi and of volcano-vgpu that write these fields.
 MONITOR_NAMES = frozenset({"vGPUmonitor", "volcano-vgpu-monitor"})
 
-# Nearly no process has such a name anywhere, and taking paths apart is slow.
-_MAY_BE_MONITOR = re.compile("|".join(map(re.escape, sorted(MONITOR_NAMES))))
+# Nearly no process has anything like it in its command line, and taking paths apart is slow.
+_ENDING = os.path.commonprefix([name[::-1] for name in MONITOR_NAMES])[::-1]  # noqa: RUF071 (is meant)
 _COMMAND_LIMIT = 60
 _MOUNTS_LIMIT_BYTES = 1 << 24
 _MANY = 2
@@ -55,7 +55,7 @@ class OtherWriter:
 
 def is_monitor(process: HostProcess) -> bool:
     """Whether a process is called as the monitor of HAMi, or of volcano-vgpu."""
-    if _MAY_BE_MONITOR.search(process.command) is None:
+    if _ENDING not in process.command:
         return False
     return PurePosixPath(process.command.partition(" ")[0]).name in MONITOR_NAMES
 
@@ -68,15 +68,22 @@ def find_monitors(node: Node) -> tuple[OtherWriter, ...]:
     that itself holds a region never counts, and what has the name but not the node's containers in
     its file system does not either: nobody can stop an agent by calling a program of his own so.
 
+    Where there was none, what the node has read is not searched again.
+
     Args:
         node: The node.
     """
-    tenants = frozenset(each.pod_uid for each in node.containers if each.pod_uid is not None)
+    read = node.processes.read_at_ns, node.containers
+    clear = node._without_monitors
+    if clear is not None and clear[0] == read[0] and clear[1] is read[1]:
+        return ()
+    tenants = frozenset(each.pod_uid for each in read[1] if each.pod_uid is not None)
     found = {}
     for other, process in (*_by_mapping(node, tenants), *_by_name(node)):
         pod = None if process.container is None else process.container.pod_uid
         if pod not in tenants and not _is_this(process):
             found[process.pid] = other
+    node._without_monitors = None if found else read
     return tuple(found.values())
 
 
