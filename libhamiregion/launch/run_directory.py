@@ -138,7 +138,7 @@ def _remove_stale(base: str) -> None:
                 with contextlib.suppress(OSError):
                     os.rmdir(entry.path)  # noqa: PTH106
                 continue
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 continue
             if _is_dead(record, entry.path):
                 remove(entry.path)

@@ -265,6 +265,28 @@ def test_an_empty_directory_is_nobodys(mine: dict[str, str]) -> None:
     assert (base / "run_4712").exists()
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff", b"[" * 100_000, None],
+    ids=["empty", "cut", "no-text", "deep", "directory"],
+)
+def test_a_directory_whose_record_cannot_be_read_is_left(
+    mine: dict[str, str], content: bytes | None
+) -> None:
+    """Also beside one whose owner is dead."""
+    stale, odd = make_run_directory(mine), make_run_directory(mine)
+    pid, started = ended()
+    rewrite(stale, pid=pid, started=started)
+    owner = Path(odd, RECORD)
+    owner.unlink()
+    if content is None:
+        owner.mkdir()
+    else:
+        owner.write_bytes(content)
+    assert make_run_directory(mine) == stale
+    assert owner.exists()
+
+
 def test_what_a_link_leads_to_is_not_touched(mine: dict[str, str], tmp_path: Path) -> None:
     base = Path(make_run_directory(mine)).parent
     target = tmp_path / "target"
