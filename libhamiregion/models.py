@@ -98,7 +98,7 @@ class DeviceUsage:
         memory_data_bytes: Of it, buffers.
         memory_monitor_bytes: The driver's own figures, summed.
         sm_limit_percent: 1 to 99, or None if unlimited.
-        sm_util_percent: Sum over the processes, so it can pass 100.
+        sm_util_percent: Sum over the processes, so it can pass 100; 0 where the layout has none.
         enc_util_percent: Sum over the processes.
         dec_util_percent: Sum over the processes.
     """

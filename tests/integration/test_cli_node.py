@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import attrs
@@ -18,7 +19,7 @@ from unit.cli_process import (
     run,
 )
 
-from libhamiregion import DeviceUsage, create_region
+from libhamiregion import DeviceUsage, Layout, create_region
 from libhamiregion.node import ProcessDeviceRow
 
 scene = pytest.fixture(scope="module")(busy_scene)
@@ -261,6 +262,16 @@ def test_containers_tells_limits_usage_and_why_there_is_no_region(scene: Scene) 
     assert by_pod["whole-gpu"]["processes"] is None
     assert by_pod[None]["reason"] == "not_ready"
     assert "5 bytes" in by_pod[None]["message"]
+
+
+def test_containers_claims_no_utilisation_where_the_layout_has_none(tmp_path: Path) -> None:
+    for name, layout in (("old", Layout.UNVERSIONED_NO_UTIL), ("new", Layout.V1_2)):
+        path = tmp_path / f"{uuid.uuid4()}_{name}" / "usage.cache"
+        path.parent.mkdir()
+        create_region(path, layout=layout, uuids=[GPU])
+    answer = call("containers", "--root", str(tmp_path))
+    found = table(answer.stdout)
+    assert {each["CONTAINER"]: each["SM"] for each in found} == {"old": "-", "new": "0%"}
 
 
 def test_containers_in_a_pipe_are_two_tables(scene: Scene) -> None:

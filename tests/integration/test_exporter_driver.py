@@ -316,6 +316,25 @@ def test_the_drivers_memory_stands_beside_what_is_accounted(
 
 
 @needs_namespaces
+def test_the_page_has_the_drivers_memory_of_each_device_where_it_is_known(
+    node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler
+) -> None:
+    pod = node.add(pod="bert-0", uuids=[GPU, OTHER])
+    (_, host_pid), (_, unknown) = pod.attach(), pod.attach()
+    fake_driver.play(
+        CARD,
+        SECOND,
+        f"process 0 compute {host_pid} {140 * MIB}",
+        f"process 1 compute {unknown} unavailable",
+    )
+    with node.open() as opened:
+        exporter = NodeExporter(opened, sampler=sampler, collectors=WITHOUT_DOCTOR)
+        exporter.refresh()
+        (container,) = exporter.overview().containers
+    assert [each.memory_driver_bytes for each in container.devices] == [140 * MIB, None]
+
+
+@needs_namespaces
 def test_the_drivers_figures_of_processes_without_series_of_their_own_are_summed_up(
     node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 from answers import check_answer
 from cli_process import COLOUR, COMMAND, Terminal, interrupt, on_terminal, run, start
 from integration.called import call
+from region_bytes import RegionFile
 from rich.console import Console
 from wait import PATIENCE_S
 
@@ -129,6 +130,11 @@ def test_no_utilisation_is_claimed_where_the_layout_has_none(tmp_path: Path) -> 
     hami.create_region(path, memory_limits=(GIB,), uuids=(UUID,), layout=layout)
     heading, row = call("show", path).stdout.split("\n\n")[1].splitlines()
     assert dict(zip(heading.split(), row.split(), strict=True))["SM"] == "-"
+
+
+def test_a_version_to_come_is_named(path: str) -> None:
+    RegionFile(Path(path), hami.Layout.V1_2).put("minor_version", 3)
+    assert "1.2, of the newer version 1.3" in call("show", path).stdout
 
 
 def test_a_held_lock_and_its_owner_are_named(tmp_path: Path) -> None:
