@@ -102,6 +102,40 @@ static void test_detaching_does_not_write_over_a_lowered_number(void)
     }
 }
 
+/* Ten for each slot that is reported, one for each that is said to stand where it was. */
+static int reap(hr_region *region)
+{
+    static struct hr_reap reaped[HR_SLOTS];
+    int found = hr_reap(region, NULL, NULL, 0, 0, ONE_SECOND, reaped);
+    int said = found < 0 ? found : 10 * found;
+    for (int i = 0; i < found; i++)
+        said += reaped[i].what == HR_REAP_EMPTIED;
+    return said;
+}
+
+static void test_reaping_does_not_write_over_a_number_that_was_raised(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        for (int is_raised = 0; is_raised <= 1; is_raised++) {
+            struct region_file file;
+            make_file(&file, id);
+            pid_t pid = start(&file, reap, HR_AT_REMOVE_USAGE_CLEARED);
+            if (is_raised) {
+                poke32(&file, slot_at(&file, 3, file.layout->slot_pid), (uint32_t)pid);
+                poke32(&file, file.layout->proc_num, 4);
+            }
+            finish(pid);
+            CHECK_EQ(*result, is_raised ? 33 : 30);
+            CHECK_EQ(count_of(&file), is_raised ? 4 : 0);
+            CHECK_EQ(pid_in(&file, 3), is_raised ? pid : 0);
+            for (uint32_t slot = 0; slot < 3; slot++)
+                CHECK_EQ(total_in(&file, slot), 0);
+            end(pid);
+            region_file_remove(&file);
+        }
+    }
+}
+
 /* A waiter of libvgpu, whose time is up, takes the lock of one that was stopped. */
 static void take_away(const struct region_file *file)
 {
@@ -193,6 +227,7 @@ int main(void)
     share_result();
     RUN(test_attaching_does_not_write_over_a_lowered_number);
     RUN(test_detaching_does_not_write_over_a_lowered_number);
+    RUN(test_reaping_does_not_write_over_a_number_that_was_raised);
     RUN(test_what_was_charged_is_no_failure_though_the_lock_was_lost);
     RUN(test_who_has_attached_or_detached_has_though_the_lock_was_lost);
     RUN(test_copies_are_those_of_the_process_that_was_seen);
