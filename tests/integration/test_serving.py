@@ -6,7 +6,7 @@ import contextlib
 import logging
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -228,6 +228,41 @@ def test_a_scrape_that_hangs_is_a_503_and_those_after_it_do_not_wait(
     assert "a scrape has been under way for" in ask(url, "/readyz").text
     renderer.go_on.set()
     eventually(lambda: ask(url).status == 200)
+
+
+class PageRenderer(Renderer):
+    """Has a page as well, which fails or hangs."""
+
+    def overview(self, first: int, opened: str | None) -> NoReturn:
+        assert (first, opened) == (0, None)
+        assert self.go_on.wait(PATIENCE_S)
+        raise ZeroDivisionError("the dog ate it")
+
+
+def test_a_page_that_fails_is_a_500_and_the_scrapes_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "libhamiregion")
+    with MetricsServer(PageRenderer(), HERE) as server:
+        for _ in range(2):
+            reply = ask(server.urls[0], "/")
+            assert (reply.status, "dog" in reply.text) == (500, False)
+            assert "the exporter's log tells why" in reply.text
+        assert ask(server.urls[0]).status == 200
+    assert caplog.text.count("ZeroDivisionError: the dog ate it") == 2
+
+
+def test_a_page_that_hangs_is_a_503_and_the_scrapes_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("libhamiregion.exporter.app._PAGE_TIMEOUT_S", 0.1)
+    renderer = PageRenderer()
+    with MetricsServer(renderer, HERE) as server:
+        renderer.go_on.clear()
+        try:
+            for _ in range(2):
+                reply = ask(server.urls[0], "/")
+                assert (reply.status, reply.text) == (503, "503: the page was not made in time\n")
+            assert ask(server.urls[0], "/healthz").text == "ok\n"
+        finally:
+            renderer.go_on.set()
+        assert ask(server.urls[0]).status == 200
 
 
 def test_scrapes_are_made_one_at_a_time_and_shared_only_by_those_who_asked_before(

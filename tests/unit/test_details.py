@@ -1,6 +1,7 @@
 """What a failure tells is its own, also where a signal's handler fails in between."""
 
 import contextlib
+import errno
 import gc
 import os
 import random
@@ -200,6 +201,21 @@ def test_what_a_charge_is_refused_for_is_its_own(region_file: RegionFileFactory)
             assert error.value.requested_bytes == requested
         with pytest.raises(ValueError, match="charged 0 bytes of data on device 1: 7 are too many"):
             slot.release(1, 7)
+
+
+def test_a_detail_that_nobody_has_kept_tells_nothing() -> None:
+    """It is never that of another failure, and one that was passed over is not told later."""
+    assert lib.hr_identify(b"/nowhere/at/all", lib.HR_LAYOUTS) == lib.HR_ENOTFOUND
+    assert lib.hr_identify(b"/dev/null", lib.HR_LAYOUTS) == lib.HR_ENOTREGION
+    for code, number, reason in (
+        (lib.HR_EFULL, 0, lib.HR_REASON_NONE),
+        (lib.HR_ENOTFOUND, errno.ENOENT, lib.HR_REASON_NONE),
+        (lib.HR_ENOTFOUND, 0, lib.HR_REASON_NONE),
+        (lib.HR_ENOTREGION, 0, lib.HR_REASON_NONE),
+    ):
+        detail = last_detail(code)
+        assert (detail.code, detail.sys_errno, detail.reason) == (code, number, reason)
+        assert (detail.device, detail.layout) == (-1, lib.HR_LAYOUTS)
 
 
 def test_every_call_that_can_fail_keeps_its_detail() -> None:
