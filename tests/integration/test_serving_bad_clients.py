@@ -280,18 +280,31 @@ def test_when_all_are_busy_one_more_is_refused_and_nothing_else_happens() -> Non
 
 @pytest.mark.thorough
 def test_slow_readers_hold_no_more_memory_than_they_may(serve: Callable[..., Served]) -> None:
-    served = serve(6 * MIB, answers_bytes=12 * MIB)
+    # As a compressed file, which is what is kept, each answer takes a quarter of that.
+    served = serve(6 * MIB, answers_bytes=4 * MIB)
     scrape_among(served.url, 3)
     before = resident_bytes(served.pid)
     with contextlib.ExitStack() as stack:
-        for _ in range(6):
-            slow = stack.enter_context(connect(served.url, 4096))
+        readers = [stack.enter_context(connect(served.url, 4096)) for _ in range(6)]
+        for slow in readers:
             slow.sendall(GOOD_REQUEST)
             assert slow.recv(10).startswith(b"HTTP/1.1")
         # A good client is served all the same: those that read nothing make way.
         scrape_among(served.url, 2)
-        # Without a bound this would be six answers of 6 MiB.
         assert resident_bytes(served.pid) - before < 30 * MIB
+        # Those that have been at it for longest were cut off, and the last one was not.
+        assert rest_of(readers[0]) < 5 * MIB
+        assert rest_of(readers[-1]) > 5 * MIB
+
+
+def rest_of(connection: socket.socket) -> int:
+    """How many bytes still come, until the answer is cut off or nothing has come for a second."""
+    connection.settimeout(1.0)
+    received = 0
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        while part := connection.recv(1 << 20):
+            received += len(part)
+    return received
 
 
 def test_clients_that_wait_cost_hardly_any_processor_time(impatient: Served) -> None:
