@@ -15,6 +15,7 @@ from scrapers import GOOD_REQUEST, PROMETHEUS_ACCEPT, Scraper, ask, connect, rea
 from wait import PATIENCE_S, eventually
 
 from libhamiregion.exporter import ListenError, MetricsServer, ServerLimits
+from libhamiregion.exporter.overview import Overview
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -230,6 +231,9 @@ def test_a_scrape_that_hangs_is_a_503_and_those_after_it_do_not_wait(
     eventually(lambda: ask(url).status == 200)
 
 
+AGES_S = {"regions": None, "processes": None, "driver": None, "doctor": None}
+
+
 class PageRenderer(Renderer):
     """Has a page as well, which fails or hangs."""
 
@@ -263,6 +267,31 @@ def test_a_page_that_hangs_is_a_503_and_the_scrapes_go_on(monkeypatch: pytest.Mo
         finally:
             renderer.go_on.set()
         assert ask(server.urls[0]).status == 200
+
+
+class AskedPages(Renderer):
+    """Writes down which pages are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def overview(self, first: int, opened: str | None) -> Overview:
+        assert opened is None
+        self.asked.append(first)
+        return Overview("node-1", (), 0, first, (), (), 0, (), 0, (), AGES_S)
+
+
+def test_pages_are_kept_for_a_moment_and_no_more_than_a_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many addresses are asked for."""
+    monkeypatch.setattr("libhamiregion.exporter.app._PAGE_AGE_S", PATIENCE_S)
+    renderer = AskedPages()
+    with MetricsServer(renderer, HERE) as server, Scraper(server.urls[0]) as scraper:
+        for first in (0, 0, *range(1, 21), 20, 0):
+            assert scraper.ask(f"/?from={first}").status == 200
+    assert renderer.asked == [*range(21), 0]
 
 
 def test_scrapes_are_made_one_at_a_time_and_shared_only_by_those_who_asked_before(
