@@ -1,7 +1,10 @@
 """`Node.slots`: which slots are of live processes, told often and at little cost."""
 
+import contextlib
 import gc
 import os
+import signal
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from libhamiregion.node import (
     SLOT_STATES,
     Container,
     Node,
+    ProcessTable,
     RegionProcesses,
     SlotStates,
     exit_watch,
@@ -429,3 +433,26 @@ def test_a_forked_child_takes_nothing_from_its_parents_watch(
     in_child(node.close)
     user.kill()
     assert states(node) == {user.pid: "dead"}
+
+
+def test_processes_that_are_watched_no_more_take_no_descriptors() -> None:
+    table = ProcessTable()
+    with contextlib.ExitStack() as stack:
+        pids = []
+        for _ in range(4):
+            child = stack.enter_context(subprocess.Popen(["sleep", "600"]))
+            stack.callback(child.kill)
+            pids.append(child.pid)
+        table.refresh()
+        processes = [found for pid in pids if (found := table.get(pid)) is not None]
+        watch = exit_watch.ExitWatch(table)
+        watch.watch(processes)
+        assert set(watch.living()) == set(pids)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        watch.keep_only(processes[:1])
+        assert set(watch.living()) == {pids[0]}
+        assert len(list(Path("/proc/self/fd").iterdir())) == before - 3
+        # Each that is not watched ends unseen, and the one that is does not.
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: watch.ended() == {processes[0]})
