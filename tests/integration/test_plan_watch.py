@@ -2,13 +2,13 @@
 
 import errno
 import json
-import os
 from typing import Any
 
 import pytest
 from node_scene import Events
 from plan_scene import GIB, GPUS, PlannedRegion, PlanScene, plan_nodes, plan_scene
 from plan_watching import FIVE, SIX, Watch, memory, set_plan, watches
+from region_bytes import patch, truncate
 
 from libhamiregion import create_region
 from libhamiregion.node import Node
@@ -129,14 +129,13 @@ def test_what_a_file_held_before_is_nothing_to_another_region_in_it(
     for _ in range(2):
         watcher.run()
     content = region.content()
-    os.truncate(region.path, 0)
+    truncate(region.path, 0)
     watcher.run()
     if comes_back == "another one":
         made = scene.directory / "made.cache"
         create_region(made, memory_limits=("3GiB", "3GiB"), uuids=GPUS)
         content = made.read_bytes()
-    with region.path.open("r+b") as file:
-        file.write(content)
+    patch(region.path, 0, content)
     watcher.run()
     assert memory(region) == [6 * GIB, 6 * GIB]
     set_plan(scene)
