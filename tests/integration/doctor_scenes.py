@@ -254,7 +254,9 @@ def two_processes_that_one_slot_can_mean(node: DoctorNode, layout: Layout) -> No
 
 
 @scene(
-    Expected(FindingKind.LOCK_STUCK, "dead_owner", pid=NOBODY),
+    Expected(
+        FindingKind.LOCK_STUCK, "dead_owner", pid=NOBODY, says=(f"held by process {NOBODY},",)
+    ),
     mended=("the dead owner's lock was given back",),
     layouts=BOTH,
 )
@@ -281,7 +283,9 @@ def a_lock_that_nobody_has_signed_for_and_nobody_there(node: DoctorNode, layout:
     hold(node.place(layout).file, 0)
 
 
-@scene(Expected(FindingKind.LOCK_STUCK, "live_owner", pid=1, says=("HOST_PID",)))
+@scene(
+    Expected(FindingKind.LOCK_STUCK, "live_owner", pid=1, says=("held by process 1", "HOST_PID"))
+)
 def a_lock_that_a_live_process_does_not_give_back(node: DoctorNode, layout: Layout) -> None:
     place = node.place(layout)
     inside = place.start()
