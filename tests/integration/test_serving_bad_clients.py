@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import attrs
 import pytest
@@ -276,6 +279,26 @@ def test_when_all_are_busy_one_more_is_refused_and_nothing_else_happens() -> Non
         go_on.set()
         for each in asking:
             assert each.recv(65_536).startswith(b"HTTP/1.1 200")
+
+
+def test_a_server_without_room_for_one_more_file_takes_clients_when_it_has(
+    here: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    url = urlsplit(here())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Scraper(url.geturl()) as known, socket.socket() as waiting:
+        assert known.ask("/healthz").status == 200
+        waiting.settimeout(PATIENCE_S)
+        free = next(n for n in count() if not Path(f"/proc/self/fd/{n}").is_symlink())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        try:
+            waiting.connect((url.hostname, url.port))
+            waiting.sendall(GOOD_REQUEST)
+            eventually(lambda: "no new connections for a moment: Too many" in caplog.text)
+            assert known.ask().status == 200
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert waiting.recv(15) == b"HTTP/1.1 200 OK"
 
 
 @pytest.mark.thorough
