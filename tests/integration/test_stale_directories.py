@@ -140,8 +140,17 @@ def break_source(directory: Path, how: str, alive: str) -> str:
     return f"{directory} knows none of the pods whose processes run on this node"
 
 
-@pytest.mark.parametrize("how", ["missing", "file", "empty", "foreign"])
-@pytest.mark.parametrize("where", ["logs", "pods"])
+# One loop goes over both sources and judges them alike.
+OTHERS = [("pods", "missing"), ("logs", "file"), ("pods", "empty"), ("logs", "foreign")]
+
+
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [
+        *[("logs", "missing"), ("pods", "file"), ("logs", "empty"), ("pods", "foreign")],
+        *[pytest.param(*each, marks=pytest.mark.thorough) for each in OTHERS],
+    ],
+)
 def test_a_source_that_does_not_know_this_node_stops_everything(
     scene: StaleScene, where: str, how: str
 ) -> None:
