@@ -74,6 +74,10 @@ def value_of(text: str, family: str, **labels: str) -> float | None:
     return values[0] if values else None
 
 
+def changed_pods(agent: Agent) -> set[str]:
+    return {each["detail"]["pod"] for each in agent.events() if each["event"] == "changed"}
+
+
 def test_one_process_has_figures_repairs_priorities_plan_and_annotations(
     scene: PlanScene, api: FakeApi, start: Start
 ) -> None:
@@ -92,8 +96,9 @@ def test_one_process_has_figures_repairs_priorities_plan_and_annotations(
     assert blocked["message"].startswith("research/later/low: launches wait")
     assert blocked["container"] == f"{low.pod_uid}/low"
     assert blocked["detail"]["pod"] == "research/later"
-    changes = [each for each in agent.events() if each["event"] == "changed"]
-    assert {each["detail"]["pod"] for each in changes} == {"research/now", "research/later"}
+    # An edit is told a moment after it is made.
+    pods = {"research/now", "research/later"}
+    eventually(lambda: changed_pods(agent) == pods)
     # The dead process' slot is freed.
     agent.wait_for("repaired")
     text = metrics(agent)
