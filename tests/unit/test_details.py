@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
@@ -205,17 +206,23 @@ def test_what_a_charge_is_refused_for_is_its_own(region_file: RegionFileFactory)
 
 def test_a_detail_that_nobody_has_kept_tells_nothing() -> None:
     """It is never that of another failure, and one that was passed over is not told later."""
-    assert lib.hr_identify(b"/nowhere/at/all", lib.HR_LAYOUTS) == lib.HR_ENOTFOUND
-    assert lib.hr_identify(b"/dev/null", lib.HR_LAYOUTS) == lib.HR_ENOTREGION
-    for code, number, reason in (
-        (lib.HR_EFULL, 0, lib.HR_REASON_NONE),
-        (lib.HR_ENOTFOUND, errno.ENOENT, lib.HR_REASON_NONE),
-        (lib.HR_ENOTFOUND, 0, lib.HR_REASON_NONE),
-        (lib.HR_ENOTREGION, 0, lib.HR_REASON_NONE),
-    ):
-        detail = last_detail(code)
-        assert (detail.code, detail.sys_errno, detail.reason) == (code, number, reason)
-        assert (detail.device, detail.layout) == (-1, lib.HR_LAYOUTS)
+
+    def tell() -> None:
+        assert lib.hr_identify(b"/nowhere/at/all", lib.HR_LAYOUTS) == lib.HR_ENOTFOUND
+        assert lib.hr_identify(b"/dev/null", lib.HR_LAYOUTS) == lib.HR_ENOTREGION
+        for code, number, reason in (
+            (lib.HR_EFULL, 0, lib.HR_REASON_NONE),
+            (lib.HR_ENOTFOUND, errno.ENOENT, lib.HR_REASON_NONE),
+            (lib.HR_ENOTFOUND, 0, lib.HR_REASON_NONE),
+            (lib.HR_ENOTREGION, 0, lib.HR_REASON_NONE),
+        ):
+            detail = last_detail(code)
+            assert (detail.code, detail.sys_errno, detail.reason) == (code, number, reason)
+            assert (detail.device, detail.layout) == (-1, lib.HR_LAYOUTS)
+
+    # A thread has details of its own; this one's may be those of other tests.
+    with ThreadPoolExecutor(1) as fresh:
+        fresh.submit(tell).result()
 
 
 def test_every_call_that_can_fail_keeps_its_detail() -> None:
