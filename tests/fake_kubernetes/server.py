@@ -392,20 +392,21 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
             if reached < api.oldest and not api.gone_as_event:
                 self.status(410, gone)
                 return
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            if reached < api.oldest:
-                expired = {"kind": "Status", "apiVersion": "v1", "metadata": {}}
-                expired |= {"status": "Failure", "message": gone, "reason": "Expired", "code": 410}
-                self.event("ERROR", expired)
-                self.chunk(b"")
-                return
+            # Before its head: who has read that may break the watch.
             with api.changed:
                 generation = api.generation
                 api.open_watches.add(self.connection)
             try:
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                if reached < api.oldest:
+                    expired = {"kind": "Status", "apiVersion": "v1", "metadata": {}}
+                    expired |= {"status": "Failure", "message": gone, "reason": "Expired"}
+                    self.event("ERROR", {**expired, "code": 410})
+                    self.chunk(b"")
+                    return
                 self.follow(query, reached, generation)
             except OSError:
                 self.close_connection = True
