@@ -5,6 +5,7 @@ That is `container_forker`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -31,9 +32,14 @@ class ForkedProcess:
         info = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii")
         self.pid = int(info.partition("\nPid:")[2].split()[0])
 
-    def kill(self) -> None:
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it has not ended."""
         if self._pidfd >= 0:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
     def wait(self) -> None:
         """Return once it has ended and its number is free."""
