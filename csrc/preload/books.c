@@ -6,7 +6,11 @@
 
 #include "forks.h"
 
-enum { SHARDS = 64, FIRST_ROOM = 64 };
+#ifndef SHARD_BITS
+#define SHARD_BITS 6
+#endif
+
+enum { SHARDS = 1 << SHARD_BITS, FIRST_ROOM = 64 };
 
 struct shard {
     pthread_mutex_t lock;
@@ -50,7 +54,7 @@ static uint64_t hash(enum hr_space space, uint64_t key)
 
 static struct shard *shard_of(uint64_t hashed)
 {
-    return &shards[hashed >> 58];
+    return &shards[hashed >> (64 - SHARD_BITS)];
 }
 
 /* Where the thing stands, or where it would; the table has room. */

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "scene.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -113,6 +114,7 @@ static void parse_process(struct scene *scene, const char *line)
     char place[TEXT], kind[TEXT], used[TEXT];
     need(scene->process_count < PROCESSES, line);
     struct process *process = &scene->processes[scene->process_count++];
+    process->kind = COMPUTE;
     need(sscanf(line, "process %255s %255s %u %255s", place, kind, &process->pid, used) == 4, line);
     process->place = parse_place(place, line);
     for (int number = 0; number < 3; number++)
@@ -228,7 +230,7 @@ static bool read_file(struct scene *scene, const char *path)
         fclose(file);
         return true;
     }
-    memset(scene, 0, sizeof *scene);
+    memset(scene, 0, offsetof(struct scene, processes));
     char *line = NULL;
     size_t room = 0;
     while (getline(&line, &room, file) >= 0) {

@@ -35,8 +35,8 @@
 
 #define DEVICES 16
 #define MIG_SLOTS 8
-#define PROCESSES 16384
-#define SAMPLES 16384
+#define PROCESSES 65536
+#define SAMPLES 65536
 #define NAMES 256
 #define RULES 64
 #define EVENTS 1024
@@ -96,15 +96,16 @@ struct scene {
     char driver[TEXT];
     /* Column 0 is the device, column 1 + slot one of its MIG devices. */
     struct device devices[DEVICES][1 + MIG_SLOTS];
-    struct process processes[PROCESSES];
-    struct sample samples[SAMPLES];
-    struct name names[NAMES];
     struct rule rules[RULES];
     struct event events[EVENTS];
     int event_count;
     int process_count, sample_count, name_count, rule_count;
     bool stale_samples, wide_lists, is_blackwell, is_private;
     bool is_live; /* of the fake libcuda.so.1 */
+    /* As many as are counted above; the rest is not even cleared, so that it takes no memory. */
+    struct process processes[PROCESSES];
+    struct sample samples[SAMPLES];
+    struct name names[NAMES];
 };
 
 /* Read the file, if it is another one than last time; false if there is none.  A line that cannot
