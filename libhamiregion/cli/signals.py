@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, NoReturn
 
 from libhamiregion.text import printable
@@ -26,6 +27,8 @@ class Stop:
     """
 
     def __init__(self) -> None:
+        # A closed descriptor's number is soon another file's. Reentrant: a signal may interrupt.
+        self._open = threading.RLock()
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         self._asked = False
@@ -40,9 +43,10 @@ class Stop:
     def ask(self) -> None:
         """Ask for the end; from any thread, more than once, and also after the end."""
         self._asked = True
-        if self._writing >= 0:
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._writing, b".")
+        with self._open:
+            if self._writing >= 0:
+                with contextlib.suppress(BlockingIOError):
+                    os.write(self._writing, b".")
 
     def wait(self) -> None:
         """Return once somebody has asked."""
@@ -51,8 +55,9 @@ class Stop:
 
     def close(self) -> None:
         """Close the pipe."""
-        reading, writing = self._reading, self._writing
-        self._reading = self._writing = -1
+        with self._open:
+            reading, writing = self._reading, self._writing
+            self._reading = self._writing = -1
         os.close(reading)
         os.close(writing)
 

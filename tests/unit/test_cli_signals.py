@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from cli_process import COMMAND, environment
 from wait import PATIENCE_S, eventually
+
+from libhamiregion.cli.signals import stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +57,30 @@ def give(process: subprocess.Popen[str], words: str) -> None:
     assert process.stdin is not None
     process.stdin.write(f"{words}\n")
     process.stdin.flush()
+
+
+def test_who_asks_while_it_is_closed_writes_into_no_other_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    really_write = os.write
+    writes, is_closed = threading.Event(), threading.Event()
+
+    def write(to: int, data: bytes) -> int:
+        if to == descriptor:
+            writes.set()
+            is_closed.wait(0.2)
+            assert os.path.samestat(os.fstat(to), pipe)
+        return really_write(to, data)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as another, stop_signals() as stop:
+        descriptor = stop.wakeup_fd
+        pipe = os.fstat(descriptor)
+        monkeypatch.setattr(os, "write", write)
+        asked = another.submit(stop.ask)
+        assert writes.wait(PATIENCE_S)
+    is_closed.set()
+    asked.result()
+    stop.ask()
 
 
 # The signal interrupts no wait of the main thread, as when it comes just before the wait.
