@@ -13,6 +13,9 @@ from libhamiregion import Layout
 
 LARGEST = 2**64 - 1
 
+# The bytes of the file one of which an attached process keeps locked, and signs the lock with.
+MARKS = range(0x10000000, 0x20000000)
+
 
 class Content:
     """The bytes of a region, by the names of their fields."""
@@ -115,6 +118,12 @@ def saturated(number: int) -> int:
     return min(number, LARGEST)
 
 
+def owner_of(signature: int) -> int:
+    """The pid that stands below a mark's byte; anything else as it stands."""
+    pid = signature & 0xFFFFFFFF
+    return pid if signature >> 32 in MARKS and 0 < pid < 2**31 else signature
+
+
 def snapshot(raw: bytes, layout: Layout) -> dict[str, Any]:
     """What `attrs.asdict(snapshot)` holds, but for path, time and settled."""
     content = Content(raw, layout)
@@ -154,5 +163,5 @@ def snapshot(raw: bytes, layout: Layout) -> dict[str, Any]:
         "last_kernel_time_s": content.get("last_kernel_time")
         if content.has("last_kernel_time")
         else None,
-        "owner_pid": content.get("owner_pid"),
+        "owner_pid": owner_of(content.get("owner_pid")),
     }
