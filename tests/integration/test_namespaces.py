@@ -40,7 +40,10 @@ def containers() -> Iterator[list[ProcessFactory]]:
 
         first, other = enter(), enter()
         member = first.actor()
-        yield [first, enter("nsenter", "-t", str(member.pid_here), "--pid", "--mount"), other]
+        within = enter("nsenter", "-t", str(member.pid_here), "--pid", "--mount")
+        # It stands by now, and takes no more pids of the first one.
+        within.actor()
+        yield [first, within, other]
 
 
 @pytest.fixture
