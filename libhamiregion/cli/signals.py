@@ -23,12 +23,12 @@ class Stop:
     """A stop request, from a signal or from a thread.
 
     A pipe and no threading.Event: that one's lock may be held by the very code that the signal
-    interrupts.
+    interrupts. The lock of the pipe is reentrant.
     """
 
     def __init__(self) -> None:
-        # A closed descriptor's number is soon another file's. Reentrant: a signal may interrupt.
-        self._open = threading.RLock()
+        # Held to write and to close: the number of a closed descriptor is soon another file's.
+        self._lock = threading.RLock()
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         self._asked = False
@@ -43,7 +43,7 @@ class Stop:
     def ask(self) -> None:
         """Ask for the end; from any thread, more than once, and also after the end."""
         self._asked = True
-        with self._open:
+        with self._lock:
             if self._writing >= 0:
                 with contextlib.suppress(BlockingIOError):
                     os.write(self._writing, b".")
@@ -55,7 +55,7 @@ class Stop:
 
     def close(self) -> None:
         """Close the pipe."""
-        with self._open:
+        with self._lock:
             reading, writing = self._reading, self._writing
             self._reading = self._writing = -1
         os.close(reading)

@@ -41,7 +41,7 @@ def containers() -> Iterator[list[ProcessFactory]]:
         first, other = enter(), enter()
         member = first.actor()
         within = enter("nsenter", "-t", str(member.pid_here), "--pid", "--mount")
-        # It stands by now, and takes no more pids of the first one.
+        # Once it has made an actor it has started, and takes no pid of the first one by itself.
         within.actor()
         yield [first, within, other]
 

@@ -13,7 +13,8 @@ from libhamiregion import Layout
 
 LARGEST = 2**64 - 1
 
-# The bytes of the file one of which an attached process keeps locked, and signs the lock with.
+# An attached process keeps one of these bytes of the file locked, and signs the lock with the
+# byte's number above its pid.
 MARKS = range(0x10000000, 0x20000000)
 
 
@@ -118,8 +119,8 @@ def saturated(number: int) -> int:
     return min(number, LARGEST)
 
 
-def owner_of(signature: int) -> int:
-    """The pid that stands below a mark's byte; anything else as it stands."""
+def owner_pid(signature: int) -> int:
+    """The pid of a signature with a mark's byte; any other signature as it stands."""
     pid = signature & 0xFFFFFFFF
     return pid if signature >> 32 in MARKS and 0 < pid < 2**31 else signature
 
@@ -163,5 +164,5 @@ def snapshot(raw: bytes, layout: Layout) -> dict[str, Any]:
         "last_kernel_time_s": content.get("last_kernel_time")
         if content.has("last_kernel_time")
         else None,
-        "owner_pid": owner_of(content.get("owner_pid")),
+        "owner_pid": owner_pid(content.get("owner_pid")),
     }
