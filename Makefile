@@ -40,7 +40,7 @@ DEMO := $(if $(wildcard $(VENV)/.installed*),$(INSTALLED),$(VENV)/.demo)
 BUILD_INPUTS := pyproject.toml setup.py libhamiregion/_build.py libhamiregion/_version.py \
 	libhamiregion/_native.cdef.h $(wildcard csrc/*.[ch] csrc/preload/*)
 C_FILES := $(wildcard $(addsuffix /*.[ch],csrc csrc/preload tests/c tests/fake_nvml \
-	tests/fake_cuda tests/preload benchmarks examples/c))
+	tests/fake_cuda tests/preload benchmarks))
 
 # There once the tests were read.
 READ := tests/unit/__pycache__
@@ -53,7 +53,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help demo test thorough clients cluster cluster-answers tenant stress lint format types texts sanitize aarch64 fuzz models litmus \
-	mutants hiccups bench docs pictures install-c wheel wheels aarch64-wheel packaging newest-python clean
+	mutants hiccups bench docs pictures wheel wheels aarch64-wheel packaging newest-python clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) \
@@ -151,9 +151,6 @@ pictures: $(INSTALLED) ## the moving picture of the README, and that of a report
 	$(BIN)/python docs/capture.py
 	PYTHONPATH=tests $(BIN)/python docs/capture_report.py
 
-install-c: ## the C library, its headers and a pkg-config file (DESTDIR=, PREFIX=/usr/local)
-	$(MAKE) -C csrc install
-
 wheel: $(VENV)/.created ## dist/: the sdist, and the wheel built from it
 	$(PIP) install build
 	env -u HAMIREGION_TESTPOINTS $(BIN)/python -m build
@@ -177,7 +174,6 @@ clean: ## remove everything that was built, .venv included
 	@for place in c fake_cuda fake_nvml preload; do \
 		if [ -f tests/$$place/Makefile ]; then $(MAKE) -C tests/$$place clean; fi; \
 	done
-	@if [ -f csrc/Makefile ]; then $(MAKE) -C csrc clean; fi
 
 # What pip would answer with pages of output is said here in one line.
 $(VENV)/.created:

@@ -67,12 +67,5 @@ struct hr_layout {
     uint32_t slot_status;
 };
 
-#ifdef __cplusplus
-extern "C" {
-#endif
 extern const struct hr_layout hr_layouts[HR_LAYOUTS];
-#ifdef __cplusplus
-}
-#endif
-
 #endif

@@ -28,10 +28,6 @@
 
 #include "region.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 #define HR_LIMITER_PERIOD_NS 120000000u /* between two ticks */
 #define HR_LIMITER_NAP_NS 10000000u     /* between two looks at an empty bucket */
 
@@ -87,9 +83,5 @@ int hr_limiter_tick(hr_limiter *limiter, int32_t util_percent);
 int64_t hr_limiter_share(const hr_limiter *limiter);
 int64_t hr_limiter_tokens(const hr_limiter *limiter);
 int64_t hr_limiter_total(const hr_limiter *limiter);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

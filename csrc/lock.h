@@ -41,10 +41,6 @@
 
 #include "region.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Clear of HAMi's lockf on [0, sizeof) and of its record lock on 0x40000000. */
 #define HR_SLOT_BYTE 0x10000000 /* marks.h */
 #define HR_SLOT_BYTES 0x10000000
@@ -147,9 +143,5 @@ struct hr_recovery {
 #define HR_POSTINIT_NS 60000000000u
 int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
                     struct hr_recovery *recovery);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

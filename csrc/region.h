@@ -55,10 +55,6 @@
 
 #include "layout.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* The version of the sources that this core was built from. */
 const char *hr_core_version(void);
 
@@ -601,9 +597,5 @@ struct hr_edit {
  */
 int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t room,
             uint32_t flags);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

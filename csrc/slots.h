@@ -26,10 +26,6 @@
 
 #include "lock.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /*
  * Take a slot for this process, under the lock.  A slot that has its pid already
  * is a dead predecessor's, or its own of before; it is emptied and taken.  Else an emptied one
@@ -189,9 +185,5 @@ struct hr_slot_repair {
  */
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
                     struct hr_slot_repair *out);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

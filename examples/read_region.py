@@ -1,7 +1,4 @@
-"""Print what regions hold, one JSON object a line: `python read_region.py FILE...`.
-
-examples/c, examples/go and examples/rust print the same, byte for byte, through the C library.
-"""
+"""Print what regions hold, one JSON object a line: `python read_region.py FILE...`."""
 
 import json
 import sys
@@ -11,7 +8,6 @@ import libhamiregion as hami
 
 
 def as_plain(snapshot: hami.RegionSnapshot) -> dict[str, Any]:
-    """The figures that the other languages' examples print too."""
     return {
         "layout": snapshot.layout.value,
         "settled": snapshot.settled,
