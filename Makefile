@@ -110,8 +110,7 @@ format: $(VENV)/.lint ## rewrite Python and C files in the house's format
 types: $(VENV)/.lint ## mypy --strict
 	$(BIN)/mypy
 
-texts: $(INSTALLED) ## the manual page, the JSON schemas and the list of findings, from the code
-	$(BIN)/python docs/man_page.py
+texts: $(INSTALLED) ## the JSON schemas and the list of findings, from the code
 	$(BIN)/python docs/json_schema.py
 	$(BIN)/python docs/findings_list.py
 

@@ -34,17 +34,15 @@ from libhamiregion import (
     RegionSnapshot,
     SlotChange,
 )
-from libhamiregion.cli.dump import Field
 from libhamiregion.cli.format import GapRow, Names
 from libhamiregion.cli.limits import DeviceLimits
 from libhamiregion.cli.process_page import ProcessRow
 from libhamiregion.node import Container, Finding, Repair
 from libhamiregion.node.containers import MissingReason
 from libhamiregion.node.events import Event
-from libhamiregion.node.nvml import NvmlDevice, NvmlProcess, NvmlState
+from libhamiregion.node.nvml import NvmlState
 from libhamiregion.plan.apply import ContainerOutcome
 from libhamiregion.plan.diff import PlannedEdit, Skip
-from libhamiregion.report.fleet import FleetProcess
 from libhamiregion.report.history import Allocation, Sample
 from libhamiregion.report.models import Report
 from libhamiregion.report.writer import Written
@@ -256,24 +254,6 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
         DRY_RUN,
         LockRecovery,
     ),
-    "dump/1": (
-        "dump",
-        "Every field of a file.",
-        {
-            "path": (str, "The file, as it was named."),
-            "size_bytes": (int, "Its length."),
-            "layout": (Layout, "The layout that it is read in."),
-            "chosen": (
-                Literal["identified", "guessed", "named"],
-                "Whether that was found, guessed from version or size, or given by `--layout`.",
-            ),
-            "error": (str | None, "Why the file cannot be opened; null if it can."),
-            "missing": (list[str], "Fields behind the end of the file."),
-            "behind_bytes": (int, "What lies behind the layout's struct."),
-            "faults": (int, "How many fields have a fault."),
-            "fields": (Rows((Field,)), "In the order of the file."),
-        },
-    ),
     "environment/1": (
         "run --dry-run",
         "The environment of a program.",
@@ -297,26 +277,6 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
         SEEN,
         BY_DRIVER,
         {"processes": (Rows((ProcessRow,)), "In the order of `--sort`.")},
-    ),
-    "fleet/1": (
-        "top --from",
-        "The processes of all nodes, out of a Prometheus.",
-        {
-            "taken_at_ns": SEEN["taken_at_ns"],
-            "warnings": (list[str], "What the Prometheus warns of."),
-            "processes": (Rows((FleetProcess,)), "In the order of `--sort`."),
-        },
-    ),
-    "driver/1": (
-        "ps --nvml",
-        "What the driver says.",
-        {
-            "taken_at_ns": SEEN["taken_at_ns"],
-            "driver": (DRIVER, "Whether the driver answered."),
-            "devices": (Rows((NvmlDevice,)), "The GPUs."),
-            "processes": (Rows((NvmlProcess,)), "The processes on them."),
-            "samples": (Rows((NvmlProcess,)), "The samples of the last second."),
-        },
     ),
     "doctor/1": (
         "doctor",

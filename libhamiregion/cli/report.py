@@ -34,7 +34,6 @@ from libhamiregion.units import parse_duration
 
 from . import options
 from .failures import Failure
-from .fleet import sign_in
 from .format import count
 from .output import Page, show, write
 from .tables import (
@@ -241,6 +240,21 @@ def _span(since: str, until: str | None) -> tuple[int, int]:
 # ---- sources -------------------------------------------------------------------------------------
 
 
+def _sign_in() -> dict[str, Any]:
+    """Token, or user and password, for a Prometheus; a command line is public on its machine.
+
+    Raises:
+        UsageError: Both are given.
+    """
+    secrets = {
+        name: os.environ.get(f"HAMIREGION_PROMETHEUS_{name.upper()}")
+        for name in ("token", "user", "password")
+    }
+    if secrets["token"] is not None and secrets["user"] is not None:
+        raise click.UsageError("sign in with a token or with a user, not with both")
+    return secrets
+
+
 @contextlib.contextmanager
 def _history(source: str, step_s: float | None, matchers: str | None) -> Iterator[History]:
     if not source.startswith(("http://", "https://")):
@@ -255,7 +269,7 @@ def _history(source: str, step_s: float | None, matchers: str | None) -> Iterato
             yield recording
         return
     try:
-        history = PrometheusHistory(source, step_s=step_s, matchers=matchers or "", **sign_in())
+        history = PrometheusHistory(source, step_s=step_s, matchers=matchers or "", **_sign_in())
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     yield history

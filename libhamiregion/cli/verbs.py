@@ -25,7 +25,6 @@ VERBS = {
         "resume": ("slots", "Let the suspended process PID in the region FILE go on."),
         "reap": ("slots", "Free the slots of dead processes, whose memory still counts."),
         "lock": ("lock", "Look at the lock of a region, and repair it."),
-        "dump": ("dump", "Show every field of FILE with its offset, and what is wrong."),
         "create": ("create", "Make a new region FILE that libvgpu accepts."),
     },
     "A program": {
@@ -45,9 +44,6 @@ VERBS = {
     },
     "To try things": {
         "demo": ("demo", "Show what a region is, with real processes; no GPU needed."),
-    },
-    "This command": {
-        "completion": ("completion", "Print what completes its words in bash, zsh or fish."),
     },
 }
 _MODULES = {verb: module for verbs in VERBS.values() for verb, (module, _) in verbs.items()}

@@ -1,6 +1,5 @@
 """What was used when: a recorder, and reports over what it kept or what a Prometheus scraped."""
 
-from .fleet import FleetProcess, PrometheusFleet
 from .history import Allocation, Sample
 from .making import make_report
 from .models import Report, Timeline, Usage
@@ -14,9 +13,7 @@ from .writer import RecordingWriter
 
 __all__ = [
     "Allocation",
-    "FleetProcess",
     "PrometheusError",
-    "PrometheusFleet",
     "PrometheusHistory",
     "Recorder",
     "Recording",

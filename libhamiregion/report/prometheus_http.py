@@ -25,8 +25,6 @@ _PIECE = 1 << 20
 _SHOWN = 300
 # In Unix seconds, tens of thousands of years away: such a number can be reckoned with.
 _LATEST_S = 1e12
-# What is above it, or not a number, is no figure of ours.
-_LARGEST = 2.0**64
 
 #: Labels, and (Unix seconds, value) pairs.
 Series: TypeAlias = "tuple[dict[str, str], list[tuple[float, str]]]"
@@ -99,31 +97,6 @@ class PrometheusServer:
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             raise self._error("answers with series that make no sense") from None
         return series, _warnings(document)
-
-    def query(self, query: str) -> tuple[list[tuple[dict[str, str], float]], list[str]]:
-        """Ask for the values of now.
-
-        Returns:
-            Labels and value of each series, and the server's warnings, escaped.
-
-        Raises:
-            PrometheusError: No answer, or none that means anything.
-        """
-        document = self._document(self._get(f"query?{urlencode({'query': query})}"))
-        data = document.get("data")
-        if not isinstance(data, dict) or data.get("resultType") != "vector":
-            raise self._error("answers, but not with a vector as a Prometheus does")
-        try:
-            series = [
-                (
-                    {str(name): str(value) for name, value in each["metric"].items()},
-                    float(each["value"][1]),
-                )
-                for each in data["result"]
-            ]
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-            raise self._error("answers with series that make no sense") from None
-        return [each for each in series if abs(each[1]) < _LARGEST], _warnings(document)
 
     def _error(self, message: str) -> PrometheusError:
         return PrometheusError(f"{printable(self.url, _SHOWN)} {message}")

@@ -212,7 +212,6 @@ PLACES = {
     ),
     "RegionSet.add": Place(a_region, opened_in_set, NotARegion),
     **{" ".join(words): Place(a_region, verb(*words), Failed) for words in VERBS},
-    "dump": Place(a_region, verb("dump", "FILE"), Failed, lambda _: "no regular file"),
     # No process of such a number has a slot in the long one.
     **{
         name: Place(a_region, verb(name, "FILE", "4194305"), Failed, anything, NOTHING)

@@ -205,7 +205,6 @@ OPERATIONS: dict[str, Operation] = {
     "ProcessTable.refresh": looking_at_processes,
     "diagnose": diagnosing,
     "hamiregion show": verb("show", "FILE"),
-    "hamiregion dump": verb("dump", "FILE"),
     "hamiregion create": verb("create", "NEW", "--memory", "1GiB"),
     "hamiregion limits get": verb("limits", "get", "FILE"),
     "hamiregion limits set": verb("limits", "set", "FILE", "--device", "0", "--sm", "30"),

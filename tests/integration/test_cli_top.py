@@ -1,32 +1,25 @@
-"""`ps --nvml`, pictures on a terminal, and `top`, on a node of real processes."""
+"""Pictures on a terminal, and `top`, on a node of real processes."""
 
 import io
 import json
 import os
 import pwd
 import re
-import subprocess
 import sys
 import termios
 from pathlib import Path
 
-import attrs
 import pytest
-from called import call
 from cli_scene import POD_LONG, Scene, busy_scene, table
 from containers import needs_namespaces
-from fake_nvml.driver import FakeDriver
-from fake_nvml.scenes import CARD, GPU, MIB, MIG
+from fake_nvml.scenes import GPU, MIB
 from gpu_node import gpu_nodes
 from rich.console import Console
 from unit.cli_process import (
     COLOUR,
-    COMMAND,
     ESCAPES,
     Terminal,
-    environment,
     interrupt,
-    on_terminal,
 )
 from unit.cli_process import start as start_command
 from wait import PATIENCE_S
@@ -38,77 +31,12 @@ from libhamiregion.cli.process_page import process_page
 from libhamiregion.cli.terminal import draw_page, fit_page
 from libhamiregion.node import Selector
 from libhamiregion.node.join import Join
-from libhamiregion.node.nvml import NvmlDevice, NvmlProcess
 from libhamiregion.node.process_rows import process_rows
 from libhamiregion.node.suspended import SuspendedProcesses
 from libhamiregion.node.views import observed_views
 
 scene = pytest.fixture(scope="module")(busy_scene)
 pytestmark = needs_namespaces
-
-
-# ---- ps --nvml ----------------------------------------------------------------------------------
-
-
-def test_the_drivers_two_lists_need_no_region(scene: Scene) -> None:
-    library = ("--library", str(scene.driver.library))
-    answer = call("ps", "--nvml", *library)
-    assert answer.returncode == 0, answer.stderr
-    processes, samples = answer.stdout.split("\n\n")
-    heading, *_ = processes.splitlines()
-    assert " ".join(heading.split()) == "GPU PID KIND MEM-USED SM MEM ENC DEC UUID NAME"
-    lines = {line.split()[1]: line.split(None, 9) for line in processes.splitlines()}
-    working, stranger = str(scene.pids["working"]), str(scene.pids["stranger"])
-    figures = ("compute", "3.2GiB", "43%", "22%", "1%", "2%")
-    assert lines[working] == ["0", working, *figures, GPU, "-"]
-    assert lines[stranger][-1] == "/usr/lib/xorg/Xorg :0"
-    rows = {row["PID"]: row for row in table(samples)}
-    assert set(rows) == {working, stranger}
-    assert rows[stranger]["SM"] == "7%"
-
-    found = json.loads(call("ps", "--nvml", "--json", "--device", "0", *library).stdout)
-    assert list(found) == ["schema", "taken_at_ns", "driver", "devices", "processes", "samples"]
-    kinds = {"devices": NvmlDevice, "processes": NvmlProcess, "samples": NvmlProcess}
-    for key, cls in kinds.items():
-        for each in found[key]:
-            assert list(each) == [field.name for field in attrs.fields(cls)]
-    assert {each["device_index"] for each in found["processes"]} == {0}
-    assert len(found["devices"]) == 2
-
-
-@pytest.mark.thorough
-def test_the_drivers_lists_on_a_terminal_and_inside_a_container(
-    fake_driver: FakeDriver, tmp_path: Path
-) -> None:
-    fake_driver.play(CARD, *MIG, "error nvmlDeviceGetProcessUtilization 4 1")
-    shown = on_terminal("ps", "--nvml", env=fake_driver.environment(), columns=90)
-    for words in ("301", "GPU 1: ", "No samples of the last second."):
-        assert words in shown.text
-    assert max(map(len, shown.text.splitlines())) <= 90
-    done = subprocess.run(
-        ["unshare", "--pid", "--fork", "--mount-proc", *COMMAND, "ps", "--nvml"],
-        env=environment(fake_driver.environment()),
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
-    assert "301" in done.stdout
-    assert "not the host's pid namespace" in done.stderr
-
-
-def test_without_a_driver_its_lists_are_a_failure_and_they_know_no_pods() -> None:
-    none = ("ps", "--nvml", "--library", "/nonexistent/libnvidia-ml.so.1")
-    answer = call(*none)
-    assert answer.returncode == 1
-    assert answer.stderr.startswith("Error: dlopen: /nonexistent/libnvidia-ml.so.1: ")
-    answer = call(*none, "--json")
-    assert answer.returncode == 1
-    assert json.loads(answer.stdout)["driver"]["state"] == "library_not_found"
-    for options in (("--pod", "x"), ("--root", "/x"), ("--no-driver",), ("-w",), ("--outside",)):
-        answer = call("ps", "--nvml", *options)
-        assert answer.returncode == 2
-        assert "--nvml" in answer.stderr
 
 
 # ---- On a terminal ------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from hostile_processes import locked_process
 from node_scene import NodeScene
 from own_cgroups import cgroup_of_pod, needs_cgroups
 
-from libhamiregion.cli import driver
 from libhamiregion.node import FindingKind, Severity, observation
 
 NO_ANSWER = "the driver does not answer"
@@ -30,7 +29,6 @@ def hung_driver(
     # Whoever opens it for reading waits until somebody writes.
     os.mkfifo(fake_driver.state)
     monkeypatch.setattr(observation, "_DRIVER_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(driver, "_TIMEOUT_S", 0.1)
     scene.container("train", memory_limits=[1 << 30]).add_process(4_000_000, {0: 1 << 20})
     yield ("--root", str(scene.root), "--library", str(fake_driver.library))
     with fake_driver.state.open("w"):
@@ -54,14 +52,6 @@ def test_a_verb_does_not_wait_for_a_driver_that_hangs(
     else:
         assert [each["pid"] for each in found["processes"]] == [4_000_000]
         assert answer.returncode == 0
-
-
-def test_the_drivers_own_lists_say_that_it_does_not_answer(hung_driver: tuple[str, ...]) -> None:
-    _, _, *library = hung_driver
-    answer = call("ps", "--nvml", *library, "--json")
-    assert json.loads(answer.stdout)["driver"]["message"] == NO_ANSWER
-    assert answer.returncode == 1
-    assert NO_ANSWER in answer.stderr
 
 
 def test_people_are_told_why_there_are_no_figures_of_the_driver(

@@ -144,19 +144,6 @@ def test_a_terminal_gets_nothing_but_our_own_escapes(
         assert "owned" in screen
 
 
-def test_the_drivers_names_are_escaped_too(scene: Scene) -> None:
-    library = ("--library", str(scene.driver.library))
-    answer = call("ps", "--nvml", *library)
-    assert not STEERING.search(answer.stdout)
-    assert r"\x1b]0;owned\x07 [red] \x9b2J \u202e'" in answer.stdout
-    found = json.loads(call("ps", "--nvml", "--json", *library).stdout)
-    assert found["processes"][0]["name"] == DRIVER_NAME[:255]
-    with Terminal("ps", "--nvml", *library, env={STATE: str(scene.driver.state)}) as terminal:
-        assert terminal.wait() == 0
-    assert {escape[-1] for escape in ESCAPES.findall(terminal.screen)} <= {"m"}
-    assert not STEERING.search(terminal.text.replace("\r\n", "\n"))
-
-
 def test_json_is_ascii_and_gives_every_name_back(scene: Scene) -> None:
     answer = call(*scene.arguments("containers", "--json"))
     assert answer.stdout.isascii()

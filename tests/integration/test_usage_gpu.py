@@ -67,5 +67,3 @@ def test_a_process_on_a_real_card_is_counted_and_driven(worker: int, tmp_path: P
     (device,) = process["devices"]
     assert device["memory_used_bytes"] == 256 << 20
     assert device["memory_driver_bytes"] is None or device["memory_driver_bytes"] >= 256 << 20
-    lists = json.loads(run("ps", "--nvml", "--json").stdout)
-    assert worker in {each["pid"] for each in lists["processes"]}

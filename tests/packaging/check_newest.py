@@ -24,9 +24,8 @@ FREE_THREADED = "3.14"
 FREE_THREADED_PREFIX = f"/opt/python{FREE_THREADED}t"
 PACKAGES = [
     *(f"python{version}{part}" for version in VERSIONS for part in ("", "-dev", "-venv")),
-    # What the tests use: compilers, namespaces, keys, and shells whose completion they try.
+    # What the tests use: compilers, namespaces and keys.
     *("gcc", "libc6-dev", "make", "git", "mount", "util-linux", "procps", "openssl"),
-    *("bash", "fish", "zsh"),
 ]
 # What a Python is compiled with.
 FOR_COMPILING = (

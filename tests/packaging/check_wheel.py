@@ -71,10 +71,6 @@ IN_WHEEL = [
     "libhamiregion/report/page.html",
     "libhamiregion/report/page.css",
     "libhamiregion/cli/answers.schema.json",
-    "data/share/man/man1/hamiregion.1",
-    "data/share/bash-completion/completions/hamiregion",
-    "data/share/zsh/site-functions/_hamiregion",
-    "data/share/fish/vendor_completions.d/hamiregion.fish",
     "licenses/LICENSE",
 ]
 # What only a clone has a use for. Everything else that git knows is in the sdist.

@@ -1,12 +1,8 @@
 """The offset table that the core works with is the published one."""
 
-import struct
-
 import pytest
-from region_bytes import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout
-from libhamiregion.cli.dump_fields import likeliest_layout, read_raw
 from libhamiregion.layouts import NEWEST
 
 pytestmark = pytest.mark.every_layout
@@ -110,24 +106,6 @@ def test_the_last_layout_is_the_newest() -> None:
     """Identification takes a file of a version to come for one of the last row's."""
     assert NEWEST is list(Layout)[-1]
     assert NEWEST.version == max(each.version for each in Layout if each.version is not None)
-
-
-def test_a_damaged_file_is_dumped_in_its_own_layout(file: RegionFile, layout: Layout) -> None:
-    assert likeliest_layout(read_raw(str(file.path))) is layout
-
-
-@pytest.mark.parametrize("minor", [1, 7])
-def test_a_file_of_a_version_to_come_is_dumped_in_the_newest_layout(
-    region_file: RegionFileFactory, minor: int
-) -> None:
-    file = region_file(NEWEST)
-    assert NEWEST.version is not None
-    content = bytearray(file.content())
-    struct.pack_into("<II", content, 4, NEWEST.version[0], NEWEST.version[1] + minor)
-    # What is left of one that was cut short is as long as files of older layouts.
-    for length in (len(content), len(content) // 2, 64):
-        file.path.write_bytes(content[:length])
-        assert likeliest_layout(read_raw(str(file.path))) is NEWEST
 
 
 def test_the_description_of_layouts_names_each_of_them(layout: Layout) -> None:

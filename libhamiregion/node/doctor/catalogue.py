@@ -242,7 +242,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " right: some versions of libvgpu measure only while an SM limit is on.",
         "every metric that comes from the region shows a utilisation of 0.",
         "run `hamiregion agent`, which keeps the figures current; or take the driver's"
-        " (`hamiregion ps --nvml`)",
+        " (`hamiregion ps`)",
         is_transient=True,
     ),
     FindingKind.DEVICE_COUNT_ZERO: Explanation(
