@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import libhamiregion as hami
@@ -27,11 +26,11 @@ def plan_night(node: Node) -> list[hami.LimitChange]:
     for container in node.containers:
         if container.region is None:
             continue
-        snapshot = container.region.snapshot()
-        if time.time() - (snapshot.last_kernel_time_s or time.time()) < IDLE_S:
-            continue
-        # Gone by now, or more is in use than a moment ago: not tonight.
+        # A region that cannot be read, or uses more than a moment ago, keeps its limits tonight.
         with contextlib.suppress(hami.RegionError), node.open(container) as region:
+            snapshot = region.snapshot()
+            if not snapshot.settled or (snapshot.idle_s or 0) < IDLE_S:
+                continue
             for device in snapshot.devices:
                 least = max(device.memory_used_bytes, 2**28)
                 if (device.memory_limit_bytes or 0) > least:

@@ -173,6 +173,18 @@ class RegionSnapshot(_Lazy):
     owner_pid: int
     settled: bool
 
+    @property
+    def idle_s(self) -> float | None:
+        """Seconds from the last launch to this snapshot.
+
+        None if that is not known: the layout has no time of the last launch, nothing was launched
+        yet, or launches are held back (`recent_kernel` is negative). The start of a process counts
+        as a launch.
+        """
+        if not self.last_kernel_time_s or self.recent_kernel < 0:
+            return None
+        return max(0.0, self.taken_at_ns / 1e9 - self.last_kernel_time_s)
+
     def device(self, index: int) -> DeviceUsage:
         """The device with that index.
 

@@ -321,7 +321,8 @@ def limits_from_environment(env: Mapping[str, str]) -> EnvironmentLimits:
     `CUDA_DEVICE_MEMORY_LIMIT`, else there is no limit; `CUDA_DEVICE_SM_LIMIT` works alike.  A value
     is what `strtoul` with base 0 reads from its beginning, so `010` is 8, `0x10` is 16 and `6.5g`
     is 6 GiB, times 2**10, 2**20 or 2**30 where the value *ends* in k, m or g of either case:
-    `6GiB` is 6 bytes.  Garbage is 0 and never an error.
+    `6GiB` is 6 bytes.  Garbage is 0 and never an error.  These are the rules of HAMi-core from
+    HAMi 2.4.0 to 2.10.
 
     A region keeps what its creator's environment said.  Processes that start later with another
     environment do not change it.

@@ -245,7 +245,7 @@ def apply(
         is_complete = not found.off_plan and not reading.problems
         if not dry_run:
             result = apply_diff(node, found, undo=undo, state=state, force=force)
-            done = result_lines(result)
+            done = result_lines(found, result)
             outcomes = outcome_objects(result)
             answer = {"dry_run": False, "undo": result.undo_path, "outcomes": outcomes}
             is_complete = is_complete and result.all_applied
@@ -308,12 +308,13 @@ def _compared(
 
 
 def _page(node: Node, reading: SourceReading, found: PlanDiff) -> Page:
+    assert reading.plan is not None  # noqa: S101 (each source was read to its end)
     problems = tuple(f"{about}: {message}" for about, message in reading.problems.items())
     kept = "another process keeps this node on a plan, and sets back what differs from it"
     return Page(
         "plan-diff/1",
         {**diff_object(found), "problems": dict(reading.problems)},
-        diff_blocks(found),
+        diff_blocks(found, reading.plan),
         notes=(kept,) if is_root_locked(node.directories, RootUse.PLAN) else (),
         warnings=(*node_warnings(node), *problems),
     )

@@ -14,7 +14,7 @@ from .tables import NAME, NEAR, NOTHING, OVER, QUIET, WORD, Column, Lines, Table
 
 if TYPE_CHECKING:
     from libhamiregion.node import Container
-    from libhamiregion.plan import PlanDiff, PlanResult
+    from libhamiregion.plan import LimitPlan, PlanDiff, PlanResult
     from libhamiregion.plan.diff import ContainerDiff, Skip
 
     from .tables import Block
@@ -22,41 +22,51 @@ if TYPE_CHECKING:
 _VALUE = attrs.evolve(WORD, blank="")
 
 
+@attrs.frozen
+class _Row:
+    """Equal edits of neighbouring devices, with what becomes of them."""
+
+    edits: EqualEdits
+    effect: str
+    rule: str
+
+
 @attrs.frozen(kw_only=True)
 class _Changed(Names):
     """A container that differs from the plan."""
 
-    edits: tuple[EqualEdits, ...]
+    rows: tuple[_Row, ...]
 
 
 _COLUMNS = (
     *NAME_COLUMNS,
-    Column("DEVICE", part="devices"),
-    Column("LIMIT", part="first.field"),
-    Column("BEFORE", part="before", kind=_VALUE),
-    Column("AFTER", part="after", kind=_VALUE, style="bold"),
-    Column("EFFECT", part="first.effect", style=QUIET),
-    Column("RULE", part=lambda edits: _rule(edits.first.rule), kind=NAME, style=QUIET),
+    Column("DEVICE", part="edits.devices"),
+    Column("LIMIT", part="edits.first.field"),
+    Column("BEFORE", part="edits.before", kind=_VALUE),
+    Column("AFTER", part="edits.after", kind=_VALUE, style="bold"),
+    Column("EFFECT", part="effect", kind=NAME, style=QUIET),
+    Column("RULE", part="rule", kind=NAME, style=QUIET),
 )
 
 
-def diff_blocks(found: PlanDiff) -> list[Block]:
+def diff_blocks(found: PlanDiff, plan: LimitPlan) -> list[Block]:
     """Show a diff: a table of what is to be changed, then what is left as it is, and why."""
     changed = [
         _Changed(
             **_names(each.container),
-            edits=tuple(equal_edits(each.edits)),
+            rows=tuple(_row(each, edits, plan) for edits in equal_edits(each.edits)),
         )
         for each in found.containers
         if each.edits
     ]
     blocks: list[Block] = [Lines(["nothing is to be changed"])]
     if changed:
-        blocks = [Table(_COLUMNS, changed, "edits")]
+        blocks = [Table(_COLUMNS, changed, "rows")]
     sentences = [
         (f"left as it is: {_called(skip)}: {skip.message}{_rules(skip.rules)}", NEAR)
         for skip in found.off_plan
     ]
+    sentences += [(f"no region yet: {_called(skip)}", QUIET) for skip in found.waiting]
     if found.unused:
         sentences.append(
             (f"some rules choose no container of this node{_rules(found.unused)}", QUIET)
@@ -64,16 +74,27 @@ def diff_blocks(found: PlanDiff) -> list[Block]:
     return [*blocks, Lines(sentences)]
 
 
-def result_lines(result: PlanResult) -> Lines:
+def _row(change: ContainerDiff, edits: EqualEdits, plan: LimitPlan) -> _Row:
+    effect = str(edits.first.effect)
+    if change.refused:
+        reasons = dict.fromkeys(skip.reason.replace("_", " ") for skip in change.refused)
+        effect = f"refused: {', '.join(reasons)}"
+    number = edits.first.rule
+    name = None if number is None else plan.rules[number].name
+    return _Row(edits, effect, name or _rule(number))
+
+
+def result_lines(found: PlanDiff, result: PlanResult) -> Lines:
     """Say what has become of a diff."""
     sentences: list[str | tuple[str, str]] = [
         (f"left as it was ({each.status}): {_called(each.diff)}: {each.message}", OVER)
         for each in result.outcomes
         if each.status != "applied"
     ]
-    if result.outcomes:
+    wanted = sum(bool(each.edits or each.refused) for each in found.containers)
+    if wanted:
         done = sum(each.status == "applied" for each in result.outcomes)
-        sentences.append(f"changed {done} of {count(len(result.outcomes), 'container')}")
+        sentences.append(f"changed {done} of {count(wanted, 'container')}")
     if result.undo_path is not None:
         sentences.append(f"undo plan: {result.undo_path}")
     return Lines(sentences)
@@ -100,7 +121,7 @@ def diff_object(found: PlanDiff) -> dict[str, Any]:
                 "device": skip.device,
                 "rules": skip.rules,
             }
-            for skip in found.off_plan
+            for skip in (*found.off_plan, *found.waiting)
         ],
         "unused_rules": found.unused,
     }

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from libhamiregion.report.history import History
 
 _FORMATS = ("text", "html", "csv", "json")
+_ENDINGS = {".txt": "text", ".html": "html", ".htm": "html", ".csv": "csv", ".json": "json"}
 
 
 def is_length(text: str) -> bool:
@@ -98,8 +99,9 @@ def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
 @click.command()
 @click.option(
     "--from",
-    "source",
+    "sources",
     required=True,
+    multiple=True,
     metavar="FILE|URL",
     help="A recording, or the http(s) address of a Prometheus that scrapes the exporter.",
 )
@@ -155,7 +157,7 @@ def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
 )
 @options.json_option
 def report(
-    source: str,
+    sources: tuple[str, ...],
     since: str,
     until: str | None,
     form: str | None,
@@ -191,6 +193,9 @@ def report(
     round_to_bytes, total, rows (fields of Usage) and warnings.  Times are Unix milliseconds, sizes
     bytes; null is not known, or unlimited.
     """  # noqa: D301 (click looks for the character itself)
+    if len(sources) > 1:
+        raise click.UsageError("--from is given twice; a report is made of one source")
+    source = sources[0]
     form = _form(form, path, as_json=as_json)
     since_ms, until_ms = _span(since, until)
     try:
@@ -220,8 +225,13 @@ def _form(form: str | None, path: str | None, *, as_json: bool) -> str:
         if form not in {None, "json"}:
             raise click.UsageError(f"--json and --format {form} contradict each other")
         return "json"
-    ending = "" if path is None else Path(path).suffix.lstrip(".").lower()
-    return form or {"htm": "html", **dict(zip(_FORMATS, _FORMATS, strict=True))}.get(ending, "text")
+    if form is not None or path is None:
+        return form or "text"
+    found = _ENDINGS.get(Path(path).suffix.lower())
+    if found is None and os.path.isfile(path) | (not os.path.exists(path)):  # noqa: PTH110, PTH113
+        endings = ", ".join(_ENDINGS)
+        raise click.UsageError(f"--to {path}: name its --format, or one of the endings {endings}")
+    return found or "text"
 
 
 def _span(since: str, until: str | None) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import attrs
 
 from libhamiregion.effects import ANYTHING, Effect, sm_limit_effects, sm_limit_stops_launches
 from libhamiregion.errors import RegionError
+from libhamiregion.node.containers import MissingReason
 from libhamiregion.text import printable
 from libhamiregion.units import format_size, memory_limit_percent
 
@@ -66,6 +67,12 @@ class Skip:
     message: str
     rules: tuple[int, ...] = ()
     device: int | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the container has no region yet."""
+        missing = self.container.missing
+        return missing is not None and missing.reason is MissingReason.NO_FILE
 
 
 @attrs.frozen
@@ -136,7 +143,13 @@ class PlanDiff:
     @property
     def off_plan(self) -> tuple[Skip, ...]:
         """All that stays as it is although the plan says otherwise."""
-        return self.skipped + tuple(skip for each in self.containers for skip in each.refused)
+        reached = tuple(skip for skip in self.skipped if not skip.is_waiting)
+        return reached + tuple(skip for each in self.containers for skip in each.refused)
+
+    @property
+    def waiting(self) -> tuple[Skip, ...]:
+        """Containers that have no region yet, so that nothing of them differs from the plan."""
+        return tuple(skip for skip in self.skipped if skip.is_waiting)
 
 
 @attrs.frozen

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from .history import Sample
 
 DEFAULT_INTERVAL_S: Final = 15.0
-DEFAULT_RETENTION_S: Final = 30 * 86_400.0
+# Two whole months: a report of the last one is complete until its end.
+DEFAULT_RETENTION_S: Final = 62 * 86_400.0
 DEFAULT_MAX_SIZE_BYTES: Final = 1 << 30
 #: Room for a look of a large node, several times over.
 SMALLEST_MAX_SIZE_BYTES: Final = 4 << 20

@@ -207,3 +207,29 @@ def test_a_status_that_libvgpu_never_writes_is_shown_as_it_stands(file: RegionFi
         status = region.snapshot().processes[0].status
     assert status == -77
     assert type(status) is int
+
+
+@pytest.mark.parametrize(
+    ("fields", "idle_s"),
+    [
+        ({"last_kernel_time": 1_000}, 600.0),
+        ({"last_kernel_time": 2_000}, 0.0),
+        ({"last_kernel_time": 0}, None),
+        ({"last_kernel_time": 1_000, "recent_kernel": -1}, None),
+    ],
+)
+def test_a_region_is_idle_since_its_last_launch_unless_launches_are_held_back(
+    file: RegionFile, fields: dict[str, int], idle_s: float | None
+) -> None:
+    for name, value in fields.items():
+        file.put(name, value)
+    with open_region(file) as region:
+        snapshot = attrs.evolve(region.snapshot(), taken_at_ns=1_600 * 10**9)
+    assert snapshot.idle_s == idle_s
+
+
+def test_a_layout_without_the_time_of_the_last_launch_has_no_idle_time(
+    region_file: RegionFileFactory,
+) -> None:
+    with open_region(region_file(Layout.UNVERSIONED)) as region:
+        assert region.snapshot().idle_s is None

@@ -234,14 +234,14 @@ def test_a_container_without_a_region_is_skipped_with_its_reason(
     region = scene.container("two", layout=Layout.V1_1, memory_limits=(), sm_limits=(), uuids=())
     region.resize(Layout.V1_1_POSTINIT.size_bytes + 1)
     diff = compare("{select: {}, set: {sm_limit: 1}}")
-    assert {skip.reason for skip in diff.off_plan} == {"no_region"}
-    assert all(skip.message.isprintable() for skip in diff.off_plan)
+    assert {skip.reason for skip in diff.skipped} == {"no_region"}
+    assert all(skip.message.isprintable() for skip in diff.skipped)
+    assert [skip.container.name for skip in diff.waiting] == ["empty"]
     reasons = {
         skip.container.name: skip.container.missing and skip.container.missing.reason
         for skip in diff.off_plan
     }
     assert reasons == {
-        "empty": MissingReason.NO_FILE,
         "foreign": MissingReason.NOT_A_REGION,
         "two": MissingReason.UNKNOWN_LAYOUT,
     }

@@ -245,6 +245,8 @@ def test_what_a_report_doubts_is_in_it_or_beside_it(tmp_path: Path) -> None:
         (("--step", "soon"), 2, "no length of time"),
         ((*SPAN, "--pod", "nobody"), 1, "nothing of what was chosen"),
         ((*SPAN, "--to", "/nowhere/a.html"), 1, "Error: /nowhere/a.html: No such file or direc"),
+        ((*SPAN, "--to", "week.pdf"), 2, "name its --format"),
+        ((*SPAN, "--from", "other.db"), 2, "--from is given twice"),
         (("--match", 'job="hami"'), 2, "--match is for a Prometheus, and"),
         (("--step", "60s"), 2, "--step is for a Prometheus, and"),
     ],
