@@ -11,7 +11,7 @@ import sys
 import time
 
 from libhamiregion import LockNotRecoverable, RegionError
-from libhamiregion.node import Container, Node
+from libhamiregion.node import Container, Node, RootsUnreadable
 
 
 def free_if_wedged(node: Node, container: Container) -> str | None:
@@ -34,12 +34,13 @@ def main() -> None:
     arguments = parser.parse_args()
     with Node(arguments.root) as node:
         while True:
-            node.refresh()
-            if node.root_errors:
-                # A root may come back; a single look at a wrong one has failed.
-                print(f"cannot look: {node.root_errors}", file=sys.stderr, flush=True)
+            try:
+                node.refresh()
+            except RootsUnreadable as error:
                 if arguments.every is None:
-                    sys.exit(1)
+                    sys.exit(str(error))
+                # The directory may come back.
+                print(error, file=sys.stderr, flush=True)
             for container in node.containers:
                 if container.region is None:
                     continue

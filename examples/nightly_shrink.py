@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import libhamiregion as hami
-from libhamiregion.node import Node
+from libhamiregion.node import Node, RootsUnreadable
 
 IDLE_S = 3600
 
@@ -69,9 +69,12 @@ def main() -> None:
     if given.state.exists():
         sys.exit(f"{given.state} has not been given back; run restore first")
     with Node(given.root) as node:
-        node.refresh(processes=False)
-        if node.root_errors or not node.scanned_roots:
-            sys.exit(f"no containers' directories: {node.root_errors or 'name them with --root'}")
+        try:
+            node.refresh(processes=False)
+        except RootsUnreadable as error:
+            sys.exit(str(error))
+        if node.root_problem:
+            sys.exit(node.root_problem)
         changes = plan_night(node)
     print(*changes, f"{len(changes)} changes", sep="\n")
     if not given.dry_run:

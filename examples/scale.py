@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import libhamiregion as hami
-from libhamiregion.node import Container, Node, PodLogNames, PodNamesUnknown
+from libhamiregion.node import Container, Node, PodLogNames, PodNamesUnknown, RootsUnreadable
 
 
 def scale(
@@ -49,9 +49,12 @@ def main() -> None:
     if given.limit is None:
         parser.error("a limit, or --undo FILE")
     with Node(given.root, names=PodLogNames(given.pod_logs)) as node:
-        node.refresh(processes=False)
-        if node.root_errors or not node.scanned_roots:
-            sys.exit(f"no containers' directories: {node.root_errors or 'name them with --root'}")
+        try:
+            node.refresh(processes=False)
+        except RootsUnreadable as error:
+            sys.exit(str(error))
+        if node.root_problem:
+            sys.exit(node.root_problem)
         try:
             chosen = node.select(namespace=given.namespace, pod=given.pod)
             changes = scale(node, chosen, given.limit, given.dry_run)

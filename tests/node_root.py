@@ -10,7 +10,7 @@ from typing import Any
 from wait import eventually
 
 from libhamiregion import create_region
-from libhamiregion.node import Container, MissingReason, Node, NodeChanges
+from libhamiregion.node import Container, MissingReason, Node, NodeChanges, RootsUnreadable
 
 # Any number of seconds that lies well in the past: a directory is not settled while it is young.
 _clock = itertools.count(1_700_000_000)
@@ -73,7 +73,12 @@ def opened(node: Node) -> Container:
 def refresh(node: Node) -> NodeChanges:
     """Refresh without /proc; what is reported makes the new state out of the old one."""
     before = set(node.containers)
-    changes = node.refresh(processes=False)
+    try:
+        changes = node.refresh(processes=False)
+    except RootsUnreadable:
+        assert node.root_problem is not None
+        assert node.root_errors
+        return NodeChanges(removed=tuple(before))
     after = (before - set(changes.removed)) | set(changes.added) | set(changes.replaced)
     assert set(node.containers) == after
     assert set(changes.removed) <= before

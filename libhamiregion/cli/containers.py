@@ -72,7 +72,7 @@ def containers(
     \b
     hamiregion containers --namespace research --watch 2
 
-    Exit code 1 if none of the DIRs given by --root could be listed.
+    Exit code 1 if no directory of containers can be listed, or no container is selected.
 
     JSON: taken_at_ns, complete (all processes could be seen), warnings, gaps (as of `hamiregion
     ps`), and containers, a list of objects with the keys namespace, pod, pod_uid, container,
@@ -110,7 +110,16 @@ def container_page(
     if missing:
         blocks.append(Table(_MISSING_COLUMNS, missing))
     data = {"containers": [row.as_object() for row in rows]}
-    return node_page("containers/1", observation, node, node_choice, data, blocks)
+    return node_page(
+        "containers/1",
+        observation,
+        node,
+        node_choice,
+        data,
+        blocks,
+        selector=selector,
+        found=bool(rows),
+    )
 
 
 @attrs.frozen(kw_only=True)

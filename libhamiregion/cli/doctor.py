@@ -197,7 +197,8 @@ class _Visit:
         }
         groups = self._groups(found)
         sentences = [self._repair_sentence(each, dry_run=dry_run) for each in repairs or ()]
-        total = _sum(found, len(node.containers), repairs, dry_run=dry_run)
+        examined = sum(map(self.selector.matches, node.containers))
+        total = _sum(found, examined, repairs, dry_run=dry_run)
         blocks: list[Block] = [
             *([Lines(sentences)] if sentences else []),
             *([Table(_COLUMNS, groups)] if groups else []),
@@ -205,7 +206,17 @@ class _Visit:
             Lines([(total, "bold" if found else GOOD)]),
         ]
         notes = [] if gap is None else [f"nothing was compared with the driver's figures: {gap}"]
-        return node_page("doctor/1", observation, node, self.node_choice, data, blocks, notes)
+        return node_page(
+            "doctor/1",
+            observation,
+            node,
+            self.node_choice,
+            data,
+            blocks,
+            notes,
+            selector=self.selector,
+            found=False,
+        )
 
     def _names(self, finding: Finding) -> Names:
         if finding.container is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from libhamiregion import Effect, ProcessStatus
+from libhamiregion import Effect, ProcessStatus, RegionError
 
 from .tables import NAME, NOTHING, ROOMY, Column
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from libhamiregion import DeviceUsage
-    from libhamiregion.node import Container, Gap, Node, Observation
+    from libhamiregion.node import Container, Gap, Node, Observation, Selector
     from libhamiregion.node.observation import GapKind
 
 _SHORT_ID = 12
@@ -175,10 +176,37 @@ def node_warnings(node: Node) -> tuple[str, ...]:
 
 
 def root_failure(node: Node, roots: tuple[str, ...]) -> str | None:
-    """Say so if roots were given and none of them could be listed."""
-    if not roots or node.scanned_roots:
-        return None
-    return "none of the directories given could be listed"
+    """Say which directories were given, if none of them can be listed."""
+    return node.root_problem if roots else None
+
+
+_CONTAINERS_LISTED = 10
+
+
+def selection_failure(node: Node, selector: Selector) -> str | None:
+    """Say that no container is selected, and list what there is; None if one is."""
+    chosen = [each for each in node.containers if selector.matches(each)]
+    if chosen or not any(attrs.astuple(selector)):
+        devices = [device for each in chosen for device in _devices_of(each)]
+        if selector.device is None or not chosen or any(map(selector.matches_device, devices)):
+            return None
+        there_is = dict.fromkeys(f"{each.index} ({each.uuid or 'no uuid'})" for each in devices)
+        return f"no device {selector.device} in the containers selected; there is {_list(there_is)}"
+    names = sorted({Names(**names_of(node, each)).words for each in node.containers})
+    return f"no container is selected; there is {_list(names)}"
+
+
+def _devices_of(container: Container) -> tuple[DeviceUsage, ...]:
+    with contextlib.suppress(RegionError):
+        if container.region is not None:
+            return container.region.snapshot().devices
+    return ()
+
+
+def _list(words: Collection[str]) -> str:
+    shown = ", ".join(list(words)[:_CONTAINERS_LISTED])
+    more = len(words) - _CONTAINERS_LISTED
+    return (shown or "none") + (f" and {more} more" if more > 0 else "")
 
 
 @attrs.frozen(kw_only=True)

@@ -27,7 +27,7 @@ from libhamiregion.text import printable
 
 from . import options
 from .failures import Failure
-from .format import node_warnings, root_failure
+from .format import node_warnings
 from .limits_plan_tables import diff_blocks, diff_object, outcome_objects, result_lines
 from .output import DRY_RUN, Page, show, write
 from .tables import Lines
@@ -157,7 +157,7 @@ def diff(
     """
     reading = PlanChoice(path, from_annotations, node_choice).load()
     with node_choice.open() as node:
-        found = _compared(node, reading, node_choice, force=force)
+        found = _compared(node, reading, force=force)
         show(_page(node, reading, found), as_json)
     return OFF_PLAN if found.changes or found.off_plan or reading.problems else 0
 
@@ -238,7 +238,7 @@ def apply(
             _watch(node, choice, state, interval_s, force=force, as_json=as_json)
             return 0
         reading = choice.load()
-        found = _compared(node, reading, node_choice, force=force)
+        found = _compared(node, reading, force=force)
         page = _page(node, reading, found)
         done: Block = Lines([DRY_RUN])
         answer: dict[str, Any] = {"dry_run": True, "undo": None, "outcomes": []}
@@ -268,7 +268,7 @@ def export(selector: Selector, node_choice: options.NodeChoice, as_json: bool) -
     cannot be read is left out, which a warning says.
     """
     with node_choice.open() as node:
-        _refresh(node, node_choice)
+        _refresh(node)
         plan = export_plan(node, selector)
         for warning in (*node_warnings(node), *_left_out(node, selector)):
             click.echo(f"Warning: {printable(warning)}", err=True)
@@ -290,19 +290,14 @@ def _left_out(node: Node, selector: Selector) -> tuple[str, ...]:
     return (f"containers left out, as their regions cannot be read: {count}; {why}",)
 
 
-def _refresh(node: Node, node_choice: options.NodeChoice) -> None:
+def _refresh(node: Node) -> None:
     node.refresh(processes=False)
-    if not node.scanned_roots:
-        failure = (
-            root_failure(node, node_choice.roots) or f"there is none of {', '.join(node.roots)}"
-        )
-        raise Failure(f"{failure}; --root says where the containers' directories are")
+    if node.root_problem is not None:
+        raise Failure(f"{node.root_problem}; name it with --root")
 
 
-def _compared(
-    node: Node, reading: SourceReading, node_choice: options.NodeChoice, *, force: bool
-) -> PlanDiff:
-    _refresh(node, node_choice)
+def _compared(node: Node, reading: SourceReading, *, force: bool) -> PlanDiff:
+    _refresh(node)
     assert reading.plan is not None  # noqa: S101 (each source was read to its end)
     return diff_plan(node, reading.plan, force=force, held=reading.held)
 

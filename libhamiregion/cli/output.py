@@ -15,14 +15,14 @@ from libhamiregion import RegionError
 from libhamiregion.text import printable
 
 from .failures import Failure
-from .format import gap_rows, node_notes, node_warnings, root_failure
+from .format import gap_rows, node_notes, node_warnings, selection_failure
 from .tables import Lines, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from libhamiregion import Region
-    from libhamiregion.node import Node, Observation
+    from libhamiregion.node import Node, Observation, Selector
 
     from .options import NodeChoice
     from .tables import Block
@@ -70,12 +70,33 @@ def node_page(
     data: dict[str, Any],
     blocks: Sequence[Block],
     notes: Iterable[str] = (),
+    *,
+    selector: Selector,
+    found: bool,
 ) -> Page:
-    """Make a page about a node: with what could not be seen of it."""
+    """Make a page about a node, with gaps and notes.
+
+    The page is a failure if no directory of containers can be listed, or no container is selected.
+
+    Args:
+        schema: Name and version of the answer.
+        observation: What was observed.
+        node: The node.
+        node_choice: What the node was chosen by.
+        data: The answer for --json, without what all pages of a node have.
+        blocks: The answer for people.
+        notes: What else to know.
+        selector: What was selected.
+        found: Whether the answer has something that was selected.
+    """
     warnings, gaps = node_warnings(node), gap_rows(node, observation)
     seen = {"complete": node.processes.is_complete, "warnings": warnings, "gaps": gaps}
-    failure = root_failure(node, node_choice.roots)
     is_empty = not any(isinstance(block, Table) and block.records for block in blocks)
+    failure = node.root_problem
+    if failure is not None and not node_choice.roots:
+        failure += "; name it with --root, or look for regions elsewhere with --outside"
+    if failure is None and not found:
+        failure = selection_failure(node, selector)
     return Page(
         schema,
         {"taken_at_ns": observation.regions_read_at_ns, **seen, **data},

@@ -218,7 +218,17 @@ def process_page(
         *([Lines([key_hint(sort)])] if live else []),
     ]
     notes = [] if gap is None else [f"no figures of the driver: {gap}"]
-    return node_page("processes/1", observation, node, node_choice, data, blocks, notes)
+    return node_page(
+        "processes/1",
+        observation,
+        node,
+        node_choice,
+        data,
+        blocks,
+        notes,
+        selector=selector,
+        found=bool(rows),
+    )
 
 
 def _chosen(

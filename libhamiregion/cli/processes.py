@@ -76,7 +76,7 @@ def ps(
     \b
     hamiregion ps --pod 'bert-*' --watch 1
 
-    Exit code 1 if none of the DIRs given by --root could be listed.
+    Exit code 1 if no directory of containers can be listed, or no container is selected.
 
     JSON: taken_at_ns, complete (all processes could be seen), driver (state, message, version;
     null with --no-driver), warnings, gaps (what could not be looked at: kind, reason, count, and

@@ -21,6 +21,7 @@ from .observation import Gap, Observation, Observer
 from .process_entry import ProcessGap
 from .process_rows import node_processes
 from .processes import ProcessTable
+from .roots import RootsUnreadable
 from .selector import PodNamesUnknown, Selector
 from .slot_tracker import SLOT_STATES, SlotStates
 from .views import ContainerView
@@ -62,6 +63,7 @@ __all__ = [
     "ProcessTable",
     "RegionProcesses",
     "Repair",
+    "RootsUnreadable",
     "Selector",
     "Severity",
     "SlotStates",

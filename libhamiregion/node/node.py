@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import weakref
@@ -24,7 +25,7 @@ from .outside import OutsideRegions
 from .processes import ProcessTable
 from .region_users import RegionUsers
 from .root_containers import RootContainers
-from .roots import Roots
+from .roots import Roots, RootsUnreadable
 from .selector import PodNamesUnknown, Selector
 from .slot_tracker import SlotTracker
 from .views import ContainerView, bounded_view
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from .names import NameResolver, PodName
     from .node_changes import NodeChanges
     from .slot_tracker import SlotStates
+
+
+_log = logging.getLogger(__name__)
 
 
 class NodeBusy(TimeoutError):
@@ -127,6 +131,7 @@ class Node:
         self._inside = RootContainers(self._roots, self.names)
         self.processes = ProcessTable(proc)
         self._look_outside = outside
+        self._logged_problem: str | None = None
         self._outside = OutsideRegions(self.processes, self.names)
         self._slots = SlotTracker(self.processes)
         self._users = RegionUsers(self.names)
@@ -149,6 +154,16 @@ class Node:
         Default roots may be missing without one.
         """
         return dict(self._roots.errors)
+
+    @property
+    def root_problem(self) -> str | None:
+        """Why the last refresh could list no directory of containers; None if it could list one.
+
+        None also if no directory was given and regions outside the roots are looked for.
+        """
+        if self._look_outside and not self._roots.given:
+            return None
+        return self._roots.problem
 
     @property
     def scanned_roots(self) -> tuple[str, ...]:
@@ -240,6 +255,8 @@ class Node:
 
         Raises:
             RegionClosed: After `close`, or in a forked child.
+            RootsUnreadable: Roots were given, and none of them can be listed. `containers` is up
+                to date all the same. Without given roots, a missing directory is logged.
             OSError: /proc cannot be listed; then nothing has changed. `NodeBusy` where another
                 thread's look has not come back for 30 s.
         """
@@ -256,6 +273,11 @@ class Node:
             finally:
                 # Also where it was interrupted: what has been opened and closed so far counts.
                 self._take_over()
+            problem = self.root_problem
+            if problem != self._logged_problem and problem is not None and not self._roots.given:
+                _log.warning("%s", problem)
+            self._logged_problem = problem
+            self._roots.check()
             return changes_between(before, self._containers)
 
     def _take_over(self) -> None:
@@ -389,7 +411,8 @@ class Node:
         with self._one_look():
             # What lies outside the roots is found through the processes that map it.
             if containers is None:
-                self.refresh(processes=self._look_outside)
+                with contextlib.suppress(RootsUnreadable):
+                    self.refresh(processes=self._look_outside)
             chosen = self._containers if containers is None else tuple(containers)
             firsts = [_pids_in_slots(each) for each in chosen]
             self.processes.refresh()

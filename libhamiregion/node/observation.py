@@ -17,6 +17,7 @@ from libhamiregion.text import printable
 
 from .bounded_call import BoundedCall
 from .node import NodeBusy
+from .roots import RootsUnreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -300,7 +301,10 @@ class Observer:
 
     def _read_regions(self) -> tuple[NodeSnapshot, int]:
         began_s = time.monotonic()
-        changes = self.node.refresh(processes=self.node.looks_outside)
+        changes: object = True
+        # Daemons go on: directories can appear later, and each one is a gap.
+        with contextlib.suppress(RootsUnreadable):
+            changes = self.node.refresh(processes=self.node.looks_outside)
         read_at_ns = time.time_ns()
         snapshot = self.node.snapshot(most_bytes=SNAPSHOT_BYTES)
         if changes:

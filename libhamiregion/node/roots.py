@@ -27,6 +27,24 @@ if TYPE_CHECKING:
 _ROOT_ENTRIES_LIMIT = 20_000
 
 
+class RootsUnreadable(OSError):
+    """None of the directories that were given for containers can be listed.
+
+    Attributes:
+        errors: Each directory, with the system's error.
+    """
+
+    def __init__(self, errors: Mapping[str, OSError]) -> None:
+        self.errors = dict(errors)
+        reasons = ", ".join(
+            f"{path!r} ({error.strerror or error})" for path, error in errors.items()
+        )
+        super().__init__(f"none of the directories given can be listed: {reasons}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.errors,)
+
+
 class _Distrusted(PermissionError):
     """A directory that anybody may have made."""
 
@@ -48,6 +66,7 @@ class Roots:
         given: The roots that somebody asked for; None for those where HAMi and volcano put theirs.
 
     Attributes:
+        given: Whether somebody asked for them.
         paths: As given, absolute.
         errors: Root to error, for those that the last scan could not list, or not whole.
         scanned: The directories that it could list.
@@ -60,7 +79,7 @@ class Roots:
         if given is None and hook_path:
             given = (f"{hook_path}/containers",)
             optional = (f"{hook_path}/claims",)
-        self._given = given is not None
+        self.given = given is not None
         paths = (*DEFAULT_ROOTS, *run_bases(os.environ)) if given is None else (*given, *optional)
         self.paths = tuple(dict.fromkeys(str(Path(each).absolute()) for each in paths))
         self._optional = frozenset(self.paths if given is None else optional)
@@ -69,6 +88,27 @@ class Roots:
         self._listings: dict[str, _RootListing] = {}
         self._matched: dict[str, list[str]] = {}
         self._found: dict[str, Mapping[str, str]] = {}
+
+    def check(self) -> None:
+        """Make sure that the last scan could list a directory, if directories were given.
+
+        Raises:
+            RootsUnreadable: It could list none of them.
+        """
+        if self.given and not self._listings:
+            raise RootsUnreadable(self.errors)
+
+    @property
+    def problem(self) -> str | None:
+        """Why the last scan could list no directory; None if it could list one."""
+        if self._listings:
+            return None
+        if self.given:
+            return str(RootsUnreadable(self.errors))
+        untrusted = "".join(f"; {error.strerror}" for error in self.errors.values())
+        return (
+            f"no directory of containers was found; looked for {', '.join(self.paths)}{untrusted}"
+        )
 
     def directories(self) -> tuple[str, ...]:
         """The roots that exist now: patterns expanded, links resolved, each directory once."""
@@ -146,7 +186,7 @@ class Roots:
         status = os.stat(root)  # noqa: PTH116
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), root)
-        if not self._given:
+        if not self.given:
             _check_makers(shown)
             _check_makers(root)
         stamp = settled_stamp(status, now_ns)

@@ -177,7 +177,7 @@ def test_a_dry_run_writes_nothing_and_may_run_beside_an_agent(
 def test_once_exits_with_1_where_the_pass_could_not_be_made(tmp_path: Path) -> None:
     answer = once(tmp_path / "nowhere", "--repair")
     assert answer.returncode == 1
-    assert answer.stderr == "Error: none of the directories given could be listed\n"
+    assert "none of the directories given can be listed" in answer.stderr
 
 
 def test_once_is_one_pass_and_leaves_nothing_blocked(scene: NodeScene) -> None:

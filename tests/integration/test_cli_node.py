@@ -193,7 +193,7 @@ def test_a_directory_that_cannot_be_listed_is_told_and_fails_if_no_other_can(
         assert len(answer.stdout.splitlines()) != 1
         warnings = [line for line in answer.stderr.splitlines() if line.startswith("Warning: ")]
         assert [f"Warning: {missing}" in line for line in warnings] == [True, True]
-        assert answer.stderr.endswith("Error: none of the directories given could be listed\n")
+        assert "Error: none of the directories given can be listed: " in answer.stderr
         answer = scene.run(verb, "--root", missing)
         assert answer.returncode == 0
         assert f"Warning: {missing}: No such file or directory\n" in answer.stderr
@@ -312,3 +312,29 @@ def test_a_held_lock_is_told_with_its_signature(tmp_path: Path) -> None:
             pod.region.put("owner_pid", owner)
             (row,) = table(call("containers", "--root", str(node.root)).stdout)
             assert row["LOCK"] == word
+
+
+@pytest.mark.parametrize("verb", ["ps", "containers", "top", "doctor"])
+def test_a_node_without_containers_directories_is_a_failure(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libhamiregion.node.roots.DEFAULT_ROOTS", (str(tmp_path / "none"),))
+    monkeypatch.setattr("libhamiregion.node.roots.run_bases", lambda _: [])
+    for variable in ("HOOK_PATH", "CONTAINER_VGPU_MOUNT"):
+        monkeypatch.delenv(variable, raising=False)
+    quiet = () if verb == "containers" else ("--no-driver",)
+    answer = call(verb, *quiet)
+    assert answer.returncode == 1
+    assert f"looked for {tmp_path}/none" in answer.stderr
+    assert "--outside" in answer.stderr
+    # Other programs of this machine may have regions, with something wrong.
+    assert call(verb, "--outside", *quiet).returncode in (0, 3)
+
+
+@pytest.mark.parametrize("verb", ["ps", "containers", "top"])
+def test_a_selection_without_a_match_lists_what_there_is(verb: str, scene: Scene) -> None:
+    answer = scene.run(verb, "--pod", "nosuch")
+    assert answer.returncode == 1
+    assert "research/bert-0 train" in answer.stderr
+    # One that has no process now is selected all the same.
+    assert scene.run(verb, "--pod", "whole-gpu").returncode == 0

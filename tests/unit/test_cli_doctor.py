@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -227,7 +228,24 @@ def test_wrong_usage_exits_with_2(region: RegionFile) -> None:
 def test_a_root_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
     answer = call("doctor", "--no-driver", "--root", str(tmp_path / "nowhere"))
     assert answer.returncode == 1
-    assert "none of the directories given could be listed" in answer.stderr
+    assert "none of the directories given can be listed" in answer.stderr
+
+
+def test_a_selection_without_a_match_fails_and_lists_what_there_is(region: RegionFile) -> None:
+    answer = call(*arguments(region, "--pod", "nosuch"))
+    assert answer.returncode == 1
+    assert f"no container is selected; there is {POD} train\n" in answer.stderr
+    answer = call(*arguments(region, "--container", "train", "--device", "7"))
+    assert answer.returncode == 1
+    assert f"there is 0 ({GPU})" in answer.stderr
+
+
+def test_the_containers_that_were_examined_are_counted(region: RegionFile) -> None:
+    other = region.path.parent.with_name(f"{uuid.uuid4()}_serve")
+    other.mkdir()
+    assert "nothing found in 2 containers" in call(*arguments(region)).stdout
+    answer = call(*arguments(region, "--container", "serve"))
+    assert "nothing found in 1 container\n" in answer.stdout
 
 
 def test_on_a_terminal_there_are_colours_and_nothing_raw(region: RegionFile) -> None:

@@ -152,7 +152,7 @@ def test_what_cannot_be_done_is_said(scene: PlanScene) -> None:
         (("apply", "/dev", "--watch"), 1, "/dev: not a regular file"),
         (("apply", path, "--watch", "--dry-run"), 2, "--watch goes with neither"),
         (("apply", path, "--watch", "--undo", "x"), 2, "--watch goes with neither"),
-        (("apply", path, "--root", "/nowhere"), 1, "none of the directories given could be"),
+        (("apply", path, "--root", "/nowhere"), 1, "none of the directories given can be"),
         (("diff", path, "--root", "/nowhere"), 1, "--root says where"),
         (("export", "--root", "/nowhere"), 1, "--root says where"),
     ):

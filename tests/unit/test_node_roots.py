@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pickle
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from node_root import Root, only, pod_uid, refresh, settle
 
 from libhamiregion.launch.run_directory import run_bases
-from libhamiregion.node import Node, roots
+from libhamiregion.node import Node, Observer, RootsUnreadable, roots
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")
@@ -190,7 +191,46 @@ def test_thousands_of_entries_are_found_and_looked_into_once(tmp_path: Path) -> 
         assert node.containers is before
 
 
+def test_given_roots_of_which_none_can_be_listed_are_named_by_an_exception(tmp_path: Path) -> None:
+    missing, other = str(tmp_path / "none"), str(tmp_path / "other")
+    with Node([missing, other]) as node:
+        with pytest.raises(RootsUnreadable) as caught:
+            node.refresh(processes=False)
+        assert list(caught.value.errors) == [missing, other]
+        assert missing in str(caught.value)
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+        Root(Path(other)).container()
+        node.refresh(processes=False)
+        assert node.root_problem is None
+
+
+def test_an_observer_goes_on_without_any_root(tmp_path: Path) -> None:
+    with Node(tmp_path / "none") as node:
+        gaps = Observer(node).observe(slots=False).gaps
+        assert [gap.kind for gap in gaps] == ["root"]
+        Root(tmp_path / "none").container()
+        assert len(Observer(node).observe(slots=False).missing) == 1
+
+
 # ---- the default roots ----
+
+
+def test_a_node_without_any_directory_of_containers_is_logged_once(
+    defaults: tuple[Path, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    with Node() as node:
+        refresh(node)
+        refresh(node)
+        (record,) = caplog.records
+        assert all(str(each) in record.getMessage() for each in defaults)
+        Root(defaults[0]).container()
+        refresh(node)
+        assert node.root_problem is None
+    with Node(outside=True) as node:
+        defaults[0].rename(defaults[0].with_name("moved"))
+        refresh(node)
+        assert node.root_problem is None
+    assert len(caplog.records) == 1
 
 
 def test_without_a_root_those_of_hami_and_volcano_are_scanned(defaults: tuple[Path, ...]) -> None:

@@ -10,6 +10,7 @@ from libhamiregion.errors import RegionError
 from libhamiregion.node.join import Join
 from libhamiregion.node.observation import Observer
 from libhamiregion.node.process_rows import process_rows, slot_rows
+from libhamiregion.node.roots import RootsUnreadable
 from libhamiregion.node.views import observed_views
 
 from .driver import driver_memory, escaping_processes, unrecorded_utilization
@@ -188,7 +189,8 @@ def _examine(
 
 def _view_again(node: Node, views: Iterable[ContainerView]) -> tuple[ContainerView, ...]:
     """The containers of some views as they are now."""
-    node.refresh(processes=node.looks_outside)
+    with contextlib.suppress(RootsUnreadable):
+        node.refresh(processes=node.looks_outside)
     keys = {key_of(each.container) for each in views}
     return node.view([each for each in node.containers if key_of(each) in keys])
 
