@@ -244,7 +244,7 @@ int hr_sum_used(const hr_region *region, uint32_t device, uint64_t *out)
     uint64_t sum = 0;
     for (int32_t i = 0; i < count; i++) {
         const unsigned char *used = hr_used(region, hr_slot(region, (uint32_t)i), device);
-        sum = hr_add_saturating(sum, hr_load_u64(used + 32, memory_order_relaxed));
+        sum += hr_load_u64(used + 32, memory_order_relaxed);
     }
     *out = sum;
     return HR_OK;

@@ -66,7 +66,7 @@ static inline bool hr_is_limited_sm(uint64_t percent)
 uint32_t hr_undeclared_uuids(const hr_region *region, uint32_t count);
 uint32_t hr_undeclared_usage(const hr_region *region, unsigned char *slot, uint32_t count);
 
-/* The enforced sum of `total` over all slots below proc_num, saturating. */
+/* The enforced sum of `total` over all slots below proc_num, modulo 2^64 as libvgpu adds. */
 int hr_sum_used(const hr_region *region, uint32_t device, uint64_t *out);
 
 static inline unsigned char *hr_slot(const hr_region *region, uint32_t index)

@@ -19,7 +19,6 @@ struct hr_reading {
     struct hr_device *devices;
     unsigned char *processes;
     size_t process_bytes;
-    uint64_t any_figure; /* all figures copied, or-ed: how large they can be */
     uint64_t any_torn;   /* not 0: a total may be apart from the sum of its kinds */
     uint32_t bad_uuid;   /* first device with an implausible one, or HR_DEVICES */
     uint64_t seqlocks[HR_SLOTS];

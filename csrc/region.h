@@ -330,7 +330,7 @@ struct hr_usage {
 struct hr_device {
     uint64_t limit;       /* bytes, 0 = unlimited */
     uint64_t sm_limit;    /* percent, 0 or >= 100 = unlimited */
-    struct hr_usage sums; /* over all slots below proc_num, saturating */
+    struct hr_usage sums; /* over all slots below proc_num, modulo 2^64 */
     char uuid[HR_UUID_BYTES];
 };
 
@@ -385,7 +385,7 @@ int hr_snapshot(hr_region *region, void *buffer, size_t bytes);
 enum hr_value {
     HR_VALUE_MEMORY_LIMIT,
     HR_VALUE_SM_LIMIT,
-    HR_VALUE_MEMORY_USED, /* the sum that libvgpu enforces, saturating */
+    HR_VALUE_MEMORY_USED, /* the sum that libvgpu enforces, modulo 2^64 */
     HR_VALUE_PRIORITY,    /* the i32 fields come sign-extended */
     HR_VALUE_UTILIZATION_SWITCH,
     HR_VALUE_RECENT_KERNEL,
@@ -490,7 +490,7 @@ enum hr_device_column {
     HR_DEVICE_INDEX,
     HR_DEVICE_LIMIT,
     HR_DEVICE_SM_LIMIT,
-    HR_DEVICE_TOTAL, /* sums over all slots below proc_num, saturating */
+    HR_DEVICE_TOTAL, /* sums over all slots below proc_num, modulo 2^64 */
     HR_DEVICE_CONTEXT,
     HR_DEVICE_MODULE,
     HR_DEVICE_DATA,

@@ -169,7 +169,7 @@ void hr_sum_slots(const struct hr_slot_columns *columns, const unsigned char *ch
             count > columns->usages || usage > columns->usages - count)
             continue;
         for (uint64_t j = 0; j < count; j++)
-            sums[device + j] = hr_add_saturating(sums[device + j], usages[usage + j]);
+            sums[device + j] += usages[usage + j];
     }
 }
 
@@ -185,6 +185,6 @@ void hr_sum_figures(const uint32_t *devices, const uint32_t *rows, uint32_t coun
         if (row >= figure_count || figures[row] < 0)
             known[device] = HR_NO_ROW;
         else
-            sums[device] = hr_add_saturating(sums[device], (uint64_t)figures[row]);
+            sums[device] += (uint64_t)figures[row];
     }
 }

@@ -76,7 +76,7 @@ struct hr_slot_columns {
 /*
  * Adds up the usages of the processes whose byte in `chosen` is not 0, each on the row of
  * its device.  `usages` is a column of HR_TABLE_USAGES, `sums` has a cell per device and is
- * overwritten.  Sums saturate at 64 bits, as those of a snapshot do.
+ * overwritten.  Sums are modulo 2^64, as those of a snapshot are.
  */
 void hr_sum_slots(const struct hr_slot_columns *columns, const unsigned char *chosen,
                   const uint64_t *usages, uint64_t *sums);
@@ -86,7 +86,7 @@ void hr_sum_slots(const struct hr_slot_columns *columns, const unsigned char *ch
  * pair's device, rows[i] that of its figure; a row that there is not, and a figure below 0, are
  * not known.
  *
- * sums and users have a cell per device and are added to: the figures, saturating, and how many
+ * sums and users have a cell per device and are added to: the figures, and how many
  * pairs.  Where a figure is not known, the device's cell in `known` becomes HR_NO_ROW.
  */
 void hr_sum_figures(const uint32_t *devices, const uint32_t *rows, uint32_t count,

@@ -162,19 +162,14 @@ ALWAYS_INLINE void copy_slot(const struct hr_layout *layout, struct hr_reading *
     process->host_pid = look_at_32(slot + layout->slot_hostpid);
     process->status = look_at_32(slot + layout->slot_status);
     process->settled = 0;
-    uint64_t any = 0, torn = 0;
+    uint64_t torn = 0;
     for (size_t device = 0; device < span; device++) {
         struct hr_usage usage;
         EACH_FIGURE
-        {
-            const uint64_t found = look_at_figure(layout, slot, device, figure);
-            (&usage.total)[figure] = found;
-            any |= found;
-        }
+        (&usage.total)[figure] = look_at_figure(layout, slot, device, figure);
         torn |= torn_total(&usage);
         to[device] = usage;
     }
-    reading->any_figure |= any;
     reading->any_torn |= torn;
 }
 
@@ -379,7 +374,7 @@ ALWAYS_INLINE enum outcome pass(const struct hr_layout *layout, struct hr_readin
     copy_head(layout, region, head);
     copy_devices(layout, reading);
     if (is_whole) {
-        reading->any_figure = reading->any_torn = 0;
+        reading->any_torn = 0;
         for (size_t i = 0; i < count; i++)
             copy_slot(layout, reading, i);
     }
@@ -427,7 +422,12 @@ static __attribute__((noinline)) enum outcome pass_again(struct hr_reading *read
     return pass(reading->region->layout, reading, reading->is_whole_next);
 }
 
-ALWAYS_INLINE void add_up(const struct hr_reading *reading, bool is_plain)
+/*
+ * Of the copies, so that a device's sums are those of the processes beside them.  Modulo 2^64, as
+ * libvgpu adds: a process that frees memory in a slot that has become another's makes that one's
+ * figure wrap around, and only sums that wrap too are what is used.
+ */
+static void sum_up(const struct hr_reading *reading)
 {
     const size_t span = reading->head->span, count = (size_t)reading->head->proc_num;
     for (size_t device = 0; device < span; device++) {
@@ -437,21 +437,10 @@ ALWAYS_INLINE void add_up(const struct hr_reading *reading, bool is_plain)
             const struct hr_usage *usages = (const struct hr_usage *)(process_at(reading, i) + 1);
             const uint64_t *more = &usages[device].total;
             EACH_FIGURE
-            sum[figure] = is_plain ? sum[figure] + more[figure]
-                                   : hr_add_saturating(sum[figure], more[figure]);
+            sum[figure] += more[figure];
         }
         reading->devices[device].sums = sums;
     }
-}
-
-/* Of the copies, so that a device's sums are those of the processes beside them. */
-static void sum_up(const struct hr_reading *reading)
-{
-    /* 1,024 figures below 2^53 cannot pass 2^64: then plain additions will do. */
-    if (reading->any_figure >> 53 == 0)
-        add_up(reading, true);
-    else
-        add_up(reading, false);
 }
 
 /* Without a seqlock accounting is under the semaphore, which shows a death inside. */

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from libhamiregion import Effect, ProcessStatus, RegionError
+from libhamiregion.units import MAX_SIZE_BYTES
 
 from .tables import NAME, NOTHING, ROOMY, Column
 
@@ -80,8 +81,8 @@ def age_words(seconds: int) -> str:
 
 
 def fill_ratio(device: DeviceUsage) -> float | None:
-    """Used memory as a share of the limit; None where there is no limit."""
-    if device.memory_limit_bytes is None:
+    """Used memory as a share of the limit; None without a limit, or if the sum is no size."""
+    if device.memory_limit_bytes is None or device.memory_used_bytes > MAX_SIZE_BYTES:
         return None
     return device.memory_used_bytes / device.memory_limit_bytes
 

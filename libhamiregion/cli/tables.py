@@ -19,6 +19,7 @@ import attrs
 
 from libhamiregion import format_size
 from libhamiregion.text import printable
+from libhamiregion.units import MAX_SIZE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -98,7 +99,11 @@ TEXT = attrs.evolve(COMMAND, folds=True)
 # A word of ours: a state, a layout.
 WORD = Kind(_word, blank="-", right=False)
 NUMBER = Kind(str)
-SIZE = Kind(format_size, longest=len("1023 MiB"))
+# Of 2**63 and more: a counter that has wrapped around, and is no size.
+SIZE = Kind(
+    lambda nbytes: NOTHING if nbytes > MAX_SIZE_BYTES else format_size(nbytes),
+    longest=len("1023 MiB"),
+)
 SIZE_LIMIT = Kind(format_size, none=UNLIMITED, longest=len(UNLIMITED))
 PERCENT = Kind(percent, longest=len("100 %"))
 PERCENT_LIMIT = Kind(percent, none=UNLIMITED, longest=len(UNLIMITED))

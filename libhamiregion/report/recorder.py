@@ -10,6 +10,7 @@ from libhamiregion.node.driver_lists import driver_gap
 from libhamiregion.node.join import NO_ROW, Join
 from libhamiregion.node.observation import Observer
 from libhamiregion.node.slot_tracker import SLOT_STATES
+from libhamiregion.units import MAX_SIZE_BYTES
 
 from .history import Allocation, Sample
 from .recording import RecordingUnavailable
@@ -40,9 +41,9 @@ def read_samples(observation: Observation) -> dict[Allocation, Sample]:
         observation: Taken with the slots.
 
     Returns:
-        One sample per container and device with a region that can be read. A container can make
-        any number of regions beside its own: the one in its directory counts, as libvgpu enforces
-        its limits there, and without one the one with most memory in use.
+        One sample per container and device, if the region can be read and its sum is below 2**63. A
+        container can make any number of regions beside its own: the one in its directory counts, as
+        libvgpu enforces its limits there, and without one the one with most memory in use.
 
     Raises:
         OSError: /proc could not be listed.
@@ -65,7 +66,8 @@ def read_samples(observation: Observation) -> dict[Allocation, Sample]:
             strict=True,
         )
     ):
-        if region not in counts:
+        # A sum of 2**63 and more is no size: what is used is not known.
+        if region not in counts or used > MAX_SIZE_BYTES:
             continue
         layout = layouts[region]
         has_utilization = 0 <= layout < len(_HAS_UTILIZATION) and _HAS_UTILIZATION[layout]

@@ -3,11 +3,6 @@
 #include "byte_lock.h"
 #include "snapshot_view.h"
 
-static uint64_t add(uint64_t a, uint64_t b)
-{
-    return a + b < a ? UINT64_MAX : a + b;
-}
-
 static struct hr_usage usage_at(const struct view *view, uint32_t slot, uint32_t device)
 {
     const struct hr_layout *layout = view->layout;
@@ -170,15 +165,15 @@ static void require_same_usage(const struct hr_usage *found, const struct hr_usa
 
 static void add_usage(struct hr_usage *sums, const struct hr_usage *usage)
 {
-    sums->context = add(sums->context, usage->context);
-    sums->module = add(sums->module, usage->module);
-    sums->data = add(sums->data, usage->data);
-    sums->offset = add(sums->offset, usage->offset);
-    sums->total = add(sums->total, usage->total);
-    sums->monitor = add(sums->monitor, usage->monitor);
-    sums->dec = add(sums->dec, usage->dec);
-    sums->enc = add(sums->enc, usage->enc);
-    sums->sm = add(sums->sm, usage->sm);
+    sums->context += usage->context;
+    sums->module += usage->module;
+    sums->data += usage->data;
+    sums->offset += usage->offset;
+    sums->total += usage->total;
+    sums->monitor += usage->monitor;
+    sums->dec += usage->dec;
+    sums->enc += usage->enc;
+    sums->sm += usage->sm;
 }
 
 void oracle_require_same(const struct hr_snapshot *snapshot, const struct view *view)
@@ -290,7 +285,7 @@ int oracle_value(const struct view *view, uint32_t value, uint32_t device, uint6
         break;
     case HR_VALUE_MEMORY_USED:
         for (int32_t slot = 0; slot < proc_num; slot++)
-            *out = add(*out, usage_at(view, (uint32_t)slot, device).total);
+            *out += usage_at(view, (uint32_t)slot, device).total;
         break;
     case HR_VALUE_PRIORITY:
         *out = (uint64_t)(int64_t)get32(view, layout->priority);

@@ -67,8 +67,7 @@ static uint64_t sum_of(const struct view *view, uint32_t device)
 {
     uint64_t sum = 0;
     for (uint32_t slot = 0; (int32_t)slot < count_of(view); slot++) {
-        const uint64_t total = total_at(view, slot, device);
-        sum = sum + total < sum ? UINT64_MAX : sum + total;
+        sum += total_at(view, slot, device);
     }
     return sum;
 }

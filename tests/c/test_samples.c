@@ -151,7 +151,7 @@ static void test_sums(void)
     CHECK_EQ(sums[0], 1);
     CHECK_EQ(sums[1], 2);
     CHECK_EQ(sums[2], UINT64_MAX - 1);
-    /* What is too much for 64 bits stops at the top, as the sums of a snapshot do. */
+    /* Sums wrap, as libvgpu adds. */
     const uint64_t twice[] = {1, 1}, both[] = {4, 4};
     const unsigned char all[] = {1, 1};
     struct hr_slot_columns two = columns;
@@ -159,7 +159,7 @@ static void test_sums(void)
     two.first_usage = both;
     two.processes = 2;
     hr_sum_slots(&two, all, usages, sums);
-    CHECK_EQ(sums[2], UINT64_MAX);
+    CHECK_EQ(sums[2], 2 * (UINT64_MAX - 1));
 }
 
 static void test_sums_of_figures(void)
@@ -167,7 +167,7 @@ static void test_sums_of_figures(void)
     /* The third pair has no figure, that of the fourth is not known, the last has no device. */
     const uint32_t devices[] = {0, 0, 1, 2, 3, 3, 4}, rows[] = {0, 1, HR_NO_ROW, 2, 3, 3, 0};
     const int64_t figures[] = {5, 7, -1, INT64_MAX};
-    uint64_t sums[4] = {0, 0, 0, 2};
+    uint64_t sums[4] = {0, 0, 0, 1};
     uint32_t users[4] = {0}, known[4] = {0, 1, 2, 3};
     hr_sum_figures(devices, rows, 7, figures, 4, sums, users, known, 4);
     CHECK_EQ(sums[0], 12);

@@ -114,9 +114,9 @@ def settled(raw: bytes, layout: Layout) -> tuple[bool, ...]:
     return (is_free and all(slots), *slots)
 
 
-def saturated(number: int) -> int:
-    """Sums in the core stop at what 64 bits hold."""
-    return min(number, LARGEST)
+def wrapped(number: int) -> int:
+    """Sums in the core are modulo 2^64, as libvgpu adds."""
+    return number % 2**64
 
 
 def owner_pid(signature: int) -> int:
@@ -149,7 +149,7 @@ def snapshot(raw: bytes, layout: Layout) -> dict[str, Any]:
                 "memory_limit_bytes": content.get("limit", device=index) or None,
                 "sm_limit_percent": sm_limit if 0 < sm_limit < 100 else None,
             }
-            | {name: saturated(sum(usage[name] for usage in usages)) for name in content.used(0, 0)}
+            | {name: wrapped(sum(usage[name] for usage in usages)) for name in content.used(0, 0)}
         )
     version = struct.unpack_from("<II", raw, 4)
     return {

@@ -99,7 +99,7 @@ def check_invariants(snapshot: RegionSnapshot) -> None:
         assert device.uuid is None or device.uuid.isprintable()
         for name in FIGURES:
             shares = [getattr(process.devices[at], name) for process in snapshot.processes]
-            assert getattr(device, name) == reference.saturated(sum(shares))
+            assert getattr(device, name) == reference.wrapped(sum(shares))
     for process in snapshot.processes:
         assert [usage.index for usage in process.devices] == indexes
 
