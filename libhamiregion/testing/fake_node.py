@@ -9,14 +9,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from libhamiregion import create_region
+from libhamiregion import create_region, open_region, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from typing_extensions import Self
 
@@ -33,7 +34,8 @@ class FakeProcess:
     """A process of a fake container: it holds a slot, and allocates and frees by steps.
 
     It allocates a step at a time up to a most, then frees down to a least, and so on; a step beyond
-    the container's limit is refused, as it would be by libvgpu, and tried again.
+    the container's limit is refused, as it would be by libvgpu, and tried again. A lock that is
+    held is waited for.
 
     Attributes:
         pid: Of the process, on the host and in its slot.
@@ -223,6 +225,8 @@ class FakeNode:
         memory_limits: Sequence[int | str | None] = ("8GiB",),
         sm_limits: Sequence[int | str | None] = (),
         processes: int = 1,
+        uses: Sequence[tuple[int | str, int]] | None = None,
+        idle_s: float | None = None,
         region: bool = True,
     ) -> FakeContainer:
         """Add a container in a pod of its own.
@@ -234,6 +238,9 @@ class FakeNode:
             memory_limits: One per device; each container's device N is the node's GPU N.
             sm_limits: One per device; those left out are unlimited.
             processes: How many, each on a device in turn.
+            uses: Memory (int or "3GiB", the context included) and SM percent of each process, in
+                place of `processes`: they hold exactly that, and no step changes it.
+            idle_s: How long ago the container's last launch was; None: it never launched.
             region: False makes the directory alone, as of a container that has not used CUDA.
 
         Returns:
@@ -249,8 +256,11 @@ class FakeNode:
             namespace,
             memory_limits if region else None,
             sm_limits,
+            uses if region else None,
         )
         _await(made)
+        if made.region is not None and idle_s is not None:
+            _set_last_launch(made.region, time.time() - idle_s)
         return made
 
     def _make(
@@ -261,6 +271,7 @@ class FakeNode:
         namespace: str = "default",
         memory_limits: Sequence[int | str | None] | None = ("8GiB",),
         sm_limits: Sequence[int | str | None] = (),
+        uses: Sequence[tuple[int | str, int]] | None = None,
     ) -> FakeContainer:
         made = FakeContainer(namespace, pod, name, self.root, with_region=memory_limits is not None)
         made.directory.mkdir()
@@ -276,12 +287,10 @@ class FakeNode:
             )
         # From here on it ends with the node, whatever happens.
         self.containers += (made,)
-        for number in range(processes):
-            # Each with figures of its own, so that none can be taken for another's.
-            size, device = (1 + number % 3) * MIB, number % len(memory_limits or (None,))
-            sizes = 512 * size, 1024 * size, 128 * size
+        for number, figures in enumerate(_figures(processes) if uses is None else _exact(uses)):
             assert made.region is not None  # noqa: S101 (without one there are no processes)
-            made.processes += (FakeProcess(made.region, device, *sizes, 10 + 7 * number % 20),)
+            device = number % len(memory_limits or (None,))
+            made.processes += (FakeProcess(made.region, device, *figures),)
         return made
 
     def remove(self, container: FakeContainer) -> None:
@@ -291,6 +300,21 @@ class FakeNode:
             process._wait()
         shutil.rmtree(container.directory)
         shutil.rmtree(self._logs(container).parent)
+
+    @contextlib.contextmanager
+    def hold_lock(self, container: FakeContainer) -> Iterator[None]:
+        """Hold the lock of a container's region in this process; a context manager.
+
+        The container's processes wait for it meanwhile, 50 s at most, as they wait in libvgpu.
+
+        Raises:
+            ValueError: The container has no region.
+            LockTimeout: Another process holds the lock.
+        """
+        if container.region is None:
+            raise ValueError(f"{container!r} has no region")
+        with open_region(container.region, writable=True) as region, region.lock():
+            yield
 
     def step(self) -> None:
         """Have every process allocate or free once, and wait until all have.
@@ -311,6 +335,28 @@ def _await(container: FakeContainer) -> None:
     for process in container.processes:
         process._tell()
         process._hear()
+
+
+def _figures(processes: int) -> Iterator[tuple[int, int, int, int]]:
+    """Least, most, step and SM of processes: each its own, so that none is taken for another's."""
+    for number in range(processes):
+        size = (1 + number % 3) * MIB
+        yield 512 * size, 1024 * size, 128 * size, 10 + 7 * number % 20
+
+
+def _exact(uses: Sequence[tuple[int | str, int]]) -> Iterator[tuple[int, int, int, int]]:
+    for memory, sm_percent in uses:
+        yield 0, parse_size(memory), 0, sm_percent
+
+
+def _set_last_launch(region: Path, unix_s: float) -> None:
+    """Write the time of the last launch, which only libvgpu does elsewhere."""
+    with open_region(region) as opened:
+        offset = opened.layout.offsets["last_kernel_time"]
+    assert offset is not None  # noqa: S101 (the newest layout has it)
+    with region.open("r+b") as file:
+        file.seek(offset)
+        file.write(int(unix_s).to_bytes(8, "little"))
 
 
 def _gpu_uuid(number: int) -> str:

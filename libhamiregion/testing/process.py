@@ -3,8 +3,9 @@
 `python -m libhamiregion.testing.process PATH DEVICE LEAST MOST STEP SM` answers each byte of its
 standard input with one byte. At the first it takes its slot and answers with a dot; then with a +
 where it has allocated a step, a - where that was refused, and a dot where it has freed one. It
-claims to use SM percent of the device while it allocates, and half of that while it frees. It ends
-when its input does, so that none outlives the program that has started it.
+claims to use SM percent of the device while it allocates, and half of that while it frees. With a
+STEP of 0 it holds MOST bytes, its context included, and changes nothing. It waits for a lock that
+another process holds. It ends when its input does, so that it does not outlive its starter.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 from libhamiregion import MemoryLimitExceeded, RegionError, open_region
 
 CONTEXT_BYTES = 300 * 2**20
+# Less than the fake node waits for an answer.
+LOCK_WAIT_S = 50.0
 
 
 def work(path: str, device: int, least: int, most: int, step: int, sm: int) -> None:
@@ -23,21 +26,31 @@ def work(path: str, device: int, least: int, most: int, step: int, sm: int) -> N
     held, direction = 0, 1
     if not os.read(0, 1):
         return
-    with open_region(path, writable=True) as region, region.attach() as slot:
-        region.set_host_pid(slot.pid, slot.pid)
-        region.set_utilization(slot.pid, device, sm=sm)
+    with (
+        open_region(path, writable=True) as region,
+        region.attach(timeout_s=LOCK_WAIT_S) as slot,
+    ):
+        region.set_host_pid(slot.pid, slot.pid, timeout_s=LOCK_WAIT_S)
+        region.set_utilization(slot.pid, device, sm=sm, timeout_s=LOCK_WAIT_S)
+        context = CONTEXT_BYTES if step else min(CONTEXT_BYTES, most)
         # Where a limit leaves no room for its context it goes without.
         with contextlib.suppress(MemoryLimitExceeded):
-            slot.charge(device, CONTEXT_BYTES, kind="context")
+            slot.charge(device, context, kind="context")
+            if not step:
+                slot.charge(device, most - context)
         answer = b"."
         while os.write(1, answer) and os.read(0, 1):
+            answer = b"."
+            if not step:
+                continue
             if not least <= held + direction * step <= most:
                 direction = 1 if held < least + step else -1
-                region.set_utilization(slot.pid, device, sm=sm if direction > 0 else sm // 2)
-            answer = b"." if direction < 0 else b"+"
+                percent = sm if direction > 0 else sm // 2
+                region.set_utilization(slot.pid, device, sm=percent, timeout_s=LOCK_WAIT_S)
             try:
                 if direction > 0:
                     slot.charge(device, step)
+                    answer = b"+"
                 else:
                     slot.release(device, step)
             except MemoryLimitExceeded:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -141,3 +143,44 @@ def test_what_a_region_cannot_have_is_refused_and_nothing_runs_on(tmp_path: Path
             node.add(memory_limits=("lots",))
         with pytest.raises(FileExistsError):
             FakeNode(tmp_path)
+
+
+def test_exact_uses_stay_as_they_are_and_the_last_launch_is_as_old_as_asked(
+    tmp_path: Path,
+) -> None:
+    with FakeNode(tmp_path) as node:
+        container = node.add(uses=[("3GiB", 41), ("100MiB", 0)], idle_s=3600)
+        node.step()
+        assert container.region is not None
+        with open_region(container.region) as region:
+            snapshot = region.snapshot()
+    figures = [
+        (each.devices[0].memory_used_bytes, each.devices[0].sm_util_percent)
+        for each in snapshot.processes
+    ]
+    assert figures == [(3 * GIB, 41), (100 * 2**20, 0)]
+    assert snapshot.idle_s is not None
+    assert 3600 <= snapshot.idle_s < 3600 + 60
+
+
+def test_processes_wait_for_a_lock_that_is_held_and_go_on(tmp_path: Path) -> None:
+    with FakeNode(tmp_path, containers=1) as node:
+        (container,) = node.containers
+        (process,) = container.processes
+        held = threading.Event()
+
+        def hold() -> None:
+            # Longer than an attached process waits by default.
+            with node.hold_lock(container):
+                held.set()
+                time.sleep(11)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        held.wait()
+        node.step()
+        holder.join()
+        assert (process.granted, process.refused) == (1, 0)
+        empty = node.add(region=False)
+        with pytest.raises(ValueError, match="no region"), node.hold_lock(empty):
+            pass
