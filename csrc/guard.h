@@ -5,21 +5,23 @@
  * that is gone raises SIGBUS.  Work on a mapping therefore runs inside
  * hr_guard_run().
  *
- * Before the work it looks whether our handler is installed and whether SIGBUS
- * is blocked in this thread, as a fault under a blocked signal kills the process.
- * A handler that was installed meanwhile, or an older one that was put back, is covered by
- * ours; a blocked signal is let through during the work only, and one that was sent
- * meanwhile is handed back blocked, as it was.
+ * Before the work it checks whether our handler is installed and whether SIGBUS is blocked in this
+ * thread, as a fault under a blocked signal kills the process.  A handler that was installed since
+ * the last check, or an older one that was restored, is replaced by ours and becomes its previous
+ * handler; a blocked signal is unblocked during the work.
  *
- * A SIGBUS that is not at the mapping that the *current thread* is working on
- * goes to the handler that ours covers, with that handler's own mask.
+ * A SIGBUS that is not at the mapping that the *current thread* is working on goes to the previous
+ * handler, with that handler's own mask.
  *
  * Caveats
- *  - Another thread may install a handler between the look and a fault.  If it
- *    hands the signal down, by a call or by restoring ours and raising it again as
- *    faulthandler does, we take it as the fault that it stands for.  One that
- *    just returns, as Python's does, runs again and again until any thread
- *    begins the next run; one that ends the process ends it.
+ *  - There is one previous handler: the last one that ours replaced.  If it hands the signal down,
+ *    to ours, the process ends as by default.  If it was removed by restoring ours, it is called
+ *    all the same.
+ *  - Another thread may install a handler between the check and a fault.  If it hands the signal
+ *    down, by a call or by restoring ours and raising it again as faulthandler does, the fault is
+ *    caught.  One that just returns, as Python's does, runs again and again until any thread begins
+ *    the next run; one that ends the process ends it.
+ *  - A SIGBUS that is sent to a thread that blocks it is delivered if it arrives during the work.
  *  - Leaving the work by longjmp() leaves the signal unblocked.
  */
 #ifndef HR_GUARD_H
@@ -33,10 +35,10 @@ void hr_guard_before_fork(void);
 void hr_guard_after_fork(void);
 
 /*
- * From now on a look at the handler and at the mask is good for about a millisecond, in the thread
- * that made it.  For a program with a few microseconds of other work between two runs, which the
- * look would double.  In that millisecond a thread can block SIGBUS, or the program install a
- * handler, and only if the file is cut in it too does the program see the fault.
+ * From now on a check of the handler and the mask is valid for about a millisecond, in the thread
+ * that made it.  For a program with a few microseconds of other work between two runs, whose cost
+ * the check would double.  If within that millisecond a thread blocks SIGBUS or the program installs
+ * a handler, and the file is truncated, the program gets the fault.
  */
 void hr_guard_spaced_runs(void);
 

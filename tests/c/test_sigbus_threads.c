@@ -1,4 +1,4 @@
-/* SIGBUS among threads: who blocks it, what is sent meanwhile, what is installed meanwhile. */
+/* SIGBUS among threads: those that block it, and handlers that are installed meanwhile. */
 #define _GNU_SOURCE
 #include "sigbus.h"
 
@@ -94,98 +94,6 @@ static void test_nested_while_blocked(void)
     CHECK_EQ(in_child(nested_while_blocked, set_default), 0);
 }
 
-static bool is_pending(void)
-{
-    sigset_t pending;
-    NEED(sigpending(&pending) == 0);
-    return sigismember(&pending, SIGBUS) == 1;
-}
-
-enum { BEFORE_THE_WORK, IN_THE_WORK };
-
-static void send_by_kill(void)
-{
-    NEED(kill(getpid(), SIGBUS) == 0);
-}
-
-static void send_with_a_value(void)
-{
-    NEED(sigqueue(getpid(), SIGBUS, (union sigval){.sival_int = 4711}) == 0);
-}
-
-static void send_to_the_thread(void)
-{
-    NEED(pthread_kill(pthread_self(), SIGBUS) == 0);
-}
-
-static int send_in_work(void *argument)
-{
-    ((void (*)(void))argument)();
-    return 7;
-}
-
-static int look_inside(void *argument)
-{
-    (void)argument;
-    return 7;
-}
-
-/* Sent while it is blocked, it stays for sigwaitinfo(), with all that its sender said. */
-static void *sent_while_blocked(void *argument)
-{
-    const struct threads_part *part = argument;
-    block(SIG_BLOCK, false);
-    sigset_t only;
-    sigemptyset(&only);
-    sigaddset(&only, SIGBUS);
-    const struct {
-        void (*send)(void);
-        int when, code;
-    } cases[] = {
-        {send_by_kill, BEFORE_THE_WORK, SI_USER},
-        {send_with_a_value, BEFORE_THE_WORK, SI_QUEUE},
-        {send_to_the_thread, BEFORE_THE_WORK, SI_USER},
-        {send_by_kill, IN_THE_WORK, SI_USER},
-        {send_with_a_value, IN_THE_WORK, SI_QUEUE},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        CHECK(!is_pending());
-        hr_guarded_work *work = cases[i].when == IN_THE_WORK ? send_in_work : look_inside;
-        if (cases[i].when == BEFORE_THE_WORK)
-            cases[i].send();
-        CHECK_EQ(hr_guard_run(part->file, 1, work, (void *)cases[i].send), 7);
-        CHECK(is_pending());
-        /* The next call leaves it where it is, and a fault of ours does not use it up. */
-        check_guarded(part->file, part->region);
-        CHECK(is_pending());
-        siginfo_t info;
-        const struct timespec soon = {.tv_sec = 10};
-        CHECK_EQ(sigtimedwait(&only, &info, &soon), SIGBUS);
-        CHECK_EQ(info.si_code, cases[i].code);
-        CHECK_EQ(info.si_pid, getpid());
-        if (info.si_code == SI_QUEUE)
-            CHECK_EQ(info.si_value.sival_int, 4711);
-    }
-    CHECK_EQ(counted, 0);
-    return NULL;
-}
-
-static void sent_while_all_block_it(struct region_file *file, hr_region *region)
-{
-    struct threads_part part = {file, region};
-    block(SIG_BLOCK, false);
-    sent_while_blocked(&part);
-    pthread_t thread;
-    NEED(pthread_create(&thread, NULL, sent_while_blocked, &part) == 0);
-    NEED(pthread_join(thread, NULL) == 0);
-}
-
-static void test_sent_while_blocked(void)
-{
-    CHECK_EQ(in_child(sent_while_all_block_it, set_default), 0);
-    CHECK_EQ(in_child(sent_while_all_block_it, set_counting), 0);
-}
-
 /* ---- A handler that is installed while the work runs, beside another thread -------- */
 
 static volatile char *intruded;
@@ -233,7 +141,6 @@ int main(void)
 {
     RUN(test_blocked_signal);
     RUN(test_nested_while_blocked);
-    RUN(test_sent_while_blocked);
     RUN(test_returning_handler_in_front);
     return check_report("test_sigbus_threads");
 }
