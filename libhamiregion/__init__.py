@@ -5,6 +5,7 @@
 6442450944
 """
 
+from . import frames as frames  # gives tables and snapshots methods
 from ._version import __version__
 from .edits import LimitEdit
 from .effects import Effect, LimitChange, ValueChange

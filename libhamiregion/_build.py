@@ -36,18 +36,6 @@ if os.environ.get("HAMIREGION_TESTPOINTS") == "1":
     # Places where tests kill the process mid-write; never in a released wheel.
     macros.append(("HR_TESTPOINTS", "1"))
 
-# The destructor of a PyCapsule: the one thing that needs both Python's and the core's headers.
-CAPSULE = """
-static void hr_drop_stream_capsule(void *capsule)
-{
-    void *stream = PyCapsule_GetPointer(capsule, "arrow_array_stream");
-    if (stream)
-        hr_free_arrow_stream(stream);
-    else
-        PyErr_Clear();
-}
-"""
-
 # For people who ask what they have installed.
 TESTPOINTS = """
 #ifdef HR_TESTPOINTS
@@ -62,8 +50,7 @@ ffi.cdef((PACKAGE / "_native.cdef.h").read_text(encoding="utf-8"))
 ffi.cdef("#define HR_HAS_TESTPOINTS ...")
 ffi.set_source(
     "libhamiregion._native",
-    "".join(f'#include "{each}.h"\n' for each in ("arrow", "details", "process_stats", "samples"))
-    + CAPSULE
+    "".join(f'#include "{each}.h"\n' for each in ("details", "process_stats", "samples"))
     + TESTPOINTS,
     sources=project_files("csrc/*.c"),
     include_dirs=["csrc"],

@@ -440,20 +440,3 @@ void hr_free_process_list(struct hr_process_list *list);
 
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
                     struct hr_slot_repair *out);
-
-/* ---- arrow.h ------------------------------------------------------------ */
-
-struct hr_arrow_column {
-    const char *name;
-    const char *format;
-    int64_t null_count;
-    const void *buffers[3];
-    uint64_t bytes[3];
-};
-
-struct ArrowArrayStream *hr_arrow_stream(const struct hr_arrow_column *columns, uint32_t count,
-                                         int64_t rows);
-
-/* ---- _build.py ---------------------------------------------------------- */
-
-void hr_drop_stream_capsule(void *capsule);

@@ -210,13 +210,11 @@ class RegionSnapshot(_Lazy):
             ),
         )
 
-    def _repr_html_(self) -> str:
-        """Show devices and processes in a notebook."""
-        from .frames import snapshot_html
+    if TYPE_CHECKING:
+        # Given by `frames`.
+        def _repr_html_(self) -> str: ...
 
-        return snapshot_html(self)
-
-    if not TYPE_CHECKING:
+    else:
 
         def __getattr__(self, name: str) -> Any:
             # Reached only while a slot is empty, which all of them are until the first use.

@@ -29,7 +29,6 @@ from .effects import (
 from .errors import (
     LockTimeout,
     RegionClosed,
-    RegionError,
     RegionNotFound,
     last_detail,
     region_error,
@@ -455,12 +454,9 @@ class Region:
         state = "closed" if self._closed else "writable" if self.writable else "read-only"
         return f"<{type(self).__name__} {self.path!r} layout {self.layout.value}, {state}>"
 
-    def _repr_html_(self) -> str | None:
-        """Show a snapshot in a notebook; None, so the repr is shown, where there can be none."""
-        try:
-            return self.snapshot()._repr_html_()
-        except (RegionError, OSError):
-            return None
+    if TYPE_CHECKING:
+        # Given by `frames`.
+        def _repr_html_(self) -> str | None: ...
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Region cannot be pickled; send its path, or a snapshot")

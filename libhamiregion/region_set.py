@@ -12,13 +12,12 @@ from .models import lazy_snapshot, uuid_text
 from .region import Region, absolute_path, open_region
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
 
     from .errors import PathLike
-    from .frames import Frame
     from .models import RegionSnapshot
 
 # The columns' names, in the order of the enums in csrc/region.h.
@@ -85,9 +84,9 @@ class Columns:
 
     numpy takes a column without a copy (``numpy.asarray(table.devices.memory_used_bytes)``). Cells
     are 64 bits wide, format ``q`` or ``Q``. The columns of a table are made together, when the
-    first of them is asked for. `to_pandas`, `to_arrow` and whatever takes Arrow's PyCapsule
-    interface (``polars.DataFrame(table.devices)``) get typed columns that say which region and
-    device each row is about, signed so that differences are right, with null for unlimited.
+    first of them is asked for. `to_dict`, `to_pandas` and `to_polars` give typed columns that say
+    which region and device each row is about, signed so that differences are right, with null for
+    unlimited.
     """
 
     def __init__(
@@ -121,34 +120,12 @@ class Columns:
     def __repr__(self) -> str:
         return f"<Columns {self._rows} rows: {', '.join(self.columns)}>"
 
-    def frame(self) -> Frame:
-        """The table for people and data frames; see `libhamiregion.frames.Frame`."""
-        from .frames import frame_of
-
-        return frame_of(RegionTable(*self._source), self._name)
-
-    def to_pandas(self) -> Any:
-        """Return a ``pandas.DataFrame`` of nullable types.
-
-        Raises:
-            ModuleNotFoundError: pandas is not installed.
-        """
-        return self.frame().to_pandas()
-
-    def to_arrow(self) -> Any:
-        """Return a ``pyarrow.Table``.
-
-        Raises:
-            ModuleNotFoundError: pyarrow is not installed.
-        """
-        return self.frame().to_arrow()
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Give the frame as an Arrow stream."""
-        return self.frame().__arrow_c_stream__(requested_schema)
-
-    def _repr_html_(self) -> str:
-        return self.frame()._repr_html_()
+    if TYPE_CHECKING:
+        # Given by `frames`.
+        to_dict: Callable[[], dict[str, list[Any]]]
+        to_pandas: Callable[[], Any]
+        to_polars: Callable[[], Any]
+        _repr_html_: Callable[[], str]
 
     def __getattr__(self, name: str) -> memoryview:
         # Reached only while the columns are not there yet, or for what does not exist.
@@ -263,9 +240,9 @@ class RegionTable:
     def __repr__(self) -> str:
         return f"<RegionTable of {len(self)} regions, {len(self._errors)} of them with errors>"
 
-    def _repr_html_(self) -> str:
-        """Show the devices in a notebook."""
-        return self.devices._repr_html_()
+    if TYPE_CHECKING:
+        # Given by `frames`.
+        def _repr_html_(self) -> str: ...
 
     def with_identity(self, **columns: Sequence[str | None]) -> RegionTable:
         """Return the same table, whose frames say more about each region than its path.
@@ -401,9 +378,9 @@ class RegionSet:
         state = ", closed" if self._closed else ""
         return f"<RegionSet of {len(self)} regions, {len(self.errors)} errors{state}>"
 
-    def _repr_html_(self) -> str | None:
-        """Show what a read finds now in a notebook; None, so the repr is shown, once closed."""
-        return None if self._closed else self.read()._repr_html_()
+    if TYPE_CHECKING:
+        # Given by `frames`.
+        def _repr_html_(self) -> str | None: ...
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a RegionSet cannot be pickled; send its paths, or a RegionTable's columns")

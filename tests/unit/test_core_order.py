@@ -42,7 +42,6 @@ ORDER = (
     "snapshot",
     "read_set",
     "columns",
-    "arrow",
     "samples",
     "edit",
     "burst",

@@ -479,12 +479,12 @@ def test_a_wrong_call_raises_one_sentence_that_says_what_to_do(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("package", ["pandas", "pyarrow"])
+@pytest.mark.parametrize("package", ["pandas", "polars"])
 def test_a_frame_without_its_package_says_what_to_install(
     package: str, place: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    make = place.table.devices.to_pandas if package == "pandas" else place.table.devices.to_arrow
+    make = getattr(place.table.devices, f"to_{package}")
     with pytest.raises(ModuleNotFoundError, match=f"needs {package}: pip install {package}$"):
         make()
 
