@@ -52,7 +52,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough clients cluster cluster-answers tenant stress lint format types texts sanitize aarch64 fuzz models litmus \
+.PHONY: help demo test thorough clients cluster tenant stress lint format types texts sanitize aarch64 fuzz models litmus \
 	mutants hiccups bench docs pictures wheel wheels aarch64-wheel packaging newest-python clean
 
 help: ## this list
@@ -79,9 +79,6 @@ cluster: ## the manifests, the watch and names against a real API server (on Deb
 	@$(PYTHON) tests/cluster/build_apiserver.py
 	@$(MAKE) --no-print-directory $(INSTALLED)
 	HAMIREGION_CLUSTER=1 $(BIN)/python -m pytest tests/cluster --timeout 600 $(PYTEST_ARGS)
-
-cluster-answers: ## record anew what a real API server answers, for the small one of the tests
-	HAMIREGION_RECORD=1 $(MAKE) --no-print-directory cluster PYTEST_ARGS='-k recorded_answers'
 
 tenant: $(INSTALLED) ## a hostile container beside an honest one, with three seeds (TENANT_MINUTES=30 for each)
 	for seed in $(TENANT_SEEDS); do \

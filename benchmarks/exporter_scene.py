@@ -17,7 +17,7 @@ import attrs
 from scene import DEVICES, PROCESSES, compiler
 
 from libhamiregion import Layout, create_region
-from libhamiregion.node import ChainedNames, Node, NvmlSampler, PodLogNames
+from libhamiregion.node import Node, NodeNames, NvmlSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ class BusyNode:
     pids: tuple[int, ...]
 
     def open(self) -> Node:
-        return Node(self.root, names=ChainedNames([PodLogNames(self.logs)]))
+        return Node(self.root, names=NodeNames(self.logs))
 
     def sampler(self) -> NvmlSampler:
         os.environ[STATE] = str(self.driver.state)

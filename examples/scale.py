@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import libhamiregion as hami
-from libhamiregion.node import Container, Node, PodLogNames, PodNamesUnknown, RootsUnreadable
+from libhamiregion.node import Container, Node, NodeNames, PodNamesUnknown, RootsUnreadable
 
 
 def scale(
@@ -48,7 +48,7 @@ def main() -> None:
         return
     if given.limit is None:
         parser.error("a limit, or --undo FILE")
-    with Node(given.root, names=PodLogNames(given.pod_logs)) as node:
+    with Node(given.root, names=NodeNames(given.pod_logs)) as node:
         try:
             node.refresh(processes=False)
         except RootsUnreadable as error:

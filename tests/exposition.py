@@ -12,7 +12,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from libhamiregion import create_region
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.node import ChainedNames, Node, PodLogNames
+from libhamiregion.node import Node, NodeNames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,7 +102,7 @@ class NodeFiles:
         return unpack(name, self.container(pod=pod_of(name)))
 
     def open(self, **options: Any) -> Node:
-        names = ChainedNames([PodLogNames(self.logs)], retry_s=0.0)
+        names = NodeNames(self.logs)
         return Node(self.root, names=names, **options)
 
 

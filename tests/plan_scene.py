@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from region_bytes import RegionFile
 
 from libhamiregion import Layout, create_region
-from libhamiregion.node import Node, PodLogNames
+from libhamiregion.node import Node, NodeNames
 from libhamiregion.plan import LimitPlan, parse_plan
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class PlanScene:
 
     def node(self) -> Node:
         """The node, looked at once; the caller closes it."""
-        node = Node(self.root, names=PodLogNames(self.logs))
+        node = Node(self.root, names=NodeNames(self.logs))
         node.refresh(processes=False)
         return node
 

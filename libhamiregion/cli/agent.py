@@ -140,7 +140,7 @@ def agent(
     if wanted["metrics"] and not wanted["listen"]:
         wanted["listen"] = (exporter_options.DEFAULT_ADDRESS,)
     with bad_arguments():
-        node = node_choice.open(wanted["pod_labels"], waits=once)
+        node = node_choice.open()
     sampler = NvmlSampler(library, sensors=bool(wanted["listen"]))
     by_process = bool(wanted["repair"] or wanted["listen"])
     observer = Observer(
@@ -185,7 +185,6 @@ def _check(
     listen: tuple[str, ...],
     legacy_metrics: bool,
     labels: tuple[tuple[str, str], ...],
-    pod_labels: tuple[str, ...],
     node_label: bool,
     process_commands: bool,
     once: bool,
@@ -209,8 +208,8 @@ def _check(
         ),
         (legacy_metrics and not serves, "--legacy-metrics goes with --metrics"),
         (
-            (labels or pod_labels or node_label or process_commands) and not serves,
-            "--label, --pod-label, --node-label and --process-commands go with --metrics",
+            (labels or node_label or process_commands) and not serves,
+            "--label, --node-label and --process-commands go with --metrics",
         ),
         (
             remove_gone and once and not dry_run,

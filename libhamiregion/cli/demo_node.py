@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from libhamiregion.exporter import ListenError, MetricsServer, NodeExporter
-from libhamiregion.node import Node, PodLogNames
+from libhamiregion.node import Node, NodeNames
 from libhamiregion.testing import FakeNode
 
 from .failures import Failure, bad_arguments
@@ -25,7 +25,7 @@ def run_node(listen: Sequence[str], seconds: float | None, as_json: bool) -> Non
     with FakeNode() as fake:
         _fill(fake)
         with (
-            Node(fake.root, names=PodLogNames(fake.pod_logs)) as node,
+            Node(fake.root, names=NodeNames(fake.pod_logs)) as node,
             NodeExporter(node, interval_s=_LOOK_S) as exporter,
             _server(exporter, listen) as server,
         ):

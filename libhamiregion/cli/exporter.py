@@ -52,7 +52,6 @@ def exporter(
     web_config: str | None,
     legacy_metrics: bool,
     labels: tuple[tuple[str, str], ...],
-    pod_labels: tuple[str, ...],
     node_label: bool,
     process_commands: bool,
     node_choice: options.NodeChoice,
@@ -76,12 +75,11 @@ def exporter(
     What it does behind the scrapes is switched by collector: --no-collector.doctor, or
     --collector.disable-defaults --collector.nvml for HAMi's own metrics alone.
 
-    HAMi's metrics keep their labels exactly, unless --label, --pod-label or --node-label asks for
-    more.  --pod-label needs the extra `kubernetes` and the rights to list and watch pods.
+    HAMi's metrics keep their labels exactly, unless --label or --node-label asks for more.
 
     \b
     hamiregion exporter --listen :9394
-    hamiregion exporter --label cluster=blue --pod-label team --node gpu-1
+    hamiregion exporter --label cluster=blue --node gpu-1
     hamiregion exporter --once > hamiregion.prom
 
     Environment: HOOK_PATH, NODE_NAME and HAMI_RESYNC_INTERVAL, as for HAMi's monitor.
@@ -96,7 +94,7 @@ def exporter(
     ServiceLog(as_json=as_json).capture_logging(log_level)
     # Neither is closed: waiting for a driver that does not answer would never end.
     with bad_arguments():
-        node = node_choice.open(pod_labels, waits=once)
+        node = node_choice.open()
     sampler = None
     if "nvml" in collectors:
         by_process = not collectors.isdisjoint(("processes", "unaccounted", "doctor"))

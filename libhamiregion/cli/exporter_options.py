@@ -76,8 +76,8 @@ def _label(typed: str) -> tuple[str, str]:
     return name, value
 
 
-#: --label, --pod-label, --node-label and --process-commands; the command gets `labels`,
-#: `pod_labels`, `node_label` and `process_commands`.
+#: --label, --node-label and --process-commands; the command gets `labels`, `node_label` and
+#: `process_commands`.
 label_options = options.all_of(
     click.option(
         "--label",
@@ -86,14 +86,6 @@ label_options = options.all_of(
         type=options.Parsed("label", _label),
         metavar="NAME=VALUE",
         help="A label for all metrics; may be given again.",
-    ),
-    click.option(
-        "--pod-label",
-        "pod_labels",
-        multiple=True,
-        metavar="LABEL",
-        help="This label of the pods, by the Kubernetes API, on the metrics of their containers:"
-        " app.kubernetes.io/name becomes label_app_kubernetes_io_name.  May be given again.",
     ),
     click.option(
         "--node-label", is_flag=True, help="The label `node` on the metrics of containers, too."

@@ -161,19 +161,10 @@ def names_of(node: Node, container: Container) -> dict[str, Any]:
 
 
 def node_warnings(node: Node) -> tuple[str, ...]:
-    """Say which directories could not be listed, which API gave no names, and why."""
-    # Verbs about one region need nothing of a node.
-    from libhamiregion.node import KubernetesNames
-
-    roots = [
+    """Say which directories could not be listed, and why."""
+    return tuple(
         f"{root}: {error.strerror or error}" for root, error in sorted(node.root_errors.items())
-    ]
-    names = [
-        f"names from the Kubernetes API: {each.last_error}"
-        for each in getattr(node.names, "resolvers", ())
-        if isinstance(each, KubernetesNames) and each.last_error is not None
-    ]
-    return (*roots, *names)
+    )
 
 
 def root_failure(node: Node, roots: tuple[str, ...]) -> str | None:

@@ -18,10 +18,9 @@ from libhamiregion.units import parse_duration
 from .failures import in_command_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from libhamiregion.node import Node, NvmlSampler, Observer, Selector
-    from libhamiregion.node.names import NameResolver
     from libhamiregion.node.node_pods import NodePods
 
 if TYPE_CHECKING:
@@ -181,15 +180,22 @@ pod_logs_option = click.option(
     default="/var/log/pods",
     show_default=True,
     metavar="DIR",
-    help="Where kubelet keeps the pods' logs, which tell the pods' names.",
+    help="kubelet's directory of pods' logs, which names pods.",
 )
-names_option = click.option(
-    "--names",
-    type=click.Choice(["files", "kubernetes"]),
-    default="files",
+container_logs_option = click.option(
+    "--container-logs",
+    type=PATH,
+    default="/var/log/containers",
     show_default=True,
-    help="Where pods' names come from: kubelet's and Docker's files, or with `kubernetes` also the"
-    " API, for what these do not tell.  It is asked for the pods of --node, else for all pods.",
+    metavar="DIR",
+    help="kubelet's directory of containers' logs, which names containers by their ids.",
+)
+claims_option = click.option(
+    "--claims",
+    type=PATH,
+    metavar="FILE",
+    help="kubelet's checkpoint, which names resource claims."
+    "  [default: /var/lib/kubelet/dra_manager_state of the host, through /proc/1/root]",
 )
 node_name_option = click.option(
     "--node-name",
@@ -215,8 +221,6 @@ no_driver_option = click.option("--no-driver", is_flag=True, help="Do not ask th
 wide_option = click.option("--wide", "-w", is_flag=True, help="With uuids, users and files.")
 
 
-# What the API knows is waited for once, at the start.
-_NAMES_WAIT_S = 5.0
 _CLOSE_S = 1.0
 
 
@@ -226,58 +230,34 @@ class NodeChoice:
 
     roots: tuple[str, ...]
     pod_logs: str
-    names: str
+    container_logs: str
+    claims: str | None
     node_name: str | None
     kubeconfig: str | None
     outside: bool = False
     proc: str = "/proc"
     _watches: list[NodePods] = attrs.field(factory=list, init=False, eq=False, repr=False)
 
-    def pods(self, pod_labels: Sequence[str] = ()) -> NodePods:
-        """The watch of this node's pods: one for all that this process wants of the API.
-
-        Args:
-            pod_labels: Which labels of the pods to keep; they count at the first call.
-        """
+    def pods(self) -> NodePods:
+        """The watch of this node's pods: one for the whole process."""
         from libhamiregion.node import NodePods
 
         if not self._watches:
-            watch = NodePods(self.node_name, kubeconfig=self.kubeconfig, labels=pod_labels)
-            self._watches.append(watch)
+            self._watches.append(NodePods(self.node_name, kubeconfig=self.kubeconfig))
         return self._watches[0]
 
-    def open(self, pod_labels: Sequence[str] = (), *, waits: bool = True) -> Node:
-        """Make the node; the caller closes it.
-
-        Args:
-            pod_labels: What to ask the API for, beside names.
-            waits: Whether the first names may wait for the API, as is right for what runs once.
-                Else this method waits for the API to tell what pods there are, for 5 s at most,
-                and nobody does later.
-
-        Raises:
-            ValueError: One of these is no label that a pod can have.
-        """
+    def open(self) -> Node:
+        """Make the node; the caller closes it."""
         # Verbs about one region need nothing of a node, and start sooner without it.
-        from libhamiregion.node import ChainedNames, DockerNames, Node, PodLogNames
-        from libhamiregion.node.kubernetes_names import checked_labels
+        from libhamiregion.node import Node, NodeNames
+        from libhamiregion.node.names import kubelet_claims
 
         from .small_memory import stay_small
 
         # Every verb that runs for long begins here, before it has threads.
         stay_small()
-        resolvers: list[NameResolver] = [PodLogNames(self.pod_logs), DockerNames()]
-        if self.names == "kubernetes" or pod_labels:
-            from libhamiregion.node import KubernetesNames
-
-            pods = self.pods(checked_labels(pod_labels))
-            wait_s = _NAMES_WAIT_S if waits else 0.0
-            if not waits:
-                # Before anybody asks, so that no series begins under a name that is not known yet.
-                pods.start()
-                pods.wait(_NAMES_WAIT_S)
-            resolvers.append(KubernetesNames(pod_labels=pod_labels, pods=pods, wait_s=wait_s))
-        names = ChainedNames(resolvers)
+        claims = self.claims or kubelet_claims(self.proc)
+        names = NodeNames(self.pod_logs, self.container_logs, claims=claims)
         return Node(self.roots or None, proc=self.proc, names=names, outside=self.outside)
 
 
@@ -340,8 +320,10 @@ def _selector(**patterns: str | None) -> Selector:
     return Selector(**patterns)
 
 
-_name_options = all_of(pod_logs_option, names_option, node_name_option, kubeconfig_option)
-_NODE_CHOICE = ("roots", "pod_logs", "names", "node_name", "kubeconfig")
+_name_options = all_of(
+    pod_logs_option, container_logs_option, claims_option, node_name_option, kubeconfig_option
+)
+_NODE_CHOICE = ("roots", "pod_logs", "container_logs", "claims", "node_name", "kubeconfig")
 #: Adds --root, and what says pods' names; the command gets `node_choice`, a `NodeChoice`.
 directory_options = all_of(
     root_option, _name_options, _group_options("node_choice", _NODE_CHOICE, NodeChoice)

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.node.names import labels_of_pod
-
 from .families import CONTAINER
-from .labels import label_text, pod_label_name, safe_value
+from .labels import label_text, safe_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,8 +35,6 @@ class Identity:
             region.
         pod_uid: Empty outside Kubernetes, and of a claim.
         is_named: Whether a resolver knows it.
-        more: Label text that follows that of a family: the pod's chosen labels.
-        is_labelled: Whether these labels are known, be it that there are none.
         claim: Of a claim the label values of its holders, as `families.CLAIM_INFO` has them.
     """
 
@@ -48,8 +44,6 @@ class Identity:
     pod_uid: str
     is_named: bool
     claim: tuple[tuple[str, str, str, str], ...] = ()
-    more: bytes = b""
-    is_labelled: bool = True
 
     @property
     def shown(self) -> tuple[str, str, str]:
@@ -69,7 +63,7 @@ class Identity:
             values: What follows the container.
         """
         own = self.labels if names[: len(CONTAINER)] == CONTAINER else self.shown
-        return label_text(names, *own, *values) + self.more
+        return label_text(names, *own, *values)
 
 
 def identity_of(node: Node, container: Container, limiter: CardinalityLimiter) -> Identity:
@@ -78,27 +72,15 @@ def identity_of(node: Node, container: Container, limiter: CardinalityLimiter) -
     Raises:
         Exception: Whatever a resolver raised.
     """
-    found = identity_from(container, node.pod_name(container), limiter, container.claim)
-    return _labelled(found, node, container.pod_uid)
-
-
-def _labelled(identity: Identity, node: Node, pod_uid: str | None) -> Identity:
-    """Add the labels of the pod to an identity."""
-    found = labels_of_pod(node.names, pod_uid)
-    if not found:
-        return attrs.evolve(identity, is_labelled=found is not None)
-    # By name: two that are called the same in metrics are one label there.
-    named = {pod_label_name(key): safe_value(value) for key, value in found.items()}
-    return attrs.evolve(identity, more=b"," + label_text(tuple(named), *named.values()))
+    return identity_from(container, node.pod_name(container), limiter, container.claim)
 
 
 def _holders(uid: str, claim: ClaimName | None) -> tuple[tuple[str, str, str, str], ...]:
-    """A claim's names with each container that holds it; once without, where none does."""
+    """A claim's names with each pod that holds it; once without a pod if none does."""
     if claim is None:
         return ((safe_value(uid), "", "", ""),)
-    holders = [(each.pod or "", each.container or "") for each in claim.holders] or [("", "")]
     about = safe_value(claim.claim), safe_value(claim.namespace)
-    return tuple((*about, safe_value(pod), safe_value(own)) for pod, own in holders)
+    return tuple((*about, safe_value(pod or ""), "") for pod in claim.pods or (None,))
 
 
 def identity_from(
@@ -152,7 +134,7 @@ def identity_of_unknown(
                 pod=safe_value(found.pod or "") or pod_uid,
                 container=safe_value(found.container or ""),
             )
-        known = cache[container_id.id] = _labelled(known, node, container_id.pod_uid)
+        cache[container_id.id] = known
     return known
 
 

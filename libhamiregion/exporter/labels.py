@@ -63,16 +63,6 @@ def program_of(command: str) -> str:
     return printable(name, _PROGRAM_LIMIT)
 
 
-def pod_label_name(key: str) -> str:
-    """What a pod's label is called in metrics, as kube-state-metrics has it.
-
-    >>> pod_label_name("app.kubernetes.io/partOf")
-    'label_app_kubernetes_io_part_of'
-    """
-    plain = re.sub(r"[^a-zA-Z0-9_]", "_", key)
-    return "label_" + re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", plain).lower()
-
-
 def constant_labels(labels: Mapping[str, str] | None, taken: Collection[str]) -> dict[str, str]:
     """Labels that somebody wants on every series, checked.
 

@@ -2,15 +2,12 @@
 
 import logging
 
-from .claims import ClaimName
 from .containers import Container, MissingReason
-from .docker_api_names import DockerApiNames
 from .doctor import Finding, FindingKind, Repair, Severity, diagnose, repair
 from .driver_lists import driver_gap
 from .kubernetes_error import KubernetesError
-from .kubernetes_names import KubernetesNames
 from .matching import HostProcess, RegionProcesses
-from .names import ChainedNames, DockerNames, PodLogNames, PodName
+from .names import ClaimName, NodeNames, PodName
 from .node import Node, NodeBusy
 from .node_changes import NodeChanges
 from .node_pods import NodePods
@@ -31,22 +28,19 @@ logging.getLogger("libhamiregion").addHandler(logging.NullHandler())
 
 __all__ = [
     "SLOT_STATES",
-    "ChainedNames",
     "ClaimName",
     "Container",
     "ContainerView",
-    "DockerApiNames",
-    "DockerNames",
     "Finding",
     "FindingKind",
     "Gap",
     "HostProcess",
     "KubernetesError",
-    "KubernetesNames",
     "MissingReason",
     "Node",
     "NodeBusy",
     "NodeChanges",
+    "NodeNames",
     "NodePods",
     "NodeProcess",
     "NodeSnapshot",
@@ -55,7 +49,6 @@ __all__ = [
     "NvmlState",
     "Observation",
     "Observer",
-    "PodLogNames",
     "PodName",
     "PodNamesUnknown",
     "ProcessDeviceRow",

@@ -17,14 +17,11 @@ from libhamiregion.errors import (
     RegionStale,
 )
 
-from .names import claim_name
-
 if TYPE_CHECKING:
     from libhamiregion.region import Region
 
     from .cgroups import ContainerId
-    from .claims import ClaimName
-    from .names import NameResolver, PodName
+    from .names import ClaimName, NodeNames, PodName
 
 
 class MissingReason(enum.Enum):
@@ -100,14 +97,13 @@ class Container:
     pids: tuple[int, ...] = ()
     claim_uid: str | None = None
     used_by: str | None = None
-    _names: NameResolver | None = attrs.field(default=None, repr=False)
+    _names: NodeNames | None = attrs.field(default=None, repr=False)
 
     @property
     def pod_name(self) -> PodName | None:
-        """The names of its pod; None if no resolver knows them. Resolvers keep what they know.
+        """The names of its pod; None if no file of the node has them.
 
-        Of a claim, those of the only pod and the only container that hold it: with several pods
-        ``pod`` is None, and with several containers ``container`` is the claim's name.
+        A claim's name is in the container's place; ``pod`` is the only pod that holds the claim.
         """
         if self._names is None:
             return None
@@ -119,10 +115,10 @@ class Container:
 
     @property
     def claim(self) -> ClaimName | None:
-        """The claim's names and its holders; None if no resolver knows it, or it is none."""
+        """The claim's names and its pods; None if it is not known, or there is no claim."""
         if self._names is None or self.claim_uid is None:
             return None
-        return claim_name(self._names, self.claim_uid)
+        return self._names.resolve_claim(self.claim_uid)
 
     @property
     def namespace(self) -> str | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from libhamiregion.region import Region
 
     from .change_detector import Stamp
-    from .names import NameResolver
+    from .names import NodeNames
 
 _REGION_SUFFIX = ".cache"
 #: How many entries are looked at of a directory that containers can write. They can make as many
@@ -136,7 +136,7 @@ def list_directory(path: str) -> Listing:
 
 
 def scan_directory(
-    directory: str, whose: Mapping[str, str], before: DirectoryScan | None, names: NameResolver
+    directory: str, whose: Mapping[str, str], before: DirectoryScan | None, names: NodeNames
 ) -> DirectoryScan | None:
     """Find a container's region, or why there is none.
 

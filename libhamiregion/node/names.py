@@ -1,20 +1,22 @@
-"""What containers are called: pods and namespaces, from files or by asking a daemon.
+"""Names of containers, pods and resource claims, from the node's own files.
 
-Each resolver answers what it can and None otherwise; a source that fails is a miss, never an
-exception. Names from outside are checked against the rules of Kubernetes and
-Docker, so that what comes out is short, plain ASCII, and safe in a terminal, a path or a label.
+kubelet's log directories name pods and containers, Docker's files name Docker's containers, and
+kubelet's checkpoint names resource claims. Each source is optional: one that cannot be read is a
+miss, never an exception. No link is followed and no daemon is asked. Names are checked against the
+rules of Kubernetes and Docker, so they are short, plain ASCII, and safe in a terminal or a label.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import threading
 import time
-from collections import OrderedDict
+from collections import defaultdict
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -23,24 +25,30 @@ from libhamiregion.bounded_file import read_bounded
 from .cgroups import is_pod_uid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterator
 
     from libhamiregion.errors import PathLike
 
-    from .claims import ClaimName
+_log = logging.getLogger(__name__)
 
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?\Z")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?\Z")
 _DOCKER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,252}\Z")
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}\Z")
+# A name longer than 255 bytes is cut before `.log`: its id is then incomplete, and no answer.
+_CONTAINER_LOG = re.compile(
+    r"(?P<pod>[^_]+)_(?P<namespace>[^_]+)_(?P<container>[^_]+)-(?P<id>[0-9a-f]{64})\.log\Z"
+)
 
-# A container's configuration holds its environment and labels; real ones have some 10 KiB.
+# A container's configuration holds its environment and labels, some 10 KiB.
 _CONFIG_LIMIT = 4 << 20
+_CHECKPOINT_LIMIT = 16 << 20
 _ENTRIES_LIMIT = 100_000
+_DOCKER_KEPT_LIMIT = 4096
 # A directory's time can stand still while it changes: the kernel's clock ticks every 1 to 10 ms.
 _TIME_GRAIN_NS = 100_000_000
-# Answers that are kept; the one unused for longest goes first.
-_KEPT_LIMIT = 4096
+# How long a name that is known holds before the files are checked; a miss checks at once.
+_RECHECK_S = 1.0
 
 
 @attrs.frozen
@@ -50,7 +58,7 @@ class PodName:
     Attributes:
         namespace: Of the pod; None outside Kubernetes.
         pod: None outside Kubernetes.
-        container: None where the source does not tell.
+        container: None if the source does not name it.
     """
 
     namespace: str | None
@@ -58,13 +66,60 @@ class PodName:
     container: str | None
 
 
-class NameResolver(Protocol):
-    """Anything that can name a container.
+@attrs.frozen
+class ClaimName:
+    """A resource claim's names, each plain ASCII of at most 253 characters.
 
-    One that knows resource claims too has a second method, ``resolve_claim(claim_uid)``, which
-    gives a `ClaimName`, or None for a claim that it does not know. One that knows labels has
-    ``pod_labels(pod_uid)``, which gives those to be shown, or None for a pod that it does not know.
+    Attributes:
+        namespace: Namespace of the claim, and of all pods that hold it.
+        claim: The claim's name.
+        pods: The pods of this node that hold it; None for a pod whose name is not known.
     """
+
+    namespace: str
+    claim: str
+    pods: tuple[str | None, ...] = ()
+
+    @property
+    def pod_name(self) -> PodName:
+        """The claim's name in place of a container's, with the pod if a single one holds it."""
+        return PodName(self.namespace, self.pods[0] if len(self.pods) == 1 else None, self.claim)
+
+
+class NodeNames:
+    """Names from the files of kubelet and Docker on this node.
+
+    ``<pod_logs>/<namespace>_<pod>_<uid>/<container>/`` and
+    ``<container_logs>/<pod>_<namespace>_<container>-<id>.log`` are kubelet's, with every container
+    runtime; ``<docker>/<id>/config.v2.json`` is Docker's. They are read again when they change.
+
+    Threads: may be shared.
+
+    Args:
+        pod_logs: kubelet's directory of pods' logs.
+        container_logs: kubelet's directory of links to containers' logs; only their names count.
+        docker: Docker's directory of containers.
+        claims: kubelet's checkpoint of resource claims; None means that of the host.
+
+    Shell: ``ls /var/log/pods /var/log/containers``.
+    """
+
+    def __init__(
+        self,
+        pod_logs: PathLike = "/var/log/pods",
+        container_logs: PathLike = "/var/log/containers",
+        *,
+        docker: PathLike = "/var/lib/docker/containers",
+        claims: PathLike | None = None,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._pods = _Listing(os.fspath(pod_logs))
+        self._containers = _Listing(os.fspath(container_logs))
+        self._docker = os.fspath(docker)
+        self._docker_names: dict[str, PodName] = {}
+        self._claims = _Checkpoint(os.fspath(claims or kubelet_claims()))
+        self._pods_by_uid: dict[str, str | None] = {}
+        self._names_by_id: dict[str, PodName] = {}
 
     def resolve(
         self,
@@ -72,26 +127,110 @@ class NameResolver(Protocol):
         container_name: str | None = None,
         container_id: str | None = None,
     ) -> PodName | None:
-        """Name a container by its pod's UID and its own name, or by its id; None if unknown."""
+        """Name a container by its id, else by its pod's UID and its own name.
+
+        Without a container's name, the only container of the pod that has logs is meant.
+        """
+        with self._lock:
+            return (
+                self._by_id(container_id)
+                or self._by_pod(pod_uid, container_name)
+                or self._by_docker(container_id)
+            )
+
+    def resolve_claim(self, claim_uid: str) -> ClaimName | None:
+        """Name a resource claim and the pods that hold it; None if it is not known."""
+        with self._lock:
+            found = self._claims.read().get(claim_uid)
+            if found is None:
+                return None
+            names = (self._by_pod(uid, None) for uid in found.pod_uids)
+            pods = tuple(None if name is None else name.pod for name in names)
+            return ClaimName(found.namespace, found.claim, pods)
+
+    def has_pod(self, pod_uid: str) -> bool | None:
+        """Whether kubelet has the pod's log directory now; None if that cannot be told.
+
+        False only if kubelet's directory can be listed and has other pods.
+        """
+        with self._lock:
+            self._update_pods(max_age_s=0.0)
+            return pod_uid in self._pods_by_uid if self._pods_by_uid else None
+
+    def _by_id(self, container_id: str | None) -> PodName | None:
+        if container_id is None:
+            return None
+        self._update_containers(max_age_s=_RECHECK_S)
+        if container_id not in self._names_by_id:
+            self._update_containers(max_age_s=0.0)
+        return self._names_by_id.get(container_id)
+
+    def _update_containers(self, *, max_age_s: float) -> None:
+        entries = self._containers.changed(max_age_s)
+        if entries is None:
+            return
+        self._names_by_id = {}
+        for entry in entries:
+            match = _CONTAINER_LOG.match(entry)
+            name = match and pod_name(match["namespace"], match["pod"], match["container"])
+            if match and name:
+                self._names_by_id[match["id"]] = name
+
+    def _by_pod(self, pod_uid: str | None, container_name: str | None) -> PodName | None:
+        if pod_uid is None or not is_pod_uid(pod_uid):
+            return None
+        self._update_pods(max_age_s=_RECHECK_S)
+        if pod_uid not in self._pods_by_uid:
+            self._update_pods(max_age_s=0.0)
+        directory = self._pods_by_uid.get(pod_uid)
+        if directory is None:
+            return None
+        namespace, pod, _ = directory.split("_")
+        return pod_name(namespace, pod, container_name or self._only_container(directory))
+
+    def _update_pods(self, *, max_age_s: float) -> None:
+        entries = self._pods.changed(max_age_s)
+        if entries is None:
+            return
+        self._pods_by_uid = {}
+        for entry in entries:
+            parts = entry.split("_")
+            if len(parts) == 3 and is_pod_uid(parts[2]):
+                # A UID stands for one pod: of two directories with the same UID none counts.
+                self._pods_by_uid[parts[2]] = None if parts[2] in self._pods_by_uid else entry
+
+    def _only_container(self, directory: str) -> str | None:
+        try:
+            with os.scandir(f"{self._pods.path}/{directory}") as entries:
+                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            return None
+        return names[0] if len(names) == 1 and _LABEL.match(names[0]) else None
+
+    def _by_docker(self, container_id: str | None) -> PodName | None:
+        if container_id is None or not _CONTAINER_ID.match(container_id):
+            return None
+        known = self._docker_names.get(container_id)
+        if known is None:
+            path = f"{self._docker}/{container_id}/config.v2.json"
+            try:
+                name = _json_object(read_bounded(path, _CONFIG_LIMIT, follow=False)).get("Name")
+            except (OSError, ValueError):
+                return None
+            known = docker_name(name) if isinstance(name, str) else None
+            if known is not None:
+                if len(self._docker_names) >= _DOCKER_KEPT_LIMIT:
+                    self._docker_names.clear()
+                self._docker_names[container_id] = known
+        return known
 
 
-def claim_name(names: NameResolver, claim_uid: str) -> ClaimName | None:
-    """What a resolver knows of a claim; None where it knows none, as those of files do not."""
-    ask = getattr(names, "resolve_claim", None)
-    found: ClaimName | None = None if ask is None else ask(claim_uid)
-    return found
+def kubelet_claims(proc: PathLike = "/proc") -> str:
+    """The path of kubelet's checkpoint of resource claims, through the host's own root.
 
-
-def labels_of_pod(names: NameResolver, pod_uid: str | None) -> Mapping[str, str] | None:
-    """The labels of a pod that a resolver was asked to keep; None where it does not know the pod.
-
-    Those of files, and one that was asked for none, have none of any pod.
+    Without a mount: kubelet replaces the file, and a mount of the file alone would go stale.
     """
-    ask = getattr(names, "pod_labels", None)
-    if ask is None or pod_uid is None:
-        return {}
-    found: Mapping[str, str] | None = ask(pod_uid)
-    return found
+    return f"{os.fspath(proc)}/1/root/var/lib/kubelet/dra_manager_state"
 
 
 def pod_name(namespace: str, pod: str, container: str | None) -> PodName | None:
@@ -118,194 +257,111 @@ def docker_name(name: str) -> PodName | None:
     return PodName(None, None, name)
 
 
-class PodLogNames:
-    """Names from the directories that kubelet makes for logs; no daemon is asked.
+class _Listing:
+    """The names in a directory, listed again when it has changed."""
 
-    ``<root>/<namespace>_<pod>_<uid>/<container>/``, on every node. The listing is read again only
-    when the directory has changed: a miss costs one `stat`.
-
-    Threads: may be shared.
-    """
-
-    def __init__(self, root: PathLike = "/var/log/pods") -> None:
-        self._root = os.fspath(root)
-        self._lock = threading.Lock()
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._checked_s = float("-inf")
         self._stamp: tuple[int, int] | None = None
-        self._pods: dict[str, str | None] = {}
 
-    def resolve(
-        self,
-        pod_uid: str | None,
-        container_name: str | None = None,
-        container_id: str | None = None,  # noqa: ARG002
-    ) -> PodName | None:
-        """Name the pod; the container as given, or the only one that has logs."""
-        if pod_uid is None or not is_pod_uid(pod_uid):
-            return None
-        with self._lock:
-            self._update()
-            directory = self._pods.get(pod_uid)
-        if directory is None:
-            return None
-        namespace, pod, _ = directory.split("_")
-        return pod_name(namespace, pod, container_name or self._only_container(directory))
+    def changed(self, max_age_s: float) -> list[str] | None:
+        """The names, if they may have changed since the last call; empty without the directory.
 
-    def _update(self) -> None:
+        Args:
+            max_age_s: How old the last check may be.
+        """
+        now_s = time.monotonic()
+        if now_s - self._checked_s <= max_age_s:
+            return None
+        self._checked_s = now_s
         try:
-            status = os.stat(self._root)  # noqa: PTH116
+            status = os.stat(self.path)  # noqa: PTH116
             stamp = (status.st_mtime_ns, status.st_ino)
             if stamp == self._stamp:
-                return
-            listed_at_ns = time.time_ns()
-            self._pods = self._list()
+                return None
+            is_settled = time.time_ns() - status.st_mtime_ns > _TIME_GRAIN_NS
+            with os.scandir(self.path) as entries:
+                names = [entry.name for entry in islice(entries, _ENTRIES_LIMIT)]
         except OSError:
-            self._stamp, self._pods = None, {}
-            return
-        # Changed a moment ago, it may change again within the same tick.
-        settled = listed_at_ns - status.st_mtime_ns > _TIME_GRAIN_NS
-        self._stamp = stamp if settled else None
+            self._stamp = None
+            return []
+        self._stamp = stamp if is_settled else None
+        return names
 
-    def _list(self) -> dict[str, str | None]:
-        pods: dict[str, str | None] = {}
-        with os.scandir(self._root) as entries:
-            for entry in islice(entries, _ENTRIES_LIMIT):
-                parts = entry.name.split("_")
-                if len(parts) == 3 and is_pod_uid(parts[2]):
-                    # Two pods of one UID cannot be: then neither is to be believed.
-                    pods[parts[2]] = None if parts[2] in pods else entry.name
-        return pods
 
-    def _only_container(self, directory: str) -> str | None:
+@attrs.frozen
+class _Claim:
+    namespace: str
+    claim: str
+    pod_uids: tuple[str, ...]
+
+
+class _Checkpoint:
+    """kubelet's checkpoint of resource claims, read again when the file has changed."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._checked_s = float("-inf")
+        self._stamp: tuple[int, int, int] | None = None
+        self._claims: dict[str, _Claim] = {}
+
+    def read(self) -> dict[str, _Claim]:
+        """Claims by UID; empty without a file that can be read."""
+        now_s = time.monotonic()
+        if now_s - self._checked_s < _RECHECK_S and self._claims:
+            return self._claims
+        self._checked_s = now_s
         try:
-            with os.scandir(f"{self._root}/{directory}") as entries:
-                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        except OSError:
-            return None
-        return names[0] if len(names) == 1 and _LABEL.match(names[0]) else None
-
-
-class DockerNames:
-    """Names from Docker's own files; the daemon is not asked.
-
-    ``<root>/<id>/config.v2.json``, key ``Name``.
-
-    Threads: may be shared.
-
-    Attributes:
-        last_error: Why the last question had no answer, None if it had.
-    """
-
-    def __init__(self, root: PathLike = "/var/lib/docker/containers") -> None:
-        self._path = os.fspath(root)
-        self.last_error: Exception | None = None
-
-    def resolve(
-        self,
-        pod_uid: str | None,  # noqa: ARG002
-        container_name: str | None = None,  # noqa: ARG002
-        container_id: str | None = None,
-    ) -> PodName | None:
-        """Name a container by its id."""
-        if container_id is None or not _CONTAINER_ID.match(container_id):
-            return None
-        try:
-            raw = self._read(container_id)
-            name = None if raw is None else _named(raw)
+            # kubelet replaces the file: a new one has another inode.
+            status = os.lstat(self._path)
+            stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
+            if stamp != self._stamp:
+                self._stamp, self._claims = stamp, {}
+                raw = read_bounded(self._path, _CHECKPOINT_LIMIT, follow=False)
+                self._claims = dict(_claims_in(raw))
+        except FileNotFoundError:
+            self._stamp, self._claims = None, {}
         except (OSError, ValueError) as error:
-            self.last_error = error
-            return None
-        self.last_error = None
-        return None if name is None else docker_name(name)
-
-    def _read(self, container_id: str) -> bytes | None:
-        """What Docker says of a container; None where it says that there is none.
-
-        Raises:
-            OSError, ValueError: It says nothing.
-        """
-        path = f"{self._path}/{container_id}/config.v2.json"
-        return read_bounded(path, _CONFIG_LIMIT, follow=False)
+            _log.warning("%s: resource claims have no names: %s", self._path, error)
+        return self._claims
 
 
-class ChainedNames:
-    """Several resolvers, tried in order, with one cache.
+def _claims_in(raw: bytes) -> Iterator[tuple[str, _Claim]]:
+    """The claims in a checkpoint, by UID.
 
-    The first complete answer counts; one without a container's name is kept for the case that no
-    later resolver knows it. Answers are kept, 4,096 of them, because a pod's name never changes;
-    misses and incomplete answers are asked for again after a while.
-
-    Threads: may be shared; two that ask for the same container at the same moment may both ask the
-    resolvers.
-
-    Args:
-        resolvers: In the order in which to try them, cheap ones first.
-        retry_s: How long a miss, or an incomplete answer, holds.
-    """
-
-    def __init__(self, resolvers: Iterable[NameResolver], *, retry_s: float = 5.0) -> None:
-        self.resolvers = tuple(resolvers)
-        self._retry_s = retry_s
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str | None, ...], tuple[PodName | None, float]] = (
-            OrderedDict()
-        )
-
-    def resolve(
-        self,
-        pod_uid: str | None,
-        container_name: str | None = None,
-        container_id: str | None = None,
-    ) -> PodName | None:
-        """Name a container, from the cache if it is there."""
-        key = (pod_uid, container_name, container_id)
-        now = time.monotonic()
-        with self._lock:
-            kept = self._kept.get(key)
-            if kept is not None and now < kept[1]:
-                self._kept.move_to_end(key)
-                return kept[0]
-        best: PodName | None = None
-        until = now + self._retry_s
-        for resolver in self.resolvers:
-            answer = resolver.resolve(*key)
-            if answer is not None and answer.container is not None:
-                best, until = answer, float("inf")
-                break
-            best = best or answer
-        with self._lock:
-            self._kept[key] = (best, until)
-            self._kept.move_to_end(key)
-            while len(self._kept) > _KEPT_LIMIT:
-                self._kept.popitem(last=False)
-        return best
-
-    def resolve_claim(self, claim_uid: str) -> ClaimName | None:
-        """Name a claim by the first resolver that knows it; not kept, for its holders change."""
-        found = (claim_name(resolver, claim_uid) for resolver in self.resolvers)
-        return next((each for each in found if each is not None), None)
-
-    def pod_labels(self, pod_uid: str) -> Mapping[str, str] | None:
-        """The labels by the first resolver that has some of this pod; not kept."""
-        found = [labels_of_pod(resolver, pod_uid) for resolver in self.resolvers]
-        return next(filter(None, found), None if None in found else {})
-
-
-def is_container_id(text: str) -> bool:
-    """Whether a text is a container's id: 64 hexadecimal digits."""
-    return _CONTAINER_ID.match(text) is not None
-
-
-def _named(raw: bytes) -> str:
-    """The text under the key ``Name`` of a JSON object.
+    From Kubernetes 1.32 on: ``{"Data": "<JSON as text>", "Checksum": n}``, and the text has
+    ``Entries``. Before: ``{"version": "v1", "entries": […], "checksum": n}``.
 
     Raises:
-        ValueError: It is no such object.
+        ValueError: The file is no checkpoint.
+    """
+    document = _json_object(raw)
+    if "Data" in document:
+        data = document["Data"]
+        if not isinstance(data, str):
+            raise ValueError("Data is no text")
+        entries = _json_object(data).get("Entries")
+    else:
+        entries = document.get("entries")
+    for entry in entries if isinstance(entries, list) else ():
+        fields: defaultdict[str, Any] = defaultdict(str, entry if isinstance(entry, dict) else {})
+        uid, namespace, claim = fields["ClaimUID"], fields["Namespace"], fields["ClaimName"]
+        texts = all(isinstance(each, str) for each in (uid, namespace, claim))
+        if texts and is_pod_uid(uid) and pod_name(namespace, claim, None):
+            yield uid, _Claim(namespace, claim, tuple(fields["PodUIDs"] or ()))
+
+
+def _json_object(raw: bytes | str) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Raises:
+        ValueError: The text is no JSON, or no object.
     """
     try:
         document: Any = json.loads(raw)
     except RecursionError:
         raise ValueError("JSON nested too deep") from None
-    name = document.get("Name") if isinstance(document, dict) else None
-    if not isinstance(name, str):
-        raise ValueError("no text under the key Name")
-    return name
+    if not isinstance(document, dict):
+        raise ValueError("no JSON object")
+    return document

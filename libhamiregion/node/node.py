@@ -18,7 +18,7 @@ from libhamiregion.region_set import RegionSet
 
 from .backoff import owner_of
 from .cgroups import is_pod_uid
-from .names import ChainedNames, DockerNames, PodLogNames
+from .names import NodeNames, kubelet_claims
 from .node_changes import changes_between
 from .node_snapshot import NodeSnapshot
 from .outside import OutsideRegions
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from .containers import Container
     from .matching import RegionProcesses
-    from .names import NameResolver, PodName
+    from .names import PodName
     from .node_changes import NodeChanges
     from .slot_tracker import SlotStates
 
@@ -94,8 +94,8 @@ class Node:
             driver, KAI, volcano and this user's ``hamiregion run`` that exist, provided that nobody
             but root and this user could have made them.
         proc: The root of /proc, where it is mounted elsewhere.
-        names: Where pods' names come from; None means the directories of kubelet and Docker below
-            /var.
+        names: Names of containers, pods and claims; None means the files of kubelet and Docker
+            below /var.
         outside: Whether to look for regions outside the roots as well, through the processes that
             map them. That takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE.
 
@@ -111,7 +111,7 @@ class Node:
         root: PathLike | Iterable[PathLike] | None = None,
         *,
         proc: PathLike = "/proc",
-        names: NameResolver | None = None,
+        names: NodeNames | None = None,
         outside: bool = False,
     ) -> None:
         given: tuple[str, ...] | None
@@ -125,9 +125,7 @@ class Node:
             raise TypeError(f"a root is a path, or several in a list, not {type(root).__name__}")
         self._roots = Roots(given)
         self.roots = self._roots.paths
-        self.names: NameResolver = (
-            ChainedNames([PodLogNames(), DockerNames()]) if names is None else names
-        )
+        self.names = NodeNames(claims=kubelet_claims(proc)) if names is None else names
         self._inside = RootContainers(self._roots, self.names)
         self.processes = ProcessTable(proc)
         self._look_outside = outside
@@ -495,7 +493,7 @@ class Node:
         return tuple(each for each in self._containers if selector.matches(each))
 
     def pod_name(self, container: Container) -> PodName | None:
-        """The names of a container's pod; None if no resolver knows them."""
+        """The names of a container's pod; None if no file of the node has them."""
         return attrs.evolve(container, names=self.names).pod_name
 
     def open(self, container: Container) -> Region:

@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from .cgroups import is_pod_uid
-from .claims import claims_of
 from .pod_stream import pod_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-    from .names import PodName
 
 #: Annotations that are ours begin so.
 ANNOTATION_PREFIX: Final = "hamiregion.io/"
@@ -33,10 +30,7 @@ class NodePod:
         uids: The UIDs under which its node knows it; see `pod_uids`.
         created: When the API made it, as a text that sorts by time.
         containers: The names of its containers, of all kinds.
-        container_ids: The ids of the containers that run or ran, each with the container's name.
-        labels: Those that were asked for.
         annotations: Those of this library, without the prefix.
-        claims: The names of resource claims, each with a container that uses it.
     """
 
     namespace: str
@@ -45,22 +39,18 @@ class NodePod:
     uids: tuple[str, ...]
     created: str = ""
     containers: tuple[str, ...] = ()
-    container_ids: Mapping[str, str] = attrs.field(factory=dict)
-    labels: Mapping[str, str] = attrs.field(factory=dict)
     annotations: Mapping[str, str] = attrs.field(factory=dict)
-    claims: tuple[tuple[str, PodName], ...] = ()
 
     def kept_bytes(self) -> int:
         """About how much memory it takes."""
         texts = [*self.uids, *self.containers]
-        for each in (self.container_ids, self.labels, self.annotations):
-            texts += [*each.keys(), *each.values()]
-        return 1_000 + sum(map(len, texts)) + 100 * (len(texts) + 3 * len(self.claims))
+        texts += [*self.annotations.keys(), *self.annotations.values()]
+        return 1_000 + sum(map(len, texts)) + 100 * len(texts)
 
 
-def shape_of_pods(labels: Iterable[str]) -> Any:
-    """What to keep of pods while they are read, for `pod_stream`; `labels` as well."""
-    return pod_shape(frozenset(labels).__contains__, _is_wanted_annotation)
+def shape_of_pods() -> Any:
+    """What to keep of pods while they are read, for `pod_stream`."""
+    return pod_shape(_is_wanted_annotation)
 
 
 def _is_wanted_annotation(key: str) -> bool:
@@ -77,19 +67,12 @@ def node_pod(item: Any) -> NodePod | None:
     namespace, name, uid = (metadata.get(key) for key in ("namespace", "name", "uid"))
     if not (isinstance(namespace, str) and isinstance(name, str) and isinstance(uid, str)):
         return None
-    spec, status = _dict(item.get("spec")), _dict(item.get("status"))
+    spec = _dict(item.get("spec"))
     containers = (
         container.get("name")
         for kind in ("initContainers", "containers", "ephemeralContainers")
         for container in map(_dict, _list(spec.get(kind)))
     )
-    container_ids = {}
-    for kind in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"):
-        for each in map(_dict, _list(status.get(kind))):
-            own, identifier = each.get("name"), each.get("containerID")
-            if isinstance(own, str) and isinstance(identifier, str):
-                # It reads containerd, two slashes and the id.
-                container_ids[identifier.rpartition("/")[2]] = own
     return NodePod(
         namespace,
         name,
@@ -97,14 +80,11 @@ def node_pod(item: Any) -> NodePod | None:
         pod_uids(item),
         str(metadata.get("creationTimestamp") or ""),
         tuple(each for each in containers if isinstance(each, str)),
-        container_ids,
-        _texts(metadata.get("labels")),
         {
             key.removeprefix(ANNOTATION_PREFIX): text
             for key, text in _texts(metadata.get("annotations")).items()
             if key.startswith(ANNOTATION_PREFIX)
         },
-        tuple(claims_of(item)),
     )
 
 

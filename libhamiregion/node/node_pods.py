@@ -61,7 +61,6 @@ class NodePods:
         node: Only pods of this node, as the API selects them; None means those of all nodes.
         kubeconfig: A kubeconfig file; without one the service account in a pod, else the default
             kubeconfig.
-        labels: Which labels of the pods to keep.
         watch_s: How long the server shall keep one watch open; up to twice as long by chance.
         first_pause_s: How long to wait after a failure; each further one doubles it.
 
@@ -82,7 +81,6 @@ class NodePods:
         node: str | None = None,
         *,
         kubeconfig: PathLike | None = None,
-        labels: Iterable[str] = (),
         watch_s: float = 300.0,
         first_pause_s: float = 0.5,
     ) -> None:
@@ -94,7 +92,7 @@ class NodePods:
         self._api = KubernetesApi(kubeconfig)
         self._selector = {} if node is None else {"fieldSelector": f"spec.nodeName={node}"}
         self._kept_limit = _CLUSTER_KEPT_LIMIT if node is None else _NODE_KEPT_LIMIT
-        self._shape = shape_of_pods(labels)
+        self._shape = shape_of_pods()
         self._watch_s = watch_s
         self._first_pause_s = first_pause_s
         self._changed = threading.Condition()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .cgroups import ContainerId
     from .file_identities import FileIdentity
     from .matching import HostProcess
-    from .names import NameResolver
+    from .names import NodeNames
     from .processes import ProcessTable
     from .procfs import Mapping
 
@@ -227,7 +227,7 @@ class OutsideRegions:
     Threads: its user lets only one in at a time.
     """
 
-    def __init__(self, table: ProcessTable, names: NameResolver) -> None:
+    def __init__(self, table: ProcessTable, names: NodeNames) -> None:
         self._table = table
         self._names = names
         self._found: dict[FileIdentity, _Outside] = {}

@@ -33,12 +33,10 @@ class Keys:
 
 
 TEXT: Final = "text"
-_CONTAINERS: Final = [{"name": TEXT, "resources": {"claims": [{"name": TEXT}]}}]
-_CLAIMS: Final = [{"name": TEXT, "resourceClaimName": TEXT}]
-_STATUSES: Final = [{"name": TEXT, "containerID": TEXT}]
+_CONTAINERS: Final = [{"name": TEXT}]
 
 
-def pod_shape(is_label: Callable[[str], bool], is_annotation: Callable[[str], bool]) -> Any:
+def pod_shape(is_annotation: Callable[[str], bool]) -> Any:
     """What is kept of a pod: objects by their keys, lists by the shape of their elements."""
     return {
         "metadata": {
@@ -47,7 +45,6 @@ def pod_shape(is_label: Callable[[str], bool], is_annotation: Callable[[str], bo
             "uid": TEXT,
             "resourceVersion": TEXT,
             "creationTimestamp": TEXT,
-            "labels": Keys(is_label),
             "annotations": Keys(is_annotation),
             "ownerReferences": [{"kind": TEXT, "name": TEXT}],
         },
@@ -56,17 +53,6 @@ def pod_shape(is_label: Callable[[str], bool], is_annotation: Callable[[str], bo
             "initContainers": _CONTAINERS,
             "containers": _CONTAINERS,
             "ephemeralContainers": _CONTAINERS,
-            "resourceClaims": _CLAIMS,
-        },
-        "status": {
-            "initContainerStatuses": _STATUSES,
-            "containerStatuses": _STATUSES,
-            "ephemeralContainerStatuses": _STATUSES,
-            "resourceClaimStatuses": _CLAIMS,
-            "extendedResourceClaimStatus": {
-                "resourceClaimName": TEXT,
-                "requestMappings": [{"containerName": TEXT}],
-            },
         },
     }
 

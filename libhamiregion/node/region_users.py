@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .cgroups import ContainerId
     from .containers import Container
     from .matching import HostProcess, RegionProcesses
-    from .names import NameResolver
+    from .names import NodeNames
 
 # A container's id that nobody can name yet is asked for again.
 _ASK_AGAIN_S = 30.0
@@ -54,7 +54,7 @@ class RegionUsers:
         names: Names containers by their ids.
     """
 
-    def __init__(self, names: NameResolver) -> None:
+    def __init__(self, names: NodeNames) -> None:
         self._names = names
         self._judged: dict[Region, _Judged] = {}
 

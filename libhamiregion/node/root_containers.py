@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from .containers import Container
     from .directories import DirectoryScan
-    from .names import NameResolver
+    from .names import NodeNames
     from .roots import Roots
 
 
@@ -30,7 +30,7 @@ class RootContainers:
         names: Names containers.
     """
 
-    def __init__(self, roots: Roots, names: NameResolver) -> None:
+    def __init__(self, roots: Roots, names: NodeNames) -> None:
         self._roots = roots
         self._names = names
         self._changes = ChangeDetector()

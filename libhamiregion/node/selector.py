@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PodNamesUnknown(LookupError):
-    """A pattern asks for pods' names, and nobody knows those of some containers.
+    """A pattern asks for pods' names, and those of some containers are not known.
 
     Attributes:
         containers: Those that the pattern may mean, or not.
@@ -31,9 +31,9 @@ class PodNamesUnknown(LookupError):
         directories = [printable(str(each.directory or each.name)) for each in self.containers]
         more = f" and {len(directories) - 1} more" if len(directories) > 1 else ""
         super().__init__(
-            f"nobody knows the pod of {directories[0]}{more}, so it cannot be told whether the"
-            " pattern means it; have the Kubernetes API asked for names (Node(names=...)), or leave"
-            " such containers out (allow_unnamed=True)"
+            f"the name of the pod of {directories[0]}{more} is not known, so a pattern cannot be"
+            " compared with it; name kubelet's /var/log/pods (Node(names=...)), or leave such"
+            " containers out (allow_unnamed=True)"
         )
 
     def __reduce__(self) -> NoReturn:

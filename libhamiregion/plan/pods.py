@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-import attrs
-
 from libhamiregion.node import NodePods
 
 from .annotations import plan_of_pods
@@ -102,7 +100,7 @@ class PodAnnotations:
             return False
         self._seen = generation
         # Most changes of a pod are none of its annotations, its containers or its UIDs.
-        found = [_asking(pod) for pod in pods.values() if pod.annotations or len(pod.uids) > 1]
+        found = [pod for pod in pods.values() if pod.annotations or len(pod.uids) > 1]
         if found == self._annotated:
             return False
         self._annotated = found
@@ -116,11 +114,6 @@ class PodAnnotations:
             self._reported_error = error
         if is_news:
             self._wake()
-
-
-def _asking(pod: NodePod) -> NodePod:
-    """The part of a pod that a plan is made of."""
-    return attrs.evolve(pod, container_ids={}, labels={}, claims=())
 
 
 def _nothing() -> None:

@@ -165,7 +165,7 @@ class FakeNode:
     Attributes:
         directory: Where the node's files are.
         root: The containers' directories: ``--root``, and the argument of `Node`.
-        pod_logs: Kubelet's directories, which tell the pods' names: ``--pod-logs``, `PodLogNames`.
+        pod_logs: Kubelet's directories, which tell the pods' names: ``--pod-logs``, `NodeNames`.
         containers: Those there are.
 
     Raises:

@@ -28,7 +28,7 @@ from libhamiregion import (
     open_region,
 )
 from libhamiregion.exporter.web_config import WebConfigError, load_web_config
-from libhamiregion.node import DockerNames
+from libhamiregion.node import NodeNames
 from libhamiregion.node.kube_config import ConfigError, find_access
 from libhamiregion.plan import PlanError, load_plan
 from libhamiregion.plan.state import PlanState
@@ -108,7 +108,7 @@ def verb(*words: str) -> Callable[[Path], None]:
 
 
 def named_by_docker(path: Path) -> None:
-    if DockerNames(path.parent.parent).resolve(None, None, ID) is None:
+    if NodeNames(docker=path.parent.parent).resolve(None, None, ID) is None:
         raise Missed
 
 

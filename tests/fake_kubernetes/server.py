@@ -4,8 +4,6 @@ It lists (field selector; any version in one answer whatever the limit, else in 
 a version on (a stream of chunks, bookmarks, a time after which it ends), has forgotten old versions
 (410, within the watch), wants a token, restarts (403 until it knows who may what), asks to be left
 alone (429 with Retry-After), and fails as it is told: half answers, a slow handshake, silence.
-
-What it answers is held against what a real server has been recorded to answer; `conversation.py`.
 """
 
 from __future__ import annotations

@@ -13,13 +13,12 @@ from region_bytes import RegionFile
 
 from libhamiregion import Layout, create_region
 from libhamiregion.node import (
-    ChainedNames,
     Node,
+    NodeNames,
     NodeProcess,
     NvmlSampler,
     Observation,
     Observer,
-    PodLogNames,
     node_processes,
 )
 from libhamiregion.node.join import NO_ROW, Join
@@ -109,7 +108,7 @@ class GpuNode:
         (self._cgroups[key] / "cgroup.procs").write_text(str(host_pid))
 
     def open(self, **options: Any) -> Node:
-        names = ChainedNames([PodLogNames(self.logs)])
+        names = NodeNames(self.logs)
         return Node(self.root, names=names, **options)
 
     def processes(self, sampler: NvmlSampler | None, **options: Any) -> tuple[NodeProcess, ...]:

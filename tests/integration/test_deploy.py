@@ -351,7 +351,7 @@ def test_one_file_names_the_image_of_every_container(tmp_path: Path) -> None:
 
 # What two tests ask of one rendering.
 IN_A_MODEST_CLUSTER = ("recorder", "before-1.30", "network-policy")
-IN_NO_OVERLAY = ("mig", "names", "nvidia-runtime", "recorder")
+IN_NO_OVERLAY = ("mig", "nvidia-runtime", "recorder")
 
 
 # Each alone where nothing else stands; where other things do, together.
@@ -376,16 +376,6 @@ def test_a_component_of_no_overlay_fits_them_too(overlay: str, components: tuple
     assert containers.keys() - {container["name"]} == recorders
     for name in recorders:
         assert mounts_of(containers[name])["/usr/local/vgpu"] == "regions"
-    assert container["args"].count("--names=kubernetes") == components.count("names")
-    if "names" in components:
-        assert spec["automountServiceAccountToken"]
-        accounts = {
-            subject["name"]
-            for each in documents
-            if each["kind"] == "ClusterRoleBinding" and each["metadata"]["name"].endswith("names")
-            for subject in each["subjects"]
-        }
-        assert spec["serviceAccountName"] in accounts
     capabilities = container["securityContext"]["capabilities"].get("add", [])
     assert ("SYS_ADMIN" in capabilities) == ("mig" in components)
     if "mig" in components:
@@ -431,45 +421,18 @@ def test_the_exporter_looks_where_kais_isolator_puts_its_regions() -> None:
 
 
 @needs_kubectl
-def test_claims_are_named_by_the_api_with_the_rights_for_it_and_no_others() -> None:
+def test_claims_are_named_without_the_api() -> None:
     documents = built("dra")
     spec = pod_of(documents)
     container = containers_of(spec)["exporter"]
-    assert container["args"] == ["exporter", "--listen=:9394", "--names=kubernetes"]
-    assert spec["automountServiceAccountToken"]
+    assert container["args"] == ["exporter", "--listen=:9394"]
+    assert not spec["automountServiceAccountToken"]
+    # kubelet's checkpoint is read through /proc/1/root.
+    assert spec["hostPID"]
+    assert container["securityContext"]["capabilities"]["add"] == ["SYS_PTRACE"]
     # No root is named: a node may have HAMi's device plugin as well, or not.
     assert "HOOK_PATH" not in environment_of(container)
-    (role,) = (each for each in documents if each["kind"] == "ClusterRole")
-    assert {
-        (group, resource, verb)
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    } == {
-        ("", "pods", "list"),
-        ("", "pods", "watch"),
-        ("resource.k8s.io", "resourceclaims", "get"),
-    }
-
-
-@pytest.mark.representatives(1)
-@needs_kubectl
-@pytest.mark.parametrize("turned", [False, True], ids=["listed", "reversed"])
-@pytest.mark.parametrize("overlay", ["hami-repaired", "volcano-repaired"])
-def test_names_and_annotations_share_an_account_and_its_token(overlay: str, turned: bool) -> None:
-    components = ["names", "annotations"]
-    if turned:
-        components.reverse()
-    documents = documents_of(with_components(overlay, components))
-    check_schemas(documents)
-    spec = pod_of(documents)
-    check_pod(spec)
-    assert spec["automountServiceAccountToken"]
-    assert spec["serviceAccountName"] == "hamiregion-agent"
-    (container,) = spec["containers"]
-    for option in ("--names=kubernetes", "--from-annotations"):
-        assert container["args"].count(option) == 1
+    assert not [each for each in documents if each["kind"] == "ClusterRole"]
 
 
 @needs_kubectl
@@ -491,7 +454,7 @@ def test_an_agent_beside_the_monitor_writes_nothing_that_the_monitor_writes(over
 def test_components_do_the_same_in_any_order(overlay: str, turned: bool) -> None:
     components = [
         *("nvidia-runtime", "feedback", "mig", "remove-gone", "recorder", "annotations"),
-        *("before-1.30", "names", "network-policy", "priority-quota"),
+        *("before-1.30", "network-policy", "priority-quota"),
     ]
     if turned:
         components.reverse()
@@ -508,7 +471,6 @@ def test_components_do_the_same_in_any_order(overlay: str, turned: bool) -> None
         "--feedback",
         "--from-annotations",
         "--kubelet-pods=/proc/1/root/var/lib/kubelet/pods",
-        "--names=kubernetes",
         "--remove-gone",
     ]
     capabilities = agent["securityContext"]["capabilities"]
@@ -655,11 +617,10 @@ def test_every_kustomization_on_the_page_renders() -> None:
     assert capabilities == {"drop": ["ALL"], "add": ["SYS_PTRACE", "CHECKPOINT_RESTORE"]}
     arguments = containers_of(pod_of(removing))["agent"]["args"]
     assert {"--feedback", "--remove-gone"} <= set(arguments)
-    for documents, asks in ((kai, False), (claims, True)):
+    for documents in (kai, claims):
         pod = pod_of(documents)
         check_pod(pod)
-        assert ("--names=kubernetes" in containers_of(pod)["agent"]["args"]) == asks
-        assert pod["automountServiceAccountToken"] == asks
+        assert not pod["automountServiceAccountToken"]
     assert environment_of(containers_of(pod_of(kai))["agent"])["CONTAINER_VGPU_MOUNT"]
 
 

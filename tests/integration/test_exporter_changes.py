@@ -23,7 +23,7 @@ from libhamiregion.exporter import NodeExporter
 from libhamiregion.exporter.collectors import ContainersCollector, LocksCollector
 from libhamiregion.exporter.labels import CardinalityLimiter
 from libhamiregion.exporter.state import CollectedState
-from libhamiregion.node import ChainedNames, Node, NodeSnapshot, Observer, PodName
+from libhamiregion.node import Node, NodeNames, NodeSnapshot, Observer, PodName
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 USED = "hami_vgpu_memory_used_bytes"
@@ -579,7 +579,7 @@ def test_scrapes_from_many_threads_while_containers_come_and_go_are_all_whole(
     assert set(errors.values()) == {0}
 
 
-class FailingNames:
+class FailingNames(NodeNames):
     """Knows every pod, unless it is told to fail."""
 
     error: Exception | None = None
@@ -616,29 +616,3 @@ def test_where_a_resolver_fails_containers_are_shown_without_names_until_it_work
         # What has been named stays so.
         names.error = RuntimeError("the server is away again")
         assert parsed(exporter.render()).labels(LIMIT)["namespace"] == "team-a"
-
-
-def test_where_a_resolver_fails_when_left_overs_are_looked_for_names_are_not_lost(
-    tmp_path: Path,
-) -> None:
-    files = NodeFiles(tmp_path)
-    path = files.region(pod=None, uuids=[UUID], memory_limits=["1GiB"])
-    os.utime(path.parent, (1, 1))
-    names = FailingNames()
-
-    class FailingLater(ChainedNames):
-        """Knows by heart what it has been asked once."""
-
-        def resolve(self, *key: str | None) -> PodName | None:
-            found = super().resolve(*key)
-            names.error = RuntimeError("the server is away")
-            return found
-
-    with Node(files.root, names=FailingLater([names])) as node:
-        exporter = exporter_of(node, interval_s=1e-6)
-        exporter.render()
-        found = parsed(exporter.render())
-        assert found.value("hamiregion_errors_total", stage="containers") == 1
-        assert found.value("hamiregion_collector_success", collector="containers") == 1
-        found = look(exporter)
-        assert found.series("hamiregion_container_processes", namespace="team-a")

@@ -16,7 +16,7 @@ from wait import on_this_machine_s
 from libhamiregion import Layout
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.exporter.collectors import processes
-from libhamiregion.node import ChainedNames, Node, PodName
+from libhamiregion.node import Node, NodeNames, PodName
 from libhamiregion.text import printable
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
@@ -206,7 +206,7 @@ def test_hostile_directory_names_are_one_printable_line_each(
 
 
 @attrs.frozen
-class Liar:
+class Liar(NodeNames):
     """A resolver whose answers nobody has checked."""
 
     name: PodName
@@ -225,7 +225,7 @@ def test_names_of_4_kib_from_a_resolver_are_cut_and_still_told_apart(tmp_path: P
     files.region("one", uuids=[UUID])
     files.region("two", uuids=[UUID])
     liar = Liar(PodName("n" * 4096, 'p"\n\\' * 1024, None))
-    with Node(files.root, names=ChainedNames([liar])) as node:
+    with Node(files.root, names=liar) as node:
         found = parsed(exporter_of(node).render())
     series = found.series("hami_vgpu_memory_used_bytes")
     assert len(series) == 2

@@ -19,7 +19,7 @@ from wait import eventually
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import MetricsServer, NodeExporter
 from libhamiregion.exporter.overview import CONTAINERS_PER_PAGE
-from libhamiregion.node import Node, PodLogNames
+from libhamiregion.node import Node, NodeNames
 from libhamiregion.testing import FakeNode
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeNode]:
 @pytest.fixture(scope="module")
 def url(fake: FakeNode) -> Iterator[str]:
     with (
-        Node(fake.root, names=PodLogNames(fake.pod_logs)) as node,
+        Node(fake.root, names=NodeNames(fake.pod_logs)) as node,
         NodeExporter(node, node_name="gpu-node-7") as exporter,
         MetricsServer(exporter, HERE) as server,
     ):
@@ -223,7 +223,7 @@ def test_containers_that_are_equally_full_stand_by_namespace_and_pod(tmp_path: P
         for namespace, pod in (("b", "job-2"), ("a", "job-4"), ("b", "job-1"), ("a", "job-3")):
             fake.add("train", pod=pod, namespace=namespace, processes=0)
         with (
-            Node(fake.root, names=PodLogNames(fake.pod_logs)) as node,
+            Node(fake.root, names=NodeNames(fake.pod_logs)) as node,
             NodeExporter(node) as exporter,
             MetricsServer(exporter, HERE) as server,
         ):
@@ -270,7 +270,7 @@ def test_commands_are_on_page_and_metrics_only_where_they_are_asked_for(fake: Fa
     container = fake.containers[0]
     for wanted in (False, True):
         with (
-            Node(fake.root, names=PodLogNames(fake.pod_logs)) as node,
+            Node(fake.root, names=NodeNames(fake.pod_logs)) as node,
             NodeExporter(node, collectors=("processes",), process_commands=wanted) as exporter,
         ):
             (found,) = (

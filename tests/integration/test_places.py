@@ -12,26 +12,21 @@ import pytest
 from called import call
 from containers import Container, containers, needs_namespaces
 from exposition import parsed
+from fake_kubernetes.server import container_id
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD, GPU
 from namespaces import needs_first_namespace
 from own_cgroups import cgroup_of_pod, needs_cgroups
 from region_bytes import RegionFile
+from support.kubelet import NodeFiles
 from wait import eventually
-
-pytest.importorskip("ijson", reason="needs the extra kubernetes")
-
-from fake_kubernetes.server import FakeApi, container_id
-from fake_nvml.driver import FakeDriver
-from fake_nvml.scenes import CARD, GPU
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.node import (
-    ChainedNames,
-    KubernetesNames,
     Node,
     NvmlSampler,
     Observer,
-    PodLogNames,
     node_processes,
     roots,
 )
@@ -55,14 +50,17 @@ def uid() -> str:
 
 @attrs.define
 class Scene:
-    """The node; its pods are known to the API alone."""
+    """The node, with kubelet's files."""
 
     directory: Path
-    api: FakeApi
     made: contextlib.ExitStack
     files: dict[str, RegionFile] = attrs.field(factory=dict)
     #: By host pid: the pid inside, which of `files`, and the pod.
     processes: dict[int, tuple[int, str, str]] = attrs.field(factory=dict)
+
+    @property
+    def kubelet(self) -> NodeFiles:
+        return NodeFiles(self.directory / "var")
 
     @property
     def roots(self) -> list[str]:
@@ -70,17 +68,14 @@ class Scene:
 
     @property
     def options(self) -> list[str]:
-        config = str(self.api.kubeconfig(self.directory))
         return [
             *(word for root in self.roots for word in ("--root", root)),
-            *("--pod-logs", str(self.directory), "--names", "kubernetes"),
-            *("--kubeconfig", config, "--node", "node-1"),
+            *("--pod-logs", str(self.kubelet.pods), "--claims", str(self.kubelet.checkpoint)),
         ]
 
     def node(self, root: list[str] | None = None) -> Node:
-        names = KubernetesNames("node-1", kubeconfig=self.api.kubeconfig(self.directory))
-        chain = ChainedNames([PodLogNames(self.directory), names])
-        return Node(self.roots if root is None else root or None, names=chain)
+        names = self.kubelet.names()
+        return Node(self.roots if root is None else root or None, names=names)
 
     def json(self, *words: str) -> dict[str, Any]:
         done = call(*words, *self.options, "--json")
@@ -96,9 +91,9 @@ class Scene:
         create_region(directory / file, memory_limits=[8 * GIB], uuids=[GPU])
         self.files[known_as] = RegionFile(directory / file, Layout.V1_2)
 
-    def pod(self, name: str, *claims: str, containers: tuple[str, ...] = ("train",)) -> str:
+    def pod(self, name: str, *containers: str) -> str:
         pod_uid = uid()
-        self.api.put(name, pod_uid, {}, containers=containers, claims=claims)
+        self.kubelet.pod(pod_uid, name, *(containers or ("train",)))
         return pod_uid
 
     def process(self, start: Any, known_as: str, pod: str, pod_uid: str, last_pid: int) -> None:
@@ -121,7 +116,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """Tests only look, or put back what they have changed."""
     with contextlib.ExitStack() as made:
         start = made.enter_context(containers())
-        scene = Scene(tmp_path_factory.mktemp("node"), made.enter_context(FakeApi()), made)
+        scene = Scene(tmp_path_factory.mktemp("node"), made)
         pods = {name: scene.pod(name) for name in ("of-hami", "volcano", "volcano-before", "kai")}
         scene.region("of-hami", HAMI, f"{pods['of-hami']}_train", "usage.cache")
         scene.region("volcano", VOLCANO, f"{pods['volcano']}_train", f"{uid()}.cache")
@@ -129,16 +124,16 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         scene.region("volcano-before", VOLCANO_BEFORE, before, f"{uid()}.cache")
         scene.region("kai", KAI, f"{pods['kai']}_train", "usage.cache")
         (scene.directory / KAI).chmod(0o1777)
+        pods["alone"], pods["first"] = scene.pod("alone"), scene.pod("first")
+        pods["second"] = scene.pod("second")
+        holders = {"own": [pods["alone"]], "shared": [pods["first"], pods["second"]]}
+        claims = {}
         for name in ("own", "shared", "unknown"):
             claim = uid()
             scene.region(name, DRA, claim, f"{uid()}.cache")
-            if name == "own":
-                pods["alone"] = scene.pod("alone", name)
-                scene.api.put_claim(name, claim, pods["alone"])
-            elif name == "shared":
-                pods["first"] = scene.pod("first", name)
-                pods["second"] = scene.pod("second", name, containers=("serve", "train"))
-                scene.api.put_claim(name, claim, pods["first"], pods["second"])
+            if name in holders:
+                claims[claim] = name, holders[name]
+        scene.kubelet.claims(claims)
         for known_as, pod, last_pid in (
             ("of-hami", "of-hami", 40),
             ("volcano", "volcano", 40),
@@ -153,15 +148,16 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @pytest.fixture(scope="module")
 def unknown(scene: Scene) -> str:
-    """The UID of the claim that the API does not know."""
+    """The UID of the claim that no file names."""
     return scene.files["unknown"].path.parent.name
 
 
 def expected(unknown: str) -> set[tuple[str | None, str | None, str]]:
     """Namespace, pod and name of each region."""
-    named = ("of-hami", "volcano", "volcano-before", "kai", "alone")
+    named = ("of-hami", "volcano", "volcano-before", "kai")
     return {
         *(("research", pod, "train") for pod in named),
+        ("research", "alone", "own"),
         ("research", None, "shared"),
         (None, None, unknown),
     }
@@ -250,10 +246,9 @@ def test_the_exporter_lists_who_holds_a_claim(scene: Scene, unknown: str) -> Non
     assert {
         (each["claim"], each["namespace"], each["pod"], each["container"]) for each in rows
     } == {
-        ("own", "research", "alone", "train"),
-        ("shared", "research", "first", "train"),
-        ("shared", "research", "second", "serve"),
-        ("shared", "research", "second", "train"),
+        ("own", "research", "alone", ""),
+        ("shared", "research", "first", ""),
+        ("shared", "research", "second", ""),
         (unknown, "", "", ""),
     }
 

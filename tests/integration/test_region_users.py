@@ -14,19 +14,12 @@ import pytest
 from click.testing import CliRunner
 from containers import containers, needs_namespaces
 from exposition import NodeFiles, exporter_of, look
-from fake_kubernetes.server import FakeApi, container_id
+from fake_kubernetes.server import container_id
 from own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion import create_region, parse_size
 from libhamiregion.cli.verbs import hamiregion
-from libhamiregion.node import (
-    ChainedNames,
-    DockerNames,
-    KubernetesNames,
-    Node,
-    Observer,
-    PodLogNames,
-)
+from libhamiregion.node import Node, NodeNames, Observer
 from libhamiregion.plan import apply_diff, diff_plan, load_plan, parse_plan
 
 if TYPE_CHECKING:
@@ -44,7 +37,8 @@ class Scene:
     def __init__(self, directory: Path, made: contextlib.ExitStack) -> None:
         self.made = made
         self.files = NodeFiles(directory)
-        self.docker = directory / "docker"
+        self.links = directory / "container-logs"
+        self.links.mkdir()
         self.pod_uid = str(uuid.uuid4())
         place = self.files.container("fetch", pod="bert-0", pod_uid=self.pod_uid)
         (self.files.logs / f"team-a_bert-0_{self.pod_uid}" / "train").mkdir()
@@ -68,15 +62,13 @@ class Scene:
         inside.tell(f"@{pid}", "attach", self.region)
         inside.tell(f"@{pid}", "charge", GIB)
 
-    def known_to_docker(self, container: str) -> None:
-        """What cri-dockerd has Docker write down for a container of the pod."""
-        directory = self.docker / container_id(self.pod_uid, container)
-        directory.mkdir(parents=True)
-        name = f"/k8s_{container}_bert-0_team-a_{self.pod_uid}_0"
-        (directory / "config.v2.json").write_text(json.dumps({"Name": name}))
+    def logs(self, container: str) -> None:
+        """What kubelet makes for a container of the pod that has logs."""
+        id_ = container_id(self.pod_uid, container)
+        (self.links / f"bert-0_team-a_{container}-{id_}.log").touch()
 
     def node(self) -> Node:
-        names = ChainedNames([PodLogNames(self.files.logs), DockerNames(self.docker)])
+        names = NodeNames(self.files.logs, self.links)
         return self.made.enter_context(Node(self.files.root, names=names))
 
 
@@ -97,7 +89,7 @@ def seen(node: Node) -> tuple[str | None, str | None, str | None]:
 
 
 def test_its_metrics_and_rows_are_the_main_containers(scene: Scene) -> None:
-    scene.known_to_docker("train")
+    scene.logs("train")
     node = scene.node()
     assert seen(node) == ("team-a", "bert-0", "fetch")
     scene.process("train")
@@ -111,19 +103,13 @@ def test_its_metrics_and_rows_are_the_main_containers(scene: Scene) -> None:
     assert view.container.name == "train"
 
 
-def test_the_api_names_it_too_and_where_nobody_does_the_directory_names_it(scene: Scene) -> None:
+def test_without_a_log_of_that_id_the_directory_names_it(scene: Scene) -> None:
     scene.process("train")
     assert seen(scene.node()) == ("team-a", "bert-0", "fetch")
-    api = scene.made.enter_context(FakeApi())
-    api.put("bert-0", scene.pod_uid, {}, namespace="team-a", containers=("fetch", "train"))
-    config = api.kubeconfig(scene.files.root.parent)
-    names = KubernetesNames("node-1", kubeconfig=config, wait_s=30.0)
-    scene.made.callback(names.close)
-    assert seen(scene.made.enter_context(Node(scene.files.root, names=names)))[2] == "train"
 
 
 def test_the_name_stays_while_the_region_has_no_process(scene: Scene) -> None:
-    scene.known_to_docker("train")
+    scene.logs("train")
     node = scene.node()
     scene.process("train")
     assert seen(node)[2] == "train"
@@ -134,7 +120,7 @@ def test_the_name_stays_while_the_region_has_no_process(scene: Scene) -> None:
 
 def test_two_containers_that_use_it_and_one_of_another_pod_name_nothing(scene: Scene) -> None:
     for each in ("train", "sidecar"):
-        scene.known_to_docker(each)
+        scene.logs(each)
     node = scene.node()
     scene.process("train", pod_uid=str(uuid.uuid4()))
     assert seen(node)[2] == "fetch"
@@ -145,7 +131,7 @@ def test_two_containers_that_use_it_and_one_of_another_pod_name_nothing(scene: S
 
 
 def test_a_plan_means_it_by_either_name_and_its_undo_by_the_directorys(scene: Scene) -> None:
-    scene.known_to_docker("train")
+    scene.logs("train")
     scene.process("train")
     node = scene.node()
     assert seen(node)[2] == "train"
@@ -165,12 +151,11 @@ def test_a_plan_means_it_by_either_name_and_its_undo_by_the_directorys(scene: Sc
 
 
 def test_the_command_line_shows_it(scene: Scene) -> None:
+    scene.logs("train")
     scene.process("train")
-    api = scene.made.enter_context(FakeApi())
-    api.put("bert-0", scene.pod_uid, {}, namespace="team-a", containers=("fetch", "train"))
     words = [
-        *("containers", "--json", "--root", str(scene.files.root), "--names", "kubernetes"),
-        *("--node", "node-1", "--kubeconfig", str(api.kubeconfig(scene.files.root.parent))),
+        *("containers", "--json", "--root", str(scene.files.root)),
+        *("--pod-logs", str(scene.files.logs), "--container-logs", str(scene.links)),
     ]
     done = CliRunner().invoke(hamiregion, words)
     assert done.exit_code == 0, done.output

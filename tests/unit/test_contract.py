@@ -116,7 +116,6 @@ def test_the_version_is_that_of_the_installed_distribution() -> None:
         ("yaml", "from libhamiregion.plan import *; parse_plan('')", "plan"),
         ("cattrs", "from libhamiregion.plan import *; parse_plan('{}')", "plan"),
         ("yaml", "from libhamiregion.plan import *; plan_text(LimitPlan())", "plan"),
-        ("ijson", "from libhamiregion.node import *; KubernetesNames()", "kubernetes"),
         ("ijson", "from libhamiregion.plan import *; PodAnnotations('gpu-1')", "kubernetes"),
     ],
 )

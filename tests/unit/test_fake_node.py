@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from libhamiregion import open_region
-from libhamiregion.node import Node, PodLogNames
+from libhamiregion.node import Node, NodeNames
 from libhamiregion.testing import FakeContainer, FakeNode, FakeProcess
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def held(container: FakeContainer, process: FakeProcess) -> int:
 def test_the_library_finds_its_containers_by_their_names(tmp_path: Path) -> None:
     with FakeNode(tmp_path / "node", containers=2, processes=0) as fake:
         fake.add("train", pod="bert-0", namespace="research", region=False)
-        names = PodLogNames(fake.pod_logs)
+        names = NodeNames(fake.pod_logs)
         with Node(fake.root, names=names) as node:
             node.refresh()
             found = {each.pod_uid: each for each in node.containers}

@@ -20,7 +20,7 @@ from libhamiregion import Region
 from libhamiregion.agent import StaleDirectoryCollector
 from libhamiregion.cli.verbs import hamiregion
 from libhamiregion.exporter import COLLECTORS, NodeExporter, collectors, families
-from libhamiregion.node import Node, NvmlSampler, PodLogNames
+from libhamiregion.node import Node, NodeNames, NvmlSampler
 from libhamiregion.node.node_pod import NodePod
 from libhamiregion.node.places import DEFAULT_ROOTS
 from libhamiregion.plan import Limits, apply_diff, diff_plan, load_plan
@@ -75,7 +75,7 @@ LIBRARY: dict[tuple[str, str], tuple[Callable[..., Any], str]] = {
     ("exporter", "interval_s"): (NodeExporter, "interval_s"),
     ("exporter", "gone_after_s"): (NodeExporter, "gone_after_s"),
     ("exporter", "proc"): (Node, "proc"),
-    ("exporter", "pod_logs"): (PodLogNames, "root"),
+    ("exporter", "pod_logs"): (NodeNames, "pod_logs"),
     ("agent", "gone_after_s"): (StaleDirectoryCollector, "gone_after_s"),
     ("agent", "kubelet_pods"): (StaleDirectoryCollector, "kubelet_pods"),
     ("agent", "pod_logs"): (StaleDirectoryCollector, "pod_logs"),

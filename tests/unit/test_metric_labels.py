@@ -22,8 +22,7 @@ from libhamiregion.exporter.labels import (
 from libhamiregion.exporter.text import Series, TextEncoder
 from libhamiregion.node import Container, HostProcess
 from libhamiregion.node.cgroups import ContainerId
-from libhamiregion.node.claims import ClaimName
-from libhamiregion.node.names import PodName
+from libhamiregion.node.names import ClaimName
 
 ONE, TWO = (("team-a", pod, "main", pod) for pod in ("one", "two"))
 
@@ -162,12 +161,12 @@ def test_processes_of_a_claim_have_its_container_id_where_they_have_one() -> Non
     assert _container_id(Container("pod", "train"), alone, [of_two]) == "1" * 64
 
 
-def test_a_claim_is_listed_with_a_pod_that_does_not_tell_which_of_its_containers_holds_it() -> None:
+def test_a_claim_is_listed_with_each_of_its_pods() -> None:
     container, limiter = Container(claim_uid="9b", directory="/claims/9b"), CardinalityLimiter()
-    holders = PodName("research", "bert-0", "train"), PodName("research", "bert-1", None)
+    holders = "bert-0", None
     claims = None, ClaimName("research", "own", ()), ClaimName("research", "shared", holders)
     assert [identity_from(container, None, limiter, claim).claim for claim in claims] == [
         (("9b", "", "", ""),),
         (("own", "research", "", ""),),
-        (("shared", "research", "bert-0", "train"), ("shared", "research", "bert-1", "")),
+        (("shared", "research", "bert-0", ""), ("shared", "research", "", "")),
     ]

@@ -121,7 +121,7 @@ def test_a_pattern_for_names_that_nobody_knows_is_refused_unless_that_is_allowed
             {"namespace": "*", "container": "serve"},
         ]
         for patterns in refused:
-            with pytest.raises(PodNamesUnknown, match=r"nobody knows the pod of /.*_") as raised:
+            with pytest.raises(PodNamesUnknown, match=r"the name of the pod of /.*_") as raised:
                 node.select(**patterns)  # type: ignore[arg-type]
             assert by_name["serve"] in raised.value.containers
             assert by_name["4711"] not in raised.value.containers, "a run has no pod"

@@ -11,7 +11,7 @@ from wait import PATIENCE_S, eventually
 
 from libhamiregion.agent import Task, TaskRunner, tasks
 from libhamiregion.agent.roots import RootWatch
-from libhamiregion.node import ClaimName, Container, Node, PodLogNames, PodName
+from libhamiregion.node import ClaimName, Container, Node, NodeNames
 from libhamiregion.node.backoff import Backoff, owner_of
 from libhamiregion.node.cgroups import ContainerId
 from libhamiregion.node.events import Event, EventReporter, container_label
@@ -265,17 +265,14 @@ def test_an_event_names_a_pod_where_its_name_is_known_and_else_has_its_uid(
 ) -> None:
     known, unknown = (str(uuid.uuid4()) for _ in range(2))
     (tmp_path / f"research_bert-0_{known}" / "train").mkdir(parents=True)
-    names = PodLogNames(tmp_path)
+    names = NodeNames(tmp_path)
 
-    class Claims:
+    class Claims(NodeNames):
         """Knows one claim, and two pods that hold it."""
 
-        def resolve(self, *_: object) -> None:
-            return None
-
-        def resolve_claim(self, uid: str) -> ClaimName | None:
-            holders = tuple(PodName("research", f"bert-{number}", "train") for number in range(2))
-            return ClaimName("research", "shared", holders) if uid == known else None
+        def resolve_claim(self, claim_uid: str) -> ClaimName | None:
+            found = ClaimName("research", "shared", ("bert-0", "bert-1"))
+            return found if claim_uid == known else None
 
     said: list[Event] = []
     reporter = EventReporter("task", said.append)
@@ -298,7 +295,7 @@ def test_an_event_names_a_pod_where_its_name_is_known_and_else_has_its_uid(
     # Others are joined by it: a long one is whole.
     pod, uid = "a" * 180, str(uuid.uuid4())
     (tmp_path / f"research_{pod}_{uid}" / "train").mkdir(parents=True)
-    container = Container(uid, "train", f"/roots/{uid}_train", names=PodLogNames(tmp_path))
+    container = Container(uid, "train", f"/roots/{uid}_train", names=NodeNames(tmp_path))
     reporter.emit("repaired", "so", container)
     assert said[-1].detail["pod"] == f"research/{pod}"
 

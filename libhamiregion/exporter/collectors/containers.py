@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import attrs
@@ -14,7 +13,6 @@ from libhamiregion.exporter import families
 from libhamiregion.exporter.identity import identity_of
 from libhamiregion.exporter.labels import OTHER, label_text, safe_value
 from libhamiregion.exporter.text import Series
-from libhamiregion.node import ChainedNames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,9 +24,7 @@ if TYPE_CHECKING:
 
 # A name that is not known yet is asked for again, and a claim's holders; others do not change.
 _ASK_UNNAMED_S = 30.0
-# Whether a pod is gone may take a question to a server.
 _ASK_GONE_S = 60.0
-_OTHERS_ASKED = 8
 # Gaps with a series of their own; the rest is summed up by kind.
 _GAPS_SHOWN = 256
 
@@ -96,7 +92,7 @@ class ContainersCollector:
         for container in containers:
             known = before.get(container)
             # The containers that hold a claim change; the name of a container does not.
-            is_named = known is not None and known.is_named and known.is_labelled
+            is_named = known is not None and known.is_named
             is_open = not is_named or container.claim_uid is not None
             if known is None or (asks_unnamed and is_open):
                 now = identity_of(self._node, container, self._limiter)
@@ -130,9 +126,8 @@ class GoneContainers:
 
     HAMi's monitor deletes such a directory once its pod is gone from the API and its time is some
     minutes back. This library deletes nothing; it stops telling of them. All of this must hold: the
-    directory's time is `after_s` back; no resolver knows the pod any more, and at the same time one
-    knows another pod, so that silence means something; no process maps the region for writing, and
-    /proc shows all of them.
+    directory's time is `after_s` back; kubelet has no log directory of the pod, but one of another
+    pod; no process maps the region for writing, and /proc shows all of them.
 
     Threads: one at a time.
 
@@ -160,12 +155,7 @@ class GoneContainers:
         if now_s - self._asked_s < _ASK_GONE_S:
             return self._last & identities.keys()
         self._asked_s = now_s
-        silent = [each for each in identities if self._is_old(each) and not self._is_known(each)]
-        # Resolvers that know no pod at this moment may not be reached.
-        named = (each for each, identity in identities.items() if identity.is_named)
-        some = [each for each in islice(named, _OTHERS_ASKED + 1) if silent]
-        others = [each for each in some if self._is_known(each)]
-        gone = [each for each in silent if any(other is not each for other in others)]
+        gone = [each for each in identities if self._is_old(each) and not self._is_known(each)]
         self._last = frozenset(self._unused(gone))
         return self._last
 
@@ -179,12 +169,9 @@ class GoneContainers:
         return time.time() - changed_s > self._after_s
 
     def _is_known(self, container: Container) -> bool:
-        """Whether a resolver knows the pod; what is kept of earlier answers does not count."""
-        names = self._node.names
-        resolvers = names.resolvers if isinstance(names, ChainedNames) else (names,)
-        return any(
-            each.resolve(container.pod_uid, container.name) is not None for each in resolvers
-        )
+        """Whether kubelet has the pod's directory, or its directories cannot be listed."""
+        uid = container.pod_uid
+        return uid is None or self._node.names.has_pod(uid) is not False
 
     def _unused(self, containers: Iterable[Container]) -> list[Container]:
         """Find the containers that no process uses, proved by a complete /proc."""
