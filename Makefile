@@ -26,8 +26,12 @@ MUTANTS ?= 50
 MUTANTS_ARGS ?=
 
 BIN := $(VENV)/bin
-# What is imported is compiled then: a tenth of what is installed.
-PIP := PIP_COMPILE=0 $(BIN)/python -m pip --disable-pip-version-check --quiet
+# What pip may install: /dev/null for the newest of everything. A relative path, because pip splits
+# the variables at spaces. Newer versions of pip read the second one for build isolation.
+CONSTRAINTS ?= constraints.txt
+PINNED := PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS)
+# Modules are compiled when they are imported: a tenth of what is installed.
+PIP := $(PINNED) PIP_COMPILE=0 $(BIN)/python -m pip --disable-pip-version-check --quiet
 # setuptools warns each time, in a block of its own, that the tree is what is imported: that is what
 # an editable installation is for.
 EDITABLE := PYTHONWARNINGS='ignore:Editable installation' $(PIP) install --editable
@@ -37,7 +41,7 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' libhamiregion/_version
 INSTALLED := $(VENV)/.installed$(HAMIREGION_TESTPOINTS)
 # The command line and nothing else, where the tests have not been set up yet.
 DEMO := $(if $(wildcard $(VENV)/.installed*),$(INSTALLED),$(VENV)/.demo)
-BUILD_INPUTS := pyproject.toml setup.py libhamiregion/_build.py libhamiregion/_version.py \
+BUILD_INPUTS := pyproject.toml constraints.txt setup.py libhamiregion/_build.py libhamiregion/_version.py \
 	libhamiregion/_native.cdef.h $(wildcard csrc/*.[ch] csrc/preload/*)
 C_FILES := $(wildcard $(addsuffix /*.[ch],csrc csrc/preload tests/c tests/fake_nvml \
 	tests/fake_cuda tests/preload benchmarks))
@@ -149,7 +153,7 @@ pictures: $(INSTALLED) ## the moving picture of the README, and that of a report
 
 wheel: $(VENV)/.created ## dist/: the sdist, and the wheel built from it
 	$(PIP) install build
-	env -u HAMIREGION_TESTPOINTS $(BIN)/python -m build
+	$(PINNED) env -u HAMIREGION_TESTPOINTS $(BIN)/python -m build
 
 wheels: ## dist/: the sdist, and a wheel for each machine and libc, with Zig as the compiler
 	$(PYTHON) tests/packaging/build_wheels.py
@@ -208,10 +212,10 @@ $(READ): | $(INSTALLED)
 	@$(BIN)/python -m pytest -q --collect-only tests/integration >/dev/null & \
 	$(BIN)/python -m pytest -q --collect-only --ignore=tests/integration >/dev/null; wait
 
-$(VENV)/.lint: pyproject.toml | $(INSTALLED)
+$(VENV)/.lint: pyproject.toml constraints.txt | $(INSTALLED)
 	$(PIP) install --group lint
 	@touch $@
 
-$(VENV)/.docs: pyproject.toml | $(INSTALLED)
+$(VENV)/.docs: pyproject.toml constraints.txt | $(INSTALLED)
 	$(PIP) install --group docs
 	@touch $@
