@@ -87,8 +87,8 @@ class LockState:
             nobody, until `Region.recover_lock` mends it.
         waiters: Sleeping waiters, as glibc 2.21 and later count them.
         postinit_value: Of the second semaphore; None where the layout has none.
-        held_for_s: Since when, at least, it has been in this state: since this Region first saw it
-            so. 0 while it is free.
+        held_for_s: For how long every call on this Region has found the same owner. Releases
+            between two calls are not seen: a busy lock can have a high value. 0 if it is free.
     """
 
     held: bool

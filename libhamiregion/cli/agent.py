@@ -78,6 +78,7 @@ SHORTEST_GONE_AFTER_S = 1.0
 @exporter_options.listen_option(None)
 @exporter_options.web_config_option
 @exporter_options.legacy_metrics_option
+@exporter_options.hami_version_option
 @exporter_options.label_options
 @options.node_options
 @click.option(
@@ -281,6 +282,7 @@ def _export(
     listen: tuple[str, ...],
     web_config: str | None,
     legacy_metrics: bool,
+    hami_version: str,
     labels: tuple[tuple[str, str], ...],
     node_label: bool,
     process_commands: bool,
@@ -302,6 +304,7 @@ def _export(
             observer=observer,
             node_name=node_name,
             legacy=legacy_metrics,
+            hami_version=hami_version,
             gone_after_s=gone_after_s,
             labels=dict(labels),
             node_label=node_label,

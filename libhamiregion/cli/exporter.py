@@ -24,6 +24,7 @@ _log = logging.getLogger("libhamiregion.exporter")
 @exporter_options.listen_option(exporter_options.DEFAULT_ADDRESS)
 @exporter_options.web_config_option
 @exporter_options.legacy_metrics_option
+@exporter_options.hami_version_option
 @exporter_options.label_options
 @options.node_options
 @options.library_option
@@ -51,6 +52,7 @@ def exporter(
     listen: tuple[str, ...],
     web_config: str | None,
     legacy_metrics: bool,
+    hami_version: str,
     labels: tuple[tuple[str, str], ...],
     node_label: bool,
     process_commands: bool,
@@ -105,6 +107,7 @@ def exporter(
             sampler=sampler,
             node_name=node_choice.node_name,
             legacy=legacy_metrics,
+            hami_version=hami_version,
             collectors=collectors,
             interval_s=interval_s,
             gone_after_s=gone_after_s,

@@ -55,6 +55,13 @@ legacy_metrics_option = click.option(
     is_flag=True,
     help="Also export the names that HAMi's monitor had before.",
 )
+hami_version_option = click.option(
+    "--hami-version",
+    type=click.Choice(("2.10", "2.11")),
+    default="2.11",
+    show_default=True,
+    help="Labels of GPUs as HAMi's monitor of this version has them.",
+)
 resync_interval_option = click.option(
     "--resync-interval",
     "gone_after_s",

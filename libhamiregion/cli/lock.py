@@ -108,7 +108,7 @@ def state_sentence(state: LockState) -> str:
             owner += f" (pid {state.owner_host_pid} here)"
         words = f"held by {owner}, {_LIVES[state.owner_life]}"
     if state.held_for_s:
-        words += f", for at least {state.held_for_s:.1f} s"
+        words += f", the same owner at every check for {state.held_for_s:.1f} s"
     if state.postinit_value is not None and state.postinit_value != 1:
         words += f"; the second semaphore stands at {state.postinit_value}"
     return words

@@ -10,7 +10,7 @@ with needs_extra(__name__, "exporter"):
     from .collectors import COLLECTORS
     from .families import FAMILIES, MetricFamily
     from .listening import ListenError
-    from .node_exporter import NodeExporter
+    from .node_exporter import HAMI_VERSIONS, NodeExporter
     from .server import MetricsServer
     from .text import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE
     from .web_config import WebConfigError
@@ -22,6 +22,7 @@ __all__ = [
     "COLLECTORS",
     "CONTENT_TYPE",
     "FAMILIES",
+    "HAMI_VERSIONS",
     "OPENMETRICS_CONTENT_TYPE",
     "ListenError",
     "MetricFamily",

@@ -1,6 +1,6 @@
 """The table of families: every metric, with its labels, unit and how its number is read.
 
-Three origins. ``hami`` are the names, labels and values of HAMi's own monitor (2.10), so that
+Three origins. ``hami`` are the names, labels and values of HAMi's own monitor, so that
 dashboards and rules written for it go on working; ``legacy`` are the names of before, on request;
 ``own`` are ours, all of them under the prefix ``hamiregion_`` and in base units.
 
@@ -163,10 +163,9 @@ HOST_UTILIZATION = _gpu(
     "Share of the last sample in which a kernel ran on the GPU, 0 to 100.",
     formerly="HostCoreUtilization",
 )
-HOST_MEMORY_UTILIZATION = _family(
+HOST_MEMORY_UTILIZATION = _gpu(
     "hami_host_gpu_memory_controller_utilization_ratio",
     "Share of the last sample in which the GPU's memory was read or written, 0 to 100.",
-    labels=HOST[1:],
 )
 HOST_TEMPERATURE = _gpu("hami_host_gpu_temperature_celsius", "Temperature of the GPU's core.")
 HOST_POWER = _gpu("hami_host_gpu_power_usage_watts", "Power that the GPU draws.", write_as=REAL)
@@ -314,10 +313,10 @@ MEMORY_ORPHANED = _device(
     "Memory in slots that a live process left behind when libvgpu moved it: frozen there,"
     " while what it really uses counts nowhere.",
 )
-LOCK_HELD = _container(
-    "hamiregion_lock_held_seconds",
-    "For how long the region's lock has been held by the same process without a pause;"
-    " else absent.",
+LOCK_SAME_OWNER = _container(
+    "hamiregion_lock_same_owner_seconds",
+    "For how long every check has found the region's lock with the same owner; absent if it is"
+    " free. Releases between two checks are not seen.",
     None,
     REAL,
 )

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: Versions of HAMi whose labels of GPUs differ; the last is the default.
+HAMI_VERSIONS = ("2.10", "2.11")
+
 _ROOTS_LIMIT = 64
 _COUNTERS_LIMIT = 256
 _PAUSED = "_paused"
@@ -72,6 +75,7 @@ class NodeExporter:
         node_name: The value of ``node`` in HAMi's metrics of GPUs; None means ``$NODE_NAME``, else
             the host's name.
         legacy: Whether to export the former names of HAMi's monitor as well.
+        hami_version: Whose labels the metrics of GPUs have, one of `HAMI_VERSIONS`.
         collectors: Of ``nvml``, ``processes``, ``unaccounted``, ``locks`` and ``doctor`` those that
             work; None means all. HAMi's own metrics need ``nvml`` alone.
         interval_s: How often to look for containers, at slots, locks and the driver; what is wrong
@@ -102,6 +106,7 @@ class NodeExporter:
         sampler: NvmlSampler | None = None,
         node_name: str | None = None,
         legacy: bool = False,
+        hami_version: str = HAMI_VERSIONS[-1],
         collectors: Collection[str] | None = None,
         interval_s: float = 10.0,
         gone_after_s: float | None = 300.0,
@@ -115,6 +120,8 @@ class NodeExporter:
         for name in chosen:
             if name not in COLLECTORS:
                 raise ValueError(f"no collector {name!r}; there are {', '.join(COLLECTORS)}")
+        if hami_version not in HAMI_VERSIONS:
+            raise ValueError(f"no labels of HAMi {hami_version!r}; {' or '.join(HAMI_VERSIONS)}")
         self.node = node
         self.node_name = node_name or os.environ.get("NODE_NAME") or os.uname().nodename
         self.legacy = legacy
@@ -140,9 +147,8 @@ class NodeExporter:
         )
         scheduled = [ScheduledCollector(self._containers, interval_s)]
         if observer.asks_driver and "nvml" in chosen:
-            scheduled.append(
-                ScheduledCollector(NvmlCollector(observer, self.node_name, interval_s), interval_s)
-            )
+            nvml = NvmlCollector(observer, self.node_name, interval_s, hami_version)
+            scheduled.append(ScheduledCollector(nvml, interval_s))
         if with_slots:
             processes = ProcessesCollector(observer, limiter, interval_s, commands=process_commands)
             scheduled.append(ScheduledCollector(processes, interval_s))

@@ -107,6 +107,7 @@ class Overview:
         findings: What the doctor found, the gravest first.
         finding_count: How many findings there are.
         gaps: What could not be looked at, as sentences.
+        driver_gap: Why there are no figures of the driver; None if there are.
         ages_s: What was looked at, and how long ago; None if never.
         commands: Whether whole command lines are shown, or programs alone.
     """
@@ -121,6 +122,7 @@ class Overview:
     findings: tuple[Finding, ...]
     finding_count: int
     gaps: tuple[str, ...]
+    driver_gap: str | None
     ages_s: Mapping[str, float | None]
     commands: bool = False
 
@@ -180,6 +182,7 @@ def make_overview(
         findings=tuple(findings[:_FINDINGS]),
         finding_count=len(findings),
         gaps=tuple(printable(each.reason, 300) for each in observation.gaps[:_GAPS]),
+        driver_gap=_driver_gap(observation),
         ages_s={
             "regions": now_s - observation.regions_read_at_ns / 1e9,
             "processes": None
@@ -192,6 +195,15 @@ def make_overview(
         },
         commands=commands,
     )
+
+
+def _driver_gap(observation: Observation) -> str | None:
+    """Why there are no figures of the driver, as one sentence."""
+    for gap in observation.gaps:
+        if gap.kind == "driver":
+            return printable(gap.reason, 300)
+    reason = driver_gap(observation.processes, observation.sample)
+    return None if reason is None else printable(reason, 300)
 
 
 def _names(container: Container) -> tuple[str | None, str | None, str | None]:

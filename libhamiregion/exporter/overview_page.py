@@ -72,6 +72,7 @@ def _template() -> jinja2.Template:
             "command": lambda text: printable(text, _COMMAND_LIMIT),
             "program": program_of,
             "age": _age,
+            "code": _code,
             "level": _level,
         },
         values={
@@ -80,6 +81,19 @@ def _template() -> jinja2.Template:
             "per_page": CONTAINERS_PER_PAGE,
         },
     )
+
+
+def _code(text: str) -> str:
+    """Escape a sentence, with the parts between backticks as code.
+
+    >>> _code("run `hamiregion ps` <now>")
+    'run <code>hamiregion ps</code> &lt;now&gt;'
+    """
+    import markupsafe
+
+    escaped = str(markupsafe.escape(printable(text, _TEXT_LIMIT)))
+    marked = re.sub("`([^`]+)`", r"<code>\1</code>", escaped)
+    return markupsafe.Markup(marked)  # noqa: S704 (escaped above)
 
 
 def _age(seconds: float | None) -> str:

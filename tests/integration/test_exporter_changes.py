@@ -253,7 +253,7 @@ def test_a_lock_that_stays_held_is_told_with_its_age(
 ) -> None:
     path = files.region(pod="held", uuids=[UUID])
     files.region(pod="free", uuids=[UUID])
-    held = "hamiregion_lock_held_seconds"
+    held = "hamiregion_lock_same_owner_seconds"
     holder = actor(path)
     assert not parsed(exporter.render()).series(held)
     holder("lock")

@@ -34,7 +34,7 @@ MOVING = {
     "hami_container_last_kernel_elapsed_seconds",
     "Device_last_kernel_of_container",
     # Of the region whose lock is held.
-    "hamiregion_lock_held_seconds",
+    "hamiregion_lock_same_owner_seconds",
 }
 
 

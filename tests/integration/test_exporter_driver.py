@@ -25,7 +25,7 @@ HOST = {
     "node": "worker-1",
     "device_index": "0",
     "device_uuid": GPU,
-    "device_type": "NVIDIA-NVIDIA H100 80GB HBM3",
+    "device_type": "NVIDIA H100 80GB HBM3",
     "zone": "vGPU",
 }
 
@@ -74,11 +74,10 @@ def test_the_gpus_have_the_monitors_labels_and_the_drivers_figures(
         "devicetype": HOST["device_type"],
         "zone": "vGPU",
     }
-    without_node = {key: value for key, value in HOST.items() if key != "node"}
     for name, labels, value in (
         ("hami_host_gpu_memory_used_bytes", HOST, 5000 * MIB),
         ("hami_host_gpu_utilization_ratio", HOST, 37),
-        ("hami_host_gpu_memory_controller_utilization_ratio", without_node, 12),
+        ("hami_host_gpu_memory_controller_utilization_ratio", HOST, 12),
         ("hami_host_gpu_temperature_celsius", HOST, 41),
         ("hami_host_gpu_power_usage_watts", HOST, 187.5),
         ("hami_host_gpu_ecc_errors_total", {**HOST, "error_type": "corrected"}, 3),
@@ -98,6 +97,21 @@ def test_the_gpus_have_the_monitors_labels_and_the_drivers_figures(
         assert found.series(name, **second) == {}, "it has no sensors"
     assert found.value("hamiregion_nvml_up") == 1
     assert found.labels("hamiregion_nvml_info") == {"state": "ok", "driver": "570.0-fake"}
+
+
+def test_gpus_have_the_labels_of_hami_210_on_request(
+    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
+) -> None:
+    fake_driver.play(CARD)
+    labels = {**HOST, "device_type": "NVIDIA-NVIDIA H100 80GB HBM3"}
+    without_node = {key: value for key, value in labels.items() if key != "node"}
+    with NodeFiles(tmp_path).open() as node:
+        found = exported(node, sampler, hami_version="2.10")
+    for name, expected in (
+        ("hami_host_gpu_memory_used_bytes", labels),
+        ("hami_host_gpu_memory_controller_utilization_ratio", without_node),
+    ):
+        assert list(found.series(name)) == [frozenset(expected.items())]
 
 
 def test_errors_that_the_driver_reports_are_counted_by_their_number(

@@ -151,6 +151,13 @@ def test_a_click_shows_the_processes_and_they_stay_when_the_page_comes_anew(
         eventually(lambda: shows(page, "whisper-0") and not shows(page, "host PID"))
 
 
+def test_commands_are_code_and_missing_driver_figures_have_a_reason(url: str) -> None:
+    page = ask(url, "/").text
+    assert "<code>hamiregion " in page
+    assert "`" not in page
+    assert "No driver figures: the driver was not asked" in page
+
+
 def test_nothing_but_its_own_style_is_allowed_and_nothing_is_kept(url: str) -> None:
     reply = ask(url, "/")
     policy = dict(

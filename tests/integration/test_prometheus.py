@@ -145,7 +145,7 @@ def test_the_gpu_is_the_drivers(prometheus: Prometheus) -> None:
     (used,) = prometheus.query(f'hami_host_gpu_memory_used_bytes{{device_uuid="{GPU}"}}')
     assert used["value"][1] == str(5000 * MIB)
     assert used["metric"]["node"] == "gpu-node-1"
-    assert used["metric"]["device_type"] == "NVIDIA-NVIDIA H100 80GB HBM3"
+    assert used["metric"]["device_type"] == "NVIDIA H100 80GB HBM3"
 
 
 def test_both_generations_of_names_agree(prometheus: Prometheus) -> None:

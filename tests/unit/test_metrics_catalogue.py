@@ -22,7 +22,7 @@ MIG = ("mig_uuid", "profile", "gpu_instance_id", "compute_instance_id")
 GIVEN = {
     "hami_host_gpu_memory_used_bytes": H,
     "hami_host_gpu_utilization_ratio": H,
-    "hami_host_gpu_memory_controller_utilization_ratio": H[1:],
+    "hami_host_gpu_memory_controller_utilization_ratio": H,
     "hami_host_gpu_temperature_celsius": H,
     "hami_host_gpu_power_usage_watts": H,
     "hami_host_gpu_ecc_errors_total": (*H, "error_type"),

@@ -26,15 +26,19 @@ class NvmlCollector:
         observer: Observes the node; it asks the driver.
         node_name: The value of the label ``node``.
         max_age_s: How old an observation may be.
+        hami_version: Whose labels GPUs have: ``2.10`` or ``2.11``.
     """
 
     name = "nvml"
 
-    def __init__(self, observer: Observer, node_name: str, max_age_s: float) -> None:
+    def __init__(
+        self, observer: Observer, node_name: str, max_age_s: float, hami_version: str
+    ) -> None:
         self._observer = observer
         self._max_age_s = max_age_s
         self._node_name = safe_value(node_name)
         self._version = ""
+        self._is_hami_210 = hami_version == "2.10"
 
     def collect(self, state: CollectedState) -> CollectedState:
         """Look once; where no answer came in time, the GPUs have no series."""
@@ -67,11 +71,15 @@ class NvmlCollector:
         for device in sample.devices:
             if device.uuid is None or device.name is None:
                 continue
-            rest = (str(device.index), safe_value(device.uuid), "NVIDIA-" + safe_value(device.name))
+            kind = self._device_type(device.name)
+            rest = (str(device.index), safe_value(device.uuid), kind)
             host = (self._node_name, *rest)
             add(families.HOST_MEMORY_USED, device.memory_used_bytes, *host)
             add(families.HOST_UTILIZATION, device.gpu_util_percent, *host)
-            add(families.HOST_MEMORY_UTILIZATION, device.memory_util_percent, *rest)
+            if device.memory_util_percent is not None:
+                skipped = 1 if self._is_hami_210 else 0
+                text = label_text(families.HOST[skipped:], *host[skipped:])
+                rows[families.HOST_MEMORY_UTILIZATION][text] = device.memory_util_percent
             add(families.HOST_TEMPERATURE, device.temperature_celsius, *host)
             add(families.HOST_POWER, device.power_usage_watts, *host)
             add(families.HOST_ECC, device.ecc_corrected_errors, *host, "corrected")
@@ -80,6 +88,12 @@ class NvmlCollector:
             for xid, count in device.xid_errors or ():
                 add(families.GPU_XIDS, count, *host, str(xid))
         return [Series.of(family, found) for family, found in rows.items()]
+
+    def _device_type(self, name: str) -> str:
+        """Return HAMi's name of a GPU model; 2.10 doubles the prefix of most."""
+        if name.startswith("NVIDIA") and not self._is_hami_210:
+            return safe_value(name)
+        return "NVIDIA-" + safe_value(name)
 
     @staticmethod
     def _mig_devices(

@@ -177,9 +177,10 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     FindingKind.LOCK_STUCK: Explanation(
         Severity.ERROR,
         "The region's lock is held by a process that is dead (`dead_owner`), by nobody who has"
-        " signed (`ownerless`: killed right after taking it), or by a live process without a pause"
-        " (`live_owner`, `unknown_owner`); or the start-up semaphore of layout 1.1-postinit is"
-        " taken though no process uses the region (`startup`).",
+        " signed (`ownerless`: killed right after taking it), or by the same live process at every"
+        " check (`live_owner`, `unknown_owner`: a warning, because it may be a busy lock); or the"
+        " start-up semaphore of layout 1.1-postinit is taken though no process uses the region"
+        " (`startup`).",
         "nobody can take the lock: processes cannot start or leave, up to HAMi 2.8.0 not even"
         " allocate, and from 2.8.1 on those that wait exit after 5 minutes. From HAMi 2.10 on a"
         " refused allocation waits for the lock as well: without a signature a running process"

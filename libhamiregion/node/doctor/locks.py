@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from libhamiregion.layouts import Layout
 
 from .examination import key_of
-from .findings import FindingKind, command_of, count_text, finding
+from .findings import FindingKind, Severity, command_of, count_text, finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,13 +100,14 @@ def _held(exam: Examination, used: UsedRegion, state: LockState) -> Iterator[Fin
         yield finding(
             FindingKind.LOCK_STUCK,
             used.container,
-            f"the lock has been held by {_owner_text(state)} for {stood_s:.1f} s at least",
-            f"the same signature at every look; {life}; {waiters} asleep on it",
+            f"the lock was held by {_owner_text(state)} at every check for {stood_s:.1f} s",
+            f"releases between two checks are not seen; {life}; {waiters} asleep on it",
             pid=pid,
             cause="live_owner" if known else "unknown_owner",
             advice="see what the process does: if it is stopped, `kill -CONT` lets it go on; if it"
             " hangs in the driver, end it, and then run `hamiregion doctor --repair --root DIR`",
             repairable=False,
+            severity=Severity.WARNING,
         )
 
 
