@@ -225,7 +225,7 @@ static int attach_entered(hr_region *region, struct hr_ticket *ticket, uint64_t 
 
 int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
 {
-    int code = hr_enter_to_write(region);
+    int code = hr_enter_to_lock(region);
     if (code != HR_OK)
         return code;
     /* Inside to the end: hr_close() takes the claim away, and another thread would have it. */

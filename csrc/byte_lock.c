@@ -162,38 +162,6 @@ int hr_lock_foreign_bytes(const hr_region *region, struct hr_byte_lock *out)
     return hr_lock_bytes(region, F_RDLCK, 0, 0, out);
 }
 
-int hr_take_host_lock(const hr_region *region, int *fd)
-{
-    struct hr_hold hold;
-    *fd = -1;
-    int code = hold_again(region, &hold);
-    if (code != HR_OK)
-        return code;
-    hr_fork_lock();
-    code = open_again(region, &hold, HR_WRITE, fd);
-    hr_end_hold(&hold);
-    if (code == HR_OK) {
-        code = set_lock(*fd, F_WRLCK, HR_HOST_LOCK_BYTE, 1);
-        if (code != HR_OK)
-            close(*fd);
-    }
-    if (code != HR_OK) {
-        *fd = -1;
-        hr_fork_unlock();
-    }
-    return code;
-}
-
-void hr_drop_host_lock(int fd)
-{
-    if (fd < 0)
-        return;
-    /* Closing is not enough where a raw clone has copied the descriptor just now. */
-    set_lock(fd, F_UNLCK, HR_HOST_LOCK_BYTE, 1);
-    close(fd);
-    hr_fork_unlock();
-}
-
 void hr_unlock_bytes(const hr_region *region, struct hr_byte_lock *lock)
 {
     /* In a forked child the page is not there, and its address may be somebody else's. */

@@ -84,14 +84,6 @@ int hr_lock_free_bytes(const hr_region *region, const off_t *bytes, uint32_t cou
  */
 int hr_lock_foreign_bytes(const hr_region *region, struct hr_byte_lock *out);
 
-/*
- * Lock HR_HOST_LOCK_BYTE for the microseconds between a writer's two steps.  A descriptor holds
- * it, and no child is forked until it is given back.  `fd` is -1 where it was not taken: HR_EBUSY
- * and the rest, as above.
- */
-int hr_take_host_lock(const hr_region *region, int *fd);
-void hr_drop_host_lock(int fd);
-
 /* May be called again, and of a lock that was never taken. */
 void hr_unlock_bytes(const hr_region *region, struct hr_byte_lock *lock);
 

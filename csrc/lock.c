@@ -35,8 +35,9 @@ struct hr_lock_words hr_load_lock(const hr_region *region)
 }
 
 /* A full barrier, as every locked instruction is one; pairs with itself, and with libvgpu's. */
-static bool swap_pair(unsigned char *at, struct hr_lock_words from, struct hr_lock_words to)
+bool hr_swap_lock(hr_region *region, struct hr_lock_words from, struct hr_lock_words to)
 {
+    unsigned char *at = hr_owner_at(region);
 #if defined(__x86_64__)
     /* By hand: the compilers inline it only where all code is made for such processors. */
     bool swapped;
@@ -53,55 +54,28 @@ static bool swap_pair(unsigned char *at, struct hr_lock_words from, struct hr_lo
 #endif
 }
 
-/* After signing: a post that came meanwhile has left us a permit to take. */
-static void lower_value(unsigned char *sem)
-{
-    uint64_t word = hr_load_u64(sem, memory_order_acquire);
-    while (hr_sem_value(word) > 0 && !hr_swap_u64(sem, &word, word & ~(uint64_t)UINT32_MAX))
-        ;
-}
-
-/*
- * Where the two words cannot be swapped together.  Signing: the permit first, then the
- * signature; if another process has signed by then, the permit is its own.  Giving back:
- * unsigned first, or the next holder's signature would be erased; and only where nobody
- * has signed meanwhile, who will post itself.
- */
-static bool swap_in_steps(hr_region *region, struct hr_lock_words from, struct hr_lock_words to)
-{
-    unsigned char *sem = hr_sem_at(region), *owner = hr_owner_at(region);
-    if (to.owner != 0) {
-        if (to.sem != from.sem && !hr_swap_u64(sem, &from.sem, to.sem))
-            return false;
-        HR_POINT(LOCK_SEM_TAKEN);
-        if (to.owner == from.owner)
-            return true;
-        if (!hr_swap_u64(owner, &from.owner, to.owner))
-            return false;
-        lower_value(sem);
-        return true;
-    }
-    if (from.owner != 0 && !hr_swap_u64(owner, &from.owner, 0))
-        return false;
-    HR_POINT(UNLOCK_OWNER_CLEARED);
-    uint64_t word = from.sem;
-    while (hr_sem_value(word) != 1 && hr_owner_of(region) == 0 &&
-           !hr_swap_u64(sem, &word, (word & ~(uint64_t)UINT32_MAX) | 1))
-        ;
-    return true;
-}
-
-bool hr_swap_lock(hr_region *region, struct hr_lock_words from, struct hr_lock_words to)
-{
-    return hr_lock_is_paired(region) ? swap_pair(hr_owner_at(region), from, to)
-                                     : swap_in_steps(region, from, to);
-}
-
 uintptr_t hr_thread_id(void)
 {
     /* The address of a thread's own variable: cheaper than a system call. */
     static _Thread_local char here;
     return (uintptr_t)&here;
+}
+
+int hr_check_lockable(const hr_region *region)
+{
+    const struct hr_layout *layout = region->layout;
+    if (layout->sem != layout->owner_pid + 8 || layout->owner_pid % 16 != 0)
+        return hr_fail(&(struct hr_detail){.code = HR_EREADONLY,
+                                           .reason = HR_REASON_LAYOUT,
+                                           .device = -1,
+                                           .layout = layout->id});
+    return HR_OK;
+}
+
+int hr_enter_to_lock(hr_region *region)
+{
+    int code = hr_check_lockable(region);
+    return code == HR_OK ? hr_enter_to_write(region) : code;
 }
 
 /* ---- The gate: threads of one handle ---------------------------------------- */
@@ -272,21 +246,6 @@ static int attempt_work(void *argument)
     return HR_OK;
 }
 
-static int attempt_once(struct attempt *attempt)
-{
-    hr_region *region = attempt->region;
-    if (hr_lock_is_paired(region))
-        return hr_run_entered(region, attempt_work, attempt);
-    int host;
-    int code = hr_take_host_lock(region, &host);
-    if (code != HR_OK)
-        return code;
-    HR_POINT(LOCK_HOST_TAKEN);
-    code = hr_run_unexplained(region, attempt_work, attempt);
-    hr_drop_host_lock(host);
-    return hr_explain_fault(region, code);
-}
-
 /* Between two searches of /proc for what may be a second inode of the file. */
 #define SEARCH_PAUSE_NS 200000000
 
@@ -341,7 +300,7 @@ static int take(struct attempt *attempt, uint64_t deadline_ns)
     uint64_t nap_ns = 20000;
     for (;;) {
         attempt->seen.owner = 0;
-        int code = attempt_once(attempt);
+        int code = hr_run_entered(region, attempt_work, attempt);
         if (code != HR_EBUSY)
             return code;
         if (hr_is_closing(region))
@@ -413,24 +372,9 @@ int hr_give_back(hr_region *region)
     return code;
 }
 
-static int await_host_lock(hr_region *region)
-{
-    const uint64_t patience_ns = 1000000000;
-    uint64_t deadline = hr_deadline_ns(patience_ns);
-    unsigned naps = 0;
-    int host;
-    while (hr_take_host_lock(region, &host) == HR_EBUSY &&
-           nap_before_next(region, deadline, &naps) == HR_EBUSY)
-        ;
-    return host;
-}
-
 int hr_lock_drop(hr_region *region)
 {
-    /* A program that keeps that byte for longer than any recovery does not keep us. */
-    int host = hr_lock_is_paired(region) ? -1 : await_host_lock(region);
     int code = hr_give_back(region);
-    hr_drop_host_lock(host);
     hr_gate_leave(region);
     return hr_explain_fault(region, code);
 }
@@ -439,7 +383,7 @@ int hr_lock_drop(hr_region *region)
 
 int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
 {
-    int code = hr_enter_to_write(region);
+    int code = hr_enter_to_lock(region);
     if (code != HR_OK)
         return code;
     code = hr_lock_take(region, hr_deadline_ns(timeout_ns));
@@ -512,7 +456,7 @@ int hr_lock_drop_after(hr_region *region, int code)
 
 int hr_run_locked(hr_region *region, hr_guarded_work *work, void *argument, uint64_t timeout_ns)
 {
-    int code = hr_enter_to_write(region);
+    int code = hr_enter_to_lock(region);
     if (code != HR_OK)
         return code;
     code = hr_lock_take(region, hr_deadline_ns(timeout_ns));

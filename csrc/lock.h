@@ -1,5 +1,6 @@
 /*
  * The region's semaphore: taking it, telling who has it, breaking it with proof.
+ * Layouts `unversioned` and `unversioned-no-util` are refused: HR_EREADONLY, HR_REASON_LAYOUT.
  *
  * docs/protocol.md is the manual, and proves it.  In short: libvgpu guards the slot table with
  * an unnamed process-shared POSIX semaphore and signs in owner_pid.  Its bytes belong to the
@@ -7,20 +8,18 @@
  * word, and a futex.  We never register as waiters, so a process that dies while it waits
  * leaves nothing behind.
  *
- * From layout 1.1 on owner_pid and that word are neighbours, and one 16-byte
- * compare-and-swap changes both:
+ * owner_pid and that word are neighbours, and one 16-byte compare-and-swap changes both:
  *
  *   take       (0, value above 0)        -> (our signature, 0)
  *   give back  (our signature, any)      -> (0, 1), then always FUTEX_WAKE
  *   take over  (a dead signature, any)   -> (our signature, 0)
  *
- * In the two older layouts each of these is two steps, between which the *host lock* is held,
- * an open file's lock on HR_HOST_LOCK_BYTE.  Recovery holds it too, in all layouts.
+ * Recovery holds the *host lock*, an open file's lock on HR_HOST_LOCK_BYTE.
  *
  * A process that is attached, or is just attaching, signs with its pid, and in the upper half of
  * the word, where libvgpu, which keeps owners in an int, does not look, with the byte that it keeps
- * locked (marks.h): so it can be told dead without /proc.  Where it has no such byte, as in the
- * two older layouts, that half is 0, and /proc has to tell.  Any other handle signs with numbers,
+ * locked (marks.h): so it can be told dead without /proc.  Where it has no such byte,
+ * that half is 0, and /proc has to tell.  Any other handle signs with numbers,
  * HR_FOREIGN_OWNER + n, above any pid.  It draws a random multiple of HR_TURNS, locks the bytes
  * from HR_NUMBER_BYTE + n on for as long as it is open, and counts through these HR_TURNS numbers,
  * one each time.  Whoever can lock the byte of a signature knows that its writer is dead, and while

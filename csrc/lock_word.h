@@ -45,15 +45,13 @@ static inline struct hr_lock_words hr_lock_with(struct hr_lock_words words, uint
                                   .sem = (words.sem & ~(uint64_t)UINT32_MAX) | value};
 }
 
-/* Whether one swap changes both words: from layout 1.1 on.  Else the host lock must be held. */
-static inline bool hr_lock_is_paired(const hr_region *region)
-{
-    return region->layout->owner_pid % 16 == 0 &&
-           region->layout->sem == region->layout->owner_pid + 8;
-}
+/* HR_EREADONLY (HR_REASON_LAYOUT) in the two oldest layouts, where no single swap changes both
+ * words. */
+int hr_check_lockable(const hr_region *region);
+/* For a call that takes the lock: hr_check_lockable(), then hr_enter_to_write(). */
+int hr_enter_to_lock(hr_region *region);
 
-/* Inside the guard.  False: something else stands there, and nothing was changed but, with
- * two steps, perhaps the value lowered to 0. */
+/* Inside the guard.  False: something else stands there, and nothing was changed. */
 bool hr_swap_lock(hr_region *region, struct hr_lock_words from, struct hr_lock_words to);
 
 /* For calls that have entered.  Between the two a call may store what only a holder may.

@@ -177,6 +177,9 @@ int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint6
                     struct hr_slot_repair *out)
 {
     struct repair_call call = {.region = region, .dry_run = dry_run, .out = out};
+    int code = hr_check_lockable(region);
+    if (code != HR_OK)
+        return code;
     /* A read-only handle can look, and looking needs no lock: at worst it sees a move. */
     if (dry_run && !region->writable)
         return hr_run_viewed_unlocked(region, proc, &call.view, repair_work, &call);

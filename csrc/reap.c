@@ -347,7 +347,7 @@ int hr_reap_without(hr_region *region, const char *proc, const struct hr_strange
                              .pid_count = pid_count,
                              .dry_run = dry_run,
                              .out = out};
-    int code = hr_enter_to_write(region);
+    int code = hr_enter_to_lock(region);
     if (code != HR_OK)
         return code;
     hr_judge_marks(region, 0, &marks);

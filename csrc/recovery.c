@@ -280,13 +280,6 @@ static int set_value(struct recovery *recovery)
     HR_POINT(RECOVER_VALUE_STORED);
     if (right == 1)
         hr_sem_wake(hr_sem_at(region));
-    struct hr_lock_words after = hr_load_lock(region);
-    if (right == 0 && !hr_lock_is_paired(region) && after.owner == 0 &&
-        hr_sem_value(after.sem) == 0 &&
-        hr_swap_lock(region, after, hr_lock_with(after, region->lock.signature, 0))) {
-        hr_note_taken(region); /* the owner had just left: that was a free lock */
-        return HR_OK;
-    }
     recovery->progress->done |= HR_RECOVERED_VALUE;
     return HR_OK;
 }
@@ -453,7 +446,7 @@ static int held_meanwhile(hr_region *region, const char *proc)
 int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
                     struct hr_recovery *progress)
 {
-    int code = hr_enter_to_write(region);
+    int code = hr_enter_to_lock(region);
     if (code != HR_OK)
         return code;
     const uint64_t patience_ns = 500000000;

@@ -71,7 +71,8 @@ enum hr_code {
     HR_ESTALE = -7,           /* truncated, emptied or replaced since hr_open() */
     HR_ECLOSED = -8,          /* used after hr_close() */
     HR_EFORKED = -9,          /* opened before fork() */
-    HR_EREADONLY = -10,       /* a write through a read-only handle, or to a newer version */
+    HR_EREADONLY = -10,       /* a write through a read-only handle, or to a newer version; a lock
+                                 in a layout that is too old for it */
     HR_ECONFLICT = -11,       /* the expected value was not there */
     HR_EBELOWUSE = -12,       /* the limit would be lower than what is used */
     HR_EEXISTS = -13,         /* hr_create() never overwrites */
@@ -115,7 +116,8 @@ enum hr_reason {
     HR_REASON_BUSY,            /* the lock was taken or given back while it was looked at */
     HR_REASON_TWO_INODES,      /* the file may have another inode, whose locks are not seen here */
     HR_REASON_FOREIGN_MAPPING, /* HR_EATTACHED: another library in this process maps the file */
-    HR_REASON_LAYOUT,          /* HR_ENOTREGION: layout = the one named, found = the file's */
+    HR_REASON_LAYOUT,          /* HR_ENOTREGION: layout = the one named, found = the file's;
+                                  HR_EREADONLY: no locks and no slots in this layout */
     HR_REASON_SAME_PID,        /* HR_EATTACHED: a live process of another pid namespace has `found`,
                                   this process's pid, in the region */
     HR_REASON_UNWATCHED,       /* nobody has signed, and that was not watched for long enough */

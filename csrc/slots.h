@@ -9,6 +9,8 @@
  *   hr_attach(), hr_charge(), hr_release(), hr_detach()   for ourselves
  *   hr_edit_slot(), hr_reap(), hr_repair_slots()          from outside
  *
+ * All of these fail with HR_EREADONLY (HR_REASON_LAYOUT) in `unversioned` and `unversioned-no-util`.
+ *
  * Up to HAMi 2.8.0 (layouts without a seqlock) everything happens under the
  * semaphore, and each process looks for its slot each time.  From 2.8.1 on processes remember
  * where their slot is and account in it without the semaphore.  The version in a file is its

@@ -9,11 +9,8 @@
 
 #define HR_TESTPOINT_NAMES(X)                                                                      \
     X(LOCK_NUMBERS_DRAWN)                                                                          \
-    X(LOCK_HOST_TAKEN)                                                                             \
-    X(LOCK_SEM_TAKEN)                                                                              \
     X(LOCK_OWNER_STORED)                                                                           \
     X(LOCK_TAKEN_OVER)                                                                             \
-    X(UNLOCK_OWNER_CLEARED)                                                                        \
     X(UNLOCK_SEM_POSTED)                                                                           \
     X(UNLOCK_WOKEN)                                                                                \
     X(SLOT_BYTE_LOCKED)                                                                            \

@@ -78,7 +78,8 @@ class RegionClosed(RegionError, ValueError):
 class RegionReadOnly(RegionError):
     """A write through a region that was opened without ``writable=True``.
 
-    Or it was to be opened so, and its version is newer than any that is known here.
+    Or it was to be opened so, and its version is newer than any that is known here. Or the lock or
+    a process slot was to be changed in a layout of HAMi 2.4.0 or older.
     """
 
 
@@ -364,6 +365,11 @@ def _state_message(code: int, path: str, detail: Any) -> str:
         return (
             f"{path} has version {_version(detail.found)}, newer than libhamiregion {__version__} "
             "knows: it can be read, but not changed; a newer libhamiregion may know it"
+        )
+    if code == lib.HR_EREADONLY and detail.reason == lib.HR_REASON_LAYOUT:
+        return (
+            f"{path} has layout {LAYOUTS[detail.layout].value}, of HAMi 2.4.0 or older: its lock "
+            "and its process slots are read-only; limits can be edited"
         )
     if code == lib.HR_EREADONLY:
         return f"{path} was opened for reading; open it with writable=True to change it"

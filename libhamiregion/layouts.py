@@ -55,6 +55,11 @@ class Layout(enum.Enum):
         return self is not Layout.UNVERSIONED_NO_UTIL
 
     @property
+    def has_lock(self) -> bool:
+        """Whether this library locks regions of the layout, and edits and repairs their slots."""
+        return self.version is not None
+
+    @property
     def has_limit_per_device(self) -> bool:
         """Whether libvgpu holds each device to its own SM limit.
 

@@ -11,9 +11,8 @@ from wait import eventually
 from libhamiregion import Layout, open_region
 
 WITH_SEQLOCK = [Layout.V1_2]
-# One whose slots have no room for a mark, and one whose slots have.
-WITHOUT_SEQLOCK = [Layout.UNVERSIONED_NO_UTIL, Layout.V1_1]
-
+WITHOUT_SEQLOCK = [Layout.V1_1]
+LOCKABLE = [Layout.V1_1, Layout.V1_1_POSTINIT, Layout.V1_2]
 
 # A file that says 1.1 may be used by processes of 2.8.2 and later, after an upgrade; its slots and
 # theirs are the same but for the seqlock, which has no other use in it.

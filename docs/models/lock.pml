@@ -5,7 +5,7 @@
  *   A1 A2 A3  the actors: OLD (libvgpu up to 2.8.0), NEW (from 2.8.1 on), PID, FOREIGN, MARKED
  *             (ours, by signature: a pid, a number, a pid with the byte of a mark) or NONE.  Each opens the file when it likes, so each is a newcomer too.
  *   LAYOUT    12: owner_pid and semaphore change in one 16-byte compare-and-swap; 11: also, and
- *             taking over excludes libvgpu's repair by its range; 10 (unversioned): in two steps
+ *             taking over excludes libvgpu's repair by its range
  *   STOPS     who may be stopped for longer than recovery watches an unsigned lock:
  *             1: processes of this library; 2: libvgpu's too, which recovery cannot tell from dead
  *   UNEXCUSED what libvgpu may not break either (0: what it does alone is excused)
@@ -24,19 +24,13 @@
 #define FRESH_REFERENCE 1 /* the watch compares with what stands at its start, not the judged */
 #define ALONE_AT_ONCE 2   /* no watch where nobody mapped the file at the scan */
 #define NO_RANGE 3        /* a writer takes over without libvgpu's range */
-#define NO_HOST_LOCK 4    /* two steps, not kept apart from recovery */
-#define SECOND_LOOK 5     /* instead: a look at value after signing, at owner before posting */
-#define BYTE_ASKED 6      /* the byte of a number is asked for, not kept over the swap */
-#define NUMBER_REUSED 7   /* a number is drawn that owner_pid is signed with */
-#define BYTE_FIRST 8      /* who detaches lets its byte go before it has given the lock back */
+#define SECOND_LOOK 4     /* two steps, with a look at value after signing, at owner before posting */
+#define BYTE_ASKED 5      /* the byte of a number is asked for, not kept over the swap */
+#define NUMBER_REUSED 6   /* a number is drawn that owner_pid is signed with */
+#define BYTE_FIRST 7      /* who detaches lets its byte go before it has given the lock back */
 
-#if LAYOUT == 10 || FAULT == SECOND_LOOK
+#if FAULT == SECOND_LOOK
 #define IN_TWO_STEPS
-#endif
-#if defined(IN_TWO_STEPS) && FAULT != SECOND_LOOK && FAULT != NO_HOST_LOCK
-#define windows_under_host_lock true
-#else
-#define windows_under_host_lock false
 #endif
 #ifdef IN_TWO_STEPS
 #define looks_free (value > 0)
@@ -191,25 +185,15 @@ wait:   if
 
 /* ---- This library -------------------------------------------------------------------------- */
 
-/* What keeps unsigned moments apart from recovery, where they cannot be avoided. */
-inline begin_window()
-{
-    atomic { !windows_under_host_lock || recovering || host_lock == 0;
-             host_lock = (windows_under_host_lock -> me : host_lock) }
-}
-#define end_window() \
-    unsigned_[me] = false; host_lock = (windows_under_host_lock && !recovering -> 0 : host_lock)
-
 /* give_back_work(): lost where owner_pid is not ours any more; then nothing is posted. */
 inline give_back()
 {
     byte_lock[drawn[me]] = (FAULT == BYTE_FIRST && kind[me] == MARKED -> 0 : byte_lock[drawn[me]]);
 #ifdef IN_TWO_STEPS
-    begin_window();
     atomic { inside[me] = false; got = owner == mine; unsigned_[me] = got;
              owner = (got -> 0 : owner) }
     got = got && owner == 0;
-    atomic { value = (got && value == 0 -> 1 : value); got = false; end_window() }
+    atomic { value = (got && value == 0 -> 1 : value); got = false; unsigned_[me] = false }
 #else
     atomic { inside[me] = false; got = owner == mine;
              owner = (got -> 0 : owner); value = (got -> 1 : value); got = false }
@@ -220,9 +204,8 @@ inline give_back()
 inline take()
 {
 #ifdef IN_TWO_STEPS
-    begin_window();
     atomic { unsigned_[me] = value > 0; value = (value > 0 -> value - 1 : 0) }
-    atomic { got = unsigned_[me] && owner == 0; owner = (got -> mine : owner); end_window() }
+    atomic { got = unsigned_[me] && owner == 0; owner = (got -> mine : owner); unsigned_[me] = false }
 #if FAULT == SECOND_LOOK
     got = got && value == 0;
     atomic { owner = (!got && owner == mine -> 0 : owner) }

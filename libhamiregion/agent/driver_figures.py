@@ -188,6 +188,8 @@ class DriverFigures(Task):
         region, snapshot, processes = view.container.region, view.snapshot, view.processes
         if region is None or snapshot is None or processes is None:
             return
+        if not snapshot.layout.has_lock:
+            return
         file = (region.path, region.file_id)
         has_utilization = snapshot.layout.has_utilization
         uuids = {device.index: device.uuid for device in snapshot.devices}

@@ -442,7 +442,7 @@ static void report_layout(uint32_t layout)
         printf(
             "%s{\"layout\": \"%s\", \"operations\": %llu, \"locked\": %llu, \"snapshots\": %llu, "
             "\"settled\": %llu, \"refused\": %llu}",
-            layout == 0 ? "" : ", ", hr_layouts[layout].name, operations,
+            layout == HR_V1_1 ? "" : ", ", hr_layouts[layout].name, operations,
             (unsigned long long)shared->locked, snapshots, settled,
             (unsigned long long)shared->refused);
     else
@@ -477,7 +477,7 @@ int main(int argc, char **argv)
     NEED(shared != MAP_FAILED);
     if (options.json)
         printf("{\"layouts\": [");
-    for (uint32_t layout = 0; layout < HR_LAYOUTS; layout++) {
+    for (uint32_t layout = HR_V1_1; layout < HR_LAYOUTS; layout++) {
         contend(layout);
         report_layout(layout);
     }

@@ -48,12 +48,6 @@ static bool is_reachable(int point, const struct hr_layout *layout)
 {
     bool seqlock = layout->slot_seqlock != HR_ABSENT;
     switch (point) {
-    case HR_AT_LOCK_HOST_TAKEN:
-    case HR_AT_LOCK_SEM_TAKEN:
-    case HR_AT_UNLOCK_OWNER_CLEARED:
-        return takes_two_steps(layout);
-    case HR_AT_SLOT_BYTE_LOCKED: /* the two oldest layouts have no room for a number */
-        return !takes_two_steps(layout);
     case HR_AT_CHARGE_SEQLOCK_ODD:
     case HR_AT_CHARGE_SEQLOCK_EVEN:
     case HR_AT_RELEASE_SEQLOCK_ODD:
@@ -88,8 +82,6 @@ static enum script script_for(struct scene *scene, int point)
         return LOCKS_ONCE;
     if (point == HR_AT_LOCK_TAKEN_OVER)
         return TAKES_OVER;
-    if (point == HR_AT_LOCK_HOST_TAKEN)
-        return other ? LOCKS : ATTACHES;
     if (point <= HR_AT_UNLOCK_WOKEN)
         return other || scene_has_seqlock(scene) ? LOCKS : ACCOUNTS;
     if (is_between(point, HR_AT_SLOT_BYTE_LOCKED, HR_AT_ATTACH_COUNT_STORED))
@@ -111,8 +103,7 @@ static enum script script_for(struct scene *scene, int point)
 /* Whether a death there leaves the lock as it was found. */
 static bool leaves_lock_free(int point, const struct scene *scene)
 {
-    return point == HR_AT_LOCK_NUMBERS_DRAWN || point == HR_AT_LOCK_HOST_TAKEN ||
-           point == HR_AT_SLOT_BYTE_LOCKED || point == HR_AT_UNLOCK_SEM_POSTED ||
+    return point == HR_AT_LOCK_NUMBERS_DRAWN || point == HR_AT_SLOT_BYTE_LOCKED || point == HR_AT_UNLOCK_SEM_POSTED ||
            point == HR_AT_UNLOCK_WOKEN ||
            (scene_has_seqlock(scene) &&
             is_between(point, HR_AT_CHARGE_SEQLOCK_ODD, HR_AT_RELEASE_SEQLOCK_EVEN));
@@ -429,7 +420,7 @@ int main(int argc, char **argv)
     scene.shared =
         mmap(NULL, sizeof *scene.shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     NEED(scene.shared != MAP_FAILED);
-    for (uint32_t layout = 0; layout < HR_LAYOUTS; layout++) {
+    for (uint32_t layout = HR_V1_1; layout < HR_LAYOUTS; layout++) {
         if (options.layout >= 0 && options.layout != (int)layout)
             continue;
         /* Elsewhere the dead holder of an empty region might be somebody whom nobody here sees. */

@@ -82,8 +82,6 @@ void scene_start(struct scene *scene, uint32_t layout, bool crowded);
 void scene_stop(struct scene *scene);
 bool scene_fail(struct scene *scene, const char *format, ...) __attribute__((format(printf, 2, 3)));
 bool scene_has_seqlock(const struct scene *scene);
-/* Where the semaphore and the signature cannot be stored together. */
-bool takes_two_steps(const struct hr_layout *layout);
 
 bool prepare_value(struct scene *scene);
 /* All of them are attached, and none leaves, so that nobody comes behind who attaches next. */

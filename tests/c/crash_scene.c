@@ -57,11 +57,6 @@ bool scene_has_seqlock(const struct scene *scene)
     return scene->layout->slot_seqlock != HR_ABSENT;
 }
 
-bool takes_two_steps(const struct hr_layout *layout)
-{
-    return layout->id == HR_UNVERSIONED_NO_UTIL || layout->id == HR_UNVERSIONED;
-}
-
 void scene_start(struct scene *scene, uint32_t layout, bool crowded)
 {
     region_file_make(&scene->file, layout);

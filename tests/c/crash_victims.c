@@ -135,8 +135,7 @@ static void prepare(struct actor *actor, enum script script)
         let_die(actor, HR_AT_LOCK_OWNER_STORED, false);
     } else if (script == RECOVERS) {
         /* Attached: whoever waits next takes over from one that is not. */
-        bool unsigned_too = takes_two_steps(actor->scene->layout) && below(&actor->random, 4) == 0;
-        let_die(actor, unsigned_too ? HR_AT_LOCK_SEM_TAKEN : HR_AT_LOCK_OWNER_STORED, true);
+        let_die(actor, HR_AT_LOCK_OWNER_STORED, true);
     }
 }
 

@@ -227,7 +227,7 @@ static void end_scan(struct scan *scan, struct region_file *file)
 
 static void test_a_process_that_attaches_during_a_scan_is_not_reaped(void)
 {
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct fake_proc proc;
         struct scan *scan = begin_scan(id, &file, &proc, call_reap);
@@ -253,7 +253,7 @@ static void change_owner(const struct region_file *file, const struct fake_proc 
 
 static void test_a_lock_that_changes_hands_during_a_scan_is_not_broken(void)
 {
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct fake_proc proc;
         struct scan *scan = begin_scan(id, &file, &proc, call_recover);
@@ -270,7 +270,7 @@ static void test_a_lock_that_changes_hands_during_a_scan_is_not_broken(void)
 /* The same scenes without the change: the dead are found. */
 static void test_a_scan_that_nothing_disturbs_finds_the_dead(void)
 {
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct fake_proc proc;
         struct scan *scan = begin_scan(id, &file, &proc, call_recover);
@@ -293,7 +293,7 @@ static void test_a_scan_that_nothing_disturbs_finds_the_dead(void)
 static void test_no_lock_is_broken_beside_a_live_process(void)
 {
     static const uint64_t owners[] = {0, NEWCOMER};
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         for (int i = 0; i < 2; i++) {
             struct region_file file;
             struct fake_proc proc;
@@ -337,7 +337,7 @@ static void test_no_lock_is_broken_beside_somebody_who_cannot_be_looked_at(void)
 static void test_a_newcomer_who_signs_after_the_scan_is_not_joined(void)
 {
     static const uint64_t left[] = {0, UINT64_C(1) << 40};
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         for (int i = 0; i < 2; i++) {
             struct region_file file;
             struct fake_proc proc;
@@ -362,7 +362,7 @@ static void test_a_newcomer_who_signs_after_the_scan_is_not_joined(void)
 /* With nobody else there, nobody can be about to sign. */
 static void test_an_unsigned_lock_is_free_at_once_where_nobody_else_is(void)
 {
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct fake_proc proc;
         struct scan *scan = begin_scan(id, &file, &proc, call_recover);
@@ -379,7 +379,7 @@ static void test_an_unsigned_lock_is_free_at_once_where_nobody_else_is(void)
 /* A copy of our slot counts beside it, as a repair that was killed leaves it. */
 static void test_accounting_while_standing_twice(void)
 {
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         static struct hr_slot_repair found[HR_SLOTS];
         region_file_make(&file, id);
@@ -423,7 +423,7 @@ static void *wait_for_lock(void *argument)
 static void test_waiters_do_not_keep_recovery_out(void)
 {
     enum { WAITERS = 3 };
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         hr_region *waiting[WAITERS], *doctor;
         pthread_t threads[WAITERS];

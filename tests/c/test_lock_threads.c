@@ -119,7 +119,7 @@ static void *take_turns(void *argument)
 static void test_one_holder_at_a_time(void)
 {
     void *(*const roles[])(void *) = {take_turns};
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         for (uint32_t handles = 1; handles <= HANDLES; handles += HANDLES - 1) {
             struct region_file file;
             struct crowd crowd;
@@ -189,7 +189,7 @@ static void *take_turns_too(void *argument)
 static void test_threads_account_in_one_slot(void)
 {
     void *(*const roles[])(void *) = {account, account, look_on, account, take_turns_too, account};
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct crowd crowd;
         struct member members[THREADS];
@@ -240,7 +240,7 @@ static void test_a_slot_that_comes_and_goes(void)
 {
     void *(*const roles[])(void *) = {come_and_leave, account_at_times, take_turns,
                                       come_and_leave, account_at_times, look_on};
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct crowd crowd;
         struct member members[THREADS];
@@ -284,7 +284,7 @@ static void *mend(void *argument)
 static void test_a_process_does_not_mend_itself(void)
 {
     void *(*const roles[])(void *) = {account, mend, take_turns};
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct crowd crowd;
         struct member members[THREADS];
@@ -302,7 +302,7 @@ static void test_a_process_does_not_mend_itself(void)
 static void test_a_newcomer_is_not_reaped(void)
 {
     void *(*const roles[])(void *) = {come_and_leave, mend, take_turns};
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct crowd crowd;
         struct member members[THREADS];
@@ -331,7 +331,7 @@ static void *reap(void *argument)
 static void test_a_handle_does_not_reap_what_attaches_by_it(void)
 {
     void *(*const roles[])(void *) = {come_and_leave, reap};
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct crowd crowd;
         struct member members[THREADS];
@@ -378,7 +378,7 @@ static void *work_until_closed(void *argument)
 /* Whatever the threads are doing, the handle closes, and nothing of it stays locked. */
 static void test_closing_under_them(void)
 {
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct crowd crowd;
         struct member members[THREADS];

@@ -67,7 +67,7 @@ static void make_file(struct region_file *file, uint32_t layout)
 
 static void test_attaching_does_not_write_over_a_lowered_number(void)
 {
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         make_file(&file, id);
         pid_t pid = start(&file, attach, HR_AT_ATTACH_PID_STORED);
@@ -86,7 +86,7 @@ static void test_attaching_does_not_write_over_a_lowered_number(void)
 
 static void test_detaching_does_not_write_over_a_lowered_number(void)
 {
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         make_file(&file, id);
         pid_t pid = start(&file, attach_and_detach, HR_AT_REMOVE_USAGE_CLEARED);
@@ -115,7 +115,7 @@ static int reap(hr_region *region)
 
 static void test_reaping_does_not_write_over_a_number_that_was_raised(void)
 {
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         for (int is_raised = 0; is_raised <= 1; is_raised++) {
             struct region_file file;
             make_file(&file, id);
@@ -145,7 +145,7 @@ static void take_away(const struct region_file *file)
 
 static void test_what_was_charged_is_no_failure_though_the_lock_was_lost(void)
 {
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         make_file(&file, id);
         pid_t pid = start(&file, attach_and_charge, HR_AT_CHARGE_KIND_STORED);
@@ -163,7 +163,7 @@ static void test_what_was_charged_is_no_failure_though_the_lock_was_lost(void)
 
 static void test_who_has_attached_or_detached_has_though_the_lock_was_lost(void)
 {
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         make_file(&file, id);
         pid_t pid = start(&file, attach, HR_AT_ATTACH_COUNT_STORED);

@@ -105,7 +105,7 @@ static void test_a_lock_that_changes_hands_is_not_robbed(void)
 {
     char proc[PROC_ROOM];
     make_proc(proc);
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         uint32_t all = 1, robbers = 0;
         for (act_at = 0; act_at < all; act_at++) {
             struct region_file file;
@@ -172,7 +172,7 @@ static int watch_emptying(void *argument)
 static void test_a_seqlock_is_made_even_after_all_else(void)
 {
     emptying *const ways[] = {hr_empty_slot, hr_clear_usage};
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         if (hr_layouts[id].slot_seqlock == HR_ABSENT)
             continue;
         for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {

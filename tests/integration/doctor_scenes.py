@@ -28,7 +28,7 @@ BOTH = (Layout.V1_1, Layout.V1_2)
 # ---- All is well --------------------------------------------------------------------------------
 
 
-@scene(layouts=(Layout.UNVERSIONED_NO_UTIL, Layout.V1_1_POSTINIT, Layout.V1_2))
+@scene(layouts=(Layout.V1_1, Layout.V1_1_POSTINIT, Layout.V1_2))
 def containers_nested_and_not_with_forks_a_monitor_and_a_reader(
     node: DoctorNode, layout: Layout
 ) -> None:
@@ -80,7 +80,7 @@ def host_pid_wrong(cause: str, *says: str, severity: Severity | None = None) -> 
 @scene(
     host_pid_wrong("missing", " is 0; /proc"),
     mended=(),
-    layouts=(Layout.UNVERSIONED_NO_UTIL,),
+    layouts=(Layout.V1_1,),
     depth=1,
 )
 @scene(host_pid_wrong("missing", " is 0; /proc"), mended=(), depth=2)
@@ -376,17 +376,9 @@ def a_region_that_names_no_device(node: DoctorNode, layout: Layout, holding: int
 ALL_LIMITS = {"CUDA_DEVICE_MEMORY_LIMIT": "8g", "CUDA_DEVICE_SM_LIMIT": "50"}
 
 
-@scene(layouts=tuple(layout for layout in Layout if layout.has_utilization))
+@scene(layouts=(*BOTH,))
 def an_sm_limit_that_holds(node: DoctorNode, layout: Layout) -> None:
     node.place(layout, sm_limits=[50]).start(environment=ALL_LIMITS)
-
-
-@scene(
-    Expected(FindingKind.SM_LIMIT_OFF, "no_utilization", Severity.INFO),
-    layouts=(Layout.UNVERSIONED_NO_UTIL,),
-)
-def an_sm_limit_of_a_layout_without_utilisation(node: DoctorNode, layout: Layout) -> None:
-    node.place(layout, sm_limits=[50]).start()
 
 
 # What HAMi's monitor does on its own: a note and no warning.

@@ -57,7 +57,7 @@ def figures(file: RegionFile) -> tuple[int, int]:
     return device.memory_monitor_bytes, device.sm_util_percent
 
 
-@pytest.mark.parametrize("layout", [Layout.V1_2, Layout.UNVERSIONED_NO_UTIL])
+@pytest.mark.parametrize("layout", [Layout.V1_2, Layout.V1_1])
 def test_what_stands_still_is_written_at_the_second_look_and_kept_up(
     scene: NodeScene,
     start: Starter,

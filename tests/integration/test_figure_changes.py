@@ -66,7 +66,7 @@ def test_it_is_where_a_figure_stands_still_that_is_not_the_drivers_and_nowhere_e
     moves = random.Random(seed)
     files = [
         scene.container(f"a{number}", layout=layout, uuids=[GPU, OTHER])
-        for number, layout in enumerate((Layout.V1_2, Layout.V1_1, Layout.UNVERSIONED_NO_UTIL))
+        for number, layout in enumerate((Layout.V1_2, Layout.V1_1, Layout.V1_1_POSTINIT))
     ]
     inside = start()
     living: list[tuple[RegionFile, int, int]] = []

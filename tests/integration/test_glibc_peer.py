@@ -11,7 +11,7 @@ import c_tools
 import pytest
 from stress import scaled
 
-LAYOUTS = 5
+LAYOUTS = 3
 FORMATS = 2
 
 

@@ -1,7 +1,9 @@
 """The regions that libvgpu has left behind: recovered, used, and left as they were."""
 
+from pathlib import Path
+
 import pytest
-from golden_regions import GoldenRegion
+from golden_regions import NAMES, GoldenRegion, unpack
 from lock_bytes import is_free
 from namespaces import needs_first_namespace
 from reaping import reap_in_time
@@ -12,6 +14,12 @@ from slot_bytes import pids, slot_bytes, slot_range
 from libhamiregion import MemoryLimitExceeded, open_region
 
 pytestmark = needs_first_namespace
+
+
+@pytest.fixture(params=[name for name in NAMES if not name.startswith("unversioned")])
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> GoldenRegion:
+    """Each golden region of a layout with a lock."""
+    return unpack(request.param, tmp_path)
 
 
 def is_killed_holder(golden: GoldenRegion) -> bool:

@@ -235,7 +235,7 @@ scene.descriptor = descriptor
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     "layout",
-    [Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED, Layout.V1_1],
+    [Layout.V1_1],
 )
 def test_up_to_2_8_0_a_dead_writers_lock_is_taken_over_under_libvgpus_own_range(
     layout: Layout, file: RegionFile, actor: MakeActor

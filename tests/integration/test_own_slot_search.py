@@ -32,7 +32,7 @@ answer = os.stat("/proc").st_atime_ns != 0
 """
 
 
-@pytest.fixture(params=[Layout.UNVERSIONED, Layout.V1_1, Layout.V1_2])
+@pytest.fixture(params=[Layout.V1_1, Layout.V1_2])
 def file(request: pytest.FixtureRequest, region_file: RegionFileFactory) -> RegionFile:
     return region_file(request.param)
 
@@ -99,8 +99,6 @@ def test_one_that_charges_releases_and_detaches_looks_for_nobody(
 def test_only_another_ones_name_behind_the_last_slot_makes_it_search(
     process: Actor, file: RegionFile
 ) -> None:
-    if file.layout is Layout.UNVERSIONED:
-        pytest.skip("its processes do not remember where their slots are: nobody comes back")
     file.put("proc_num", 0)
     file.put("slot_used.total", 77, slot=0)
     put_seqlock(file, 0, 8)

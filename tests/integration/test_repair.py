@@ -15,6 +15,7 @@ from lock_bytes import hold, is_free
 from namespaces import needs_first_namespace
 from node_scene import Events, NodeScene
 from region_bytes import RegionFile
+from slot_bytes import LOCKABLE
 from stress import scaled
 from wait import PATIENCE_S, eventually
 
@@ -284,7 +285,7 @@ def test_it_mends_while_containers_come_and_go(
         try:
             while time.monotonic() < deadline or rounds < 2:
                 rounds += 1
-                file = scene.container(f"c{rounds}", layout=dice.choice(list(Layout)))
+                file = scene.container(f"c{rounds}", layout=dice.choice(LOCKABLE))
                 other = start()
                 other.tell("attach", file.path)
                 pids = [child(other, file)[0] for _ in range(3)]

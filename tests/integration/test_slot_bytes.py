@@ -234,13 +234,6 @@ def test_a_mark_of_another_file_proves_nothing(
         assert region.memory_used(0) == 600
 
 
-def test_the_oldest_layouts_have_no_room_for_it(region_file: RegionFileFactory) -> None:
-    for layout in (Layout.UNVERSIONED, Layout.UNVERSIONED_NO_UTIL):
-        file = region_file(layout)
-        with open_region(file, writable=True) as region, region.attach():
-            assert locked_slot_bytes(file) == 0
-
-
 # ---- the lock ----
 
 

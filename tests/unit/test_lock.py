@@ -74,13 +74,37 @@ TAKES_THE_LOCK_ITSELF: dict[str, Callable[[Region], object]] = {
 def test_calls_that_take_the_lock_themselves_refuse_under_it(
     region_file: RegionFileFactory,
 ) -> None:
-    file = region_file(Layout.UNVERSIONED)
+    file = region_file(Layout.V1_1)
     file.add_process(0)  # for reap(), which takes the lock only where there is something to do
     with open_region(file, writable=True) as region:
         for call in TAKES_THE_LOCK_ITSELF.values():
             with region.lock(), pytest.raises(RuntimeError, match="this thread holds the lock"):
                 call(region)
             assert is_free(file)
+
+
+@pytest.mark.parametrize("layout", [Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED])
+def test_the_two_oldest_layouts_refuse_locks_and_slots_by_name(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, memory_limits=[5])
+    file.add_process(os.getpid(), {0: 1})
+    before = file.content()
+    refused = {
+        **TAKES_THE_LOCK_ITSELF,
+        "lock": lambda region: region.lock().__enter__(),
+        "attach": lambda region: region.attach(),
+        "recover_lock": lambda region: region.recover_lock(),
+    }
+    with open_region(file, writable=True) as region:
+        for name, call in refused.items():
+            if name == "set_utilization" and not layout.has_utilization:
+                continue
+            with pytest.raises(RegionReadOnly, match=layout.value):
+                call(region)
+        assert file.content() == before
+        assert region.lock_state().semaphore_value == 1
+        assert region.set_memory_limit(7, device=0)[0].before == 5
 
 
 def test_accounting_refuses_under_the_own_lock(

@@ -119,15 +119,14 @@ def test_the_slot_that_a_process_left_itself_is_not_told_as_a_dead_ones(
 
 
 def test_a_slot_that_is_emptied_where_it_stands_holds_nothing(
-    layout: Layout, file: RegionFile, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     file.add_process(DEAD, {0: 100}, host_pid=77, status=2)
     for part in ("context", "module", "data", "offset", "total"):
         file.put(f"slot_used.{part}", 5, device=15)
     file.put("slot_monitorused", 6, device=15)
-    if layout is not Layout.UNVERSIONED_NO_UTIL:
-        for part in ("dec", "enc", "sm"):
-            file.put(f"slot_util.{part}", 7, device=15)
+    for part in ("dec", "enc", "sm"):
+        file.put(f"slot_util.{part}", 7, device=15)
     attached(actor, file, 1)
     with open_region(file, writable=True) as region:
         (reaped,) = reap_in_time(region)

@@ -147,6 +147,7 @@ def test_a_failed_open_leaves_no_descriptor(region_file: RegionFileFactory) -> N
     assert descriptors_of(file.path) == 0
 
 
+@pytest.mark.parametrize("layout", [Layout.V1_2])
 def test_no_descriptor_is_kept_that_a_child_could_inherit(file: RegionFile) -> None:
     """Neither is one that a program could close when it becomes a daemon."""
     with open_region(file, writable=True) as region:

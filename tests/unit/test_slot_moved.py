@@ -12,7 +12,7 @@ from actors import MakeActor
 from lock_bytes import NOBODY, is_free
 from namespaces import needs_first_namespace
 from region_bytes import RegionFile, RegionFileFactory
-from slot_bytes import at_work, move_last_into, pids, put_slot, slot_bytes
+from slot_bytes import WITHOUT_SEQLOCK, at_work, move_last_into, pids, put_slot, slot_bytes
 
 from libhamiregion import Layout, MemoryLimitExceeded, Region, Slot, SlotRepair, open_region
 
@@ -199,10 +199,7 @@ def test_a_slot_that_is_reaped_around_stays_right(
         assert region.memory_used(0) == 111
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [layout for layout in Layout if not layout.has_seqlock],
-)
+@pytest.mark.parametrize("layout", WITHOUT_SEQLOCK)
 def test_up_to_2_8_0_a_slot_that_was_moved_is_taken_as_it_is(
     layout: Layout, region_file: RegionFileFactory
 ) -> None:
