@@ -5,7 +5,7 @@ import logging
 from .containers import Container, MissingReason
 from .doctor import Finding, FindingKind, Repair, Severity, diagnose, repair
 from .driver_lists import driver_gap
-from .kubernetes_error import KubernetesError
+from .kubernetes import KubernetesError
 from .matching import HostProcess, RegionProcesses
 from .names import ClaimName, NodeNames, PodName
 from .node import Node, NodeBusy

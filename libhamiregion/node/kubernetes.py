@@ -1,217 +1,247 @@
-"""The one client of the Kubernetes API: requests that read, and answers taken as they come."""
+"""Requests to the Kubernetes API: where the server is, which account asks, and its answers."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import http.client
 import json
 import os
 import socket
-import threading
-import time
+import ssl
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
-from .kube_config import ConfigError, ServerAccess, find_access
-from .kubernetes_error import KubernetesError
+import attrs
+
+from libhamiregion.bounded_file import read_bounded
+from libhamiregion.errors import needs_extra
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from typing_extensions import Self
+    import urllib3
 
-    from libhamiregion.errors import PathLike
-
-_CONNECT_TIMEOUT_S = 10.0
-_PIECE = 1 << 16
-# The text of an error; what is longer is none that anybody reads.
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_TOKEN_LIMIT = 64 << 10
+_FILE_LIMIT = 8 << 20
 _ERROR_LIMIT = 64 << 10
-_UNAUTHORIZED = 401
-# The kernel notices after 25 s that a server's machine is gone, also while a watch only listens.
-_SOCKET_OPTIONS = (
+_CONNECT_TIMEOUT_S = 10.0
+# For a pipe, such as the shell's <(...), which may decrypt something first.
+_SILENCE_S = 10.0
+# The kernel notices after 25 s that the server's machine is gone, also while a watch only listens.
+_SOCKET_OPTIONS = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-)
+]
+
+
+class KubernetesError(Exception):
+    """The Kubernetes API cannot be reached, refuses, or gives no valid answer.
+
+    Attributes:
+        status: The HTTP status; None without one.
+        retry_after_s: How long the server asks clients to wait; None if it does not say.
+    """
+
+    def __init__(
+        self, message: str, status: int | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message, status, retry_after_s)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@attrs.frozen
+class _Access:
+    """How to reach the API server, and which headers authenticate each request."""
+
+    url: str
+    pool: urllib3.PoolManager
+    headers: Callable[[], Mapping[str, str]]
 
 
 class KubernetesApi:
-    """GET requests to the API server, one at a time, over one connection that is kept.
+    """GET requests to the API server.
 
-    Threads: `get`, `close` and the answer are for one thread at a time; `abort` may be called from
-    others.
+    Threads: one request at a time.
 
     Args:
-        kubeconfig: A kubeconfig file; None means the service account in a pod, else the file that
-            kubectl would use. It is read at the first request, and again after a 401.
+        kubeconfig: A kubeconfig file with a token or a client certificate; None means the service
+            account in a pod, else ``$KUBECONFIG`` or ``~/.kube/config``. It is read at the first
+            request, and again after a 401.
+
+    Raises:
+        ModuleNotFoundError: The extra ``kubernetes`` is not installed.
     """
 
-    def __init__(self, kubeconfig: PathLike | None = None) -> None:
-        self._kubeconfig = None if kubeconfig is None else os.fspath(kubeconfig)
-        self._access: ServerAccess | None = None
-        self._connection: _Connection | None = None
-        # That of the connection, also when http.client has handed it to an answer.
-        self._socket: socket.socket | None = None
-        self._lock = threading.Lock()
-        self._is_aborted = False
+    def __init__(self, kubeconfig: str | None = None) -> None:
+        with needs_extra("The Kubernetes API", "kubernetes"):
+            import ijson  # noqa: F401
+            import urllib3  # noqa: F401
+            import yaml  # noqa: F401
+        self._kubeconfig = kubeconfig
+        self._access: _Access | None = None
 
-    def get(self, path: str, query: Mapping[str, str], *, silence_s: float = 10.0) -> Answer:
-        """Ask for one path.
+    @contextlib.contextmanager
+    def get(
+        self, path: str, query: Mapping[str, str], *, accept: str, silence_s: float
+    ) -> Iterator[urllib3.BaseHTTPResponse]:
+        """Ask for one path; the body of the response is read within the context.
 
         Args:
-            path: Below the server's address, such as ``/api/v1/pods``.
+            path: Path below the server's address, such as ``/api/v1/pods``.
             query: The parameters.
-            silence_s: How long the server may say nothing, before and within its answer.
-
-        Returns:
-            The answer, of which nothing has been read; the caller closes it.
+            accept: Media type of the answer.
+            silence_s: How long the server may send nothing.
 
         Raises:
-            KubernetesError: The API cannot be reached, or has answered with an error.
+            KubernetesError: The API cannot be reached, or has answered with an error; also while
+                the body is read.
         """
+        import ijson
+        import urllib3
+
         try:
-            if self._access is None:
-                self._access = find_access(self._kubeconfig)
-            target = self._access.prefix + path + (f"?{urlencode(query)}" if query else "")
-            response = self._ask(self._access, target, silence_s)
-            if response.status == http.client.OK:
-                return Answer(self, response)
-            with response:
-                raw = response.read(_ERROR_LIMIT)
-        except (ConfigError, OSError, http.client.HTTPException, ValueError) as error:
-            self.close()
-            raise KubernetesError(_in_words(error)) from error
-        self.close()
-        if response.status == _UNAUTHORIZED:
-            # Whoever has revoked a token may have written another.
+            access = self._access = self._access or _find_access(self._kubeconfig)
+            response = access.pool.request(
+                "GET",
+                access.url + path,
+                fields=dict(query),
+                headers={"Accept": accept, "User-Agent": "hamiregion", **access.headers()},
+                timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=silence_s),
+                preload_content=False,
+                retries=False,
+            )
+            try:
+                if response.status != 200:
+                    raise self._refusal(response)
+                yield response
+            finally:
+                response.close()
+        except KubernetesError:
+            raise
+        except (
+            *(urllib3.exceptions.HTTPError, ijson.JSONError, OSError),
+            *(ValueError, TypeError, KeyError, AttributeError, RecursionError),
+        ) as error:
+            # An answer of another shape leads to any of these.
+            words = " ".join(str(error).split()) or type(error).__name__
+            raise KubernetesError(words[:400]) from error
+
+    def _refusal(self, response: urllib3.BaseHTTPResponse) -> KubernetesError:
+        if response.status == 401:
+            # The token may have been replaced.
             self._access = None
-        raise KubernetesError(
-            _status_text(response.status, raw),
-            response.status,
-            _seconds(response.headers.get("Retry-After")),
+        message = f"the API answered {response.status}"
+        with contextlib.suppress(ValueError, AttributeError):
+            message += f": {json.loads(response.read(_ERROR_LIMIT)).get('message')}"
+        after = response.headers.get("Retry-After") or ""
+        return KubernetesError(
+            message, response.status, float(after) if after.isdecimal() else None
         )
 
-    def abort(self) -> None:
-        """End the request that another thread waits for, and refuse all later ones."""
-        with self._lock:
-            self._is_aborted = True
-            if self._socket is not None:
-                # This wakes the thread that reads from it.
-                with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        """Close the connection; the next request makes another."""
-        with self._lock:
-            connection, self._connection, self._socket = self._connection, None, None
-        if connection is not None:
-            connection.close()
-
-    def _ask(self, access: ServerAccess, target: str, silence_s: float) -> http.client.HTTPResponse:
-        headers = {"Accept": "application/json", "User-Agent": "hamiregion", **access.headers()}
-        while True:
-            if getattr(self._connection, "sock", None) is None:
-                self.close()
-            is_fresh = self._connection is None
-            connection = self._connection or self._connect(access)
-            try:
-                connection.sock.settimeout(silence_s)
-                connection.request("GET", target, headers=headers)
-                return connection.getresponse()
-            except (ConnectionError, http.client.RemoteDisconnected):
-                # A server may close a connection that has rested.
-                self.close()
-                if is_fresh:
-                    raise
-
-    def _connect(self, access: ServerAccess) -> _Connection:
-        connection = self._connection = _Connection(access)
-        connection.connect()
-        with self._lock:
-            self._socket = connection.sock
-            if self._is_aborted:
-                raise ConnectionAbortedError("the client is closed")
-        return connection
-
-
-class Answer:
-    """What the API sends with status 200; a context manager."""
-
-    def __init__(self, api: KubernetesApi, response: http.client.HTTPResponse) -> None:
-        self._api = api
-        self._response = response
-        self._is_whole = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._response.close()
-        if not self._is_whole:
-            self._api.close()
-
-    def pieces(self, limit: int | None = None, until_s: float | None = None) -> Iterator[bytes]:
-        """The body in pieces, each as soon as it is there.
-
-        Args:
-            limit: How many bytes it may have.
-            until_s: When it must have ended, by `time.monotonic`.
-
-        Raises:
-            KubernetesError: It is longer, takes longer, or has ended before its end.
-        """
-        left = limit
-        try:
-            while piece := self._response.read1(_PIECE):
-                if left is not None and (left := left - len(piece)) < 0:
-                    raise KubernetesError("the API's answer is too long")
-                yield piece
-                if until_s is not None and time.monotonic() > until_s:
-                    raise KubernetesError("the API's answer took too long")
-            if self._response.length:
-                raise http.client.IncompleteRead(b"", self._response.length)
-        except http.client.IncompleteRead:
-            raise KubernetesError("the API's answer ended too early") from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise KubernetesError(_in_words(error)) from error
-        self._is_whole = True
-
-
-class _Connection(http.client.HTTPConnection):
-    """A connection to the API server, encrypted where its address says so."""
-
-    sock: socket.socket
-
-    def __init__(self, access: ServerAccess) -> None:
-        super().__init__(access.host, access.port, timeout=_CONNECT_TIMEOUT_S)
-        self._context: ssl.SSLContext | None = access.context
-        self._server_name = access.server_name
-
-    def connect(self) -> None:
-        """Connect, and shake hands within the timeout."""
-        super().connect()
-        for option in _SOCKET_OPTIONS:
-            self.sock.setsockopt(*option)
-        if self._context is not None:
-            self.sock = self._context.wrap_socket(self.sock, server_hostname=self._server_name)
-
-
-def _in_words(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return "the API did not answer in time"
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _status_text(status: int, raw: bytes) -> str:
+def _find_access(kubeconfig: str | None) -> _Access:
+    if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        host = os.environ["KUBERNETES_SERVICE_HOST"]
+        port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+        url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+        context = ssl.create_default_context(cafile=_ACCOUNT / "ca.crt")
+        return _Access(url, _pool(context, None), _token_in(_ACCOUNT / "token"))
+    named = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")
+    path = Path(kubeconfig or named.split(os.pathsep)[0])
     try:
-        document: Any = json.loads(raw)
-    except (ValueError, RecursionError):
-        document = None
-    message = document.get("message") if isinstance(document, dict) else None
-    return f"the API answered {status}" + (f": {message}" if isinstance(message, str) else "")
+        return _of_file(path)
+    except Exception as error:
+        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise KubernetesError(f"{path}: {' '.join(str(words).split())[:400]}") from error
 
 
-def _seconds(text: str | None) -> float | None:
-    return float(text) if text is not None and text.isascii() and text.isdigit() else None
+def _of_file(path: Path) -> _Access:
+    import yaml
+
+    config = yaml.safe_load(read_bounded(path, _FILE_LIMIT, silence_s=_SILENCE_S))
+    chosen = _named(config, "context", config["current-context"])
+    cluster = _named(config, "cluster", chosen["cluster"])
+    user = _named(config, "user", chosen["user"]) if chosen.get("user") else {}
+    for key in ("exec", "auth-provider", "username"):
+        if key in user:
+            raise ValueError(f"{key} is not supported; use a token or a client certificate")
+    context = None
+    if cluster["server"].startswith("https://"):
+        context = _tls(path.parent, cluster, user)
+    headers: Callable[[], Mapping[str, str]] = dict
+    if user.get("tokenFile"):
+        headers = _token_in(path.parent / user["tokenFile"])
+    elif user.get("token"):
+        token = {"Authorization": f"Bearer {user['token']}"}
+        headers = lambda: token  # noqa: E731 (one of several)
+    pool = _pool(context, cluster.get("tls-server-name"))
+    return _Access(cluster["server"].rstrip("/"), pool, headers)
+
+
+def _named(config: Any, kind: str, name: object) -> dict[str, Any]:
+    for each in config[f"{kind}s"]:
+        if each["name"] == name:
+            found: dict[str, Any] = each[kind]
+            return found
+    raise ValueError(f"there is no {kind} {name}")
+
+
+def _tls(folder: Path, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
+    authority = _data(folder, cluster, "certificate-authority")
+    # Comments around the certificates may have any characters.
+    text = None if authority is None else authority.decode("ascii", "ignore")
+    context = ssl.create_default_context(cadata=text)
+    if cluster.get("insecure-skip-tls-verify") is True:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    certificate, key = (_data(folder, user, f"client-{each}") for each in ("certificate", "key"))
+    if certificate is not None:
+        # OpenSSL reads certificates and keys from files only.
+        memory = os.memfd_create("client-certificate", os.MFD_CLOEXEC)
+        with os.fdopen(memory, "wb") as file:
+            file.write(certificate + b"\n" + (key or b""))
+            file.flush()
+            context.load_cert_chain(f"/proc/self/fd/{memory}")
+    return context
+
+
+def _data(folder: Path, entry: Mapping[str, Any], key: str) -> bytes | None:
+    """The content of an entry's field, or of the file that the entry names."""
+    if entry.get(f"{key}-data"):
+        return base64.b64decode(entry[f"{key}-data"], validate=True)
+    if not entry.get(key):
+        return None
+    content = read_bounded(folder / entry[key], _FILE_LIMIT, silence_s=_SILENCE_S)
+    if not content:
+        # An empty text would mean the system's authorities.
+        raise ValueError(f"{folder / entry[key]} is empty")
+    return content
+
+
+def _token_in(path: Path) -> Callable[[], Mapping[str, str]]:
+    """Headers with the token of a file, read for each request: kubelet replaces it."""
+
+    def headers() -> Mapping[str, str]:
+        token = read_bounded(path, _TOKEN_LIMIT).decode("ascii").strip()
+        if not token:
+            raise ValueError(f"{path} is empty")
+        return {"Authorization": f"Bearer {token}"}
+
+    return headers
+
+
+def _pool(context: ssl.SSLContext | None, server_name: str | None) -> urllib3.PoolManager:
+    import urllib3
+
+    options: dict[str, Any] = {} if context is None else {"ssl_context": context}
+    if server_name is not None:
+        options |= {"server_hostname": server_name, "assert_hostname": server_name}
+    return urllib3.PoolManager(socket_options=_SOCKET_OPTIONS, **options)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from libhamiregion.layouts import DEVICE_CAPACITY
-from libhamiregion.node.node_pod import ANNOTATION_PREFIX, pods_by_uid
+from libhamiregion.node.node_pods import ANNOTATION_PREFIX
 from libhamiregion.node.selector import Selector
 from libhamiregion.text import printable
 
@@ -28,7 +28,7 @@ from .sources import SourceReading
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from libhamiregion.node.node_pod import NodePod
+    from libhamiregion.node.node_pods import NodePod
 
 _FIELDS: Final = {field.replace("_", "-"): field for field in LIMIT_FIELDS}
 _KNOWN: Final = f"[CONTAINER.]{{{','.join(_FIELDS)}}}[.DEVICE]"
@@ -50,48 +50,40 @@ def plan_of_pods(pods: Iterable[NodePod]) -> SourceReading:
     rules: list[Rule] = []
     problems: dict[str, str] = {}
     held: set[str] = set()
-    everybody = list(pods)
-    stands_for = pods_by_uid(everybody)
-    for pod in sorted(everybody, key=lambda each: (each.namespace, each.name)):
-        if not pod.annotations:
-            continue
-        uids = [uid for uid in pod.uids if stands_for[uid] is pod]
-        found, wrong = _rules(pod, uids)
+    for pod in sorted(pods, key=lambda each: (each.namespace, each.name)):
+        found, wrong = _rules(pod)
         if wrong:
             more = [f"and {len(wrong) - 5} more"] if len(wrong) > 5 else []
             problems[printable(f"{pod.namespace}/{pod.name}", 2 * 253)] = "; ".join(
                 [*wrong[:5], *more]
             )
-            held.update(uids)
+            held.add(pod.uid)
         else:
             rules += found
     return SourceReading(LimitPlan(tuple(rules)), problems, frozenset(held))
 
 
-def _rules(pod: NodePod, uids: Iterable[str]) -> tuple[list[Rule], list[str]]:
+def _rules(pod: NodePod) -> tuple[list[Rule], list[str]]:
     rules = []
     wrong = []
     name = printable(f"annotations of {pod.namespace}/{pod.name}", 2 * 253)
     for key, text in sorted(pod.annotations.items()):
         try:
-            select, limits = _request(pod, key, text)
+            select, limits = _request(key, text)
         except ValueError as error:
             wrong.append(f"{ANNOTATION_PREFIX}{printable(key, _SHOWN)}: {error}")
         else:
-            rules += [Rule(attrs.evolve(select, pod_uid=uid), limits, name) for uid in uids]
+            rules.append(Rule(attrs.evolve(select, pod_uid=pod.uid), limits, name))
     # The more exactly a rule says what it means, the later it stands.
     rules.sort(key=lambda r: (r.select.container is not None, r.select.device is not None))
     return rules, wrong
 
 
-def _request(pod: NodePod, key: str, text: str) -> tuple[Selector, Limits]:
+def _request(key: str, text: str) -> tuple[Selector, Limits]:
     match = _KEY.match(key)
     if match is None:
         raise ValueError(f"unknown; known are {_KNOWN}")
     field, container, device = _FIELDS[match["field"]], match["container"], match["device"]
-    if container is not None and container not in pod.containers:
-        names = ", ".join(printable(name, _SHOWN) for name in pod.containers[:10])
-        raise ValueError(f"the pod has no container {container} (it has {names or 'none'})")
     if device is not None and field not in DEVICE_FIELDS:
         raise ValueError(f"a {field} is of the whole container; leave out the device")
     if device is not None and int(device) >= DEVICE_CAPACITY:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from libhamiregion.errors import PathLike
-    from libhamiregion.node.node_pod import NodePod
+    from libhamiregion.node.node_pods import NodePod
 
 
 class PodAnnotations:
@@ -100,7 +100,7 @@ class PodAnnotations:
             return False
         self._seen = generation
         # Most changes of a pod are none of its annotations, its containers or its UIDs.
-        found = [pod for pod in pods.values() if pod.annotations or len(pod.uids) > 1]
+        found = [pod for pod in pods.values() if pod.annotations]
         if found == self._annotated:
             return False
         self._annotated = found

@@ -28,8 +28,8 @@ from libhamiregion import (
     open_region,
 )
 from libhamiregion.exporter.web_config import WebConfigError, load_web_config
-from libhamiregion.node import NodeNames
-from libhamiregion.node.kube_config import ConfigError, find_access
+from libhamiregion.node import KubernetesError, NodeNames
+from libhamiregion.node.kubernetes import _find_access
 from libhamiregion.plan import PlanError, load_plan
 from libhamiregion.plan.state import PlanState
 from libhamiregion.report import PrometheusHistory, Recording, RecordingError, RecordingWriter
@@ -125,7 +125,7 @@ def named_in_a_kubeconfig(path: Path, **names: dict[str, str]) -> None:
     kubeconfig = path.with_name("kubeconfig")
     kubeconfig.write_text(a_kubeconfig(**names))
     try:
-        find_access(str(kubeconfig)).headers()
+        _find_access(str(kubeconfig)).headers()
     finally:
         kubeconfig.unlink()
 
@@ -242,8 +242,8 @@ PLACES = {
     ),
     "a kubeconfig": Place(
         lambda path: path.write_text(a_kubeconfig()),
-        lambda path: find_access(str(path)),
-        ConfigError,
+        lambda path: _find_access(str(path)),
+        KubernetesError,
         anything,
         FOLLOWED,
     ),
@@ -257,14 +257,14 @@ PLACES = {
     "a kubeconfig's authority": Place(
         a_certificate,
         lambda path: named_in_a_kubeconfig(path, cluster={"certificate-authority": path.name}),
-        ConfigError,
+        KubernetesError,
         anything,
         FOLLOWED,
     ),
     "a kubeconfig's certificate": Place(
         a_certificate,
         lambda path: named_in_a_kubeconfig(path, user={"client-certificate": path.name}),
-        ConfigError,
+        KubernetesError,
         anything,
         FOLLOWED,
     ),

@@ -236,9 +236,10 @@ class FakeApi:
         return [each for each in self.requests if each.get("watch") != "true"]
 
 
-def _as_item(pod: dict[str, Any]) -> dict[str, Any]:
-    """A pod in a list, which says once what they all are."""
-    return {key: each for key, each in pod.items() if key not in {"kind", "apiVersion"}}
+def _as_metadata(item: dict[str, Any]) -> dict[str, Any]:
+    """What PartialObjectMetadata has of a pod."""
+    about = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
+    return {**about, "metadata": item.get("metadata", {})}
 
 
 def _place_of(pod: dict[str, Any]) -> tuple[str, str]:
@@ -289,6 +290,8 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                 api.requests.append(query)
             if self.headers.get("Authorization") != f"Bearer {TOKEN}":
                 self.status(401, "Unauthorized")
+            elif "as=PartialObjectMetadata" not in self.headers.get("Accept", ""):
+                self.status(406, "this library asks for metadata alone")
             elif api.refusals:
                 refusal = api.refusals.pop(0)
                 code, after_s = refusal if isinstance(refusal, tuple) else (refusal, None)
@@ -376,10 +379,10 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
             self.answer(
                 200,
                 {
-                    "kind": "PodList",
-                    "apiVersion": "v1",
+                    "kind": "PartialObjectMetadataList",
+                    "apiVersion": "meta.k8s.io/v1",
                     "metadata": metadata,
-                    "items": [_as_item(pod) for pod in pods[begin:end]],
+                    "items": [_as_metadata(pod) for pod in pods[begin:end]],
                 },
                 is_half=is_half,
             )
@@ -426,7 +429,7 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                 for version, kind, pod in events:
                     reached = version
                     if _is_told(kind, pod, query):
-                        self.event(kind, pod)
+                        self.event(kind, _as_metadata(pod) if isinstance(pod, dict) else pod)
                 if time.monotonic() >= deadline and not api.silent:
                     self.chunk(b"")
                     return

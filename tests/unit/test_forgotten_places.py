@@ -21,7 +21,7 @@ from libhamiregion.agent import StaleDirectoryCollector
 from libhamiregion.cli.verbs import hamiregion
 from libhamiregion.exporter import COLLECTORS, NodeExporter, collectors, families
 from libhamiregion.node import Node, NodeNames, NvmlSampler
-from libhamiregion.node.node_pod import NodePod
+from libhamiregion.node.node_pods import NodePod
 from libhamiregion.node.places import DEFAULT_ROOTS
 from libhamiregion.plan import Limits, apply_diff, diff_plan, load_plan
 from libhamiregion.plan.annotations import plan_of_pods
