@@ -50,8 +50,7 @@ ffi.cdef((PACKAGE / "_native.cdef.h").read_text(encoding="utf-8"))
 ffi.cdef("#define HR_HAS_TESTPOINTS ...")
 ffi.set_source(
     "libhamiregion._native",
-    "".join(f'#include "{each}.h"\n' for each in ("details", "process_stats", "samples"))
-    + TESTPOINTS,
+    "".join(f'#include "{each}.h"\n' for each in ("details", "process_stats")) + TESTPOINTS,
     sources=project_files("csrc/*.c"),
     include_dirs=["csrc"],
     depends=project_files("csrc/*.h") + project_files("libhamiregion/_native.cdef.h"),

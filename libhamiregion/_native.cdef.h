@@ -220,56 +220,6 @@ struct hr_process_stat {
 void hr_read_process_stats(int proc, const uint32_t *pids, uint32_t count,
                            struct hr_process_stat *out);
 
-/* ---- samples.h ---------------------------------------------------------- */
-
-#define HR_WRITE_UNSIGNED ...
-#define HR_WRITE_SIGNED ...
-#define HR_WRITE_RATIO ...
-#define HR_WRITE_SM_LIMIT ...
-#define HR_WRITE_SINCE ...
-#define HR_WRITE_NEGATIVE ...
-#define HR_WRITE_DOUBLE ...
-#define HR_WRITE_ONE ...
-#define HR_NO_ROW ...
-
-struct hr_samples {
-    const char *before;
-    const char *head;
-    const char *tail;
-    const char *labels;
-    const uint32_t *ends;
-    const uint32_t *rows;
-    const void *cells;
-    uint32_t before_bytes, head_bytes, tail_bytes;
-    uint32_t count;
-    uint32_t cell_count;
-    uint32_t write_as;
-    uint64_t now;
-};
-
-struct hr_place_in_text {
-    uint32_t samples;
-    uint32_t row;
-    const char *begun;
-};
-
-size_t hr_write_samples(const struct hr_samples *samples, uint32_t count,
-                        struct hr_place_in_text *place, char *out, size_t room);
-
-struct hr_slot_columns {
-    const uint64_t *region;
-    const uint64_t *first_usage;
-    const uint64_t *first_device;
-    const uint64_t *device_rows;
-    uint32_t processes, regions, usages, devices;
-};
-
-void hr_sum_slots(const struct hr_slot_columns *columns, const unsigned char *chosen,
-                  const uint64_t *usages, uint64_t *sums);
-void hr_sum_figures(const uint32_t *devices, const uint32_t *rows, uint32_t count,
-                    const int64_t *figures, uint32_t figure_count, uint64_t *sums, uint32_t *users,
-                    uint32_t *known, uint32_t device_count);
-
 #define HR_MEMORY ...
 #define HR_SM ...
 #define HR_PRIORITY ...

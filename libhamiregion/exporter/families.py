@@ -14,26 +14,26 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from libhamiregion._core import lib
-
 Origin: TypeAlias = Literal["hami", "legacy", "own"]
-#: How a cell becomes a number of the text; see csrc/samples.h.
-WriteAs: TypeAlias = int
+#: How a cell becomes a number of the text.
+WriteAs: TypeAlias = Literal[
+    "whole", "signed", "ratio", "limit ratio", "since", "negative", "real", "info"
+]
 
-WHOLE: WriteAs = lib.HR_WRITE_UNSIGNED
-SIGNED: WriteAs = lib.HR_WRITE_SIGNED
+WHOLE: WriteAs = "whole"
+SIGNED: WriteAs = "signed"
 #: Kept in percent and exported as a ratio, 37 as 0.37.
-RATIO: WriteAs = lib.HR_WRITE_RATIO
+RATIO: WriteAs = "ratio"
 #: A ratio that is absent where there is no limit: 0, and 100 and above.
-LIMIT_RATIO: WriteAs = lib.HR_WRITE_SM_LIMIT
+LIMIT_RATIO: WriteAs = "limit ratio"
 #: Seconds since the time in the cell; absent where that is 0.
-SINCE: WriteAs = lib.HR_WRITE_SINCE
+SINCE: WriteAs = "since"
 #: 1 where the cell is negative, else 0.
-NEGATIVE: WriteAs = lib.HR_WRITE_NEGATIVE
+NEGATIVE: WriteAs = "negative"
 #: The cells are doubles, such as seconds.
-REAL: WriteAs = lib.HR_WRITE_DOUBLE
+REAL: WriteAs = "real"
 #: Always 1: what is told stands in the labels.
-INFO: WriteAs = lib.HR_WRITE_ONE
+INFO: WriteAs = "info"
 
 
 @attrs.frozen(eq=False)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
-from array import array
-from itertools import accumulate, islice
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from libhamiregion.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from libhamiregion.node import HostProcess
 
@@ -117,52 +116,35 @@ def read_labels(text: bytes) -> dict[str, str]:
 
 
 class LabelRows:
-    """The label texts of many series, one after the other, as the native writer takes them.
+    """The label texts of many series.
 
     Attributes:
-        text: All of them.
-        ends: Where each ends in `text`.
+        texts: One for each row.
     """
 
-    __slots__ = ("_named", "_renamed", "ends", "text")
+    __slots__ = ("_named", "_renamed", "texts")
 
     def __init__(self, texts: Sequence[bytes]) -> None:
-        self.text = b"".join(texts)
-        self.ends = array("I", accumulate(map(len, texts)))
+        self.texts = texts
         self._named: dict[tuple[tuple[str, str], ...], list[dict[str, str]]] = {}
         self._renamed: LabelRows | None = None
 
     @classmethod
     def joined(cls, several: Iterable[LabelRows]) -> LabelRows:
         """The texts of several, one after the other."""
-        made = cls(())
-        parts = []
-        start = 0
-        for each in several:
-            parts.append(each.text)
-            made.ends.extend([start + end for end in each.ends])
-            start += len(each.text)
-        made.text = b"".join(parts)
-        return made
+        return cls([text for each in several for text in each.texts])
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self.texts)
 
     def named(self, family: MetricFamily) -> list[dict[str, str]]:
         """The labels of each row as a mapping, with the family's constant ones; kept."""
         found = self._named.get(family.constant)
         if found is None:
             found = self._named[family.constant] = [
-                {**read_labels(text), **dict(family.constant)} for text in self.texts()
+                {**read_labels(text), **dict(family.constant)} for text in self.texts
             ]
         return found
-
-    def texts(self) -> Iterator[bytes]:
-        """The text of each row."""
-        start = 0
-        for end in self.ends:
-            yield self.text[start:end]
-            start = end
 
     def renamed(self, names: Mapping[str, str]) -> LabelRows:
         """Give the labels other names, and leave labels without one out; kept once made.
@@ -172,7 +154,7 @@ class LabelRows:
         if self._renamed is None:
             rows = [
                 {names[name]: value for name, value in read_labels(text).items() if name in names}
-                for text in self.texts()
+                for text in self.texts
             ]
             texts = (label_text(tuple(row), *row.values()) for row in rows)
             self._renamed = LabelRows(list(dict.fromkeys(texts)))

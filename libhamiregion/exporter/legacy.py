@@ -51,7 +51,7 @@ def _memory_parts(used: Series, *parts: Series) -> Series:
     texts = []
     assert used.rows is not None  # noqa: S101 (those of devices have rows)
     for labels, row in zip(
-        used.labels.renamed(families.FORMER_LABELS).texts(), used.rows, strict=True
+        used.labels.renamed(families.FORMER_LABELS).texts, used.rows, strict=True
     ):
         context, module, data = (each.cells[row] for each in parts)
         rest = (used.cells[row] - context - module - data) & _WRAP

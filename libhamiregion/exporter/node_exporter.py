@@ -270,11 +270,11 @@ class NodeExporter:
         Raises:
             RegionClosed: The node has been closed.
         """
-        return b"".join(map(bytes, self.pieces(openmetrics, names=names)))
+        return b"".join(self.pieces(openmetrics, names=names))
 
     def pieces(
         self, openmetrics: bool = False, *, names: Collection[str] | None = None
-    ) -> Iterator[memoryview]:
+    ) -> Iterator[bytes]:
         """The text of `render` in pieces, of which each is used before the next is asked for.
 
         For servers: the whole text never exists.

@@ -26,7 +26,7 @@ _PART_BYTES: Final = 16 * 1024
 class Source(Protocol):
     """Where a scrape's text comes from, such as a `NodeExporter`."""
 
-    def pieces(self, openmetrics: bool = False) -> Iterator[memoryview]:
+    def pieces(self, openmetrics: bool = False) -> Iterator[bytes]:
         """The text in pieces, of which each is used before the next is asked for."""
 
     def not_ready(self) -> str | None:
@@ -48,7 +48,7 @@ class Body:
     text_size: int
 
     @classmethod
-    def of(cls, pieces: Iterator[memoryview]) -> Body:
+    def of(cls, pieces: Iterator[bytes]) -> Body:
         """Compress a text piece by piece: the whole of it never exists."""
         stream = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, _GZIP)
         parts: list[bytes] = []

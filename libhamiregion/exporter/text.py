@@ -1,33 +1,30 @@
-"""From series to text: the formats of Prometheus (0.0.4) and OpenMetrics (1.0).
-
-The core writes the lines, piece by piece; see csrc/samples.h.
-"""
+"""From series to text: the formats of Prometheus (0.0.4) and OpenMetrics (1.0)."""
 
 from __future__ import annotations
 
+import math
 from array import array
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from libhamiregion._core import ffi, lib
+from libhamiregion.units import UNLIMITED_SM_PERCENT
 
-from .families import INFO, REAL, SIGNED, WHOLE
+from .families import INFO, LIMIT_RATIO, NEGATIVE, REAL, SIGNED, SINCE, WHOLE
 from .labels import LabelRows, label_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from .families import MetricFamily
+    from .families import MetricFamily, WriteAs
 
 #: The content type of `NodeExporter.render`.
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 #: The content type of ``NodeExporter.render(openmetrics=True)``.
 OPENMETRICS_CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-NO_ROW: Final[int] = lib.HR_NO_ROW
-#: Large enough for any line, small enough to stay in a processor's cache.
-PIECE_BYTES: Final = 128 * 1024
+#: In the rows of a series: no sample.
+NO_ROW: Final = 2**32 - 1
 _NO_CELLS: Final = array("Q")
 
 
@@ -50,7 +47,7 @@ class Series:
     cells: Any = _NO_CELLS
     rows: array[int] | None = None
     suffix: str = ""
-    write_as: int | None = None
+    write_as: WriteAs | None = None
 
     @classmethod
     def of(cls, family: MetricFamily, values: Mapping[bytes, float]) -> Series:
@@ -91,54 +88,36 @@ class TextEncoder:
         self, constant: Callable[[MetricFamily], Mapping[str, str]] = lambda _: {}
     ) -> None:
         self._constant = constant
-        self._heads: dict[tuple[MetricFamily, str, bool], tuple[Any, Any, Any]] = {}
+        self._heads: dict[tuple[MetricFamily, str, bool], tuple[bytes, bytes, bytes]] = {}
 
     def pieces(
         self, series: Iterable[Series], now_s: int, *, openmetrics: bool = False
-    ) -> Iterator[memoryview]:
-        """The text in pieces, which share one buffer: use each before you ask for the next.
-
-        Families without a sample are left out.
+    ) -> Iterator[bytes]:
+        """The text, in a piece for each of the series that have samples.
 
         Args:
-            series: Those of one family stand together.
+            series: Those of one family follow each other.
             now_s: The time, Unix seconds.
             openmetrics: Which of the two formats.
         """
-        given = list(series)
-        native = ffi.new("struct hr_samples[]", len(given))
-        # What the pointers lead to has to live until the text is written.
-        kept = [self._fill(native[i], each, now_s, openmetrics) for i, each in enumerate(given)]
-        place = ffi.new("struct hr_place_in_text *")
-        buffer = bytearray(PIECE_BYTES)
-        out, view = ffi.from_buffer(buffer), memoryview(buffer)
-        while place.samples < len(given):
-            size = lib.hr_write_samples(native, len(given), place, out, PIECE_BYTES)
-            if size:
-                yield view[:size]
-            elif place.samples < len(given):
-                raise ValueError(f"a line of {given[place.samples].family.name} is too long")
+        begun = None
+        for each in series:
+            before, head, tail = self._head(each.family, each.suffix, openmetrics)
+            lines = b"".join(
+                [
+                    b"%b%b%b%b\n" % (head, labels, tail, number)
+                    for labels, number in _cells(each, now_s)
+                ]
+            )
+            if lines:
+                yield lines if each.family is begun else before + lines
+                begun = each.family
         if openmetrics:
-            yield memoryview(b"# EOF\n")
-        del kept
+            yield b"# EOF\n"
 
-    def _fill(self, native: Any, series: Series, now_s: int, openmetrics: bool) -> object:
-        family, labels, rows = series.family, series.labels, series.rows
-        before, head, tail = self._head(family, series.suffix, openmetrics)
-        text, ends = ffi.from_buffer(labels.text), ffi.from_buffer("uint32_t[]", labels.ends)
-        cells = ffi.from_buffer(series.cells)
-        at = ffi.NULL if rows is None else ffi.from_buffer("uint32_t[]", rows)
-        native.before, native.before_bytes = before, len(before)
-        native.head, native.head_bytes = head, len(head)
-        native.tail, native.tail_bytes = tail, len(tail)
-        native.labels, native.ends, native.count = text, ends, len(labels)
-        native.rows, native.cells = at, ffi.cast("void *", cells)
-        native.cell_count = len(cells) // 8
-        native.write_as = family.write_as if series.write_as is None else series.write_as
-        native.now = now_s
-        return text, ends, cells, at
-
-    def _head(self, family: MetricFamily, suffix: str, openmetrics: bool) -> tuple[Any, Any, Any]:
+    def _head(
+        self, family: MetricFamily, suffix: str, openmetrics: bool
+    ) -> tuple[bytes, bytes, bytes]:
         key = (family, suffix, openmetrics)
         found = self._heads.get(key)
         if found is None:
@@ -146,18 +125,47 @@ class TextEncoder:
             meaning = family.help.replace("\\", r"\\").replace("\n", r"\n")
             if openmetrics:
                 meaning = meaning.replace('"', r"\"")
-            before = ffi.from_buffer(
-                f"# HELP {name} {meaning}\n# TYPE {name} {family.kind}\n".encode()
-            )
-            if suffix:
-                # The same lines of all its parts are known by their address.
-                before = self._head(family, "", openmetrics)[0]
+            before = f"# HELP {name} {meaning}\n# TYPE {name} {family.kind}\n"
             more = {**dict(family.constant), **self._constant(family)}
             constant = label_text(tuple(more), *more.values()).decode()
             comma = "," if family.labels and more else ""
             has_labels = bool(family.labels or more)
             head = f"{family.name}{suffix}{'{' if has_labels else ' '}"
             tail = f"{comma}{constant}}} " if has_labels else ""
-            found = before, ffi.from_buffer(head.encode()), ffi.from_buffer(tail.encode())
-            self._heads[key] = found
+            found = self._heads[key] = before.encode(), head.encode(), tail.encode()
         return found
+
+
+def _cells(series: Series, now_s: int) -> Iterator[tuple[bytes, bytes]]:
+    """Label text and number of each sample."""
+    texts, write_as = series.labels.texts, series.write_as or series.family.write_as
+    if write_as == INFO:
+        yield from ((text, b"1") for text in texts)
+        return
+    numbers = [_number(write_as, cell, now_s) for cell in series.cells.tolist()]
+    rows = range(len(texts)) if series.rows is None else series.rows
+    for text, row in zip(texts, rows, strict=True):
+        number = numbers[row] if row < len(numbers) else None
+        if number is not None:
+            yield text, number
+
+
+def _number(write_as: WriteAs, cell: float, now_s: int) -> bytes | None:
+    """The number that the text has for a cell; None if it has no sample."""
+    if write_as in (WHOLE, SIGNED):
+        return b"%d" % cell
+    if write_as == REAL:
+        return _real(cell)
+    if write_as == SINCE:
+        return b"%d" % max(0, now_s - cell) if cell else None
+    if write_as == NEGATIVE:
+        return b"1" if cell < 0 else b"0"
+    if write_as == LIMIT_RATIO and not 0 < cell < UNLIMITED_SM_PERCENT:
+        return None
+    return _real(cell / 100)
+
+
+def _real(number: float) -> bytes:
+    if not math.isfinite(number):
+        return b"NaN" if math.isnan(number) else b"+Inf" if number > 0 else b"-Inf"
+    return b"%d" % number if number.is_integer() and abs(number) < 2**53 else repr(number).encode()

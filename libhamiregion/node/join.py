@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from libhamiregion._core import ffi, lib
-
 from .driver_lists import DriverLists
 from .node_process import NodeProcess, ProcessDeviceRow
 from .pairs import Pairs, shape_of
@@ -210,17 +208,12 @@ class Join:
                 at[pair] = len(figures)
                 figures.append(figure)
         sums, users = array("Q", bytes(8 * len(devices))), array("I", bytes(4 * len(devices)))
-        lib.hr_sum_figures(
-            ffi.from_buffer("uint32_t[]", pairs.devices),
-            ffi.from_buffer("uint32_t[]", at),
-            len(at),
-            ffi.from_buffer("int64_t[]", figures),
-            len(figures),
-            ffi.from_buffer("uint64_t[]", sums),
-            ffi.from_buffer("uint32_t[]", users),
-            ffi.from_buffer("uint32_t[]", rows),
-            len(devices),
-        )
+        for device, figure in zip(pairs.devices, at, strict=True):
+            users[device] += 1
+            if figure >= len(figures) or figures[figure] < 0:
+                rows[device] = NO_ROW
+            else:
+                sums[device] += figures[figure]
         field = "memory_driver_bytes" if name == "memory_used_bytes" else "driver_sm_percent"
         without_slot: defaultdict[tuple[Container, int], list[int | None]] = defaultdict(list)
         for process in self.uncounted:

@@ -42,7 +42,6 @@ ORDER = (
     "snapshot",
     "read_set",
     "columns",
-    "samples",
     "edit",
     "burst",
     "create",

@@ -66,7 +66,7 @@ def test_any_texts_come_back_from_the_parser_also_under_former_names(raw: list[s
     assert found == {**named, "zone": "vGPU"}
     labels = label_text(families.DEVICE, *values)
     assert read_labels(labels) == named
-    (former,) = LabelRows([labels]).renamed(families.FORMER_LABELS).texts()
+    (former,) = LabelRows([labels]).renamed(families.FORMER_LABELS).texts
     assert former == label_text([families.FORMER_LABELS[each] for each in named], *values)
 
 

@@ -1,19 +1,16 @@
 """Text from series: the two formats, and numbers as Prometheus takes them."""
 
-import locale
 import math
 import struct
 from array import array
 
-import pytest
-from exposition import parsed
 from hypothesis import given
 from hypothesis import strategies as st
 
 from libhamiregion.exporter import families
 from libhamiregion.exporter.families import MetricFamily
 from libhamiregion.exporter.labels import NO_LABELS, LabelRows, label_text
-from libhamiregion.exporter.text import NO_ROW, PIECE_BYTES, Series, TextEncoder
+from libhamiregion.exporter.text import NO_ROW, Series, TextEncoder
 
 NOW_S = 1_800_000_000
 
@@ -23,7 +20,7 @@ def device(pod: str) -> bytes:
 
 
 def text(*series: Series, openmetrics: bool = False) -> bytes:
-    return b"".join(map(bytes, TextEncoder().pieces(series, NOW_S, openmetrics=openmetrics)))
+    return b"".join(TextEncoder().pieces(series, NOW_S, openmetrics=openmetrics))
 
 
 def numbers(family: MetricFamily, cells: array, rows: array | None = None) -> list[bytes]:  # type: ignore[type-arg]
@@ -119,36 +116,3 @@ def test_doubles_read_back_as_they_were(values: list[float]) -> None:
             or value == back == 0
         )
         assert len(word) <= len("-1.2345678901234567e-308")
-
-
-def test_doubles_are_written_with_a_point_whatever_the_locale() -> None:
-    before = locale.setlocale(locale.LC_NUMERIC)
-    for name in ("de_DE.UTF-8", "fr_FR.UTF-8", "C.UTF-8"):
-        try:
-            locale.setlocale(locale.LC_NUMERIC, name)
-        except locale.Error:
-            continue
-        try:
-            assert numbers(families.HOST_POWER, array("d", [0.5, 1e300])) == [b"0.5", b"1e+300"]
-        finally:
-            locale.setlocale(locale.LC_NUMERIC, before)
-
-
-def test_a_long_text_comes_in_pieces_that_end_with_a_line() -> None:
-    labels = LabelRows([device("x" * 200 + str(number)) for number in range(2000)])
-    cells = array("Q", range(2000))
-    series = [
-        Series(family, labels, cells) for family in (families.MEMORY_USED, families.MEMORY_LIMIT)
-    ]
-    pieces = [bytes(piece) for piece in TextEncoder().pieces(series, NOW_S)]
-    assert len(pieces) > 8
-    assert all(len(piece) <= PIECE_BYTES and piece.endswith(b"\n") for piece in pieces)
-    found = parsed(b"".join(pieces))
-    assert sorted(found.series("hami_vgpu_memory_used_bytes").values()) == list(range(2000))
-    assert len(found.series("hami_vgpu_memory_limit_bytes")) == 2000
-
-
-def test_a_line_that_no_piece_holds_is_an_error_and_no_endless_loop() -> None:
-    series = Series.of(families.MEMORY_USED, {b"x" * PIECE_BYTES: 1})
-    with pytest.raises(ValueError, match="hami_vgpu_memory_used_bytes is too long"):
-        text(series)
