@@ -24,7 +24,7 @@ from libhamiregion.node.containers import MissingReason
 from libhamiregion.node.events import container_words, silent
 from libhamiregion.node.node import NodeBusy
 from libhamiregion.node.observation import SHARED_AGE_S, Observer
-from libhamiregion.node.writers import OtherWriter
+from libhamiregion.node.writers import CompetingController
 from libhamiregion.region import open_in_container
 
 from . import tasks
@@ -54,7 +54,9 @@ _MAY_PASS = frozenset(
 )
 
 #: Stands for whoever may write unseen.
-_LOOK_TIMED_OUT = (OtherWriter("hidden", None, "a look at this node does not come to its end"),)
+_LOOK_TIMED_OUT = (
+    CompetingController("hidden", None, "a look at this node does not come to its end"),
+)
 
 # A region: its path, and the very file.
 _Key: TypeAlias = "tuple[str, tuple[int, int]]"
@@ -151,7 +153,7 @@ class Feedback(Task):
         self._looked: tuple[tuple[object, ...], list[tuple[Container, LaunchState]]] | None = None
         # The same, if all of it was as the rule wants it.
         self._settled: list[tuple[Container, LaunchState]] | None = None
-        self._others: tuple[OtherWriter, ...] = ()
+        self._others: tuple[CompetingController, ...] = ()
         self._clear_looks = 0
         # Held while something is written, so that nothing is once giving back has begun.
         self._writing = threading.Lock()
@@ -160,7 +162,7 @@ class Feedback(Task):
         self._looking = BoundedCall(self._look, "hami-look", keeps_late=True)
 
     @property
-    def paused(self) -> tuple[OtherWriter, ...]:
+    def paused(self) -> tuple[CompetingController, ...]:
         """The other writers that keep this task from writing; empty while it writes."""
         return self._others
 
@@ -211,7 +213,7 @@ class Feedback(Task):
             raise observation.processes_error
         return self._observer.read_regions(max_age_s=self._max_age_s)
 
-    def _look(self) -> tuple[NodeSnapshot | None, tuple[OtherWriter, ...]]:
+    def _look(self) -> tuple[NodeSnapshot | None, tuple[CompetingController, ...]]:
         snapshot = None
         with contextlib.suppress(NodeBusy):
             # Another task's look hangs: what is known of the regions still can be followed.
@@ -305,7 +307,7 @@ class Feedback(Task):
                 del self._written[key]
         self._retained = containers, len(self._written)
 
-    def _note(self, others: tuple[OtherWriter, ...]) -> None:
+    def _note(self, others: tuple[CompetingController, ...]) -> None:
         """Pause, or go on."""
         if others:
             self._settled = None

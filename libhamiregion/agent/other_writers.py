@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from libhamiregion.node.root_lock import RootLock, RootLocked, RootUse
-from libhamiregion.node.writers import OtherWriter, find_monitors
+from libhamiregion.node.node_lock import LockUse, NodeLock, NodeLocked
+from libhamiregion.node.writers import CompetingController, find_monitors
 
 if TYPE_CHECKING:
     from libhamiregion.node.node import Node
@@ -24,7 +24,7 @@ class OtherWriterRuns(RuntimeError):
         others: Who, and how that is known.
     """
 
-    def __init__(self, others: tuple[OtherWriter, ...]) -> None:
+    def __init__(self, others: tuple[CompetingController, ...]) -> None:
         super().__init__("; ".join(other.message for other in others))
         self.others = others
 
@@ -46,9 +46,9 @@ class WriterWatch:
     def __init__(self, node: Node, *, assume_alone: bool = False) -> None:
         self._node = node
         self._assume_alone = assume_alone
-        self._lock = RootLock(RootUse.FEEDBACK)
+        self._lock = NodeLock(LockUse.FEEDBACK)
 
-    def look(self, *, lock: bool = True) -> tuple[OtherWriter, ...]:
+    def look(self, *, lock: bool = True) -> tuple[CompetingController, ...]:
         """Look once, and take the lock if it is free.
 
         Args:
@@ -66,13 +66,13 @@ class WriterWatch:
                 f"{self._node.proc!r} does not show all processes of the node, so HAMi's monitor"
                 " may run unseen; run in the host's pid namespace (hostPID: true)"
             )
-            found.append(OtherWriter("hidden", None, message))
+            found.append(CompetingController("hidden", None, message))
         if lock:
             try:
                 self._lock.hold(self._node.directories or (_WITHOUT_ROOTS,))
-            except RootLocked as locked:
+            except NodeLocked as locked:
                 message = f"another agent runs: a process has locked {locked.root!r}"
-                found.append(OtherWriter("lock", None, message))
+                found.append(CompetingController("lock", None, message))
         return tuple(found)
 
     def close(self) -> None:

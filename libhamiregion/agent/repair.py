@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 #: What is repaired without anybody being asked: each with proof, and nothing that may be meant.
 SAFE_KINDS = frozenset(kind for kind in FindingKind if kind.explanation.repair is not None)
-# That a suspended process goes on is told, and nothing is done about it.
-_KINDS = SAFE_KINDS | {FindingKind.SUSPENSION_IGNORED}
 # Proof takes 10 s of watching, in which nothing else is looked at: whatever can be done at once is
 # done first, and after one that took so long the others wait for the next pass.
 _SLOW_CAUSE = "ownerless"
@@ -48,9 +46,8 @@ class RepairLoop(Task):
     of watching, also where that succeeds: a container that spoils its own lock again and again does
     not keep the others waiting.
 
-    Events (task ``repair``): ``repaired`` or ``would_repair``, ``failed``, ``recovered``,
-    ``suspension_ignored`` for a suspended process that goes on all the same, and ``hidden`` and
-    ``visible`` when processes of the node cannot be looked into, and can be again.
+    Events (task ``repair``): ``repaired`` or ``would_repair``, ``failed``, ``recovered``, and
+    ``hidden`` and ``visible`` when processes of the node cannot be read, and can be again.
 
     Args:
         node: The node.
@@ -102,7 +99,7 @@ class RepairLoop(Task):
                 views=observed_views(self._node, observation, due),
                 # Without the driver's rows: what it says proves nothing that is repaired.
                 rows=(),
-                kinds=_KINDS,
+                kinds=SAFE_KINDS,
                 settle_s=self.settle_s,
             )
         except BaseException:
@@ -112,9 +109,6 @@ class RepairLoop(Task):
         found = [each for each in all_found if each.repairable]
         self.count("runs")
         self._note_visibility()
-        for each in all_found:
-            if each.kind is FindingKind.SUSPENSION_IGNORED:
-                self.events.emit("suspension_ignored", each.summary, each.container, pid=each.pid)
         quick: defaultdict[str, defaultdict[str | None, list[Finding]]]
         quick = defaultdict(lambda: defaultdict(list))
         slow: dict[tuple[str, str], list[Finding]] = {}

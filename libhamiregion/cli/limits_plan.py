@@ -9,7 +9,7 @@ import attrs
 import click
 
 from libhamiregion.node.containers import MissingReason
-from libhamiregion.node.root_lock import RootUse, is_root_locked
+from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.plan import (
     PlanError,
     PlanFile,
@@ -310,7 +310,7 @@ def _page(node: Node, reading: SourceReading, found: PlanDiff) -> Page:
         "plan-diff/1",
         {**diff_object(found), "problems": dict(reading.problems)},
         diff_blocks(found, reading.plan),
-        notes=(kept,) if is_root_locked(node.directories, RootUse.PLAN) else (),
+        notes=(kept,) if is_node_locked(node.directories, LockUse.PLAN) else (),
         warnings=(*node_warnings(node), *problems),
     )
 

@@ -35,11 +35,9 @@ from .tables import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from libhamiregion.node import Node, NodeProcess, Observer, ProcessDeviceRow, Selector
-    from libhamiregion.node.suspended import SuspendedProcesses
-    from libhamiregion.suspension import SuspendedActivity
 
     from .options import NodeChoice
     from .tables import Block
@@ -53,7 +51,6 @@ SORTS = ("name", "memory", "sm", "pid")
 _STATE_STYLES = {
     "alive": GOOD,
     "suspended": NEAR,
-    "goes-on": f"bold {OVER}",
     "dead": f"bold {OVER}",
     "unknown": NEAR,
     "unlisted": NEAR,
@@ -72,7 +69,6 @@ class ProcessRow(Names):
         host_pid: Its pid in /proc, or by the driver; None if it is dead or unknown.
         state: alive, dead, unknown, unlisted, escaped or unmanaged.
         status: Of its slot: 0 exited, 1 running, 2 suspended; None without a slot.
-        goes_on: What it does though it is suspended; None if nothing was seen.
         uid: Its user; None where /proc does not tell.
         user: That user's name.
         command: Its command line, raw text.
@@ -85,7 +81,6 @@ class ProcessRow(Names):
     host_pid: int | None
     state: str
     status: int | None
-    goes_on: SuspendedActivity | None
     uid: int | None
     user: str | None
     command: str | None
@@ -104,7 +99,7 @@ class ProcessRow(Names):
         """Its state; a suspended process has one of its own."""
         if self.status != ProcessStatus.SUSPENDED or self.state != "alive":
             return self.state
-        return "suspended" if self.goes_on is None else "goes-on"
+        return "suspended"
 
     @property
     def busy(self) -> Sequence[ProcessDeviceRow]:
@@ -142,9 +137,7 @@ def _is_busy(row: ProcessDeviceRow) -> bool:
     )
 
 
-def _process_row(
-    node: Node, process: NodeProcess, goes_on: Mapping[int, SuspendedActivity]
-) -> ProcessRow:
+def _process_row(node: Node, process: NodeProcess) -> ProcessRow:
     host, container = process.process, process.container
     # Without a slot, its pid inside its container.
     inner = host.ns_pids[-1] if process.pid is None and host is not None else process.pid
@@ -155,7 +148,6 @@ def _process_row(
         host_pid=process.host_pid,
         state=process.state,
         status=process.status,
-        goes_on=None if process.pid is None else goes_on.get(process.host_pid or 0),
         uid=None if host is None else host.uid,
         user=None if host is None else host.user,
         command=None if host is None else host.command,
@@ -181,7 +173,6 @@ def process_page(
     *,
     sort: str,
     wide: bool,
-    suspended: SuspendedProcesses,
     live: bool = False,
 ) -> Page:
     """Look at the node's processes now.
@@ -192,17 +183,13 @@ def process_page(
         node_choice: What the node was chosen by.
         sort: One of `SORTS`.
         wide: Whether to show users, uuids and commands too.
-        suspended: What was seen of suspended processes before.
         live: Whether it is for `top` on a terminal, with the GPUs, the containers and the keys.
     """
     node, observation = observer.node, observer.observe()
     sample = observation.sample
     views = observed_views(node, observation)
     processes = process_rows(Join(observation), views)
-    suspended.look_at(views)
-    if not live:
-        suspended.watch()
-    rows = _in_order(_chosen(node, processes, selector, suspended.going_on), sort)
+    rows = _in_order(_chosen(node, processes, selector), sort)
     answer, gap = driver_answer(observer, observation)
     driver = answer is not None and gap is None
     data = {"driver": answer, "processes": rows}
@@ -235,13 +222,12 @@ def _chosen(
     node: Node,
     processes: Iterable[NodeProcess],
     selector: Selector,
-    goes_on: Mapping[int, SuspendedActivity],
 ) -> Iterable[ProcessRow]:
     for process in processes:
         owner = process.owner
         if not selector.matches_container(owner, node.pod_name(owner)):
             continue
-        row = _process_row(node, process, goes_on)
+        row = _process_row(node, process)
         if selector.device is not None:
             chosen = [each for each in row.busy if selector.matches_device(each)]
             if not chosen:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from libhamiregion.node.suspended import SuspendedProcesses
-
 from . import options
 from .intervals import ticks
 from .keyboard import SORT_KEYS
@@ -63,7 +61,6 @@ def ps(
     \b
     alive      has a slot, and runs
     suspended  the same, blocked by `hamiregion suspend`
-    goes-on    suspended, and allocates or launches all the same (HAMi 2.10 without an SM limit)
     dead       has a slot whose process is gone; its memory still counts (hamiregion reap)
     unknown    /proc does not show enough to tell
     unlisted   maps a region and has no slot; a forked child is one until it uses CUDA
@@ -81,15 +78,12 @@ def ps(
     JSON: taken_at_ns, complete (all processes could be seen), driver (state, message, version;
     null with --no-driver), warnings, gaps (what could not be looked at: kind, reason, count, and
     the container's names), and processes, a list of objects with the keys namespace, pod, pod_uid,
-    container, container_id, region_path, pid, host_pid, state, status, goes_on (of a suspended
-    process: allocating, launching, or null: not seen), uid, user, command, slots (more than 1: a
-    sum over what one container has too many of) and devices, whose keys are the fields of
-    ProcessDeviceRow.  null is not known.
+    container, container_id, region_path, pid, host_pid, state, status, uid, user, command, slots
+    (more than 1: a sum over what one container has too many of) and devices, whose keys are the
+    fields of ProcessDeviceRow.  null is not known.
     """  # noqa: D301 (click looks for the character itself)
     with driver.observe(node_choice) as observer:
-        look = functools.partial(
-            process_page, observer, selector, node_choice, wide=wide, suspended=SuspendedProcesses()
-        )
+        look = functools.partial(process_page, observer, selector, node_choice, wide=wide)
         show_all((look(sort=sort) for _ in ticks(interval_s)), interval_s, as_json)
 
 
@@ -115,9 +109,7 @@ def top(
     --watch is given.  Columns, states, PATTERNs, JSON and exit codes are those of `hamiregion ps`.
     """
     with driver.observe(node_choice) as observer:
-        look = functools.partial(
-            process_page, observer, selector, node_choice, wide=wide, suspended=SuspendedProcesses()
-        )
+        look = functools.partial(process_page, observer, selector, node_choice, wide=wide)
         if as_json or not on_terminal():
             show_all((look(sort=sort) for _ in ticks(interval_s)), interval_s, as_json)
         else:

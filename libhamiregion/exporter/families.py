@@ -174,16 +174,6 @@ HOST_ECC = _family(
     "Memory errors of the GPU's lifetime, corrected and uncorrected.",
     labels=(*HOST, "error_type"),
 )
-GPU_ENERGY = _gpu(
-    "hamiregion_gpu_energy_joules_total",
-    "Energy that the GPU has drawn since the driver was loaded.",
-    write_as=REAL,
-)
-GPU_XIDS = _family(
-    "hamiregion_gpu_xid_errors_total",
-    "XID events of the GPU since this exporter started to look.",
-    labels=(*HOST, "xid"),
-)
 
 # ---- HAMi's monitor: the containers --------------------------------------------------------------
 
@@ -260,8 +250,8 @@ CONTAINER_INFO = _family(
 )
 CLAIM_INFO = _family(
     "hamiregion_claim_info",
-    "A resource claim with a region, once for each container that holds it;"
-    " with the claim's UID alone where the API is not asked.",
+    "A resource claim with a region, once for each pod of the node that holds it (`container` is"
+    " empty); with the claim's UID alone if kubelet's checkpoint cannot be read.",
     labels=("claim", "namespace", "pod", "container"),
     write_as=INFO,
 )

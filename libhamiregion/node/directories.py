@@ -81,13 +81,11 @@ class DirectoryScan:
         stamp: Of the directory as it was; None if it has to be looked into each time.
         container: What was found.
         files: Of its files that may be regions.
-        older: Of those, regions that were there when a newer one was taken.
     """
 
     stamp: Stamp | None
     container: Container
     files: tuple[File, ...] = ()
-    older: frozenset[File] = frozenset()
 
 
 def settled_stamp(status: os.stat_result, now_ns: int) -> Stamp | None:
@@ -140,8 +138,7 @@ def scan_directory(
 ) -> DirectoryScan | None:
     """Find a container's region, or why there is none.
 
-    The newest file that is a region counts. One that is open stays so until it is stale, or a newer
-    region appears that was not there before: two that are both in use must not take turns.
+    The newest file that is a region counts.
 
     Args:
         directory: Its path.
@@ -170,38 +167,29 @@ def scan_directory(
         if listing.cut:
             return DirectoryScan(None, attrs.evolve(container, missing=_FLOODED))
         return DirectoryScan(listing.stamp, attrs.evolve(container, missing=NO_FILE))
-    older = frozenset() if before is None or kept is None else before.older
-    return _choose(container, listing, kept, older)
+    return _choose(container, listing, kept)
 
 
-def _choose(
-    container: Container, listing: Listing, kept: Region | None, passed: frozenset[File]
-) -> DirectoryScan:
+def _choose(container: Container, listing: Listing, kept: Region | None) -> DirectoryScan:
     region: Region | None = None
     missing: MissingRegion | None = None
     wanted: str | None = None
-    older: set[File] = set()
-    # Whether all of them are what they will be until the directory changes.
+    # Whether the files are what they will be until the directory changes.
     settled = True
     for file in listing.files:
         path = f"{container.directory}/{file.name}"
         try:
-            if region is not None:
-                if file not in passed:
-                    open_in_container(path).close()
-                older.add(file)
-            elif kept is not None and path == kept.path:
-                region, wanted = kept, path
-            elif file in passed:
-                older.add(file)
-            else:
-                region, wanted = open_in_container(path), path
+            is_kept = kept is not None and path == kept.path
+            region = kept if is_kept else open_in_container(path)
         except (RegionError, OSError) as error:
             settled = settled and not file.regular
-            if region is None and missing is None:
+            if missing is None:
                 missing, wanted = missing_for(error), path
+        else:
+            wanted = path
+            break
     if region is None and kept is not None:
-        region, wanted = kept, kept.path  # behind more files than were looked at
+        region, wanted = kept, kept.path  # behind more files than were tried
     names = (file.name for file in listing.files)
     return DirectoryScan(
         listing.stamp if settled and region is not None else None,
@@ -213,7 +201,6 @@ def _choose(
             other_files=tuple(name for name in names if f"{container.directory}/{name}" != wanted),
         ),
         listing.files,
-        frozenset(older),
     )
 
 

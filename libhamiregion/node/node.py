@@ -141,8 +141,6 @@ class Node:
         self._closed = ""
         self._containers: tuple[Container, ...] = ()
         self._rows: tuple[tuple[Container, ...], tuple[Container, ...]] | None = None
-        # What had been read when `find_monitors` last found none.
-        self._without_monitors: tuple[int, tuple[Container, ...]] | None = None
         _nodes.add(self)
 
     @property

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from libhamiregion.node.backoff import Backoff
 from libhamiregion.node.events import EventReporter, silent
+from libhamiregion.node.node_lock import LockUse, NodeLock, NodeLocked
 from libhamiregion.node.observation import SHARED_AGE_S, Observer
-from libhamiregion.node.root_lock import RootLock, RootLocked, RootUse
 from libhamiregion.text import printable
 
 from .apply import change_container
@@ -89,7 +89,7 @@ class PlanWatcher:
         self._state = PlanState(state)
         self._force = force
         self._events = EventReporter("plan", emit)
-        self._lock = RootLock(RootUse.PLAN)
+        self._lock = NodeLock(LockUse.PLAN)
         self._originals: Originals | None = None
         self._backoff = Backoff()
         self._problems: Mapping[str, str] = {}
@@ -186,7 +186,7 @@ class PlanWatcher:
     def _exclude_others(self) -> None:
         try:
             self._lock.hold([*self._node.directories, self._state.directory])
-        except RootLocked as error:
+        except NodeLocked as error:
             raise OtherKeeperRuns(
                 f"{error.root}: another process keeps containers on a plan there"
             ) from None

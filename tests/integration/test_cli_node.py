@@ -40,7 +40,7 @@ def test_ps_tells_what_uses_the_gpus(scene: Scene) -> None:
     for process in processes:
         assert list(process) == [
             *("namespace", "pod", "pod_uid", "container", "container_id", "region_path"),
-            *("pid", "host_pid", "state", "status", "goes_on", "uid", "user", "command"),
+            *("pid", "host_pid", "state", "status", "uid", "user", "command"),
             *("slots", "devices"),
         ]
         for device in process["devices"]:

@@ -10,7 +10,7 @@ from fake_nvml.driver import FakeDriver
 from namespaces import needs_first_namespace
 
 from libhamiregion.node import FindingKind, NvmlSampler, Severity
-from libhamiregion.node.root_lock import RootLock, RootUse
+from libhamiregion.node.node_lock import LockUse, NodeLock
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 
@@ -148,7 +148,7 @@ def test_where_an_agent_has_the_directories_locked_they_will_be_unblocked(
     doctor_node: DoctorNode,
 ) -> None:
     blocked(doctor_node)
-    with contextlib.closing(RootLock(RootUse.FEEDBACK)) as lock:
+    with contextlib.closing(NodeLock(LockUse.FEEDBACK)) as lock:
         lock.hold([str(doctor_node.root)])
         assert doctor_node.findings() == ()
     assert kinds(doctor_node.undisturbed_findings()) == [FindingKind.LAUNCHES_BLOCKED]

@@ -18,7 +18,6 @@ WITH_TESTS_OF_THEIR_OWN = {
     FindingKind.DRIVER_MEMORY_DIFFERS,
     FindingKind.NOT_OBSERVED,
     FindingKind.PROCESS_ESCAPES,
-    FindingKind.SUSPENSION_IGNORED,
     FindingKind.UTILIZATION_NOT_RECORDED,
 }
 

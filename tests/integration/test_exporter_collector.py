@@ -109,7 +109,6 @@ def test_nearly_every_family_of_the_catalogue_is_in_that_comparison(
     assert {name for name in absent if not name.startswith("hamiregion_process_")} == {
         "hamiregion_container_processes_folded",
         "hamiregion_claim_info",
-        "hamiregion_gpu_xid_errors_total",
         "hamiregion_observation_gaps",
         "hamiregion_unnamed_device_memory_limit_bytes",
     }

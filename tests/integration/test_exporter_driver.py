@@ -114,21 +114,6 @@ def test_gpus_have_the_labels_of_hami_210_on_request(
         assert list(found.series(name)) == [frozenset(expected.items())]
 
 
-def test_errors_that_the_driver_reports_are_counted_by_their_number(
-    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
-) -> None:
-    cards = (CARD, SECOND, "sensors 0 41 187500 3 1", "sensors 1 35 90000 0 0")
-    fake_driver.play(*cards)
-    name = "hamiregion_gpu_xid_errors_total"
-    with NodeFiles(tmp_path).open() as node:
-        assert name not in exported(node, sampler).names, "none so far"
-        fake_driver.play(*cards, "xid 0 31", "xid 0 31", "xid 1 48")
-        found = exported(node, sampler)
-    assert found.value(name, device_uuid=GPU, node="worker-1", xid="31") == 2
-    assert found.value(name, device_uuid=OTHER, node="worker-1", xid="48") == 1
-    assert len(found.series(name)) == 2
-
-
 def test_a_figure_that_a_gpu_does_not_have_is_absent(
     tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
 ) -> None:

@@ -17,7 +17,7 @@ from libhamiregion import Layout
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.exporter.collectors import doctor
 from libhamiregion.node.doctor.findings import FindingKind
-from libhamiregion.node.root_lock import RootLock, RootUse
+from libhamiregion.node.node_lock import LockUse, NodeLock
 
 UUIDS = ["GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-1111-111111111111"]
 
@@ -114,7 +114,7 @@ def test_limits_that_an_agent_has_switched_off_are_looked_at_again_when_that_may
         return diagnose(*arguments, **options)
 
     monkeypatch.setattr(doctor, "diagnose", noting)
-    lock = RootLock(RootUse.FEEDBACK)
+    lock = NodeLock(LockUse.FEEDBACK)
     with files.open() as node, contextlib.closing(lock):
         lock.hold([str(files.root)])
         exporter = NodeExporter(node, interval_s=3600)

@@ -11,7 +11,7 @@ from plan_watching import FIVE, SIX, Changing, Watch, aged, memory, set_plan, wa
 from wait import eventually
 
 from libhamiregion.agent import PlanKeeper, TaskRunner
-from libhamiregion.node.root_lock import RootUse, is_root_locked
+from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.plan import (
     LimitPlan,
     PlanFile,
@@ -177,4 +177,4 @@ def test_it_runs_as_a_task_of_an_agent(scene: PlanScene, watch: Watch) -> None:
         assert runner.counters()["plan_failures"] == 0
     finally:
         runner.stop()
-    assert not is_root_locked([str(scene.root)], RootUse.PLAN)
+    assert not is_node_locked([str(scene.root)], LockUse.PLAN)

@@ -132,18 +132,6 @@ def test_a_lock_that_is_taken_or_signed_keeps_its_container_due(rig: Rig) -> Non
     assert rig.changed() == {signed}
 
 
-def test_a_process_that_is_suspended_keeps_its_container_due(rig: Rig) -> None:
-    """What it does shows in no column that is compared."""
-    other = (rig.due._turn + 5) % TURNS
-    rig.add_dead(other)
-    rig.files[other].put("slot_status", 2)
-    for _ in range(2):
-        assert rig.changed() == {other}
-    rig.files[other].put("slot_status", 1)
-    assert rig.changed() == {other}
-    assert rig.changed() == set()
-
-
 def test_a_seqlock_that_is_odd_keeps_its_container_due(rig: Rig) -> None:
     other = (rig.due._turn + 6) % TURNS
     rig.add_dead(other)

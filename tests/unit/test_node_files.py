@@ -73,39 +73,6 @@ def test_a_newer_region_takes_over_once_it_is_one(root: Root, node: Node) -> Non
         first.region.snapshot()
 
 
-def test_two_regions_in_use_do_not_take_turns(root: Root, node: Node) -> None:
-    path = root.region()
-    older = path.with_name("older.cache")
-    create_region(older)
-    os.utime(older, (1, 1))
-    refresh(node)
-    chosen = opened(node)
-    for file in (older, path, older):
-        touch(file)
-        (path.parent / "sign").touch()
-        assert not refresh(node)
-        assert only(node) is chosen
-    path.unlink()
-    refresh(node)
-    assert opened(node).region_path == str(older)
-
-
-def test_an_older_file_that_becomes_a_region_is_the_newest_then(root: Root, node: Node) -> None:
-    path = root.region()
-    content = path.read_bytes()
-    growing = path.with_name("growing.cache")
-    growing.touch()
-    os.utime(growing, (1, 1))
-    settle(path.parent)
-    refresh(node)
-    assert opened(node).region_path == str(path)
-    with growing.open("r+b") as file:
-        file.write(content)
-    touch(growing)
-    refresh(node)
-    assert opened(node).region_path == str(growing)
-
-
 @pytest.fixture
 def few_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a directory need not be flooded with thousands of files."""

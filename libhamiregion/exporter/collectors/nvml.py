@@ -84,9 +84,6 @@ class NvmlCollector:
             add(families.HOST_POWER, device.power_usage_watts, *host)
             add(families.HOST_ECC, device.ecc_corrected_errors, *host, "corrected")
             add(families.HOST_ECC, device.ecc_uncorrected_errors, *host, "uncorrected")
-            add(families.GPU_ENERGY, device.energy_joules, *host)
-            for xid, count in device.xid_errors or ():
-                add(families.GPU_XIDS, count, *host, str(xid))
         return [Series.of(family, found) for family, found in rows.items()]
 
     def _device_type(self, name: str) -> str:

@@ -49,7 +49,6 @@ class FindingKind(enum.Enum):
     DEVICE_COUNT_ZERO = "device_count_zero"
     SM_LIMIT_OFF = "sm_limit_off"
     LAUNCHES_BLOCKED = "launches_blocked"
-    SUSPENSION_IGNORED = "suspension_ignored"
 
     LAYOUT_MIXED = "layout_mixed"
     LAYOUT_NEWER = "layout_newer"
@@ -272,17 +271,6 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "SM-limited processes of the container wait for ever at their next launch.",
         "start HAMi's monitor or `hamiregion agent`, which lift it in their first round",
         is_transient=True,
-    ),
-    FindingKind.SUSPENSION_IGNORED: Explanation(
-        Severity.WARNING,
-        "A process is suspended and goes on (`allocating`, `launching`): from HAMi 2.10 on a"
-        " process obeys only where a device that its container has reported has an SM limit of 1"
-        " to 99. The region does not tell which HAMi uses it, so such processes are watched: their"
-        " memory at every look, and for 3 s, once a minute, whether kernels are launched while no"
-        " other process of the region runs.",
-        "the GPU that was to be freed for others is not.",
-        "give a device an SM limit (`hamiregion limits set`), which makes processes obey that start"
-        " with it, or end the process; `hamiregion resume FILE PID` takes the suspension back",
     ),
     # ---- files -------------------------------------------------------------------------------
     FindingKind.LAYOUT_MIXED: Explanation(

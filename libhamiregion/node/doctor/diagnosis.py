@@ -42,7 +42,6 @@ from .slots import (
     unknown_processes,
     unobserved_processes,
 )
-from .suspensions import ignored_suspensions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
@@ -85,7 +84,6 @@ _CHECKS_OF_REGION = {
     unrecorded_utilization: {FindingKind.UTILIZATION_NOT_RECORDED},
     sm_limits_off: {FindingKind.SM_LIMIT_OFF},
     blocked_launches: {FindingKind.LAUNCHES_BLOCKED},
-    ignored_suspensions: {FindingKind.SUSPENSION_IGNORED},
     mixed_layouts: {FindingKind.LAYOUT_MIXED},
     newer_layouts: {FindingKind.LAYOUT_NEWER},
     borrowed_directories: {FindingKind.DIRECTORY_BORROWED},
@@ -109,8 +107,7 @@ def diagnose(
     A healthy node gives no finding. What a healthy node can show for a moment, such as a lock that
     is held or a host pid that is not yet found, is looked at again after `settle_s`, and is a
     finding only if it is there both times and has not moved in between. If there is nothing of
-    that kind, no time is spent. A suspended process that may go on all the same is watched for 3 s
-    more, once a minute.
+    that kind, no time is spent.
 
     With ``settle_s=0`` there is one look and no waiting, for an exporter that counts findings by
     kind once per interval: what passes by itself may then be reported for one interval, and what
@@ -216,8 +213,7 @@ def _stay(exam: Examination, found: Iterable[Finding], settle_s: float) -> bool:
         for what, has_moved in list(exam.suspects.items()):
             if _moved(has_moved):
                 exam.forget(what)
-    watched = memory_of(exam.node).suspended.watch()
-    return waits or watched or bool(exam.suspects)
+    return waits or bool(exam.suspects)
 
 
 def _moved(has_moved: Callable[[], bool]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from libhamiregion.layouts import Layout
-from libhamiregion.models import ProcessStatus
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -29,8 +28,7 @@ class DueContainers:
     """Chooses the containers to diagnose: those that have changed, and a share of the others.
 
     A container is due when what a read and /proc tell of its slots, limits and devices has changed,
-    while its lock is taken, a slot of it is being written or a process of it is suspended, and
-    where the caller says so. What
+    while its lock is taken or a slot of it is being written, and where the caller says so. What
     none of this shows (a slot behind the last one, a start-up lock) is found in its turn: each
     container is due once in so many calls.
 
@@ -92,7 +90,7 @@ class DueContainers:
         processes, devices = table.processes, table.devices
         of_slots = [getattr(processes, name).tobytes() for name in _OF_SLOTS]
         of_devices = [getattr(devices, name).tobytes() for name in _OF_DEVICES]
-        settled, statuses = processes.settled.tolist(), processes.status.tolist()
+        settled = processes.settled.tolist()
         before, self._seen = self._seen, {}
         changed, unsettled = [], []
         rows = zip(
@@ -121,8 +119,6 @@ class DueContainers:
                 semaphore & _LOW_HALF != 1
                 or owner
                 or 0 in settled[slot:ends]
-                # Whether it grows all the same.
-                or ProcessStatus.SUSPENDED in statuses[slot:ends]
                 # Its second lock stands in no column.
                 or layout == Layout.V1_1_POSTINIT.number
             ):

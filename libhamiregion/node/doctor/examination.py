@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
-from libhamiregion.node.root_lock import RootUse, is_root_locked
+from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.node.writers import find_monitors
 
 from .memory import memory_of
@@ -45,7 +45,7 @@ def is_writer_known(node: Node) -> bool:
     return (
         not node.processes.is_complete
         or bool(find_monitors(node))
-        or is_root_locked(node.directories, RootUse.FEEDBACK)
+        or is_node_locked(node.directories, LockUse.FEEDBACK)
     )
 
 

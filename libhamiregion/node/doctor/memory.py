@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.node.suspended import SuspendedProcesses
-
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
@@ -25,12 +23,10 @@ class DoctorMemory:
         lock: Held while the node is diagnosed or repaired.
         standing: What has stood still, with its value and since when, on the clock that is never
             set.
-        suspended: What suspended processes were seen doing.
     """
 
     lock: threading.RLock = attrs.Factory(threading.RLock)
     standing: dict[Hashable, tuple[Hashable, float]] = attrs.Factory(dict)
-    suspended: SuspendedProcesses = attrs.Factory(SuspendedProcesses)
 
 
 _adding = threading.Lock()

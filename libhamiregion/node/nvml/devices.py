@@ -14,7 +14,6 @@ import attrs
 from .driver import MAX_BYTES, NOT_AVAILABLE, UTILIZATION, listed_processes
 from .models import KINDS, NvmlDevice, ProcessColumns
 from .states import NvmlCallFailed, NvmlFault, NvmlState
-from .xid_events import XidEvents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -55,7 +54,6 @@ _PROFILE = re.compile(r"\bMIG ((?:\d+c\.)?\d+g\.\d+gb\S*)")
 _SENSORS: tuple[tuple[Any, ...], ...] = (
     ("temperature_celsius", "nvmlDeviceGetTemperature", 300, 0),
     ("power_usage_watts", "nvmlDeviceGetPowerUsage", 100_000_000),
-    ("energy_joules", "nvmlDeviceGetTotalEnergyConsumption", 1 << 60),
     ("ecc_corrected_errors", "nvmlDeviceGetTotalEccErrors", (1 << 63) - 1, 0, 1),
     ("ecc_uncorrected_errors", "nvmlDeviceGetTotalEccErrors", (1 << 63) - 1, 1, 1),
 )
@@ -210,7 +208,6 @@ class DeviceReader:
         self._driver = driver
         self._sees_all = sees_all
         self._sensors = _SENSORS if sensors else ()
-        self._xids = XidEvents(driver) if sensors else None
         self._processes = processes
         self.driver_version: str | None = None
         # What was made of the lists of each device when they were last asked for.
@@ -222,13 +219,6 @@ class DeviceReader:
         """NVML was initialised anew: an index may mean another GPU."""
         self._identities.clear()
         self._known.clear()
-        if self._xids is not None:
-            self._xids.forget()
-
-    def collect_events(self) -> None:
-        """Take the events that have come since the last time, before the GPUs are read."""
-        if self._xids is not None:
-            self._xids.collect()
 
     def read(self, index: int) -> tuple[NvmlDevice, list[ProcessColumns]]:
         """One GPU, with the processes on it and on its MIG devices; what fails becomes a fault."""
@@ -260,7 +250,6 @@ class DeviceReader:
             for figure, call, most, *args in self._sensors
         }
         milliwatts = sensors.pop("power_usage_watts", None)
-        millijoules = sensors.pop("energy_joules", None)
         mig_enabled = asked.ask("mig_enabled", lambda: self._mig_enabled(handle))
         lists = self._lists(asked, (index, None))
         migs = self._migs(asked) if mig_enabled else []
@@ -280,8 +269,6 @@ class DeviceReader:
             usage.state,
             (),
             power_usage_watts=None if milliwatts is None else milliwatts / 1000,
-            energy_joules=None if millijoules is None else millijoules / 1000,
-            xid_errors=self._xid_errors(asked, index),
             **sensors,
         )
         # Of all that was asked above.
@@ -289,13 +276,6 @@ class DeviceReader:
         own = _without(lists, readings) if readings else lists
         columns = self._columns((index, None), uuid, own, usage)
         return device, [columns, *(columns for _, columns in readings)]
-
-    def _xid_errors(self, asked: _DeviceQueries, index: int) -> tuple[tuple[int, int], ...] | None:
-        events = self._xids
-        if events is None:
-            return None
-        asked.ask("xid_errors", lambda: events.register(index, asked.handle))
-        return events.counted(index)
 
     def _identity(self, asked: _DeviceQueries) -> tuple[str | None, str | None]:
         uuid = asked.call("uuid", "nvmlDeviceGetUUID")

@@ -42,9 +42,6 @@ class NvmlDevice:
         temperature_celsius: Of its core. This and what follows is None, without a fault, where the
             sampler was not told to ask (``sensors=True``).
         power_usage_watts: What it draws.
-        energy_joules: What it has drawn in all since the driver was loaded.
-        xid_errors: Its XID events since this sampler first asked: each number with how often it
-            came; empty where none came.
         ecc_corrected_errors: Memory errors of its lifetime that ECC has corrected.
         ecc_uncorrected_errors: Those that it could not.
         slot: Of a MIG device, its number among those of the GPU, as ``nvidia-smi -L`` counts them.
@@ -68,8 +65,6 @@ class NvmlDevice:
     faults: tuple[NvmlFault, ...] = ()
     temperature_celsius: int | None = None
     power_usage_watts: float | None = None
-    energy_joules: float | None = None
-    xid_errors: tuple[tuple[int, int], ...] | None = None
     ecc_corrected_errors: int | None = None
     ecc_uncorrected_errors: int | None = None
     slot: int | None = None

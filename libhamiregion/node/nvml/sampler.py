@@ -52,9 +52,8 @@ class NvmlSampler:
             None means to find out. In another pid namespace drivers hide processes, and translate
             the pids of some lists and not of others: a process that is not listed is unknown there,
             not idle.
-        sensors: Whether samples have each GPU's temperature, power, energy, memory errors and XID
-            events as well. That is six more questions, of which some GPUs answer one or the other
-            only after milliseconds.
+        sensors: Whether samples have each GPU's temperature, power and memory errors as well, as
+            HAMi's metrics have them. Some GPUs answer these questions only after milliseconds.
         processes: Whether samples have processes and their utilisation, which is most of what a
             sample costs. Without them every figure of a process is unknown.
     """
@@ -161,9 +160,8 @@ class NvmlSampler:
         ``nvmlDeviceGetGpuInstanceId``, ``nvmlDeviceGetComputeInstanceId``,
         ``nvmlDeviceGetComputeRunningProcesses_v3`` (``_v2`` with drivers that do not have it, or
         have it wrong), the same of graphics and MPS processes, ``nvmlDeviceGetProcessUtilization``.
-        With `sensors` also ``nvmlDeviceGetTemperature``, ``nvmlDeviceGetPowerUsage``,
-        ``nvmlDeviceGetTotalEnergyConsumption``, ``nvmlDeviceGetTotalEccErrors``,
-        ``nvmlDeviceRegisterEvents`` and ``nvmlEventSetWait_v2``.
+        With `sensors` also ``nvmlDeviceGetTemperature``, ``nvmlDeviceGetPowerUsage`` and
+        ``nvmlDeviceGetTotalEccErrors``.
 
         Shell: ``nvidia-smi -q``.
         """
@@ -181,7 +179,6 @@ class NvmlSampler:
                 )
             version, fault = self._driver_version()
             self._reader.driver_version = version
-            self._reader.collect_events()
             readings = [self._reader.read(index) for index in range(count)]
             return NvmlSample(
                 taken_at_ns,
