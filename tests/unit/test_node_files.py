@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_root import Root, only, opened, reason, refresh, settle, touch
+from node_root import Root, only, opened, reason, refresh, touch
 from region_bytes import RegionFile, truncate
 
 from libhamiregion import Layout, RegionClosed, RegionNotFound, create_region
