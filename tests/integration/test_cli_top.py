@@ -32,7 +32,6 @@ from libhamiregion.cli.terminal import draw_page, fit_page
 from libhamiregion.node import Selector
 from libhamiregion.node.join import Join
 from libhamiregion.node.process_rows import process_rows
-from libhamiregion.node.suspended import SuspendedProcesses
 from libhamiregion.node.views import observed_views
 
 scene = pytest.fixture(scope="module")(busy_scene)
@@ -59,9 +58,7 @@ def test_every_width_shows_what_fits(scene: Scene) -> None:
     place = NodeChoice((str(scene.node.root),), str(scene.node.logs), "files", None, None)
     with DriverChoice(False, str(scene.driver.library)).observe(place) as observer:
         for wide in (False, True):
-            process = process_page(
-                observer, Selector(), place, sort="name", wide=wide, suspended=SuspendedProcesses()
-            )
+            process = process_page(observer, Selector(), place, sort="name", wide=wide)
             container = container_page(observer, Selector(), place, wide=wide)
             for page, last, used in (
                 (process, "SM drv", "3 GiB"),
@@ -92,7 +89,6 @@ def drawn(scene: Scene, columns: int, *, driver: bool = True) -> list[str]:
             place,
             sort="memory",
             wide=False,
-            suspended=SuspendedProcesses(),
             live=True,
         )
     screen = Console(file=io.StringIO(), width=columns, height=60, color_system=None)
