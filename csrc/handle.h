@@ -87,8 +87,7 @@ struct hr_region {
     struct hr_lock_part lock;
     struct hr_own_slot own;
     bool is_leaving;  /* hr_close() is alone and detaches; it may wait for the lock */
-    bool has_left;    /* hr_leave_all() or hr_leave_all_of() has been here */
-    const void *user; /* hr_set_user(); under the fork lock */
+    bool has_left;    /* hr_leave_all() has been here */
     struct hr_region *next_writable, *previous_writable;
 };
 
@@ -153,9 +152,8 @@ uint64_t hr_next_own_numbers(const hr_region *region, uint64_t from);
 /* The handle's memory lives until the last reference is gone; hr_close() has ended it before. */
 void hr_keep(hr_region *region);
 void hr_let_go(hr_region *region);
-/* A handle of this user, or of any where that is NULL, that was not returned yet, with a reference;
- * NULL: no more. */
-hr_region *hr_next_to_leave(const void *user);
+/* A handle that was not returned yet, with a reference; NULL: no more. */
+hr_region *hr_next_to_leave(void);
 
 static inline bool hr_is_closing(hr_region *region)
 {

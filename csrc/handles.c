@@ -122,20 +122,12 @@ void hr_let_go(hr_region *region)
     free(region);
 }
 
-void hr_set_user(hr_region *region, const void *user)
-{
-    hr_fork_lock();
-    region->user = user;
-    hr_fork_unlock();
-}
-
-hr_region *hr_next_to_leave(const void *user)
+hr_region *hr_next_to_leave(void)
 {
     hr_region *next = NULL;
     hr_fork_lock();
     for (EACH_WRITABLE(other)) {
-        if (other->fork_generation == hr_fork_generation && !other->has_left &&
-            (user == NULL || other->user == user))
+        if (other->fork_generation == hr_fork_generation && !other->has_left)
             next = other;
     }
     if (next != NULL) {

@@ -1,7 +1,5 @@
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "reading.h"
 
@@ -45,25 +43,6 @@ static void remember_slots(hr_region *region, uint32_t slots)
     atomic_store_explicit(&region->likely_slots,
                           slots < MOST_LIKELY_SLOTS ? slots : MOST_LIKELY_SLOTS,
                           memory_order_relaxed);
-}
-
-void hr_give_back_pages(hr_region *const *regions, uint32_t count)
-{
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    for (uint32_t i = 0; i < count; i++) {
-        hr_region *region = regions[i];
-        if (region == NULL || hr_enter(region) != HR_OK)
-            continue;
-        const uint32_t slots = atomic_load_explicit(&region->likely_slots, memory_order_relaxed);
-        const size_t used = (size_t)((const unsigned char *)hr_slot(region, slots) -
-                                     (const unsigned char *)region->base);
-        const size_t start = (used + page - 1) / page * page;
-        /* The file keeps what stands in them: the mapping is shared. */
-        if (slots < MOST_LIKELY_SLOTS && start < region->mapped_bytes)
-            madvise((void *)((uintptr_t)region->base + start), region->mapped_bytes - start,
-                    MADV_DONTNEED);
-        hr_leave(region);
-    }
 }
 
 /* Until hr_leave(), hr_close() waits; so the mapping may be touched. */

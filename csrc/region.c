@@ -202,18 +202,13 @@ void hr_free_held(hr_region **held)
     *held = NULL;
 }
 
-void hr_leave_all_of(const void *user)
+void hr_leave_all(void)
 {
     const uint64_t one_second = 1000000000;
     hr_region *region;
-    while ((region = hr_next_to_leave(user)) != NULL) {
+    while ((region = hr_next_to_leave()) != NULL) {
         hr_unlock_own(region);
         hr_detach(region, one_second);
         hr_let_go(region);
     }
-}
-
-void hr_leave_all(void)
-{
-    hr_leave_all_of(NULL);
 }

@@ -223,25 +223,6 @@ int hr_read_burst(hr_region *region);
 int hr_set_burst(hr_region *region, int on, uint32_t flags);
 
 /*
- * What is watched on behalf of one container: a directory as it was, a region as
- * it is open, or both.
- */
-struct hr_watch_entry {
-    const char *directory; /* NULL: none; the region's name does not count then */
-    uint64_t device_id, inode;
-    int64_t changed_ns; /* its st_ctim */
-    hr_region *region;  /* NULL: none; with a directory, one in it */
-};
-
-/*
- * Which of many entries are not as they were: the directory is another one or has
- * changed; the region's name leads to it no more, or a snapshot of it would fail.
- * One byte each in `changed`; returns how many.
- */
-uint32_t hr_find_changed(const struct hr_watch_entry *entries, uint32_t count,
-                         unsigned char *changed);
-
-/*
  * Unmap.  Waits until calls in progress have ended.  Idempotent.
  *
  * HR_ETIMEOUT: closed, but this process's slot could not be removed, because the lock was
@@ -255,15 +236,10 @@ void hr_free(hr_region *region);
 void hr_free_held(hr_region **held);
 
 /*
- * At the end of the process: give back the locks of this thread, and leave all regions.
- *
- * Where several interpreters share a process, each of them ends by itself: hr_set_user() says whose
- * a handle is (any address; it is compared, never read), and hr_leave_all_of() leaves the regions
- * of that user's handles only.  A handle that is read-only has nothing to leave.
+ * At the end of the process: give back the locks of this thread, and leave all regions.  A
+ * handle that is read-only has nothing to leave.
  */
 void hr_leave_all(void);
-void hr_set_user(hr_region *region, const void *user);
-void hr_leave_all_of(const void *user);
 
 struct hr_create_spec {
     uint32_t layout;
@@ -444,13 +420,6 @@ int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t 
  */
 int hr_read_set_capped(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
                        uint32_t most_usages, struct hr_set_size *size);
-
-/*
- * Give back the pages of regions behind the slots that the last hr_read_set() found in
- * use, 7 at most: the kernel maps up to 16 pages around each that is touched.  Costs
- * nothing but new faults where processes come.
- */
-void hr_give_back_pages(hr_region *const *regions, uint32_t count);
 
 /*
  * Columns of what hr_read_set() wrote.  All cells are 64 bits wide.  A table of k

@@ -14,10 +14,6 @@ _native = import_module("._native", __package__)
 ffi: Any = _native.ffi
 lib: Any = _native.lib
 
-# An address of its own: whose handles are to be left when this interpreter ends. The C core is
-# one for all interpreters of a process.
-THIS_INTERPRETER: Any = ffi.new("char *")
-
 built_from = ffi.string(lib.hr_core_version()).decode("ascii")
 if built_from != __version__:
     raise ImportError(

@@ -100,18 +100,9 @@ int hr_is_stale(hr_region *region);
 int hr_read_burst(hr_region *region);
 int hr_set_burst(hr_region *region, int on, uint32_t flags);
 
-struct hr_watch_entry {
-    const char *directory;
-    uint64_t device_id, inode;
-    int64_t changed_ns;
-    hr_region *region;
-};
-
-uint32_t hr_find_changed(const struct hr_watch_entry *entries, uint32_t count, unsigned char *changed);
 int hr_close(hr_region *region);
 void hr_free_held(hr_region **held);
-void hr_set_user(hr_region *region, const void *user);
-void hr_leave_all_of(const void *user);
+void hr_leave_all(void);
 
 struct hr_create_spec {
     uint32_t layout;
@@ -196,7 +187,6 @@ struct hr_set_size {
 
 int hr_read_set_capped(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
                        uint32_t most_usages, struct hr_set_size *size);
-void hr_give_back_pages(hr_region *const *regions, uint32_t count);
 
 #define HR_TABLE_REGIONS ...
 #define HR_TABLE_DEVICES ...

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 import time
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,7 +15,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .region import Region
-    from .slot import Slot
 
 OWNER_LIVES = {lib.HR_DEAD: "dead", lib.HR_ALIVE: "alive", lib.HR_LIVENESS_UNKNOWN: "unknown"}
 _MAX_NS = (1 << 62) - 1
@@ -137,9 +133,8 @@ class RegionLock:
     Not re-entrant: taking it twice in one thread raises RuntimeError. While it is held, libvgpu
     can neither add nor remove processes, and up to HAMi 2.8.0 not account either.
 
-    An exception that a signal's handler raises leaves the lock taken in one case only: at the very
-    first instruction of leaving, until its traceback is dropped, and this object with it. If this
-    thread takes the lock through the same Region before that, it is given back first.
+    As with Python's own locks, an exception that a signal's handler raises at the very first
+    instruction of ``__exit__`` leaves the lock taken until this object is dropped.
     """
 
     __slots__ = ("_region", "_ticket", "_timeout_ns")
@@ -169,9 +164,6 @@ class RegionLock:
     def _take(self, code: int) -> int:
         """Go on after the first attempt."""
         handle = self._region._handle
-        if code == lib.HR_EBUSY and end_interrupted(self._region, RegionLock):
-            last_detail(code)
-            code = _lock(handle, self._ticket, min(self._timeout_ns, SLICE_NS))
         if code == _TIMEOUT and self._timeout_ns > SLICE_NS:
             last_detail(code)
             left_ns = self._timeout_ns - SLICE_NS
@@ -187,28 +179,3 @@ class RegionLock:
         code = _unlock(self._region._handle)
         if code:
             self._region._fail_busy(code, "the lock is not held")
-
-    def _end_interrupted(self) -> None:
-        """Give back what a signal's handler kept taken by ending `__exit__` before."""
-        _end_lock(self._ticket)
-
-
-def end_interrupted(region: Region, kind: type[RegionLock | Slot]) -> bool:
-    """End what is still taken because a signal's handler ended its `__exit__` before it gave back.
-
-    Such an object lives on in the frame of `__exit__`, which a traceback keeps.
-    """
-    running = set()
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        running.add(frame)
-        frame = frame.f_back
-    for taken in gc.get_referrers(region):
-        if type(taken) is not kind:
-            continue
-        for user in gc.get_referrers(taken):
-            ended = isinstance(user, FrameType) and user not in running
-            if ended and user.f_code is kind.__exit__.__code__:
-                taken._end_interrupted()
-                return True
-    return False

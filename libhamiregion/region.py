@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import attrs
 
-from ._core import THIS_INTERPRETER, ffi, lib
+from ._core import ffi, lib
 from .edits import core_edit, edit_array, field_edit, memory_edit, sm_edit
 from .effects import (
     ANYTHING,
@@ -355,8 +355,6 @@ class Region:
     def __init__(self, owner: Any, path: str, layout: Layout, *, writable: bool) -> None:
         self._owner = owner
         self._handle = owner[0]
-        if writable:
-            lib.hr_set_user(self._handle, THIS_INTERPRETER)
         info = ffi.new("struct hr_info *")
         lib.hr_get_info(self._handle, info)
         version = info.version >> 32, info.version & 0xFFFF_FFFF

@@ -66,10 +66,11 @@ _CELL_BYTES = 8
 # Bound once: 256 regions are read in well under 0.1 ms.
 _read_set = lib.hr_read_set_capped
 
+#: Bytes of the snapshots of one read, unless regions with few processes take more: 4,096 containers
+#: with 2 devices and 4 processes each take 6 MiB.
+MAX_READ_BYTES = 8 << 20
 _UNCAPPED = 0xFFFF_FFFF
-# What a region may have that takes part in a read which is too large, and for how many reads.
 _CAPPED_USAGES = 1024
-_CAPPED_READS = 64
 
 
 # The columns get memory behind the snapshots: of its own, it would be given back to the system and
@@ -320,7 +321,6 @@ class RegionSet:
 
     __slots__ = (
         "__weakref__",
-        "_capped_reads",
         "_change",
         "_closed",
         "_members",
@@ -341,7 +341,6 @@ class RegionSet:
         self._change = object()
         self._members = _Members((), self._change)
         self._room_bytes = 0
-        self._capped_reads = 0
         self._closed = False
         self.errors: dict[str, RegionError | OSError] = {}
         for path in paths:
@@ -473,17 +472,13 @@ class RegionSet:
             members = self._members = _Members(tuple(self._regions.values()), change)
         return members
 
-    def read(self, *, most_bytes: int | None = None) -> RegionTable:
+    def read(self) -> RegionTable:
         """Read all regions in one call into the core.
 
         A region that fails (truncated, say) has its code and no other rows; the rest is not
-        affected.
-
-        Args:
-            most_bytes: Where all snapshots together are larger, regions with more than 1,024 usages
-                (processes times devices) have no rows of processes, and `process_count` 0; the sums
-                of their devices are whole. For programs that run beside containers which fill
-                their tables. None reads everything.
+        affected. Where all snapshots together would take more than 8 MiB, regions with more than
+        1,024 usages (processes times devices) have no rows of processes, and `process_count` 0; the
+        sums of their devices are whole: containers can fill their tables.
 
         Raises:
             RegionClosed: After `close`.
@@ -492,49 +487,21 @@ class RegionSet:
         members = self._current_members()
         count = len(members.paths)
         size = ffi.new("struct hr_set_size *")
-        most_usages = self._most_usages(members, most_bytes)
+        max_usages = _UNCAPPED
         while True:
             room = self._room_bytes
             memory = _new_memory("char[]", room + _COLUMN_BYTES_PER_BYTE * room + _PADDING_BYTES)
-            failed = _read_set(members.handles, count, memory, room, most_usages, size)
+            bytes_free = min(room, MAX_READ_BYTES) if max_usages == _UNCAPPED else room
+            failed = _read_set(members.handles, count, memory, bytes_free, max_usages, size)
             if failed >= 0:
                 break
-            if most_bytes is not None and size.bytes > most_bytes:
-                most_usages, self._capped_reads = _CAPPED_USAGES, _CAPPED_READS
-            # A quarter more than needed, so that a process that comes does not cost a second read.
-            self._room_bytes = (size.bytes + size.bytes // 4) // _CELL_BYTES * _CELL_BYTES
-        if most_bytes is not None and most_usages == _UNCAPPED and size.bytes > most_bytes:
-            # Other reads have made the room for it; the next one takes less.
-            self._capped_reads = _CAPPED_READS
+            if size.bytes > MAX_READ_BYTES and max_usages == _UNCAPPED:
+                max_usages = _CAPPED_USAGES
+            else:
+                # A quarter more than needed, so that a new process does not cost a second read.
+                self._room_bytes = (size.bytes + size.bytes // 4) // _CELL_BYTES * _CELL_BYTES
         errors = _errors_in(memory, members.paths) if failed else {}
         return RegionTable(members.paths, memory, room, size, errors)
-
-    def give_back_pages(self) -> None:
-        """Give back pages behind the slots in use, which the kernel has mapped around those read.
-
-        Once after the first `read` of new regions: saves some 40 KiB of resident memory for each.
-
-        Raises:
-            RegionClosed: After `close`.
-        """
-        self._check_open()
-        members = self._current_members()
-        lib.hr_give_back_pages(members.handles, len(members.paths))
-
-    def _most_usages(self, members: _Members, most_bytes: int | None) -> int:
-        """How many usages a region may have in this read; asked anew after some reads."""
-        left = self._capped_reads
-        if most_bytes is None or left <= 0:
-            return _UNCAPPED
-        # Of two threads that come at once one may be forgotten; never below 0.
-        self._capped_reads = left - 1
-        if left == 1:
-            size = ffi.new("struct hr_set_size *")
-            _read_set(members.handles, len(members.paths), ffi.NULL, 0, _UNCAPPED, size)
-            if size.bytes <= most_bytes:
-                return _UNCAPPED
-            self._capped_reads = _CAPPED_READS
-        return _CAPPED_USAGES
 
 
 def _errors_in(memory: Any, paths: tuple[str, ...]) -> dict[int, RegionError | OSError]:

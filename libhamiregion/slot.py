@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import attrs
 
-from ._core import THIS_INTERPRETER, lib
+from ._core import lib
 from .errors import MemoryLimitExceeded, attached_reason, error_from_detail, last_detail
 from .layouts import DEVICE_CAPACITY
-from .lock import SLICE_NS, end_interrupted, in_slices, ticket
+from .lock import SLICE_NS, in_slices, ticket
 from .units import format_size, integer
 
 if TYPE_CHECKING:
@@ -139,9 +139,6 @@ class Slot:
                 _kept.pop(slot, None)
         try:
             code = self._take()
-            if code == lib.HR_EATTACHED and end_interrupted(self.region, Slot):
-                last_detail(code)
-                code = self._take()
             if code == lib.HR_EATTACHED:
                 raise RuntimeError(attached_reason(last_detail(code)))
             if code:
@@ -157,11 +154,6 @@ class Slot:
         return in_slices(
             lambda slice_ns: lib.hr_attach(handle, self._ticket, slice_ns), self._timeout_ns
         )
-
-    def _end_interrupted(self) -> None:
-        """Detach what a signal's handler kept from it by ending `__exit__` before."""
-        lib.hr_end_attachment(self._ticket)
-        self._attached = False
 
     def __enter__(self) -> Self:
         self._is_loose = False
@@ -295,9 +287,8 @@ def attached_slots() -> list[Slot]:
     return [slot for slot in slots if slot is not None and slot._attached]
 
 
-# In C: this thread's locks are given back and all slots detached, whatever is interrupted. Those of
-# this interpreter: the others of the process go on.
-atexit.register(lib.hr_leave_all_of, THIS_INTERPRETER)
+# In C: this thread's locks are given back and all slots detached, whatever is interrupted.
+atexit.register(lib.hr_leave_all)
 
 
 def _check_account(device: int, nbytes: int, kind: str) -> None:

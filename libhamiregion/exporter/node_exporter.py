@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from libhamiregion import __version__
-from libhamiregion.node.observation import SNAPSHOT_BYTES, Observer
+from libhamiregion.node.observation import Observer
 from libhamiregion.text import error_text, printable
 
 from . import families
@@ -318,7 +318,7 @@ class NodeExporter:
 
     def _gather(self, names: Collection[str] | None) -> list[Series]:
         state = self._schedule.current()
-        snapshot = self.node.snapshot(most_bytes=SNAPSHOT_BYTES)
+        snapshot = self.node.snapshot()
         wanted = frozenset(
             family for family in families.FAMILIES if names is None or family.name in names
         )

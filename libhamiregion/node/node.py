@@ -304,21 +304,18 @@ class Node:
 
     # ---- what they hold --------------------------------------------------------------------------
 
-    def snapshot(self, *, most_bytes: int | None = None) -> NodeSnapshot:
+    def snapshot(self) -> NodeSnapshot:
         """Read all regions in one native call.
 
         A region that fails has its code and no rows (`RegionTable.error` tells why); the next
         refresh opens it anew or says what is wrong with it.
-
-        Args:
-            most_bytes: As for `RegionSet.read`.
 
         Raises:
             RegionClosed: After `close`, or in a forked child.
         """
         with self._lock:
             self.check_open()
-            table = self._set.read(most_bytes=most_bytes)
+            table = self._set.read()
             if self._rows is None:
                 by_region = {each.region: each for each in self._containers}
                 self._rows = (
@@ -326,16 +323,6 @@ class Node:
                     tuple(each for each in self._containers if each.region is None),
                 )
             return NodeSnapshot(*self._rows, table)
-
-    def give_back_pages(self) -> None:
-        """`RegionSet.give_back_pages` of all regions.
-
-        Raises:
-            RegionClosed: After `close`, or in a forked child.
-        """
-        with self._lock:
-            self.check_open()
-            self._set.give_back_pages()
 
     def slots(self, snapshot: NodeSnapshot, *, anew: bool = False) -> SlotStates:
         """Tell which slots of a snapshot are of live processes: cheap enough for every few seconds.

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 #: What a gap is about.
 GapKind: TypeAlias = Literal["driver", "root", "slots", "processes"]
 
-#: What all snapshots of a read may take before regions with very many processes have none of them
-#: read: 4,096 containers with 2 devices and 4 processes each take 6 MiB.
-SNAPSHOT_BYTES = 8 << 20
 #: How old an observation may be that one task takes over from another one, where they share an
 #: observer: tasks begin their passes together.
 SHARED_AGE_S = 1.0
@@ -301,14 +298,11 @@ class Observer:
 
     def _read_regions(self) -> tuple[NodeSnapshot, int]:
         began_s = time.monotonic()
-        changes: object = True
         # Daemons go on: directories can appear later, and each one is a gap.
         with contextlib.suppress(RootsUnreadable):
-            changes = self.node.refresh(processes=self.node.looks_outside)
+            self.node.refresh(processes=self.node.looks_outside)
         read_at_ns = time.time_ns()
-        snapshot = self.node.snapshot(most_bytes=SNAPSHOT_BYTES)
-        if changes:
-            self.node.give_back_pages()
+        snapshot = self.node.snapshot()
         self._last_read = began_s, snapshot
         return snapshot, read_at_ns
 

@@ -297,20 +297,6 @@ static void read_set(size_t bytes, size_t apart)
     free(set);
 }
 
-/* A region has changed where its file has, or a snapshot of it would fail. */
-static void find_changed(void)
-{
-    const struct hr_watch_entry places[2] = {{.region = run.region},
-                                             {.directory = files_directory()}};
-    unsigned char changed[2];
-    const uint32_t count = hr_find_changed(places, 2, changed);
-    REQUIRE(changed[0] <= 1 && changed[1] == 1 && count == 1u + changed[0]);
-    const struct view view = as_opened();
-    size_t wanted = 0;
-    if (is_whole() && oracle_snapshot_code(&view, HR_SNAPSHOT_MAX_BYTES, &wanted) != HR_OK)
-        REQUIRE(changed[0] == 1);
-}
-
 static void do_call(uint8_t step, struct input *input)
 {
     if (step == FUZZ_OPEN) {
@@ -338,7 +324,6 @@ static void do_call(uint8_t step, struct input *input)
     }
     case FUZZ_IS_STALE:
         REQUIRE(hr_is_stale(run.region) == !is_whole());
-        find_changed();
         break;
     case FUZZ_CLOSE:
         close_region();

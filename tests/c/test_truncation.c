@@ -1,7 +1,5 @@
 /* Files that are shortened, emptied or replaced under a handle: errors, never a dead process. */
 #include <pthread.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -34,13 +32,6 @@ static void count_code(struct storm *storm, int code)
         atomic_fetch_add(&storm->good, 1);
 }
 
-static bool has_changed(const struct hr_watch_entry *place)
-{
-    unsigned char changed = 2;
-    CHECK_EQ(hr_find_changed(place, 1, &changed), changed);
-    return changed != 0;
-}
-
 static void *read_in_a_storm(void *argument)
 {
     struct storm *storm = argument;
@@ -67,8 +58,6 @@ static void *read_in_a_storm(void *argument)
             }
             const int stale = hr_is_stale(fresh);
             CHECK(stale == 0 || stale == 1);
-            const struct hr_watch_entry place = {.region = fresh};
-            has_changed(&place);
             close_and_free(fresh);
         } else {
             CHECK(code == HR_ENOTREADY || code == HR_ESTALE || code == HR_ECORRUPT);
@@ -123,110 +112,6 @@ static void test_truncation_under_readers(void)
     close_and_free(storm.shared);
     free(storm.content);
     region_file_remove(&storm.file);
-}
-
-static struct hr_watch_entry place_of(const struct region_file *file, hr_region *region)
-{
-    struct stat status;
-    NEED(lstat(file->directory, &status) == 0);
-    return (struct hr_watch_entry){
-        .directory = file->directory,
-        .device_id = status.st_dev,
-        .inode = status.st_ino,
-        .changed_ns = (int64_t)status.st_ctim.tv_sec * 1000000000 + status.st_ctim.tv_nsec,
-        .region = region,
-    };
-}
-
-/* A place that is watched tells of each cut, and of what makes the region unreadable. */
-static void test_watched_places(void)
-{
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
-        struct region_file file;
-        region_file_make(&file, id);
-        hr_region *region = open_or_fail(file.path, HR_READ);
-        const struct hr_watch_entry whole = place_of(&file, region), alone = {.region = region};
-        const struct hr_watch_entry directory = place_of(&file, NULL);
-        CHECK(!has_changed(&whole) && !has_changed(&alone) && !has_changed(&directory));
-
-        const size_t last_uuid = file.layout->uuids + 15 * HR_UUID_BYTES;
-        const struct {
-            size_t offset;
-            uint32_t bad;
-        } damages[] = {
-            {0, 0},
-            {file.layout->proc_num, HR_SLOTS + 1},
-            {file.layout->proc_num, UINT32_MAX},
-            {file.layout->device_num, HR_DEVICES + 1},
-            {last_uuid, 0x2d555048},
-        };
-        for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
-            const uint32_t good = peek32(&file, damages[i].offset);
-            poke32(&file, damages[i].offset, damages[i].bad);
-            CHECK(has_changed(&whole) && has_changed(&alone) && !has_changed(&directory));
-            poke32(&file, damages[i].offset, good);
-            CHECK(!has_changed(&whole) && !has_changed(&alone));
-        }
-        /* The last page is still there, which no fault tells. */
-        NEED(ftruncate(file.fd, (off_t)file.layout->size - 1) == 0);
-        CHECK(has_changed(&whole) && !has_changed(&alone));
-        NEED(ftruncate(file.fd, (off_t)file.layout->size) == 0);
-        CHECK(!has_changed(&whole));
-        for (off_t size = 0; size < (off_t)file.layout->size; size += 99999) {
-            NEED(ftruncate(file.fd, size) == 0);
-            CHECK(has_changed(&whole) && !has_changed(&directory));
-        }
-        NEED(unlink(file.path) == 0);
-        CHECK(has_changed(&whole) && has_changed(&directory));
-        hr_close(region);
-        CHECK(has_changed(&alone));
-        hr_free(region);
-        region_file_remove(&file);
-    }
-}
-
-/* Each of many is looked at by itself: those whose files are cut end the look of no other. */
-static void test_cut_files_among_others(void)
-{
-    enum { PLACES = 9 };
-    struct region_file files[PLACES];
-    struct hr_watch_entry places[2 * PLACES];
-    unsigned char changed[2 * PLACES];
-    for (uint32_t i = 0; i < PLACES; i++) {
-        region_file_make(&files[i], i % HR_LAYOUTS);
-        hr_region *region = open_or_fail(files[i].path, HR_READ);
-        places[2 * i] = place_of(&files[i], region);
-        places[2 * i + 1] = (struct hr_watch_entry){.region = region};
-    }
-    CHECK_EQ(hr_find_changed(places, 2 * PLACES, changed), 0);
-    for (uint32_t i = 1; i < PLACES; i += 3)
-        NEED(ftruncate(files[i].fd, 0) == 0);
-    CHECK_EQ(hr_find_changed(places, 2 * PLACES, changed), 6);
-    for (uint32_t i = 0; i < 2 * PLACES; i++)
-        CHECK_EQ(changed[i], i / 2 % 3 == 1);
-    for (uint32_t i = 0; i < PLACES; i++) {
-        close_and_free(places[2 * i].region);
-        region_file_remove(&files[i]);
-    }
-}
-
-/* A process that has used up its descriptors sees a cut all the same. */
-static void test_watched_places_without_descriptors(void)
-{
-    struct region_file file;
-    region_file_make(&file, HR_V1_2);
-    hr_region *region = open_or_fail(file.path, HR_READ | HR_NO_LINK);
-    const struct hr_watch_entry place = place_of(&file, region);
-    struct rlimit limit;
-    NEED(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-    const struct rlimit none = {.rlim_cur = 0, .rlim_max = limit.rlim_max};
-    NEED(setrlimit(RLIMIT_NOFILE, &none) == 0);
-    CHECK(!has_changed(&place));
-    NEED(ftruncate(file.fd, (off_t)file.layout->size - 1) == 0);
-    CHECK(has_changed(&place));
-    NEED(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    close_and_free(region);
-    region_file_remove(&file);
 }
 
 /* Each call on a file that is gone gives an error, from every layout and each cut. */
@@ -299,9 +184,6 @@ static void test_replacement(void)
 int main(void)
 {
     RUN(test_every_call_on_a_truncated_file);
-    RUN(test_watched_places);
-    RUN(test_cut_files_among_others);
-    RUN(test_watched_places_without_descriptors);
     RUN(test_replacement);
     RUN(test_truncation_under_readers);
     return check_report("test_truncation");

@@ -155,9 +155,9 @@ def test_a_lock_that_goes_from_hand_to_hand_is_not_held(tmp_path: Path) -> None:
     class Watched(Node):
         """Between two looks the lock is another's."""
 
-        def snapshot(self, *, most_bytes: int | None = None) -> NodeSnapshot:
+        def snapshot(self) -> NodeSnapshot:
             file.put("owner_pid", file.get("owner_pid") + moves)
-            return super().snapshot(most_bytes=most_bytes)
+            return super().snapshot()
 
     with Watched(files.root) as node:
         node.refresh()

@@ -304,7 +304,7 @@ def test_slots_that_are_too_many_are_a_gap_of_their_container_and_the_others_are
     for number in range(100):
         crowd.add_process(3_900_000 + number)
     RegionFile(root.region("few"), Layout.V1_2).add_process(3_800_000)
-    monkeypatch.setattr("libhamiregion.node.observation.SNAPSHOT_BYTES", 1 << 16)
+    monkeypatch.setattr("libhamiregion.region_set.MAX_READ_BYTES", 1 << 16)
     observer = Observer(node)
     observer.observe()
     seen = observer.observe()
@@ -406,7 +406,7 @@ def test_of_a_crowded_region_the_view_is_taken_by_itself(
     few = RegionFile(root.region("few"), Layout.V1_2)
     few.add_process(3_800_000)
     root.container("none")
-    monkeypatch.setattr("libhamiregion.node.observation.SNAPSHOT_BYTES", 1 << 16)
+    monkeypatch.setattr("libhamiregion.region_set.MAX_READ_BYTES", 1 << 16)
     observer = Observer(node)
     observer.observe()
     views = {view.container.name: view for view in observed_views(node, observer.observe())}

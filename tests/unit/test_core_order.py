@@ -38,7 +38,6 @@ ORDER = (
     "attach",
     "accounting",
     "region",
-    "changes",
     "snapshot",
     "read_set",
     "columns",

@@ -5,7 +5,6 @@ What a call has opened, locked or attached is given back by then, or with the ex
 
 import contextlib
 import gc
-import os
 import random
 import signal
 import sys
@@ -23,7 +22,7 @@ from slot_bytes import pids
 from stress import scaled
 from wait import PATIENCE_S, eventually
 
-from libhamiregion import Layout, LockTimeout, Region, Slot, open_region
+from libhamiregion import Layout, LockTimeout, Region, open_region
 
 # The other method uses the timer that these tests need.
 pytestmark = pytest.mark.timeout(4 * PATIENCE_S, method="thread")
@@ -223,22 +222,6 @@ def test_a_lock_that_an_exception_kept_from_being_left_goes_with_its_traceback(
         assert is_free(file)
 
 
-@pytest.mark.representatives(1)
-def test_a_lock_that_a_traceback_keeps_can_be_taken_again_by_its_thread(file: RegionFile) -> None:
-    """A debugger, or sys.last_exc, may keep a traceback for ever."""
-    with open_region(file, writable=True) as region:
-        error = interrupted_on_leaving(region)
-        with region.lock(0):
-            assert not is_free(file)
-            # What goes with the traceback now is not this one.
-            del error
-            gc.collect()
-            assert not is_free(file)
-            with pytest.raises(RuntimeError, match="not re-entrant"), region.lock():
-                pass
-        assert is_free(file)
-
-
 # ---- at each place in turn ----
 
 
@@ -310,32 +293,6 @@ def test_an_exception_at_any_place_of_attaching_leaves_no_slot(
                 slot.charge(0, 5)
             assert pids(file) == [], f"place {place}"
         assert place > FEWEST_PLACES
-
-
-def test_an_exception_while_attaching_is_no_hindrance_while_it_is_dealt_with(
-    region_file: RegionFileFactory,
-) -> None:
-    """Its traceback may still have the slot that was to be left."""
-    file = region_file()
-    with open_region(file, writable=True) as region:
-        leaving = Slot.__exit__.__code__
-
-        def interrupt(frame: object, event: str, _: object) -> None:
-            if event == "call" and getattr(frame, "f_code", None) is leaving:
-                sys.setprofile(None)
-                raise Interrupted
-
-        try:
-            sys.setprofile(interrupt)
-            with region.attach():
-                pass
-        except Interrupted:
-            assert pids(file) == [os.getpid()]
-            with region.attach() as slot:
-                slot.charge(0, 5)
-            assert pids(file) == []
-        finally:
-            sys.setprofile(None)
 
 
 def test_what_was_charged_outside_of_a_block_stays_and_what_was_not_goes(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from libhamiregion.exporter import families
 from libhamiregion.exporter.region_metrics import is_held
 from libhamiregion.exporter.text import Series
-from libhamiregion.node.observation import SNAPSHOT_BYTES
 
 if TYPE_CHECKING:
     from libhamiregion.exporter.state import CollectedState
@@ -47,7 +46,7 @@ class LocksCollector:
             if not found:
                 break
             time.sleep(_BETWEEN_LOOKS_S)
-            found &= _held(self._observer.node.snapshot(most_bytes=SNAPSHOT_BYTES))
+            found &= _held(self._observer.node.snapshot())
         self._since_s = {held: self._since_s.get(held, first_s) for held in found}
         now_s = time.monotonic()
         rows = {
