@@ -34,9 +34,10 @@ from libhamiregion import (
     RegionSnapshot,
     SlotChange,
 )
-from libhamiregion.cli.format import GapRow, Names
+from libhamiregion.cli.format import Names
 from libhamiregion.cli.limits import DeviceLimits
-from libhamiregion.cli.process_page import ProcessRow
+from libhamiregion.cli.node_page import GapRow
+from libhamiregion.cli.processes import ProcessRow
 from libhamiregion.node import Container, Finding, Repair
 from libhamiregion.node.containers import MissingReason
 from libhamiregion.node.events import Event
@@ -226,12 +227,6 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
         FILE_KEYS,
         DRY_RUN,
         Fields(SlotChange, only=("pid", "before", "after", "effect")),
-        {
-            "goes_on": (
-                Literal["allocating", "launching"] | None,
-                "What a process that was suspended was seen doing all the same; else null.",
-            )
-        },
     ),
     "reaped/1": (
         "reap",

@@ -18,8 +18,8 @@ from libhamiregion.plan import PlanWatcher
 
 from . import exporter_options, options
 from .failures import Failure, bad_arguments
-from .format import root_failure
 from .limits_plan import PlanChoice, annotations_option, state_option
+from .node_page import root_failure
 from .service import run_service
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -13,41 +14,45 @@ from libhamiregion.node.containers import missing_for
 from libhamiregion.node.views import observed_views
 
 from . import options
-from .format import NAME_COLUMNS, Names, lock_word, names_of
-from .intervals import ticks
-from .output import Page, node_page, show_all
-from .show import memory_bar, memory_style
+from .format import (
+    NAME_COLUMNS,
+    Names,
+    fill_ratio,
+    lock_word,
+    memory_bar,
+    memory_style,
+    names_of,
+    sm_bar,
+)
+from .node_page import node_page
+from .output import Page, show_all, ticks
 from .tables import (
-    BAR,
+    CRITICAL,
+    DIM,
+    DRAWING,
     GOOD,
     NAME,
-    NEAR,
     NUMBER,
-    OVER,
     PERCENT,
     PERCENT_LIMIT,
-    QUIET,
     ROOMY,
     SIZE,
     SIZE_LIMIT,
     TEXT,
+    WARN,
     WIDE,
     Column,
     Table,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from libhamiregion import DeviceUsage
-    from libhamiregion.node import Container, ContainerView, Node, Selector
+    from libhamiregion.node import Container, ContainerView, Node, NodeProcess, Selector
     from libhamiregion.node.containers import MissingRegion
 
     from .options import NodeChoice
-
-
-# Columns of a terminal from which there is room for paths.
-_PATHS = 200
 
 
 @click.command()
@@ -59,29 +64,7 @@ _PATHS = 200
 def containers(
     node_choice: NodeChoice, selector: Selector, wide: bool, interval_s: float | None, as_json: bool
 ) -> None:
-    """Show the containers of this node: usage, limits, processes, or why there is no region.
-
-    One line per container and device, then the containers that have a directory and no region,
-    each with the reason.
-
-    SM is the sum over the processes, so it can pass 100.  ALIVE, DEAD and UNKNOWN count slots, as
-    /proc proves it; a dead process's memory still counts (hamiregion reap).  LOCK is free, pid:N
-    or dead:N (the pid of the container's namespace that has signed for it), or tool (a program
-    with libhamiregion).  PATTERNs are those of the shell.
-
-    \b
-    hamiregion containers --namespace research --watch 2
-
-    Exit code 1 if no directory of containers can be listed, or no container is selected.
-
-    JSON: taken_at_ns, complete (all processes could be seen), warnings, gaps (as of `hamiregion
-    ps`), and containers, a list of objects with the keys namespace, pod, pod_uid, container,
-    container_id, directory, region_path, path_in_namespace (outside the DIRs: the file as its
-    processes see it), other_files, reason (no_file, not_ready, not_a_region, unknown_layout,
-    no_permission, stale, failed, or null), message, the fields of RegionSnapshot but path and
-    taken_at_ns, lock, processes (alive, dead, unknown, unlisted: how many) and devices, with the
-    fields of DeviceUsage.  null is unlimited, or not known.
-    """  # noqa: D301 (click looks for the character itself)
+    """Show the containers of this node: usage, limits, processes, or why there is no region."""
     with node_choice.open() as node:
         observer = Observer(node, anew=True)
         pages = (
@@ -95,31 +78,41 @@ def container_page(
 ) -> Page:
     """Look at the node's containers."""
     node, observation = observer.node, observer.observe()
-    rows = [
-        container_row(node, view, selector)
-        for view in observed_views(node, observation)
-        if selector.matches(view.container)
-    ]
-    if selector.device is not None:
-        rows = [row for row in rows if row.devices]
-    rows.sort(key=lambda row: row.order)
+    rows = container_rows(node, observed_views(node, observation), selector)
     present = [row for row in rows if row.missing is None]
     missing = [row for row in rows if row.missing is not None]
     empty = "" if missing else "No container has a directory or maps a region."
-    blocks = [Table(_columns(wide), present, "shown", empty)]
+    more = WIDE_COLUMNS if wide else ()
+    blocks = [container_table((*COLUMNS, *more), present, empty)]
     if missing:
         blocks.append(Table(_MISSING_COLUMNS, missing))
-    data = {"containers": [row.as_object() for row in rows]}
     return node_page(
         "containers/1",
         observation,
         node,
         node_choice,
-        data,
+        {"containers": [row.as_object() for row in rows]},
         blocks,
         selector=selector,
         found=bool(rows),
     )
+
+
+@attrs.frozen
+class DeviceRow:
+    """One device of a container.
+
+    Attributes:
+        usage: As the region counts it, with its limits.
+        sm_percent: SM utilisation as the region has it; None if its layout has none.
+        memory_driver_bytes: What the driver says of the container's processes there, or None.
+        driver_sm_percent: Their SM utilisation by the driver, or None.
+    """
+
+    usage: DeviceUsage
+    sm_percent: int | None
+    memory_driver_bytes: int | None = None
+    driver_sm_percent: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -127,12 +120,12 @@ class ContainerRow(Names):
     """A container with its region, or with why it has none."""
 
     found: Container
-    missing: MissingRegion | None
-    snapshot: RegionSnapshot | None
+    missing: MissingRegion | None = None
+    snapshot: RegionSnapshot | None = None
     lock: str | None = None
     #: How many processes of each state.
     states: dict[str, int] | None = None
-    devices: tuple[DeviceUsage, ...] = ()
+    devices: tuple[DeviceRow, ...] = ()
 
     @property
     def file(self) -> str | None:
@@ -140,12 +133,13 @@ class ContainerRow(Names):
         return self.found.path_in_namespace or self.found.region_path
 
     @property
-    def shown(self) -> Sequence[DeviceUsage]:
-        """The devices; without utilisation where the layout has none."""
-        if self.snapshot is None or self.snapshot.layout.has_utilization:
-            return self.devices
-        # None is "not known" in a column, and in no device of a snapshot.
-        return [attrs.evolve(each, sm_util_percent=None) for each in self.devices]  # type: ignore[arg-type]
+    def needs_attention(self) -> bool:
+        """Whether a process is dead, the lock is its, or memory is over its limit."""
+        return (
+            bool(self.states and self.states["dead"])
+            or (self.lock or "").startswith("dead:")
+            or any((fill_ratio(each.usage) or 0) > 1 for each in self.devices)
+        )
 
     def as_object(self) -> dict[str, Any]:
         """The container for --json."""
@@ -159,7 +153,7 @@ class ContainerRow(Names):
             **{name: getattr(self.snapshot, name, None) for name in _OF_SNAPSHOT},
             "lock": self.lock,
             "processes": self.states,
-            "devices": self.devices,
+            "devices": [each.usage for each in self.devices],
         }
 
 
@@ -170,13 +164,41 @@ _OF_SNAPSHOT = [
 ]
 
 
-def container_row(node: Node, view: ContainerView, selector: Selector) -> ContainerRow:
-    """Gather what there is to show of a container."""
+def container_rows(
+    node: Node,
+    views: Iterable[ContainerView],
+    selector: Selector,
+    processes: Iterable[NodeProcess] = (),
+) -> list[ContainerRow]:
+    """Gather what there is to show of the selected containers, by name.
+
+    Args:
+        node: Whose containers they are.
+        views: What was observed of them.
+        selector: Which containers and devices.
+        processes: The processes of the node, for the driver's figures.
+    """
+    of_container: defaultdict[int, list[NodeProcess]] = defaultdict(list)
+    for process in processes:
+        of_container[id(process.container)].append(process)
+    rows = [
+        _container_row(node, view, selector, of_container[id(view.container)])
+        for view in views
+        if selector.matches(view.container)
+    ]
+    if selector.device is not None:
+        rows = [row for row in rows if row.devices]
+    return sorted(rows, key=lambda row: row.order)
+
+
+def _container_row(
+    node: Node, view: ContainerView, selector: Selector, processes: Sequence[NodeProcess]
+) -> ContainerRow:
     container, snapshot = view.container, view.snapshot
     names = names_of(node, container)
     if snapshot is None:
         missing = container.missing if view.error is None else missing_for(view.error)
-        return ContainerRow(**names, found=container, missing=missing, snapshot=None)
+        return ContainerRow(**names, found=container, missing=missing)
     slots = () if view.processes is None else view.processes.slots
     states = dict.fromkeys(("alive", "dead", "unknown"), 0)
     for slot in slots:
@@ -184,28 +206,45 @@ def container_row(node: Node, view: ContainerView, selector: Selector) -> Contai
     for omitted in view.omitted:
         states[omitted.state] += omitted.slots
     states["unlisted"] = 0 if view.processes is None else len(view.processes.unlisted)
-    dead = {slot.pid for slot in slots if slot.state == "dead"}
     return ContainerRow(
         **names,
         found=container,
-        missing=None,
         snapshot=snapshot,
-        lock=lock_word(snapshot.owner_pid, dead),
+        lock=lock_word(snapshot.owner_pid, {each.pid for each in slots if each.state == "dead"}),
         states=states,
         devices=tuple(
-            device
+            _device_row(device, processes, snapshot.layout.has_utilization)
             for device in snapshot.devices
             if selector.device is None or selector.matches_device(device)
         ),
     )
 
 
-def _columns(wide: bool) -> Sequence[Column]:
-    more = (
-        Column("UUID", part="uuid", kind=NAME, style=QUIET),
-        Column("FILE", "file", TEXT, style=QUIET, from_width=_PATHS),
+def _device_row(
+    device: DeviceUsage, processes: Sequence[NodeProcess], has_utilization: bool
+) -> DeviceRow:
+    rows = [
+        row
+        for process in processes
+        for row in process.devices
+        # A device that only the driver knows of has the uuid and no index.
+        if row.index == device.index or (row.index is None and row.uuid == device.uuid is not None)
+    ]
+    memory = [row.memory_driver_bytes for row in rows if row.memory_driver_bytes is not None]
+    sm = [row.driver_sm_percent for row in rows if row.driver_sm_percent is not None]
+    return DeviceRow(
+        device,
+        device.sm_util_percent if has_utilization else None,
+        sum(memory) if memory else None,
+        sum(sm) if sm else None,
     )
-    return (*_COLUMNS, *(more if wide else ()))
+
+
+def container_table(
+    columns: Sequence[Column], rows: Sequence[ContainerRow], empty: str = ""
+) -> Table:
+    """One row per container and device; those that need attention come first."""
+    return Table(columns, rows, "devices", empty, lambda row: row.needs_attention)
 
 
 def _process_words(row: ContainerRow) -> str | None:
@@ -218,33 +257,60 @@ def _process_words(row: ContainerRow) -> str | None:
 def _process_style(row: ContainerRow) -> str:
     states = row.states or {}
     if not any(states.values()):
-        return QUIET
+        return DIM
     if states["dead"]:
-        return f"bold {OVER}"
-    return NEAR if states["unknown"] or states["unlisted"] else GOOD
+        return f"bold {CRITICAL}"
+    return WARN if states["unknown"] or states["unlisted"] else GOOD
 
 
 def _count_of(state: str) -> Column:
     return Column(state.upper(), lambda row: row.states and row.states[state], NUMBER, on="pipe")
 
 
-def _lock_style(row: ContainerRow) -> str:
-    return "" if row.lock == "free" else NEAR
-
-
-_COLUMNS = (
+USAGE_COLUMNS = (
+    Column("DEVICE", part="usage.index", format=NUMBER, title="dev", style="bold"),
+    Column(
+        "", part=lambda each: memory_bar(each.usage), format=DRAWING, title="memory", on="terminal"
+    ),
+    Column(
+        "MEM-USED",
+        part="usage.memory_used_bytes",
+        format=SIZE,
+        title="used",
+        style=lambda each: memory_style(each.usage),
+    ),
+    Column("MEM-LIMIT", part="usage.memory_limit_bytes", format=SIZE_LIMIT, title="limit"),
+)
+SM_COLUMNS = (
+    Column(
+        "",
+        part=lambda each: sm_bar(each.sm_percent, each.usage.sm_limit_percent),
+        format=DRAWING,
+        title="SM",
+        on="terminal",
+        from_width=ROOMY,
+    ),
+    Column("SM", part="sm_percent", format=PERCENT, title="SM"),
+    Column("SM-LIMIT", part="usage.sm_limit_percent", format=PERCENT_LIMIT, title="limit"),
+)
+COLUMNS = (
     *NAME_COLUMNS,
-    Column("LAYOUT", "snapshot.layout", from_width=ROOMY),
-    Column("DEVICE", part="index", kind=NUMBER, title="dev", style="bold"),
-    Column("", part=memory_bar, kind=BAR, title="memory", on="terminal", from_width=WIDE),
-    Column("MEM-USED", part="memory_used_bytes", kind=SIZE, title="used", style=memory_style),
-    Column("MEM-LIMIT", part="memory_limit_bytes", kind=SIZE_LIMIT, title="limit"),
-    Column("SM", part="sm_util_percent", kind=PERCENT, title="SM"),
-    Column("SM-LIMIT", part="sm_limit_percent", kind=PERCENT_LIMIT, title="limit"),
+    Column("LAYOUT", "snapshot.layout", from_width=WIDE),
+    *USAGE_COLUMNS,
+    *SM_COLUMNS,
     *map(_count_of, ("alive", "dead", "unknown")),
     Column("", _process_words, title="processes", style=_process_style, on="terminal"),
-    Column("PRIORITY", "snapshot.priority", NUMBER, title="prio", from_width=ROOMY),
-    Column("LOCK", "lock", style=_lock_style, from_width=ROOMY),
+    Column("PRIORITY", "snapshot.priority", NUMBER, title="prio", from_width=WIDE),
+    Column(
+        "LOCK",
+        "lock",
+        style=lambda row: "" if row.lock == "free" else WARN,
+        from_width=ROOMY,
+    ),
+)
+WIDE_COLUMNS = (
+    Column("UUID", part="usage.uuid", format=NAME, style=DIM),
+    Column("FILE", "file", TEXT, style=DIM, from_width=WIDE),
 )
 _MISSING_COLUMNS = (
     *NAME_COLUMNS,

@@ -13,14 +13,13 @@ from libhamiregion import RegionError
 from libhamiregion.node import FindingKind, Severity, diagnose, repair
 
 from . import options
-from .driver import Device, driver_answer
-from .format import Names, count, names_of
-from .intervals import ticks
-from .output import Page, as_plain, node_page, show_all
-from .tables import GOOD, NEAR, NUMBER, OVER, QUIET, TEXT, Column, Lines, Table
+from .format import Names, count, names_of, some
+from .node_page import driver_answer, node_page
+from .output import Page, as_plain, show_all, ticks
+from .tables import CRITICAL, DIM, GOOD, NUMBER, TEXT, WARN, Column, Lines, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from libhamiregion.node import Finding, Node, Observer, Repair, Selector
 
@@ -37,8 +36,16 @@ LEFT = 3
 SETTLE_S = 1.5
 # Containers of a kind of findings, and what one repair did, that are named in a line.
 _EXAMPLES = 3
-_STYLES = {Severity.ERROR: f"bold {OVER}", Severity.WARNING: NEAR, Severity.INFO: "cyan"}
+_STYLES = {Severity.ERROR: f"bold {CRITICAL}", Severity.WARNING: WARN, Severity.INFO: "cyan"}
 _NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+
+
+@attrs.frozen
+class _Device:
+    """A device as `Selector` compares it."""
+
+    index: int
+    uuid: str | None
 
 
 class _Kind(_Choice):
@@ -173,7 +180,7 @@ class _Visit:
         except RegionError:
             devices = ()
         uuid = next((each.uuid for each in devices if each.index == finding.device), None)
-        return self.selector.matches_device(Device(finding.device, uuid))
+        return self.selector.matches_device(_Device(finding.device, uuid))
 
     def page(
         self, found: Sequence[Finding], repairs: Sequence[Repair] | None, *, dry_run: bool
@@ -261,10 +268,10 @@ class _Visit:
             where += "" if each.device is None else f", device {each.device}"
             where += "" if each.pid is None else f", pid {each.pid}"
             lines.append(f"  {where}: {each.summary}")
-            lines.append((f"    Evidence: {each.evidence}", QUIET))
+            lines.append((f"    Evidence: {each.evidence}", DIM))
         if len(shown) < len(found):
             more = len(found) - len(shown)
-            lines.append((f"  and {more} more; --only {group.kind.value} shows all", QUIET))
+            lines.append((f"  and {more} more; --only {group.kind.value} shows all", DIM))
         # What comes of it and what to do may differ with the cause: of the first one.
         lines.append(f"  Consequence: {found[0].consequence}")
         lines.append(f"  What to do: {found[0].advice}")
@@ -273,11 +280,11 @@ class _Visit:
     def _repair_sentence(self, done: Repair, *, dry_run: bool) -> tuple[str, str]:
         where = f"{self._place(done.finding)}: {done.finding.kind.value}"
         if done.error is not None:
-            return f"not repaired  {where}: {done.error}", OVER
+            return f"not repaired  {where}: {done.error}", CRITICAL
         if not done.actions:
             return f"was right     {where}: nothing was wrong any more", GOOD
         verb = "dry run " if dry_run else "repaired"
-        return f"{verb}      {where}: {_some(done.actions, '; ')}", GOOD
+        return f"{verb}      {where}: {some(done.actions, '; ', _EXAMPLES)}", GOOD
 
 
 @attrs.frozen
@@ -291,19 +298,12 @@ class _Group:
     places: dict[str, None]
 
 
-def _some(words: Iterable[str], separator: str) -> str:
-    """The first few, and how many more there are."""
-    known = list(words)
-    more = f" and {len(known) - _EXAMPLES} more" if len(known) > _EXAMPLES else ""
-    return separator.join(known[:_EXAMPLES]) + more
-
-
 _COLUMNS = (
     Column("SEVERITY", "severity", style=lambda group: _STYLES[group.severity]),
     Column("KIND", "kind"),
     Column("FINDINGS", lambda group: len(group.findings), NUMBER),
     Column("REPAIR", lambda group: "yes" if group.repairable else "no"),
-    Column("CONTAINERS", lambda group: _some(group.places, ", "), TEXT),
+    Column("CONTAINERS", lambda group: some(group.places, limit=_EXAMPLES), TEXT),
 )
 
 

@@ -1,29 +1,29 @@
-"""How states, names and counts are called; the same words on a terminal and in a pipe."""
+"""Words for states, names, counts and ages, and bars; the same on a terminal and in a pipe."""
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from libhamiregion import Effect, ProcessStatus, RegionError
+from libhamiregion import Effect, ProcessStatus
 from libhamiregion.units import MAX_SIZE_BYTES
 
-from .tables import NAME, NOTHING, ROOMY, Column
+from .tables import CRITICAL, GOOD, NAME, NOTHING, PATH_LIKE, WARN, Bar, Column
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from libhamiregion import DeviceUsage
-    from libhamiregion.node import Container, Gap, Node, Observation, Selector
-    from libhamiregion.node.observation import GapKind
+    from libhamiregion.node import Container, Node
 
 _SHORT_ID = 12
-_GAPS_SHOWN = 3
+_LISTED = 10
 # A process of this library that is none of the container's signs with a number that is no pid.
 _ABOVE_EVERY_PID = 2**30
 OWN_WORDS = "a tool with libhamiregion"
+# libvgpu keeps a process near its SM limit, not under it: a little above is how it works.
+_SM_SLACK_PERCENT = 10
 
 _STATUSES = {status.value: status.name.lower() for status in ProcessStatus}
 _EFFECTS = {
@@ -32,10 +32,6 @@ _EFFECTS = {
     Effect.STOPS_LAUNCHES: "at once, and running processes without a limit so far stop for good",
     Effect.IF_SM_LIMITED: "up to HAMi 2.9; from 2.10 on not, as no device has an SM limit",
 }
-_INCOMPLETE = (
-    "not all of the node's processes can be seen from here, so states may be unknown; run as root"
-    " in the host's pid namespace"
-)
 
 
 def status_word(status: int) -> str:
@@ -66,6 +62,17 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
+def some(words: Collection[str], separator: str = ", ", limit: int = _LISTED) -> str:
+    """Write the first few, and how many more there are.
+
+    >>> some(["a", "b", "c"], limit=2), some([])
+    ('a, b and 1 more', 'none')
+    """
+    known = list(words)
+    more = f" and {len(known) - limit} more" if len(known) > limit else ""
+    return (separator.join(known[:limit]) or "none") + more
+
+
 def age_words(seconds: int) -> str:
     """Say how long ago, in the largest unit that fits.
 
@@ -80,11 +87,46 @@ def age_words(seconds: int) -> str:
     return f"{seconds} s ago"
 
 
+# ---- bars ----------------------------------------------------------------------------------------
+
+
 def fill_ratio(device: DeviceUsage) -> float | None:
     """Used memory as a share of the limit; None without a limit, or if the sum is no size."""
     if device.memory_limit_bytes is None or device.memory_used_bytes > MAX_SIZE_BYTES:
         return None
     return device.memory_used_bytes / device.memory_limit_bytes
+
+
+def ratio_style(ratio: float | None) -> str:
+    """Green, yellow from 70 %, red from 90 %; none without a limit."""
+    if ratio is None:
+        return ""
+    if ratio > 1:
+        return f"bold {CRITICAL}"
+    return CRITICAL if ratio >= 0.9 else WARN if ratio >= 0.7 else GOOD
+
+
+def ratio_bar(ratio: float | None) -> Bar:
+    """Show how full something is; empty without a limit."""
+    return Bar(ratio or 0.0, ratio_style(ratio))
+
+
+def memory_style(device: DeviceUsage) -> str:
+    """The colour of a device's used memory."""
+    return ratio_style(fill_ratio(device))
+
+
+def memory_bar(device: DeviceUsage) -> Bar:
+    """Show how full a device's memory is."""
+    return ratio_bar(fill_ratio(device))
+
+
+def sm_bar(sm_percent: int | None, limit_percent: int | None) -> Bar:
+    """Show SM utilisation, with a tick at the limit."""
+    sm = sm_percent or 0
+    over = limit_percent is not None and sm > limit_percent + _SM_SLACK_PERCENT
+    mark = None if limit_percent is None else limit_percent / 100
+    return Bar(sm / 100, CRITICAL if over else "cyan", mark)
 
 
 # ---- containers of a node ------------------------------------------------------------------------
@@ -129,10 +171,9 @@ class Names:
         return self.container
 
     @property
-    def short_words(self) -> str | None:
-        """``pod/container`` in one, without the namespace."""
-        parts = (self.pod or self.pod_uid, self.container_words)
-        return "/".join(part for part in parts if part) or None
+    def path_words(self) -> str | None:
+        """``namespace/pod/container`` in one."""
+        return "/".join(part for part in (self.pod_words, self.container_words) if part) or None
 
     @property
     def words(self) -> str:
@@ -141,9 +182,9 @@ class Names:
 
 
 NAME_COLUMNS = (
-    Column("CONTAINER", "short_words", NAME, on="terminal", to_width=ROOMY),
-    Column("POD", "pod_words", NAME, from_width=ROOMY),
-    Column("CONTAINER", "container_words", NAME, from_width=ROOMY),
+    Column("CONTAINER", "path_words", PATH_LIKE, on="terminal"),
+    Column("POD", "pod_words", NAME, on="pipe"),
+    Column("CONTAINER", "container_words", NAME, on="pipe"),
 )
 
 
@@ -158,96 +199,3 @@ def names_of(node: Node, container: Container) -> dict[str, Any]:
         "container": container.name or (None if name is None else name.container),
         "container_id": None if container_id is None else container_id.id,
     }
-
-
-def node_warnings(node: Node) -> tuple[str, ...]:
-    """Say which directories could not be listed, and why."""
-    return tuple(
-        f"{root}: {error.strerror or error}" for root, error in sorted(node.root_errors.items())
-    )
-
-
-def root_failure(node: Node, roots: tuple[str, ...]) -> str | None:
-    """Say which directories were given, if none of them can be listed."""
-    return node.root_problem if roots else None
-
-
-_CONTAINERS_LISTED = 10
-
-
-def selection_failure(node: Node, selector: Selector) -> str | None:
-    """Say that no container is selected, and list what there is; None if one is."""
-    chosen = [each for each in node.containers if selector.matches(each)]
-    if chosen or not any(attrs.astuple(selector)):
-        devices = [device for each in chosen for device in _devices_of(each)]
-        if selector.device is None or not chosen or any(map(selector.matches_device, devices)):
-            return None
-        there_is = dict.fromkeys(f"{each.index} ({each.uuid or 'no uuid'})" for each in devices)
-        return f"no device {selector.device} in the containers selected; there is {_list(there_is)}"
-    names = sorted({Names(**names_of(node, each)).words for each in node.containers})
-    return f"no container is selected; there is {_list(names)}"
-
-
-def _devices_of(container: Container) -> tuple[DeviceUsage, ...]:
-    with contextlib.suppress(RegionError):
-        if container.region is not None:
-            return container.region.snapshot().devices
-    return ()
-
-
-def _list(words: Collection[str]) -> str:
-    shown = ", ".join(list(words)[:_CONTAINERS_LISTED])
-    more = len(words) - _CONTAINERS_LISTED
-    return (shown or "none") + (f" and {more} more" if more > 0 else "")
-
-
-@attrs.frozen(kw_only=True)
-class GapRow(Names):
-    """Something that could not be looked at; what it hides is unknown.
-
-    Attributes:
-        kind: ``driver``, ``root`` or ``processes``.
-        reason: Why, as one sentence.
-        count: How many processes were not looked at; 1 for the driver and for a root.
-    """
-
-    kind: GapKind
-    reason: str
-    count: int
-
-
-def gap_rows(node: Node, observation: Observation) -> list[GapRow]:
-    """What could not be looked at, with the names of the container that it is about."""
-    return [
-        GapRow(**_names_of_gap(node, gap), kind=gap.kind, reason=gap.reason, count=gap.count)
-        for gap in observation.gaps
-        # What an observation has left out because of its size, the verbs look at by itself.
-        if gap.kind != "slots"
-    ]
-
-
-def _names_of_gap(node: Node, gap: Gap) -> dict[str, Any]:
-    if gap.container is not None:
-        return names_of(node, gap.container)
-    if gap.container_id is None:
-        return {}
-    return {"pod_uid": gap.container_id.pod_uid, "container_id": gap.container_id.id}
-
-
-def node_notes(node: Node, gaps: Sequence[GapRow]) -> tuple[str, ...]:
-    """Say what this user, in this place, cannot see.
-
-    Args:
-        node: The node.
-        gaps: What could not be looked at; the driver and roots are told elsewhere.
-    """
-    is_complete = node.processes.is_complete
-    # Where nobody's may be read, one sentence says so.
-    reasons = [
-        f"{each.words}: {each.reason}" if each.pod_words or each.container_words else each.reason
-        for each in gaps
-        if each.kind == "processes" and (is_complete or "may not be read" not in each.reason)
-    ]
-    more = len(reasons) - _GAPS_SHOWN
-    further = (f"{more} more containers have processes that are not known",) if more > 0 else ()
-    return (*(() if is_complete else (_INCOMPLETE,)), *reasons[:_GAPS_SHOWN], *further)

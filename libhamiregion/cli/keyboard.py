@@ -11,15 +11,11 @@ import time
 import tty
 from typing import TYPE_CHECKING, Any
 
-from .tables import QUIET
-
 if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self
 
-#: What a live table is sorted by after a key.
-SORT_KEYS = {"m": "memory", "s": "sm", "n": "name", "p": "pid"}
 # What arrows and function keys send.
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[@-~]|O.|)")
 
@@ -64,11 +60,3 @@ class Keyboard:
             # The terminal has gone.
             self._open = False
         return _SEQUENCE.sub("", typed.decode("ascii", "replace"))[-1:]
-
-
-def key_hint(sort: str) -> tuple[str, str]:
-    """Name the keys of a live table; the one that it is sorted by is marked."""
-    keys = "  ".join(
-        f"[{key}] {name}{' <' if name == sort else ''}" for key, name in SORT_KEYS.items()
-    )
-    return f"sort by {keys}     [q] quit", QUIET

@@ -16,11 +16,10 @@ from libhamiregion.text import printable
 
 from . import options
 from .failures import FAILED, ErrorGroup, bad_arguments, sentence
-from .format import effect_words
+from .format import effect_words, memory_bar
 from .output import Page, show, show_done
-from .show import memory_bar
 from .tables import (
-    BAR,
+    DRAWING,
     NUMBER,
     PERCENT_LIMIT,
     SIZE,
@@ -75,7 +74,7 @@ class DeviceLimits:
 
 _COLUMNS = (
     Column("DEVICE", "index", NUMBER, title="GPU", style="bold"),
-    Column("", memory_bar, BAR, title="memory", on="terminal"),
+    Column("", memory_bar, DRAWING, title="memory", on="terminal"),
     Column("MEM-LIMIT", "memory_limit_bytes", SIZE_LIMIT, title="limit"),
     Column("MEM-USED", "memory_used_bytes", SIZE, title="used"),
     Column("SM-LIMIT", "sm_limit_percent", PERCENT_LIMIT, title="SM limit"),

@@ -27,8 +27,8 @@ from libhamiregion.text import printable
 
 from . import options
 from .failures import Failure
-from .format import node_warnings
 from .limits_plan_tables import diff_blocks, diff_object, outcome_objects, result_lines
+from .node_page import node_warnings
 from .output import DRY_RUN, Page, show, write
 from .tables import Lines
 

@@ -10,7 +10,7 @@ from libhamiregion.plan.equal_edits import EqualEdits, equal_edits
 
 from .format import NAME_COLUMNS, Names, count
 from .output import as_plain
-from .tables import NAME, NEAR, NOTHING, OVER, QUIET, WORD, Column, Lines, Table
+from .tables import CRITICAL, DIM, NAME, NOTHING, WARN, WORD, Column, Lines, Table
 
 if TYPE_CHECKING:
     from libhamiregion.node import Container
@@ -42,10 +42,10 @@ _COLUMNS = (
     *NAME_COLUMNS,
     Column("DEVICE", part="edits.devices"),
     Column("LIMIT", part="edits.first.field"),
-    Column("BEFORE", part="edits.before", kind=_VALUE),
-    Column("AFTER", part="edits.after", kind=_VALUE, style="bold"),
-    Column("EFFECT", part="effect", kind=NAME, style=QUIET),
-    Column("RULE", part="rule", kind=NAME, style=QUIET),
+    Column("BEFORE", part="edits.before", format=_VALUE),
+    Column("AFTER", part="edits.after", format=_VALUE, style="bold"),
+    Column("EFFECT", part="effect", format=NAME, style=DIM),
+    Column("RULE", part="rule", format=NAME, style=DIM),
 )
 
 
@@ -63,13 +63,13 @@ def diff_blocks(found: PlanDiff, plan: LimitPlan) -> list[Block]:
     if changed:
         blocks = [Table(_COLUMNS, changed, "rows")]
     sentences = [
-        (f"left as it is: {_called(skip)}: {skip.message}{_rules(skip.rules)}", NEAR)
+        (f"left as it is: {_called(skip)}: {skip.message}{_rules(skip.rules)}", WARN)
         for skip in found.off_plan
     ]
-    sentences += [(f"no region yet: {_called(skip)}", QUIET) for skip in found.waiting]
+    sentences += [(f"no region yet: {_called(skip)}", DIM) for skip in found.waiting]
     if found.unused:
         sentences.append(
-            (f"some rules choose no container of this node{_rules(found.unused)}", QUIET)
+            (f"some rules choose no container of this node{_rules(found.unused)}", DIM)
         )
     return [*blocks, Lines(sentences)]
 
@@ -87,7 +87,7 @@ def _row(change: ContainerDiff, edits: EqualEdits, plan: LimitPlan) -> _Row:
 def result_lines(found: PlanDiff, result: PlanResult) -> Lines:
     """Say what has become of a diff."""
     sentences: list[str | tuple[str, str]] = [
-        (f"left as it was ({each.status}): {_called(each.diff)}: {each.message}", OVER)
+        (f"left as it was ({each.status}): {_called(each.diff)}: {each.message}", CRITICAL)
         for each in result.outcomes
         if each.status != "applied"
     ]

@@ -11,8 +11,7 @@ from libhamiregion import open_region
 from . import options
 from .failures import ErrorGroup
 from .format import OWN_WORDS
-from .intervals import ticks
-from .output import Page, as_plain, show_all, show_done
+from .output import Page, as_plain, show_all, show_done, ticks
 from .tables import Lines
 
 if TYPE_CHECKING:

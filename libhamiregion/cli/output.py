@@ -1,34 +1,28 @@
-"""Where answers go: a terminal, a pipe, or JSON."""
+"""Where answers go: a terminal, a pipe, or JSON; once, or again and again."""
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import json
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from libhamiregion import RegionError
 from libhamiregion.text import printable
 
 from .failures import Failure
-from .format import gap_rows, node_notes, node_warnings, selection_failure
-from .tables import Lines, Table
+from .tables import Lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from libhamiregion import Region
-    from libhamiregion.node import Node, Observation, Selector
 
-    from .options import NodeChoice
     from .tables import Block
 
-# Of a table on a terminal: a container can fill all slots of its region.
-_MOST_ROWS = 500
 DRY_RUN = "dry run: nothing was written"
 
 
@@ -62,70 +56,6 @@ def show_done(
     show(Page(schema, about | data, [Lines([*lines, DRY_RUN] if dry_run else lines)]), as_json)
 
 
-def node_page(
-    schema: str,
-    observation: Observation,
-    node: Node,
-    node_choice: NodeChoice,
-    data: dict[str, Any],
-    blocks: Sequence[Block],
-    notes: Iterable[str] = (),
-    *,
-    selector: Selector,
-    found: bool,
-) -> Page:
-    """Make a page about a node, with gaps and notes.
-
-    The page is a failure if no directory of containers can be listed, or no container is selected.
-
-    Args:
-        schema: Name and version of the answer.
-        observation: What was observed.
-        node: The node.
-        node_choice: What the node was chosen by.
-        data: The answer for --json, without what all pages of a node have.
-        blocks: The answer for people.
-        notes: What else to know.
-        selector: What was selected.
-        found: Whether the answer has something that was selected.
-    """
-    warnings, gaps = node_warnings(node), gap_rows(node, observation)
-    seen = {"complete": node.processes.is_complete, "warnings": warnings, "gaps": gaps}
-    is_empty = not any(isinstance(block, Table) and block.records for block in blocks)
-    failure = node.root_problem
-    if failure is not None and not node_choice.roots:
-        failure += "; name it with --root, or look for regions elsewhere with --outside"
-    if failure is None and not found:
-        failure = selection_failure(node, selector)
-    return Page(
-        schema,
-        {"taken_at_ns": observation.regions_read_at_ns, **seen, **data},
-        # A heading without rows before an error reads as an answer.
-        () if failure is not None and is_empty else blocks,
-        notes=(*node_notes(node, gaps), *_outside_notes(node, node_choice), *notes),
-        warnings=warnings,
-        failure=failure,
-    )
-
-
-def _outside_notes(node: Node, node_choice: NodeChoice) -> tuple[str, ...]:
-    """Say that processes map regions elsewhere, where they were not asked for."""
-    if node_choice.outside:
-        return ()
-    from libhamiregion.node.outside import mapped_regions
-
-    known = set()
-    for container in node.containers:
-        if container.region is not None:
-            with contextlib.suppress(RegionError):
-                known.add(node.processes.identity(container.region))
-    # What is left over of a container that has gone is mapped by monitors for a while.
-    elsewhere = mapped_regions(node.processes, without=known)
-    if any(each.exclusive or not each.deleted for each in elsewhere):
-        return ("processes map regions elsewhere, too; --outside looks there",)
-    return ()
-
-
 def show(page: Page, as_json: bool) -> None:
     """Show one answer.
 
@@ -136,7 +66,7 @@ def show(page: Page, as_json: bool) -> None:
         from .terminal import console, draw_page
 
         screen = console()
-        screen.print(draw_page(page, screen.width, _MOST_ROWS))
+        screen.print(draw_page(page, screen.width))
     else:
         _Pipe(as_json).show(page)
     if page.failure is not None:
@@ -166,6 +96,16 @@ def show_all(pages: Iterator[Page], interval_s: float | None, as_json: bool) -> 
     except KeyboardInterrupt:
         # Ctrl-C is how a watch ends, not how it fails.
         return
+
+
+def ticks(interval_s: float | None) -> Iterator[None]:
+    """Yield once, or with an interval again and again; a slow tick skips those that it missed."""
+    yield
+    due = time.monotonic()
+    while interval_s is not None:
+        due = max(due + interval_s, time.monotonic())
+        time.sleep(max(0.0, due - time.monotonic()))
+        yield
 
 
 class _Pipe:

@@ -26,7 +26,8 @@ from libhamiregion.units import parse_duration
 
 from . import options
 from .failures import Failure
-from .format import count, node_warnings, root_failure
+from .format import count
+from .node_page import node_warnings, root_failure
 from .output import DRY_RUN, write, write_json
 from .service_log import ServiceLog
 from .signals import end_unfinished, stop_signals

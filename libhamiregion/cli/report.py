@@ -34,22 +34,21 @@ from libhamiregion.units import parse_duration
 
 from . import options
 from .failures import Failure
-from .format import count
+from .format import count, ratio_bar, ratio_style
 from .output import Page, show, write
 from .tables import (
-    BAR,
+    DRAWING,
     NAME,
     NUMBER,
     ROOMY,
     SIZE,
     SIZE_LIMIT,
     WIDE,
+    Bar,
+    CellFormat,
     Column,
-    Fill,
-    Kind,
     Lines,
     Table,
-    ratio_style,
 )
 
 if TYPE_CHECKING:
@@ -351,12 +350,11 @@ def _peak_ratio(row: Usage) -> float | None:
     return None if limit is None else row.memory_peak_bytes / limit
 
 
-def _bar(row: Usage) -> Fill:
-    ratio = _peak_ratio(row)
-    return Fill(ratio or 0.0, ratio_style(ratio))
+def _bar(row: Usage) -> Bar:
+    return ratio_bar(_peak_ratio(row))
 
 
-_HOURS = Kind("{:.2f}".format)
+_HOURS = CellFormat("{:.2f}".format)
 _NAMES = {
     "namespace": Column("NAMESPACE", lambda row: row.namespace, NAME),
     "pod": Column("POD", lambda row: row.pod or row.pod_uid, NAME),
@@ -371,7 +369,7 @@ _LEVELS = {
     "device": ("device",),
 }
 _FIGURES = (
-    Column("BAR", _bar, BAR, title="", on="terminal"),
+    Column("DRAWING", _bar, DRAWING, title="", on="terminal"),
     Column("LIMIT", lambda row: row.memory_limit_bytes, SIZE_LIMIT),
     Column("AVERAGE", lambda row: row.memory_average_bytes, SIZE),
     Column("P95", lambda row: row.memory_p95_bytes, SIZE, title="95 %"),
@@ -389,7 +387,7 @@ _SUGGESTED = Column("SUGGESTED", lambda row: row.suggested_limit_bytes, SIZE)
 
 
 # Where a row has four names, a narrow terminal shows less of its figures.
-_FROM_WIDTH = {"BAR": ROOMY, "AVERAGE": WIDE, "P95": WIDE, "H-HELD": WIDE}
+_FROM_WIDTH = {"DRAWING": ROOMY, "AVERAGE": WIDE, "P95": WIDE, "H-HELD": WIDE}
 
 
 def _columns(made: Report) -> list[Column]:

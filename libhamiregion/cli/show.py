@@ -17,30 +17,27 @@ from libhamiregion import (
 )
 
 from . import options
-from .format import age_words, fill_ratio, lock_word, status_word
-from .intervals import ticks
-from .output import Page, as_plain, show_all
+from .format import age_words, lock_word, memory_bar, memory_style, sm_bar, status_word
+from .output import Page, as_plain, show_all, ticks
 from .tables import (
-    BAR,
+    CRITICAL,
+    DIM,
+    DRAWING,
     GOOD,
     NAME,
-    NEAR,
     NUMBER,
-    OVER,
     PERCENT,
     PERCENT_LIMIT,
-    QUIET,
-    SHARE,
     SIZE,
     SIZE_LIMIT,
     UNKNOWN,
+    WARN,
     WIDE,
+    Bar,
     Column,
     Facts,
-    Fill,
     Lines,
     Table,
-    ratio_style,
 )
 
 if TYPE_CHECKING:
@@ -117,20 +114,19 @@ def _pages(opened: Callable[[], Region], interval_s: float) -> Iterator[Page]:
 
 def _error_page(error: RegionError) -> Page:
     data = {"path": error.path, "error": type(error).__name__, "message": str(error)}
-    return Page("region-error/1", data, [Lines([(str(error), NEAR)])])
+    return Page("region-error/1", data, [Lines([(str(error), WARN)])])
 
 
 def region_page(snapshot: RegionSnapshot, *more: Block, burst: bool = False) -> Page:
     """Show a whole region: facts, devices, processes; `burst` is `Region.burst`."""
-    uuids = [(f"{each.index:>3}  {each.uuid}", QUIET) for each in snapshot.devices if each.uuid]
+    uuids = [(f"{each.index:>3}  {each.uuid}", DIM) for each in snapshot.devices if each.uuid]
     return Page(
         "region/1",
         as_plain(snapshot) | {"burst": burst},
         [
             region_facts(snapshot, burst=burst),
             device_table(snapshot),
-            # Where the table has no room for them.
-            Lines(uuids, on="terminal", to_width=WIDE),
+            Lines(uuids, on="terminal"),
             process_table(snapshot),
             *more,
         ],
@@ -157,10 +153,10 @@ def region_facts(snapshot: RegionSnapshot, *, burst: bool = False) -> Facts:
         ("layout", *_layout_words(snapshot)),
         ("priority", priority, ""),
         ("SM limiting", limiting, ""),
-        ("launches", *(("blocked", OVER) if blocked else ("allowed", ""))),
+        ("launches", *(("blocked", CRITICAL) if blocked else ("allowed", ""))),
         ("last kernel", last_kernel, ""),
-        ("lock", lock_word(snapshot.owner_pid), NEAR if snapshot.owner_pid else ""),
-        ("settled", *(("yes", "") if snapshot.settled else ("no, it changed meanwhile", NEAR))),
+        ("lock", lock_word(snapshot.owner_pid), WARN if snapshot.owner_pid else ""),
+        ("settled", *(("yes", "") if snapshot.settled else ("no, it changed meanwhile", WARN))),
     )
     return Facts(snapshot.path, facts)
 
@@ -170,7 +166,7 @@ def _layout_words(snapshot: RegionSnapshot) -> tuple[str, str]:
     if snapshot.layout_newer is None:
         return layout, ""
     major, minor = snapshot.layout_newer
-    return f"{layout}, of the newer version {major}.{minor}", NEAR
+    return f"{layout}, of the newer version {major}.{minor}", WARN
 
 
 # ---- devices -------------------------------------------------------------------------------------
@@ -182,46 +178,31 @@ def device_table(snapshot: RegionSnapshot) -> Table:
     percent = PERCENT if util else UNKNOWN
     columns = (
         Column("DEVICE", "index", NUMBER, title="GPU", style="bold"),
-        Column("", memory_bar, BAR, title="memory", on="terminal"),
+        Column("", memory_bar, DRAWING, title="memory", on="terminal"),
         Column("MEM-USED", "memory_used_bytes", SIZE, title="used", style=memory_style),
         Column("MEM-LIMIT", "memory_limit_bytes", SIZE_LIMIT, title="limit"),
-        Column("", fill_ratio, SHARE, style=memory_style, on="terminal"),
         Column("MEM-FREE", "memory_free_bytes", SIZE, on="pipe"),
         Column("CONTEXT", "memory_context_bytes", SIZE, on="pipe"),
         Column("MODULE", "memory_module_bytes", SIZE, on="pipe"),
         Column("DATA", "memory_data_bytes", SIZE, on="pipe"),
         Column("DRIVER", "memory_monitor_bytes", SIZE, on="pipe"),
-        *([Column("", _sm_bar, BAR, title="SM", on="terminal")] if util else []),
+        *([Column("", _sm_bar, DRAWING, title="SM", on="terminal")] if util else []),
         Column("SM", "sm_util_percent", percent, title="util"),
         Column("SM-LIMIT", "sm_limit_percent", PERCENT_LIMIT, title="limit"),
         Column("ENC", "enc_util_percent", percent, on="pipe"),
         Column("DEC", "dec_util_percent", percent, on="pipe"),
-        Column("UUID", "uuid", NAME, style=QUIET, from_width=WIDE),
+        Column("UUID", "uuid", NAME, on="pipe"),
     )
     return Table(columns, snapshot.devices)
 
 
-def memory_bar(device: DeviceUsage) -> Fill:
-    """Show how full a device's memory is; empty where there is no limit."""
-    return Fill(fill_ratio(device) or 0.0, memory_style(device), width=14)
-
-
-def memory_style(device: DeviceUsage) -> str:
-    """The colour of a device's used memory."""
-    return ratio_style(fill_ratio(device))
-
-
-def _sm_bar(device: DeviceUsage) -> Fill:
-    limit = device.sm_limit_percent
-    # libvgpu keeps a process near its limit, not under it: a little above is how it works.
-    style = OVER if limit is not None and device.sm_util_percent > limit + 10 else "cyan"
-    mark = None if limit is None else limit / 100
-    return Fill(device.sm_util_percent / 100, style, mark, width=10)
+def _sm_bar(device: DeviceUsage) -> Bar:
+    return sm_bar(device.sm_util_percent, device.sm_limit_percent)
 
 
 # ---- processes -----------------------------------------------------------------------------------
 
-_STATUS_STYLES = {0: QUIET, 1: GOOD, 2: NEAR}
+_STATUS_STYLES = {0: DIM, 1: GOOD, 2: WARN}
 
 
 def process_table(snapshot: RegionSnapshot) -> Table:
@@ -233,15 +214,15 @@ def process_table(snapshot: RegionSnapshot) -> Table:
         Column("HOST-PID", "host_pid", NUMBER, title="host PID"),
         Column("STATUS", _status_word, style=_status_style),
         Column("SETTLED", _settled_word, on="pipe"),
-        Column("DEVICE", part="index", kind=NUMBER, title="GPU"),
-        Column("MEM-USED", part="memory_used_bytes", kind=SIZE, title="used"),
-        Column("CONTEXT", part="memory_context_bytes", kind=SIZE, from_width=WIDE),
-        Column("MODULE", part="memory_module_bytes", kind=SIZE, from_width=WIDE),
-        Column("DATA", part="memory_data_bytes", kind=SIZE),
-        Column("DRIVER", part="memory_monitor_bytes", kind=SIZE),
-        Column("SM", part="sm_util_percent", kind=percent, title="SM"),
-        Column("ENC", part="enc_util_percent", kind=percent, on="pipe"),
-        Column("DEC", part="dec_util_percent", kind=percent, on="pipe"),
+        Column("DEVICE", part="index", format=NUMBER, title="GPU"),
+        Column("MEM-USED", part="memory_used_bytes", format=SIZE, title="used"),
+        Column("CONTEXT", part="memory_context_bytes", format=SIZE, from_width=WIDE),
+        Column("MODULE", part="memory_module_bytes", format=SIZE, from_width=WIDE),
+        Column("DATA", part="memory_data_bytes", format=SIZE),
+        Column("DRIVER", part="memory_monitor_bytes", format=SIZE),
+        Column("SM", part="sm_util_percent", format=percent, title="SM"),
+        Column("ENC", part="enc_util_percent", format=percent, on="pipe"),
+        Column("DEC", part="dec_util_percent", format=percent, on="pipe"),
     )
     return Table(columns, snapshot.processes, _busy_devices, "No process uses this region.")
 
@@ -272,4 +253,4 @@ def _status_word(process: ProcessUsage) -> str:
 
 
 def _status_style(process: ProcessUsage) -> str:
-    return _STATUS_STYLES.get(process.status, OVER)
+    return _STATUS_STYLES.get(process.status, CRITICAL)

@@ -82,20 +82,22 @@ def _set_status(
 ) -> None:
     with open_region(path, writable=True, layout=layout) as region:
         change = edit(region, pid, dry_run=dry_run)
-        unsure = change.effect is Effect.IF_SM_LIMITED
-        goes_on = region.suspended_activity(pid) if unsure and not dry_run else None
     words = f"process {change.pid}: {status_word(change.before)} -> {status_word(change.after)}"
     words += " (unchanged)" if change.before == change.after else ""
     lines = [words]
-    if unsure:
-        lines.append(f"obeyed {effect_words(Effect.IF_SM_LIMITED)}")
-    if goes_on is not None:
-        lines.append(f"it goes on {goes_on}: give a device an SM limit (`hamiregion limits set`)")
-    states: dict[str, Any] = {"pid": change.pid, "before": change.before, "after": change.after}
-    states |= {"effect": change.effect, "goes_on": goes_on}
-    show_done("slot-status/1", region, lines, as_json, dry_run=dry_run, **states)
-    if goes_on is not None:
-        raise SystemExit(1)
+    if change.effect is Effect.IF_SM_LIMITED:
+        lines.append(f"obeyed {effect_words(change.effect)}")
+    show_done(
+        "slot-status/1",
+        region,
+        lines,
+        as_json,
+        dry_run=dry_run,
+        pid=change.pid,
+        before=change.before,
+        after=change.after,
+        effect=change.effect,
+    )
 
 
 @click.command()

@@ -6,7 +6,7 @@ The records themselves are what `--json` gives, so their attributes are named as
 
 In a pipe there are no escapes and no drawing, and every line splits on white space into as many
 words as the heading has; only the last column may hold blanks. Sizes stand without their space,
-which `parse_size` reads as well.
+which `parse_size` reads as well. `terminal` draws the same; it needs rich, which a pipe does not.
 """
 
 from __future__ import annotations
@@ -27,26 +27,23 @@ if TYPE_CHECKING:
 NOTHING = "-"
 UNLIMITED = "unlimited"
 
-QUIET = "dim"
+DIM = "dim"
 GOOD = "green"
-NEAR = "yellow"
-OVER = "red"
+WARN = "yellow"
+CRITICAL = "red"
 
-# Names of Kubernetes have 253 characters; a directory's name is anything.
-LONGEST_NAME = 253
-# No terminal shows more of a command line or a path.
-LONGEST_TEXT = 1000
-
-# Widths of a terminal from which there is room for a pod beside its container, and for uuids.
-ROOMY = 108
-WIDE = 124
+# Widths of a terminal from which there is room for more columns.
+ROOMY = 100
+WIDE = 150
+# No terminal shows more of a name, a path or a command line.
+_LONGEST_TEXT = 1000
 
 On = Literal["both", "pipe", "terminal"]
 Getter: TypeAlias = "Callable[[Any], Any]"
 
 
 @attrs.frozen
-class Kind:
+class CellFormat:
     """How the values of a column are written.
 
     Attributes:
@@ -54,32 +51,25 @@ class Kind:
         blank: What stands for a blank in a pipe.
         none: How None is written.
         right: Whether a terminal aligns the column at its right.
-        longest: As wide as a terminal makes the column at least: a live table must not jump.
-        shrinks: Whether the column gives way where a terminal has too little room.
-        folds: Whether it does so by more lines, instead of cutting its words.
-        grows: Whether bars take the room that a terminal has left.
+        min_width: Width of the column on a terminal at least: a live table must not jump.
+        narrow: How a terminal with too little room cuts the column: not at all, at the end, in the
+            middle, or folded into several lines.
     """
 
     words: Callable[[Any], str]
     blank: str = ""
     none: str = NOTHING
     right: bool = True
-    longest: int = 0
-    shrinks: bool = False
-    folds: bool = False
-    grows: bool = False
+    min_width: int = 0
+    narrow: Literal["no", "end", "middle", "fold"] = "no"
 
     def text(self, value: Any) -> str:
         """Write a value for a terminal."""
         return self.none if value is None else self.words(value) or NOTHING
 
 
-def _name(text: str) -> str:
-    return printable(text, LONGEST_NAME)
-
-
-def _free_text(text: str) -> str:
-    return printable(text, LONGEST_TEXT)
+def _from_outside(text: str) -> str:
+    return printable(text, _LONGEST_TEXT)
 
 
 def _word(word: str | enum.Enum) -> str:
@@ -91,41 +81,42 @@ def percent(number: int) -> str:
     return f"{number} %"
 
 
-# Text from outside: names, uuids; escaped, and cut where it is long.
-NAME = Kind(_name, blank=r"\x20", right=False, shrinks=True)
-# Text from outside that may be long, such as a path or a message; best the last column.
-COMMAND = Kind(_free_text, blank=r"\x20", right=False, shrinks=True)
-TEXT = attrs.evolve(COMMAND, folds=True)
+# Text from outside: names, uuids, commands; escaped, and cut where it is long.
+NAME = CellFormat(_from_outside, blank=r"\x20", right=False, min_width=6, narrow="end")
+PATH_LIKE = attrs.evolve(NAME, min_width=16, narrow="middle")
+# Sentences; best the last column.
+TEXT = attrs.evolve(NAME, narrow="fold")
 # A word of ours: a state, a layout.
-WORD = Kind(_word, blank="-", right=False)
-NUMBER = Kind(str)
+WORD = CellFormat(_word, blank="-", right=False)
+NUMBER = CellFormat(str)
 # Of 2**63 and more: a counter that has wrapped around, and is no size.
-SIZE = Kind(
+SIZE = CellFormat(
     lambda nbytes: NOTHING if nbytes > MAX_SIZE_BYTES else format_size(nbytes),
-    longest=len("1023 MiB"),
+    min_width=len("1023 MiB"),
 )
-SIZE_LIMIT = Kind(format_size, none=UNLIMITED, longest=len(UNLIMITED))
-PERCENT = Kind(percent, longest=len("100 %"))
-PERCENT_LIMIT = Kind(percent, none=UNLIMITED, longest=len(UNLIMITED))
-SHARE = Kind(lambda ratio: f"{min(ratio, 9.99):.0%}", longest=len("100%"))
+SIZE_LIMIT = CellFormat(format_size, none=UNLIMITED, min_width=len(UNLIMITED))
+PERCENT = CellFormat(percent, min_width=len("100 %"))
+PERCENT_LIMIT = CellFormat(percent, none=UNLIMITED, min_width=len(UNLIMITED))
 # What a layout does not have.
-UNKNOWN = Kind(lambda _: NOTHING)
-# The value is a `Fill`.
-BAR = Kind(str, right=False)
-# The same, wider on a wide terminal.
-METER = attrs.evolve(BAR, grows=True)
-# So wide at most: a longer one says no more.
-LONGEST_BAR = 48
+UNKNOWN = CellFormat(lambda _: NOTHING)
+# The value is a `Bar` or a `Spark`.
+DRAWING = CellFormat(str, right=False, min_width=6, narrow="end")
 
 
 @attrs.frozen
-class Fill:
+class Bar:
     """A bar on a terminal: `ratio` of it full, a tick where `mark` is; 0 to 1 each."""
 
     ratio: float
     style: str
     mark: float | None = None
-    width: int = 12
+
+
+@attrs.frozen
+class Spark:
+    """A line of small bars on a terminal, the last sample at the right; 0 to 1 each."""
+
+    ratios: Sequence[float]
 
 
 def _getter(of: str | Getter | None) -> Getter | None:
@@ -140,23 +131,22 @@ class Column:
         name: The heading in a pipe, one word; a terminal shows `title`, else it in lower case.
         value: Takes a record's value: the attribute's name, or a function. On a terminal it is
             shown once per record.
+        format: How it is written.
         part: Takes a part's value.
-        kind: How it is written.
+        title: The heading on a terminal.
         style: A style of rich, or what takes it from what `value` or `part` is given.
         on: Where the column is shown.
         from_width: Columns of the terminal from which it is shown there.
-        to_width: Columns of the terminal from which it is not shown any more.
     """
 
     name: str
     value: Getter | None = attrs.field(default=None, converter=_getter)
-    kind: Kind = WORD
+    format: CellFormat = WORD
     title: str | None = None
     style: str | Callable[[Any], str] = ""
     part: Getter | None = attrs.field(default=None, converter=_getter)
     on: On = "both"
     from_width: int = 0
-    to_width: int = 10_000
 
     def of(self, record: Any, part: Any) -> Any:
         """The value in one row."""
@@ -166,15 +156,14 @@ class Column:
 
     def words(self, value: Any) -> str:
         """A value as a terminal shows it; "-" stands for a part that there is not."""
-        return NOTHING if value is NOTHING else self.kind.text(value)
+        return NOTHING if value is NOTHING else self.format.text(value)
 
     def style_of(self, record: Any, part: Any) -> str:
         """The style of one row's value."""
         if isinstance(self.style, str):
             return self.style
-        if self.part is None:
-            return self.style(record)
-        return "" if part is None else self.style(part)
+        about = record if self.part is None else part
+        return "" if about is None else self.style(about)
 
 
 @attrs.frozen
@@ -185,19 +174,20 @@ class Table:
         columns: What is shown of them.
         records: What is shown.
         parts: Takes a record's parts: the attribute's name, or a function; none by default.
-        whole: Whether it is never cut to the height of a terminal.
         empty: What a terminal shows in place of a table without records; a pipe shows the heading.
+        attention: Whether a record needs attention. A terminal shows such records first, and all
+            of them.
     """
 
     columns: Sequence[Column]
     records: Sequence[Any]
     parts: Getter | None = attrs.field(default=None, converter=_getter)
     empty: str = ""
-    whole: bool = False
+    attention: Callable[[Any], bool] = lambda _: False
 
-    def rows(self) -> Iterator[tuple[Any, Any]]:
+    def rows(self, records: Sequence[Any] | None = None) -> Iterator[tuple[Any, Any]]:
         """Yield a record with one of its parts, or with None, per row."""
-        for record in self.records:
+        for record in self.records if records is None else records:
             parts = () if self.parts is None else self.parts(record)
             for part in parts or (None,):
                 yield record, part
@@ -207,11 +197,12 @@ class Table:
         shown = [column for column in self.columns if column.on != "terminal"]
         lines = [[column.name for column in shown]]
         for record, part in self.rows():
-            cells = [(column, column.words(column.of(record, part))) for column in shown]
-            lines.append([words.replace(" ", column.kind.blank) for column, words in cells])
-            if cells[-1][0].kind in (NAME, COMMAND, TEXT):
+            words = [column.words(column.of(record, part)) for column in shown]
+            blanks = [column.format.blank for column in shown]
+            if blanks[-1] == NAME.blank:
                 # Nothing follows that its blanks could be taken for.
-                lines[-1][-1] = cells[-1][1]
+                blanks[-1] = " "
+            lines.append([w.replace(" ", blank) for w, blank in zip(words, blanks, strict=True)])
         return aligned(lines)
 
 
@@ -221,7 +212,6 @@ class Lines:
 
     sentences: Sequence[str | tuple[str, str]]
     on: On = "both"
-    to_width: int = 10_000
 
     def text(self) -> str:
         """Write them for a pipe; ends with a newline."""
@@ -259,12 +249,3 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
         + "\n"
         for row in rows
     )
-
-
-def ratio_style(ratio: float | None) -> str:
-    """Green, yellow from 70 %, red from 90 %; nothing is near where nothing limits."""
-    if ratio is None:
-        return ""
-    if ratio > 1:
-        return f"bold {OVER}"
-    return OVER if ratio >= 0.9 else NEAR if ratio >= 0.7 else GOOD

@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+import attrs
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,21 +21,8 @@ from rich.text import Text
 
 from libhamiregion.text import printable
 
-from .tables import (
-    BAR,
-    LONGEST_BAR,
-    METER,
-    NEAR,
-    NOTHING,
-    QUIET,
-    UNLIMITED,
-    WIDE,
-    Column,
-    Facts,
-    Fill,
-    Lines,
-    Table,
-)
+from .format import count
+from .tables import DIM, NOTHING, UNLIMITED, WARN, Bar, Column, Facts, Lines, Spark, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +31,9 @@ if TYPE_CHECKING:
 
     from .output import Page
     from .tables import Block
+
+_LONGEST_BAR = 30
+_LONGEST_FACTS = 124
 
 
 def console() -> Console:
@@ -62,20 +53,21 @@ def live(on: Console) -> Live:
     return Live(console=on, auto_refresh=False, vertical_overflow="crop")
 
 
-def draw_page(page: Page, width: int, rows: int | Sequence[int] | None = None) -> RenderableType:
+def draw_page(page: Page, width: int, rows: Sequence[int] | None = None) -> RenderableType:
     """Draw all blocks of a page with empty lines between, and its warnings and notes.
 
     Args:
         page: What to draw.
         width: Columns of the terminal.
-        rows: How many rows a table has at most: each, or in turn each that may be cut.
+        rows: How many rows each table has at most; None: all.
     """
-    shares = itertools.repeat(rows) if rows is None or isinstance(rows, int) else iter(rows)
+    limits = itertools.repeat(None) if rows is None else iter(rows)
     blocks = [
-        draw(block, width, next(shares) if _may_be_cut(block) else None) for block in page.blocks
+        draw(block, width, next(limits) if isinstance(block, Table) else None)
+        for block in page.blocks
     ]
-    asides = [Text(printable(each), style=NEAR) for each in page.warnings]
-    asides += [Text(printable(each), style=QUIET) for each in page.notes]
+    asides = [Text(printable(each), style=WARN) for each in page.warnings]
+    asides += [Text(printable(each), style=DIM) for each in page.notes]
     if asides:
         blocks.append(Group(*asides))
     parts: list[RenderableType] = []
@@ -87,12 +79,9 @@ def draw_page(page: Page, width: int, rows: int | Sequence[int] | None = None) -
 
 def fit_page(page: Page, screen: Console) -> RenderableType:
     """Draw a page with as many rows in its tables as the terminal has room for."""
-    frame = len(screen.render_lines(draw_page(page, screen.width, 0)))
-    wanted = [
-        sum(1 for _ in block.rows())
-        for block in page.blocks
-        if isinstance(block, Table) and _may_be_cut(block)
-    ]
+    tables = [block for block in page.blocks if isinstance(block, Table)]
+    wanted = [sum(1 for _ in table.rows()) for table in tables]
+    frame = len(screen.render_lines(draw_page(page, screen.width, [0] * len(tables))))
     return draw_page(page, screen.width, fair_shares(max(3, screen.height - frame - 1), wanted))
 
 
@@ -111,29 +100,25 @@ def fair_shares(room: int, wanted: Sequence[int]) -> list[int]:
     return shares
 
 
-def _may_be_cut(block: Block) -> bool:
-    return isinstance(block, Table) and not block.whole and bool(block.records)
-
-
 def draw(block: Block, width: int, rows: int | None = None) -> RenderableType | None:
     """Draw a block for a terminal of that many columns; None if it is not shown there.
 
-    A table has so many rows at most, if that is given.
+    A table has so many rows at most, if that is given, and those that need attention.
     """
     if isinstance(block, Facts):
-        return _draw_facts(block, min(width, WIDE))
+        return _draw_facts(block, min(width, _LONGEST_FACTS))
     if isinstance(block, Lines):
-        return _draw_lines(block, width)
+        return None if block.on == "pipe" else _draw_lines(block.styled())
     if block.records:
-        return _draw_table(block, width, None if block.whole else rows)
-    return _draw_lines(Lines([(block.empty, QUIET)] if block.empty else []), width)
+        return _draw_table(block, width, rows)
+    return _draw_lines([(block.empty, DIM)] if block.empty else [])
 
 
 def _draw_facts(block: Facts, width: int) -> RenderableType:
     directory, name = os.path.split(block.path)
-    lines = [Text(printable(directory), style=QUIET, overflow="fold")]
+    lines = [Text(printable(directory), style=DIM, overflow="fold")]
     for label, words, style in block.facts:
-        fact = Text.assemble((f"{label} ", QUIET), (words, style))
+        fact = Text.assemble((f"{label} ", DIM), (words, style))
         # None is broken in two as long as it fits a line.
         if len(lines) > 1 and lines[-1].cell_len + 3 + fact.cell_len <= width - 4:
             lines[-1].append("   ").append_text(fact)
@@ -143,110 +128,132 @@ def _draw_facts(block: Facts, width: int) -> RenderableType:
         Group(*lines),
         title=Text(printable(name), style="bold"),
         title_align="left",
-        border_style=QUIET,
+        border_style=DIM,
         box=box.ROUNDED,
         width=width,
     )
 
 
-def _draw_lines(block: Lines, width: int) -> RenderableType | None:
-    if block.on == "pipe" or width >= block.to_width or not block.sentences:
-        return None
+def _draw_lines(styled: Sequence[tuple[str, str]]) -> RenderableType | None:
     lines: list[RenderableType] = []
-    for text, style in block.styled():
+    for text, style in styled:
         words = text.lstrip(" ")
         line = Text(printable(words), style=style, overflow="fold")
         # What is wrapped stays indented.
         lines.append(Padding(line, (0, 0, 0, len(text) - len(words)), expand=False))
-    return Group(*lines)
+    return Group(*lines) if lines else None
 
 
 def _draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
-    """Draw a rule under the heading, and air; with so many rows at most."""
+    """Draw a rule under the heading, and air."""
     shown = [
-        column
-        for column in table.columns
-        if column.on != "pipe" and column.from_width <= width < column.to_width
+        column for column in table.columns if column.on != "pipe" and column.from_width <= width
     ]
     drawn = RichTable(
         box=box.SIMPLE_HEAD,
         show_edge=False,
         padding=(0, 1, 0, 0),
         header_style=Style(bold=True),
-        border_style=QUIET,
+        border_style=DIM,
     )
     for column in shown:
         drawn.add_column(
             column.name.lower() if column.title is None else column.title,
-            justify="right" if column.kind.right else "left",
+            justify="right" if column.format.right else "left",
             # Only columns that may wrap give way to others.
-            no_wrap=not column.kind.shrinks,
-            min_width=6 if column.kind.shrinks else column.kind.longest or None,
+            no_wrap=column.format.narrow == "no",
+            min_width=column.format.min_width or None,
         )
+    urgent = [record for record in table.records if table.attention(record)]
+    others = [record for record in table.records if not table.attention(record)]
+    rows = list(table.rows([*urgent, *others]))
+    if limit is not None:
+        limit = max(limit, sum(1 for _ in table.rows(urgent)))
     before = None
-    rows = list(table.rows())
-    meters: list[Bar] = []
     for record, part in rows[:limit]:
-        cells: list[RenderableType] = []
-        for column in shown:
-            # One process on several devices is one process.
-            again = column.part is None and record is before
-            cell = Text() if again else _cell(column, record, part)
-            cells.append(cell)
-            if column.kind.grows and isinstance(cell, Bar):
-                meters.append(cell)
-        drawn.add_row(*cells)
+        # One process on several devices is one process.
+        drawn.add_row(
+            *(
+                Text() if column.part is None and record is before else _cell(column, record, part)
+                for column in shown
+            )
+        )
         before = record
-    growing = sum(column.kind.grows for column in shown)
-    if meters:
-        screen = Console(width=width)
-        spare = width - Measurement.get(screen, screen.options, drawn).maximum
-        for meter in meters:
-            meter.grow(max(0, spare) // growing)
-    if limit is None or len(rows) <= limit:
+    hidden = 0 if limit is None else len(rows) - limit
+    if hidden <= 0:
         return drawn
-    return Group(drawn, Text(f"and {len(rows) - limit} more; a pipe gets all", style=QUIET))
+    return Group(drawn, Text(f"{count(hidden, 'row')} hidden; enlarge the window", style=DIM))
 
 
 def _cell(column: Column, record: object, part: object) -> RenderableType:
     value = column.of(record, part)
-    if column.kind in (BAR, METER):
-        return Bar(value) if isinstance(value, Fill) else Text()
+    if isinstance(value, Bar):
+        return _DrawnBar(value)
+    if isinstance(value, Spark):
+        return _DrawnSpark(value)
     words = column.words(value)
-    style = QUIET if words in (NOTHING, UNLIMITED) else column.style_of(record, part)
-    if column.kind.folds:
+    style = DIM if words in (NOTHING, UNLIMITED) else column.style_of(record, part)
+    narrow = column.format.narrow
+    if narrow == "middle":
+        return _CutInTheMiddle(words, style)
+    if narrow == "fold":
         return Text(words, style=style, overflow="fold")
     return Text(words, style=style, no_wrap=True, overflow="ellipsis")
 
 
-class Bar:
-    """A horizontal bar."""
+@attrs.frozen
+class _CutInTheMiddle:
+    """Words whose beginning and end say most, such as a namespace and a container."""
 
-    def __init__(self, fill: Fill) -> None:
-        self.fill = fill
-        self.width = fill.width
-
-    def grow(self, columns: int) -> None:
-        """Make it that much wider, within reason."""
-        self.width = min(self.width + columns, LONGEST_BAR)
+    words: str
+    style: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        fill = self.fill
-        width = min(self.width, options.max_width)
+        words, width = self.words, options.max_width
+        if len(words) > width:
+            dots = "..." if options.ascii_only else "…"
+            tail = max(0, (width - len(dots)) // 2)
+            words = words[: width - len(dots) - tail] + dots + words[len(words) - tail :]
+        yield Text(words, style=self.style, no_wrap=True, overflow="crop")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(4, len(self.words)), len(self.words))
+
+
+@attrs.frozen
+class _DrawnBar:
+    bar: Bar
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        bar = self.bar
+        width = min(options.max_width, _LONGEST_BAR)
         full, half, rest, tick = "#-.|" if options.ascii_only else "━╸─┃"
-        halves = round(min(max(fill.ratio, 0.0), 1.0) * width * 2)
-        if fill.ratio > 0:
+        halves = round(min(max(bar.ratio, 0.0), 1.0) * width * 2)
+        if bar.ratio > 0:
             # Little is not nothing.
             halves = max(halves, 1)
         cells = [*full * (halves // 2), *half * (halves % 2)]
-        styles = [fill.style] * len(cells) + [QUIET] * (width - len(cells))
+        styles = [bar.style] * len(cells) + [DIM] * (width - len(cells))
         cells += rest * (width - len(cells))
-        if fill.mark is not None:
-            at = min(int(fill.mark * width), width - 1)
+        if bar.mark is not None:
+            at = min(int(bar.mark * width), width - 1)
             cells[at], styles[at] = tick, ""
         for style, run in itertools.groupby(zip(cells, styles, strict=True), lambda pair: pair[1]):
             yield Segment("".join(cell for cell, _ in run), console.get_style(style))
         yield Segment.line()
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(min(4, self.width), self.width)
+        return Measurement(4, _LONGEST_BAR)
+
+
+@attrs.frozen
+class _DrawnSpark:
+    spark: Spark
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        steps = ".:-=+*#@" if options.ascii_only else "▁▂▃▄▅▆▇█"
+        heights = [min(int(ratio * len(steps)), len(steps) - 1) for ratio in self.spark.ratios]
+        yield Text("".join(steps[at] for at in heights[-options.max_width :]), style="cyan")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(4, max(4, len(self.spark.ratios)))

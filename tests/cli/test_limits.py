@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from called import call
 from cli_process import on_terminal
-from integration.called import call
 
 import libhamiregion as hami
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
+from called import call
 from cli_process import interrupt, start
-from integration.called import call
 from wait import PATIENCE_S
 
 import libhamiregion as hami

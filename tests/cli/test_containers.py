@@ -9,20 +9,19 @@ from pathlib import Path
 import attrs
 import pytest
 from called import call
-from cli_scene import GIB, POD_LONG, Scene, busy_scene, table
-from containers import needs_namespaces
-from fake_nvml.scenes import GPU, MIB, OTHER
-from gpu_node import gpu_nodes
-from unit.cli_process import (
+from cli_process import (
     COMMAND,
     environment,
     run,
 )
+from containers import needs_namespaces
+from fake_nvml.scenes import GPU, MIB, OTHER
+from gpu_node import gpu_nodes
 
+from cli.cli_scene import GIB, POD_LONG, Scene, table
 from libhamiregion import DeviceUsage, Layout, create_region
 from libhamiregion.node import ProcessDeviceRow
 
-scene = pytest.fixture(scope="module")(busy_scene)
 pytestmark = needs_namespaces
 
 

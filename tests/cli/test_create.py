@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from called import call
 from cli_process import on_terminal, run
-from integration.called import call
 
 import libhamiregion as hami
 

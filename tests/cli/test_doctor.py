@@ -10,8 +10,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from called import call
 from cli_process import COLOUR, Terminal, interrupt, start
-from integration.called import call
 from namespaces import needs_first_namespace
 from region_bytes import RegionFile
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from called import call
 from cli_process import COLOUR, Terminal, run, start
-from integration.called import call
 from wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from integration.called import call
+from called import call
 
 import libhamiregion as hami
 
@@ -26,18 +26,6 @@ with hami.open_region(sys.argv[1], writable=True) as region, region.attach() as 
     slot.charge(0, 3 * 2**30)
     print("charged", flush=True)
     sys.stdin.read()
-"""
-
-# As one of HAMi 2.10 without an SM limit: whatever its status says.
-GO_ON = """
-import sys, time, libhamiregion as hami
-with hami.open_region(sys.argv[1], writable=True) as region, region.attach() as slot:
-    print("charged", flush=True)
-    while True:
-        slot.charge(0, 1 << 20)
-        time.sleep(0.05)
-        slot.release(0, 1 << 20)
-        slot.charge(0, 1 << 10)
 """
 
 
@@ -95,27 +83,8 @@ def test_suspend_and_resume(path: str, attached: subprocess.Popen[bytes]) -> Non
         "before": 2,
         "after": 1,
         "effect": "immediate",
-        "goes_on": None,
     }
     assert status_of(path, pid) == hami.ProcessStatus.RUNNING
-
-
-def test_a_suspended_process_that_goes_on_is_told_and_is_a_failure(path: str) -> None:
-    """As with HAMi 2.10, where no device has an SM limit."""
-    with (
-        subprocess.Popen(
-            [sys.executable, "-c", GO_ON, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as process,
-    ):
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"charged\n"
-        answer = call("suspend", path, str(process.pid), "--json")
-        told = call("suspend", path, str(process.pid))
-        process.kill()
-    told_json = json.loads(answer.stdout)
-    assert (told_json["effect"], told_json["goes_on"]) == ("if_sm_limited", "allocating")
-    assert (answer.returncode, told.returncode) == (1, 1)
-    assert "it goes on allocating: give a device an SM limit" in told.stdout
 
 
 def test_a_process_that_is_not_there_is_a_failure_and_no_pid_wrong_usage(path: str) -> None:

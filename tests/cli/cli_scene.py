@@ -9,13 +9,13 @@ from typing import Any
 import attrs
 import pytest
 from called import call
-from fake_nvml.driver import STATE, FakeDriver
-from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
-from gpu_node import GpuNode, Pod, gpu_nodes
-from unit.cli_process import (
+from cli_process import (
     Terminal,
     on_terminal,
 )
+from fake_nvml.driver import STATE, FakeDriver
+from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
+from gpu_node import GpuNode, Pod, gpu_nodes
 
 from libhamiregion import Layout
 

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any
 
 import attrs
-import pytest
 from rich.console import Console
 
 from libhamiregion import Layout
 from libhamiregion.cli import output
 from libhamiregion.cli.tables import (
-    BAR,
+    DRAWING,
     NAME,
     NUMBER,
+    PATH_LIKE,
     PERCENT,
     SIZE,
     SIZE_LIMIT,
     TEXT,
+    Bar,
     Column,
-    Fill,
     Lines,
+    Spark,
     Table,
 )
 from libhamiregion.cli.terminal import draw, fit_page
@@ -39,10 +41,10 @@ class Row:
 
 COLUMNS = (
     Column("NAME", lambda row: row.name, NAME, title="called"),
-    Column("DEVICE", part=lambda device: device, kind=NUMBER),
-    Column("USED", part=lambda device: device * 2**30, kind=SIZE),
-    Column("LIMIT", part=lambda device: device or None, kind=SIZE_LIMIT),
-    Column("", part=lambda device: Fill(device / 2, "green"), kind=BAR, on="terminal"),
+    Column("DEVICE", part=lambda device: device, format=NUMBER),
+    Column("USED", part=lambda device: device * 2**30, format=SIZE),
+    Column("LIMIT", part=lambda device: device or None, format=SIZE_LIMIT),
+    Column("", part=lambda device: Bar(device / 2, "green"), format=DRAWING, on="terminal"),
     Column("SM", lambda _: None, PERCENT, on="pipe"),
     Column("ROOM", lambda _: "yes", from_width=60),
     Column("MESSAGE", lambda row: row.name, TEXT),
@@ -54,9 +56,9 @@ def table() -> Table:
     return Table(COLUMNS, ROWS, lambda row: row.devices, empty="There is nothing.")
 
 
-def drawn(block: Any, width: int) -> str:
+def drawn(block: Any, width: int, rows: int | None = None) -> str:
     file = io.StringIO()
-    Console(file=file, width=width, color_system=None).print(draw(block, width))
+    Console(file=file, width=width, color_system=None).print(draw(block, width, rows))
     return file.getvalue()
 
 
@@ -90,18 +92,30 @@ def test_an_empty_table_is_a_heading_in_a_pipe_and_a_sentence_on_a_terminal() ->
     assert drawn(empty, 80) == "There is nothing.\n"
 
 
-@pytest.mark.thorough
-def test_a_terminal_shows_as_many_rows_as_it_has_room_for_and_a_pipe_all() -> None:
-    many = attrs.evolve(table(), records=[Row(str(number), ()) for number in range(2000)])
+def test_a_live_picture_fits_and_shows_all_that_needs_attention_first() -> None:
+    records = [Row(str(number), ()) for number in range(200)]
+    many = attrs.evolve(table(), records=records, attention=lambda row: row.name in {"150", "199"})
     page = output.Page("x/1", {}, [many, Lines(["the end"])])
     screen = Console(file=io.StringIO(), width=80, height=24, color_system=None)
-    lines = screen.render_lines(fit_page(page, screen))
+    lines = [
+        "".join(part.text for part in line) for line in screen.render_lines(fit_page(page, screen))
+    ]
     assert 20 < len(lines) <= 24
-    assert drawn(many, 80).count("\n") > 2000
-    assert len(many.text().splitlines()) == 2001
-    few = io.StringIO()
-    Console(file=few, width=80, color_system=None).print(draw(many, 80, 500))
-    assert "and 1500 more; a pipe gets all\n" in few.getvalue()
+    assert [line.split()[0] for line in lines[2:5]] == ["150", "199", "0"]
+    assert "rows hidden; enlarge the window" in "".join(lines)
+    assert drawn(many, 80).count("\n") > 200
+    assert many.text().splitlines()[1].split()[0] == "0", "a pipe keeps the order"
+    urgent = attrs.evolve(many, attention=lambda _: True)
+    assert "hidden" not in drawn(urgent, 80, 5)
+
+
+def test_a_long_name_is_cut_in_the_middle_and_samples_are_a_line_of_bars() -> None:
+    columns = (
+        Column("CONTAINER", lambda _: "research/" + "x" * 40 + "/train", PATH_LIKE),
+        Column("", lambda _: Spark((0.0, 0.5, 1.0)), DRAWING, title="trend"),
+    )
+    text = drawn(Table(columns, [1]), 40)
+    assert re.search(r"research/x+…x+/train +▁▅█", text)
 
 
 def test_a_page_is_its_blocks_in_a_pipe_and_its_data_as_json(capsys: Any) -> None:

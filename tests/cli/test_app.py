@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
+from called import call
 from cli_process import COMMAND, environment, run, without_notes
 from click.testing import CliRunner
 from forked import unprivileged
-from integration.called import call
 from wait import PATIENCE_S
 
 import libhamiregion as hami
