@@ -28,7 +28,7 @@ if str(TESTS) not in sys.path:
     sys.path.append(str(TESTS))
 
 from fake_nvml.driver import STATE, FakeDriver, build  # noqa: E402
-from region_bytes import RegionFile  # noqa: E402
+from support.region_file import RegionFile  # noqa: E402
 
 MIB = 1 << 20
 UUIDS = tuple(f"GPU-{device:08}-1111-2222-3333-444444444444" for device in range(DEVICES))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

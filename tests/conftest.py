@@ -14,13 +14,14 @@ import garbage
 import hang
 import pytest
 import representatives
-from actors import Actor, ProcessFactory
 from fake_cuda.driver import build
 from golden_regions import NAMES, GoldenRegion, unpack
 from hypothesis import settings
-from region_bytes import RegionFile, RegionFileFactory
 from skip_summary import pytest_terminal_summary
-from wait import PATIENCE_S
+from support.actors import Actor, ProcessFactory
+from support.node_scene import NodeScene
+from support.region_file import RegionFile, RegionFileFactory
+from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, create_region
 
@@ -142,6 +143,13 @@ def public_directory() -> Iterator[Path]:
         directory = Path(name)
         directory.chmod(0o755)
         yield directory
+
+
+@pytest.fixture
+def node_scene(tmp_path: Path) -> Iterator[NodeScene]:
+    """A node of the test's own; no container yet."""
+    with contextlib.closing(NodeScene(tmp_path / "node")) as scene:
+        yield scene
 
 
 @pytest.fixture(scope="session")

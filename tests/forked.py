@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import TypeVar
 
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 T = TypeVar("T")
 NOBODY = 65534

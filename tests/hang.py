@@ -10,7 +10,7 @@ import os
 from collections.abc import Generator
 
 import pytest
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 _stderr = 2
 

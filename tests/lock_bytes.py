@@ -2,7 +2,7 @@
 
 import struct
 
-from region_bytes import RegionFile, locate
+from support.region_file import RegionFile, locate
 
 # Above every pid_max (2^22): no process can have it.
 NOBODY = (1 << 22) + 1

@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from wait import eventually
+from support.wait import eventually
 
 from libhamiregion import create_region
 from libhamiregion.node import Container, MissingReason, Node, NodeChanges, RootsUnreadable

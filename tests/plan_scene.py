@@ -6,7 +6,7 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from region_bytes import RegionFile
+from support.region_file import RegionFile
 
 from libhamiregion import Layout, create_region
 from libhamiregion.node import Node, NodeNames

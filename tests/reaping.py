@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 from libhamiregion import ReapedSlot, Region, SearchCutShort
 

@@ -5,9 +5,9 @@ import time
 
 import attrs
 from lock_bytes import is_free
-from region_bytes import RegionFile
 from slot_bytes import pids
-from wait import PATIENCE_S
+from support.region_file import RegionFile
+from support.wait import PATIENCE_S
 
 from libhamiregion import LockNotRecoverable, LockRecovery, Region, open_region
 

@@ -5,8 +5,8 @@ import struct
 import threading
 from collections.abc import Iterator
 
-from region_bytes import RegionFile, locate
-from wait import eventually
+from support.region_file import RegionFile, locate
+from support.wait import eventually
 
 from libhamiregion import Layout, open_region
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import attrs
 import pytest
-from called import call
-from cli_process import (
-    Terminal,
-    on_terminal,
-)
 from fake_nvml.driver import STATE, FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from gpu_node import GpuNode, Pod, gpu_nodes
+from support.command_line import (
+    Terminal,
+    call,
+    on_terminal,
+)
 
 from libhamiregion import Layout
 

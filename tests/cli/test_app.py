@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
-from called import call
-from cli_process import COMMAND, environment, run, without_notes
 from click.testing import CliRunner
 from forked import unprivileged
-from wait import PATIENCE_S
+from support.command_line import COMMAND, call, environment, run, without_notes
+from support.wait import PATIENCE_S
 
 import libhamiregion as hami
 from libhamiregion.cli.verbs import hamiregion

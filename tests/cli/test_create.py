@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from called import call
-from cli_process import on_terminal, run
+from support.command_line import call, on_terminal, run
 
 import libhamiregion as hami
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from called import call
-from cli_process import COLOUR, Terminal, run, start
-from wait import PATIENCE_S, eventually
+from support.command_line import COLOUR, Terminal, call, run, start
+from support.wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     import subprocess

@@ -10,10 +10,9 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from called import call
-from cli_process import COLOUR, Terminal, interrupt, start
 from namespaces import needs_first_namespace
-from region_bytes import RegionFile
+from support.command_line import COLOUR, Terminal, call, interrupt, start
+from support.region_file import RegionFile
 
 import libhamiregion as hami
 

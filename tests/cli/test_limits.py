@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from called import call
-from cli_process import on_terminal
+from support.command_line import call, on_terminal
 
 import libhamiregion as hami
 

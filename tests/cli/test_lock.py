@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
-from called import call
-from cli_process import interrupt, start
-from wait import PATIENCE_S
+from support.command_line import call, interrupt, start
+from support.wait import PATIENCE_S
 
 import libhamiregion as hami
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from region_bytes import RegionFileFactory
+    from support.region_file import RegionFileFactory
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KILLED = sorted(GOLDEN.glob("*-owner-killed-holding-lock.cache.gz"))

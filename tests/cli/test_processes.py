@@ -10,18 +10,18 @@ import termios
 from pathlib import Path
 
 import pytest
-from cli_process import (
+from containers import needs_namespaces
+from fake_nvml.scenes import GPU, MIB
+from gpu_node import gpu_nodes
+from rich.console import Console
+from support.command_line import (
     COLOUR,
     ESCAPES,
     Terminal,
     interrupt,
 )
-from cli_process import start as start_command
-from containers import needs_namespaces
-from fake_nvml.scenes import GPU, MIB
-from gpu_node import gpu_nodes
-from rich.console import Console
-from wait import PATIENCE_S
+from support.command_line import start as start_command
+from support.wait import PATIENCE_S
 
 from cli.cli_scene import POD_LONG, Scene, table
 from libhamiregion.cli.containers import container_page, container_rows

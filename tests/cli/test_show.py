@@ -13,12 +13,11 @@ from pathlib import Path
 
 import attrs
 import pytest
-from answers import check_answer
-from called import call
-from cli_process import COLOUR, COMMAND, Terminal, interrupt, on_terminal, run, start
-from region_bytes import RegionFile
 from rich.console import Console
-from wait import PATIENCE_S
+from support.answers import check_answer
+from support.command_line import COLOUR, COMMAND, Terminal, call, interrupt, on_terminal, run, start
+from support.region_file import RegionFile
+from support.wait import PATIENCE_S
 
 import libhamiregion as hami
 from libhamiregion.cli.show import region_page

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cli_process import COMMAND, environment
-from wait import PATIENCE_S, eventually
+from support.command_line import COMMAND, environment
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.cli.signals import stop_signals
 

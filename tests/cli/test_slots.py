@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from called import call
+from support.command_line import call
 
 import libhamiregion as hami
 

@@ -18,7 +18,7 @@ import attrs
 import yaml
 from build_apiserver import cache
 from certificates import Authority
-from wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from manifests import (
     needs_kubectl,
     rendered,
 )
-from wait import eventually
+from support.wait import eventually
 
 pytestmark = needs_kubectl
 

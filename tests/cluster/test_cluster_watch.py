@@ -11,7 +11,7 @@ import pytest
 from api_server import PATCH, RBAC, Cluster, accounts_path, pod, pods_path
 from figures import Figure
 from plan_scene import GIB, PlanScene
-from wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.agent import PlanKeeper, TaskRunner
 from libhamiregion.node import KubernetesError, NodePods

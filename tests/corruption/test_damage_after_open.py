@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from region_bytes import MAGIC, RegionFile, RegionFileFactory
 from region_calls import EDITS, GIB, READS, Call
+from support.region_file import MAGIC, RegionFile, RegionFileFactory
 
 from libhamiregion import (
     Layout,

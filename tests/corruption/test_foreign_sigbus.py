@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 # A mapping of the program's own, cut under it: the fault is its own mistake.
 OWN_MAPPING = """

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 from certificates import Authority
-from integration.called import call
-from region_bytes import truncate
-from wait import PATIENCE_S
+from support.command_line import call
+from support.region_file import truncate
+from support.wait import PATIENCE_S
 
 from libhamiregion import (
     NotARegion,

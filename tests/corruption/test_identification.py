@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 from golden_regions import GoldenRegion
-from region_bytes import RegionFile, RegionFileFactory
+from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import (
     AmbiguousLayout,

@@ -9,7 +9,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from integration.called import call
+from support.command_line import call
 
 from libhamiregion import open_region
 from libhamiregion.node import Node
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from region_bytes import RegionFileFactory
+    from support.region_file import RegionFileFactory
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from forked import unprivileged
-from region_bytes import RegionFile, RegionFileFactory, truncate
-from wait import PATIENCE_S
+from support.region_file import RegionFile, RegionFileFactory, truncate
+from support.wait import PATIENCE_S
 
 from libhamiregion import (
     Layout,

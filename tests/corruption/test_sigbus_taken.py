@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 # What takes the signal away, and what shows afterwards that the program has it as it wants it.
 BLOCKED = (

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from region_bytes import RegionFile, locate
 from stress import scaled
-from wait import PATIENCE_S
+from support.region_file import RegionFile, locate
+from support.wait import PATIENCE_S
 
 from libhamiregion import RegionSet, RegionStale, open_region
 

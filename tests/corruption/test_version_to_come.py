@@ -3,7 +3,7 @@
 import attrs
 import pytest
 from golden_regions import GoldenRegion
-from region_bytes import RegionFile, RegionFileFactory
+from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import (
     Layout,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 import yaml
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from answers import check_answer
-from called import call
 from node_scene import MONITOR, NodeScene
-from region_bytes import RegionFile
+from support.answers import check_answer
+from support.command_line import call
+from support.region_file import RegionFile
+from support.wait import PATIENCE_S, eventually
 from typing_extensions import Self
-from wait import PATIENCE_S, eventually
 
 # Its intervals are no options, and HAMi's monitor is called as in these tests.
 PROGRAM = f"""

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually
 
 SCRIPT = Path(__file__).with_name("container_forker.py")
 

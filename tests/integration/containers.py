@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from container_factory import ForkedProcess, factory
 from reaping import reap_in_time
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 from libhamiregion import Region, RegionSnapshot, open_region
 from libhamiregion.node import HostProcess, ProcessTable, RegionProcesses

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from containers import Container
-from region_bytes import RegionFile
-from wait import eventually
+from support.region_file import RegionFile
+from support.wait import eventually
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import Finding, FindingKind, Node, Repair, diagnose, repair

@@ -13,8 +13,8 @@ import attrs
 from doctor_node_scenes import GIB, GPU, DoctorNode
 from doctor_table import Expected, scene
 from lock_bytes import NOBODY, hold, set_value
-from region_bytes import SLOTS
 from slot_bytes import WITH_SEQLOCK, move_last_into
+from support.region_file import SLOTS
 
 from libhamiregion import Layout, open_region
 from libhamiregion.node import FindingKind, Severity

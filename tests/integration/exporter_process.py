@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import pytest
-from called import call
 from scrapers import ask
-from wait import PATIENCE_S, eventually
+from support.command_line import call
+from support.wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

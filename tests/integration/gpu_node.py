@@ -9,7 +9,7 @@ from typing import Any
 
 from containers import Container, containers
 from own_cgroups import cgroup_of_pod
-from region_bytes import RegionFile
+from support.region_file import RegionFile
 
 from libhamiregion import Layout, create_region
 from libhamiregion.node import (

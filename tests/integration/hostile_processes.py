@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 HERE = Path(__file__).parent
 #: One more than the kernel lets a process have, less what a program has anyway.

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from region_bytes import RegionFile
+from support.region_file import RegionFile
+from support.wait import PATIENCE_S
 from typing_extensions import Self
-from wait import PATIENCE_S
 
 import libhamiregion
 from libhamiregion import Layout, create_region

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import fuse_mount
 import pytest
-from called import with_notes
 from forked import in_child
+from support.command_line import with_notes
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import Container, Node, diagnose

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from wait import eventually
+from support.wait import eventually
 
 # Where version 2 is mounted: beside version 1, and alone.
 _MOUNTS = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))

@@ -9,8 +9,8 @@ from pathlib import Path
 from fake_cuda.driver import GIB, FakeGpus
 from fake_nvml.driver import STATE
 from preload.cuda_program import CHILD, CudaProgram
-from unit.cli_process import COMMAND, checked, environment
-from wait import PATIENCE_S
+from support.command_line import COMMAND, checked, environment
+from support.wait import PATIENCE_S
 
 from libhamiregion.launch import cleaner
 

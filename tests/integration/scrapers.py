@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import attrs
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 if TYPE_CHECKING:
     import ssl

@@ -10,7 +10,7 @@ from typing import Any
 
 from node_scene import Events
 from own_cgroups import cgroup_of_pod
-from wait import eventually
+from support.wait import eventually
 
 from libhamiregion import create_region
 from libhamiregion.agent import StaleDirectoryCollector

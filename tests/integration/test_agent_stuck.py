@@ -17,7 +17,7 @@ import pytest
 from agent_process import Agent, agents, busy_and_waiting
 from namespaces import needs_first_namespace
 from node_scene import NodeScene
-from wait import PATIENCE_S, eventually, on_this_machine_s
+from support.wait import PATIENCE_S, eventually, on_this_machine_s
 
 pytestmark = needs_first_namespace
 

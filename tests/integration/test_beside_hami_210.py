@@ -13,9 +13,9 @@ from typing import Any
 
 import libvgpu_210
 import pytest
-from actors import Actor, MakeActor
-from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import MARK_FLAG, pids
+from support.actors import Actor, MakeActor
+from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, MemoryLimitExceeded, ReapedSlot, open_region
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from actors import MakeActor, ProcessFactory
 from crowd import crowd
 from lock_bytes import hold, is_free
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
-from region_bytes import RegionFile, RegionFileFactory, locate
 from slot_bytes import put_seqlock
 from stress import scaled
-from wait import PATIENCE_S, eventually
+from support.actors import MakeActor, ProcessFactory
+from support.region_file import RegionFile, RegionFileFactory, locate
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, ReapedSlot, SearchCutShort, open_region
 

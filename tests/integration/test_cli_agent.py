@@ -23,7 +23,7 @@ from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespac
 from node_scene import GPU, MONITOR, NodeScene, OtherWriter
 from own_cgroups import needs_cgroups
 from stale_scene import StaleScene, running_pod
-from wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.cli.agent import agent as agent_verb
 from libhamiregion.cli.exporter_options import DEFAULT_ADDRESS

@@ -11,7 +11,7 @@ import c_tools
 import pytest
 from slot_bytes import LOCKABLE
 from stress import scaled
-from wait import eventually
+from support.wait import eventually
 
 
 @pytest.fixture(scope="module")

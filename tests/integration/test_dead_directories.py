@@ -8,8 +8,8 @@ from pathlib import Path
 
 import fuse_mount
 import pytest
-from region_bytes import truncate
-from wait import PATIENCE_S
+from support.region_file import truncate
+from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, RegionStale, create_region
 from libhamiregion.region import open_in_container

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor, MakeActor
 from containers import needs_namespaces
 from doctor_node_scenes import DoctorNode, OddContainer, Place
 from forked import in_child
@@ -23,9 +22,10 @@ from namespaces import needs_first_namespace
 from node_root import Root
 from node_scene import MONITOR
 from own_cgroups import cgroup_of_pod
-from region_bytes import locate
 from stress import scaled
-from wait import PATIENCE_S, eventually, on_this_machine_s
+from support.actors import Actor, MakeActor
+from support.region_file import locate
+from support.wait import PATIENCE_S, eventually, on_this_machine_s
 
 from libhamiregion import (
     Layout,

@@ -5,7 +5,7 @@ from containers import needs_namespaces
 from doctor_node_scenes import DoctorNode
 from lock_bytes import NOBODY, hold, is_free, set_value, value_of
 from namespaces import needs_first_namespace
-from wait import eventually
+from support.wait import eventually
 
 from libhamiregion import Layout
 from libhamiregion.node import FindingKind, diagnose, repair

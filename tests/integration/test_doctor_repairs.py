@@ -5,7 +5,7 @@ import shutil
 from containers import needs_namespaces
 from doctor_node_scenes import DoctorNode, Place
 from namespaces import needs_first_namespace
-from region_bytes import truncate
+from support.region_file import truncate
 
 from libhamiregion.node.doctor import FindingKind, repair
 

@@ -5,9 +5,9 @@ from containers import needs_namespaces
 from doctor_node_scenes import GIB, DoctorNode, Place
 from lock_bytes import NOBODY
 from namespaces import needs_first_namespace
-from region_bytes import SLOTS
 from slot_bytes import account, at_work, move_last_into
-from wait import eventually
+from support.region_file import SLOTS
+from support.wait import eventually
 
 from libhamiregion import Layout
 from libhamiregion.node import FindingKind, Severity, diagnose, repair

@@ -9,8 +9,8 @@ from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from namespaces import needs_first_namespace
 from node_scene import Events, NodeScene
-from region_bytes import RegionFile
-from wait import PATIENCE_S
+from support.region_file import RegionFile
+from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, open_region
 from libhamiregion.agent import DriverFigures

@@ -19,9 +19,9 @@ import pytest
 import yaml
 from containers import Starter
 from exposition import NodeFiles, parsed
-from region_bytes import RegionFile
 from run_scene import RunScene
-from wait import PATIENCE_S
+from support.region_file import RegionFile
+from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, create_region, open_region
 

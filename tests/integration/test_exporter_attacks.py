@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import uvicorn
-from actors import Actor
 from exporter_process import exporter_process
 from exposition import WITHOUT_DOCTOR, NodeFiles, parsed
 from prometheus_client import CollectorRegistry, Gauge, make_asgi_app
-from region_bytes import DEVICES, SLOTS, RegionFile
 from scrapers import Scraper, ask
-from wait import PATIENCE_S, eventually
+from support.actors import Actor
+from support.region_file import DEVICES, SLOTS, RegionFile
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, create_region
 from libhamiregion.exporter import NodeExporter, metrics_app

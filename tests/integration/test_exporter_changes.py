@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actors import Actor
 from exposition import NodeFiles, exporter_of, look, parsed
 from lock_bytes import hold
-from region_bytes import RegionFile, truncate
 from stress import scaled
-from wait import PATIENCE_S, eventually
+from support.actors import Actor
+from support.region_file import RegionFile, truncate
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import NodeExporter

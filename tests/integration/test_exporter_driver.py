@@ -13,8 +13,8 @@ from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from gpu_node import GpuNode, container_id, gpu_nodes
 from own_cgroups import needs_cgroups
-from region_bytes import RegionFile
-from wait import PATIENCE_S, eventually
+from support.region_file import RegionFile
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout
 from libhamiregion.exporter import NodeExporter

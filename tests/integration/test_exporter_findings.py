@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actors import Actor
 from exposition import NodeFiles, parsed
 from lock_bytes import NOBODY
-from region_bytes import RegionFile
 from slot_bytes import at_work, move_last_into
-from wait import eventually
+from support.actors import Actor
+from support.region_file import RegionFile
+from support.wait import eventually
 
 from libhamiregion import Layout
 from libhamiregion.exporter import NodeExporter

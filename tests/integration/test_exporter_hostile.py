@@ -8,10 +8,10 @@ from pathlib import Path
 
 import attrs
 import pytest
-from actors import Actor
 from exposition import NodeFiles, exporter_of, parsed
-from region_bytes import DEVICES, SLOTS, RegionFile
-from wait import on_this_machine_s
+from support.actors import Actor
+from support.region_file import DEVICES, SLOTS, RegionFile
+from support.wait import on_this_machine_s
 
 from libhamiregion import Layout
 from libhamiregion.exporter import NodeExporter

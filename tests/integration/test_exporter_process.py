@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from answers import check_answer
-from called import call
 from exporter_process import ExporterProcess, environment, exporter_process, once, run
 from exposition import NodeFiles, parsed
 from scrapers import GOOD_REQUEST, Scraper, ask, connect, read_to_end
-from wait import PATIENCE_S, eventually
+from support.answers import check_answer
+from support.command_line import call
+from support.wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 from exporter_process import ExporterProcess, exporter_process
 from exposition import NodeFiles, parsed
-from region_bytes import RegionFile, patch, truncate
 from scrapers import Crowd, Scraper, ask, descriptors, in_threads, resident_bytes
 from stress import scaled
-from wait import eventually, goes_on
+from support.region_file import RegionFile, patch, truncate
+from support.wait import eventually, goes_on
 
 from libhamiregion import Layout, create_region
 

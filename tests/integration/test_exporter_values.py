@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from exposition import WITHOUT_DOCTOR, Exposition, NodeFiles, parsed, pod_of
 from golden_regions import NAMES, GoldenRegion
-from region_bytes import RegionFile
+from support.region_file import RegionFile
 
 from libhamiregion import Layout, __version__, open_region
 from libhamiregion.exporter import NodeExporter

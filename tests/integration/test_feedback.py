@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from namespaces import needs_first_namespace
 from node_scene import GPU, OTHER_GPU, Events, NodeScene, OtherWriter, launch, stopping, values
-from region_bytes import RegionFile
-from wait import PATIENCE_S, eventually
+from support.region_file import RegionFile
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, RegionClosed, create_region
 from libhamiregion.agent import Feedback, LaunchState, Verdict, other_writers

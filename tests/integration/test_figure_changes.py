@@ -16,7 +16,7 @@ from libhamiregion.node import Container, Node, NvmlSampler, Observation, Observ
 from libhamiregion.node.views import observed_views
 
 if TYPE_CHECKING:
-    from region_bytes import RegionFile
+    from support.region_file import RegionFile
 
 pytestmark = [needs_first_namespace, needs_namespaces]
 

@@ -8,8 +8,8 @@ from lock_bytes import is_free
 from namespaces import needs_first_namespace
 from reaping import reap_in_time
 from recovering import NOTHING, assert_usable, did, recover
-from region_bytes import RegionFile, locate
 from slot_bytes import pids, slot_bytes, slot_range
+from support.region_file import RegionFile, locate
 
 from libhamiregion import MemoryLimitExceeded, open_region
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 TREE = Path(__file__).parents[2]
 HARMLESS = TREE / "tests" / "harmless"

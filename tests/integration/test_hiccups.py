@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hiccups import KINDS, Freezer, Kind
-from wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually
 
 TOOL = Path(__file__).parents[1] / "hiccups.py"
 # Both end when their input ends, which a frozen one does not see.

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from actors import MakeActor
 from containers import Starter, look, match, needs_namespaces, states
 from node_root import Root
-from region_bytes import RegionFile, RegionFileFactory
-from wait import PATIENCE_S, eventually
+from support.actors import MakeActor
+from support.region_file import RegionFile, RegionFileFactory
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import NotARegion, RegionClosed, RegionStale, open_region
 from libhamiregion.node import (

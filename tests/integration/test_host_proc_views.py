@@ -18,8 +18,8 @@ from containers import (
     states,
 )
 from forked import in_child, unprivileged
-from region_bytes import RegionFile, RegionFileFactory
-from wait import eventually
+from support.region_file import RegionFile, RegionFileFactory
+from support.wait import eventually
 
 from libhamiregion import create_region, open_region
 from libhamiregion.node import ProcessTable

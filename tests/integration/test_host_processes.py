@@ -25,8 +25,8 @@ from containers import (
 )
 from forked import unprivileged
 from own_cgroups import cgroup_of_pod
-from region_bytes import RegionFile, RegionFileFactory
-from wait import eventually
+from support.region_file import RegionFile, RegionFileFactory
+from support.wait import eventually
 
 from libhamiregion import RegionClosed, create_region, open_region
 from libhamiregion.node import ProcessTable, liveness

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import attrs
 import pytest
-from called import call
 from fake_nvml.driver import STATE, FakeDriver
 from fake_nvml.scenes import CARD, MIB
 from gpu_node import GpuNode, gpu_nodes
-from region_bytes import RegionFile
-from unit.cli_process import ESCAPES, Terminal
+from support.command_line import ESCAPES, Terminal, call
+from support.region_file import RegionFile
 
 from libhamiregion import Layout, create_region
 

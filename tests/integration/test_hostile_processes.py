@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from actors import MakeActor, map_libvgpu
 from agent_process import Agent, agents, busy_and_waiting
 from exporter_process import ExporterProcess, exporter_process
 from hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
 from namespaces import needs_first_namespace
 from node_scene import NodeScene
 from own_cgroups import cgroup_of_pod, memory_limit, needs_cgroups
-from region_bytes import RegionFile
 from scrapers import ask
-from wait import PATIENCE_S, eventually
+from support.actors import MakeActor, map_libvgpu
+from support.region_file import RegionFile
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import RegionStale, open_region
 from libhamiregion.node import Node, ProcessGap, ProcessTable

@@ -9,13 +9,13 @@ import sys
 import time
 
 import pytest
-from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go, owner_of, value_of
 from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace, why_no_new_namespace
 from recovering import assert_usable, did, recover
-from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids, used
-from wait import PATIENCE_S
+from support.actors import MakeActor
+from support.region_file import RegionFile, RegionFileFactory
+from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, LockTimeout, RegionStale, open_region
 

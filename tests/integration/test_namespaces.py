@@ -9,12 +9,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from actors import Actor, MakeActor, ProcessFactory
 from lock_bytes import NOBODY, hold, is_free, let_go, owner_of, set_value, value_of
 from namespaces import IS_FIRST, NEW_NAMESPACE, is_number, why_no_new_namespace
-from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import at_work, forget_marks, pids
-from wait import eventually
+from support.actors import Actor, MakeActor, ProcessFactory
+from support.region_file import RegionFile, RegionFileFactory
+from support.wait import eventually
 
 from libhamiregion import (
     Layout,

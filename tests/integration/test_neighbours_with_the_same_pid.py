@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
-from actors import Actor, ProcessFactory
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
 from node_scene import NodeScene
 from own_cgroups import cgroup_of_pod, needs_cgroups
-from region_bytes import RegionFile, RegionFileFactory
-from wait import eventually
+from support.actors import Actor, ProcessFactory
+from support.region_file import RegionFile, RegionFileFactory
+from support.wait import eventually
 
 from libhamiregion import Region, open_region
 from libhamiregion.node import Node, ProcessTable, diagnose, repair

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from actors import MakeActor, ProcessFactory
 from lock_bytes import LOW_HALF, NOBODY, hold, is_free, set_value, value_of
 from namespaces import needs_first_namespace, why_no_new_namespace
 from recovering import assert_usable, did, recover
-from region_bytes import RegionFile
 from slot_bytes import pids
-from wait import eventually, goes_on
+from support.actors import MakeActor, ProcessFactory
+from support.region_file import RegionFile
+from support.wait import eventually, goes_on
 
 from libhamiregion import (
     Layout,

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actors import MakeActor
 from containers import Starter, needs_namespaces
 from namespaces import needs_first_namespace
 from node_root import Root, only, refresh, remove
-from region_bytes import SLOTS, RegionFile, locate
 from stress import scaled
-from wait import eventually, goes_on
+from support.actors import MakeActor
+from support.region_file import SLOTS, RegionFile, locate
+from support.wait import eventually, goes_on
 
 from libhamiregion import Layout, create_region
 from libhamiregion.node import Node, directories, procfs

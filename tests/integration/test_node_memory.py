@@ -9,7 +9,7 @@ import pytest
 from containers import needs_namespaces
 from namespaces import NEW_NAMESPACE
 from node_root import Root
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, create_region
 from libhamiregion.layouts import DEVICE_CAPACITY, SLOT_CAPACITY

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from actors import MakeActor
 from containers import Container as Processes
 from containers import Starter, needs_namespaces
 from namespaces import NEW_NAMESPACE
 from node_root import Root
 from own_cgroups import cgroup_of_pod
-from region_bytes import RegionFile, RegionFileFactory
-from wait import PATIENCE_S, eventually
+from support.actors import MakeActor
+from support.region_file import RegionFile, RegionFileFactory
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, Region, RegionClosed, RegionStale, create_region, open_region
 from libhamiregion.node import Container, MissingReason, Node, NodeChanges, ProcessTable, outside

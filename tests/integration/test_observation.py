@@ -10,13 +10,13 @@ from typing import Any
 
 import attrs
 import pytest
-from actors import MakeActor
 from fake_nvml.driver import FakeDriver
 from forked import in_child
 from namespaces import needs_first_namespace
 from node_root import Root
-from region_bytes import RegionFile, truncate
-from wait import PATIENCE_S, eventually
+from support.actors import MakeActor
+from support.region_file import RegionFile, truncate
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, RegionClosed, RegionStale, create_region, open_region
 from libhamiregion.agent import (

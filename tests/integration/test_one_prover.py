@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from actors import MakeActor
 from containers import (
     Container,
     Starter,
@@ -17,7 +16,8 @@ from containers import (
 )
 from forked import unprivileged
 from namespaces import needs_first_namespace
-from region_bytes import RegionFile, RegionFileFactory
+from support.actors import MakeActor
+from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import ProcessTable

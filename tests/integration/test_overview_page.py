@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 from browser import Browser, BrowserError, Page, chromium, is_blank, needs_chromium
 from exposition import NodeFiles, parsed
-from region_bytes import RegionFile
 from scrapers import ask
-from wait import eventually
+from support.region_file import RegionFile
+from support.wait import eventually
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import MetricsServer, NodeExporter

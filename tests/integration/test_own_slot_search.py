@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from actors import Actor, ProcessFactory
 from namespaces import why_no_new_namespace
-from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import move_last_into, pids, put_seqlock
+from support.actors import Actor, ProcessFactory
+from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import attrs
 import pytest
-from called import call
 from containers import Container, containers, needs_namespaces
 from exposition import parsed
 from fake_kubernetes.server import container_id
@@ -17,9 +16,10 @@ from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU
 from namespaces import needs_first_namespace
 from own_cgroups import cgroup_of_pod, needs_cgroups
-from region_bytes import RegionFile
+from support.command_line import call
 from support.kubelet import NodeFiles
-from wait import eventually
+from support.region_file import RegionFile
+from support.wait import eventually
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import NodeExporter

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 from plan_scene import GIB, PlannedRegion, PlanScene, plan, plan_yaml
 from stress import scaled
-from wait import eventually
+from support.wait import eventually
 
 from libhamiregion import Layout, Region
 from libhamiregion.node import Node

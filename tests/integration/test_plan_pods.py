@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_kubernetes.server import FakeApi
 from plan_scene import GIB, PlanScene
-from wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.agent.plans import PlanKeeper
 from libhamiregion.agent.tasks import TaskRunner

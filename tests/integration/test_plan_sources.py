@@ -8,7 +8,7 @@ import pytest
 from node_scene import Events
 from plan_scene import GIB, PlanScene, plan, plan_nodes, plan_scene, plan_yaml
 from plan_watching import FIVE, SIX, Changing, Watch, aged, memory, set_plan, watches
-from wait import eventually
+from support.wait import eventually
 
 from libhamiregion.agent import PlanKeeper, TaskRunner
 from libhamiregion.node.node_lock import LockUse, is_node_locked

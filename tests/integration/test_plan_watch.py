@@ -8,7 +8,7 @@ import pytest
 from node_scene import Events
 from plan_scene import GIB, GPUS, PlannedRegion, PlanScene, plan_nodes, plan_scene
 from plan_watching import FIVE, SIX, Watch, memory, set_plan, watches
-from region_bytes import patch, truncate
+from support.region_file import patch, truncate
 
 from libhamiregion import create_region
 from libhamiregion.node import Node

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor, MakeActor, ProcessFactory
 from lock_bytes import NOBODY, hold, is_free
 from namespaces import needs_first_namespace
-from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
-from wait import PATIENCE_S, eventually
+from support.actors import Actor, MakeActor, ProcessFactory
+from support.region_file import RegionFile, RegionFileFactory
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import (
     Layout,

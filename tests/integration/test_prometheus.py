@@ -15,7 +15,7 @@ from exposition import NodeFiles
 from fake_nvml.scenes import CARD, GPU, MIB
 from golden_regions import NAMES
 from prometheus_server import Prometheus, needs_prometheus, prometheus_server
-from wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

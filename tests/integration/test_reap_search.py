@@ -14,9 +14,9 @@ from typing import TextIO
 
 import pytest
 from lock_bytes import NOBODY, is_free
-from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
-from wait import eventually
+from support.region_file import RegionFile, RegionFileFactory
+from support.wait import eventually
 
 from libhamiregion import (
     Layout,

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from actors import Actor
 from recording_victim import T0, samples_of, start_writer
 from stress import scaled
-from wait import eventually
+from support.actors import Actor
+from support.wait import eventually
 
 from libhamiregion.report import Recording
 

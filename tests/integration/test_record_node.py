@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
-from answers import check_answer
-from called import call
 from containers import needs_namespaces
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB
 from gpu_node import GpuNode, gpu_nodes
 from node_scene import NodeScene
-from region_bytes import RegionFile
+from support.answers import check_answer
+from support.command_line import call, start
+from support.region_file import RegionFile
+from support.wait import PATIENCE_S, eventually
 from typing_extensions import Self
-from unit.cli_process import start
-from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout
 from libhamiregion.node import Node, NvmlSampler, Observer

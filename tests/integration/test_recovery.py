@@ -10,15 +10,15 @@ import threading
 import time
 
 import pytest
-from actors import MakeActor, ProcessFactory
 from lock_bytes import LOW_HALF, NOBODY, hold, is_free, owner_of, set_value, value_of
 from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace
 from reaping import reap_in_time
 from recovering import NOTHING, assert_usable, did, recover, recover_in_time
-from region_bytes import RegionFile, RegionFileFactory, locate
 from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK
 from stress import scaled
-from wait import eventually, on_this_machine_s
+from support.actors import MakeActor, ProcessFactory
+from support.region_file import RegionFile, RegionFileFactory, locate
+from support.wait import eventually, on_this_machine_s
 
 from libhamiregion import Layout, LockNotRecoverable, LockTimeout, open_region
 

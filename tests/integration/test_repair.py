@@ -14,10 +14,10 @@ from containers import Container, Starter, needs_namespaces
 from lock_bytes import hold, is_free
 from namespaces import needs_first_namespace
 from node_scene import Events, NodeScene
-from region_bytes import RegionFile
 from slot_bytes import LOCKABLE
 from stress import scaled
-from wait import PATIENCE_S, eventually
+from support.region_file import RegionFile
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, open_region
 from libhamiregion.agent import Feedback, RepairLoop, TaskRunner

@@ -13,11 +13,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import attrs
 import pytest
-from called import call
 from certificates import Authority, needs_openssl
 from prometheus_server import Prometheus, needs_prometheus, prometheus_with
 from recorded_day import GAP_S, GIB, GPUS, looks, tenants
-from wait import PATIENCE_S
+from support.command_line import call
+from support.wait import PATIENCE_S
 
 from libhamiregion.report import (
     PrometheusError,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from fake_cuda.driver import GIB, gpu_uuid
 from run_scene import REGION, variables
-from unit.cli_process import Terminal
-from wait import PATIENCE_S, eventually
+from support.command_line import Terminal
+from support.wait import PATIENCE_S, eventually
 
 import libhamiregion as hami
 

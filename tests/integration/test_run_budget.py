@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fake_cuda.driver import GIB, MIB, gpu_uuid
-from integration.called import call
 from preload.cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, room
 from run_scene import PROGRAM, REGION, Program, variables
-from wait import PATIENCE_S, eventually
+from support.command_line import call
+from support.wait import PATIENCE_S, eventually
 
 import libhamiregion as hami
 

@@ -16,7 +16,7 @@ import pytest
 from forked import NOBODY
 from namespaces import NEW_NAMESPACE, why_no_new_namespace
 from run_scene import REGION
-from wait import eventually
+from support.wait import eventually
 
 import libhamiregion as hami
 from libhamiregion.launch import LaunchError, cleaner, environment

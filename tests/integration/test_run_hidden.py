@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from containers import children_of
 from run_scene import RunScene
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 from libhamiregion import create_region, open_region
 

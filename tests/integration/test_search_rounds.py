@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from region_bytes import RegionFile, RegionFileFactory
 from stress import scaled
-from wait import eventually
+from support.region_file import RegionFile, RegionFileFactory
+from support.wait import eventually
 
 from libhamiregion import Layout, ReapedSlot, SearchCutShort, open_region
 

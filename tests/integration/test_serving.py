@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from scrapers import GOOD_REQUEST, PROMETHEUS_ACCEPT, Scraper, ask, connect, read_to_end
-from wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.exporter import ListenError, MetricsServer, ServerLimits
 from libhamiregion.exporter.overview import Overview

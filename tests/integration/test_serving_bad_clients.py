@@ -37,7 +37,7 @@ from scrapers import (
     resident_bytes,
     sends_a_body,
 )
-from wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.exporter import MetricsServer, ServerLimits
 

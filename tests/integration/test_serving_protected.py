@@ -16,7 +16,7 @@ import bcrypt
 import pytest
 from certificates import Authority, needs_openssl
 from scrapers import GOOD_REQUEST, Scraper, TextSource, ask, connect, in_threads, read_to_end
-from wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.exporter import MetricsServer, ServerLimits, WebConfigError, passwords
 

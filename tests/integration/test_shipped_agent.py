@@ -15,7 +15,7 @@ from namespaces import needs_first_namespace
 from node_scene import MONITOR, OtherWriter
 from plan_scene import GIB, PlanScene, plan_scene
 from scrapers import ask
-from wait import eventually
+from support.wait import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor, MakeActor, ProcessFactory
 from lock_bytes import hold, is_free, owner_of
 from namespaces import NEW_NAMESPACE, why_no_new_namespace
-from region_bytes import RegionFile, RegionFileFactory, locate
 from slot_bytes import NOBODYS, move_last_into, pids, put_slot, slot_bytes, slot_range
-from wait import PATIENCE_S
+from support.actors import Actor, MakeActor, ProcessFactory
+from support.region_file import RegionFile, RegionFileFactory, locate
+from support.wait import PATIENCE_S
 
 from libhamiregion import (
     Layout,

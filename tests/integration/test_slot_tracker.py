@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actors import Actor, MakeActor
 from forked import in_child
 from namespaces import needs_first_namespace
 from node_root import Root
-from region_bytes import RegionFile
-from wait import eventually
+from support.actors import Actor, MakeActor
+from support.region_file import RegionFile
+from support.wait import eventually
 
 from libhamiregion import Layout, create_region
 from libhamiregion.node import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from node_scene import NodeScene
-from wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="needs glibc, which makes a heap for each thread"

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actors import ProcessFactory
 from namespaces import NEW_NAMESPACE, needs_first_namespace
 from own_cgroups import cgroup_of_pod, needs_cgroups
 from stale_scene import SOON_S, StaleScene, gone, names, process_in, running_pod, until
-from wait import eventually
+from support.actors import ProcessFactory
+from support.wait import eventually
 
 from libhamiregion import create_region
 from libhamiregion.agent import TaskRunner, stale_directories

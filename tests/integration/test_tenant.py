@@ -27,17 +27,17 @@ from exposition import NodeFiles, parsed
 from hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
 from namespaces import needs_first_namespace
 from own_cgroups import cgroup_of_pod, needs_cgroups
-from region_bytes import RegionFile
 from scrapers import ask
 from stress import scaled
-from wait import eventually
+from support.region_file import RegionFile
+from support.wait import eventually
 
 from libhamiregion import Layout, create_region
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from actors import Actor, MakeActor
+    from support.actors import Actor, MakeActor
 
 MIB = 1 << 20
 #: What deploy/ gives each of the two.

@@ -17,7 +17,7 @@ from pathlib import Path
 import c_tools
 import pytest
 from stress import scaled
-from wait import goes_on
+from support.wait import goes_on
 
 from libhamiregion import Layout, ProcessUsage, RegionSet, create_region, open_region
 

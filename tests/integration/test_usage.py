@@ -12,7 +12,7 @@ from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from gpu_node import GpuNode, container_id, gpu_nodes
 from own_cgroups import needs_cgroups
-from region_bytes import RegionFileFactory
+from support.region_file import RegionFileFactory
 
 from libhamiregion import Layout, ProcessStatus
 from libhamiregion.node import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_nvml.driver import STATE
-from unit.cli_process import run
+from support.command_line import run
 
 from libhamiregion.node import NvmlSampler, NvmlState
 

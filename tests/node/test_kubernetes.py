@@ -13,7 +13,7 @@ import pytest
 import yaml
 from certificates import Authority, needs_openssl
 from fake_kubernetes.server import TOKEN, FakeApi
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 from libhamiregion.node import KubernetesError, kubernetes
 from libhamiregion.node.kubernetes import KubernetesApi

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from certificates import Authority, needs_openssl
 from fake_kubernetes.server import FakeApi
-from wait import eventually
+from support.wait import eventually
 
 from libhamiregion.node import KubernetesError, NodePods
 

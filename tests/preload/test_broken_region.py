@@ -10,8 +10,8 @@ import pytest
 from cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram
 from fake_cuda.driver import GIB, MIB
 from limited import Limited
-from region_bytes import RegionFile, truncate
-from wait import PATIENCE_S
+from support.region_file import RegionFile, truncate
+from support.wait import PATIENCE_S
 
 from libhamiregion import Layout
 

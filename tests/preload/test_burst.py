@@ -10,7 +10,7 @@ from busy_programs import BusyProgram, Observer
 from cuda_program import CudaProgram
 from fake_cuda.driver import FakeGpus
 from limited import Limited
-from wait import eventually
+from support.wait import eventually
 
 Make = Callable[..., Limited]
 Bare = Callable[[], CudaProgram]

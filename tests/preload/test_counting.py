@@ -7,7 +7,7 @@ import pytest
 from cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed, room
 from fake_cuda.driver import GIB, MIB
 from limited import Limited
-from wait import eventually
+from support.wait import eventually
 
 CONTEXT = 256 * MIB
 SIZE = 32 * MIB

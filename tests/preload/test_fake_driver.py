@@ -13,7 +13,7 @@ from cuda_program import (
     packed,
 )
 from fake_cuda.driver import GIB, MIB, FakeGpus
-from wait import eventually
+from support.wait import eventually
 
 CONTEXT = 256 * MIB
 TOTAL = 16 * GIB

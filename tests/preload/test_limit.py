@@ -8,7 +8,7 @@ import pytest
 from cuda_program import NOT_INITIALIZED, OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, room
 from fake_cuda.driver import GIB, MIB, FakeGpus, gpu_uuid
 from limited import Limited
-from wait import eventually
+from support.wait import eventually
 
 import libhamiregion as hami
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 from fake_cuda.driver import GIB, MIB
 from limited import Limited
-from region_bytes import RegionFile
-from wait import eventually
+from support.region_file import RegionFile
+from support.wait import eventually
 
 from libhamiregion import Layout
 

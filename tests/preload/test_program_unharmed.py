@@ -13,8 +13,8 @@ import pytest
 from cuda_program import OUT, SUCCESS, CudaProgram, packed, room
 from fake_cuda.driver import GIB, MIB
 from limited import Limited
-from region_bytes import locate, truncate
-from wait import PATIENCE_S, eventually
+from support.region_file import locate, truncate
+from support.wait import PATIENCE_S, eventually
 
 import libhamiregion as hami
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor, map_libvgpu
 from busy_programs import BusyProgram, Observer
 from cuda_program import INVALID_HANDLE, OUT, SUCCESS, CudaProgram
 from fake_cuda.driver import MIB, FakeGpus
 from limited import Limited
-from wait import PATIENCE_S, eventually
+from support.actors import Actor, map_libvgpu
+from support.wait import PATIENCE_S, eventually
 
 import libhamiregion as hami
 

@@ -15,7 +15,7 @@ from cuda_program import OUT, CudaProgram
 from fake_cuda.driver import GIB, MIB, FakeGpus
 from limited import Limited
 from stress import scaled
-from wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import ProcessStatus
 

@@ -7,7 +7,7 @@ that nobody writes to.
 import struct
 from typing import Any
 
-from region_bytes import DEVICES, SLOTS, USED_PARTS, UTIL_PARTS, locate
+from support.region_file import DEVICES, SLOTS, USED_PARTS, UTIL_PARTS, locate
 
 from libhamiregion import Layout
 

@@ -2,7 +2,7 @@
 
 import attrs
 from hypothesis import strategies as st
-from region_bytes import DEVICES, SLOTS, USED_PARTS, UTIL_PARTS, RegionFile
+from support.region_file import DEVICES, SLOTS, USED_PARTS, UTIL_PARTS, RegionFile
 
 from libhamiregion import Layout
 

@@ -9,7 +9,6 @@ import pytest
 import reference
 from hypothesis import event, example, given
 from hypothesis import strategies as st
-from region_bytes import RegionFile
 from strategies import (
     Damage,
     RegionFields,
@@ -20,6 +19,7 @@ from strategies import (
     i32,
     layouts,
 )
+from support.region_file import RegionFile
 
 from libhamiregion import (
     AmbiguousLayout,

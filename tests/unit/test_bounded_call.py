@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.node.bounded_call import BoundedCall
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import bounded_file
 from libhamiregion.bounded_file import read_bounded

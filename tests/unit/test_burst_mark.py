@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from integration.called import call
-from region_bytes import truncate
+from support.command_line import call
+from support.region_file import truncate
 
 import libhamiregion as hami
 from libhamiregion import Layout

@@ -1,7 +1,7 @@
 """Every shape of /proc/<pid>/cgroup that kubelet and the runtimes write."""
 
 import pytest
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 from libhamiregion.node.cgroups import ContainerId, Payer, parse_cgroup, payer_of
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from forked import in_child
-from region_bytes import RegionFile, RegionFileFactory, truncate
-from wait import eventually
+from support.region_file import RegionFile, RegionFileFactory, truncate
+from support.wait import eventually
 
 from libhamiregion import Region, create_region, open_region
 from libhamiregion.node.change_detector import (

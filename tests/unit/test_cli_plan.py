@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_process import COMMAND, Terminal, environment, run, start
 from fake_kubernetes.server import FakeApi
-from integration.called import call
 from plan_scene import GIB, GPUS, PlanScene, plan_yaml
-from wait import PATIENCE_S
+from support.command_line import COMMAND, Terminal, call, environment, run, start
+from support.wait import PATIENCE_S
 
 from libhamiregion.node import Node
 

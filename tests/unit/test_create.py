@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from forked import in_child, unprivileged
 from golden_regions import unpack
-from region_bytes import MAGIC, RegionFile, RegionFileFactory
-from wait import PATIENCE_S
+from support.region_file import MAGIC, RegionFile, RegionFileFactory
+from support.wait import PATIENCE_S
 
 from libhamiregion import (
     Layout,

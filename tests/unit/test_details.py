@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from region_bytes import RegionFileFactory
-from wait import goes_on
+from support.region_file import RegionFileFactory
+from support.wait import goes_on
 
 import libhamiregion
 from libhamiregion import (

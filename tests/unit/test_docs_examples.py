@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 import yaml
-from integration.called import call
-from wait import PATIENCE_S
+from support.command_line import call
+from support.wait import PATIENCE_S
 
 import libhamiregion
 from libhamiregion import agent, exporter, launch, node, plan, report, testing

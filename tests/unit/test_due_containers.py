@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from region_bytes import RegionFile
-from wait import eventually
+from support.region_file import RegionFile
+from support.wait import eventually
 
 from libhamiregion import Layout, create_region
 from libhamiregion.node import FindingKind, Node, Observer

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from region_bytes import RegionFile, RegionFileFactory
+from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import (
     CoreLimiter,

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 import pytest
-from region_bytes import RegionFileFactory
+from support.region_file import RegionFileFactory
 
 from libhamiregion import (
     Effect,

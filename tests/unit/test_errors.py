@@ -7,7 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
-from region_bytes import RegionFileFactory
+from support.region_file import RegionFileFactory
 
 import libhamiregion
 from libhamiregion import (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 from exposition import NodeFiles
-from region_bytes import RegionFile, RegionFileFactory
+from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, RegionSet, RegionSnapshot, RegionTable, create_region, open_region
 

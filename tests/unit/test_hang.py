@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 TESTS = Path(__file__).parents[1]
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from lock_bytes import NOBODY, hold, is_free
 from namespaces import needs_first_namespace
-from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
 from stress import scaled
-from wait import PATIENCE_S, eventually
+from support.region_file import RegionFile, RegionFileFactory
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, LockTimeout, Region, open_region
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from answers import SCHEMA, check_answer, definitions
+from support.answers import SCHEMA, check_answer, definitions
 
 ROOT = Path(__file__).parents[2]
 CLI = ROOT / "libhamiregion" / "cli"

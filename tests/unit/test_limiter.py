@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from region_bytes import truncate
-from wait import PATIENCE_S, eventually
+from support.region_file import truncate
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import (
     CoreLimiter,

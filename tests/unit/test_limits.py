@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forked import in_child
-from region_bytes import RegionFile, RegionFileFactory, locate
+from support.region_file import RegionFile, RegionFileFactory, locate
 
 from libhamiregion import (
     Effect,

@@ -6,7 +6,7 @@ import contextlib
 import socket
 
 import pytest
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 from libhamiregion.exporter import ListenError
 from libhamiregion.exporter.listening import ListenAddress, listen_on, parse_listen

@@ -7,7 +7,7 @@ import attrs
 import pytest
 from lock_bytes import NOBODY, SEMAPHORES, is_free, owner_of, semaphore_bytes, value_of
 from namespaces import is_own_signature
-from region_bytes import RegionFile, RegionFileFactory, locate
+from support.region_file import RegionFile, RegionFileFactory, locate
 
 from libhamiregion import (
     Layout,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import attrs
 import pytest
-from actors import MakeActor
 from lock_bytes import LOW_HALF, NOBODY, hold, let_go
 from namespaces import is_number, is_own_signature, needs_first_namespace
-from region_bytes import RegionFile, RegionFileFactory
-from wait import PATIENCE_S, eventually
+from support.actors import MakeActor
+from support.region_file import RegionFile, RegionFileFactory
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, LockState, open_region
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from actors import MakeActor
 from lock_bytes import NOBODY, SEMAPHORES, hold, is_free, let_go, value_of
 from namespaces import is_own_signature
-from region_bytes import RegionFile, RegionFileFactory, locate
-from wait import PATIENCE_S, eventually
+from support.actors import MakeActor
+from support.region_file import RegionFile, RegionFileFactory, locate
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, LockTimeout, Region, RegionClosed, open_region
 

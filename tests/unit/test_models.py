@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 import pytest
-from region_bytes import RegionFile, RegionFileFactory
+from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import (
     DeviceUsage,

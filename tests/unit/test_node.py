@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from forked import in_child
 from node_root import Root, only, refresh, remove, settle
-from region_bytes import RegionFile, truncate
-from wait import PATIENCE_S
+from support.region_file import RegionFile, truncate
+from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, RegionClosed, RegionStale, create_region
 from libhamiregion.node import (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from forked import unprivileged
 from node_root import Root, only, opened, pod_uid, reason, refresh, remove, settle
-from region_bytes import RegionFile, truncate
+from support.region_file import RegionFile, truncate
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import MissingReason, Node, directories, root_containers

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from node_root import Root, only, opened, reason, refresh, touch
-from region_bytes import RegionFile, truncate
+from support.region_file import RegionFile, truncate
 
 from libhamiregion import Layout, RegionClosed, RegionNotFound, create_region
 from libhamiregion.node import MissingReason, Node, directories

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from node_root import Root, refresh, touch
-from region_bytes import RegionFile, truncate
 from stress import scaled
+from support.region_file import RegionFile, truncate
 
 from libhamiregion import Layout, create_region
 from libhamiregion.node import Container, Node

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from region_bytes import RegionFileFactory
-from wait import PATIENCE_S
+from support.region_file import RegionFileFactory
+from support.wait import PATIENCE_S
 
 from libhamiregion import (
     NotARegion,

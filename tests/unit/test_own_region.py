@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from region_bytes import RegionFileFactory
+from support.region_file import RegionFileFactory
 
 from libhamiregion import (
     NotARegion,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from wait import eventually
+from support.wait import eventually
 
 from libhamiregion.node import reader_threads
 from libhamiregion.node.procfs import AccessDenied, Gone, TooMuch

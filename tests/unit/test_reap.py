@@ -7,12 +7,12 @@ from typing import Any
 
 import attrs
 import pytest
-from actors import Actor, MakeActor, map_libvgpu
 from lock_bytes import NOBODY, is_free
 from namespaces import needs_first_namespace
 from reaping import reap_in_time
-from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import WITH_SEQLOCK, pids, slot_bytes
+from support.actors import Actor, MakeActor, map_libvgpu
+from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, ProcessNotInRegion, ReapedSlot, open_region
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import attrs
 import pytest
 from forked import in_child
-from region_bytes import SLOTS, RegionFile, RegionFileFactory
 from region_calls import EDITS, READS
-from wait import PATIENCE_S
+from support.region_file import SLOTS, RegionFile, RegionFileFactory
+from support.wait import PATIENCE_S
 
 from libhamiregion import (
     Layout,

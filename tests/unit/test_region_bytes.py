@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from region_bytes import RegionFile, RegionFileFactory, patch, truncate
+from support.region_file import RegionFile, RegionFileFactory, patch, truncate
 
 from libhamiregion import Layout
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from forked import in_child
 from golden_regions import GoldenRegion
-from region_bytes import SLOTS, RegionFile, RegionFileFactory
-from wait import PATIENCE_S, eventually
+from support.region_file import SLOTS, RegionFile, RegionFileFactory
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import (
     Layout,

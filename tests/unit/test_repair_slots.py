@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor, MakeActor, ProcessFactory, map_libvgpu
 from lock_bytes import NOBODY, hold, is_free, let_go
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
-from region_bytes import SLOTS, RegionFile, RegionFileFactory
 from slot_bytes import (
     MARK_FLAG,
     NOBODYS,
@@ -28,7 +26,9 @@ from slot_bytes import (
     slot_bytes,
     used,
 )
-from wait import eventually
+from support.actors import Actor, MakeActor, ProcessFactory, map_libvgpu
+from support.region_file import SLOTS, RegionFile, RegionFileFactory
+from support.wait import eventually
 
 from libhamiregion import Layout, LockTimeout, SlotRepair, open_region
 
@@ -328,7 +328,7 @@ def test_the_number_of_slots_that_libvgpu_lowers_meanwhile_is_not_written_over(
 # While somebody holds the lock and judges the table; answers whether it came in time.
 REMOVE_BESIDE_THE_LOCK = """
 import mmap, os, struct, time
-from region_bytes import locate
+from support.region_file import locate
 layout = region.layout
 fd = os.open(path, os.O_RDWR)
 memory = mmap.mmap(fd, 0)

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_process import COMMAND, on_terminal, run
-from integration.called import call
 from recorded_day import DAY_S, MIDNIGHT_S, record, tenants
-from wait import PATIENCE_S
+from support.command_line import COMMAND, call, on_terminal, run
+from support.wait import PATIENCE_S
 
 from libhamiregion.cli.report import parse_moment
 from libhamiregion.report import Allocation, RecordingWriter, Sample

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from representatives import representatives
-from wait import PATIENCE_S
+from support.wait import PATIENCE_S
 
 TESTS = Path(__file__).parents[1]
 MAKEFILE = TESTS.parent / "Makefile"

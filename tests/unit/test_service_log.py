@@ -10,8 +10,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from answers import check_answer
-from integration.called import logging_kept
+from support.answers import check_answer
+from support.command_line import logging_kept
 
 from libhamiregion.cli.service_log import ServiceLog
 from libhamiregion.node.events import Event

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go
-from region_bytes import SLOTS, RegionFile, RegionFileFactory, locate
 from slot_bytes import (
     LOCKABLE,
     differences,
@@ -20,6 +18,8 @@ from slot_bytes import (
     slot_range,
     unmarked,
 )
+from support.actors import MakeActor
+from support.region_file import SLOTS, RegionFile, RegionFileFactory, locate
 
 from libhamiregion import (
     Layout,

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go
-from region_bytes import DEVICES, RegionFile, RegionFileFactory
 from slot_bytes import MARK_FLAG, WITH_SEQLOCK, WITHOUT_SEQLOCK, differences, slot_bytes, slot_range
+from support.actors import MakeActor
+from support.region_file import DEVICES, RegionFile, RegionFileFactory
 
 from libhamiregion import (
     Layout,

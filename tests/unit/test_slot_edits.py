@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go
-from region_bytes import DEVICES, RegionFile, RegionFileFactory, locate
 from slot_bytes import LOCKABLE, differences, put_slot, slot_bytes
-from wait import PATIENCE_S
+from support.actors import MakeActor
+from support.region_file import DEVICES, RegionFile, RegionFileFactory, locate
+from support.wait import PATIENCE_S
 
 from libhamiregion import (
     Effect,

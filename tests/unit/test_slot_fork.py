@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from actors import MakeActor
 from forked import in_child
-from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
-from wait import PATIENCE_S
+from support.actors import MakeActor
+from support.region_file import RegionFile, RegionFileFactory
+from support.wait import PATIENCE_S
 
 from libhamiregion import Region, RegionClosed, Slot, open_region
 

@@ -8,11 +8,11 @@ import contextlib
 import os
 
 import pytest
-from actors import MakeActor
 from lock_bytes import NOBODY, is_free
 from namespaces import needs_first_namespace
-from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import WITHOUT_SEQLOCK, at_work, move_last_into, pids, put_slot, slot_bytes
+from support.actors import MakeActor
+from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, MemoryLimitExceeded, Region, Slot, SlotRepair, open_region
 

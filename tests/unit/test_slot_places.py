@@ -8,10 +8,8 @@ import os
 from collections.abc import Callable
 
 import pytest
-from actors import Actor, MakeActor
 from lock_bytes import NOBODY, hold, let_go
 from namespaces import needs_first_namespace
-from region_bytes import SLOTS, RegionFile, RegionFileFactory
 from slot_bytes import (
     NOBODYS,
     WITH_NEWER,
@@ -24,7 +22,9 @@ from slot_bytes import (
     slot_bytes,
     used,
 )
-from wait import eventually
+from support.actors import Actor, MakeActor
+from support.region_file import SLOTS, RegionFile, RegionFileFactory
+from support.wait import eventually
 
 from libhamiregion import Layout, Region, Slot, SlotTableFull, open_region
 

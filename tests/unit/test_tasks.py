@@ -7,7 +7,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
-from wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.agent import Task, TaskRunner, tasks
 from libhamiregion.agent.roots import RootWatch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from plan_scene import GIB, HEAD, PlanScene
-from region_bytes import RegionFile, RegionFileFactory
+from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import (
     Effect,

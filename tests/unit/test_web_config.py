@@ -7,7 +7,7 @@ from pathlib import Path
 
 import bcrypt
 import pytest
-from wait import eventually
+from support.wait import eventually
 
 from libhamiregion.exporter import WebConfigError
 from libhamiregion.exporter.passwords import _matches

@@ -12,7 +12,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 import pytest
-from integration.called import call
+from support.command_line import call
 
 from libhamiregion import create_region, open_region
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually
 
 
 class Actor:
@@ -107,6 +107,7 @@ class ProcessFactory:
             self._process = subprocess.Popen(
                 [*inside, sys.executable, __file__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
             )
 
     def actor(self, path: str | os.PathLike[str] | None = None, **options: Any) -> Actor:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import io
 import json
+import logging
 import os
 import pty
 import re
@@ -17,11 +20,12 @@ import termios
 import time
 from typing import TYPE_CHECKING
 
-from answers import check_answer
-from wait import PATIENCE_S
+from libhamiregion.cli.verbs import hamiregion
+from support.answers import check_answer
+from support.wait import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from typing_extensions import Self
 
@@ -83,6 +87,44 @@ def run(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Com
         check=False,
     )
     return checked(answer)
+
+
+@contextlib.contextmanager
+def logging_kept() -> Iterator[None]:
+    """Give the log back: services take all of it, and this process goes on after them."""
+    root, library = logging.getLogger(), logging.getLogger("libhamiregion")
+    kept = root.handlers[:], root.level, library.level, logging.raiseExceptions
+    try:
+        yield
+    finally:
+        root.handlers[:] = kept[0]
+        root.setLevel(kept[1])
+        library.setLevel(kept[2])
+        logging.raiseExceptions = kept[3]
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What `hamiregion ARGUMENTS` does with its output in a pipe."""
+    return checked(with_notes(*arguments))
+
+
+def with_notes(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What it does, with its notes about processes elsewhere."""
+    before = sys.argv
+    sys.argv = ["hamiregion", *arguments]
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with (
+            logging_kept(),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            hamiregion.run()
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    finally:
+        sys.argv = before
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
