@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 PRELOAD = Path(__file__).with_name("preload")
 
+# Programs of the tests import tests/support, as the tests do.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
 # The machines that run these are busy: an example that takes long proves nothing.
 settings.register_profile("project", deadline=None)
 settings.load_profile("project")

@@ -107,7 +107,6 @@ class ProcessFactory:
             self._process = subprocess.Popen(
                 [*inside, sys.executable, __file__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
             )
 
     def actor(self, path: str | os.PathLike[str] | None = None, **options: Any) -> Actor:
