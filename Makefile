@@ -42,7 +42,7 @@ INSTALLED := $(VENV)/.installed$(HAMIREGION_TESTPOINTS)
 # The command line and nothing else, where the tests have not been set up yet.
 DEMO := $(if $(wildcard $(VENV)/.installed*),$(INSTALLED),$(VENV)/.demo)
 BUILD_INPUTS := pyproject.toml constraints.txt setup.py libhamiregion/_build.py libhamiregion/_version.py \
-	libhamiregion/_native.cdef.h $(wildcard csrc/*.[ch] csrc/preload/*)
+	$(wildcard csrc/*.[ch] csrc/preload/*)
 C_FILES := $(wildcard $(addsuffix /*.[ch],csrc csrc/preload tests/c tests/fake_nvml \
 	tests/fake_cuda tests/preload benchmarks))
 

@@ -16,7 +16,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "layout.h"
+#include "region.h"
 
 #define PAIRS_BETWEEN_CLOCKS 256
 #define BYTES 4096

@@ -11,10 +11,7 @@
 #ifndef HR_DETAILS_H
 #define HR_DETAILS_H
 
-#include "limiter.h"
-#include "lock.h"
 #include "region.h"
-#include "slots.h"
 
 static inline int hr_keeping(int code)
 {

@@ -11,7 +11,7 @@
 #include "atomics.h"
 #include "base.h"
 #include "guard.h"
-#include "lock.h"
+#include "region.h"
 
 /* Set in `users` once hr_close() has begun. */
 #define HR_CLOSING 0x80000000u
@@ -40,7 +40,7 @@ struct hr_lock_part {
      * another thread; 0: nobody may, though a call may be under the lock now. */
     _Atomic uint64_t lent;
     uint64_t signature;            /* what owner_pid is signed with this time */
-    uint64_t numbers;              /* the first of this handle's signatures (lock.h), or 0; also
+    uint64_t numbers;              /* the first of this handle's signatures (region.h), or 0; also
                                       under the fork lock */
     struct hr_byte_lock own_bytes; /* the lock on the bytes of its numbers */
     struct hr_byte_lock range;     /* after a take-over up to 2.8.0: libvgpu's range */
@@ -86,8 +86,8 @@ struct hr_region {
     _Atomic uint32_t likely_slots;
     struct hr_lock_part lock;
     struct hr_own_slot own;
-    bool is_leaving;  /* hr_close() is alone and detaches; it may wait for the lock */
-    bool has_left;    /* hr_leave_all() has been here */
+    bool is_leaving; /* hr_close() is alone and detaches; it may wait for the lock */
+    bool has_left;   /* hr_leave_all() has been here */
     struct hr_region *next_writable, *previous_writable;
 };
 

@@ -20,7 +20,7 @@
  * pid with its host pid: what stands there in the other of two layouts. */
 #define SM_LIMIT_LIKELY (UINT64_C(1) << 20)
 
-/* libvgpu stores pids here; ours stay below 2^31 as well (lock.h). */
+/* libvgpu stores pids here; ours stay below 2^31 as well (region.h). */
 #define OWNER_PID_PLAUSIBLE INT32_MAX
 
 static int check_type(const struct stat *status)

@@ -9,7 +9,7 @@
 #ifndef HR_LAYOUT_ROWS_H
 #define HR_LAYOUT_ROWS_H
 
-#include "layout.h"
+#include "region.h"
 
 /* `sem` follows sm_init_flag and owner_pid; from `device_num` to the last slot, and again from
  * proc_num to priority, all layouts have the same fields in the same order. */

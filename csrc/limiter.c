@@ -1,4 +1,4 @@
-#include "limiter.h"
+#include "region.h"
 
 #include <errno.h>
 #include <stdatomic.h>

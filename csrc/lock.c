@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "lock.h"
+#include "region.h"
 
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -65,10 +65,8 @@ int hr_check_lockable(const hr_region *region)
 {
     const struct hr_layout *layout = region->layout;
     if (layout->sem != layout->owner_pid + 8 || layout->owner_pid % 16 != 0)
-        return hr_fail(&(struct hr_detail){.code = HR_EREADONLY,
-                                           .reason = HR_REASON_LAYOUT,
-                                           .device = -1,
-                                           .layout = layout->id});
+        return hr_fail(&(struct hr_detail){
+            .code = HR_EREADONLY, .reason = HR_REASON_LAYOUT, .device = -1, .layout = layout->id});
     return HR_OK;
 }
 

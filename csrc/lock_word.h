@@ -1,13 +1,13 @@
 /*
  * The words of the region's lock, and the steps that taking, giving back and
- * recovering are made of.  Internal to the core; lock.h is the manual.
+ * recovering are made of.  Internal to the core; region.h is the manual.
  */
 #ifndef HR_LOCK_WORD_H
 #define HR_LOCK_WORD_H
 
 #include "byte_lock.h"
 #include "fields.h"
-#include "lock.h"
+#include "region.h"
 
 static inline unsigned char *hr_sem_at(const hr_region *region)
 {

@@ -13,10 +13,9 @@
 #ifndef HR_MAPPERS_H
 #define HR_MAPPERS_H
 
-#include "lock.h"
+#include "region.h"
 #include "process_files.h"
 #include "search_round.h"
-#include "slots.h"
 
 /* What a search of /proc may cost of the processor's time, where nobody waits for the region's lock
  * meanwhile; and one for the lock's owner, while other recoveries wait. */
@@ -86,7 +85,7 @@ int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slo
                         struct hr_mappers *out);
 
 /* Whether the processes with these pids in their innermost namespace live, by a list that serves
- * many regions (slots.h). */
+ * many regions (region.h). */
 int hr_search_slots(hr_region *region, struct hr_process_list *list,
                     const struct hr_strangers *strangers, const struct hr_slot_pids *asked,
                     const struct hr_budget *budget, uint32_t *lives);

@@ -11,7 +11,7 @@
 #define HR_SLOT_TABLE_H
 
 #include "fields.h"
-#include "slots.h"
+#include "region.h"
 
 /* In a `used` record: three kinds from its start, the offset, then the total. */
 enum { HR_TOTAL_OFFSET = 32 };

@@ -2,7 +2,7 @@
 
 #ifdef HR_TESTPOINTS
 
-#include "lock.h"
+#include "region.h"
 
 int hr_testpoint_kill_at = -1;
 int hr_testpoint_kill_on = 1;

@@ -5,6 +5,7 @@ It must not import libhamiregion, whose extension does not exist yet.
 """
 
 import os
+import re
 import runpy
 import sysconfig
 from pathlib import Path
@@ -46,14 +47,23 @@ TESTPOINTS = """
 """
 
 ffi = FFI()
-ffi.cdef((PACKAGE / "_native.cdef.h").read_text(encoding="utf-8"))
-ffi.cdef("#define HR_HAS_TESTPOINTS ...")
+api = (ROOT / "csrc" / "api.h").read_text(encoding="utf-8")
+# cffi knows no other directives, and needs none.
+ffi.cdef(re.sub(r"^#(ifndef|define HR_API_H|include|endif).*", "", api, flags=re.MULTILINE))
+# Computed by the compiler.
+ffi.cdef("""
+#define HR_ABSENT ...
+#define HR_NO_VALUE ...
+#define HR_SNAPSHOT_MAX_BYTES ...
+#define HR_EDITS_MAX ...
+#define HR_HAS_TESTPOINTS ...
+""")
 ffi.set_source(
     "libhamiregion._native",
-    "".join(f'#include "{each}.h"\n' for each in ("details", "process_stats")) + TESTPOINTS,
+    "".join(f'#include "{each}.h"\n' for each in ("details",)) + TESTPOINTS,
     sources=project_files("csrc/*.c"),
     include_dirs=["csrc"],
-    depends=project_files("csrc/*.h") + project_files("libhamiregion/_native.cdef.h"),
+    depends=project_files("csrc/*.h"),
     define_macros=macros,
     extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"],
     extra_link_args=["-pthread"],

@@ -10,7 +10,7 @@
 
 #include <stdbool.h>
 
-#include "../slots.h"
+#include "../region.h"
 #include "cuda_api.h"
 
 /*

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "../process_files.h"
-#include "../slots.h"
+#include "../region.h"
 #include "nvml.h"
 #include "session.h"
 #include "snapshots.h"

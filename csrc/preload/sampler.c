@@ -8,7 +8,7 @@
 
 #include "../base.h"
 #include "../byte_lock.h"
-#include "../slots.h"
+#include "../region.h"
 #include "busy_figures.h"
 #include "crowd.h"
 #include "nvml.h"

@@ -20,7 +20,7 @@
 #include "../region.h"
 #include "cuda_api.h"
 
-/* Beside the bytes of ../lock.h, and below those that are locked to look for other handles. */
+/* Beside the bytes of ../region.h, and below those that are locked to look for other handles. */
 #define HR_SAMPLER_BYTE 0x48000000
 
 /*

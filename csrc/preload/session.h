@@ -19,7 +19,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "../slots.h"
+#include "../region.h"
 #include "cuda_api.h"
 
 #define HR_REGION_VARIABLE "CUDA_DEVICE_MEMORY_SHARED_CACHE"

@@ -6,14 +6,14 @@
  *
  * - alone, where all processes of the region run under this library: a pace that follows what the
  *   kernels were measured to cost (pace.h);
- * - beside libvgpu: HAMi's own arithmetic (../limiter.h), so that both sides react alike.
+ * - beside libvgpu: HAMi's own arithmetic (../region.h), so that both sides react alike.
  *
  * regulator.c is the thread that does so; it starts with the first launch under a limit.
  */
 #ifndef HR_THROTTLE_H
 #define HR_THROTTLE_H
 
-#include "../limiter.h"
+#include "../region.h"
 #include "bucket.h"
 #include "cuda_api.h"
 #include "graph_sizes.h"

@@ -7,15 +7,11 @@ that what is read through it never comes from a later one with the same pid.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
-import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
-
-from libhamiregion._core import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -50,8 +46,6 @@ _NS_PIDS = re.compile(rb"^NSpid:((?:[ \t]+[0-9]+)+)$", re.MULTILINE)
 _LIBVGPU = b"/libvgpu.so"
 _LIBVGPU_LINE = re.compile(rb"^[^\n]*/libvgpu\.so[^/\n]*$", re.MULTILINE)
 _DELETED = " (deleted)"
-# Five figures and an error.
-_STATS = struct.Struct("=5Qq")
 
 
 class Gone(Exception):
@@ -184,7 +178,7 @@ def activity(line: bytes) -> Activity:
 
 
 def read_activities(directory: int, pids: Sequence[int]) -> Iterator[tuple[int, Activity | None]]:
-    """What `activity` says of many processes that have not ended, in one call into the core.
+    """What `activity` says of many processes that have not ended.
 
     Args:
         directory: /proc.
@@ -196,16 +190,13 @@ def read_activities(directory: int, pids: Sequence[int]) -> Iterator[tuple[int, 
     Raises:
         OSError: The system is out of descriptors or memory.
     """
-    rows = ffi.new("struct hr_process_stat[]", len(pids))
-    lib.hr_read_process_stats(directory, pids, len(pids), rows)
-    for pid, row in zip(pids, _STATS.iter_unpack(ffi.buffer(rows)), strict=True):
-        *figures, error = row
-        if not error:
-            yield pid, Activity._make(figures)
-        elif error in {errno.EACCES, errno.EPERM}:
+    for pid in pids:
+        try:
+            yield pid, activity(stat_line(directory, f"{pid}/stat"))
+        except AccessDenied:
             yield pid, None
-        elif error not in {errno.ENOENT, errno.ESRCH, errno.ENOTDIR}:
-            raise OSError(error, os.strerror(error))
+        except Gone:
+            continue
 
 
 def has_ended(line: bytes) -> bool:

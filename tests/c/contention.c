@@ -16,11 +16,10 @@
 #include <sys/wait.h>
 
 #include "check.h"
-#include "lock.h"
+#include "region.h"
 #include "lock_throughput.h"
 #include "pid_namespace.h"
 #include "region_file.h"
-#include "slots.h"
 #include "snapshot_view.h"
 
 enum { PROCESSES = 8, THREADS = 4, DEVICES = 2, KINDS = 3, MIB = 1 << 20 };

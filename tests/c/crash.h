@@ -14,9 +14,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "lock.h"
+#include "region.h"
 #include "region_file.h"
-#include "slots.h"
 #include "testpoint.h"
 
 enum { DEVICES = 2, KINDS = 3, SURVIVORS = 3, GUEST = SURVIVORS, LIVE = SURVIVORS + 1 };

@@ -1,6 +1,6 @@
 #include "fuzz_limiter.h"
 
-#include "limiter.h"
+#include "region.h"
 
 static struct {
     hr_limiter *limiter;

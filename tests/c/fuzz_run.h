@@ -10,7 +10,7 @@
 #include "fuzz_files.h"
 #include "fuzz_format.h"
 #include "fuzz_system.h"
-#include "lock.h"
+#include "region.h"
 
 /* ---- When something is wrong -------------------------------------------------- */
 

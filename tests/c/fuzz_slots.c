@@ -1,4 +1,4 @@
-#include "slots.h"
+#include "region.h"
 
 #include "fuzz_writers.h"
 

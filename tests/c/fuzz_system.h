@@ -14,7 +14,7 @@
 
 #include "fuzz_files.h"
 #include "fuzz_format.h"
-#include "lock.h"
+#include "region.h"
 
 int fuzz_clock_gettime(clockid_t clock, struct timespec *out);
 int fuzz_nanosleep(const struct timespec *length, struct timespec *left);

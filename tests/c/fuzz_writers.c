@@ -2,7 +2,7 @@
 
 #include "byte_lock.h"
 #include "fuzz_limiter.h"
-#include "slots.h"
+#include "region.h"
 
 struct writers writers = {.other_fd = -1};
 

@@ -6,7 +6,7 @@
 #define FUZZ_WRITERS_H
 
 #include "fuzz_changes.h"
-#include "lock.h"
+#include "region.h"
 
 /* ---- Steps ------------------------------------------------------------------------- */
 

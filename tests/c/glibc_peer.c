@@ -17,7 +17,7 @@
 
 #include "check.h"
 #include "glibc_lock.h"
-#include "lock.h"
+#include "region.h"
 #include "region_file.h"
 
 #define ONE_SECOND UINT64_C(1000000000)

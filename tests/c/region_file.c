@@ -9,7 +9,7 @@
 
 #include "check.h"
 #include "handle.h"
-#include "lock.h"
+#include "region.h"
 
 void region_file_spec(struct hr_create_spec *spec, uint32_t layout)
 {

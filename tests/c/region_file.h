@@ -9,7 +9,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "layout.h"
 #include "region.h"
 
 struct region_file {

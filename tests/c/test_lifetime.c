@@ -7,9 +7,8 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "lock.h"
+#include "region.h"
 #include "region_file.h"
-#include "slots.h"
 #include "snapshot_view.h"
 
 #define ONE_SECOND UINT64_C(1000000000)

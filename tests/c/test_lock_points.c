@@ -19,9 +19,8 @@
 #include "byte_lock.h"
 #include "check.h"
 #include "handle.h"
-#include "lock.h"
+#include "region.h"
 #include "region_file.h"
-#include "slots.h"
 #include "stopped_child.h"
 #include "testpoint.h"
 

@@ -16,9 +16,8 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "lock.h"
+#include "region.h"
 #include "region_file.h"
-#include "slots.h"
 
 #define ONE_SECOND UINT64_C(1000000000)
 

@@ -7,9 +7,8 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "lock.h"
+#include "region.h"
 #include "region_file.h"
-#include "slots.h"
 
 enum { THREADS = 6, HANDLES = 3, KINDS = 3 };
 

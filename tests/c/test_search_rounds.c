@@ -13,11 +13,10 @@
 
 #include "check.h"
 #include "handle.h"
-#include "lock.h"
+#include "region.h"
 #include "process_stats.h"
 #include "region_file.h"
 #include "search_round.h"
-#include "slots.h"
 #include "testpoint.h"
 
 #define ONE_SECOND UINT64_C(1000000000)

@@ -4,7 +4,7 @@
  */
 #include "check.h"
 #include "region_file.h"
-#include "slots.h"
+#include "region.h"
 #include "stopped_child.h"
 #include "table_view.h"
 

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "lock.h"
+#include "region.h"
 #include "region_file.h"
 #include "slot_table.h"
 

@@ -34,7 +34,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "layout.h"
+#include "region.h"
 #include "torn_protocol.h"
 
 enum { FIGURES = 9, STAYING = 2, COMING = 4, DEFAULT_PAUSE = 4000 };

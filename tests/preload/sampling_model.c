@@ -18,7 +18,7 @@
 #include "../../csrc/preload/shared_figures.h"
 #include "../../csrc/preload/snapshots.h"
 #include "../../csrc/process_files.h"
-#include "../../csrc/slots.h"
+#include "../../csrc/region.h"
 
 #include "must.h"
 

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "../../csrc/fields.h"
-#include "../../csrc/layout.h"
+#include "../../csrc/region.h"
 #include "../../csrc/preload/shared_figures.h"
 
 #include "must.h"

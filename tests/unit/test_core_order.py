@@ -49,7 +49,7 @@ ORDER = (
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 
 # Headers of the public interface hold no order: what they declare is found by its symbol.
-PUBLIC_HEADERS = {"region.h", "lock.h", "slots.h", "limiter.h"}
+PUBLIC_HEADERS = {"api.h", "region.h"}
 HEADER_OF = {
     "atomics.h": "layout",
     "handle.h": "handles",

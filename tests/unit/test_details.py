@@ -5,19 +5,16 @@ import errno
 import gc
 import os
 import random
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import FrameType
 
 import pytest
 from support.region_file import RegionFileFactory
 from support.wait import goes_on
 
-import libhamiregion
 from libhamiregion import (
     CoreLimiter,
     LimitConflict,
@@ -223,17 +220,3 @@ def test_a_detail_that_nobody_has_kept_tells_nothing() -> None:
     # A thread has details of its own; this one's may be those of other tests.
     with ThreadPoolExecutor(1) as fresh:
         fresh.submit(tell).result()
-
-
-def test_every_call_that_can_fail_keeps_its_detail() -> None:
-    """Each function of the core with a code is wrapped for Python, but what tells nothing more."""
-    core = Path(libhamiregion.__file__).parents[1] / "csrc" / "details.h"
-    if not core.is_file():
-        pytest.skip("needs the C sources beside the tests")
-    declared = Path(libhamiregion.__file__).with_name("_native.cdef.h").read_text(encoding="utf-8")
-    with_code = set(re.findall(r"^int (hr_\w+)\(", declared, re.MULTILINE))
-    wrapped = set(
-        re.findall(r"^#define (hr_\w+)\(\.\.\.\) hr_keeping", core.read_text(), re.MULTILINE)
-    )
-    assert with_code - wrapped == {"hr_limiter_acquire"}
-    assert wrapped <= with_code

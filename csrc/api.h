@@ -1,0 +1,870 @@
+/*
+ * What callers see of the core: enums, structs and functions.  region.h is the manual.
+ *
+ * cffi reads this file (libhamiregion/_build.py), so it holds only what its parser takes:
+ * enums, plain structs, array sizes by enum or number, and prototypes.
+ */
+#ifndef HR_API_H
+#define HR_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---- Layouts ----------------------------------------------------------- */
+
+/* An offset is HR_ABSENT where a layout does not have the field. */
+#define HR_MAGIC 19920718
+#define HR_DEVICES 16
+#define HR_SLOTS 1024
+#define HR_UUID_BYTES 96
+#define HR_SEM_BYTES 32
+
+enum hr_layout_id {
+    HR_UNVERSIONED_NO_UTIL,
+    HR_UNVERSIONED,
+    HR_V1_1,
+    HR_V1_1_POSTINIT,
+    HR_V1_2,
+    HR_LAYOUTS
+};
+
+/*
+ * Offsets in bytes.  Header offsets count from the start of the file, slot
+ * offsets from the start of a slot.  Inside one `used` record context, module,
+ * data, offset and total follow each other as u64; inside one utilisation
+ * record dec, enc and sm do.  That holds in all layouts.
+ */
+struct hr_layout {
+    const char *name;
+    uint32_t id;
+    uint32_t major_version; /* 0: the file has no version fields */
+    uint32_t minor_version;
+    uint32_t size; /* sizeof the struct; files are at least this long */
+
+    uint32_t sm_init_flag;
+    uint32_t owner_pid;
+    uint32_t sem;
+    uint32_t sem_postinit; /* or HR_ABSENT */
+    uint32_t device_num;
+    uint32_t uuids;
+    uint32_t limit;
+    uint32_t sm_limit;
+    uint32_t procs;
+    uint32_t proc_num;
+    uint32_t utilization_switch;
+    uint32_t recent_kernel;
+    uint32_t priority;
+    uint32_t last_kernel_time; /* or HR_ABSENT */
+
+    uint32_t slot_stride;
+    uint32_t slot_pid;
+    uint32_t slot_hostpid;
+    uint32_t slot_seqlock; /* or HR_ABSENT */
+    uint32_t slot_used;
+    uint32_t slot_used_stride;
+    uint32_t slot_monitorused;
+    uint32_t slot_util; /* or HR_ABSENT */
+    uint32_t slot_util_stride;
+    uint32_t slot_status;
+};
+
+extern const struct hr_layout hr_layouts[HR_LAYOUTS];
+
+/* The version of the sources that this core was built from. */
+const char *hr_core_version(void);
+
+/* ---- Errors ------------------------------------------------------------ */
+
+enum hr_code {
+    HR_OK = 0,
+    HR_ENOTFOUND = -1,        /* no such file */
+    HR_EACCESS = -2,          /* the system refuses access */
+    HR_ENOTREGION = -3,       /* not a regular file, or another magic */
+    HR_ENOTREADY = -4,        /* empty, short or magic 0: being created */
+    HR_EAMBIGUOUS = -5,       /* several layouts are plausible */
+    HR_ECORRUPT = -6,         /* a count or a text is out of range */
+    HR_ESTALE = -7,           /* truncated, emptied or replaced since hr_open() */
+    HR_ECLOSED = -8,          /* used after hr_close() */
+    HR_EFORKED = -9,          /* opened before fork() */
+    HR_EREADONLY = -10,       /* a write through a read-only handle, or to a newer version; a lock
+                                 in a layout that is too old for it */
+    HR_ECONFLICT = -11,       /* the expected value was not there */
+    HR_EBELOWUSE = -12,       /* the limit would be lower than what is used */
+    HR_EEXISTS = -13,         /* hr_create() never overwrites */
+    HR_ENOSPACE = -14,        /* the caller's buffer is too small: detail.wanted */
+    HR_EINVAL = -15,          /* an argument is out of range */
+    HR_ESYSTEM = -16,         /* another system error: detail.sys_errno */
+    HR_ETIMEOUT = -17,        /* the lock was not free within the deadline */
+    HR_ENOTRECOVERABLE = -18, /* nothing proves that the lock may be broken */
+    HR_EMEMORYLIMIT = -19,    /* a charge would pass the memory limit */
+    HR_EFULL = -20,           /* all 1,024 slots are taken */
+    HR_ENOPROCESS = -21,      /* no slot of that pid below proc_num */
+    HR_EBUSY = -22,           /* this thread has the lock already; or hr_unlock() without it */
+    HR_ELOST = -23,           /* the lock was taken away while it was held */
+    HR_EATTACHED = -24,       /* this process is attached to the region already */
+    HR_EDETACHED = -25,       /* this handle is not attached */
+    HR_EINTERRUPTED = -26,    /* a signal handler ran during a long watch; call again */
+    HR_ENODEVICE = -27,       /* not a device that the region has: detail.candidates */
+    HR_EUNWATCHED = -28       /* the SM limit would stop running processes for good */
+};
+
+/* What about a file or a value was wrong; detail.reason. */
+enum hr_reason {
+    HR_REASON_NONE,
+    HR_REASON_SYMLINK,
+    HR_REASON_DIRECTORY,
+    HR_REASON_FIFO,
+    HR_REASON_SOCKET,
+    HR_REASON_DEVICE,
+    HR_REASON_EMPTY,
+    HR_REASON_SHORT,
+    HR_REASON_MAGIC_ZERO,
+    HR_REASON_MAGIC,
+    HR_REASON_VERSION,         /* found = major << 32 | minor: fits no layout, or is too new */
+    HR_REASON_DEVICE_NUM,      /* found = the value */
+    HR_REASON_PROC_NUM,        /* found = the value, sign-extended */
+    HR_REASON_UUID,            /* device = which one */
+    HR_REASON_TRUNCATED,       /* SIGBUS, or the file is shorter than its layout */
+    HR_REASON_REPLACED,        /* magic or version changed under the mapping */
+    HR_REASON_ALIVE,           /* the lock's owner is alive */
+    HR_REASON_UNKNOWN,         /* /proc does not show enough to tell */
+    HR_REASON_BUSY,            /* the lock was taken or given back while it was looked at */
+    HR_REASON_TWO_INODES,      /* the file may have another inode, whose locks are not seen here */
+    HR_REASON_FOREIGN_MAPPING, /* HR_EATTACHED: another library in this process maps the file */
+    HR_REASON_LAYOUT,          /* HR_ENOTREGION: layout = the one named, found = the file's;
+                                  HR_EREADONLY: no locks and no slots in this layout */
+    HR_REASON_SAME_PID,        /* HR_EATTACHED: a live process of another pid namespace has `found`,
+                                  this process's pid, in the region */
+    HR_REASON_UNWATCHED,       /* nobody has signed, and that was not watched for long enough */
+    HR_REASON_RECOVERING       /* another recovery was at it all the time */
+};
+
+struct hr_detail {
+    int32_t code;        /* the HR_E... that this belongs to */
+    int32_t sys_errno;   /* 0, or the errno behind it */
+    int32_t reason;      /* enum hr_reason */
+    int32_t device;      /* -1, or the device concerned */
+    uint32_t candidates; /* bit set of layouts: HR_EAMBIGUOUS; of devices: HR_ENODEVICE */
+    uint32_t layout;     /* the layout judged, or HR_LAYOUTS */
+    uint64_t file_size;  /* bytes; HR_ENOTREADY, HR_ECORRUPT */
+    uint64_t found;      /* the offending value; used bytes for HR_EBELOWUSE */
+    uint64_t wanted;     /* what was asked for; bytes for HR_ENOSPACE */
+    uint64_t limit;      /* HR_EMEMORYLIMIT: the limit in bytes */
+    uint32_t kind;       /* enum hr_edit_kind: what hr_edit() has refused */
+};
+
+/* Copy what this thread's last failed call left.  Never fails. */
+void hr_last_detail(struct hr_detail *out);
+
+/*
+ * For callers whose signal handlers call this core too (details.h).  hr_keep_detail() puts
+ * the last detail on a small stack of the thread; hr_take_detail() takes the newest one of a
+ * code and drops those kept after it.  Where there is none, it gives a detail that tells
+ * nothing.
+ */
+void hr_keep_detail(int code);
+void hr_take_detail(int code, struct hr_detail *out);
+
+/* ---- Opening ------------------------------------------------------------ */
+
+typedef struct hr_region hr_region;
+
+enum hr_open_flags {
+    HR_READ = 0,
+    HR_WRITE = 1,
+    /* Read, and never close the file's descriptor, of which a process has one for each file
+     * until it ends: for a process that may have libvgpu loaded too (CAVEATS). */
+    HR_KEEP = 2,
+    /* Beside one of these: follow no link to the file's directory either, neither now nor when the
+     * handle looks at the file again.  For a directory that somebody hostile can replace. */
+    HR_NO_LINK = 4
+};
+
+struct hr_info {
+    uint32_t layout;
+    uint32_t writable;
+    uint64_t inode;
+    uint64_t device_id;
+    uint64_t mapped_bytes;
+    uint64_t address; /* of the mapping, in this process */
+    uint64_t version; /* in the file: major << 32 | minor; 0 where the layout has no such fields */
+};
+
+/*
+ * Find out which layout a file has: `layout` HR_LAYOUTS.  Any other value names one, which
+ * decides between the candidates of an ambiguous file; one that contradicts what the file
+ * is gives HR_ENOTREGION.  Opens read-only, never follows a symbolic link in the last
+ * component, never blocks on a FIFO.
+ *
+ * Returns the layout (>= 0), or HR_ENOTFOUND, HR_EACCESS, HR_ENOTREGION,
+ * HR_ENOTREADY, HR_EAMBIGUOUS, HR_ECORRUPT, HR_ESTALE, HR_EINVAL, HR_ESYSTEM.
+ */
+int hr_identify(const char *path, uint32_t layout);
+
+/*
+ * Identify as hr_identify() does, then map; HR_READ and HR_KEEP map PROT_READ.  Only HR_KEEP
+ * keeps a descriptor.
+ * Returns the layout (>= 0) and the handle, or one of hr_identify()'s codes.
+ *
+ * A file with the newest layout's major version and a newer minor one is read in that layout
+ * where each field passes for what it should be (hr_info.version tells), and never written:
+ * HR_EREADONLY with HR_WRITE (detail: HR_REASON_VERSION, found = the version).
+ */
+int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out);
+
+/*
+ * The same, but as long as there is no file, or one that is being created (HR_ENOTFOUND,
+ * HR_ENOTREADY), try again until `timeout_ns` have passed; 0 tries once.
+ */
+int hr_open_wait(const char *path, uint32_t flags, uint32_t layout, uint64_t timeout_ns,
+                 hr_region **out);
+
+void hr_get_info(const hr_region *region, struct hr_info *out);
+
+/* 1: the path no longer names the mapped file, or it is shorter than its
+ * layout.  0: it does.  HR_ECLOSED, HR_EFORKED otherwise. */
+int hr_is_stale(hr_region *region);
+
+/*
+ * Whether the SM limits of the region are soft: programs that run under this library then use what
+ * nobody else on the GPU does.  libvgpu knows no such thing and holds the limits.  Kept behind the
+ * structure, from layout 1.1 on; 0 in older layouts.
+ *
+ * hr_read_burst() returns 1 or 0, hr_set_burst() what it was before; or HR_ECLOSED, HR_EFORKED,
+ * HR_ESTALE.  Setting it makes the file some bytes longer.  `flags`: HR_DRY_RUN or 0.  It fails
+ * with HR_EREADONLY, HR_EINVAL in an older layout, HR_EACCESS or HR_ESYSTEM.
+ */
+int hr_read_burst(hr_region *region);
+int hr_set_burst(hr_region *region, int on, uint32_t flags);
+
+/*
+ * Unmap.  Waits until calls in progress have ended.  Idempotent.
+ *
+ * HR_ETIMEOUT: closed, but this process's slot could not be removed, because the lock was
+ * not free within a second; it goes on counting until it is reaped (detail.found =
+ * owner_pid, detail.wanted = the bytes that it counts).
+ */
+int hr_close(hr_region *region);
+void hr_free(hr_region *region);
+
+/* The destructor of what holds a handle from before hr_open() on; NULL where it failed. */
+void hr_free_held(hr_region **held);
+
+/*
+ * At the end of the process: give back the locks of this thread, and leave all regions.  A
+ * handle that is read-only has nothing to leave.
+ */
+void hr_leave_all(void);
+
+struct hr_create_spec {
+    uint32_t layout;
+    int32_t priority;
+    uint32_t device_num;
+    uint64_t limit[HR_DEVICES];    /* bytes, 0 = unlimited */
+    uint64_t sm_limit[HR_DEVICES]; /* percent */
+    char uuids[HR_DEVICES][HR_UUID_BYTES];
+};
+
+/*
+ * Make a complete region under a temporary name in the same directory, magic
+ * last, and publish it under `path` in one step.  HR_EEXISTS if something is
+ * there already; nothing is left behind on failure.
+ */
+int hr_create(const char *path, const struct hr_create_spec *spec);
+
+/* ---- Reading ------------------------------------------------------------ */
+
+/*
+ * A snapshot is one struct hr_snapshot, then `span` struct hr_device, then for
+ * each of `proc_num` processes one struct hr_process and `span` struct hr_usage.
+ * `shown` has a bit for each device to report: device_num devices; while that is
+ * 0, those up to the last memory limit and those with usage or a uuid.  `span`
+ * reaches the highest of them.
+ *
+ * Settled means: every number was read twice and found unchanged; between the two
+ * looks the region's semaphore was free (1, and nobody signed for it); the slot's
+ * seqlock was even and unchanged, and its totals are the sums of their kinds.  Then
+ * the copy is the state at one moment at which no writer was inside.  What did not
+ * settle within the budget (HR_SNAPSHOT_BUDGET_NS) is returned all the same, and
+ * marked.  A writer that never leaves costs each handle that budget once.
+ */
+struct hr_snapshot {
+    uint64_t taken_at_ns; /* CLOCK_REALTIME */
+    uint64_t owner_pid;
+    uint64_t last_kernel_time; /* Unix seconds; 0 where the layout has none */
+    uint64_t semaphore;        /* value, low 32 bits; waiters, high 32 bits */
+    uint32_t settled;
+    uint32_t span;
+    uint32_t shown;
+    uint32_t device_num;
+    int32_t proc_num;
+    int32_t priority;
+    int32_t utilization_switch;
+    int32_t recent_kernel;
+    int32_t code;    /* HR_OK; for hr_read_set() */
+    uint32_t layout; /* enum hr_layout_id */
+};
+
+struct hr_process {
+    int32_t pid;
+    int32_t host_pid;
+    int32_t status;
+    uint32_t settled;
+};
+
+struct hr_usage {
+    uint64_t total;                 /* bytes; what counts against the limit */
+    uint64_t context, module, data; /* bytes */
+    uint64_t offset;                /* bytes; libvgpu keeps it, nobody uses it */
+    uint64_t monitor;               /* bytes, the driver's figure */
+    uint64_t sm, enc, dec;          /* percent */
+};
+
+struct hr_device {
+    uint64_t limit;       /* bytes, 0 = unlimited */
+    uint64_t sm_limit;    /* percent, 0 or >= 100 = unlimited */
+    struct hr_usage sums; /* over all slots below proc_num, modulo 2^64 */
+    char uuid[HR_UUID_BYTES];
+};
+
+/* Long enough for a preempted writer's neighbours, short enough for a scrape. */
+#define HR_SNAPSHOT_BUDGET_NS 100000u
+
+/*
+ * HR_ENOSPACE with the bytes that would do in detail.wanted; HR_ESTALE,
+ * HR_ECORRUPT (a count or a uuid out of range), HR_ECLOSED, HR_EFORKED.
+ */
+int hr_snapshot(hr_region *region, void *buffer, size_t bytes);
+
+/* Live values, straight from the mapping; `device` matters for the first three. */
+enum hr_value {
+    HR_VALUE_MEMORY_LIMIT,
+    HR_VALUE_SM_LIMIT,
+    HR_VALUE_MEMORY_USED, /* the sum that libvgpu enforces, modulo 2^64 */
+    HR_VALUE_PRIORITY,    /* the i32 fields come sign-extended */
+    HR_VALUE_UTILIZATION_SWITCH,
+    HR_VALUE_RECENT_KERNEL,
+    HR_VALUE_LAST_KERNEL_TIME, /* HR_EINVAL where the layout has none */
+    HR_VALUE_DEVICE_NUM,
+    HR_VALUE_PROC_NUM,
+    HR_VALUE_DEVICES /* one bit each: the devices that the region has, as hr_edit() says */
+};
+
+/* HR_OK and the value, HR_EINVAL, HR_ESTALE, HR_ECORRUPT, HR_ECLOSED or HR_EFORKED. */
+int hr_read_value(hr_region *region, uint32_t value, uint32_t device, uint64_t *out);
+
+/*
+ * The same in one word: HR_NO_VALUE on failure, with the code in hr_last_detail().  As
+ * UINT64_MAX can also stand in the file, that code is HR_OK then.
+ */
+uint64_t hr_get(hr_region *region, uint32_t value, uint32_t device);
+
+/*
+ * Many regions.  hr_read_set() writes one struct hr_member for each of them, then
+ * their snapshots.  A region that could not be read has, in the place of its
+ * snapshot, a head with its code and zeros, and a struct hr_detail behind it.
+ */
+struct hr_member {
+    uint64_t at;            /* its snapshot, in bytes from the first member on */
+    uint32_t first_device;  /* devices shown, processes and usages of the members before it */
+    uint32_t first_process; /* (a usage is one process on one device shown) */
+    uint32_t first_usage;
+    uint32_t devices; /* those shown of its own */
+};
+
+/* All members together. */
+struct hr_set_size {
+    uint64_t bytes;
+    uint32_t devices, processes, usages;
+};
+
+/*
+ * Read `count` regions into `buffer`, aligned for u64.  A region that cannot be read
+ * does not stop the others; returns how many these were.  A NULL handle gets
+ * HR_ECLOSED.  HR_ENOSPACE where the buffer is too small, with the bytes that would
+ * do in `size`.  Regions may be closed meanwhile, and be in other calls.
+ *
+ * All of them together wait for writers no longer than HR_SNAPSHOT_BUDGET_NS.
+ */
+int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
+                struct hr_set_size *size);
+
+/*
+ * The same, but regions with more usages than that have none of their processes: a
+ * container can fill its table to make its readers large.  The sums of its devices are
+ * those over all slots.
+ */
+int hr_read_set_capped(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
+                       uint32_t most_usages, struct hr_set_size *size);
+
+/*
+ * Columns of what hr_read_set() wrote.  All cells are 64 bits wide.  A table of k
+ * columns is k arrays of `step` cells, one after the other, in the order of the
+ * enums below.  `step` is at least the number of rows; a multiple of 512 takes twice
+ * as long, as the columns then meet in few lines of the processor's cache.
+ */
+enum hr_table {
+    HR_TABLE_REGIONS,
+    HR_TABLE_DEVICES,
+    HR_TABLE_UUIDS, /* HR_UUID_BYTES of text a device, row after row; no step */
+    HR_TABLE_PROCESSES,
+    HR_TABLE_USAGES
+};
+
+void hr_columns(const void *set, uint32_t count, uint32_t which, void *cells, size_t step);
+
+enum hr_region_column {
+    HR_REGION_CODE, /* HR_OK, or why the region has no rows in the other tables */
+    HR_REGION_LAYOUT,
+    HR_REGION_TAKEN_AT_NS,
+    HR_REGION_SETTLED,
+    HR_REGION_DEVICE_COUNT,
+    HR_REGION_PROCESS_COUNT,
+    HR_REGION_PRIORITY,
+    HR_REGION_UTILIZATION_SWITCH,
+    HR_REGION_RECENT_KERNEL,
+    HR_REGION_LAST_KERNEL_TIME,
+    HR_REGION_OWNER_PID,
+    HR_REGION_SEMAPHORE,
+    HR_REGION_FIRST_DEVICE, /* row in the device table */
+    HR_REGION_DEVICE_ROWS,
+    HR_REGION_FIRST_PROCESS, /* row in the process table */
+    HR_REGION_COLUMNS
+};
+
+enum hr_device_column {
+    HR_DEVICE_REGION, /* row in the region table */
+    HR_DEVICE_INDEX,
+    HR_DEVICE_LIMIT,
+    HR_DEVICE_SM_LIMIT,
+    HR_DEVICE_TOTAL, /* sums over all slots below proc_num, modulo 2^64 */
+    HR_DEVICE_CONTEXT,
+    HR_DEVICE_MODULE,
+    HR_DEVICE_DATA,
+    HR_DEVICE_OFFSET,
+    HR_DEVICE_MONITOR,
+    HR_DEVICE_SM,
+    HR_DEVICE_ENC,
+    HR_DEVICE_DEC,
+    HR_DEVICE_COLUMNS
+};
+
+enum hr_process_column {
+    HR_PROCESS_REGION,
+    HR_PROCESS_PID,
+    HR_PROCESS_HOST_PID,
+    HR_PROCESS_STATUS,
+    HR_PROCESS_SETTLED,
+    HR_PROCESS_FIRST_USAGE, /* row in the usage table */
+    HR_PROCESS_COLUMNS
+};
+
+enum hr_usage_column {
+    HR_USAGE_PROCESS, /* row in the process table */
+    HR_USAGE_DEVICE,  /* index of the device in its region */
+    HR_USAGE_TOTAL,
+    HR_USAGE_CONTEXT,
+    HR_USAGE_MODULE,
+    HR_USAGE_DATA,
+    HR_USAGE_OFFSET,
+    HR_USAGE_MONITOR,
+    HR_USAGE_SM,
+    HR_USAGE_ENC,
+    HR_USAGE_DEC,
+    HR_USAGE_COLUMNS
+};
+
+/* ---- Editing ------------------------------------------------------------ */
+
+enum hr_edit_kind {
+    HR_MEMORY, /* bytes, 0 = unlimited */
+    HR_SM,     /* percent, 0 or >= 100 = unlimited */
+    /* Of the whole region, i32 each, sign-extended to 64 bits: */
+    HR_PRIORITY,
+    HR_SWITCH, /* utilization_switch */
+    HR_RECENT_KERNEL,
+    HR_EDIT_KINDS
+};
+
+enum hr_edit_flags {
+    /* Of one edit: */
+    HR_EXPECT = 1,  /* compare-and-set: only where `expected` stands */
+    HR_PERCENT = 2, /* HR_MEMORY: `value` is a percentage of what stands there */
+    /* Of the call: */
+    HR_FORCE = 4,   /* allow what would harm running processes, and any device */
+    HR_DRY_RUN = 8, /* check everything, store nothing */
+};
+
+enum { HR_ALL_DEVICES = -1 };
+
+struct hr_edit {
+    uint32_t kind;
+    int32_t device; /* index, or HR_ALL_DEVICES; without meaning for the whole region's values */
+    uint32_t flags;
+    uint32_t stops_launches; /* out: see HR_EUNWATCHED */
+    uint64_t value;
+    uint64_t expected;
+    const char *uuid;       /* not NULL: the device with this uuid, whatever `device` says */
+    uint64_t before, after; /* out, as stored */
+};
+
+/*
+ * Change values of one region, all or nothing: all are checked, then each is stored by
+ * compare-and-swap with what was checked; where one has become another and is refused now,
+ * those before it are put back, unless somebody has stored something else there since.  No
+ * lock is taken.  A process that is killed in between, within some 100 ns, leaves the first
+ * values new and the others old.
+ *
+ * The devices that a region has: those below device_num; while that is 0, every index up
+ * to the last device that has a memory limit, use, or an SM limit that not all 16 have
+ * alike; where there is no such device, all 16.
+ *
+ * An edit of HR_ALL_DEVICES becomes one edit per device.  `edits` has `room` entries, of
+ * which the first `count` are given, and is overwritten: the edits as they were made, whose
+ * number is returned.
+ *
+ * SM limits 0 and >= 100 are expected alike: both are unlimited.
+ *
+ * HR_ECONFLICT (detail: kind, device, found, wanted): not what was expected; or others
+ * never stopped writing there.
+ * HR_EBELOWUSE, without HR_FORCE: a memory limit under what is used (detail: device,
+ * found = used bytes, wanted).
+ * HR_EUNWATCHED, without HR_FORCE: the SM limit of device 0 goes from unlimited to limited
+ * while processes are in the region, in a layout whose libvgpu starts nothing that fills
+ * the bucket of a process that began without a limit: one launch passes and then none, and
+ * taking the limit back does not free it (detail: found = processes).
+ * HR_ENODEVICE, without HR_FORCE: another device (detail: device, or -1 for a uuid,
+ * candidates = those there are, found = number of the edit).
+ * HR_EINVAL: an argument out of range; with a device in the detail: edited twice, or (found
+ * and wanted set) its limit has no such percentage.
+ * HR_ENOSPACE (detail.wanted), HR_EREADONLY, HR_ESTALE, HR_ECORRUPT.
+ */
+int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t room,
+            uint32_t flags);
+
+/* ---- The lock ---------------------------------------------------------- */
+
+/* Clear of HAMi's lockf on [0, sizeof) and of its record lock on 0x40000000. */
+#define HR_SLOT_BYTE 0x10000000 /* marks.h */
+#define HR_SLOT_BYTES 0x10000000
+#define HR_HOST_LOCK_BYTE 0x50000000
+#define HR_NUMBER_BYTE 0x60000000
+
+/* Above every pid_max (2^22), below 2^31: libvgpu keeps owners in an int. */
+#define HR_FOREIGN_OWNER 0x40000000u
+#define HR_FOREIGN_END 0x50000000u
+/* A waiter of libvgpu that has judged one signature must not take the next one for it. */
+#define HR_TURNS 256u
+
+/* Longer than any holder can need between taking the semaphore and signing. */
+#define HR_OWNERLESS_NS 10000000000u
+/* How long a watch may be interrupted by a signal and still go on where it was. */
+#define HR_UNWATCHED_NS 100000000u
+/* For a process that came after a scan of /proc and is about to sign: on a busy machine it may not
+ * run for a long while. */
+#define HR_NEWCOMER_NS 300000000u
+
+/*
+ * A ticket owns what a call has taken, from within the call: it is made before, all
+ * zero, and ended by its destructor, from any thread, at any time, and as often as one
+ * likes.  What was given back meanwhile stays so, also if the handle has taken it anew.
+ */
+struct hr_ticket {
+    hr_region *region; /* NULL: never used.  The handle's memory stays until the end. */
+    uint64_t turn;
+};
+
+/*
+ * Take the lock within `timeout_ns`, 0 = look once, for the ticket, if that is not NULL.
+ *
+ * HR_ETIMEOUT (detail.found = owner_pid), HR_EBUSY (this thread has it already),
+ * HR_EREADONLY, HR_ESTALE, HR_ECLOSED, HR_EFORKED, HR_ESYSTEM.  A handle that is not attached
+ * opens the file anew the first time: HR_ESTALE if its path leads elsewhere, HR_EACCESS.
+ */
+int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+void hr_end_lock(struct hr_ticket *ticket);
+
+/*
+ * Give back what hr_lock() has taken, from any thread.  HR_EBUSY: nobody holds it so, though
+ * another call of this handle may.  HR_ELOST: it was taken away meanwhile.
+ */
+int hr_unlock(hr_region *region);
+
+/* Give it back if this thread has it, else HR_EBUSY.  Use when it is unknown whether hr_lock()
+ * succeeded, for example after a signal. */
+int hr_unlock_own(hr_region *region);
+
+enum hr_liveness { HR_DEAD, HR_ALIVE, HR_LIVENESS_UNKNOWN };
+
+struct hr_lock_state {
+    uint32_t value;          /* of the semaphore: 1 free, 0 taken */
+    uint32_t waiters;        /* as new glibc counts them */
+    uint32_t postinit;       /* value of sem_postinit; 1 where the layout has none */
+    uint32_t is_ours;        /* signed with a number of this library */
+    uint32_t is_damaged;     /* the value is above 1, or above 0 though somebody has signed */
+    uint64_t owner_pid;      /* as libvgpu reads it: a pid, or a number */
+    uint64_t signature;      /* as stored: with the byte of an attached process */
+    int32_t owner_pid_here;  /* the owner's pid in this process's /proc; 0: none, or a number */
+    uint32_t owner_liveness; /* enum hr_liveness; HR_DEAD where owner_pid is 0 */
+};
+
+/* Works on a read-only handle too.  `proc` is the root of /proc, NULL = "/proc". */
+int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state *out);
+
+enum hr_recovered {
+    HR_RECOVERED_OWNER = 1,     /* a dead owner's lock was given back */
+    HR_RECOVERED_OWNERLESS = 2, /* nobody had signed for it */
+    HR_RECOVERED_VALUE = 4,     /* the semaphore contradicted its owner, or stood above 1 */
+    HR_RECOVERED_POSTINIT = 8   /* sem_postinit was given back */
+};
+
+/* What a recovery has done and seen so far; all zero for a new one. */
+struct hr_recovery {
+    uint32_t done;  /* set of enum hr_recovered */
+    uint32_t value; /* the state that has been watched, */
+    uint64_t signature;
+    uint64_t watched_ns; /* and for how long, */
+    uint64_t postinit_watched_ns;
+    uint64_t interrupted_ns; /* and when a signal last came; on the monotonic clock */
+};
+
+/*
+ * Repair the lock where there is proof that nobody holds it: the owner is dead;
+ * nobody has signed, or something that cannot be judged, and nobody else has the file
+ * open; nobody has signed and that stood unchanged for HR_OWNERLESS_NS; or the value
+ * contradicts the owner.  sem_postinit, which nobody signs, likewise, after HR_POSTINIT_NS.
+ *
+ * The call watches an unsigned lock for `watch_ns` at most.  A dead holder's lock
+ * is taken over and then given back: being killed meanwhile leaves the next dead holder.
+ *
+ * HR_OK: recovery->done says what was done; nothing where nothing was wrong.
+ * HR_EINTERRUPTED: a signal came; call again with the same `recovery`, which goes on.
+ * HR_ENOTRECOVERABLE with detail.reason HR_REASON_ALIVE, HR_REASON_UNKNOWN, HR_REASON_BUSY,
+ * HR_REASON_UNWATCHED or HR_REASON_RECOVERING, detail.found = owner_pid, detail.wanted = its pid
+ * here.
+ */
+#define HR_POSTINIT_NS 60000000000u
+int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
+                    struct hr_recovery *recovery);
+
+/* ---- Process slots ----------------------------------------------------- */
+
+/*
+ * Take a slot for this process, under the lock.  A slot that has its pid already
+ * is a dead predecessor's, or its own of before; it is emptied and taken.  Else an emptied one
+ * is used again, where that is worth a look at /proc, or one at the end is taken, beyond all
+ * in which a live process may be writing.  One attachment per handle, and one handle
+ * per process and region: HR_EATTACHED; with detail.reason HR_REASON_FOREIGN_MAPPING another
+ * library in this process, libvgpu, has the region mapped; with HR_REASON_SAME_PID a live process
+ * of another pid namespace has this one's pid there.  A ticket (region.h), if not NULL, owns
+ * the attachment: it detaches when it ends, if that is the one.
+ *
+ * HR_EFULL, HR_ETIMEOUT and the rest of hr_lock().
+ */
+int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+void hr_end_attachment(struct hr_ticket *ticket);
+
+/* Empty the slot, and remove it if it is the last one.  HR_EDETACHED: not attached. */
+int hr_detach(hr_region *region, uint64_t timeout_ns);
+
+enum hr_kind { HR_CONTEXT, HR_MODULE, HR_DATA };
+
+/*
+ * Count `bytes` of one kind on one device, if the sum over all slots stays within
+ * the limit, which is read each time.  HR_EMEMORYLIMIT (detail: device, found =
+ * used bytes, limit, wanted).
+ */
+int hr_charge(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
+              uint64_t timeout_ns);
+
+/* Count what is there already, and cannot be refused any more: as hr_charge(), whatever the limit.
+ */
+int hr_count(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
+             uint64_t timeout_ns);
+
+/* Give back.  HR_EINVAL (detail.found = what is charged): more than was charged. */
+int hr_release(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
+               uint64_t timeout_ns);
+
+enum hr_slot_value {
+    HR_SLOT_HOST_PID,
+    HR_SLOT_STATUS,
+    HR_SLOT_MONITOR_USED, /* bytes; with a device */
+    HR_SLOT_SM,           /* percent; with a device; HR_EINVAL where the layout has none */
+    HR_SLOT_ENC,
+    HR_SLOT_DEC
+};
+
+struct hr_slot_edit {
+    uint32_t value; /* enum hr_slot_value */
+    uint32_t device;
+    uint64_t to;
+    uint64_t before; /* filled in */
+};
+
+/*
+ * Store values in the slot of `pid`, found afresh under the lock.  HR_ENOPROCESS.
+ * With `dry_run` nothing is stored.
+ */
+int hr_edit_slot(hr_region *region, int32_t pid, struct hr_slot_edit *edits, uint32_t count,
+                 uint32_t dry_run, uint64_t timeout_ns);
+
+enum hr_reaped {
+    HR_REAP_REMOVED = 1, /* the slot is gone: no process of the region lives behind it */
+    HR_REAP_EMPTIED,     /* the slot is empty and stands where it was */
+    HR_REAP_ALIVE,       /* left alone: the process lives */
+    HR_REAP_UNKNOWN,     /* left alone: /proc does not show enough to tell */
+    HR_REAP_CUT_SHORT    /* left alone: the search of /proc was cut short */
+};
+
+struct hr_reap {
+    int32_t pid;
+    uint32_t what;  /* enum hr_reaped */
+    uint64_t bytes; /* that its slot counted, over all devices */
+};
+
+/*
+ * Free the slots of dead processes: those of `pids`, or with count 0 all.  Seqlocks
+ * that the dead left odd are made even.  `out` takes HR_SLOTS entries; returns
+ * their number.  Explicit pids that live or cannot be judged are reported; so is
+ * HR_ENOPROCESS for one without a slot, before anything is done.
+ *
+ * /proc is searched before the lock, for 2 s of the processor's time at most, and once more under
+ * it, for 0.5 s.  What counts and could not be judged because that was not enough is reported as
+ * HR_REAP_CUT_SHORT, whether it was asked for or not: no such entry, and nobody was left out for
+ * want of time.  The search for the owners of slots with pid 0 goes on where the call before was
+ * cut short, by any handle of this process for that file, for ten minutes: after some calls it has
+ * seen everybody.
+ */
+int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t count,
+            uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out);
+
+/* A process that is known to be none of the region's, whatever its pids are. */
+struct hr_stranger {
+    uint64_t start_time_ticks; /* after boot, field 22 of its stat: with the pid, its identity */
+    uint32_t pid;              /* in the /proc that is searched */
+};
+
+/*
+ * The same beside `strangers`, sorted by pid: processes that need not be asked for their maps,
+ * because the caller knows them to be of other containers.  Without them a neighbour with many
+ * mappings and the pid of a slot decides what a call costs, and what it can tell.
+ */
+int hr_reap_without(hr_region *region, const char *proc, const struct hr_stranger *strangers,
+                    uint32_t stranger_count, const int32_t *pids, uint32_t count, uint32_t dry_run,
+                    uint64_t timeout_ns, struct hr_reap *out);
+
+/*
+ * Judge the slots of many regions by one look at /proc.  hr_reap() reads /proc for its region
+ * alone, and under its lock; this is for a node, and changes nothing.
+ *
+ * List the processes first, after all slots have been read: a process that came later than the list
+ * is not in it, and its slot would count as dead.  A list keeps a descriptor of that /proc, 176
+ * bytes for each process, and 1.5 KiB for each whose maps were read.  Calls with one list exclude
+ * each other.
+ *
+ * `cpu_ns` is what a call may cost of the processor's time; it takes up to twenty times as long
+ * where others want the processor too.  What is not reached with it makes slots unknown.
+ *
+ * `strangers` are as for hr_reap_without().
+ *
+ * hr_list_processes(): HR_ESYSTEM.
+ * hr_judge_slots(), hr_judge_slots_without(): `lives` gets an enum hr_liveness for each of `count`
+ * pids, HR_SLOTS at most, by the rules by which hr_reap() frees slots.  HR_ESYSTEM, HR_ESTALE,
+ * HR_ECORRUPT, HR_EINVAL.
+ */
+struct hr_process_list;
+int hr_list_processes(const char *proc, uint64_t cpu_ns, struct hr_process_list **out);
+int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
+                   uint32_t count, uint64_t cpu_ns, uint32_t *lives);
+int hr_judge_slots_without(hr_region *region, struct hr_process_list *list,
+                           const struct hr_stranger *strangers, uint32_t stranger_count,
+                           const int32_t *pids, uint32_t count, uint64_t cpu_ns, uint32_t *lives);
+void hr_free_process_list(struct hr_process_list *list);
+
+enum hr_slot_repaired {
+    HR_REPAIR_DONE = 1, /* the process counts once, in its own slot */
+    HR_REPAIR_LEFT,     /* it may not, and there is no proof of which slot is its own */
+    HR_REPAIR_CUT_SHORT /* the search of /proc was cut short before that could be told */
+};
+
+struct hr_slot_repair {
+    int32_t pid;
+    uint32_t what; /* enum hr_slot_repaired */
+};
+
+/*
+ * Put right what moves have torn apart: a live process that writes in a slot at or above
+ * proc_num, which counts no more, while its copy below is frozen.  Proof is a slot that is
+ * seen moving within 20 ms.  proc_num is raised to take it in, then copies below it
+ * are emptied where they are; so is a copy that an interrupted repair has left.  Nothing
+ * is taken in at or above a slot of which nothing can be proved.  `out` takes HR_SLOTS
+ * entries; returns their number.  A dry run through a region that was opened for
+ * reading takes no lock.
+ *
+ * A slot with pid 0 that counts something may stand in the way.  The search for its owner goes on
+ * where a call of hr_reap() or of this function was cut short; until it has ended, what waits for
+ * it is reported as HR_REPAIR_CUT_SHORT.
+ */
+int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
+                    struct hr_slot_repair *out);
+
+/* ---- The core limiter -------------------------------------------------- */
+
+#define HR_LIMITER_PERIOD_NS 120000000u /* between two ticks */
+#define HR_LIMITER_NAP_NS 10000000u     /* between two looks at an empty bucket */
+
+/* Bounds that keep all sums within int64; the largest GPUs have 2^8 and 2^11. */
+#define HR_LIMITER_MAX_SM_COUNT 65536u
+#define HR_LIMITER_MAX_THREADS_PER_SM 65536u
+
+typedef struct hr_limiter hr_limiter;
+
+/*
+ * Make a limiter for one device: tokens 0, share 0.  `sm_limit` is in percent, 0
+ * or >= 100 = unlimited.
+ *
+ * With a `region` its SM limit of `device` and its utilization_switch rule
+ * instead, read here and at each tick.  NULL: no region, the switch is on.
+ *
+ * HR_EINVAL: a count is 0 or above its bound, or `device` is no device.
+ * HR_ESYSTEM: no memory.  Any error of hr_read_value().
+ */
+int hr_limiter_new(uint32_t sm_count, uint32_t max_threads_per_sm, uint32_t sm_limit,
+                   hr_region *region, uint32_t device, hr_limiter **out);
+
+/* The last call on a limiter, when no thread is inside another.  Takes NULL. */
+void hr_limiter_free(hr_limiter *limiter);
+
+/*
+ * Take `blocks` tokens.  Waits, in naps of HR_LIMITER_NAP_NS, while the bucket
+ * is below zero; goes through at once, and takes nothing, where nothing is
+ * limited.  A limit that is lifted by a tick also ends the wait.  With
+ * `timeout_ns` 0 it looks once.
+ *
+ * HR_ETIMEOUT: the bucket stayed below zero; nothing was taken.
+ * HR_EINVAL: `blocks` or `timeout_ns` is negative.
+ */
+int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns);
+
+/*
+ * One step of HR_LIMITER_PERIOD_NS.  `util_percent` is the sum over the
+ * container's processes; outside 0..100 it says nothing and the bucket stays as
+ * it is.  It also stays while the limit is 0 or >= 100.  While only the
+ * switch is off it is refilled, as in libvgpu, so that switching on does not
+ * begin with an old debt.
+ *
+ * An error of hr_read_value() is returned after the step was made with the limit and
+ * the switch read last: a launch that waits must not wait for ever because its
+ * region went away.
+ *
+ * HR_EBUSY: another thread has been inside a tick for a second; nothing was done.
+ */
+int hr_limiter_tick(hr_limiter *limiter, int32_t util_percent);
+
+/* Blocks per tick; blocks available now, negative = debt; the most there can be. */
+int64_t hr_limiter_share(const hr_limiter *limiter);
+int64_t hr_limiter_tokens(const hr_limiter *limiter);
+int64_t hr_limiter_total(const hr_limiter *limiter);
+
+#endif
