@@ -20,7 +20,7 @@ from scene import DEVICES, PROCESSES
 from served import MIB, Minute, measure, serving
 
 from libhamiregion.exporter import NodeExporter, RegionCollector
-from libhamiregion.exporter.scrapes import Body
+from libhamiregion.exporter.http import CompressedBody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -126,7 +126,7 @@ def test_a_scrape(
 
     def scrape() -> int:
         pieces = exporter.pieces(names=names)
-        return Body.of(pieces).size if compressed else sum(map(len, pieces))
+        return len(CompressedBody.of(pieces).data) if compressed else sum(map(len, pieces))
 
     words = f"{what} metrics, {'gzip' if compressed else 'not compressed'}"
     work = f"scrape, {words}, {containers} x {DEVICES} x {PROCESSES}"

@@ -3,8 +3,8 @@
     pip install 'libhamiregion[exporter]' fastapi uvicorn
     HAMI_ROOT=/usr/local/vgpu/containers uvicorn --app-dir examples fastapi_app:app
 
-What it shows: the exporter lives as long as the application; its text is mounted as it is, made
-natively and shared by all who scrape at a time.
+What it shows: the exporter lives as long as the application; its text is served by a
+route of the application.
 """
 
 import logging
@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 
-from libhamiregion.exporter import NodeExporter, metrics_app
+from libhamiregion.exporter import CONTENT_TYPE, NodeExporter
 from libhamiregion.node import Node
 
 logging.basicConfig()  # what cannot be looked at, such as a wrong root, is a warning
@@ -30,7 +30,12 @@ async def running(_app: FastAPI) -> AsyncIterator[None]:
 
 
 app = FastAPI(lifespan=running)
-app.mount("/metrics", metrics_app(exporter))
+
+
+@app.get("/metrics")
+def metrics() -> Response:
+    """Every metric of the node, as text."""
+    return Response(exporter.render(), media_type=CONTENT_TYPE)
 
 
 @app.get("/containers")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from golden_regions import GoldenRegion, unpack
 from prometheus_client import parser
-from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from libhamiregion import create_region
 from libhamiregion.exporter import NodeExporter
@@ -53,11 +52,10 @@ class Exposition:
         return {name for name, _ in self.samples}
 
 
-def parsed(text: bytes, *, openmetrics: bool = False) -> Exposition:
-    module = openmetrics_parser if openmetrics else parser
+def parsed(text: bytes) -> Exposition:
     samples: dict[Key, float] = {}
     types, helps = {}, {}
-    for family in module.text_string_to_metric_families(text.decode()):
+    for family in parser.text_string_to_metric_families(text.decode()):
         types[family.name], helps[family.name] = family.type, family.documentation
         for sample in family.samples:
             key = (sample.name, frozenset(sample.labels.items()))

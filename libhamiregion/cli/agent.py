@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -79,7 +80,6 @@ SHORTEST_GONE_AFTER_S = 1.0
 @exporter_options.web_config_option
 @exporter_options.legacy_metrics_option
 @exporter_options.hami_version_option
-@exporter_options.label_options
 @options.node_options
 @click.option(
     "--assume-alone",
@@ -185,9 +185,6 @@ def _check(
     gone_after_s: float | None,
     listen: tuple[str, ...],
     legacy_metrics: bool,
-    labels: tuple[tuple[str, str], ...],
-    node_label: bool,
-    process_commands: bool,
     once: bool,
     dry_run: bool,
     **_: Any,
@@ -208,10 +205,6 @@ def _check(
             "--metrics and --listen go with neither --once nor --dry-run",
         ),
         (legacy_metrics and not serves, "--legacy-metrics goes with --metrics"),
-        (
-            (labels or node_label or process_commands) and not serves,
-            "--label, --node-label and --process-commands go with --metrics",
-        ),
         (
             remove_gone and once and not dry_run,
             "one look proves no pod gone: --remove-gone without --once",
@@ -283,9 +276,6 @@ def _export(
     web_config: str | None,
     legacy_metrics: bool,
     hami_version: str,
-    labels: tuple[tuple[str, str], ...],
-    node_label: bool,
-    process_commands: bool,
     gone_after_s: float | None,
     **_: Any,
 ) -> tuple[Callable[[], None], ...]:
@@ -306,15 +296,14 @@ def _export(
             legacy=legacy_metrics,
             hami_version=hami_version,
             gone_after_s=gone_after_s,
-            labels=dict(labels),
-            node_label=node_label,
-            process_commands=process_commands,
             counters=runner.counters,
         )
     try:
         server = MetricsServer(exporter, listen, web_config=web_config, healthy=stuck)
     except (ListenError, WebConfigError) as error:
         raise Failure(str(error)) from None
+    if web_config is not None:
+        signal.signal(signal.SIGHUP, lambda *_: server.reload())
     exporter.start()
     server.start()
     for url in server.urls:

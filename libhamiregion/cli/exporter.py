@@ -25,7 +25,6 @@ _log = logging.getLogger("libhamiregion.exporter")
 @exporter_options.web_config_option
 @exporter_options.legacy_metrics_option
 @exporter_options.hami_version_option
-@exporter_options.label_options
 @options.node_options
 @options.library_option
 @exporter_options.collector_options
@@ -53,9 +52,6 @@ def exporter(
     web_config: str | None,
     legacy_metrics: bool,
     hami_version: str,
-    labels: tuple[tuple[str, str], ...],
-    node_label: bool,
-    process_commands: bool,
     node_choice: options.NodeChoice,
     library: str | None,
     collectors: frozenset[str],
@@ -77,11 +73,9 @@ def exporter(
     What it does behind the scrapes is switched by collector: --no-collector.doctor, or
     --collector.disable-defaults --collector.nvml for HAMi's own metrics alone.
 
-    HAMi's metrics keep their labels exactly, unless --label or --node-label asks for more.
-
     \b
     hamiregion exporter --listen :9394
-    hamiregion exporter --label cluster=blue --node gpu-1
+    hamiregion exporter --listen :9394 --web-config /etc/hamiregion/web.yml
     hamiregion exporter --once > hamiregion.prom
 
     Environment: HOOK_PATH, NODE_NAME and HAMI_RESYNC_INTERVAL, as for HAMi's monitor.
@@ -111,9 +105,6 @@ def exporter(
             collectors=collectors,
             interval_s=interval_s,
             gone_after_s=gone_after_s,
-            labels=dict(labels),
-            node_label=node_label,
-            process_commands=process_commands,
         )
     if once:
         _print(exported, as_json=as_json)

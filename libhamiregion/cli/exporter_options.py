@@ -76,34 +76,6 @@ resync_interval_option = click.option(
 )
 
 
-def _label(typed: str) -> tuple[str, str]:
-    name, equals, value = typed.partition("=")
-    if not equals:
-        raise ValueError(f"{typed!r} is no label such as team=a")
-    return name, value
-
-
-#: --label, --node-label and --process-commands; the command gets `labels`, `node_label` and
-#: `process_commands`.
-label_options = options.all_of(
-    click.option(
-        "--label",
-        "labels",
-        multiple=True,
-        type=options.Parsed("label", _label),
-        metavar="NAME=VALUE",
-        help="A label for all metrics; may be given again.",
-    ),
-    click.option(
-        "--node-label", is_flag=True, help="The label `node` on the metrics of containers, too."
-    ),
-    click.option(
-        "--process-commands",
-        is_flag=True,
-        help="The labels `user` and `command` on the metrics of processes, and whole command lines"
-        " on the page at /.  Arguments can hold secrets.",
-    ),
-)
 _HELP = {
     "nvml": "GPUs, and what the driver says of processes.",
     "processes": "Which processes stand behind the slots.",

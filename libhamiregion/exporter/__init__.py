@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING, Any
 from libhamiregion.errors import needs_extra
 
 with needs_extra(__name__, "exporter"):
-    from .app import metrics_app
-    from .clients import ServerLimits
     from .collectors import COLLECTORS
     from .families import FAMILIES, MetricFamily
+    from .http import MetricsServer
     from .listening import ListenError
     from .node_exporter import HAMI_VERSIONS, NodeExporter
-    from .server import MetricsServer
-    from .text import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE
+    from .text import CONTENT_TYPE
     from .web_config import WebConfigError
 
 if TYPE_CHECKING:
@@ -23,15 +21,12 @@ __all__ = [
     "CONTENT_TYPE",
     "FAMILIES",
     "HAMI_VERSIONS",
-    "OPENMETRICS_CONTENT_TYPE",
     "ListenError",
     "MetricFamily",
     "MetricsServer",
     "NodeExporter",
     "RegionCollector",
-    "ServerLimits",
     "WebConfigError",
-    "metrics_app",
 ]
 
 

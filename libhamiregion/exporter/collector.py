@@ -24,8 +24,8 @@ class RegionCollector(Collector):
         REGISTRY.register(RegionCollector(exporter))
 
     It gives what `NodeExporter.render` gives, sample by sample. prometheus-client makes each line
-    anew, some 4 us per sample where `render` needs 0.05: for large nodes mount
-    `libhamiregion.exporter.metrics_app` beside the registry instead. Needs the extra ``exporter``.
+    anew, some 4 us per sample where `render` needs 0.05: for large nodes serve the text of
+    `render` instead. Needs the extra ``exporter``.
 
     Threads: as the exporter.
 
@@ -65,7 +65,7 @@ class RegionCollector(Collector):
                     yield metric
                 family = series.family
                 metric = _metric(family)
-                more = {**self._exporter.labels_of(family), **self._labels}
+                more = self._labels
             assert metric is not None  # noqa: S101 (made with its family)
             name = family.name + series.suffix
             metric.samples += [

@@ -30,10 +30,6 @@ _GONE_CONTAINERS = 1024
 _PATHS = 256
 # A process calls itself what it likes.
 _PROGRAM_LIMIT = 64
-_COMMAND_LIMIT = 200
-
-#: Labels of processes that are given only when asked for: arguments can hold secrets.
-WHOSE = ("user", "command")
 
 _MOST_LABELS = 16
 
@@ -180,7 +176,6 @@ class CardinalityLimiter:
         self._uuids: dict[tuple[str, ...], set[tuple[int, str]]] = {}
         self._paths: set[str] = set()
         self._programs: dict[tuple[int, int], str] = {}
-        self._commands: dict[tuple[int, int], str] = {}
 
     def uuid(self, container: tuple[str, ...], index: int, uuid: str) -> str:
         """The uuid of a container's device as a label: itself, or `OTHER` if there were too many.
@@ -221,22 +216,6 @@ class CardinalityLimiter:
             if known is None:
                 known = self._programs[key] = program_of(process.command)
             return known
-
-    def command(self, process: HostProcess) -> str:
-        """The command line of a process, as it was when it was first asked for, not too long."""
-        key = (process.pid, process.start_time_ticks)
-        with self._lock:
-            known = self._commands.get(key)
-            if known is None:
-                known = self._commands[key] = printable(process.command, _COMMAND_LIMIT)
-            return known
-
-    def keep_commands(self, processes: Iterable[HostProcess]) -> None:
-        """Forget the command lines of all other processes."""
-        with self._lock:
-            pids = {(process.pid, process.start_time_ticks) for process in processes}
-            for ended in self._commands.keys() - pids:
-                del self._commands[ended]
 
     def keep_containers(self, containers: Iterable[tuple[str, ...]]) -> None:
         """Forget other containers, once too many have gone after them."""

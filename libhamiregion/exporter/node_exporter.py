@@ -25,7 +25,7 @@ from .collectors import (
     ProcessesCollector,
     UnaccountedCollector,
 )
-from .labels import NO_LABELS, WHOSE, CardinalityLimiter, constant_labels, label_text, safe_value
+from .labels import NO_LABELS, CardinalityLimiter, label_text, safe_value
 from .legacy import former_series, with_sources
 from .log_lines import LINE_LIMIT, RepeatedEvents
 from .overview import PAGE_INTERVAL_S, Overview, make_overview
@@ -83,11 +83,6 @@ class NodeExporter:
         gone_after_s: A directory that has been left alone for so long, that no process uses and
             whose pod no resolver knows any more, has no figures: HAMi's monitor would delete it.
             None shows them all.
-        labels: Labels that all series get, by name.
-        node_label: Whether the series of containers and their processes get the label ``node`` too.
-        process_commands: Whether the series of processes get the labels ``user`` and ``command``,
-            the command line as it was first seen, 200 characters at most; and whether the page
-            shows it. Arguments can hold secrets.
         counters: What an agent in this program counts, by name; asked at each scrape. Names that
             end in ``_paused`` are 0 or 1. Where that fails, a scrape is without them.
         observer: What others in this program observe the node with: their observations serve here
@@ -95,8 +90,7 @@ class NodeExporter:
             makes one of `node` and `sampler`.
 
     Raises:
-        ValueError: An interval that is not above 0, a collector that there is not, or a label that
-            cannot be.
+        ValueError: An interval that is not above 0, or a collector that there is not.
     """
 
     def __init__(
@@ -110,9 +104,6 @@ class NodeExporter:
         collectors: Collection[str] | None = None,
         interval_s: float = 10.0,
         gone_after_s: float | None = 300.0,
-        labels: Mapping[str, str] | None = None,
-        node_label: bool = False,
-        process_commands: bool = False,
         counters: Callable[[], Mapping[str, int]] | None = None,
         observer: Observer | None = None,
     ) -> None:
@@ -125,16 +116,12 @@ class NodeExporter:
         self.node = node
         self.node_name = node_name or os.environ.get("NODE_NAME") or os.uname().nodename
         self.legacy = legacy
-        taken = families.LABEL_NAMES.union(WHOSE if process_commands else ())
-        self._labels = constant_labels(labels, taken)
-        self._node_label = node_label
         self._counters = counters
         limiter = CardinalityLimiter()
         # The first takes an observation, and those after it share that.
         own = Observer(node, sampler=sampler if "nvml" in chosen else None)
         observer = observer or own
         with_slots = not {"processes", "unaccounted", "doctor"}.isdisjoint(chosen)
-        self._process_commands = process_commands
         self._observer = observer
         self._interval_s = interval_s
         self._with_slots = with_slots
@@ -150,7 +137,7 @@ class NodeExporter:
             nvml = NvmlCollector(observer, self.node_name, interval_s, hami_version)
             scheduled.append(ScheduledCollector(nvml, interval_s))
         if with_slots:
-            processes = ProcessesCollector(observer, limiter, interval_s, commands=process_commands)
+            processes = ProcessesCollector(observer, limiter, interval_s)
             scheduled.append(ScheduledCollector(processes, interval_s))
         if "unaccounted" in chosen:
             scheduled.append(ScheduledCollector(UnaccountedCollector(node, limiter), interval_s))
@@ -163,7 +150,7 @@ class NodeExporter:
         # Held while the series of a scrape are made, and not while their text is read.
         self._scrape_lock = threading.Lock()
         self._regions = RegionMetrics(node, limiter)
-        self._encoder = TextEncoder(self.labels_of)
+        self._encoder = TextEncoder()
         self._failures = RepeatedEvents(_log)
         self._scrapes = 0
         self._scrape_seconds = 0.0
@@ -253,34 +240,29 @@ class NodeExporter:
             looked_at_s,
             first=first,
             opened=opened,
-            commands=self._process_commands,
         )
 
     # ---- a scrape --------------------------------------------------------------------------------
 
-    def render(self, openmetrics: bool = False, *, names: Collection[str] | None = None) -> bytes:
-        """All metrics as text: Prometheus's format 0.0.4, or OpenMetrics 1.0.
+    def render(self, *, names: Collection[str] | None = None) -> bytes:
+        """All metrics as text, in Prometheus' format 0.0.4.
 
         Regions that cannot be read have no figures and a series that says why.
 
         Args:
-            openmetrics: Which of the two.
             names: Only the families of these names; None means all.
 
         Raises:
             RegionClosed: The node has been closed.
         """
-        return b"".join(self.pieces(openmetrics, names=names))
+        return b"".join(self.pieces(names=names))
 
-    def pieces(
-        self, openmetrics: bool = False, *, names: Collection[str] | None = None
-    ) -> Iterator[bytes]:
+    def pieces(self, *, names: Collection[str] | None = None) -> Iterator[bytes]:
         """The text of `render` in pieces, of which each is used before the next is asked for.
 
         For servers: the whole text never exists.
 
         Args:
-            openmetrics: As for `render`.
             names: As for `render`.
 
         Raises:
@@ -292,7 +274,7 @@ class NodeExporter:
         try:
             with self._scrape_lock:
                 series, now_s = self._gather(names), int(time.time())
-            for piece in self._encoder.pieces(series, now_s, openmetrics=openmetrics):
+            for piece in self._encoder.pieces(series, now_s):
                 spent_s += time.perf_counter() - began_s
                 yield piece
                 began_s = time.perf_counter()
@@ -334,12 +316,6 @@ class NodeExporter:
             if each.family in found:
                 found[each.family].append(each)
         return [each for series in found.values() for each in series]
-
-    def labels_of(self, family: MetricFamily) -> dict[str, str]:
-        """What all series of a family have beside its own labels."""
-        is_of_container = self._node_label and "pod" in family.labels
-        node = {"node": safe_value(self.node_name)} if is_of_container else {}
-        return {**node, **self._labels}
 
     def _of_node(self) -> list[Series]:
         node, collectors = self.node, self._schedule.collectors

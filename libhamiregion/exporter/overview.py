@@ -109,7 +109,6 @@ class Overview:
         gaps: What could not be looked at, as sentences.
         driver_gap: Why there are no figures of the driver; None if there are.
         ages_s: What was looked at, and how long ago; None if never.
-        commands: Whether whole command lines are shown, or programs alone.
     """
 
     node: str
@@ -124,7 +123,6 @@ class Overview:
     gaps: tuple[str, ...]
     driver_gap: str | None
     ages_s: Mapping[str, float | None]
-    commands: bool = False
 
 
 def key_of(container: Container) -> str:
@@ -141,7 +139,6 @@ def make_overview(
     *,
     first: int = 0,
     opened: str | None = None,
-    commands: bool = False,
 ) -> Overview:
     """Choose what a page shows.
 
@@ -152,7 +149,6 @@ def make_overview(
         looked_at_s: When collectors have last looked, Unix seconds.
         first: How many containers to leave out, which stand on the pages before.
         opened: The key of the container whose processes are shown.
-        commands: Whether whole command lines may be shown.
     """
     there = [
         (row, container)
@@ -193,7 +189,6 @@ def make_overview(
             else now_s - observation.sample.taken_at_ns / 1e9,
             "doctor": None if doctor_s is None else now_s - doctor_s,
         },
-        commands=commands,
     )
 
 

@@ -25,7 +25,6 @@ from .overview import Overview
 
 _TEXT_LIMIT: Final = 500
 _NAME_LIMIT: Final = 80
-_COMMAND_LIMIT: Final = 200
 _HERE: Final = Path(__file__).parent
 _STYLE: Final = (_HERE / "overview.css").read_text(encoding="utf-8")
 _STYLE_HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
@@ -69,7 +68,6 @@ def _template() -> jinja2.Template:
         filters={
             "size": lambda nbytes: "unlimited" if nbytes is None else format_size(nbytes),
             "name": lambda text: "\u2013" if text is None else printable(text, _NAME_LIMIT),
-            "command": lambda text: printable(text, _COMMAND_LIMIT),
             "program": program_of,
             "age": _age,
             "code": _code,

@@ -1,4 +1,4 @@
-"""From series to text: the formats of Prometheus (0.0.4) and OpenMetrics (1.0)."""
+"""From series to Prometheus' text format 0.0.4."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from .families import INFO, LIMIT_RATIO, NEGATIVE, REAL, SIGNED, SINCE, WHOLE
 from .labels import LabelRows, label_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from .families import MetricFamily, WriteAs
 
 #: The content type of `NodeExporter.render`.
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-#: The content type of ``NodeExporter.render(openmetrics=True)``.
-OPENMETRICS_CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 #: In the rows of a series: no sample.
 NO_ROW: Final = 2**32 - 1
@@ -79,30 +77,21 @@ class TextEncoder:
     """Writes series as text; keeps the comment lines of each family.
 
     Threads: may be shared.
-
-    Args:
-        constant: What every sample of a family has beside its labels.
     """
 
-    def __init__(
-        self, constant: Callable[[MetricFamily], Mapping[str, str]] = lambda _: {}
-    ) -> None:
-        self._constant = constant
-        self._heads: dict[tuple[MetricFamily, str, bool], tuple[bytes, bytes, bytes]] = {}
+    def __init__(self) -> None:
+        self._heads: dict[tuple[MetricFamily, str], tuple[bytes, bytes, bytes]] = {}
 
-    def pieces(
-        self, series: Iterable[Series], now_s: int, *, openmetrics: bool = False
-    ) -> Iterator[bytes]:
+    def pieces(self, series: Iterable[Series], now_s: int) -> Iterator[bytes]:
         """The text, in a piece for each of the series that have samples.
 
         Args:
             series: Those of one family follow each other.
             now_s: The time, Unix seconds.
-            openmetrics: Which of the two formats.
         """
         begun = None
         for each in series:
-            before, head, tail = self._head(each.family, each.suffix, openmetrics)
+            before, head, tail = self._head(each.family, each.suffix)
             lines = b"".join(
                 [
                     b"%b%b%b%b\n" % (head, labels, tail, number)
@@ -112,21 +101,15 @@ class TextEncoder:
             if lines:
                 yield lines if each.family is begun else before + lines
                 begun = each.family
-        if openmetrics:
-            yield b"# EOF\n"
 
-    def _head(
-        self, family: MetricFamily, suffix: str, openmetrics: bool
-    ) -> tuple[bytes, bytes, bytes]:
-        key = (family, suffix, openmetrics)
+    def _head(self, family: MetricFamily, suffix: str) -> tuple[bytes, bytes, bytes]:
+        key = (family, suffix)
         found = self._heads.get(key)
         if found is None:
-            name = family.base_name if openmetrics else family.name
+            name = family.name
             meaning = family.help.replace("\\", r"\\").replace("\n", r"\n")
-            if openmetrics:
-                meaning = meaning.replace('"', r"\"")
             before = f"# HELP {name} {meaning}\n# TYPE {name} {family.kind}\n"
-            more = {**dict(family.constant), **self._constant(family)}
+            more = dict(family.constant)
             constant = label_text(tuple(more), *more.values()).decode()
             comma = "," if family.labels and more else ""
             has_labels = bool(family.labels or more)

@@ -6,11 +6,8 @@ never ignored: a file that asks for protection gets it, or an error that names t
 
 from __future__ import annotations
 
-import logging
-import os
 import re
 import ssl
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,17 +15,12 @@ import attrs
 
 from libhamiregion.bounded_file import read_bounded
 
-from .log_lines import RepeatedEvents
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from libhamiregion.errors import PathLike
 
-_log = logging.getLogger(__name__)
-
 _SIZE_LIMIT: Final = 1 << 20
-_LOOK_S: Final = 1.0
 _TLS_FIELDS: Final = ("cert_file", "key_file", "client_auth_type", "client_ca_file")
 _CLIENT_AUTH: Final[Mapping[str, ssl.VerifyMode]] = {
     "NoClientCert": ssl.CERT_NONE,
@@ -53,12 +45,10 @@ class WebConfig:
     Attributes:
         users: User to bcrypt hash; empty asks for no password.
         tls: What connections are made with; None is plain HTTP.
-        files: The file and those that it names.
     """
 
     users: Mapping[str, str] = attrs.field(factory=dict, repr=False)
     tls: ssl.SSLContext | None = None
-    files: tuple[str, ...] = ()
 
 
 def load_web_config(path: PathLike) -> WebConfig:
@@ -99,7 +89,7 @@ def load_web_config(path: PathLike) -> WebConfig:
         if field.endswith("_file")
     }
     context = _server_context(name, tls, files) if tls else None
-    return WebConfig(users, context, (name, *files.values()))
+    return WebConfig(users, context)
 
 
 def _parse(name: str) -> Any:
@@ -191,85 +181,3 @@ def _server_context(name: str, tls: Mapping[str, str], files: Mapping[str, str])
 def _reason(error: Exception) -> str:
     reason = getattr(error, "reason", None)
     return reason.lower().replace("_", " ") if reason else str(error)
-
-
-class LiveWebConfig:
-    """The web configuration as it is now.
-
-    Its files are looked at when it is asked for. A change that cannot be used is logged, what held
-    before goes on holding, and the files are read again at the next look: certificates and keys are
-    often replaced one after the other. No change takes away TLS or all passwords: a file that is
-    just being written looks like that.
-
-    Args:
-        path: The file; None is plain HTTP for everybody.
-
-    Raises:
-        WebConfigError: The configuration cannot be used.
-        ModuleNotFoundError: It wants passwords, and bcrypt is not installed.
-    """
-
-    def __init__(self, path: PathLike | None) -> None:
-        self._path = path
-        self._failures = RepeatedEvents(_log)
-        self._stamps: tuple[object, ...] = ()
-        self._config = WebConfig()
-        self._looked_s = time.monotonic()
-        if path is not None:
-            self._load(path)
-
-    @property
-    def config(self) -> WebConfig:
-        """What holds now; looks at the files once a second at most."""
-        if time.monotonic() - self._looked_s >= _LOOK_S:
-            self.refresh()
-        return self._config
-
-    def refresh(self) -> None:
-        """Look at the files, and take over what has changed."""
-        self._looked_s = time.monotonic()
-        if self._path is None or self._now_stamps(self._config.files) == self._stamps:
-            return
-        try:
-            self._load(self._path)
-        except (WebConfigError, ImportError) as error:
-            self._failures.failed("web configuration", f"it stays as it was: {error}")
-        else:
-            self._failures.recovered("web configuration")
-            _log.info("the web configuration has changed and was read again")
-
-    def _load(self, path: PathLike) -> None:
-        files = load_web_config(path).files
-        # Before reading what counts: a change in between is seen at the next look.
-        stamps = self._now_stamps(files)
-        config = load_web_config(path)
-        if self._config.tls is not None and config.tls is None:
-            raise WebConfigError(f"{path}: no TLS any more; restart to serve without")
-        if self._config.users and not config.users:
-            raise WebConfigError(f"{path}: no users any more; restart to serve without passwords")
-        self._config, self._stamps = config, stamps
-
-    @staticmethod
-    def _now_stamps(files: tuple[str, ...]) -> tuple[object, ...]:
-        return tuple(_stamp(file) for file in files)
-
-
-def _stamp(file: str) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(file)  # noqa: PTH116 (some thousand times a day)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-class ReloadingContext(ssl.SSLContext):
-    """A server's context whose connections are made with what the web configuration has now."""
-
-    live: LiveWebConfig
-
-    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        """Begin one connection; see `ssl.SSLContext`."""
-        current = self.live.config.tls
-        if current is None:
-            raise ssl.SSLError("no TLS")
-        return current.wrap_bio(*args, **kwargs)

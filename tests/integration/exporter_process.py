@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import pytest
-from scrapers import ask
 from support.command_line import call
+from support.scrapers import ask
 from support.wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:

@@ -107,7 +107,7 @@ def test_stuck_tasks_are_told_and_what_can_be_given_back_is(
     kill_over: Callable[[Path], None],
 ) -> None:
     """One container's directory never answers again, while two are blocked."""
-    pytest.importorskip("h11")
+    pytest.importorskip("jinja2")
     _, low = busy_and_waiting(scene)
     dead = scene.container("dead")
     words = ("--feedback", "--repair", "--listen", "127.0.0.1:0")

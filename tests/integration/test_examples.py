@@ -278,7 +278,7 @@ def test_a_fastapi_application_serves_metrics_and_containers(tmp_path: Path) -> 
             )
             with urllib.request.urlopen(f"{address}/containers", timeout=PATIENCE_S) as answer:
                 (container,) = json.load(answer)
-            with urllib.request.urlopen(f"{address}/metrics/", timeout=PATIENCE_S) as answer:
+            with urllib.request.urlopen(f"{address}/metrics", timeout=PATIENCE_S) as answer:
                 found = parsed(answer.read())
         finally:
             process.send_signal(signal.SIGTERM)

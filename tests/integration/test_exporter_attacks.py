@@ -1,6 +1,5 @@
 """What a container can do to the exporter: nothing but to fill its own few series."""
 
-import asyncio
 import contextlib
 import os
 import re
@@ -10,20 +9,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvicorn
 from exporter_process import exporter_process
 from exposition import WITHOUT_DOCTOR, NodeFiles, parsed
-from prometheus_client import CollectorRegistry, Gauge, make_asgi_app
-from scrapers import Scraper, ask
 from support.actors import Actor
 from support.region_file import DEVICES, SLOTS, RegionFile
-from support.wait import PATIENCE_S, eventually
+from support.scrapers import Scraper
 
 from libhamiregion import Layout, create_region
-from libhamiregion.exporter import NodeExporter, metrics_app
+from libhamiregion.exporter import NodeExporter
 
 MIB = 1 << 20
 UUIDS = [f"GPU-{device:08}-0000-0000-0000-000000000000" for device in range(DEVICES)]
@@ -78,7 +73,7 @@ def test_containers_with_full_tables_take_no_memory_for_each_slot(
         shutil.copy(full_region, files.container(pod=f"full-{number}") / "usage.cache")
     highest, text = highest_while_scraped(files)
     assert highest < most_mib * MIB
-    found = parsed(text, openmetrics=True)
+    found = parsed(text)
     assert len(found.series(USED)) == containers * DEVICES
     assert set(found.series(USED).values()) == {SLOTS * MIB}
     assert not [name for name in found.names if name.startswith("hamiregion_process_")]
@@ -177,36 +172,3 @@ def test_utilisation_above_100_is_the_sum_of_the_processes(
     assert found.value("hami_container_device_utilization_ratio") == 170
     ratios = found.series("hamiregion_process_sm_utilization_ratio").values()
     assert sorted(ratios) == [0.8, 0.9]
-
-
-def test_the_quick_text_mounts_beside_a_registry_of_prometheus_client(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
-    files.region(pod="train-0", uuids=UUIDS[:1], memory_limits=["2GiB"])
-    registry = CollectorRegistry()
-    Gauge("jobs_waiting", "Of the program itself.", registry=registry).set(4)
-    own = make_asgi_app(registry)
-    with files.open() as node, NodeExporter(node) as exporter:
-        hami = metrics_app(exporter)
-
-        async def site(scope: dict[str, Any], receive: Any, send: Any) -> None:
-            mounted = hami if scope["path"].startswith("/hami") else own
-            await mounted(scope, receive, send)
-
-        server = uvicorn.Server(
-            uvicorn.Config(site, port=0, lifespan="off", log_config=None, interface="asgi3")
-        )
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
-        thread.start()
-        eventually(lambda: server.started)
-        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        try:
-            assert parsed(ask(url, "/metrics").body).value("jobs_waiting") == 4
-            with Scraper(url) as scraper:
-                reply = scraper.ask("/hami/metrics", accept_encoding="gzip")
-                assert reply.headers["content-encoding"] == "gzip"
-                found = parsed(reply.body)
-                assert found.value("hami_vgpu_memory_limit_bytes", pod="train-0") == 2 << 30
-                assert scraper.ask("/hami/metrics", "POST").status == 405
-        finally:
-            server.should_exit = True
-            thread.join(PATIENCE_S)

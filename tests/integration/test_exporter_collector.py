@@ -12,13 +12,11 @@ from fake_nvml.scenes import CARD, MIB, MIG
 from golden_regions import NAMES
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.openmetrics import exposition as openmetrics
 
 from libhamiregion import RegionClosed
 from libhamiregion.exporter import (
     CONTENT_TYPE,
     FAMILIES,
-    OPENMETRICS_CONTENT_TYPE,
     NodeExporter,
     RegionCollector,
 )
@@ -82,23 +80,6 @@ def test_both_give_the_same_samples_in_prometheus_own_format(exporter: NodeExpor
     assert len(ours.samples) > 300
 
 
-def test_both_give_the_same_samples_in_openmetrics(exporter: NodeExporter) -> None:
-    registry = CollectorRegistry()
-    registry.register(RegionCollector(exporter))
-    ours = parsed(exporter.render(openmetrics=True), openmetrics=True)
-    theirs = parsed(openmetrics.generate_latest(registry), openmetrics=True)
-    assert settled(ours) == settled(theirs)
-    assert ours.types == theirs.types
-    assert ours.helps == theirs.helps
-
-
-def test_the_two_formats_differ_in_the_names_of_counters_alone(exporter: NodeExporter) -> None:
-    plain = parsed(exporter.render())
-    other = parsed(exporter.render(openmetrics=True), openmetrics=True)
-    assert settled(plain) == settled(other)
-    assert plain.types["hamiregion_errors"] == other.types["hamiregion_errors"] == "counter"
-
-
 def test_nearly_every_family_of_the_catalogue_is_in_that_comparison(
     exporter: NodeExporter,
 ) -> None:
@@ -154,9 +135,8 @@ def test_only_what_is_asked_for_is_rendered(exporter: NodeExporter) -> None:
     assert len(parsed(exporter.render()).names) > 30
 
 
-def test_the_content_types_are_those_of_the_formats() -> None:
+def test_the_content_type_is_that_of_the_format() -> None:
     assert CONTENT_TYPE == CONTENT_TYPE_PLAIN_0_0_4
-    assert OPENMETRICS_CONTENT_TYPE == openmetrics.CONTENT_TYPE_LATEST
 
 
 def test_counters_only_grow_from_scrape_to_scrape(exporter: NodeExporter) -> None:

@@ -17,7 +17,7 @@ from support.region_file import RegionFile
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout
-from libhamiregion.exporter import NodeExporter
+from libhamiregion.exporter import HAMI_VERSIONS, NodeExporter
 from libhamiregion.exporter.collectors import processes, unaccounted
 from libhamiregion.node import Node, NvmlSample, NvmlSampler, ProcessTable
 
@@ -106,7 +106,7 @@ def test_gpus_have_the_labels_of_hami_210_on_request(
     labels = {**HOST, "device_type": "NVIDIA-NVIDIA H100 80GB HBM3"}
     without_node = {key: value for key, value in labels.items() if key != "node"}
     with NodeFiles(tmp_path).open() as node:
-        found = exported(node, sampler, hami_version="2.10")
+        found = exported(node, sampler, hami_version=HAMI_VERSIONS[0])
     for name, expected in (
         ("hami_host_gpu_memory_used_bytes", labels),
         ("hami_host_gpu_memory_controller_utilization_ratio", without_node),

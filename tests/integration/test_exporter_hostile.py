@@ -139,12 +139,8 @@ def test_hostile_uuids_are_escaped(files: NodeFiles, exporter: NodeExporter) -> 
     file = RegionFile(files.region(uuids=[UUID] * len(uuids)), Layout.V1_2)
     for device, uuid in enumerate(uuids):
         file.put("uuids", uuid, device=device)
-    for openmetrics in (False, True):
-        text = exporter.render(openmetrics=openmetrics)
-        found = parsed(text, openmetrics=openmetrics).series("hami_vgpu_memory_used_bytes")
-        assert {dict(labels)["device_uuid"] for labels in found} == {
-            uuid.decode() for uuid in uuids
-        }
+    found = parsed(exporter.render()).series("hami_vgpu_memory_used_bytes")
+    assert {dict(labels)["device_uuid"] for labels in found} == {uuid.decode() for uuid in uuids}
 
 
 @pytest.mark.thorough
@@ -195,14 +191,10 @@ def test_hostile_directory_names_are_one_printable_line_each(
     names = ['a"b', "a\nb", "back\\slash", "x" * 200, "sm\u00f6rg\u00e5s", "\udcff\udcfe"]
     for name in names:
         os.mkdir(f"{files.root}/{uid}_{name}")  # noqa: PTH102 (a name may be no UTF-8)
-    for openmetrics in (False, True):
-        text = exporter.render(openmetrics=openmetrics)
-        found = parsed(text, openmetrics=openmetrics).series(
-            "hamiregion_container_missing_info", pod_uid=uid
-        )
-        shown = {dict(labels)["container"] for labels in found}
-        assert shown == {printable(name) for name in names}
-        assert all(name.isprintable() for name in shown)
+    found = parsed(exporter.render()).series("hamiregion_container_missing_info", pod_uid=uid)
+    shown = {dict(labels)["container"] for labels in found}
+    assert shown == {printable(name) for name in names}
+    assert all(name.isprintable() for name in shown)
 
 
 @attrs.frozen
@@ -249,7 +241,6 @@ def test_values_of_all_ones_are_numbers_like_any_other(tmp_path: Path) -> None:
         found = parsed(exporter.render())
         assert found.value("hami_vgpu_memory_used_bytes") == most
         assert found.value("hami_container_last_kernel_elapsed_seconds") == 0
-        parsed(exporter.render(openmetrics=True), openmetrics=True)
         file.put("slot_status", 0)
         assert parsed(exporter.render()).value("hami_vgpu_memory_used_bytes") == 0
 
@@ -285,9 +276,7 @@ def test_random_bytes_in_a_region_break_no_scrape_and_touch_no_other(tmp_path: P
         for number in range(150):
             at = dice.randrange(8, header)
             file.put_bytes(at, dice.randbytes(dice.choice([1, 4, 8, 64])))
-            found = parsed(
-                exporter.render(openmetrics=number % 2 == 1), openmetrics=number % 2 == 1
-            )
+            found = parsed(exporter.render())
             assert found.value("hami_vgpu_memory_limit_bytes", pod="good") == 3 << 30
             told = len(found.series("hamiregion_container_info", pod="1-2-many-processes"))
             why = len(found.series("hamiregion_container_missing_info"))

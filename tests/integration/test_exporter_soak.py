@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 from exporter_process import ExporterProcess, exporter_process
 from exposition import NodeFiles, parsed
-from scrapers import Crowd, Scraper, ask, descriptors, in_threads, resident_bytes
 from stress import scaled
 from support.region_file import RegionFile, patch, truncate
+from support.scrapers import Crowd, Scraper, ask, descriptors, in_threads, resident_bytes
 from support.wait import eventually, goes_on
 
 from libhamiregion import Layout, create_region
@@ -121,7 +121,7 @@ class Trouble:
 def check_stable(scraper: Scraper) -> None:
     reply = scraper.scrape()
     assert reply.status == 200
-    found = parsed(reply.body, openmetrics=True)
+    found = parsed(reply.body)
     limits = {
         dict(labels)["pod"]: value
         for labels, value in found.series(LIMIT).items()
@@ -201,7 +201,7 @@ def scrape_for_long(tmp_path: Path, containers: int, scrapes: int, warm_up: int)
             assert reply.status == 200
             if number % 97 == 0:
                 pod = f"train-{number % containers}"
-                found = parsed(reply.body, openmetrics=True)
+                found = parsed(reply.body)
                 assert found.value(USED, pod=pod, vdevice_index=str(number % 2)) == number * MIB
                 # Other clients come and go, and one restarts now and then.
                 assert ask(process.url, accept_encoding="gzip").status == 200

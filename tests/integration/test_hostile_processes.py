@@ -16,9 +16,9 @@ from hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_
 from namespaces import needs_first_namespace
 from node_scene import NodeScene
 from own_cgroups import cgroup_of_pod, memory_limit, needs_cgroups
-from scrapers import ask
 from support.actors import MakeActor, map_libvgpu
 from support.region_file import RegionFile
+from support.scrapers import ask
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import RegionStale, open_region

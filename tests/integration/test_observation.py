@@ -446,7 +446,7 @@ def test_a_region_that_could_not_be_read_has_its_error_in_its_view(node: Node, r
 def test_an_agents_tasks_and_its_exporter_look_at_the_node_once(
     root: Root, node: Node, actor: MakeActor, fake_driver: FakeDriver, tmp_path: Path
 ) -> None:
-    pytest.importorskip("h11")
+    pytest.importorskip("jinja2")
     fake_driver.play()
     path = root.region()
     actor(path)("attach")

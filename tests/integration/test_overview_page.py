@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import re
-import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 from browser import Browser, BrowserError, Page, chromium, is_blank, needs_chromium
-from exposition import NodeFiles, parsed
-from scrapers import ask
+from exposition import NodeFiles
 from support.region_file import RegionFile
+from support.scrapers import ask
 from support.wait import eventually
 
 from libhamiregion import Layout, create_region, open_region
@@ -271,29 +270,3 @@ def test_a_page_of_many_containers_is_bounded_and_leads_to_the_others(
             eventually(lambda: page.evaluate(rows) >= 2 * CONTAINERS_PER_PAGE)
             page.appear(width=390)
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
-
-
-def test_commands_are_on_page_and_metrics_only_where_they_are_asked_for(fake: FakeNode) -> None:
-    container = fake.containers[0]
-    for wanted in (False, True):
-        with (
-            Node(fake.root, names=NodeNames(fake.pod_logs)) as node,
-            NodeExporter(node, collectors=("processes",), process_commands=wanted) as exporter,
-        ):
-            (found,) = (
-                each for each in exporter.overview().containers if each.pod == container.pod
-            )
-            (process, *_) = exporter.overview(opened=found.key).containers[0].processes or ()
-            assert process.pid == container.processes[0].pid
-            assert exporter.overview().commands == wanted
-            metrics = parsed(exporter.render())
-            name = "hamiregion_process_memory_used_bytes"
-            labels, *_ = (dict(each) for each in metrics.series(name, pid=str(process.pid)))
-            if wanted:
-                assert labels["command"].startswith(sys.executable)
-                assert len(labels["command"]) <= 200
-                assert labels["user"]
-                with pytest.raises(ValueError, match="'command'"):
-                    NodeExporter(node, labels={"command": "x"}, process_commands=True)
-            else:
-                assert not {"user", "command"} & labels.keys()

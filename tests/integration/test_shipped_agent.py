@@ -14,7 +14,7 @@ from agent_process import Agent
 from namespaces import needs_first_namespace
 from node_scene import MONITOR, OtherWriter
 from plan_scene import GIB, PlanScene, plan_scene
-from scrapers import ask
+from support.scrapers import ask
 from support.wait import eventually
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fake_kubernetes.server import FakeApi
 
 pytestmark = [needs_first_namespace, deploy.needs_kubectl]
-pytest.importorskip("h11")
+pytest.importorskip("jinja2")
 pytest.importorskip("ijson", reason="needs the extra kubernetes")
 
 scene = pytest.fixture(plan_scene)

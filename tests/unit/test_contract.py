@@ -110,8 +110,6 @@ def test_the_version_is_that_of_the_installed_distribution() -> None:
 @pytest.mark.parametrize(
     ("package", "code", "extra"),
     [
-        ("h11", "import libhamiregion.exporter", "exporter"),
-        ("isal", "import libhamiregion.exporter", "exporter"),
         ("prometheus_client", "from libhamiregion.exporter import RegionCollector", "exporter"),
         ("yaml", "from libhamiregion.plan import *; parse_plan('')", "plan"),
         ("cattrs", "from libhamiregion.plan import *; parse_plan('{}')", "plan"),

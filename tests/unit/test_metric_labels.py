@@ -83,15 +83,6 @@ def process(command: str, start_time_ticks: int = 5, **more: object) -> HostProc
     return HostProcess(**{**fields, **known, **more})  # type: ignore[arg-type]
 
 
-def test_the_command_line_of_a_process_that_has_ended_is_forgotten() -> None:
-    limiter = CardinalityLimiter()
-    ended, running = (process(pid=pid, command="before") for pid in (1, 2))
-    assert [limiter.command(each) for each in (ended, running)] == ["before"] * 2
-    limiter.keep_commands([running])
-    ended, running = (process(pid=pid, command="after") for pid in (1, 2))
-    assert [limiter.command(each) for each in (ended, running)] == ["after", "before"]
-
-
 def test_a_container_has_64_uuids_and_the_rest_is_other() -> None:
     limiter = CardinalityLimiter()
     told = [limiter.uuid(ONE, 0, f"GPU-{number}") for number in range(70)]

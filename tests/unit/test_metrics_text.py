@@ -19,8 +19,8 @@ def device(pod: str) -> bytes:
     return label_text(families.DEVICE, "ns", pod, "main", "0", "GPU-%s-%d")
 
 
-def text(*series: Series, openmetrics: bool = False) -> bytes:
-    return b"".join(TextEncoder().pieces(series, NOW_S, openmetrics=openmetrics))
+def text(*series: Series) -> bytes:
+    return b"".join(TextEncoder().pieces(series, NOW_S))
 
 
 def numbers(family: MetricFamily, cells: array, rows: array | None = None) -> list[bytes]:  # type: ignore[type-arg]
@@ -61,19 +61,6 @@ def test_one_family_in_two_parts_has_its_help_once_also_where_the_first_is_empty
         "# TYPE hamiregion_scrape_duration_seconds summary",
         "hamiregion_scrape_duration_seconds_sum 0.25",
         "hamiregion_scrape_duration_seconds_count 3",
-    ]
-
-
-def test_openmetrics_calls_a_counter_by_its_base_name_and_ends_with_eof() -> None:
-    series = Series.of(families.ERRORS, {b'stage="a"': 7})
-    assert text(series).decode().splitlines()[1:] == [
-        "# TYPE hamiregion_errors_total counter",
-        'hamiregion_errors_total{stage="a"} 7',
-    ]
-    assert text(series, openmetrics=True).decode().splitlines()[1:] == [
-        "# TYPE hamiregion_errors counter",
-        'hamiregion_errors_total{stage="a"} 7',
-        "# EOF",
     ]
 
 

@@ -23,7 +23,7 @@ def test_a_program_without_logging_sees_none_of_ours() -> None:
             "-c",
             (
                 "import logging, libhamiregion.exporter\n"
-                "logging.getLogger('libhamiregion.exporter.app').error('lost')"
+                "logging.getLogger('libhamiregion.exporter.http').error('lost')"
             ),
         ],
         check=True,

@@ -286,7 +286,7 @@ def test_nothing_that_serves_or_draws_is_loaded_for_it(day: str) -> None:
         " from libhamiregion.cli.verbs import hamiregion\n"
         "try:\n    hamiregion.run()\nexcept SystemExit:\n    pass\n"
         "loaded = {name.partition('.')[0] for name in sys.modules};"
-        " sys.stderr.write(' '.join(loaded & {'matplotlib', 'numpy', 'h11', 'kubernetes',"
+        " sys.stderr.write(' '.join(loaded & {'matplotlib', 'numpy', 'kubernetes',"
         " 'prometheus_client', 'yaml', 'pynvml'}))"
     )
     done = subprocess.run(

@@ -55,7 +55,7 @@ def test_every_event_is_one_line_of_500_characters_at_most(
 @pytest.mark.usefixtures("own_logging")
 def test_log_records_are_events_of_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
     ServiceLog(as_json=True).capture_logging("info")
-    ours = logging.getLogger("libhamiregion.exporter.server")
+    ours = logging.getLogger("libhamiregion.exporter.http")
     ours.info("listening on %s", "http://[::1]:9394")
     ours.debug("not asked for")
     logging.getLogger("urllib3").info("another library's chatter")

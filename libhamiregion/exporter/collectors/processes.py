@@ -11,7 +11,7 @@ import attrs
 
 from libhamiregion.exporter import families
 from libhamiregion.exporter.identity import duplicates_hidden
-from libhamiregion.exporter.labels import OTHER, WHOSE, LabelRows, label_text, safe_value
+from libhamiregion.exporter.labels import OTHER, LabelRows
 from libhamiregion.exporter.slot_sums import sum_slots
 from libhamiregion.exporter.state import ProcessLabels, ShownProcesses
 from libhamiregion.exporter.text import NO_ROW, Series
@@ -53,7 +53,6 @@ class ProcessesCollector:
         observer: Observes the node.
         limiter: Bounds what containers may write into labels.
         max_age_s: How old an observation may be.
-        commands: Whether processes get the labels ``user`` and ``command``.
     """
 
     name = "processes"
@@ -63,10 +62,7 @@ class ProcessesCollector:
         observer: Observer,
         limiter: CardinalityLimiter,
         max_age_s: float,
-        *,
-        commands: bool = False,
     ) -> None:
-        self._commands = commands
         self._observer = observer
         self._max_age_s = max_age_s
         self._limiter = limiter
@@ -193,8 +189,6 @@ class ProcessesCollector:
                 before_it, made = of_region
                 own = made.alone.get(pids[slot], made.others)
                 of_pairs.append(before_it + own + device - regions.first_device[region])
-        if self._commands:
-            self._limiter.keep_commands(states.processes.values())
         return ProcessLabels(
             sources=sources,
             shown=shown,
@@ -226,18 +220,17 @@ class ProcessesCollector:
         if known is not None and known[1].key == key:
             return known[1]
         texts = [
-            identity.text(families.PROCESS, own_id, str(index), uuid, *pids) + more
-            for more, own_id, *pids in (
+            identity.text(families.PROCESS, own_id, str(index), uuid, *pids)
+            for own_id, *pids in (
                 *(
                     (
-                        self._whose(process),
                         container_id if process.container is None else process.container.id,
                         str(pid),
                         str(process.pid),
                     )
                     for pid, process in alone
                 ),
-                (b"", container_id, OTHER, OTHER),
+                (container_id, OTHER, OTHER),
             )
             for index, uuid in devices
         ]
@@ -248,13 +241,6 @@ class ProcessesCollector:
             {pid: number * len(devices) for number, (pid, _) in enumerate(alone)},
             frozenset(pid for pid, _ in folded),
         )
-
-    def _whose(self, process: HostProcess) -> bytes:
-        """Label text that follows that of a process, where it is wanted."""
-        if not self._commands:
-            return b""
-        values = (safe_value(process.user), self._limiter.command(process))
-        return b"," + label_text(WHOSE, *values)
 
     def _counts(self, join: Join, state: CollectedState, labels: ProcessLabels) -> list[Series]:
         """Processes by state; made anew when one comes or goes."""

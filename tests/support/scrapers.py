@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import attrs
+
 from support.wait import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -23,26 +24,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-PROMETHEUS_ACCEPT = (
-    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
-    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
-)
 GOOD_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
-
-
-class TextSource:
-    """What a server serves in place of a node: always the same text."""
-
-    def __init__(self, text: bytes, reason: str | None = None) -> None:
-        self.text = text
-        self.reason = reason
-
-    def pieces(self, openmetrics: bool = False) -> Iterator[memoryview]:
-        view = memoryview(self.text + b"# EOF\n" * openmetrics)
-        yield from (view[at : at + 100_000] for at in range(0, len(view), 100_000))
-
-    def not_ready(self) -> str | None:
-        return self.reason
 
 
 @attrs.frozen
@@ -88,7 +70,7 @@ class Scraper:
 
     def scrape(self) -> Reply:
         """Ask as Prometheus does."""
-        return self.ask(accept=PROMETHEUS_ACCEPT, accept_encoding="gzip")
+        return self.ask(accept_encoding="gzip")
 
     def close(self) -> None:
         self.connection.close()

@@ -1,17 +1,13 @@
 """The web configuration file: what is taken, what is refused, and in which words."""
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import bcrypt
 import pytest
-from support.wait import eventually
 
 from libhamiregion.exporter import WebConfigError
-from libhamiregion.exporter.passwords import _matches
-from libhamiregion.exporter.web_config import LiveWebConfig, WebConfig, load_web_config
+from libhamiregion.exporter.web_config import WebConfig, load_web_config
 
 Loader = Callable[[str], WebConfig]
 
@@ -42,7 +38,6 @@ def test_every_kind_of_bcrypt_hash_is_taken(written: Loader, kind: str) -> None:
     assert written(f"basic_auth_users: {{a: '{kind}{HASH[6:]}'}}").users
 
 
-@pytest.mark.representatives(10)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -105,40 +100,3 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(
         written("tls_server_config: {cert_file: fifo, key_file: key}")
     with pytest.raises(WebConfigError, match=r"none\.yml: No such file or directory"):
         load_web_config(tmp_path / "none.yml")
-
-
-def test_a_change_that_failed_to_load_is_read_again_though_the_file_is_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = tmp_path / "web.yml"
-    file.write_text(f"basic_auth_users: {{a: '{HASH}'}}")
-    live = LiveWebConfig(file)
-    os.utime(file, ns=(1, 1))
-    file.write_text(f"basic_auth_users: {{b: '{HASH}'}}")
-    away = tmp_path / "away.yml"
-    file.rename(away)
-    for _ in range(5):
-        live.refresh()
-    assert set(live.config.users) == {"a"}
-    assert caplog.text.count("stays as it was") == 3, "the 1st, 2nd and 4th time"
-    away.rename(file)
-    live.refresh()
-    assert set(live.config.users) == {"b"}
-    live.refresh()
-
-
-def test_a_wrong_password_takes_as_long_whoever_it_is_for() -> None:
-    """Whether there is such a user or not, and whatever their hash costs."""
-    hashes = [bcrypt.hashpw(b"right", bcrypt.gensalt(cost)).decode() for cost in (4, 7, 9)]
-
-    least_s: dict[str | None, float] = {}
-
-    def take_as_long() -> bool:
-        for hashed in (None, *hashes):
-            began_s = time.thread_time()
-            assert not _matches(hashed, b"wrong", 9)
-            taken_s = time.thread_time() - began_s
-            least_s[hashed] = min(taken_s, least_s.get(hashed, taken_s))
-        return max(least_s.values()) < 1.5 * min(least_s.values())
-
-    eventually(take_as_long)

@@ -1,0 +1,561 @@
+"""Metrics over HTTP: http.server, a thread per connection, and a deadline for every wait.
+
+A client has 5 s from its connection to the end of its request, TLS included, and 5 s to read the
+answer. The thread that accepts connections also ends those whose deadline has passed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import selectors
+import signal
+import socket
+import struct
+import threading
+import time
+import zlib
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import urlsplit
+
+import attrs
+
+from libhamiregion.text import error_text, printable
+
+from . import overview_page
+from .listening import listen_on
+from .log_lines import RepeatedEvents
+from .passwords import Passwords, TooManyChecks
+from .text import CONTENT_TYPE
+from .web_config import WebConfig, WebConfigError, load_web_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from typing_extensions import Self
+
+    from libhamiregion.errors import PathLike
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_LISTEN: Final = "127.0.0.1:9394"
+#: For a request from the connection on, and for reading its answer.
+DEADLINE_S: Final = 5.0
+#: Connections at once. One more takes the place of the oldest that waits for its client.
+CONNECTIONS: Final = 64
+# Scrapes come every 15 to 60 s, and a new connection for each costs more than the scrape with TLS.
+_IDLE_S: Final = 90.0
+_SCRAPE_S: Final = 15.0
+_CHECK_INTERVAL_S: Final = 0.5
+# A new connection waits until the one whose place it takes had this long for its client.
+_GRACE_S: Final = 0.5
+_LAST_CALL_S: Final = 0.1
+# Threads of ended connections that still wait for a scrape or a password.
+_THREADS: Final = 4 * CONNECTIONS
+_PLAIN: Final = "text/plain; charset=utf-8"
+_HTML: Final = "text/html; charset=utf-8"
+_GZIP: Final = 31
+_CHUNK_BYTES: Final = 128 * 1024
+# The C struct that says: on close, forget what was not sent.
+_LINGER_NOT: Final = struct.pack("ii", 1, 0)
+_NOT_ACCEPTED: Final = re.compile(r"q=0(\.0*)?")
+
+
+class Source(Protocol):
+    """Where metrics and the page come from, such as a `NodeExporter`."""
+
+    def pieces(self) -> Iterator[bytes]:
+        """The text of a scrape in pieces."""
+
+    def not_ready(self) -> str | None:
+        """Why scrapes are not complete; None if they are. Waits for nothing."""
+
+    def overview(self, first: int = 0, opened: str | None = None) -> Any:
+        """What the page shows."""
+
+
+class MetricsServer:
+    """Serves metrics over HTTP: ``/metrics``, ``/healthz``, ``/readyz`` and a page at ``/``.
+
+        with MetricsServer(exporter, ":9394"):
+            ...
+
+    or, as a program of its own, ``MetricsServer(exporter, ":9394").run()``.
+
+    Threads: `stop` and `reload` may be called from any; everything else from the one that made it.
+
+    Args:
+        source: A `NodeExporter`.
+        listen: ``HOST:PORT``, or ``:PORT`` for all addresses; one or several. Port 0 lets the
+            system choose.
+        web_config: The file with TLS and passwords; None is plain HTTP for everybody who can
+            connect.
+        healthy: For ``/healthz``: None if all is well, else the reason. It must not wait.
+
+    Attributes:
+        urls: Where it listens, such as ``http://127.0.0.1:9394``.
+
+    Raises:
+        ListenError: It is not possible to listen there.
+        WebConfigError: The web configuration cannot be used.
+        ValueError: `listen` is no address.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        listen: str | Iterable[str] = DEFAULT_LISTEN,
+        *,
+        web_config: PathLike | None = None,
+        healthy: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._web_config = web_config
+        self.web = WebConfig() if web_config is None else load_web_config(web_config)
+        self.source = source
+        self.healthy = healthy
+        self.scrapes = ScrapeCoalescer(source)
+        self.passwords = Passwords(DEADLINE_S)
+        self.failures = RepeatedEvents(_log)
+        self._sockets = listen_on((listen,) if isinstance(listen, str) else tuple(listen))
+        self.urls = tuple(self._url(each) for each in self._sockets)
+        self._waker, self._woken = socket.socketpair()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._connections: dict[_Connection, threading.Thread] = {}
+        self.is_stopping = False
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<MetricsServer {' '.join(self.urls)}>"
+
+    def _url(self, listener: socket.socket) -> str:
+        host, port = listener.getsockname()[:2]
+        scheme = "http" if self.web.tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    def run(self) -> None:
+        """Serve until `stop`, SIGTERM or SIGINT, and finish the answers under way.
+
+        SIGHUP reads the web configuration again. Signals are handled in the main thread only.
+        """
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: self._ask_to_stop())
+            signal.signal(signal.SIGHUP, lambda *_: self.reload())
+        try:
+            self._accept_until_stopped()
+        finally:
+            self._close_listeners()
+            self._finish()
+
+    def start(self) -> None:
+        """Serve in a thread of its own."""
+        if self._thread is not None:
+            raise RuntimeError("this server has been started already")
+        self._thread = threading.Thread(target=self.run, name="hamiregion-http", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop serving and wait until it has stopped. May be called again."""
+        self._ask_to_stop()
+        if self._thread is None:
+            self._close_listeners()
+        elif self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def reload(self) -> None:
+        """Read the web configuration again; one that cannot be used is logged and changes nothing.
+
+        A reload takes away neither TLS nor all passwords: restart for that.
+        """
+        if self._web_config is None:
+            return
+        try:
+            found = load_web_config(self._web_config)
+            loses_users = self.web.users and not found.users
+            if (found.tls is None) != (self.web.tls is None) or loses_users:
+                raise WebConfigError("restart to switch TLS or passwords on or off")
+        except (WebConfigError, ImportError) as error:
+            _log.warning("the web configuration stays as it was: %s", printable(str(error), 400))
+        else:
+            self.web = found
+            _log.info("the web configuration was read again")
+
+    def _ask_to_stop(self) -> None:
+        self.is_stopping = True
+        with contextlib.suppress(OSError):
+            self._waker.send(b".")
+
+    def _close_listeners(self) -> None:
+        for each in (*self._sockets, self._waker, self._woken):
+            each.close()
+
+    # ---- connections -----------------------------------------------------------------------------
+
+    def _accept_until_stopped(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for each in (*self._sockets, self._woken):
+                selector.register(each, selectors.EVENT_READ)
+            while not self.is_stopping:
+                ready = selector.select(_CHECK_INTERVAL_S if self._connections else None)
+                for key, _ in ready:
+                    if key.fileobj is not self._woken:
+                        self._accept(key.fileobj)
+                now_s = time.monotonic()
+                for connection in self._open_connections():
+                    if connection.deadline_s < now_s:
+                        connection.end()
+        # What has arrived by now is answered.
+        for each in self._sockets:
+            self._accept(each)
+        time.sleep(_LAST_CALL_S)
+
+    def _accept(self, listener: Any) -> None:
+        self._make_room()
+        try:
+            accepted, _ = listener.accept()
+            connection = _Connection(accepted)
+        except (BlockingIOError, ConnectionError):
+            return  # the client has gone already
+        except OSError as error:
+            # Such as no room for one more file, which passes.
+            self.failures.failed("accept", f"no new connections for a moment: {error.strerror}")
+            time.sleep(1.0)
+            return
+        thread = threading.Thread(
+            target=self._serve, args=(connection,), name="hamiregion-client", daemon=True
+        )
+        with self._lock:
+            count = len(self._connections)
+            self._connections[connection] = thread
+        if count >= _THREADS:
+            connection.end()
+        try:
+            thread.start()
+        except RuntimeError:  # no room for one more thread
+            self._forget(connection)
+
+    def _make_room(self) -> None:
+        """End the connection that has waited longest for its client, if there are too many."""
+        still_open = self._open_connections()
+        if len(still_open) < CONNECTIONS:
+            return
+        oldest = min(still_open, key=_Connection.rank)
+        if oldest.state != "idle":
+            time.sleep(max(0.0, oldest.since_s + _GRACE_S - time.monotonic()))
+        oldest.end()
+
+    def _open_connections(self) -> list[_Connection]:
+        with self._lock:
+            return [each for each in self._connections if not each.is_ended]
+
+    def _forget(self, connection: _Connection) -> None:
+        with self._lock:
+            self._connections.pop(connection, None)
+        connection.close()
+
+    def _serve(self, connection: _Connection) -> None:
+        try:
+            if not connection.is_ended:
+                _Handler(connection, ("", 0), self)  # type: ignore[arg-type]
+        except (OSError, ValueError) as error:
+            _log.debug("connection ended: %r", error)
+        except Exception as error:  # noqa: BLE001 (one client must not end anything else)
+            self.failures.failed("client", f"{type(error).__name__}: {error_text(error)}", error)
+        finally:
+            self._forget(connection)
+
+    def _finish(self) -> None:
+        """Wait for the answers under way, and end the other connections."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        with self._lock:
+            open_now = dict(self._connections)
+        for connection in open_now:
+            if connection.state in ("idle", "reading"):
+                connection.end()
+        for connection, thread in open_now.items():
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+            connection.end()
+
+
+class _Connection:
+    """A client's socket, and since when the server has been waiting for this client.
+
+    Attributes:
+        socket: The socket.
+        state: ``"reading"`` a request, ``"making"`` or ``"sending"`` its answer, or ``"idle"``.
+        since_s: Monotonic time of the last change of state.
+        deadline_s: When the connection is ended, unless the state changes.
+        is_ended: Whether it was ended by the server.
+    """
+
+    def __init__(self, accepted: socket.socket) -> None:
+        self.socket = accepted
+        # TLS takes the first descriptor over; this one ends the connection from another thread.
+        self._control = accepted.dup()
+        self._closing = threading.Lock()
+        self.is_ended = False
+        accepted.settimeout(None)
+        self.enter("reading", DEADLINE_S)
+
+    def enter(self, state: str, timeout_s: float) -> None:
+        self.state = state
+        self.since_s = time.monotonic()
+        self.deadline_s = self.since_s + timeout_s
+
+    def rank(self) -> tuple[int, float]:
+        """Connections of a lower rank make room first."""
+        return {"idle": 0, "making": 2}.get(self.state, 1), self.since_s
+
+    def end(self) -> None:
+        self.is_ended = True
+        with self._closing, contextlib.suppress(OSError):
+            if self.state == "sending":
+                self._control.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+            self._control.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with self._closing:
+            self._control.close()
+        self.socket.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers the requests of one connection."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1
+    disable_nagle_algorithm = True
+    error_message_format = "%(code)d: %(message)s\n"
+    error_content_type = _PLAIN
+    server: MetricsServer  # type: ignore[assignment]
+
+    def setup(self) -> None:
+        self.client: _Connection = self.request
+        tls = self.server.web.tls
+        self.request = self.client.socket
+        if tls is not None:
+            self.request = tls.wrap_socket(self.request, server_side=True)
+        super().setup()
+
+    def finish(self) -> None:
+        super().finish()
+        self.request.close()
+
+    def handle_one_request(self) -> None:
+        if self.client.state == "sending":
+            self.client.enter("idle", _IDLE_S)
+        is_last = self.server.is_stopping and self.client.state == "idle"
+        if is_last or not self.rfile.peek(1):  # type: ignore[attr-defined]
+            self.close_connection = True
+            return
+        if self.client.state == "idle":
+            self.client.enter("reading", DEADLINE_S)
+        super().handle_one_request()
+
+    def do_GET(self) -> None:
+        self.client.enter("making", float("inf"))
+        reply = self._reply()
+        self.client.enter("sending", DEADLINE_S)
+        self.send_response(reply.status)
+        self.send_header("Content-Type", reply.content_type)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        if reply.size is not None:
+            self.send_header("Content-Length", str(reply.size))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        for name, value in reply.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        for part in reply.parts if self.command != "HEAD" else ():
+            self.wfile.write(part)
+
+    do_HEAD = do_GET  # noqa: N815 (http.server calls it so)
+
+    def _reply(self) -> Reply:
+        length = self.headers.get("content-length", "0").strip("0")
+        if length or "transfer-encoding" in self.headers:
+            # It is not read, so nothing after it can be.
+            self.close_connection = True
+            return Reply.of(413, "no request here has a body")
+        path = urlsplit(self.path).path
+        try:
+            if path == "/healthz":
+                reason = self.server.healthy()
+                return Reply.of(200, "ok") if reason is None else Reply.of(503, reason)
+            if path == "/readyz":
+                return self._readiness()
+            if not self._is_allowed():
+                challenge = {"WWW-Authenticate": 'Basic realm="hamiregion", charset="UTF-8"'}
+                return Reply.of(401, "a user and password are needed", challenge)
+            if path == "/metrics":
+                return self._metrics()
+            if path == "/":
+                return self._page()
+        except TooManyChecks:
+            return Reply.of(503, "too many passwords to check", {"Retry-After": "5"})
+        except ScrapeTimeout as timeout:
+            self.server.failures.failed("scrape", str(timeout))
+            return Reply.of(503, str(timeout))
+        except Exception as error:  # noqa: BLE001 (the log has it; other requests go on)
+            message = f"{type(error).__name__}: {error_text(error)}"
+            self.server.failures.failed(printable(path, 80), message, error)
+            return Reply.of(500, "it failed; the exporter's log says why")
+        return Reply.of(404, "nothing here; the metrics are at /metrics")
+
+    def _is_allowed(self) -> bool:
+        given = self.headers.get("authorization", "")
+        return self.server.passwords.allow(self.server.web.users, given)
+
+    def _readiness(self) -> Reply:
+        hangs_s = self.server.scrapes.running_s
+        reason = self.server.source.not_ready()
+        if hangs_s > DEADLINE_S:
+            reason = f"a scrape has been under way for {hangs_s:.0f} s"
+        if reason is None:
+            return Reply.of(200, "ready")
+        # The reason may name directories: only for those who may see the metrics.
+        with contextlib.suppress(TooManyChecks):
+            if self._is_allowed():
+                return Reply.of(503, f"not ready: {reason}")
+        return Reply.of(503, "not ready")
+
+    def _metrics(self) -> Reply:
+        headers = {"Vary": "Accept-Encoding"}
+        is_gzip = accepts_gzip(self.headers.get("accept-encoding", ""))
+        if is_gzip:
+            headers["Content-Encoding"] = "gzip"
+        if self.command == "HEAD":
+            return Reply(200, CONTENT_TYPE, (), None, headers)
+        body = self.server.scrapes.get()
+        if is_gzip:
+            return Reply(200, CONTENT_TYPE, (body.data,), len(body.data), headers)
+        return Reply(200, CONTENT_TYPE, body.text(), body.text_bytes, headers)
+
+    def _page(self) -> Reply:
+        if self.command == "HEAD":
+            return Reply(200, _HTML, (), None, overview_page.HEADERS)
+        query = urlsplit(self.path).query.encode("latin-1", "replace")
+        page = overview_page.page_bytes(self.server.source, query)
+        return Reply(200, _HTML, (page,), len(page), overview_page.HEADERS)
+
+    def version_string(self) -> str:
+        return "hamiregion"
+
+    def log_message(self, *_: Any) -> None:
+        """There is no log of requests."""
+
+
+@attrs.frozen
+class Reply:
+    """An answer; `size` is None if only a scrape would tell it."""
+
+    status: int
+    content_type: str
+    parts: Iterable[bytes]
+    size: int | None
+    headers: Mapping[str, str]
+
+    @classmethod
+    def of(cls, status: int, text: str, headers: Mapping[str, str] | None = None) -> Reply:
+        """One line of text."""
+        words = printable(text, 1000)
+        line = f"{words if status == 200 else f'{status}: {words}'}\n".encode()
+        return cls(status, _PLAIN, (line,), len(line), headers or {})
+
+
+def accepts_gzip(header: str) -> bool:
+    """Whether a client takes a compressed answer.
+
+    Args:
+        header: Accept-Encoding; empty if there is none.
+    """
+    for part in header.split(","):
+        name, _, quality = part.partition(";")
+        if name.strip().lower() == "gzip":
+            return not _NOT_ACCEPTED.fullmatch(quality.replace(" ", ""))
+    return False
+
+
+# ---- scrapes -------------------------------------------------------------------------------------
+
+
+class ScrapeTimeout(Exception):
+    """Another scrape has not come to its end in time."""
+
+
+@attrs.frozen(eq=False)
+class CompressedBody:
+    """The text of one scrape as a gzip file."""
+
+    data: bytes
+    text_bytes: int
+
+    @classmethod
+    def of(cls, pieces: Iterator[bytes]) -> CompressedBody:
+        """Compress a text piece by piece: the whole of it never exists."""
+        stream = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
+        parts, text_bytes = [], 0
+        for piece in pieces:
+            text_bytes += len(piece)
+            parts.append(stream.compress(piece))
+        parts.append(stream.flush())
+        return cls(b"".join(parts), text_bytes)
+
+    def text(self) -> Iterator[bytes]:
+        """The text itself, in chunks."""
+        stream = zlib.decompressobj(_GZIP)
+        left = self.data
+        while left and not stream.eof:
+            yield stream.decompress(left, _CHUNK_BYTES)
+            left = stream.unconsumed_tail
+        yield stream.flush()
+
+
+class ScrapeCoalescer:
+    """Makes one scrape at a time; all clients that wait meanwhile share the next one.
+
+    Args:
+        source: Makes the text.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._began_s = float("-inf")
+        self._body = CompressedBody(b"", 0)
+        self._running_since_s: float | None = None
+
+    @property
+    def running_s(self) -> float:
+        """How long the scrape that is being made has been so; 0 without one."""
+        since_s = self._running_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    def get(self) -> CompressedBody:
+        """Return a scrape that began after this call.
+
+        Raises:
+            ScrapeTimeout: Another scrape takes too long.
+            Exception: Whatever the source raised.
+        """
+        asked_s = time.monotonic()
+        if not self._lock.acquire(timeout=_SCRAPE_S):
+            raise ScrapeTimeout(f"a scrape has been under way for {self.running_s:.0f} s")
+        try:
+            if self._began_s < asked_s:
+                began_s = self._running_since_s = time.monotonic()
+                self._body = CompressedBody.of(self._source.pieces())
+                self._began_s = began_s
+            return self._body
+        finally:
+            self._running_since_s = None
+            self._lock.release()

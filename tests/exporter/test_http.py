@@ -1,0 +1,405 @@
+"""The metrics server: answers, TLS, passwords, and clients that are slow or hostile."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import bcrypt
+import pytest
+from certificates import Authority, needs_openssl
+from support.scrapers import (
+    GOOD_REQUEST,
+    Crowd,
+    Scraper,
+    ask,
+    asks_by_halves,
+    asks_byte_by_byte,
+    connect,
+    goes_before_the_answer,
+    in_threads,
+    never_sends,
+    read_to_end,
+    reads_a_byte_a_second,
+    resident_bytes,
+    sends_a_body,
+    sends_a_huge_head,
+    sends_garbage,
+)
+from support.wait import PATIENCE_S, eventually
+
+from libhamiregion.exporter import CONTENT_TYPE, ListenError, MetricsServer, WebConfigError
+from libhamiregion.exporter.http import CONNECTIONS, DEADLINE_S, accepts_gzip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import Any
+
+HERE = "127.0.0.1:0"
+PASSWORD = "a right one"
+# A slow client is ended within the deadline, and the scrape has its answer soon after.
+IN_TIME_S = DEADLINE_S + 2.0
+
+
+class TextSource:
+    """Serves a fixed text in place of a node; a scrape waits while `gate` is closed."""
+
+    def __init__(self, text: bytes = b"up 1\n", reason: str | None = None) -> None:
+        self.text = text
+        self.reason = reason
+        self.gate = threading.Event()
+        self.gate.set()
+        self.scrapes = 0
+
+    def pieces(self) -> Iterator[bytes]:
+        self.scrapes += 1
+        assert self.gate.wait(PATIENCE_S)
+        yield from (self.text[at : at + 100_000] for at in range(0, len(self.text), 100_000))
+
+    def not_ready(self) -> str | None:
+        return self.reason
+
+    def overview(self, _first: int = 0, _opened: str | None = None) -> Any:
+        raise RuntimeError("no page here")
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., MetricsServer]]:
+    """Start a server, with a web configuration if a text is given."""
+    with contextlib.ExitStack() as stack:
+
+        def start(
+            source: TextSource | None = None, web: str | None = None, **options: Any
+        ) -> MetricsServer:
+            if web is not None:
+                options["web_config"] = tmp_path / "web.yml"
+                options["web_config"].write_text(web)
+            return stack.enter_context(MetricsServer(source or TextSource(), HERE, **options))
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.in_directory(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def certificate(authority: Authority) -> tuple[Path, Path]:
+    return authority.issue("server", "IP:127.0.0.1", "DNS:localhost")
+
+
+def tls(certificate: tuple[Path, Path], **more: object) -> str:
+    fields = {"cert_file": certificate[0], "key_file": certificate[1], **more}
+    return "tls_server_config:\n" + "".join(f"  {key}: {value}\n" for key, value in fields.items())
+
+
+def users(password: str = PASSWORD, cost: int = 4, user: str = "me") -> str:
+    hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(cost)).decode()
+    return f"basic_auth_users: {{{user}: '{hashed}'}}\n"
+
+
+def basic(password: str = PASSWORD, user: str = "me") -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+# ---- answers -------------------------------------------------------------------------------------
+
+
+def test_metrics_are_prometheus_text_compressed_or_not(serve: Callable[..., MetricsServer]) -> None:
+    text = b"".join(b'a{n="%d"} %d\n' % (number, number) for number in range(50_000))
+    url = serve(TextSource(text)).urls[0]
+    with Scraper(url) as scraper:
+        plain = scraper.ask()
+        packed = scraper.ask(accept_encoding="gzip")
+        assert plain.headers["content-type"] == packed.headers["content-type"] == CONTENT_TYPE
+        assert plain.body == packed.body == text
+        assert packed.size < len(text) / 3
+        assert "content-encoding" not in plain.headers
+        assert scraper.ask(method="HEAD").body == b""
+        assert scraper.ask().status == 200, "one connection serves all of them"
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("", False),
+        ("gzip", True),
+        ("deflate, GZIP;q=0.5", True),
+        ("gzip;q=0", False),
+        ("gzip; q=0.000", False),
+        ("identity", False),
+    ],
+)
+def test_gzip_is_for_those_who_accept_it(header: str, expected: bool) -> None:
+    assert accepts_gzip(header) is expected
+
+
+def test_health_needs_no_scrape_and_readiness_gives_the_reason(
+    serve: Callable[..., MetricsServer],
+) -> None:
+    source = TextSource(reason="no directory yet")
+    url = serve(source, healthy=lambda: "stuck: feedback").urls[0]
+    assert (ask(url, "/healthz").status, ask(url, "/healthz").text) == (
+        503,
+        "503: stuck: feedback\n",
+    )
+    assert (ask(url, "/readyz").status, "no directory yet" in ask(url, "/readyz").text) == (
+        503,
+        True,
+    )
+    source.reason = None
+    assert ask(url, "/readyz").text == "ready\n"
+    assert source.scrapes == 0
+    healthy = serve().urls[0]
+    assert ask(healthy, "/healthz").text == "ok\n"
+
+
+def test_other_paths_methods_and_bodies_are_refused(serve: Callable[..., MetricsServer]) -> None:
+    url = serve().urls[0]
+    assert ask(url, "/else").status == 404
+    assert ask(url, "/metrics", "DELETE").status == 501
+    with connect(url) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
+        assert read_to_end(connection).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_failure_is_a_500_and_the_next_request_is_answered(
+    serve: Callable[..., MetricsServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    url = serve().urls[0]
+    assert ask(url, "/").status == 500
+    assert "no page here" in caplog.text
+    assert ask(url).status == 200
+
+
+def test_clients_that_wait_share_the_next_scrape(serve: Callable[..., MetricsServer]) -> None:
+    source = TextSource()
+    url = serve(source).urls[0]
+    source.gate.clear()
+    with in_threads(20, lambda _: ask(url)):
+        eventually(lambda: source.scrapes == 1)
+        time.sleep(0.2)
+        assert ask(url, "/healthz").status == 200
+        source.gate.set()
+    assert source.scrapes <= 3
+
+
+def test_a_stop_finishes_the_answer_under_way(serve: Callable[..., MetricsServer]) -> None:
+    source = TextSource()
+    server = serve(source)
+    source.gate.clear()
+    found: list[int] = []
+    with in_threads(1, lambda _: found.append(ask(server.urls[0]).status)):
+        eventually(lambda: source.scrapes == 1)
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        source.gate.set()
+        stopping.join(PATIENCE_S)
+    assert found == [200]
+    with pytest.raises(OSError, match="refused"):
+        connect(server.urls[0])
+    server.stop()
+
+
+def test_a_port_in_use_is_one_line(serve: Callable[..., MetricsServer]) -> None:
+    taken = serve().urls[0].rpartition("/")[2]
+    with pytest.raises(ListenError, match="the port is in use"):
+        MetricsServer(TextSource(), taken)
+
+
+# ---- TLS and passwords ---------------------------------------------------------------------------
+
+
+@needs_openssl
+def test_tls_with_and_without_a_client_certificate(
+    serve: Callable[..., MetricsServer], authority: Authority, certificate: tuple[Path, Path]
+) -> None:
+    url = serve(web=tls(certificate)).urls[0]
+    assert url.startswith("https://")
+    assert ask(url, context=authority.client()).text == "up 1\n"
+    strict = {"client_auth_type": "RequireAndVerifyClientCert"}
+    url = serve(web=tls(certificate, client_ca_file=authority.certificate, **strict)).urls[0]
+    with pytest.raises(OSError):  # noqa: PT011 (TLS has many)
+        ask(url, context=authority.client())
+    own = authority.issue("prometheus", "DNS:prometheus")
+    assert ask(url, context=authority.client(own)).status == 200
+
+
+@needs_openssl
+def test_a_reload_takes_a_new_certificate_and_never_the_protection_away(
+    serve: Callable[..., MetricsServer],
+    authority: Authority,
+    certificate: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    server = serve(web=tls(certificate))
+    new = authority.issue("new", "DNS:new.example", "IP:127.0.0.1")
+    for text in ("", "nonsense: 1", "tls_server_config: {cert_file: none, key_file: none}"):
+        (tmp_path / "web.yml").write_text(text)
+        server.reload()
+        assert ask(server.urls[0], context=authority.client()).status == 200
+    (tmp_path / "web.yml").write_text(tls(new))
+    server.reload()
+    with Scraper(server.urls[0], authority.client()) as scraper:
+        scraper.scrape()
+        assert isinstance(scraper.connection.sock, ssl.SSLSocket)
+        peer: Any = scraper.connection.sock.getpeercert()
+    assert ("DNS", "new.example") in peer["subjectAltName"]
+
+
+def test_a_program_of_its_own_reloads_on_sighup_and_ends_on_sigterm(tmp_path: Path) -> None:
+    web = tmp_path / "web.yml"
+    web.write_text(users())
+    program = (
+        "import sys; sys.path[:0] = ['tests']\n"
+        "from exporter.test_http import TextSource\n"
+        "from libhamiregion.exporter import MetricsServer\n"
+        f"server = MetricsServer(TextSource(), '{HERE}', web_config={str(web)!r})\n"
+        "print(server.urls[0], flush=True); server.run()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        url = run.stdout.readline().strip()
+        assert ask(url, authorization=basic()).status == 200
+        web.write_text(users("another"))
+        os.kill(run.pid, signal.SIGHUP)
+        eventually(lambda: ask(url, authorization=basic("another")).status == 200)
+        assert ask(url, authorization=basic()).status == 401
+        os.kill(run.pid, signal.SIGTERM)
+        assert run.wait(PATIENCE_S) == 0
+
+
+def test_only_the_right_password_opens_and_probes_need_none(
+    serve: Callable[..., MetricsServer],
+) -> None:
+    url = serve(TextSource(reason="a secret directory"), web=users()).urls[0]
+    assert ask(url, authorization=basic()).status == 200
+    for wrong in ("", "Bearer x", "Basic !", basic("wrong"), basic("x" * 100), basic(user="you")):
+        for path in ("/", "/metrics", "/else"):
+            reply = ask(url, path, authorization=wrong)
+            assert (reply.status, reply.headers["www-authenticate"][:5]) == (401, "Basic")
+    assert ask(url, "/healthz").text == "ok\n"
+    assert ask(url, "/readyz").text == "503: not ready\n"
+    assert "secret" in ask(url, "/readyz", authorization=basic()).text
+
+
+def test_guessers_from_the_same_address_do_not_delay_a_password_that_was_right(
+    serve: Callable[..., MetricsServer],
+) -> None:
+    url = serve(web=users(cost=10)).urls[0]
+    assert ask(url, authorization=basic()).status == 200
+    stop = threading.Event()
+
+    def guess(number: int) -> None:
+        while not stop.is_set():
+            with contextlib.suppress(OSError):
+                ask(url, authorization=basic(f"guess {number}"))
+
+    with in_threads(96, guess):
+        try:
+            time.sleep(1)
+            for _ in range(3):
+                began_s = time.monotonic()
+                eventually(lambda: _answers(url, authorization=basic()))
+                assert time.monotonic() - began_s < IN_TIME_S
+        finally:
+            stop.set()
+
+
+def test_a_web_configuration_that_cannot_be_used_is_refused_first(tmp_path: Path) -> None:
+    (tmp_path / "web.yml").write_text("tls: {}")
+    with pytest.raises(WebConfigError, match="not supported"):
+        MetricsServer(TextSource(), HERE, web_config=tmp_path / "web.yml")
+
+
+# ---- bad clients ---------------------------------------------------------------------------------
+
+
+def _answers(url: str, **headers: str) -> bool:
+    with contextlib.suppress(OSError):
+        return ask(url, accept_encoding="gzip", **headers).status == 200
+    return False
+
+
+@pytest.mark.parametrize("client", [never_sends, asks_by_halves, asks_byte_by_byte])
+def test_who_does_not_ask_in_time_is_ended(
+    serve: Callable[..., MetricsServer], client: Callable[..., None]
+) -> None:
+    url = serve().urls[0]
+    began_s = time.monotonic()
+    client(url, threading.Event())
+    assert 0.8 * DEADLINE_S < time.monotonic() - began_s < 2 * DEADLINE_S
+
+
+@needs_openssl
+def test_an_unfinished_handshake_is_ended_and_holds_nobody_up(
+    serve: Callable[..., MetricsServer], authority: Authority, certificate: tuple[Path, Path]
+) -> None:
+    url = serve(web=tls(certificate)).urls[0]
+    with connect(url) as silent:
+        assert ask(url, context=authority.client()).status == 200
+        assert read_to_end(silent) == b""
+
+
+def test_who_reads_too_slowly_is_cut_off(serve: Callable[..., MetricsServer]) -> None:
+    url = serve(TextSource(os.urandom(8 << 20))).urls[0]
+    with connect(url, 4096) as connection:
+        connection.sendall(GOOD_REQUEST)
+        began_s = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            while connection.recv(1000):
+                time.sleep(0.1)
+    assert time.monotonic() - began_s < 3 * DEADLINE_S
+
+
+@pytest.mark.parametrize("slow", [never_sends, reads_a_byte_a_second])
+def test_five_hundred_slow_clients_keep_no_scrape_out(
+    serve: Callable[..., MetricsServer], slow: Callable[..., None]
+) -> None:
+    url = serve(TextSource(os.urandom(400 << 10))).urls[0]
+    with Crowd(url, [slow], each=500):
+        time.sleep(1)
+        for _ in range(3):
+            began_s = time.monotonic()
+            eventually(lambda: _answers(url))
+            assert time.monotonic() - began_s < IN_TIME_S
+    assert _answers(url)
+
+
+def test_a_crowd_of_every_kind_leaves_threads_and_memory_bounded(
+    serve: Callable[..., MetricsServer],
+) -> None:
+    kinds = (sends_garbage, sends_a_huge_head, sends_a_body, goes_before_the_answer, never_sends)
+    server = serve(TextSource(os.urandom(1 << 20)))
+    before = resident_bytes(os.getpid())
+    with Crowd(server.urls[0], kinds, each=4):
+        for _ in range(5):
+            assert _answers(server.urls[0])
+            time.sleep(0.2)
+        names = [each.name for each in threading.enumerate()]
+        assert names.count("hamiregion-client") <= 2 * CONNECTIONS
+    assert resident_bytes(os.getpid()) - before < 64 << 20
+
+
+def test_the_oldest_connection_makes_way_when_there_are_too_many(
+    serve: Callable[..., MetricsServer],
+) -> None:
+    url = serve().urls[0]
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(connect(url)) for _ in range(CONNECTIONS)]
+        assert ask(url).status == 200
+        assert read_to_end(waiting[0]) == b""
+        waiting[-1].sendall(GOOD_REQUEST)
+        assert waiting[-1].recv(12) == b"HTTP/1.1 200"
