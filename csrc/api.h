@@ -286,7 +286,7 @@ int hr_create(const char *path, const struct hr_create_spec *spec);
  * seqlock was even and unchanged, and its totals are the sums of their kinds.  Then
  * the copy is the state at one moment at which no writer was inside.  What did not
  * settle within the budget (HR_SNAPSHOT_BUDGET_NS) is returned all the same, and
- * marked.  A writer that never leaves costs each handle that budget once.
+ * marked.  A writer that never leaves costs each snapshot that budget.
  */
 struct hr_snapshot {
     uint64_t taken_at_ns; /* CLOCK_REALTIME */

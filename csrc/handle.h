@@ -76,12 +76,6 @@ struct hr_region {
     bool has_own_pages; /* hr_has_own_pages() of its file system */
     struct hr_mapped_file in_maps; /* under the fork lock; inode 0 = not looked up yet */
     char *path;
-    /*
-     * Which lock holder or odd seqlocks the last snapshot waited for in vain; 0: none.
-     * Another snapshot that finds the same does not wait again: a dead holder costs
-     * readers its budget once, not each time.  A hint only, hence relaxed.
-     */
-    _Atomic uint64_t stuck;
     /* How many slots the last hr_read_set() found, for the next one to prefetch. */
     _Atomic uint32_t likely_slots;
     struct hr_lock_part lock;

@@ -224,18 +224,37 @@ static int read_at(int fd, void *to, size_t bytes, uint64_t offset)
     return HR_OK;
 }
 
-int hr_uuid_is_plausible(const unsigned char *uuid)
+/* Eight bytes at a time; a byte's high bit is set if it is below a space or above a tilde. */
+static uint64_t unprintable(uint64_t word)
 {
-    size_t length = strnlen((const char *)uuid, HR_UUID_BYTES);
-    bool prefixed = memcmp(uuid, "GPU-", 4) == 0 || memcmp(uuid, "MIG-", 4) == 0;
-    if (length == HR_UUID_BYTES || (length > 0 && !prefixed))
-        return 0;
-    for (size_t i = 0; i < HR_UUID_BYTES; i++) {
-        bool printable = uuid[i] >= 0x20 && uuid[i] <= 0x7e;
-        if (i < length ? !printable : uuid[i] != 0)
-            return 0;
+    const uint64_t ones = 0x0101010101010101u, highs = 0x8080808080808080u;
+    return (((word - ones * 0x20) & ~word) | (word + ones) | word) & highs;
+}
+
+bool hr_uuid_is_plausible(const unsigned char *uuid)
+{
+    const uint32_t gpu = 0x2d555047u, mig = 0x2d47494du; /* "GPU-", "MIG-" */
+    const uint64_t ones = 0x0101010101010101u, highs = 0x8080808080808080u;
+    uint64_t words[HR_UUID_WORDS], bad = 0, behind = 0, zeros = 0;
+    memcpy(words, uuid, sizeof words);
+    unsigned at = 0;
+    for (; at < HR_UUID_WORDS; at++) {
+        /* The lowest bit is of the first zero byte. */
+        zeros = (words[at] - ones) & ~words[at] & highs;
+        if (zeros != 0)
+            break;
+        bad |= unprintable(words[at]);
     }
-    return 1;
+    if (at == HR_UUID_WORDS)
+        return false;
+    const uint64_t text = ((zeros & -zeros) >> 7) - 1; /* the bytes before it */
+    bad |= unprintable(words[at]) & text;
+    behind = words[at] & ~text;
+    for (unsigned rest = at + 1; rest < HR_UUID_WORDS; rest++)
+        behind |= words[rest];
+    const bool is_empty = at == 0 && text == 0;
+    return bad == 0 && behind == 0 &&
+           (is_empty || (uint32_t)words[0] == gpu || (uint32_t)words[0] == mig);
 }
 
 /* `layout` is the one judged, or HR_LAYOUTS. */

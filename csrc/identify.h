@@ -2,6 +2,7 @@
 #ifndef HR_IDENTIFY_H
 #define HR_IDENTIFY_H
 
+#include <stdbool.h>
 #include <sys/stat.h>
 
 #include "region.h"
@@ -52,40 +53,9 @@ void hr_end_hold(struct hr_hold *hold);
 /* Close what was opened with these flags; with HR_KEEP the descriptor stays, for the next time. */
 void hr_close_file(int fd, uint32_t flags);
 
-/* A uuid of a region: empty, or printable ASCII from "GPU-" or "MIG-", NUL-padded. */
-int hr_uuid_is_plausible(const unsigned char *uuid);
-
-/*
- * A quick yes, word by word while a uuid is copied, for the form that nearly all
- * have: the prefix, 36 printable characters, NULs.
- */
 #define HR_UUID_WORDS (HR_UUID_BYTES / 8)
 
-struct hr_uuid_check {
-    uint64_t unprintable, padding;
-    uint32_t prefix;
-};
-
-static inline void hr_uuid_check_word(struct hr_uuid_check *check, uint32_t index, uint64_t word)
-{
-    if (index == 0)
-        check->prefix = (uint32_t)word;
-    if (index >= 5) {
-        check->padding |= word;
-        return;
-    }
-    /* Eight bytes at a time; each test is exact for "some byte is ...". */
-    const uint64_t ones = 0x0101010101010101u, highs = 0x8080808080808080u;
-    uint64_t below_space = (word - ones * 0x20) & ~word;
-    uint64_t above_tilde = (word + ones) | word;
-    check->unprintable |= (below_space | above_tilde) & highs;
-}
-
-static inline int hr_uuid_has_usual_form(const struct hr_uuid_check *check)
-{
-    const uint32_t gpu = 0x2d555047u, mig = 0x2d47494du; /* "GPU-", "MIG-" */
-    return check->unprintable == 0 && check->padding == 0 &&
-           (check->prefix == gpu || check->prefix == mig);
-}
+/* A uuid of a region: empty, or printable ASCII from "GPU-" or "MIG-", NUL-padded. */
+bool hr_uuid_is_plausible(const unsigned char *uuid);
 
 #endif

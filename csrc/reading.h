@@ -19,15 +19,7 @@ struct hr_reading {
     struct hr_device *devices;
     unsigned char *processes;
     size_t process_bytes;
-    uint64_t any_torn;   /* not 0: a total may be apart from the sum of its kinds */
-    uint32_t bad_uuid;   /* first device with an implausible one, or HR_DEVICES */
     uint64_t seqlocks[HR_SLOTS];
-
-    /* What the last pass has left. */
-    uint64_t stuck;     /* the holder or writers that cannot be waited for, as a number; or 0 */
-    bool is_whole_next; /* every slot is to be copied again; else the disturbed ones */
-    size_t disturbed_count;
-    uint16_t disturbed[HR_SLOTS];
 };
 
 /* Read one region; an hr_guarded_work, its argument a struct hr_reading. */

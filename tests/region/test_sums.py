@@ -78,8 +78,8 @@ def test_tables_and_commands_show_what_is_used(moved: Path) -> None:
     with RegionSet([moved]) as regions:
         table = regions.read()
         assert table.devices.memory_used_bytes.tolist() == [70 * MIB]
-        assert list(table.devices.frame().columns["memory_used_bytes"]) == [70 * MIB]
-        assert list(table.usages.frame().columns["memory_used_bytes"]) == [
+        assert table.devices.to_dict()["memory_used_bytes"] == [70 * MIB]
+        assert table.usages.to_dict()["memory_used_bytes"] == [
             400 * MIB,
             20 * MIB,
             None,
@@ -109,7 +109,7 @@ def test_a_sum_that_is_no_size_is_null(moved: Path, layout: Layout) -> None:
         file.seek(slot)
         file.write(bytes(8))
     with RegionSet([moved]) as regions:
-        assert list(regions.read().devices.frame().columns["memory_used_bytes"]) == [None]
+        assert regions.read().devices.to_dict()["memory_used_bytes"] == [None]
     assert "TiB" not in cli("show", moved).stdout
     with Node(moved.parents[1]) as node:
         node.refresh()
