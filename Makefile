@@ -6,24 +6,12 @@ CC ?= cc
 VENV ?= .venv
 FUZZ_SECONDS ?= 60
 PYTEST_ARGS ?=
-# Test processes at once. Some of them wait for other processes; each reads all tests first. What
-# stands together runs together, so that the tests of a file have what they share made once.
+# Test processes at once; some of them wait for other processes.
 TEST_JOBS ?= 4
-SPREAD := --dist worksteal
-# How much of the long runs: 0.02 of them take minutes instead of an hour.
-STRESS ?= 1
 BENCH_ARGS ?=
-# For `make clients`; 'cuda-bindings<13' is the other generation.
-CUDA_BINDINGS ?= cuda-bindings
 MODELS_ARGS ?=
-# Of `make tenant`, which plays each seed for so long.
-TENANT_SEEDS ?= 1 2 3
-TENANT_MINUTES ?= 30
-# --free-threaded: also a Python without a GIL, compiled from Debian's source.
-NEWEST_ARGS ?=
-SEED ?= 1
-MUTANTS ?= 50
-MUTANTS_ARGS ?=
+# --all: every CPython on this machine, not only the oldest and the newest.
+WHEEL_ARGS ?=
 
 BIN := $(VENV)/bin
 # What pip may install: /dev/null for the newest of everything. A relative path, because pip splits
@@ -46,9 +34,6 @@ BUILD_INPUTS := pyproject.toml constraints.txt setup.py libhamiregion/_build.py 
 C_FILES := $(wildcard $(addsuffix /*.[ch],csrc csrc/preload tests/c tests/fake_nvml \
 	tests/fake_cuda tests/preload benchmarks))
 
-# There once the tests were read.
-READ := tests/unit/__pycache__
-
 # The tests start thousands of interpreters, each of which would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -56,46 +41,25 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough clients cluster tenant stress lint format types texts sanitize aarch64 fuzz models litmus \
-	mutants hiccups bench docs pictures wheel wheels aarch64-wheel packaging newest-python clean
+.PHONY: help demo test test-all lint format texts sanitize fuzz models cluster bench docs wheel clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) \
-		| awk -F '\t' '{ printf "make %-13s %s\n", $$1, $$2 }'
+		| awk -F '\t' '{ printf "make %-9s %s\n", $$1, $$2 }'
 
 demo: $(DEMO) ## a region, real processes that use it, and limits edited live (half a minute)
 	@$(BIN)/hamiregion demo
 
-# 5 is for no tests: PYTEST_ARGS may choose none of these, or none of those.
-test: $(INSTALLED) $(READ) ## the test suite, without `make thorough` and the long runs (PYTEST_ARGS=...)
-	$(BIN)/python -m pytest -n $(TEST_JOBS) $(SPREAD) -m "not apart and not thorough and not stress" $(PYTEST_ARGS) || [ $$? = 5 ]
-	$(BIN)/python -m pytest -n 2 $(SPREAD) -m "apart and not thorough and not stress" $(PYTEST_ARGS) || [ $$? = 5 ]
+test: $(INSTALLED) ## the test suite without the slow tests (PYTEST_ARGS=...)
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
-thorough: $(INSTALLED) $(READ) ## the rest of it: the same for more layouts, calls and faults (PYTEST_ARGS=...)
-	$(BIN)/python -m pytest -n $(TEST_JOBS) $(SPREAD) -m "not apart and thorough and not stress" $(PYTEST_ARGS) || [ $$? = 5 ]
-	$(BIN)/python -m pytest -n 2 $(SPREAD) -m "apart and thorough and not stress" $(PYTEST_ARGS) || [ $$? = 5 ]
+test-all: $(INSTALLED) ## the whole test suite (PYTEST_ARGS="-m slow" for the rest)
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal --timeout 1800 $(PYTEST_ARGS)
 
-clients: $(INSTALLED) ## programs that nobody here wrote on the fake driver (400 MB)
-	$(PIP) install '$(CUDA_BINDINGS)' numba-cuda nvitop gpustat
-	$(BIN)/python -m pytest tests/preload/test_clients.py -n $(TEST_JOBS) $(PYTEST_ARGS)
-
-cluster: ## the manifests, the watch and names against a real API server (on Debian 12)
-	@$(PYTHON) tests/cluster/build_apiserver.py
-	@$(MAKE) --no-print-directory $(INSTALLED)
-	HAMIREGION_CLUSTER=1 $(BIN)/python -m pytest tests/cluster --timeout 600 $(PYTEST_ARGS)
-
-tenant: $(INSTALLED) ## a hostile container beside an honest one, with three seeds (TENANT_MINUTES=30 for each)
-	for seed in $(TENANT_SEEDS); do \
-		TENANT_SEED=$$seed TENANT_MINUTES=$(TENANT_MINUTES) $(BIN)/python -m pytest -s \
-			-m stress --timeout 7200 tests/integration/test_tenant.py $(PYTEST_ARGS) || exit 1; \
-	done
-
-stress: $(INSTALLED) ## the long runs that `make test` leaves out (STRESS=0.02: a part of each)
-	HAMIREGION_STRESS=$(STRESS) $(BIN)/python -m pytest -m stress --timeout 1800 -n $(TEST_JOBS) $(PYTEST_ARGS)
-
-lint: $(VENV)/.lint ## ruff, clang-format, and the C core with -Werror
+lint: $(VENV)/.lint ## ruff, clang-format, mypy --strict, and the C core with -Werror
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	@for file in csrc/*.c csrc/preload/*.c; do \
 		echo "$(CC) -Werror $$file"; \
@@ -108,9 +72,6 @@ format: $(VENV)/.lint ## rewrite Python and C files in the house's format
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(C_FILES)
 
-types: $(VENV)/.lint ## mypy --strict
-	$(BIN)/mypy
-
 texts: $(INSTALLED) ## the JSON schemas and the list of findings, from the code
 	$(BIN)/python docs/json_schema.py
 	$(BIN)/python docs/findings_list.py
@@ -119,27 +80,16 @@ sanitize: ## the C tests under the address, undefined-behaviour and thread sanit
 	$(MAKE) -C tests/c asan tsan
 	$(MAKE) -C tests/preload asan tsan
 
-# qemu-user gives a blocked SIGBUS to nobody who waits for it; where one thread installs a handler
-# while another faults, it may call the new one with the old one's flags; and a fork beside busy
-# threads may hang in it.
-aarch64: ## the C tests as programs for aarch64, under qemu-user
-	$(MAKE) -C tests/c check CC=aarch64-linux-gnu-gcc BUILD=build/aarch64 \
-		RUN='qemu-aarch64 -L /usr/aarch64-linux-gnu' LEAVE_OUT='test_sigbus_threads test_lifetime'
-
 fuzz: ## coverage-guided fuzzing of the C core (FUZZ_SECONDS=60)
 	$(MAKE) -C tests/c fuzz FUZZ_SECONDS=$(FUZZ_SECONDS)
 
 models: ## the protocol's models, exhaustively, with Spin (MODELS_ARGS=--all: minutes, gigabytes)
 	$(PYTHON) docs/models/check.py $(MODELS_ARGS)
 
-mutants: $(INSTALLED) ## random faults that no test sees (SEED=1 MUTANTS=50: hours)
-	$(BIN)/python tests/mutants.py --seed $(SEED) --mutants $(MUTANTS) $(MUTANTS_ARGS)
-
-hiccups: $(INSTALLED) ## `make test`, all of which stands still again and again (SEED=1, as root)
-	$(BIN)/python tests/hiccups.py --seed $(SEED) $(MAKE) test
-
-litmus: ## the core's memory orders on AArch64, by Arm's model, with herd7
-	$(PYTHON) docs/models/litmus.py
+cluster: ## the manifests and limits by annotation against a real API server
+	@$(PYTHON) tests/cluster/build_apiserver.py
+	@$(MAKE) --no-print-directory $(INSTALLED)
+	HAMIREGION_CLUSTER=1 $(BIN)/python -m pytest tests/cluster --timeout 600 $(PYTEST_ARGS)
 
 bench: $(INSTALLED) ## the time budgets, and ratios to plain readers (BENCH_ARGS=...)
 	$(BIN)/python -m pytest benchmarks --benchmark-only $(BENCH_ARGS)
@@ -147,25 +97,8 @@ bench: $(INSTALLED) ## the time budgets, and ratios to plain readers (BENCH_ARGS
 docs: $(VENV)/.docs ## the documentation, as docs/_build/html
 	$(BIN)/sphinx-build -E -W -n --keep-going -b html docs docs/_build/html
 
-pictures: $(INSTALLED) ## the moving picture of the README, and that of a report (needs Chromium)
-	$(BIN)/python docs/capture.py
-	PYTHONPATH=tests $(BIN)/python docs/capture_report.py
-
-wheel: $(VENV)/.created ## dist/: the sdist, and the wheel built from it
-	$(PIP) install build
-	$(PINNED) env -u HAMIREGION_TESTPOINTS $(BIN)/python -m build
-
-wheels: ## dist/: the sdist, and a wheel for each machine and libc, with Zig as the compiler
-	$(PYTHON) tests/packaging/build_wheels.py
-
-aarch64-wheel: ## test the wheel for aarch64 that `make wheels` has made, under qemu-user (5 minutes)
-	$(PYTHON) tests/packaging/check_aarch64_wheel.py
-
-packaging: ## build the wheel once, test it on every CPython from 3.10 to 3.15 found here
-	$(PYTHON) tests/packaging/check_wheel.py
-
-newest-python: ## test the wheel on Python 3.14 and 3.15 of Debian's newest suite (as root)
-	$(PYTHON) tests/packaging/check_newest.py $(NEWEST_ARGS)
+wheel: ## dist/: the sdist and the wheel built from it, tested in clean environments
+	env -u HAMIREGION_TESTPOINTS $(PYTHON) tools/check_wheel.py $(WHEEL_ARGS)
 
 clean: ## remove everything that was built, .venv included
 	rm -rf $(VENV) build dist docs/_build *.egg-info libhamiregion/*.so \
@@ -205,12 +138,6 @@ $(INSTALLED): $(BUILD_INPUTS) | $(VENV)/.created
 	@echo "compiling the core, and installing what the tests need into $(VENV) (1 minute)"
 	@$(EDITABLE) '.[all]' --group test
 	@touch $@
-
-# Each process that runs tests reads all of them first. In a new clone each would compile them as
-# well: two compile a half each before the others start.
-$(READ): | $(INSTALLED)
-	@$(BIN)/python -m pytest -q --collect-only tests/integration >/dev/null & \
-	$(BIN)/python -m pytest -q --collect-only --ignore=tests/integration >/dev/null; wait
 
 $(VENV)/.lint: pyproject.toml constraints.txt | $(INSTALLED)
 	$(PIP) install --group lint

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import os
 import signal
 import subprocess
@@ -10,17 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import garbage
-import hang
 import pytest
-import representatives
 from fake_cuda.driver import build
 from golden_regions import NAMES, GoldenRegion, unpack
 from hypothesis import settings
-from skip_summary import pytest_terminal_summary
 from support.actors import Actor, ProcessFactory
 from support.node_scene import NodeScene
 from support.region_file import RegionFile, RegionFileFactory
+from support.skip_summary import pytest_terminal_summary
 from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, create_region
@@ -57,15 +55,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """A test may wait a few times; one that takes longer hangs. `--timeout` says otherwise."""
     if config.getoption("timeout", None) is None:
         config.option.timeout = 4 * PATIENCE_S
-    config.pluginmanager.register(garbage)
-    config.pluginmanager.register(hang)
-    config.pluginmanager.register(representatives)
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Run the few tests that stay apart without reading the files that have none."""
-    is_test = collection_path.match("test_*.py") and config.option.markexpr.startswith("apart")
-    return True if is_test and "mark.apart" not in collection_path.read_text() else None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -74,26 +63,31 @@ def _locks_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["HAMIREGION_LOCKS"] = str(tmp_path_factory.mktemp("locks"))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `root` for other users, who cannot see every process."""
-    if os.geteuid() != 0:
-        for item in items:
-            if item.get_closest_marker("root"):
-                item.add_marker(pytest.mark.skip(reason="needs root"))
+    """Skip tests marked `root` for other users; of a `slow(keep=N)` test keep N items quick."""
+    kept: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if os.geteuid() != 0 and item.get_closest_marker("root"):
+            item.add_marker(pytest.mark.skip(reason="needs root"))
+        markers = list(item.iter_markers("slow"))
+        if markers and all("keep" in marker.kwargs for marker in markers):
+            kept.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for matrix in kept.values():
+        count = matrix[0].get_closest_marker("slow").kwargs["keep"]
+        for number in range(min(count, len(matrix))):
+            item = matrix[number * len(matrix) // count if count < len(matrix) else number]
+            item.own_markers[:] = [each for each in item.own_markers if each.name != "slow"]
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the million objects that collection makes from every later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 # Without a seqlock in its slots and with one; both have a lock that can be taken.
 _TWO_LAYOUTS = (Layout.V1_1, Layout.V1_2)
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give the fixture `layout` its values, but for tests that do so themselves."""
-    item = metafunc.definition
-    chosen = [mark.args[0] for mark in item.iter_markers("parametrize")]
-    if "layout" not in metafunc.fixturenames or any("layout" in names for names in chosen):
-        return
-    layouts = list(Layout) if item.get_closest_marker("every_layout") else _TWO_LAYOUTS
-    metafunc.parametrize("layout", layouts, indirect=True)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
@@ -128,9 +122,9 @@ def region_file(tmp_path: Path) -> RegionFileFactory:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(params=_TWO_LAYOUTS)
 def layout(request: pytest.FixtureRequest) -> Layout:
-    """Two layouts in turn; each one where the test is marked `every_layout`, or chooses itself."""
+    """Two layouts in turn; files whose subject branches on the layout override this."""
     chosen: Layout = request.param
     return chosen
 

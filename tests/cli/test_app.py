@@ -133,7 +133,7 @@ def test_a_refusal_of_the_system_is_the_library_s_own_failure(public_directory: 
         assert answer.stderr.startswith(said), answer.stderr
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize(
     "words",
     [
@@ -199,7 +199,7 @@ def test_the_library_itself_needs_neither() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(
     ("line", "offered"),
     [("hamiregion li", "limits"), ("hamiregion limits s", "set"), ("hamiregion show --l", "--lay")],

@@ -103,7 +103,7 @@ def test_ps_in_a_pipe_is_one_line_per_process_and_device(scene: Scene) -> None:
     assert GPU in wide[-1]
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.slow(keep=3)
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -146,7 +146,7 @@ def test_where_there_is_no_driver_the_rest_is_shown_and_a_note_says_why(scene: S
     assert "driver  " not in shown.text.splitlines()[0]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_ps_from_a_container_says_that_it_cannot_see_all(scene: Scene) -> None:
     """Dead are those of this library, whom the kernel proves dead, and nobody else."""
     inside = ("unshare", "--pid", "--fork", "--mount-proc")

@@ -56,7 +56,7 @@ def told(text: str) -> list[str]:
     return sorted((s for s in STORY if where[s] >= 0), key=where.__getitem__)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_on_a_terminal_it_is_live_and_coloured_and_cleans_up(tmp_path: Path) -> None:
     with Terminal("demo", "--seconds", "4", env={"TMPDIR": str(tmp_path)}) as terminal:
         assert terminal.wait() == 0, terminal.text
@@ -68,7 +68,7 @@ def test_on_a_terminal_it_is_live_and_coloured_and_cleans_up(tmp_path: Path) -> 
     assert nothing_left(tmp_path)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_numbers_bear_the_story_out(tmp_path: Path) -> None:
     began = time.monotonic()
     answer = run("demo", "--seconds", "4", "--json", env={"TMPDIR": str(tmp_path)})
@@ -105,7 +105,7 @@ def counted(picture: dict, pid: int) -> int:
     )
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
@@ -138,7 +138,7 @@ def test_killed_it_leaves_no_process(tmp_path: Path) -> None:
     eventually(lambda: not mentions(tmp_path))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
     with start("demo", env={"TMPDIR": str(tmp_path)}) as process:
         wait_for_workers(process, tmp_path)
@@ -171,7 +171,7 @@ def test_a_node_is_served_until_ctrl_c_and_then_removed(tmp_path: Path) -> None:
     assert nothing_left(tmp_path)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_wrong_address_for_the_node_is_refused() -> None:
     answer = call("demo", "--node", "--listen", "9394")
     assert answer.returncode == 2

@@ -262,7 +262,7 @@ def test_on_a_terminal_there_are_colours_and_nothing_raw(region: RegionFile) -> 
             assert part in terminal.text
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_watch_gives_one_object_per_line_until_ctrl_c(region: RegionFile) -> None:
     process = start(*arguments(region, "--json", "--watch", "0.05"))
     assert process.stdout is not None

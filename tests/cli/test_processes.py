@@ -40,7 +40,7 @@ pytestmark = needs_namespaces
 # ---- On a terminal ------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_terminal_gets_colours_unless_they_are_switched_off(scene: Scene) -> None:
     for verb, words in (("ps", "escaped"), ("containers", "+1 dead")):
         shown = scene.terminal(verb, "--wide", "--namespace", "*", columns=124)
@@ -232,7 +232,7 @@ def test_top_on_a_terminal_takes_keys_and_leaves_the_terminal_as_it_was(scene: S
         assert terminal.screen.count("\x1b[?25l") == terminal.screen.count("\x1b[?25h")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_top_shows_what_fits_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     with gpu_nodes(tmp_path) as node:
         for _ in range(3):

@@ -145,7 +145,7 @@ def test_a_held_lock_and_its_owner_are_named(tmp_path: Path) -> None:
     assert "settled      no, " in answer.stdout
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("words", [["show"], ["--help"], ["--version"]])
 def test_a_full_disk_is_a_failure(path: str, words: list[str]) -> None:
     code = f"exec {shlex.join([*COMMAND, *words, *[path] * ('show' in words)])} > /dev/full"
@@ -187,7 +187,7 @@ def test_no_line_is_longer_than_the_terminal(path: str) -> None:
 HOSTILE = "\x1b]0;owned\x07\x1b[31m\n[bold red]x\u202e\x9b2J.cache"
 
 
-@pytest.mark.representatives
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("exists", [True, False], ids=["region", "missing"])
 @pytest.mark.parametrize("raw", [b"", b"\xff"], ids=["text", "undecodable"])
 def test_a_file_name_cannot_steer_the_terminal(tmp_path: Path, *, exists: bool, raw: bytes) -> None:

@@ -16,8 +16,6 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "packaging"))
-
 from debian_packages import RELEASE, DebianPackages, NoPackages
 
 SOURCE = "1.20.5+really1.20.2-1.1+deb12u1"

@@ -314,7 +314,7 @@ def facts(path: Path) -> tuple[object, ...]:
     return status.st_ino, status.st_mode, status.st_size
 
 
-@pytest.mark.representatives(12)
+@pytest.mark.slow(keep=12)
 @pytest.mark.parametrize("name", PLACES)
 def test_a_hostile_file_is_refused_at_once_and_left_as_it_is(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -232,7 +232,7 @@ def make_link(path: Path, target: Path) -> None:
     path.symlink_to(target)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(
     ("make", "kind"),
     [

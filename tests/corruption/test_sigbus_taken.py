@@ -107,7 +107,7 @@ def run(path: Path, *parts: str) -> str:
     return done.stdout
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("taken", TAKEN)
 def test_a_cut_is_an_error_whoever_has_the_signal_in_every_thread(
     taken: str, tmp_path: Path
@@ -142,7 +142,7 @@ def test_a_python_handler_installed_after_is_there_for_threads_too(tmp_path: Pat
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_threads_that_block_the_signal_beside_threads_that_do_not(tmp_path: Path) -> None:
     """All meet cuts by the hundred; each keeps its mask, and a signal that is sent arrives."""
     run(

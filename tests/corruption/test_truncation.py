@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from stress import scaled
 from support.region_file import RegionFile, locate
+from support.stress import scaled
 from support.wait import PATIENCE_S
 
 from libhamiregion import RegionSet, RegionStale, open_region
@@ -22,7 +22,7 @@ PROGRAM = Path(__file__).parent / "truncated_reader.py"
 pytestmark = pytest.mark.timeout(600)
 FAULTHANDLER = pytest.mark.parametrize("faulthandler", ["never", "before", "after"])
 ROUNDS = pytest.mark.parametrize(
-    "rounds", [1000, pytest.param(scaled(10_000, 1_000), marks=pytest.mark.stress)]
+    "rounds", [1000, pytest.param(scaled(10_000, 1_000), marks=pytest.mark.slow)]
 )
 
 
@@ -40,7 +40,7 @@ def run(path: Path, *options: str) -> dict[str, int]:
     return outcomes
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @FAULTHANDLER
 @ROUNDS
 def test_each_of_a_thousand_cuts_is_an_error(
@@ -56,7 +56,7 @@ def test_each_of_a_thousand_cuts_is_an_error(
     }
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @FAULTHANDLER
 @ROUNDS
 def test_threads_that_race_with_a_thousand_cuts_get_data_or_region_stale(

@@ -22,7 +22,7 @@ def has_gpu() -> bool:
 
 
 @pytest.mark.gpu
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_real_gpu_is_limited() -> None:
     if not has_gpu():
@@ -31,7 +31,7 @@ def test_a_real_gpu_is_limited() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 def test_the_checks_hold_on_the_fake_driver(tmp_path: Path) -> None:
     gpus = FakeGpus(build(tmp_path / "libraries"), tmp_path / "gpus")
     command = [sys.executable, SCRIPT, "--driver", str(gpus.libraries), "--seconds", "4"]

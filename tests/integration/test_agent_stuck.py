@@ -99,7 +99,7 @@ def stuck_in(reason: str) -> set[str]:
     return set(reason.strip().rpartition("stuck: ")[2].split(", ")) - {"figures"}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_stuck_tasks_are_told_and_what_can_be_given_back_is(
     scene: NodeScene,
     start: Callable[..., Agent],
@@ -138,7 +138,7 @@ def test_stuck_tasks_are_told_and_what_can_be_given_back_is(
     assert "not ended in order: " in agent.said
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("words", [("--repair",), ("--feedback",), ("--repair", "--once")])
 def test_a_root_that_never_answers_does_not_keep_it_from_ending(
     scene: NodeScene,

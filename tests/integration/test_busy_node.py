@@ -11,9 +11,9 @@ from crowd import crowd
 from lock_bytes import hold, is_free
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
 from slot_bytes import put_seqlock
-from stress import scaled
 from support.actors import MakeActor, ProcessFactory
 from support.region_file import RegionFile, RegionFileFactory, locate
+from support.stress import scaled
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, ReapedSlot, SearchCutShort, open_region
@@ -62,7 +62,7 @@ def stranger(tmp_path: Path) -> Iterator[ProcessFactory]:
         container.actor()("evaluate", REMOVE, directory=str(tmp_path))
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.root
 @pytest.mark.parametrize("flags", [1, 2])
 def test_a_stranger_with_long_maps_does_not_keep_the_dead_of_another_container_counted(
@@ -153,7 +153,7 @@ def busier() -> Iterator[None]:
         yield
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.usefixtures("busier")
 def test_a_repair_behind_a_slot_without_a_pid_comes_to_its_end_beside_a_crowd(
     region_file: RegionFileFactory, actor: MakeActor
@@ -185,7 +185,7 @@ def test_a_repair_behind_a_slot_without_a_pid_comes_to_its_end_beside_a_crowd(
         assert opened.memory_used(0) == 300
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.usefixtures("busier")
 def test_a_process_that_has_lost_its_slot_accounts_on_beside_a_crowd(
     region: RegionFile, actor: MakeActor

@@ -15,7 +15,7 @@ LONG = {
 
 @pytest.mark.parametrize(
     "program",
-    [pytest.param(each, marks=pytest.mark.thorough if each in LONG else ()) for each in PROGRAMS],
+    [pytest.param(each, marks=pytest.mark.slow if each in LONG else ()) for each in PROGRAMS],
 )
 def test_program(program: str) -> None:
     inside = c_tools.alone() if program in SEARCHING else ()

@@ -47,7 +47,7 @@ def usage_error(*words: str) -> str:
 # ---- how it ends ---------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_told_to_end_it_leaves_no_region_blocked(
     scene: NodeScene, start: Callable[..., Agent], number: int
@@ -66,7 +66,7 @@ def test_told_to_end_it_leaves_no_region_blocked(
     assert last["schema"] == "hamiregion/event/1"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_signals_that_come_again_and_again_do_not_keep_it_from_giving_back(
     scene: NodeScene, start: Callable[..., Agent]
 ) -> None:
@@ -117,7 +117,7 @@ def test_a_log_that_nobody_reads_ends_it_in_order(scene: NodeScene) -> None:
 # ---- other writers -------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_monitor_that_appears_stops_the_writing(
     scene: NodeScene, start: Callable[..., Agent]
 ) -> None:
@@ -138,7 +138,7 @@ def test_a_monitor_that_appears_stops_the_writing(
     assert agent.end() == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_inside_another_pid_namespace_it_does_not_start_unless_told(scene: NodeScene) -> None:
     if why_no_new_namespace():
         pytest.skip(why_no_new_namespace())
@@ -236,7 +236,7 @@ def test_it_exports_what_it_does_in_the_same_process(
     assert agent.kinds()[-1] == "stopped"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_with_metrics_alone_it_serves_what_the_exporter_does(
     scene: NodeScene, start: Callable[..., Agent], fake_driver: FakeDriver
 ) -> None:
@@ -274,7 +274,7 @@ def test_with_metrics_alone_it_serves_what_the_exporter_does(
     assert set(agent.kinds()) == {"listening", "started", "stopped"}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_metrics_answer_at_the_exporters_address_unless_told_otherwise(scene: NodeScene) -> None:
     host, _, port = DEFAULT_ADDRESS.rpartition(":")
     with contextlib.ExitStack() as stack:
@@ -303,7 +303,7 @@ rules:
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_it_keeps_limits_on_a_plan_and_priorities_with_them(
     scene: NodeScene, start: Callable[..., Agent], tmp_path: Path
 ) -> None:
@@ -328,7 +328,7 @@ def test_it_keeps_limits_on_a_plan_and_priorities_with_them(
     assert agent.end() == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_bad_plan_keeps_nothing_else_from_running_and_is_tried_again(
     scene: NodeScene, start: Callable[..., Agent], tmp_path: Path
 ) -> None:
@@ -371,7 +371,7 @@ def leave_what_root_may_not_touch(directory: Path) -> None:
             each.chmod(mode)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @needs_cgroups
 def test_with_the_rights_of_the_agent_s_pod_it_removes_what_is_gone(
     tmp_path: Path, alive: str
@@ -397,7 +397,7 @@ def test_with_the_rights_of_the_agent_s_pod_it_removes_what_is_gone(
     assert (scene.root / f"{scene.alive}_train" / "usage.cache").exists()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @needs_cgroups
 def test_a_look_without_removal_tells_which_pods_are_gone(tmp_path: Path, alive: str) -> None:
     scene = StaleScene(tmp_path, alive)

@@ -10,7 +10,7 @@ from pathlib import Path
 import c_tools
 import pytest
 from slot_bytes import LOCKABLE
-from stress import scaled
+from support.stress import scaled
 from support.wait import eventually
 
 
@@ -43,6 +43,6 @@ def test_thirty_two_threads_leave_nothing_behind(contention: Path) -> None:
     assert_busy(contention, 0.2, 0.01)
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 def test_thirty_two_threads_leave_nothing_behind_in_a_minute(contention: Path) -> None:
     assert_busy(contention, scaled(12.0), 0.5)

@@ -10,7 +10,7 @@ from typing import Any
 
 import c_tools
 import pytest
-from stress import scaled
+from support.stress import scaled
 
 LAYOUTS = 3
 # In the layouts whose slots have a seqlock.
@@ -56,7 +56,7 @@ def test_nobody_is_harmed_by_anothers_death(crash: Path) -> None:
     assert sum(kills.values()) >= 30
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 def test_nobody_is_harmed_by_three_thousand_deaths(crash: Path) -> None:
     rounds = scaled(20)
     counted = c_tools.run(crash, "--rounds", rounds)
@@ -64,7 +64,7 @@ def test_nobody_is_harmed_by_three_thousand_deaths(crash: Path) -> None:
     assert counted["kills"] >= 150 * rounds
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 2 + scaled(4)))
 def test_nobody_is_harmed_whatever_the_order(crash: Path, seed: int) -> None:
     assert_all_were_killed(c_tools.run(crash, "--rounds", 3, "--seed", seed), 3)

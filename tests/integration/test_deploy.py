@@ -167,7 +167,7 @@ def check_command_line(words: list[str]) -> None:
     command.make_parser(context).parse_args(rest)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow(keep=2)
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_an_overlay_is_what_kubernetes_and_the_command_line_accept(overlay: str) -> None:
@@ -355,7 +355,7 @@ IN_NO_OVERLAY = ("mig", "nvidia-runtime", "recorder")
 
 
 # Each alone where nothing else stands; where other things do, together.
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @needs_kubectl
 @pytest.mark.parametrize(
     ("overlay", "components"),
@@ -447,7 +447,7 @@ def test_an_agent_beside_the_monitor_writes_nothing_that_the_monitor_writes(over
     assert host_paths_of(spec)["locks"] == "/run/hamiregion-locks"
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @needs_kubectl
 @pytest.mark.parametrize("overlay", ["hami-repaired", "volcano-repaired"])
 @pytest.mark.parametrize("turned", [False, True], ids=["listed", "reversed"])
@@ -484,7 +484,7 @@ def test_components_do_the_same_in_any_order(overlay: str, turned: bool) -> None
         assert mounts_of(container)["/usr/local/vgpu"] == "regions"
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @needs_kubectl
 @pytest.mark.parametrize("component", ["feedback", "annotations", "remove-gone"])
 @pytest.mark.parametrize("overlay", ["hami", "volcano"])
@@ -494,7 +494,7 @@ def test_a_component_for_the_agent_is_refused_without_one(overlay: str, componen
     assert "testing value /spec/template/spec/containers/0/name failed" in done.stderr
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_before_1_30_a_pod_tells_app_armor_by_annotations(overlay: str) -> None:
@@ -513,7 +513,7 @@ def test_before_1_30_a_pod_tells_app_armor_by_annotations(overlay: str) -> None:
     }
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_network_policy_lets_the_ports_through_that_are_listened_on(overlay: str) -> None:
@@ -560,7 +560,7 @@ def test_openshift_admits_what_the_pods_ask_for_and_nothing_else() -> None:
         assert allowed[f"allow{name}"] is False
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @needs_kubectl
 @pytest.mark.parametrize("overlay", ["hami", "hami-steered", "volcano"])
 def test_a_quota_admits_the_priority_that_the_pods_have(overlay: str) -> None:
@@ -572,7 +572,7 @@ def test_a_quota_admits_the_priority_that_the_pods_have(overlay: str) -> None:
     assert set(scope["values"]) == classes
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @needs_kubectl
 @pytest.mark.parametrize("component", ["agent", "feedback", "annotations", "remove-gone"])
 def test_a_component_is_refused_where_containers_stand_in_another_order(
@@ -593,7 +593,7 @@ def test_a_component_is_refused_where_containers_stand_in_another_order(
     assert "testing value /spec/template/spec/containers/0/name failed" in done.stderr
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @needs_kubectl
 def test_every_kustomization_on_the_page_renders() -> None:
     blocks = re.findall(

@@ -22,9 +22,9 @@ from namespaces import needs_first_namespace
 from node_root import Root
 from node_scene import MONITOR
 from own_cgroups import cgroup_of_pod
-from stress import scaled
 from support.actors import Actor, MakeActor
 from support.region_file import locate
+from support.stress import scaled
 from support.wait import PATIENCE_S, eventually, on_this_machine_s
 
 from libhamiregion import (
@@ -218,7 +218,7 @@ def test_containers_that_keep_their_locks_share_the_time_of_a_repair(
     assert all(each.done for each in doctor_node.repair())
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @needs_namespaces
 def test_locks_that_nobody_has_signed_for_are_watched_together(doctor_node: DoctorNode) -> None:
     for _ in range(5):
@@ -310,7 +310,7 @@ def scribbled_at(
     assert honest.host_pids() == {1: inside.host_pid}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @needs_namespaces
 def test_a_container_that_scribbles_on_its_region_stops_no_diagnosis_and_no_repair(
     doctor_node: DoctorNode, actor: MakeActor
@@ -319,7 +319,7 @@ def test_a_container_that_scribbles_on_its_region_stops_no_diagnosis_and_no_repa
 
 
 @needs_namespaces
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_container_that_scribbles_for_long_stops_no_diagnosis_and_no_repair(
     seed: int, layout: Layout, doctor_node: DoctorNode, actor: MakeActor
@@ -394,7 +394,7 @@ def test_pids_that_are_used_again_during_repairs_are_not_mistaken(doctor_node: D
 
 @needs_namespaces
 @needs_first_namespace
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_pids_that_are_used_again_for_long_during_repairs_are_not_mistaken(
     seed: int, layout: Layout, doctor_node: DoctorNode

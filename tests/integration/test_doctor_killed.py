@@ -11,7 +11,7 @@ from containers import needs_namespaces
 from doctor_node_scenes import GIB, DoctorNode, Place
 from lock_bytes import NOBODY, hold, is_free
 from namespaces import needs_first_namespace
-from stress import scaled
+from support.stress import scaled
 
 from libhamiregion import Layout
 from libhamiregion.node import FindingKind
@@ -63,13 +63,13 @@ def killed_repairs(doctor_node: DoctorNode, layout: Layout, times: int) -> None:
     assert set(place.host_pids()) >= {1, pid}
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
 def test_a_killed_repair_is_finished_by_the_next(doctor_node: DoctorNode, layout: Layout) -> None:
     killed_repairs(doctor_node, layout, 2)
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 def test_many_killed_repairs_are_finished_by_the_next(
     doctor_node: DoctorNode, layout: Layout
 ) -> None:

@@ -35,7 +35,7 @@ def test_a_lock_that_nobody_has_signed_for(doctor_node: DoctorNode) -> None:
     assert value_of(place.file) == 0
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 def test_a_lock_that_nobody_has_signed_for_is_given_back_after_10_s(
     doctor_node: DoctorNode,
 ) -> None:

@@ -44,7 +44,7 @@ FIRST = {name.partition(",")[0]: name for name in reversed(SCENES)}.values()
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(each, marks=() if each in FIRST else pytest.mark.thorough) for each in SCENES],
+    [pytest.param(each, marks=() if each in FIRST else pytest.mark.slow) for each in SCENES],
 )
 def test_a_scene_is_found_and_mended_or_left_alone(name: str, doctor_node: DoctorNode) -> None:
     scene = SCENES[name]

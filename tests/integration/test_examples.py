@@ -206,7 +206,7 @@ def test_every_example_is_run_twice_or_serves() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == TRIED.keys() | SERVERS
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("name", TRIED)
 def test_an_example_runs_twice_and_says_so_where_there_is_nothing(
     name: str, tmp_path: Path
@@ -260,7 +260,7 @@ def test_a_batch_fits_what_is_left_of_the_programs_own_budget(tmp_path: Path) ->
     assert example("batch_size.py", *options, env=none) == "unlimited\n"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_fastapi_application_serves_metrics_and_containers(tmp_path: Path) -> None:
     files = NodeFiles(tmp_path)
     add_region(files, "train", "6GiB")
@@ -325,7 +325,7 @@ def notebook(path: Path, **more: str) -> list[str]:
     return [json.loads(line)["shown"] for line in done.stdout.splitlines()]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_exporter_of_ones_own_says_that_its_root_is_wrong(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "own_exporter.py"), "--port", "0"]
     wrong = tmp_path / "nowhere"
@@ -352,7 +352,7 @@ def test_the_notebook_ends_with_the_error_of_a_wrong_root(tmp_path: Path) -> Non
     assert "nowhere" in done.stderr
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_notebook_shows_a_fake_node_or_the_one_it_is_told(tmp_path: Path) -> None:
     path = EXAMPLES / "containers.ipynb"
     document = json.loads(path.read_text())
@@ -386,7 +386,7 @@ def command_on_path(directory: Path, runs: RunScene) -> dict[str, str]:
     return runs.environment(PATH=path, LD_LIBRARY_PATH=str(runs.driver))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_two_programs_share_a_gpu_and_who_is_left_gets_all(runs: RunScene, tmp_path: Path) -> None:
     limits = 'hamiregion limits get "$CUDA_DEVICE_MEMORY_SHARED_CACHE" --json'
     wait_for_all = f"until {limits} | grep -q null; do sleep 0.1; done; echo all; exit 7"

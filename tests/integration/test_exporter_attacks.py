@@ -61,9 +61,9 @@ def highest_while_scraped(files: NodeFiles, *arguments: str) -> tuple[int, bytes
     return highest, text
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("containers", "most_mib"), [(15, 45), pytest.param(60, 100, marks=pytest.mark.stress)]
+    ("containers", "most_mib"), [(15, 45), pytest.param(60, 100, marks=pytest.mark.slow)]
 )
 def test_containers_with_full_tables_take_no_memory_for_each_slot(
     tmp_path: Path, full_region: Path, containers: int, most_mib: int
@@ -105,7 +105,7 @@ def mapping(paths: list[Path]) -> Iterator[int]:
         process.communicate("")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to look into map_files")
 def test_one_process_that_maps_sixteen_full_regions_takes_less_than_100_mib(
     tmp_path: Path, full_region: Path

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from exposition import NodeFiles, exporter_of, look, parsed
 from lock_bytes import hold
-from stress import scaled
 from support.actors import Actor
 from support.region_file import RegionFile, truncate
+from support.stress import scaled
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, create_region, open_region
@@ -538,7 +538,7 @@ def disturb(files: NodeFiles, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "for_s", [1.0, pytest.param(scaled(120.0), marks=pytest.mark.stress)], ids=["short", "minutes"]
+    "for_s", [1.0, pytest.param(scaled(120.0), marks=pytest.mark.slow)], ids=["short", "minutes"]
 )
 def test_scrapes_from_many_threads_while_containers_come_and_go_are_all_whole(
     tmp_path: Path, for_s: float

@@ -143,7 +143,7 @@ def test_hostile_uuids_are_escaped(files: NodeFiles, exporter: NodeExporter) -> 
     assert {dict(labels)["device_uuid"] for labels in found} == {uuid.decode() for uuid in uuids}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_container_that_shows_another_uuid_at_every_scrape_makes_a_bounded_number_of_series(
     tmp_path: Path,
 ) -> None:

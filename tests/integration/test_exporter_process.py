@@ -90,7 +90,7 @@ def test_it_does_not_load_what_it_does_not_need(exporter: ExporterProcess) -> No
     assert "pydantic" not in maps
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_told_to_end_it_finishes_the_answer_under_way_and_exits_with_0(
     files: NodeFiles, number: signal.Signals
@@ -207,7 +207,7 @@ def test_wrong_usage_exits_with_2(wrong: tuple[str, str], message: str) -> None:
     assert message in done.stderr
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("module", ["bcrypt", "yaml"])
 def test_a_missing_extra_is_one_clear_line(files: NodeFiles, tmp_path: Path, module: str) -> None:
     hashed = "$2b$04$" + "." * 53

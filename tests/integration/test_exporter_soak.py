@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 from exporter_process import ExporterProcess, exporter_process
 from exposition import NodeFiles, parsed
-from stress import scaled
 from support.region_file import RegionFile, patch, truncate
 from support.scrapers import Crowd, Scraper, ask, descriptors, in_threads, resident_bytes
+from support.stress import scaled
 from support.wait import eventually, goes_on
 
 from libhamiregion import Layout, create_region
@@ -170,12 +170,12 @@ def trouble_for(tmp_path: Path, seconds: float, pause_s: float) -> None:
         eventually(lambda: descriptors(process.pid) <= before + 2)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_trouble_in_some_containers_does_not_show_in_others(tmp_path: Path) -> None:
     trouble_for(tmp_path, 1.5, 0.005)
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_minutes_of_trouble_do_not_show_either(tmp_path: Path) -> None:
     trouble_for(tmp_path, scaled(180.0, 4.0), 0.02)
@@ -218,7 +218,7 @@ def test_hundreds_of_scrapes_leave_nothing_behind(tmp_path: Path) -> None:
     assert files <= 1
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_day_s_worth_of_scrapes_leaves_nothing_behind(tmp_path: Path) -> None:
     """Every 15 s, that is 5,760 a day; here as fast as they come."""
@@ -227,7 +227,7 @@ def test_a_day_s_worth_of_scrapes_leaves_nothing_behind(tmp_path: Path) -> None:
     assert files <= 1
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_minutes_of_bad_clients_leave_nothing_behind(tmp_path: Path) -> None:
     files = NodeFiles(tmp_path)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from c_tools import SOURCES
 from failing_calls import OPERATIONS
-from stress import SHARE
+from support.stress import SHARE
 
 SCRIPT = Path(__file__).with_name("failing_calls.py")
 
@@ -54,7 +54,7 @@ def problems(shim: Path, *operations: str, all_errors: bool) -> dict[str, tuple[
     return found
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("group", GROUPS)
 def test_an_operation_survives_each_failing_call(shim: Path, group: str) -> None:
     answer = problems(shim, *GROUPS[group], all_errors=False)
@@ -64,7 +64,7 @@ def test_an_operation_survives_each_failing_call(shim: Path, group: str) -> None
     assert silent == {"edit_limits"} & set(answer)
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_an_operation_survives_each_failing_call_with_each_error(
     shim: Path, operation: str

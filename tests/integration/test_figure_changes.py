@@ -53,7 +53,7 @@ def slot_by_slot(
     return stands, differs
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_where_a_figure_stands_still_that_is_not_the_drivers_and_nowhere_else(
     scene: NodeScene,

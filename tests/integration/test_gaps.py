@@ -35,7 +35,7 @@ def hung_driver(
         fake_driver.play(CARD)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("verb", ["ps", "top", "doctor"])
 def test_a_verb_does_not_wait_for_a_driver_that_hangs(
     hung_driver: tuple[str, ...], verb: str
@@ -63,7 +63,7 @@ def test_people_are_told_why_there_are_no_figures_of_the_driver(
     assert f"nothing was compared with the driver's figures: {NO_ANSWER}\n" in answer.stderr
 
 
-@pytest.mark.apart
+@pytest.mark.slow
 @needs_cgroups
 def test_a_process_that_cannot_be_looked_at_is_a_finding_of_its_container(
     doctor_node: DoctorNode, tmp_path: Path

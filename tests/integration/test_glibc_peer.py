@@ -9,7 +9,7 @@ from pathlib import Path
 
 import c_tools
 import pytest
-from stress import scaled
+from support.stress import scaled
 
 LAYOUTS = 3
 FORMATS = 2
@@ -33,6 +33,6 @@ def test_one_of_both_at_a_time(glibc_peer: Path) -> None:
     assert_both_took_turns(glibc_peer, 30_000, 5)
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 def test_one_of_both_at_a_time_a_million_times(glibc_peer: Path) -> None:
     assert_both_took_turns(glibc_peer, scaled(1_000_000), scaled(50))

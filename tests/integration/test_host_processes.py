@@ -361,7 +361,7 @@ def test_a_slot_with_an_impossible_pid_is_dead(pid: int, region: RegionFile) -> 
     assert {slot.state for slot in found.slots} <= {"dead"}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @needs_namespaces
 def test_processes_that_come_and_go_do_not_disturb_a_refresh(
     start: Starter, region: RegionFile

@@ -125,7 +125,7 @@ def test_a_pipe_gets_printable_lines(scene: Scene, view: tuple[str, ...]) -> Non
         assert {len(row.split()) for row in rows} == {words}
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("columns", [80, 200])
 @pytest.mark.parametrize("view", [("ps", "--wide"), ("containers", "--wide")], ids=" ".join)
 def test_a_terminal_gets_nothing_but_our_own_escapes(
@@ -187,7 +187,7 @@ PATTERNS = {"quotes", "markup", "undecodable"}
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, id=kind, marks=() if kind in PATTERNS else pytest.mark.thorough)
+        pytest.param(name, id=kind, marks=() if kind in PATTERNS else pytest.mark.slow)
         for kind, name in NAMES.items()
     ],
 )
@@ -201,7 +201,7 @@ def test_hostile_patterns_select_or_do_not(scene: Scene, name: str) -> None:
     assert not STEERING.search(answer.stderr)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_hostile_root_is_told_escaped(tmp_path: Path) -> None:
     for name in NAMES.values():
         answer = call("ps", "--root", str(tmp_path / "none" / f"x{name}"), "--no-driver")

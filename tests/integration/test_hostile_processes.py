@@ -27,7 +27,7 @@ from libhamiregion.node.cgroups import ContainerId
 from libhamiregion.node.outside import mapped_regions, open_mapped
 from libhamiregion.node.process_entry import Entry
 
-pytestmark = [needs_first_namespace, pytest.mark.apart]
+pytestmark = [needs_first_namespace, pytest.mark.slow]
 
 CONTAINER_ID = "cafe" * 16
 MIB = 1 << 20
@@ -122,7 +122,7 @@ def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_containe
 
 
 # Without shares, each pass would take 0.03 to 0.1 s for each of them.
-@pytest.mark.parametrize("processes", [60, pytest.param(400, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("processes", [60, pytest.param(400, marks=pytest.mark.slow)])
 @pytest.mark.timeout(12 * PATIENCE_S)
 @needs_cgroups
 def test_a_blocked_container_cannot_free_itself_by_a_storm_of_processes(
@@ -191,7 +191,7 @@ def is_exported(exporter: ExporterProcess, honest: RegionFile) -> bool:
 
 
 # The first look is the longest: without shares it takes 0.03 to 0.1 s for each of them.
-@pytest.mark.parametrize("processes", [60, pytest.param(400, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("processes", [60, pytest.param(400, marks=pytest.mark.slow)])
 @pytest.mark.timeout(12 * PATIENCE_S)
 @needs_cgroups
 def test_a_storm_of_processes_does_not_keep_the_exporter_from_the_others(

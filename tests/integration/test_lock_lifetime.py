@@ -44,7 +44,7 @@ answer = child.pid
 """
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("beget", [RAW_CLONE, FORK, SPAWN], ids=["clone", "fork", "exec"])
 def test_a_child_does_not_keep_a_killed_holder_alive(
     beget: str, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
@@ -232,7 +232,7 @@ scene.descriptor = descriptor
 """
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(
     "layout",
     [Layout.V1_1],
@@ -276,7 +276,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
 def test_an_interpreter_that_ends_gives_the_lock_back_and_leaves(
@@ -356,7 +356,7 @@ with open_region(sys.argv[1], writable=True) as region:
 """
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.root
 def test_without_proc_a_region_is_opened_and_locked_like_any(
     layout: Layout, region_file: RegionFileFactory

@@ -327,7 +327,7 @@ def test_an_orphan_inside_is_repaired_from_outside(
 # ---- two levels deep ----
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 def test_two_levels_deep_a_process_is_named_by_its_innermost_pid(
     file: RegionFile, outside: MakeActor, inside: MakeActor, deeper: MakeActor
 ) -> None:

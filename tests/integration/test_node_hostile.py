@@ -14,9 +14,9 @@ import pytest
 from containers import Starter, needs_namespaces
 from namespaces import needs_first_namespace
 from node_root import Root, only, refresh, remove
-from stress import scaled
 from support.actors import MakeActor
 from support.region_file import SLOTS, RegionFile, locate
+from support.stress import scaled
 from support.wait import eventually, goes_on
 
 from libhamiregion import Layout, create_region
@@ -110,7 +110,7 @@ def test_a_directory_that_changes_while_it_is_scanned(
     race(node, root, tmp_path / "victim.cache", 300, seed=1)
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(scaled(10)))
 def test_a_directory_that_changes_while_it_is_scanned_for_long(
     seed: int, node: Node, root: Root, tmp_path: Path
@@ -176,7 +176,7 @@ def everybody() -> list[int]:
     return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @needs_first_namespace
 def test_a_thousand_invented_processes_are_nobody_and_nobody_is_touched(
     node: Node, root: Root, actor: MakeActor, monkeypatch: pytest.MonkeyPatch

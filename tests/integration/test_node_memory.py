@@ -49,7 +49,7 @@ def looked(root: Path, *mapped: Path) -> tuple[int, int, float]:
     return int(views), int(slots), float(mib)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_sixty_full_tables_cost_less_than_100_mib(tmp_path: Path) -> None:
     root = Root(tmp_path / "containers")
     for number in range(60):
@@ -59,7 +59,7 @@ def test_sixty_full_tables_cost_less_than_100_mib(tmp_path: Path) -> None:
     assert mib < 100
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @needs_namespaces
 @pytest.mark.parametrize("pids", ["invented", "own"])
 def test_one_process_that_maps_16_full_regions_costs_less_than_100_mib(

@@ -358,7 +358,7 @@ def test_what_stands_behind_its_table_is_read_by_a_mapping_of_our_own(
 # ---- file systems that hang, and those that do not ----
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow(keep=2)
 @needs_namespaces
 @pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="needs /dev/fuse")
 @pytest.mark.parametrize(

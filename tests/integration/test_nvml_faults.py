@@ -84,7 +84,7 @@ def all_faults(sample: NvmlSample) -> tuple[NvmlFault, ...]:
     return faults
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.slow(keep=5)
 @pytest.mark.parametrize("call", CALLS)
 def test_each_error_of_each_call_is_a_state_and_never_a_wrong_figure(
     fake_driver: FakeDriver, call: str

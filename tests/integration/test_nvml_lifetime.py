@@ -105,7 +105,7 @@ def test_without_the_library_or_the_package_there_is_a_state(fake_driver: FakeDr
     assert "pip install nvidia-ml-py" in told
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_without_any_library_nvidia_ml_pys_own_search_fails_the_same_way() -> None:
     code = (
         "import ctypes\n"

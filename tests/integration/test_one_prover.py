@@ -93,7 +93,7 @@ def test_for_a_user_without_privileges(
         assert unprivileged(lambda: states(look(path, ProcessTable(proc)))) == expected
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.root
 def test_a_file_that_is_mapped_through_an_overlay(
     start: Starter, region: RegionFile, tmp_path: Path

@@ -237,7 +237,7 @@ def test_containers_that_are_equally_full_stand_by_namespace_and_pod(tmp_path: P
     assert re.findall(r">(job-\d)<", text) == ["job-3", "job-4", "job-1", "job-2"]
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @needs_chromium
 @pytest.mark.parametrize("count", [256, 1000])
 def test_a_page_of_many_containers_is_bounded_and_leads_to_the_others(

@@ -53,7 +53,7 @@ def process(file: RegionFile) -> Iterator[Actor]:
         yield actor
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 def test_one_whose_slot_was_moved_looks_for_nobody(process: Actor, file: RegionFile) -> None:
     """What it has left behind the last slot has its own pid."""
     move_last_into(file, 0)
@@ -63,7 +63,7 @@ def test_one_whose_slot_was_moved_looks_for_nobody(process: Actor, file: RegionF
     assert not process("evaluate", SEARCHED)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 def test_one_whose_slot_was_removed_looks_for_nobody(process: Actor, file: RegionFile) -> None:
     file.put("proc_num", 1)
     process("slot.charge", 0, 100)
@@ -72,7 +72,7 @@ def test_one_whose_slot_was_removed_looks_for_nobody(process: Actor, file: Regio
     assert not process("evaluate", SEARCHED)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 def test_one_whose_slot_was_emptied_looks_for_nobody(process: Actor, file: RegionFile) -> None:
     file.put("proc_num", 1)
     file.put("slot_pid", 0, slot=1)
@@ -83,7 +83,7 @@ def test_one_whose_slot_was_emptied_looks_for_nobody(process: Actor, file: Regio
     assert not process("evaluate", SEARCHED)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 def test_one_that_charges_releases_and_detaches_looks_for_nobody(
     process: Actor, file: RegionFile
 ) -> None:
@@ -95,7 +95,7 @@ def test_one_that_charges_releases_and_detaches_looks_for_nobody(
     assert not process("evaluate", SEARCHED)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 def test_only_another_ones_name_behind_the_last_slot_makes_it_search(
     process: Actor, file: RegionFile
 ) -> None:

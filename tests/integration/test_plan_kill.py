@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 from plan_scene import GIB, PlannedRegion, PlanScene, plan, plan_yaml
-from stress import scaled
+from support.stress import scaled
 from support.wait import eventually
 
 from libhamiregion import Layout, Region
@@ -145,7 +145,7 @@ def both(scene: PlanScene, regions: list[PlannedRegion]) -> tuple[Any, Any]:
     return old, new
 
 
-@pytest.mark.representatives(7)
+@pytest.mark.slow(keep=7)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("how", ["again", "undo"])
 def test_killed_at_any_point_applying_again_or_the_undo_plan_completes_every_container(
@@ -272,7 +272,7 @@ def test_killed_at_random_moments_the_next_apply_completes_the_container(
     assert rounds(scene, victim, 12, 0.01) > 0, "the moments were not chosen well"
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 def test_thousands_of_kills(scene: PlanScene, victim: Victim) -> None:
     kills = scaled(2_000)
     mixed = rounds(scene, victim, kills)

@@ -135,7 +135,7 @@ def test_hostile_maps_cost_a_look_at_the_lock_its_budget_and_no_more(
     assert time.thread_time() - begun_s < 8
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_reaping_beside_hostile_maps_ends_in_time_and_frees_nothing(
     region: Region, file: RegionFile, fake_proc: FakeProc, long_maps: Path
 ) -> None:
@@ -371,7 +371,7 @@ def test_a_private_copy_of_the_file_makes_nobody_a_process_of_the_region(
     assert Liveness(str(fake_proc.directory)).dead(region, [5]) == {5}
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("regions", [3, 60])
 def test_hostile_maps_leave_time_for_the_regions_of_other_containers(
     region: Region,
@@ -511,7 +511,7 @@ def test_a_process_that_maps_the_file_beside_an_overlay_is_not_taken_for_dead(
     assert len(reaper("region.reap")) == 1
 
 
-@pytest.mark.representatives
+@pytest.mark.slow(keep=4)
 @needs_first_namespace
 @pytest.mark.root
 @pytest.mark.parametrize("by", ["another mount namespace", "a bind mount"])

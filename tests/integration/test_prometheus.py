@@ -220,7 +220,7 @@ def test_every_query_of_the_dashboard_has_an_answer(
     eventually(lambda: prometheus.query(query))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_memory_is_what_it_is_beside_hamis_monitor(
     prometheus: Prometheus, both_sources: Prometheus
 ) -> None:

@@ -351,7 +351,7 @@ print(*(each.message for each in events), sep="\\n")
 """
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @needs_first_namespace
 @needs_cgroups
 @pytest.mark.parametrize("what", ["itself", "directory", "file"])

@@ -158,7 +158,7 @@ def test_a_lock_that_was_taken_away_meanwhile_is_not_written_under(
 
 
 # What is read of /proc knows no layout, and costs all the time that a search may take.
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("region", [Layout.V1_2], indirect=True)
 def test_of_maps_without_end_a_part_is_read(
     opened: Region, region: RegionFile, neighbour: Neighbour
@@ -175,7 +175,7 @@ def test_of_maps_without_end_a_part_is_read(
     assert (neighbour.searches, pids(region)) == (1, [DEAD])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("region", [Layout.V1_2], indirect=True)
 def test_a_repair_of_slots_that_could_not_look_at_all_says_of_whom(
     opened: Region, region: RegionFile, neighbour: Neighbour

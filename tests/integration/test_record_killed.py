@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from recording_victim import T0, samples_of, start_writer
-from stress import scaled
 from support.actors import Actor
+from support.stress import scaled
 from support.wait import eventually
 
 from libhamiregion.report import Recording
@@ -90,7 +90,7 @@ def kill_and_check(
     return following
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_was_done_is_there_after_kills_at_random_moments(
     actor: Callable[..., Actor], tmp_path: Path
 ) -> None:
@@ -98,7 +98,7 @@ def test_what_was_done_is_there_after_kills_at_random_moments(
     assert kill_and_check(actor, path, progress, random.Random(7), rounds=12) > 100
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_what_was_done_is_there_after_many_kills(
     actor: Callable[..., Actor], tmp_path: Path

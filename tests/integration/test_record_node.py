@@ -370,7 +370,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_the_start_does_not_keep_it_from_beginning(
     scene: NodeScene, small_disk: Path
 ) -> None:

@@ -15,9 +15,9 @@ from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace
 from reaping import reap_in_time
 from recovering import NOTHING, assert_usable, did, recover, recover_in_time
 from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK
-from stress import scaled
 from support.actors import MakeActor, ProcessFactory
 from support.region_file import RegionFile, RegionFileFactory, locate
+from support.stress import scaled
 from support.wait import eventually, on_this_machine_s
 
 from libhamiregion import Layout, LockNotRecoverable, LockTimeout, open_region
@@ -241,7 +241,7 @@ def test_a_watch_ends_when_something_changes(
     assert file.content() == before
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 def test_an_unsigned_lock_that_stood_still_for_10_s_is_given_back(
     file: RegionFile, actor: MakeActor
 ) -> None:
@@ -293,7 +293,7 @@ def test_a_value_above_1_beside_a_live_owner_becomes_0_and_its_post_makes_it_1(
 UNKNOWN_OWNERS = [0x50000000, 0x7FFFFFFF, 1 << 31, 1 << 40, (1 << 64) - 1]
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.slow(keep=5)
 @pytest.mark.parametrize("owner", UNKNOWN_OWNERS)
 @pytest.mark.parametrize("value", [0, 1, 2])
 def test_an_owner_who_cannot_be_judged_is_replaced_only_where_nobody_else_has_the_file_open(
@@ -425,7 +425,7 @@ def test_a_second_semaphore_above_1_is_set_to_1_whoever_maps_the_file(
     assert value_of(file, "sem_postinit") == 1
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @with_seqlock
 def test_a_second_semaphore_that_stood_still_for_60_s_is_given_back(
     file: RegionFile, actor: MakeActor
@@ -468,7 +468,7 @@ def test_a_signal_in_the_second_watch_does_not_take_back_what_the_first_has_done
     assert value_of(file, "sem_postinit") == 0
 
 
-@pytest.mark.parametrize("turns", [12, pytest.param(scaled(400), marks=pytest.mark.stress)])
+@pytest.mark.parametrize("turns", [12, pytest.param(scaled(400), marks=pytest.mark.slow)])
 def test_a_recovery_that_is_killed_at_any_moment_leaves_what_the_next_one_can_recover(
     turns: int,
     layout: Layout,

@@ -15,8 +15,8 @@ from lock_bytes import hold, is_free
 from namespaces import needs_first_namespace
 from node_scene import Events, NodeScene
 from slot_bytes import LOCKABLE
-from stress import scaled
 from support.region_file import RegionFile
+from support.stress import scaled
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, open_region
@@ -259,8 +259,8 @@ def test_where_not_everybody_can_be_seen_that_is_said_once(
     assert [each.event for each in events] == ["hidden", "visible"]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("for_s", [0.5, pytest.param(scaled(60.0), marks=pytest.mark.stress)])
+@pytest.mark.slow
+@pytest.mark.parametrize("for_s", [0.5, pytest.param(scaled(60.0), marks=pytest.mark.slow)])
 def test_it_mends_while_containers_come_and_go(
     scene: NodeScene, node: Node, start: Starter, events: Events, for_s: float
 ) -> None:

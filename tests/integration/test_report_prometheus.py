@@ -166,7 +166,7 @@ def asked(
 # ---- the same figures ----------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @needs_prometheus
 @pytest.mark.parametrize("job", ["plain", "exported"])
 def test_figures_are_those_of_a_recording_of_the_same_time(
@@ -207,7 +207,7 @@ def test_long_steps_keep_the_peaks_and_the_averages(
             assert row.busy_gpu_hours == pytest.approx(same.busy_gpu_hours, rel=0.2)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @needs_prometheus
 def test_two_exporters_of_the_same_count_once_and_are_told(
     prometheus: Prometheus, recorded: Report
@@ -227,7 +227,7 @@ def test_two_exporters_of_the_same_count_once_and_are_told(
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @needs_prometheus
 def test_the_command_reports_from_a_prometheus(prometheus: Prometheus, tmp_path: Path) -> None:
     until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(START_S + LENGTH_S))
@@ -352,7 +352,7 @@ def matrix(value: str) -> str:
     return f'{{"status":"success","data":{{"resultType":"matrix","result":[{series}]}}}}'
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.slow(keep=5)
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [

@@ -53,7 +53,7 @@ def test_a_run_of_one_gpu_has_a_region_of_that_one(runs: RunScene, tmp_path: Pat
     assert seen.devices[0].memory_limit_bytes == GIB
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_the_loader_is_told_already_is_kept(runs: RunScene, tmp_path: Path) -> None:
     before = {"LD_LIBRARY_PATH": f"{tmp_path}::/nowhere", "LD_PRELOAD": "libc.so.6 libm.so.6"}
     found = variables(runs.run("--", "env", "-0", **before).stdout)
@@ -95,7 +95,7 @@ def test_nvml_shows_the_budget_to_nvidia_ml_py(runs: RunScene) -> None:
 # ---- the program is the process ------------------------------------------------------------------
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_exit_code_is_the_programs(runs: RunScene) -> None:
     for code in (0, 7, 255):
         assert runs.run("sh", "-c", f"exit {code}").returncode == code
@@ -113,7 +113,7 @@ def test_the_exit_code_is_the_programs(runs: RunScene) -> None:
     assert shell.stdout == f"{128 + signal.SIGTERM}\n"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_program_that_is_not_there_or_no_program_is_told_from_one_that_failed(
     runs: RunScene, tmp_path: Path
 ) -> None:
@@ -187,7 +187,7 @@ def test_a_caller_may_ignore_the_ends_of_children(runs: RunScene) -> None:
     eventually(lambda: not runs.directories())
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_to_the_command_is_one_signal_to_the_program(
     runs: RunScene, number: signal.Signals
@@ -248,7 +248,7 @@ def test_a_machine_without_a_driver_is_refused(runs: RunScene, tmp_path: Path) -
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_gpu_that_is_not_there_is_refused(runs: RunScene) -> None:
     assert "there is no GPU '2' here" in refused(runs.run("--gpus", "0,2", "--", "true"))
     assert "there is no GPU 'x' here" in refused(runs.run("--memory", "x=1g", "--", "true"))
@@ -256,7 +256,7 @@ def test_a_gpu_that_is_not_there_is_refused(runs: RunScene) -> None:
     assert "hides every GPU" in refused(hidden)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_sm_limit_of_a_mig_device_is_refused_and_a_memory_limit_is_not(
     runs: RunScene,
 ) -> None:
@@ -281,7 +281,7 @@ def library(directory: Path, name: str) -> Path:
     return made
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_program_that_libvgpu_limits_is_refused(runs: RunScene, tmp_path: Path) -> None:
     libvgpu = library(tmp_path, "libvgpu.so")
     assert "libvgpu.so limits this" in refused(runs.run("--", "true", LD_PRELOAD=str(libvgpu)))
@@ -309,7 +309,7 @@ def test_a_directory_is_not_taken_for_libvgpu(runs: RunScene, tmp_path: Path) ->
     assert runs.run("--dry-run", LD_PRELOAD=str(other)).returncode == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_program_built_for_musl_is_refused_and_so_is_its_script(
     runs: RunScene, tmp_path: Path
 ) -> None:
@@ -361,7 +361,7 @@ def test_wrong_usage_is_exit_code_2_and_one_sentence_says_why(
         assert answer.stderr.splitlines()[-1].startswith("Error: ")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_soft_limit_needs_a_limit_and_a_region_of_its_own(runs: RunScene, tmp_path: Path) -> None:
     show = "hamiregion show --json $CUDA_DEVICE_MEMORY_SHARED_CACHE"
     show = f"{Path(sys.executable).parent}/{show}"

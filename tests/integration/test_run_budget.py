@@ -30,7 +30,7 @@ def region_of(runs: RunScene, program: Program) -> str:
     return str(runs.base / f"run_{program.pid}" / "region.cache")
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @INJECTIONS
 def test_a_program_sees_the_budget_as_its_gpu(runs: RunScene, inject: str) -> None:
     program = runs.start_program("--inject", inject, "--memory", "2GiB", "--gpus", "1").start()
@@ -44,7 +44,7 @@ def test_a_program_sees_the_budget_as_its_gpu(runs: RunScene, inject: str) -> No
     assert program.end() == (0, "")
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @INJECTIONS
 def test_an_edited_limit_is_obeyed_at_the_next_allocation(runs: RunScene, inject: str) -> None:
     program = runs.start_program("--inject", inject, "--memory", "4GiB").start()
@@ -71,7 +71,7 @@ def test_a_running_program_can_be_looked_at(runs: RunScene) -> None:
     assert [process["pid"] for process in shown["processes"]] == [program.pid]
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("on_error", [None, "refuse", "open"])
 def test_a_program_whose_region_is_gone_does_as_the_run_was_told(
     runs: RunScene, on_error: str | None
@@ -160,7 +160,7 @@ def test_an_edited_sm_limit_is_held_by_a_running_program(
     eventually(lambda: busy_percent() > 80)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_programs_that_join_a_region_share_its_limit(runs: RunScene, tmp_path: Path) -> None:
     team = str(tmp_path / "team.cache")
     hami.create_region(team, memory_limits=["4GiB"], uuids=[gpu_uuid(0)])
@@ -179,7 +179,7 @@ def test_programs_that_join_a_region_share_its_limit(runs: RunScene, tmp_path: P
         assert region.memory_used(0) == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_a_program_starts_shares_its_budget_and_outlives_it_there(runs: RunScene) -> None:
     program = runs.start_program("--memory", "2GiB").start()
     region = region_of(runs, program)
@@ -195,7 +195,7 @@ def test_what_a_program_starts_shares_its_budget_and_outlives_it_there(runs: Run
     eventually(lambda: not runs.directories())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_environment_of_a_joined_region_limits_a_program_that_a_shell_starts(
     runs: RunScene, tmp_path: Path
 ) -> None:

@@ -69,7 +69,7 @@ def ended() -> tuple[int, int]:
 # ---- the end of a run ----------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGKILL])
 def test_when_the_program_ends_its_directory_goes_however_it_ends(
     runs: RunScene, number: int | None
@@ -102,7 +102,7 @@ def test_what_the_program_has_left_running_keeps_the_region_until_it_ends(runs: 
     eventually(lambda: not runs.cleaners())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_region_is_kept_where_it_is_asked_for(runs: RunScene) -> None:
     answer = runs.run("--keep", "--memory", "1g", "--", "true")
     (directory,) = runs.directories()
@@ -226,7 +226,7 @@ def test_a_directory_that_a_process_was_started_with_is_left(mine: dict[str, str
     assert make_run_directory(mine) == stale
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(
     ("how", "cuda", "left"),
     [("writing", True, True), ("writing", False, False), ("reading", True, False)],
@@ -300,7 +300,7 @@ def test_what_a_link_leads_to_is_not_touched(mine: dict[str, str], tmp_path: Pat
     assert (base / "run_4711").is_symlink()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.skipif(bool(why_no_new_namespace()), reason=why_no_new_namespace())
 def test_the_first_process_of_a_container_needs_no_cleaner_and_nobody_else_judges_it(
     runs: RunScene,

@@ -103,7 +103,7 @@ def ordinary_python() -> str:
     pytest.skip("no ordinary user can start a Python here")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_killed_programs_memory_is_free_at_once(scene: RunScene) -> None:
     """The next allocation that needs it succeeds: /proc is not asked who has died."""
     program = (ordinary_python(), "-c", KILLED, str(TESTS))

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stress import scaled
 from support.region_file import RegionFile, RegionFileFactory
+from support.stress import scaled
 from support.wait import eventually
 
 from libhamiregion import Layout, ReapedSlot, SearchCutShort, open_region
@@ -150,7 +150,7 @@ def maps_of(region: RegionFile) -> str:
     )
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 def test_a_dead_slot_is_freed_at_last_and_nothing_is_read_twice(begun: Begun) -> None:
     assert begun.reap() == (ReapedSlot(0, GIB, removed=True),)
     assert begun.counted.readers == 1
@@ -160,7 +160,7 @@ def test_a_dead_slot_is_freed_at_last_and_nothing_is_read_twice(begun: Begun) ->
     assert begun.counted.readers == 2
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 def test_a_process_with_the_pid_of_one_that_was_ruled_out_is_looked_at(begun: Begun) -> None:
     (begun.proc.path / str(OTHER) / "maps").write_text(maps_of(begun.region))
     begun.proc.starts(OTHER, 200)
@@ -169,7 +169,7 @@ def test_a_process_with_the_pid_of_one_that_was_ruled_out_is_looked_at(begun: Be
         assert region.memory_used(0) == GIB
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 def test_one_with_the_pid_of_a_slot_is_looked_at_each_time(begun: Begun) -> None:
     """It may have taken that slot since it was looked at."""
     begun.region.add_process(OTHER, {0: GIB})
@@ -193,14 +193,14 @@ def test_a_slot_that_has_come_since_waits_for_the_next_search(begun: Begun) -> N
     assert begun.counted.readers == 2
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 def test_a_slot_that_has_changed_since_begins_another_search(begun: Begun) -> None:
     begun.region.put("slot_used.total", GIB // 2)
     assert begun.reap() == (ReapedSlot(0, GIB // 2, removed=True),)
     assert begun.counted.readers == 2
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 def test_another_proc_is_another_search(begun: Begun, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = OwnProc(tmp_path / "other" / "proc")
@@ -210,7 +210,7 @@ def test_another_proc_is_another_search(begun: Begun, tmp_path: Path) -> None:
     assert begun.counted.readers == 1
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 def test_the_verb_goes_on_until_all_are_judged(begun: Begun) -> None:
     """In a process of its own, which has to begin anew."""
     begun.endless.is_endless = True
@@ -226,7 +226,7 @@ def test_the_verb_goes_on_until_all_are_judged(begun: Begun) -> None:
     assert verb.returncode == 0
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
 def test_a_dead_slot_is_freed_beside_thirteen_hundred_busy_processes(
     layout: Layout, region_file: RegionFileFactory, tmp_path: Path

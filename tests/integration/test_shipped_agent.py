@@ -110,7 +110,7 @@ def test_one_process_has_figures_repairs_priorities_plan_and_annotations(
     assert agent.end() == 0, agent.said
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_beside_the_monitor_its_feedback_waits_and_no_figure_is_lost(
     scene: PlanScene, api: FakeApi, start: Start
 ) -> None:
@@ -136,7 +136,7 @@ def test_beside_the_monitor_its_feedback_waits_and_no_figure_is_lost(
     assert agent.end() == 0, agent.said
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_second_one_serves_figures_and_takes_over_when_the_first_has_gone(
     scene: PlanScene, api: FakeApi, start: Start
 ) -> None:

@@ -310,7 +310,7 @@ def containers() -> Iterator[tuple[ProcessFactory, ProcessFactory]]:
         yield one, other
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.root
 def test_two_live_processes_with_one_pid_do_not_take_each_others_slot(
     file: RegionFile, containers: tuple[ProcessFactory, ProcessFactory]
@@ -329,7 +329,7 @@ def test_two_live_processes_with_one_pid_do_not_take_each_others_slot(
     assert len(pids(file)) == 1
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.root
 def test_across_pid_namespaces_the_dead_are_reaped_and_the_living_are_not(
     file: RegionFile, containers: tuple[ProcessFactory, ProcessFactory]
@@ -345,7 +345,7 @@ def test_across_pid_namespaces_the_dead_are_reaped_and_the_living_are_not(
     assert living("region.memory_used", 0) == 110
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.root
 def test_a_process_whose_place_another_of_its_pid_has_taken_is_refused(
     file: RegionFile, containers: tuple[ProcessFactory, ProcessFactory]

@@ -69,7 +69,7 @@ def program(
             process.kill()
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow(keep=2)
 def test_all_threads_of_a_program_that_runs_for_long_share_one_heap(
     program: "subprocess.Popen[bytes]",
 ) -> None:

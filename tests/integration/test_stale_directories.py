@@ -148,7 +148,7 @@ OTHERS = [("pods", "missing"), ("logs", "file"), ("pods", "empty"), ("logs", "fo
     ("where", "how"),
     [
         *[("logs", "missing"), ("pods", "file"), ("logs", "empty"), ("pods", "foreign")],
-        *[pytest.param(*each, marks=pytest.mark.thorough) for each in OTHERS],
+        *[pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS],
     ],
 )
 def test_a_source_that_does_not_know_this_node_stops_everything(

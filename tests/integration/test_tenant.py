@@ -27,9 +27,9 @@ from exposition import NodeFiles, parsed
 from hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
 from namespaces import needs_first_namespace
 from own_cgroups import cgroup_of_pod, needs_cgroups
-from stress import scaled
 from support.region_file import RegionFile
 from support.scrapers import ask
+from support.stress import scaled
 from support.wait import eventually
 
 from libhamiregion import Layout, create_region
@@ -202,7 +202,7 @@ class Storms:
         self._running.close()
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @needs_cgroups
 @needs_namespaces
 @needs_first_namespace

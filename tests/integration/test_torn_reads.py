@@ -16,12 +16,17 @@ from pathlib import Path
 
 import c_tools
 import pytest
-from stress import scaled
+from support.stress import scaled
 from support.wait import goes_on
 
 from libhamiregion import Layout, ProcessUsage, RegionSet, create_region, open_region
 
-pytestmark = pytest.mark.every_layout
+
+@pytest.fixture(params=list(Layout))
+def layout(request: pytest.FixtureRequest) -> Layout:
+    chosen: Layout = request.param
+    return chosen
+
 
 DEVICES = 16
 # As in torn_protocol.h: the pids of made-up processes start here.
@@ -132,13 +137,13 @@ def run_writers(tools: Path, path: Path, writer: Writer, pause: int, count: int)
     run_reader(tools, path, count, staying, pause)
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.slow(keep=3)
 @pytest.mark.parametrize("pause", PAUSES)
 def test_no_settled_process_is_mixed(tools: Path, path: Path, writer: Writer, pause: int) -> None:
     run_writers(tools, path, writer, pause, 8_000)
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.parametrize("pause", PAUSES)
 def test_no_settled_process_is_mixed_in_two_million_snapshots(
     tools: Path, path: Path, writer: Writer, pause: int
@@ -158,14 +163,14 @@ def run_movers(tools: Path, path: Path, writer: Writer, pause: int, count: int) 
     run_reader(tools, path, count, staying, pause)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow(keep=2)
 def test_no_settled_region_shows_a_moved_process_twice_or_never(
     tools: Path, path: Path, writer: Writer
 ) -> None:
     run_movers(tools, path, writer, SLOW_ENOUGH, 8_000)
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.parametrize("pause", PAUSES)
 def test_moving_slots_in_a_million_snapshots(
     tools: Path, path: Path, writer: Writer, pause: int
@@ -177,7 +182,7 @@ def test_moving_slots_in_a_million_snapshots(
 # ---- Through the Python API -------------------------------------------------------------------
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow(keep=2)
 def test_no_settled_process_is_mixed_in_python(path: Path, layout: Layout, writer: Writer) -> None:
     for _ in range(2):
         writer("write", SLOW_ENOUGH)
@@ -243,7 +248,7 @@ def test_writer_killed_inside_its_seqlock(path: Path, layout: Layout, writer: Wr
         assert list(table.processes.settled) == [1, 0, 1]
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow(keep=2)
 def test_writer_killed_holding_the_semaphore(path: Path, writer: Writer) -> None:
     """Nothing in the region is settled, and reading goes on at its usual speed."""
     still, _ = writer("still")

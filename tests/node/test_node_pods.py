@@ -203,7 +203,7 @@ def test_events_of_odd_pods_are_passed_over_and_the_others_are_not(
 # ---- a server that comes and goes ----
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_server_that_restarts_again_and_again_is_right_within_4_s_each_time(
     api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,7 +327,7 @@ def test_a_server_of_another_authority_is_not_told_the_token(tmp_path: Path) -> 
         assert api.requests == []
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_server_that_has_gone_without_a_word_is_noticed(api: FakeApi, watch: Watch) -> None:
     api.silent = True
     pods = watch(watch_s=1.0)

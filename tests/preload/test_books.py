@@ -12,7 +12,7 @@ import pytest
 from cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed
 from fake_cuda.driver import GIB, MIB
 from limited import Limited
-from stress import scaled
+from support.stress import scaled
 
 CONTEXT = 256 * MIB
 LIMIT = 4 * GIB
@@ -141,7 +141,7 @@ def test_the_region_counts_what_the_model_counts(limited: Make, seed: int, injec
     run(limited(memory=[LIMIT], inject=inject), seed, 400)
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 100 + scaled(40)))
 def test_the_region_counts_what_the_model_counts_for_long(limited: Make, seed: int) -> None:
     run(limited(memory=[LIMIT]), seed, 5000)

@@ -153,7 +153,7 @@ def test_a_launch_that_feedback_holds_goes_on_when_the_region_is_lost(limited: M
     assert launch.code() == SUCCESS
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(
     ("field", "value"), [("proc_num", 5000), ("device_num", 99), ("uuids", b"\1")]
 )

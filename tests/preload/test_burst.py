@@ -54,7 +54,7 @@ def thread_names(pid: int) -> set[str]:
     return {file.read_text().strip() for file in Path(f"/proc/{pid}/task").glob("*/comm")}
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 def test_a_program_has_what_nobody_else_uses_and_gives_it_back(
     limited: Make, gpus: FakeGpus, observer: Observer, busy: Start, inject: str
 ) -> None:
@@ -84,7 +84,7 @@ def test_the_limit_becomes_soft_and_hard_while_a_program_runs(
     eventually(lambda: "hami-burst" not in thread_names(program.pid))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_program_that_has_a_context_and_does_nothing_stops_nobody_for_long(
     limited: Make, bare: Bare, observer: Observer, busy: Start
 ) -> None:
@@ -110,7 +110,7 @@ def test_processes_of_one_region_do_not_hold_each_other_back(
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_programs_of_two_regions_know_each_other_and_use_what_both_leave(
     limited: Make, observer: Observer, busy: Start
 ) -> None:
@@ -139,7 +139,7 @@ def test_a_neighbour_with_a_hard_limit_is_no_reason_to_use_more(
     eventually(lambda: observer.busy_percent(3, pid=program.pid) < HELD)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("offset", [0, 100_000_000])
 def test_where_nvml_has_other_pids_nobody_is_known(
     limited: Make, gpus: FakeGpus, observer: Observer, busy: Start, offset: int
@@ -159,7 +159,7 @@ def test_where_nvml_has_other_pids_nobody_is_known(
         eventually(lambda: observer.busy_percent(2) < FREE)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_work_of_processes_that_nvml_does_not_show_counts_as_others(
     limited: Make, gpus: FakeGpus, observer: Observer, busy: Start, tmp_path: Path
 ) -> None:
@@ -177,7 +177,7 @@ def test_work_of_processes_that_nvml_does_not_show_counts_as_others(
     eventually(lambda: observer.busy_percent(0.5, pid=program.pid) > FREE)
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [30, 50])
 def test_answers_come_as_fast_beside_a_soft_limit_as_beside_a_hard_one(
     limited: Make, gpus: FakeGpus, observer: Observer, busy: Start, c_programs: Path, limit: int

@@ -21,7 +21,7 @@ Bare = Callable[[], CudaProgram]
 
 
 def need(module: str) -> None:
-    """Skip where a client is not installed: `make clients` installs them all."""
+    """Skip where a client is not installed: pip install cuda-bindings numba-cuda nvitop gpustat."""
     name = module.partition(".")[0]
     if importlib.util.find_spec(name) is None or importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed")

@@ -154,7 +154,7 @@ def test_rows_count_with_the_padding_that_the_driver_gives_them(
     assert program.nvml_processes(0)[program.pid] == scene.used()
 
 
-@pytest.mark.representatives(6)
+@pytest.mark.slow(keep=6)
 @pytest.mark.parametrize("channels", [1, 2, 4])
 @pytest.mark.parametrize(
     ("form", "bytes_"),

@@ -16,7 +16,7 @@ def test_who_else_uses_a_gpu_is_told_by_what_nvml_and_proc_show(tmp_path: Path) 
     run_model(build_model(tmp_path, "neighbours_model", "neighbours", "busy_figures"))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_who_measures_and_which_pid_is_whose_follow_from_what_nvml_and_the_region_show(
     tmp_path: Path,
 ) -> None:

@@ -253,7 +253,7 @@ def test_what_the_driver_takes_beyond_the_limit_counts(limited: Make) -> None:
     assert refused(program, 1)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_threads_that_ask_for_what_a_killed_program_held_all_get_it(
     limited: Make, c_programs: Path
 ) -> None:

@@ -16,7 +16,7 @@ Make = Callable[..., Limited]
 CONTEXT = 256 * MIB
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_forged_slot_does_not_keep_the_others_from_looking(limited: Make) -> None:
     """The process with the lowest pid looks after the others; anyone can write one."""
     scene = limited(memory=[4 * GIB])

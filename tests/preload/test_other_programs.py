@@ -66,13 +66,13 @@ def outcome(command: list[str], environment: dict[str, str]) -> tuple[int, bytes
     return done.returncode, done.stdout, done.stderr
 
 
-# A second of the processor each: by `make stress`.
+# A second of the processor each.
 SLOW = {"clang", "java", "node"}
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.stress if name in SLOW else ()) for name in PROGRAMS],
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PROGRAMS],
 )
 def test_a_program_without_cuda_notices_nothing(name: str, tmp_path: Path) -> None:
     command = PROGRAMS[name]

@@ -64,7 +64,7 @@ def test_the_mean_is_the_limit_for_short_and_long_kernels(
         assert abs(busy - limit) <= TOLERANCE, (kernel_us, limit, busy)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("processes", MANY)
 def test_the_mean_is_the_limit_for_many_processes(c_programs: Path, processes: int) -> None:
     """What is rounded off their figures is not taken for work, nor for none."""
@@ -75,7 +75,7 @@ def test_the_mean_is_the_limit_for_many_processes(c_programs: Path, processes: i
         assert played.least > 0.05, (kernel_us, limit, played)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("processes", MANY)
 def test_many_processes_are_held_where_samples_are_a_second_apart(
     c_programs: Path, processes: int
@@ -93,7 +93,7 @@ def test_few_that_work_among_many_that_do_not_have_their_limit(c_programs: Path)
         assert played.least > 0.5, (active, kernel_us, limit, played)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("processes", [24, 4, 40])
 def test_what_others_do_is_not_taken_for_the_work_of_many_processes(
     c_programs: Path, processes: int
@@ -105,7 +105,7 @@ def test_what_others_do_is_not_taken_for_the_work_of_many_processes(
         assert played.busy_percent >= limit * 0.6, (kernel_us, played)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("processes", [10, 4, 40])
 def test_many_processes_go_on_beside_a_program_that_nvml_does_not_show(
     c_programs: Path, processes: int
@@ -117,7 +117,7 @@ def test_many_processes_go_on_beside_a_program_that_nvml_does_not_show(
         assert limit * 0.1 <= busy <= limit + TOLERANCE, (kernel_us, limit, busy)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("processes", MANY)
 def test_many_processes_go_on_where_nothing_is_known_of_the_device(
     c_programs: Path, processes: int
@@ -131,7 +131,7 @@ def test_many_processes_go_on_where_nothing_is_known_of_the_device(
         assert played.least > 0, (kernel_us, limit, played)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("processes", [24, 10, 40])
 def test_a_process_that_comes_to_many_gets_its_share(c_programs: Path, processes: int) -> None:
     """It begins with single launches ten seconds after them, where one is not seen."""

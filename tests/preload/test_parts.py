@@ -31,7 +31,7 @@ LONG = {"allocations_model", "contexts_model", "regulator_model"}
 
 @pytest.mark.parametrize(
     "model",
-    [pytest.param(each, marks=pytest.mark.thorough if each in LONG else ()) for each in MODELS],
+    [pytest.param(each, marks=pytest.mark.slow if each in LONG else ()) for each in MODELS],
 )
 def test_a_part_does_what_its_model_says(tmp_path: Path, model: str) -> None:
     run_model(build_model(tmp_path, model, *MODELS[model]))

@@ -221,7 +221,7 @@ class Copying:
         self._thread.join()
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

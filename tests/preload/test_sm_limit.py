@@ -62,7 +62,7 @@ def sm_percent(scene: Limited, pid: int, device: int = 0) -> int:
     return found[0].devices[device].sm_util_percent if found else 0
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 def test_kernels_and_graphs_are_held_to_the_limits_of_their_devices(
     limited: Make, observer: Observer, busy: Start, inject: str
 ) -> None:
@@ -280,7 +280,7 @@ def test_a_suspended_process_launches_nothing(
     eventually(lambda: observer.busy_percent(0.3) > 0)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("limit", [50, None])
 def test_feedback_stops_the_launches_that_it_stops_in_libvgpu(
     limited: Make, observer: Observer, busy: Start, limit: int | None
@@ -364,7 +364,7 @@ def test_a_program_that_the_driver_shows_by_another_pid_is_held(
     eventually(lambda: 0 < observer.busy_percent(1) < HELD)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_program_that_cannot_be_told_from_others_is_not_held_and_says_so(
     limited: Make, gpus: FakeGpus, bare: Bare, observer: Observer, busy: Start, tmp_path: Path
 ) -> None:

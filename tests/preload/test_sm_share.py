@@ -26,7 +26,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [20, 50, 80])
 @pytest.mark.parametrize("processes", [1, 3])
 @pytest.mark.parametrize("program", PROGRAMS)

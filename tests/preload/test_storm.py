@@ -14,7 +14,7 @@ import pytest
 from cuda_program import OUT, CudaProgram
 from fake_cuda.driver import GIB, MIB, FakeGpus
 from limited import Limited
-from stress import scaled
+from support.stress import scaled
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import ProcessStatus
@@ -30,7 +30,7 @@ LARGEST = 256 * MIB
 
 LENGTHS = [
     (2, 3, 3, 60),
-    pytest.param(3, 6, scaled(40, 3), 1500, marks=pytest.mark.stress),
+    pytest.param(3, 6, scaled(40, 3), 1500, marks=pytest.mark.slow),
 ]
 
 
@@ -83,7 +83,7 @@ def test_a_storm_of_everything_leaves_nothing(
     assert program.info() == (2 * GIB - CONTEXT, 2 * GIB)
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 def test_a_storm_with_pools_is_hardly_ever_above_the_limit(
     limited: Make, gpus: FakeGpus, bare: Bare, c_programs: Path
 ) -> None:
@@ -106,7 +106,7 @@ def test_a_storm_with_pools_is_hardly_ever_above_the_limit(
     assert above <= samples * 0.02
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 def test_programs_that_become_others_leave_nothing(limited: Make, c_programs: Path) -> None:
     scene = limited(memory=[2 * GIB])
     for seed in range(scaled(20, 2)):
@@ -116,7 +116,7 @@ def test_programs_that_become_others_leave_nothing(limited: Make, c_programs: Pa
     assert program.info() == (2 * GIB - CONTEXT, 2 * GIB)
 
 
-@pytest.mark.parametrize("kills", [12, pytest.param(scaled(200, 20), marks=pytest.mark.stress)])
+@pytest.mark.parametrize("kills", [12, pytest.param(scaled(200, 20), marks=pytest.mark.slow)])
 def test_the_killed_are_reaped_and_hold_no_lock(
     limited: Make, c_programs: Path, kills: int
 ) -> None:
@@ -155,7 +155,7 @@ def pids(scene: Limited) -> set[int]:
     return {each.pid for each in processes if each.status == ProcessStatus.RUNNING}
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("start", ["fork", "forkserver"])
 def test_a_pool_of_processes_shares_the_limit(limited: Make, start: str, inject: str) -> None:
     """Each worker of a pool is a program under the region; the parent uses the driver after it."""

@@ -160,7 +160,7 @@ def test_one_thing_out_of_range_makes_a_region_corrupt(fields: RegionFields, pla
         open_region(file, layout=fields.layout)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @given(before=good_regions(), after=bad_regions())
 def test_a_region_that_goes_bad_while_open_is_corrupt_or_still_what_it_says(
     before: RegionFields, after: RegionFields, place: Path
@@ -394,7 +394,7 @@ def test_what_is_created_is_what_is_read(
         assert plain(region.snapshot()) == reference.snapshot(place.read_bytes(), layout)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @given(fields=good_regions(), limit=st.integers(1, 2**63 - 1))
 def test_a_limit_is_refused_exactly_where_more_is_in_use(
     fields: RegionFields, limit: int, place: Path

@@ -160,7 +160,7 @@ def test_what_cannot_be_done_is_said(scene: PlanScene) -> None:
         assert said in answer.stderr, words
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_extra_that_is_missing_is_named(scene: PlanScene, tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     source = "raise ModuleNotFoundError(name='cattrs')"
@@ -362,7 +362,7 @@ def test_annotations_of_pods_are_a_plan(scene: PlanScene, api: FakeApi, tmp_path
         assert answer.stderr.count("\n") == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_watch_follows_annotations(scene: PlanScene, api: FakeApi, tmp_path: Path) -> None:
     region = scene.container(pod_uid=UID)
     config = str(api.kubeconfig(tmp_path))

@@ -106,7 +106,7 @@ def test_the_version_is_that_of_the_installed_distribution() -> None:
     assert libhamiregion.__version__ == version("libhamiregion")
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize(
     ("package", "code", "extra"),
     [

@@ -88,7 +88,7 @@ def symbols(obj: Path, kind: str) -> set[str]:
     return {line.split()[0] for line in listed.splitlines() if line.startswith("hr_")}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_no_file_calls_a_function_from_above() -> None:
     if shutil.which("nm") is None:
         pytest.skip("needs nm")

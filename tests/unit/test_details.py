@@ -130,7 +130,7 @@ def signals_at_random(handler: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("fail", [conflict, timeout], ids=lambda fail: fail.__name__)
 def test_a_handlers_failure_is_not_taken_for_that_of_who_was_interrupted(
     fail: Callable[[Region, int], None], pair: tuple[Region, Region]
@@ -153,7 +153,7 @@ def test_a_handlers_failure_is_not_taken_for_that_of_who_was_interrupted(
     assert failures > 100
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_exception_of_a_handler_leaves_nothing_that_is_mistaken_later(
     pair: tuple[Region, Region],
 ) -> None:

@@ -58,7 +58,7 @@ def test_the_library_finds_its_containers_by_their_names(tmp_path: Path) -> None
     assert len(list(fake.pod_logs.iterdir())) == 2
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_figures_change_at_each_step_and_at_no_other_time(tmp_path: Path) -> None:
     with FakeNode(tmp_path) as node:
         container = node.add(memory_limits=("8GiB", "4GiB"), processes=3)

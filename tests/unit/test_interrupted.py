@@ -18,8 +18,8 @@ import pytest
 from lock_bytes import NOBODY, hold, is_free
 from namespaces import needs_first_namespace
 from slot_bytes import pids
-from stress import scaled
 from support.region_file import RegionFile, RegionFileFactory
+from support.stress import scaled
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, LockTimeout, Region, open_region
@@ -172,7 +172,7 @@ def interrupt_often(deed: str, file: RegionFile, seconds: float, *, times: int, 
     assert file.get("proc_num") == 0 or pids(file) == []
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.slow(keep=2)
 @needs_first_namespace
 @pytest.mark.parametrize("deed", DEEDS)
 def test_an_exception_at_any_instruction_leaves_nothing_behind(
@@ -182,7 +182,7 @@ def test_an_exception_at_any_instruction_leaves_nothing_behind(
 
 
 @needs_first_namespace
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.parametrize("deed", DEEDS)
 def test_an_exception_at_any_instruction_leaves_nothing_behind_in_a_minute(
     deed: str, layout: Layout, region_file: RegionFileFactory
@@ -308,7 +308,7 @@ def test_what_was_charged_outside_of_a_block_stays_and_what_was_not_goes(
     assert pids(file) == []
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.usefixtures("few_objects")
 @pytest.mark.parametrize("same", [True, False], ids=["the same object", "another object"])
 def test_an_exception_inside_a_nested_lock_leaves_the_outer_one_taken(

@@ -5,7 +5,12 @@ import pytest
 from libhamiregion import Layout
 from libhamiregion.layouts import NEWEST
 
-pytestmark = pytest.mark.every_layout
+
+@pytest.fixture(params=list(Layout))
+def layout(request: pytest.FixtureRequest) -> Layout:
+    chosen: Layout = request.param
+    return chosen
+
 
 # As published, by hand: header fields, then the slot's.
 HEADER = (

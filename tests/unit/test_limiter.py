@@ -222,7 +222,7 @@ def test_launches_from_many_threads_lose_no_tokens() -> None:
     assert limiter.tokens == start - launches * sum(range(1, threads + 1))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_launches_and_ticks_at_once_conserve_tokens() -> None:
     """What was there plus what the ticks poured in is what was launched plus what is left."""
     limiter = make_limiter(sm_count=4, max_threads_per_sm=1024)

@@ -25,7 +25,12 @@ from libhamiregion import (
     open_region,
 )
 
-pytestmark = pytest.mark.every_layout
+
+@pytest.fixture(params=list(Layout))
+def layout(request: pytest.FixtureRequest) -> Layout:
+    chosen: Layout = request.param
+    return chosen
+
 
 GIB = 2**30
 UUIDS = ("GPU-0", "GPU-1")

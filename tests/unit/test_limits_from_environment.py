@@ -147,7 +147,7 @@ likely = st.lists(
 anything = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @settings(max_examples=1000)
 @given(likely | anything, st.sampled_from(["", *"gGmMkK"]))
 @example("0x", "")

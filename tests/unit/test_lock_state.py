@@ -50,7 +50,7 @@ def test_a_live_owner_is_named_by_both_its_pids(file: RegionFile, actor: MakeAct
     assert (state.owner_life, state.by_library) == ("alive", False)
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 def test_a_writer_of_this_library_elsewhere_is_told_as_such(
     file: RegionFile, actor: MakeActor
 ) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from node_root import Root, refresh, touch
-from stress import scaled
 from support.region_file import RegionFile, truncate
+from support.stress import scaled
 
 from libhamiregion import Layout, create_region
 from libhamiregion.node import Container, Node
@@ -187,7 +187,7 @@ def test_a_node_that_followed_knows_what_a_new_one_finds(seed: int, tmp_path: Pa
     follow(seed, Root(tmp_path / "containers"), 60)
 
 
-@pytest.mark.stress
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 100 + scaled(60)))
 def test_a_node_that_followed_for_long_knows_what_a_new_one_finds(
     seed: int, tmp_path: Path

@@ -177,7 +177,7 @@ def test_a_root_with_too_many_entries_says_that_it_was_cut(
         assert "the others are left out" in str(node.root_errors[str(root.path)])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_thousands_of_entries_are_found_and_looked_into_once(tmp_path: Path) -> None:
     root = Root(tmp_path / "containers")
     for _ in range(1500):

@@ -148,7 +148,7 @@ LIMITS = st.builds(
 DEVICES = st.none() | st.integers(0, 15).map(str) | st.just("GPU-*")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @given(
     st.lists(
         st.builds(

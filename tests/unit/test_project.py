@@ -52,7 +52,7 @@ def test_workflows_may_read_and_nothing_else_unless_a_job_says_so() -> None:
 
 @needs_tree
 def test_the_source_distribution_is_told_of_all_that_the_tree_has() -> None:
-    """`make packaging` builds one, and compares each file."""
+    """`make wheel` builds one, and compares each file."""
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
     )

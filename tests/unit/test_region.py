@@ -30,7 +30,12 @@ from libhamiregion import (
     open_region,
 )
 
-pytestmark = pytest.mark.every_layout
+
+@pytest.fixture(params=list(Layout))
+def layout(request: pytest.FixtureRequest) -> Layout:
+    chosen: Layout = request.param
+    return chosen
+
 
 GIB = 2**30
 UUIDS = (
@@ -610,7 +615,7 @@ def test_a_child_of_a_child_is_refused_too(region_file: RegionFileFactory) -> No
         assert in_child(lambda: in_child(grandchild))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_fork_while_other_threads_read_leaves_the_child_free_to_close(
     region_file: RegionFileFactory,
 ) -> None:

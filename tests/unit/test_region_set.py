@@ -595,7 +595,7 @@ def test_a_region_that_was_closed_elsewhere_says_so_in_its_row(files: list[Regio
         assert region_set.read().error(4) is None
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("how", ["thread", "handler"])
 def test_a_set_is_read_whatever_happens_to_it_meanwhile(how: str, files: list[RegionFile]) -> None:
     """Neither another thread nor a handler of the reading thread makes it crash or hang."""
@@ -643,7 +643,7 @@ def test_in_a_forked_child_each_region_is_refused_and_can_be_opened_anew(
     assert after == before
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_child_forked_while_other_threads_read_is_refused_and_not_stuck(
     files: list[RegionFile],
 ) -> None:

@@ -275,7 +275,7 @@ def test_sources_that_are_none_are_named(tmp_path: Path) -> None:
     assert kept.read_text() == "before"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_nothing_that_serves_or_draws_is_loaded_for_it(day: str) -> None:
     """A report of a large node must fit beside the workloads."""
     import subprocess

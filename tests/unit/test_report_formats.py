@@ -227,7 +227,7 @@ def test_a_page_can_be_divided_by_anything_and_be_about_nothing(
     assert "Nothing was recorded in this time." in report_html(empty)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_page_about_a_large_node_is_bounded_and_says_what_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "node.db"
     with RecordingWriter(path, interval_s=600) as writer:

@@ -167,7 +167,7 @@ def test_groups_have_the_peak_of_the_sum_and_not_the_sum_of_peaks(
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_rows_of_every_level_and_parts_of_a_day_add_up_to_the_same(
     day: Path, report: Report
 ) -> None:

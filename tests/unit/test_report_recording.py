@@ -284,7 +284,7 @@ def test_what_is_older_than_the_retention_goes_and_what_is_in_use_stays(path: Pa
     assert query(path, "SELECT id FROM allocations ORDER BY id") == [(1,), (3,)]
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS, -T0])
 def test_retention_goes_on_whatever_the_clock_has_said(path: Path, jump_ms: int) -> None:
     """One look, and hours, of a wrong clock neither switch retention off nor empty the file."""
@@ -400,7 +400,7 @@ def test_a_copy_where_nothing_can_be_written_is_read_if_it_was_closed_in_order(
     assert read(copies["interrupted"]) == "unavailable"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_file_stays_within_its_size(path: Path) -> None:
     limit = 4 << 20
     writer = Clocked(path, retention_s=None, max_size_bytes=limit)

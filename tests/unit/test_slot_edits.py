@@ -306,7 +306,7 @@ def test_suspending_says_where_a_process_may_not_obey(
         assert region.suspend(PID, dry_run=True).effect is effect
 
 
-@pytest.mark.representatives(1)
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("what", ["allocating", "launching", "another launches", None])
 def test_a_suspended_process_that_goes_on_is_seen(
     what: str | None, region_file: RegionFileFactory

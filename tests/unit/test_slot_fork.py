@@ -120,7 +120,7 @@ print(statuses)
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_child_that_is_forked_while_other_threads_open_regions_can_open_one(
     region_file: RegionFileFactory,
 ) -> None:

@@ -1,6 +1,6 @@
 """Put random plausible faults into the tree, one at a time, and list those that no test sees.
 
-    make mutants SEED=7 MUTANTS=200
+    .venv/bin/python tools/mutants.py --seed 7 --mutants 200
 
 Each fault is one changed line that compiles to something else. The tests of its subject run first,
 in one process, the quick ones before the others, up to the first failure: those that name what the

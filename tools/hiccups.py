@@ -1,7 +1,7 @@
 """Run a command that stands still again and again, as programs do on a machine that others use up.
 
-    tests/harmless make hiccups SEED=7
-    python tests/hiccups.py --seed 7 make test
+    tools/harmless .venv/bin/python tools/hiccups.py --seed 7 make test
+    python tools/hiccups.py --seed 7 make test
 
 The command has a cgroup of its own, below this program's own one. It is frozen for a moment up to
 about once a second, all processes at once, when and for how long the seed says. However this

@@ -1,7 +1,8 @@
-"""Run the litmus tests of the core's memory orders on AArch64 with herd7: `make litmus`.
+"""Run the litmus tests of the core's memory orders on AArch64 with herd7.
 
-Each file in `litmus/` says in its first comment what herd7 has to observe: "Never" is a proof for
-all executions that Arm's model allows; "Sometimes" shows that the test can see what it looks for.
+Each file in `docs/models/litmus/` says in its first comment what herd7 has to observe: "Never" is a
+proof for all executions that Arm's model allows; "Sometimes" shows that the test can see what it
+looks for.
 """
 
 import re
@@ -10,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parent / "litmus"
+TESTS = Path(__file__).resolve().parents[1] / "docs/models/litmus"
 SECONDS_EACH = 600
 
 

@@ -16,7 +16,7 @@ import tempfile
 import venv
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 
 # The wheel's tag, and what Zig calls the system. libhamiregion/launch/lib is only where glibc is.

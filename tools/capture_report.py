@@ -16,7 +16,7 @@ from recorded_day import DAY_S, MIDNIGHT_S, record, tenants
 
 from libhamiregion.report import Recording, make_report, report_html
 
-PICTURE = Path(__file__).parent / "images" / "report.png"
+PICTURE = Path(__file__).parents[1] / "docs/images" / "report.png"
 WIDTH, HEIGHT = 1180, 1180
 
 

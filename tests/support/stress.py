@@ -1,9 +1,9 @@
-"""How much the long runs do: `make stress` all of it, `make stress STRESS=0.02` a part of each."""
+"""How much the long runs do: HAMIREGION_STRESS=1 all of it (an hour), by default a part of each."""
 
 import os
 from typing import TypeVar
 
-SHARE = float(os.environ.get("HAMIREGION_STRESS") or 1)
+SHARE = float(os.environ.get("HAMIREGION_STRESS") or 0.02)
 
 Number = TypeVar("Number", int, float)
 

@@ -1,7 +1,7 @@
-"""Use the wheel for aarch64 on another machine, under qemu-user: `make aarch64-wheel`.
+"""Use the wheel for aarch64 on another machine, under qemu-user.
 
-Debian's Python for arm64 is unpacked below a temporary directory, with the wheel from dist/ (`make
-wheels`) and what the tests need; then the quick tests run. Standard library only.
+Debian's Python for arm64 is unpacked below a temporary directory, with the wheel from dist/ (by
+build_wheels.py) and what the tests need; then the quick tests run. Standard library only.
 """
 
 import shutil
@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/cluster"))
 
 from check_wheel import ENVIRONMENT, QUICK_TESTS, ROOT, CheckFailed, run
 from debian_packages import DebianPackages, NoPackages
@@ -60,12 +62,12 @@ def check(work: Path) -> str:
         raise CheckFailed(f"needs {EMULATOR} (on Debian: apt install qemu-user)")
     wheels = sorted((ROOT / "dist").glob("*-manylinux*_aarch64.whl"))
     if not wheels:
-        raise CheckFailed("there is no wheel for aarch64 in dist/; `make wheels` makes it")
+        raise CheckFailed("there is no wheel for aarch64 in dist/; tools/build_wheels.py makes it")
     print("getting Debian's Python for arm64, and packages for it", flush=True)
     python = make_python(work)
     install(wheels[-1], work, python)
     place = work / "place"
-    ignored = shutil.ignore_patterns("packaging", "__pycache__", "build")
+    ignored = shutil.ignore_patterns("__pycache__", "build")
     shutil.copytree(ROOT / "tests", place / "tests", ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", place)
     print(f"testing {wheels[-1].name}, emulated", flush=True)

@@ -1,4 +1,4 @@
-"""Take the moving picture of the README: docs/images/demo.svg, by `make pictures`.
+"""Take the moving picture of the README: docs/images/demo.svg.
 
     python docs/capture.py
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 88
 SHOWN = "/usr/local/vgpu/containers/0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f_train/usage.cache"
-PICTURE = Path(__file__).parent / "images" / "demo.svg"
+PICTURE = Path(__file__).parents[1] / "docs/images" / "demo.svg"
 
 # Readable on a light and on a dark page alike: the picture brings its own background.
 THEME = TerminalTheme(
