@@ -729,12 +729,9 @@ struct hr_reap {
  * their number.  Explicit pids that live or cannot be judged are reported; so is
  * HR_ENOPROCESS for one without a slot, before anything is done.
  *
- * /proc is searched before the lock, for 2 s of the processor's time at most, and once more under
- * it, for 0.5 s.  What counts and could not be judged because that was not enough is reported as
- * HR_REAP_CUT_SHORT, whether it was asked for or not: no such entry, and nobody was left out for
- * want of time.  The search for the owners of slots with pid 0 goes on where the call before was
- * cut short, by any handle of this process for that file, for ten minutes: after some calls it has
- * seen everybody.
+ * /proc is searched before the lock, for 2 s at most, and once more under it, for 0.5 s.  What
+ * counts and could not be judged because that was not enough is reported as HR_REAP_CUT_SHORT,
+ * whether it was asked for or not: without such an entry no slot was left out for want of time.
  */
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t count,
             uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out);
@@ -802,9 +799,8 @@ struct hr_slot_repair {
  * entries; returns their number.  A dry run through a region that was opened for
  * reading takes no lock.
  *
- * A slot with pid 0 that counts something may stand in the way.  The search for its owner goes on
- * where a call of hr_reap() or of this function was cut short; until it has ended, what waits for
- * it is reported as HR_REPAIR_CUT_SHORT.
+ * A slot with pid 0 that counts something may be in the way.  If the search for its owner is cut
+ * short, what waits for it is reported as HR_REPAIR_CUT_SHORT.
  */
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
                     struct hr_slot_repair *out);

@@ -167,7 +167,7 @@ static int attach_work(void *argument)
 /* A process that has libvgpu loaded has a slot of libvgpu's, by the same pid. */
 static int check_no_foreign_mapping(hr_region *region)
 {
-    struct hr_mapped_file file;
+    struct hr_file_id file;
     bool by_another;
     int code = hr_own_mapping(region, &file, &by_another);
     if (code == HR_OK && by_another)

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "identify.h"
-#include "map_files.h"
+#include "proc.h"
 
 bool hr_is_whole(const hr_region *region, const struct stat *status)
 {

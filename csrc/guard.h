@@ -37,8 +37,8 @@ void hr_guard_after_fork(void);
 /*
  * From now on a check of the handler and the mask is valid for about a millisecond, in the thread
  * that made it.  For a program with a few microseconds of other work between two runs, whose cost
- * the check would double.  If within that millisecond a thread blocks SIGBUS or the program installs
- * a handler, and the file is truncated, the program gets the fault.
+ * the check would double.  If within that millisecond a thread blocks SIGBUS or the program
+ * installs a handler, and the file is truncated, the program gets the fault.
  */
 void hr_guard_spaced_runs(void);
 

@@ -11,6 +11,7 @@
 #include "atomics.h"
 #include "base.h"
 #include "guard.h"
+#include "proc.h"
 #include "region.h"
 
 /* Set in `users` once hr_close() has begun. */
@@ -19,14 +20,6 @@
 /* A lock on bytes of the file, held by this page (byte_lock.h). */
 struct hr_byte_lock {
     void *page; /* NULL: not locked */
-};
-
-/* A file as maps shows it.  stat's device number differs on some file systems. */
-struct hr_mapped_file {
-    unsigned major_number, minor_number;
-    uint64_t inode;
-    uint64_t bytes; /* of a region's file: a process of the region maps at least so much of it */
-    bool has_own_pages; /* of a region's file: that of no other file system shows the same memory */
 };
 
 /* What lock.c keeps in each handle.  All but the atomics is touched under the gate only. */
@@ -72,9 +65,8 @@ struct hr_region {
     uint32_t no_link; /* HR_NO_LINK, or 0 */
     uint64_t device_id;
     uint64_t inode;
-    uint64_t born_ns;   /* when the file was made, for a writable handle; 0: nobody knows */
-    bool has_own_pages; /* hr_has_own_pages() of its file system */
-    struct hr_mapped_file in_maps; /* under the fork lock; inode 0 = not looked up yet */
+    bool has_own_pages;        /* hr_has_own_pages() of its file system */
+    struct hr_file_id in_maps; /* under the fork lock; inode 0 = not looked up yet */
     char *path;
     /* How many slots the last hr_read_set() found, for the next one to prefetch. */
     _Atomic uint32_t likely_slots;

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "base.h"
-#include "map_files.h"
+#include "proc.h"
 
 /* Covers every field up to procs in every layout. */
 #define HEADER_BYTES 2048

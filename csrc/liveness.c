@@ -1,3 +1,7 @@
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "mappers.h"
 #include "marks.h"
 
@@ -39,12 +43,47 @@ static int judge_by_marks(void *argument)
     return code;
 }
 
+struct hr_process_list {
+    uint64_t limit_ns;
+    char proc[];
+};
+
+int hr_list_processes(const char *proc, uint64_t cpu_ns, struct hr_process_list **out)
+{
+    proc = proc == NULL ? "/proc" : proc;
+    *out = malloc(sizeof **out + strlen(proc) + 1);
+    if (*out == NULL)
+        return hr_fail_errno(HR_ESYSTEM, ENOMEM);
+    (*out)->limit_ns = cpu_ns;
+    strcpy((*out)->proc, proc);
+    return HR_OK;
+}
+
+void hr_free_process_list(struct hr_process_list *list)
+{
+    free(list);
+}
+
+static int search_slots(hr_region *region, struct hr_process_list *list,
+                        const struct hr_strangers *strangers, const struct hr_slot_pids *asked,
+                        uint64_t limit_ns, uint32_t *lives)
+{
+    struct hr_mappers mappers;
+    int code = hr_find_mappers(region, list->proc, HR_WITH_OWN_HANDLE, asked, strangers, limit_ns,
+                               &mappers);
+    for (int32_t i = 0; code == HR_OK && i < asked->count; i++)
+        lives[i] = asked->pids[i] == 0 ? HR_DEAD /* no process has that pid */
+                                       : hr_liveness_of_slot(&mappers, asked->pids[i]);
+    if (code == HR_OK)
+        hr_free_mappers(&mappers);
+    return code;
+}
+
 /* Those that the bytes have not told of. */
 static int ask_proc(hr_region *region, struct hr_process_list *list,
                     const struct hr_strangers *strangers, const int32_t *pids, uint32_t count,
                     uint64_t cpu_ns, uint32_t *lives)
 {
-    const struct hr_budget budget = hr_budget_of_cpu(cpu_ns);
     struct hr_slot_pids asked = {.count = 0};
     uint32_t found[HR_SLOTS];
     for (uint32_t i = 0; i < count; i++) {
@@ -52,7 +91,7 @@ static int ask_proc(hr_region *region, struct hr_process_list *list,
             asked.pids[asked.count++] = pids[i];
     }
     int code =
-        asked.count == 0 ? HR_OK : hr_search_slots(region, list, strangers, &asked, &budget, found);
+        asked.count == 0 ? HR_OK : search_slots(region, list, strangers, &asked, cpu_ns, found);
     for (uint32_t i = 0, at = 0; code == HR_OK && i < count; i++) {
         if (lives[i] == HR_LIVENESS_UNKNOWN)
             lives[i] = found[at++];

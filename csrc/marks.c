@@ -5,7 +5,7 @@
 #include <sys/random.h>
 #include <time.h>
 
-#include "process_files.h"
+#include "mappers.h"
 #include "testpoint.h"
 
 /*

@@ -14,8 +14,6 @@ struct reap_call {
     struct hr_strangers strangers;     /* none of whom any slot is */
     struct hr_slot_pids names;         /* that stand anywhere in the table, before the scans */
     struct hr_nameless_slots nameless; /* below proc_num */
-    struct hr_nameless_slots standing; /* those and what is in use above */
-    bool has_newer;                    /* slots with pid 0 that the search is not about */
     bool has_others;                   /* somebody else may live */
     bool has_marked;                   /* a slot is a dead process's by its mark */
     bool has_work;                     /* a suspect's slot is not empty */
@@ -65,9 +63,7 @@ static int note_names(void *argument)
             continue;
         if (pid != 0)
             call->names.pids[call->names.count++] = pid;
-        else if (index < count || hr_is_in_use(call->region, index))
-            hr_note_nameless(call->region, index, &call->standing);
-        if (pid == 0 && index < count)
+        else if (index < count)
             hr_note_nameless(call->region, index, &call->nameless);
     }
     return code;
@@ -129,8 +125,7 @@ static int32_t find_end(const struct reap_call *call, int32_t count)
 static bool is_cut_short(const struct reap_call *call, int32_t index)
 {
     int32_t pid = pid_of(call, index);
-    bool was_cut = call->before->cut_short || (pid == 0 && call->has_newer) ||
-                   (call->mappers != NULL && call->mappers->cut_short);
+    bool was_cut = call->before->cut_short || (call->mappers != NULL && call->mappers->cut_short);
     return was_cut && pid != HR_NOBODY && judge(call, index) == HR_LIVENESS_UNKNOWN &&
            !hr_slot_is_empty(call->region, hr_slot(call->region, (uint32_t)index));
 }
@@ -277,7 +272,6 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
     /* Having the lock in order to reap makes this process no process of the region. */
     enum hr_own_handle own =
         region->own.attachment != NULL ? HR_WITH_OWN_HANDLE : HR_WITHOUT_OWN_HANDLE;
-    const struct hr_budget budget = hr_budget_of_time(SEARCH_NS);
     struct hr_slot_pids slots;
     const struct hr_slot_pids *only = call->suspects;
     if (!call->before->initial) {
@@ -286,7 +280,7 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
     }
     bool searches = call->suspects->count > 0;
     if (code == HR_OK && searches)
-        code = hr_find_mappers(region, proc, own, only, &call->strangers, &budget, &mappers);
+        code = hr_find_mappers(region, proc, own, only, &call->strangers, SEARCH_NS, &mappers);
     if (code == HR_OK) {
         call->mappers = searches ? &mappers : NULL;
         code = hr_run_entered(region, reap_work, call);
@@ -311,24 +305,14 @@ static int reap_beside(struct reap_call *call, const char *proc, uint64_t timeou
 /* Who may live, before the lock: nobody waits meanwhile. */
 static int search_before(struct reap_call *call, const char *proc, struct hr_mappers *before)
 {
-    const struct hr_budget budget = hr_budget_of_cpu(HR_SEARCH_CPU_NS);
     *before = (struct hr_mappers){.list = NULL};
-    /* A process that has stored pid 0 has no name to be found by. */
-    if (call->nameless.count > 0) {
-        const int32_t count = call->nameless.count;
-        struct hr_round *round =
-            hr_take_round(call->region, proc, &call->standing, &call->nameless);
-        call->has_newer = call->nameless.count < count;
-        int code = hr_find_mappers_in_round(call->region, proc, &call->names, &call->strangers,
-                                            &budget, round, before);
-        hr_end_round(round, code == HR_OK && before->cut_short);
-        return code;
-    }
-    /* Where the bytes tell of all slots, /proc is not looked at. */
-    if (call->names.count == 0)
+    /* Where the bytes tell of all slots, /proc is not searched. */
+    if (call->nameless.count == 0 && call->names.count == 0)
         return HR_OK;
-    return hr_find_mappers(call->region, proc, HR_WITH_OWN_HANDLE, &call->names, &call->strangers,
-                           &budget, before);
+    /* A process that has stored pid 0 has no name to be found by: all are searched. */
+    const struct hr_slot_pids *only = call->nameless.count > 0 ? NULL : &call->names;
+    return hr_find_mappers(call->region, proc, HR_WITH_OWN_HANDLE, only, &call->strangers,
+                           HR_PROC_NS, before);
 }
 
 int hr_reap_without(hr_region *region, const char *proc, const struct hr_stranger *strangers,

@@ -80,8 +80,7 @@ static int search(hr_region *region, const char *proc, enum hr_own_handle own,
 {
     const struct hr_slot_pids owner = {
         .pids = {(int32_t)state->owner_pid}, .count = 1, .any_level = true};
-    const struct hr_budget budget = hr_budget_of_cpu(HR_OWNER_CPU_NS);
-    return hr_find_mappers(region, proc, own, only_owner ? &owner : NULL, NULL, &budget, out);
+    return hr_find_mappers(region, proc, own, only_owner ? &owner : NULL, NULL, HR_OWNER_NS, out);
 }
 
 /*

@@ -27,24 +27,6 @@ static char *absolute_path(const char *path)
     return absolute;
 }
 
-/*
- * An inode number may be given to the next file as soon as this one is gone; the time of birth is
- * then another.  0 where kernel, file system or sandbox tell none.
- */
-static uint64_t birth_ns(int fd)
-{
-#if defined(SYS_statx) && defined(STATX_BTIME)
-    /* By its number: musl has had the function for a short time only. */
-    struct statx status;
-    if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_BTIME, &status) == 0 &&
-        (status.stx_mask & STATX_BTIME) != 0)
-        return (uint64_t)status.stx_btime.tv_sec * 1000000000 + status.stx_btime.tv_nsec;
-#else
-    (void)fd;
-#endif
-    return 0;
-}
-
 static hr_region *new_handle(const char *path, uint32_t flags, const struct hr_layout *layout,
                              const struct hr_identified *file)
 {
@@ -65,7 +47,6 @@ static hr_region *new_handle(const char *path, uint32_t flags, const struct hr_l
     region->references = 1;
     region->device_id = file->status.st_dev;
     region->inode = file->status.st_ino;
-    region->born_ns = region->writable ? birth_ns(file->fd) : 0;
     region->has_own_pages = hr_has_own_pages(file->fd);
     return region;
 }

@@ -128,3 +128,19 @@ bool hr_slot_is_empty(const hr_region *region, unsigned char *slot)
                (hr_load_u64(slot + layout->slot_seqlock, memory_order_relaxed) & 1) != 0;
     return any == 0 && !odd;
 }
+
+/* ---- Slots with pid 0 -------------------------------------------------------------- */
+
+bool hr_is_in_use(const hr_region *region, int32_t index)
+{
+    return hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) != 0 ||
+           (hr_seqlock_of(region, index) & 1) != 0;
+}
+
+void hr_note_nameless(const hr_region *region, int32_t index, struct hr_nameless_slots *slots)
+{
+    unsigned char *slot = hr_slot(region, (uint32_t)index);
+    slots->list[slots->count++] = (struct hr_nameless){.index = index,
+                                                       .seqlock = hr_seqlock_of(region, index),
+                                                       .bytes = hr_slot_bytes(region, slot)};
+}

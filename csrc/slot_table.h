@@ -71,4 +71,19 @@ void hr_clear_usage(const hr_region *region, unsigned char *slot);
 bool hr_slot_is_empty(const hr_region *region, unsigned char *slot);
 uint64_t hr_slot_bytes(const hr_region *region, unsigned char *slot);
 
+/* A slot with pid 0, as it was before /proc was searched. */
+struct hr_nameless {
+    int32_t index;
+    uint64_t seqlock, bytes;
+};
+
+struct hr_nameless_slots {
+    int32_t count;
+    struct hr_nameless list[HR_SLOTS];
+};
+
+/* Whether a slot with pid 0 counts something, or is being accounted in. */
+bool hr_is_in_use(const hr_region *region, int32_t index);
+void hr_note_nameless(const hr_region *region, int32_t index, struct hr_nameless_slots *slots);
+
 #endif

@@ -26,27 +26,25 @@ struct watch_call {
     hr_region *region;
     struct hr_table_view *view;
     struct hr_slot_pids names; /* that stand in the table */
-    /* In use or below proc_num: those that a search for the dead has too. */
-    struct hr_nameless_slots nameless;
-    bool has_nameless_in_use; /* something counts there that may be anybody's */
+    bool has_sought; /* something counts in a slot with pid 0, which may be any process's */
 };
 
 static int note_names(void *argument)
 {
     struct watch_call *call = argument;
     const hr_region *region = call->region;
-    const unsigned char *proc_num = region->base + region->layout->proc_num;
-    const int32_t count = hr_load_i32(proc_num, memory_order_relaxed);
     for (int32_t index = 0; index < HR_SLOTS; index++) {
         const int32_t pid = pid_of(region, index);
-        const bool is_nameless_in_use = pid == 0 && hr_is_in_use(region, index);
+        const bool is_sought = pid == 0 && hr_is_in_use(region, index);
         call->view->seen[index].pid = pid;
-        call->view->seen[index].is_sought = false;
+        call->view->seen[index].is_sought = is_sought;
         if (pid != 0)
             call->names.pids[call->names.count++] = pid;
-        else if (is_nameless_in_use || index < count)
-            hr_note_nameless(region, index, &call->nameless);
-        call->has_nameless_in_use = call->has_nameless_in_use || is_nameless_in_use;
+        if (is_sought) {
+            call->view->seen[index].seqlock = hr_seqlock_of(region, index);
+            call->view->seen[index].bytes = hr_slot_bytes(region, hr_slot(region, (uint32_t)index));
+        }
+        call->has_sought = call->has_sought || is_sought;
     }
     return HR_OK;
 }
@@ -54,25 +52,8 @@ static int note_names(void *argument)
 /* A process that has stored pid 0 has no name to be found by: all of them are looked at. */
 static int search(struct watch_call *call, const char *proc)
 {
-    hr_region *region = call->region;
-    struct hr_table_view *view = call->view;
-    const struct hr_budget budget = hr_budget_of_cpu(HR_SEARCH_CPU_NS);
-    if (!call->has_nameless_in_use)
-        return hr_look_for_mappers(region, proc, &call->names, &view->mappers);
-    int code = hr_enter(region);
-    if (code != HR_OK)
-        return code;
-    view->round = hr_take_round(region, proc, &call->nameless, &call->nameless);
-    for (int32_t i = 0; i < call->nameless.count; i++) {
-        const struct hr_nameless *slot = &call->nameless.list[i];
-        view->seen[slot->index].is_sought = true;
-        view->seen[slot->index].seqlock = slot->seqlock;
-        view->seen[slot->index].bytes = slot->bytes;
-    }
-    code = hr_find_mappers_in_round(region, proc, &call->names, NULL, &budget, view->round,
-                                    &view->mappers);
-    hr_leave(region);
-    return code;
+    const struct hr_slot_pids *only = call->has_sought ? NULL : &call->names;
+    return hr_look_for_mappers(call->region, proc, only, &call->view->mappers);
 }
 
 /* A slot that has got another name since the processes were looked for is of somebody who was not:
@@ -87,25 +68,17 @@ static int begin_watch(void *argument)
     return HR_OK;
 }
 
-static void end_view(struct hr_table_view *view, int code)
-{
-    /* Made anew for a lock that was not had in time, it need not begin anew. */
-    hr_end_round(view->round, code == HR_ETIMEOUT || view->mappers.cut_short);
-    hr_free_mappers(&view->mappers);
-}
-
 static int look(hr_region *region, const char *proc, struct hr_table_view *view)
 {
     struct watch_call call = {.region = region, .view = view};
     view->mappers = (struct hr_mappers){.list = NULL};
-    view->round = NULL;
     int code = hr_run(region, note_names, &call);
     if (code == HR_OK)
         code = search(&call, proc);
     if (code == HR_OK)
         code = hr_run(region, begin_watch, &call);
     if (code != HR_OK)
-        end_view(view, code);
+        hr_free_mappers(&view->mappers);
     uint64_t deadline = hr_deadline_ns(WATCH_NS);
     unsigned naps = 0;
     while (code == HR_OK && hr_nap(deadline, &naps))
@@ -123,7 +96,7 @@ int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *vie
         if (code != HR_OK)
             return code;
         code = hr_run_locked(region, work, argument, left < FRESH_NS ? left : FRESH_NS);
-        end_view(view, code);
+        hr_free_mappers(&view->mappers);
         uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
         if (code != HR_ETIMEOUT || now >= deadline)
             return code;
@@ -138,7 +111,7 @@ int hr_run_viewed_unlocked(hr_region *region, const char *proc, struct hr_table_
     if (code != HR_OK)
         return code;
     code = hr_run(region, work, argument);
-    end_view(view, code);
+    hr_free_mappers(&view->mappers);
     return code;
 }
 

@@ -19,8 +19,6 @@
 
 struct hr_table_view {
     struct hr_mappers mappers;
-    struct hr_round
-        *round; /* of a search for the owners of slots with pid 0, until the work ends */
     struct {
         int32_t pid;      /* before the processes were looked for */
         bool is_sought;   /* has pid 0, and is one of those that the search is about */
@@ -30,10 +28,9 @@ struct hr_table_view {
 };
 
 /*
- * Scan /proc, going on where the call before was cut short (search_round.h), watch the table for 20
- * ms, take the lock and run the work, which judges by `view` under the lock.  While the lock is
- * waited for the view grows old: it is made anew every quarter of a second, and when the work
- * returns HR_ETIMEOUT.
+ * Scan /proc, watch the table for 20 ms, take the lock and run the work, which judges by `view`
+ * under the lock.  While the lock is waited for the view grows old: it is made anew every quarter
+ * of a second, and when the work returns HR_ETIMEOUT.
  */
 int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *view,
                   hr_guarded_work *work, void *argument, uint64_t timeout_ns);

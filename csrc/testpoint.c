@@ -9,7 +9,6 @@ int hr_testpoint_kill_on = 1;
 int hr_testpoint_signal = SIGKILL;
 int hr_testpoint_reached[HR_TESTPOINTS_COUNT];
 uint64_t hr_testpoint_ownerless_ns = HR_OWNERLESS_NS;
-int hr_testpoint_looks_left = -1;
 
 #endif
 

@@ -54,8 +54,6 @@ extern int hr_testpoint_signal;
 extern int hr_testpoint_reached[HR_TESTPOINTS_COUNT];
 /* Instead of HR_OWNERLESS_NS, so that thousands of kills end within a day. */
 extern uint64_t hr_testpoint_ownerless_ns;
-/* Instead of clocks: a search's budget is spent after so many looks at it (-1: by the clocks). */
-extern int hr_testpoint_looks_left;
 
 static inline void hr_testpoint(enum hr_testpoint point)
 {

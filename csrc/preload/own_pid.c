@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "../process_files.h"
+#include "../proc.h"
 #include "../region.h"
 #include "nvml.h"
 #include "session.h"

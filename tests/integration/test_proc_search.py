@@ -4,7 +4,6 @@ and files that have two inodes.
 
 import contextlib
 import functools
-import itertools
 import os
 import subprocess
 import time
@@ -17,7 +16,7 @@ from namespaces import needs_first_namespace
 from slot_bytes import pids
 from support.actors import Actor, MakeActor, ProcessFactory
 from support.region_file import RegionFile, RegionFileFactory
-from support.wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S
 
 from libhamiregion import (
     Layout,
@@ -29,7 +28,6 @@ from libhamiregion import (
     open_region,
 )
 from libhamiregion.node import liveness as liveness_module
-from libhamiregion.node.fair_shares import FairShares
 from libhamiregion.node.liveness import Liveness
 
 LINE = "7f0000000000-7f0000001000 rw-s 00000000 00:01 1 /somewhere/else\n"
@@ -158,19 +156,6 @@ def others(region_file: RegionFileFactory) -> Iterator[list[Region]]:
         yield [opened.enter_context(open_region(region_file())) for _ in range(3)]
 
 
-def test_maps_are_read_once_for_all_regions(
-    region: Region, others: list[Region], fake_proc: FakeProc
-) -> None:
-    fake_proc.add_long(100, 5, fake_proc.directory / "1" / "maps")
-    liveness = Liveness(str(fake_proc.directory))
-    assert liveness.dead(region, [5]) == {5}
-    # Who wants to read them again does not come back.
-    maps = fake_proc.directory / "100" / "maps"
-    maps.unlink()
-    os.mkfifo(maps)
-    assert [liveness.dead(each, [5, 0, 6]) for each in others] == [{5, 0, 6}] * 3
-
-
 def test_what_may_be_a_mapping_of_the_region_is_not_forgotten_over_those_after_it(
     region: Region, fake_proc: FakeProc
 ) -> None:
@@ -198,7 +183,6 @@ def file_system_of(path: Path) -> str:
 @pytest.mark.parametrize(
     ("kind", "is_another"),
     [
-        ("ext2", True),
         ("ext4", True),
         ("xfs", True),
         ("btrfs", True),
@@ -255,52 +239,6 @@ def test_a_stranger_is_not_asked_what_it_maps_but_its_successor_is(
     assert dead() == frozenset()
 
 
-def test_who_is_a_stranger_is_read_once_for_all_regions(
-    region: Region, others: list[Region], fake_proc: FakeProc
-) -> None:
-    """Else two hundred containers with the same pids would read two hundred times two hundred."""
-    maps = fake_proc.directory.parent / "ours"
-    maps.write_text("".join(map(line_of, (region, *others))))
-    fake_proc.add_long(100, 5, maps)
-    fields = " ".join(["S", *["0"] * 18, "4321", *["0"] * 30])
-    stat = fake_proc.directory / "100" / "stat"
-    stat.write_text(f"100 (x) {fields}\n")
-    liveness = Liveness(str(fake_proc.directory))
-    assert liveness.dead(region, [5], strangers=[(100, 4321)]) == {5}
-    stat.unlink()
-    assert [liveness.dead(each, [5], strangers=[(100, 4321)]) for each in others] == [{5}] * 3
-    assert liveness.dead(others[0], [5]) == frozenset()
-
-
-def test_maps_with_more_shared_files_than_are_kept_are_read_for_each_region(
-    region: Region, others: list[Region], fake_proc: FakeProc
-) -> None:
-    """Its last line is that of another region."""
-    shared = "7f0000000000-7f0000001000 rw-s 00000000 00:01 {} /dev/shm/{}\n"
-    lines = [shared.format(number, number) for number in range(2, 500)]
-    maps = fake_proc.directory.parent / "many"
-    maps.write_text("".join(lines) + line_of(others[0]))
-    fake_proc.add_long(100, 5, maps)
-    liveness = Liveness(str(fake_proc.directory))
-    assert liveness.dead(region, [5]) == {5}
-    assert liveness.dead(others[0], [5]) == frozenset()
-    assert liveness.dead(others[1], [5]) == {5}
-
-
-def test_what_was_read_for_one_region_tells_of_others(
-    region: Region, others: list[Region], fake_proc: FakeProc
-) -> None:
-    maps = fake_proc.directory.parent / "three"
-    first, second, third = map(line_of, others)
-    maps.write_text(first + LINE + second + third.replace(" rw-s ", " r--s "))
-    fake_proc.add_long(100, 5, maps)
-    expected = {0: set[int](), 1: set[int](), 2: {5}, 3: {5}}
-    regions = [*others, region]
-    for order in itertools.permutations(expected):
-        liveness = Liveness(str(fake_proc.directory))
-        assert {each: liveness.dead(regions[each], [5]) for each in order} == expected
-
-
 def test_maps_that_were_not_read_to_their_end_tell_of_no_region(
     others: list[Region], fake_proc: FakeProc, long_maps: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,13 +272,6 @@ def test_a_process_whose_pids_are_not_told_is_looked_at(
     assert Liveness(str(fake_proc.directory)).dead(region, [5, 6]) == frozenset()
 
 
-def test_a_list_that_is_cut_short_proves_nobody_dead(
-    region: Region, fake_proc: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(liveness_module, "_LIST_NS", 0)
-    assert Liveness(str(fake_proc.directory)).dead(region, [5]) == frozenset()
-
-
 @pytest.mark.parametrize("first", ["of libvgpu, with a slot", "of libvgpu", "with a slot"])
 def test_a_containers_own_proc_is_told_by_its_first_process_alone(
     first: str, region: Region, file: RegionFile, fake_proc: FakeProc
@@ -369,47 +300,6 @@ def test_a_private_copy_of_the_file_makes_nobody_a_process_of_the_region(
     maps.write_text(line_of(region).replace(" rw-s ", " rw-p "))
     fake_proc.add_long(100, 5, maps)
     assert Liveness(str(fake_proc.directory)).dead(region, [5]) == {5}
-
-
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize("regions", [3, 60])
-def test_hostile_maps_leave_time_for_the_regions_of_other_containers(
-    region: Region,
-    others: list[Region],
-    fake_proc: FakeProc,
-    long_maps: Path,
-    regions: int,
-) -> None:
-    """However many regions one container has: outside of HAMi's directories that is its choice."""
-    for pid in range(1000, 1100):
-        fake_proc.add_long(pid, 5, long_maps)
-    fake_proc.add_long(2000, 6, fake_proc.directory / "1" / "maps")
-
-    def is_reached() -> bool:
-        liveness = Liveness(str(fake_proc.directory))
-        for each in itertools.islice(itertools.cycle(others), regions):
-            assert liveness.dead(each, [5], "hostile") == set()
-        return liveness.dead(region, [6], "honest") == {6}
-
-    # A busy machine may leave it no time at all, now and then.
-    eventually(is_reached)
-
-
-def test_what_proofs_for_a_container_have_cost_counts_from_one_search_to_the_next(
-    region: Region, fake_proc: FakeProc, long_maps: Path
-) -> None:
-    for pid in range(1000, 1100):
-        fake_proc.add_long(pid, 5, long_maps)
-    shares = FairShares(0.1, 0.0)
-    began_s = time.thread_time()
-    for _ in range(20):
-        liveness = Liveness(str(fake_proc.directory), shares)
-        assert liveness.dead(region, [5], "hostile") == set()
-        # Nobody has that number, so nothing has to be read.
-        assert liveness.dead(region, [7], "hostile") == {7}
-    # 0.1 s, and twenty lists of a hundred processes.
-    assert time.thread_time() - began_s < 2
-    assert shares.left_s("hostile") <= 0 < shares.left_s("honest")
 
 
 def test_who_cannot_be_asked_says_nobody_is_dead(region: Region, tmp_path: Path) -> None:

@@ -192,18 +192,18 @@ def test_a_repair_of_slots_that_could_not_look_at_all_says_of_whom(
     assert (region.get("proc_num"), is_free(region)) == (0, True)
 
 
-def test_maps_of_any_length_are_read_to_their_end(
+def test_maps_of_up_to_8_mib_are_read_to_their_end(
     opened: Region, region: RegionFile, neighbour: Neighbour
 ) -> None:
-    """A stranger's paths, of 3.5 KiB each, do not keep another container's dead counted."""
+    """Long paths of another process with that pid do not keep a dead slot counted."""
     path = "/somewhere/" + "x" * 3500
-    lines = LINE.replace("rw-s", "rw-p").replace("/somewhere/else", path) * 1000
+    lines = LINE.replace("rw-s", "rw-p").replace("/somewhere/else", path) * 950
 
     def write_long(stream: TextIO) -> None:
-        stream.writelines(lines for _ in range(12))
+        stream.writelines(lines for _ in range(2))
 
     neighbour.at.update({BEFORE: write_long, UNDER_THE_LOCK: write_long})
-    assert len(lines) * 12 > 40 << 20
+    assert 7 << 20 > len(lines) * 2 > 6 << 20
     assert opened.reap(proc=neighbour.proc) == (ReapedSlot(DEAD, 640, removed=True),)
     assert pids(region) == []
 

@@ -17,7 +17,7 @@
 #include "../../csrc/preload/session.h"
 #include "../../csrc/preload/shared_figures.h"
 #include "../../csrc/preload/snapshots.h"
-#include "../../csrc/process_files.h"
+#include "../../csrc/proc.h"
 #include "../../csrc/region.h"
 
 #include "must.h"

@@ -1,0 +1,165 @@
+/*
+ * What /proc tells: which processes map a file, what their pids are in each namespace, and when
+ * they started.  Internal to the core.  Everything here takes numbers and descriptors, never a
+ * region, its lock or its guard: a read of /proc may never return.
+ *
+ * A pid in a region is one of the container's namespace and may have been used again.  What counts
+ * as proof: /proc/<pid>/maps shows this very file mapped for writing, and NSpid in
+ * /proc/<pid>/status has the number.  A process with the right number that does not map the file is
+ * another one.
+ *
+ * A container decides how many processes it has and how long their maps are.  So of each process
+ * HR_MAPS_BYTES are read, in pieces, and a search ends after HR_PROC_NS.  Processes that were not
+ * read to the end are unsure, and a search that ended early says that it was cut short.
+ */
+#ifndef HR_PROC_H
+#define HR_PROC_H
+
+#include "base.h"
+#include "region.h"
+
+/* 8,000 mappings of usual files are 0.75 MB. */
+#define HR_MAPS_BYTES ((size_t)8 << 20)
+/* What one search may take. */
+#define HR_PROC_NS 2000000000u
+/* Namespaces nest 32 deep at most, below the first one. */
+#define HR_PID_LEVELS 33
+
+/* ---- One process ------------------------------------------------------------------- */
+
+/* Why something of a process is not known. */
+enum hr_seen {
+    HR_MAPS_NOT,
+    HR_MAPS,
+    HR_MAPS_UNSURE,  /* a file with the inode number on another device: maybe the same file through
+                        another file system (an overlay's upper directory) */
+    HR_MAPS_NOTHING, /* an empty list, as kernel threads, zombies and dying processes have */
+    HR_REFUSED,
+    HR_NO_TIME, /* it was not read to the end */
+    HR_GONE
+};
+
+/* A file as maps shows it.  stat's device number differs on some file systems. */
+struct hr_file_id {
+    uint32_t major_number, minor_number;
+    uint64_t inode;
+};
+
+/* A shared mapping of a file. */
+struct hr_mapping {
+    struct hr_file_id file;
+    uint64_t start, end;
+    bool writable;
+};
+
+/* Takes a mapping; false: that is enough. */
+typedef bool hr_take_mapping(void *argument, const struct hr_mapping *mapping);
+/*
+ * Hand over all shared mappings of files in a maps file, below `directory` or AT_FDCWD.
+ * `has_libvgpu` gets whether any mapping is of libvgpu.so, as far as maps was read.
+ * HR_MAPS: enough, or the end; HR_MAPS_NOTHING, HR_REFUSED, HR_NO_TIME, HR_GONE.
+ */
+enum hr_seen hr_read_maps(int directory, const char *name, uint64_t deadline_ns,
+                          hr_take_mapping *take, void *argument, bool *has_libvgpu);
+
+static inline bool hr_is_same_file(const struct hr_file_id *one, const struct hr_file_id *other)
+{
+    return one->inode == other->inode && one->major_number == other->major_number &&
+           one->minor_number == other->minor_number;
+}
+
+struct hr_mapper {
+    int32_t pids[HR_PID_LEVELS]; /* from this /proc's namespace to the innermost */
+    uint32_t levels;             /* 0: not known */
+    bool has_libvgpu;
+    /* Its maps were refused or not read to their end, or show the file's inode number on another
+     * device: it may be a process of the region. */
+    bool is_unsure;
+};
+
+static inline int32_t hr_innermost_pid(const struct hr_mapper *mapper)
+{
+    return mapper->pids[mapper->levels - 1];
+}
+
+/* The line NSpid of a process's status file: HR_MAPS if it is there, else why not. */
+enum hr_seen hr_read_pids(int directory, const char *status, struct hr_mapper *out);
+
+/* Whether an open file's file system keeps the pages of its files itself, as an overlay and other
+ * layers do not. */
+bool hr_has_own_pages(int fd);
+
+/* The text of a link, cut to `room`; empty where it cannot be read. */
+void hr_read_link(int directory, const char *name, char *out, size_t room);
+
+/* ---- Searching --------------------------------------------------------------------- */
+
+/* Pids of a container's namespace, each of another process. */
+struct hr_slot_pids {
+    int32_t pids[HR_SLOTS];
+    int32_t count;
+    bool any_level; /* a process also matches by its pid in a namespace around its own */
+};
+bool hr_names_slot(const struct hr_slot_pids *slots, int32_t pid);
+
+struct hr_search {
+    const char *proc; /* NULL = "/proc" */
+    struct hr_file_id file;
+    bool has_own_pages;              /* hr_has_own_pages() of the file */
+    uint64_t file_bytes;             /* a process of the region maps at least so much of it */
+    const struct hr_slot_pids *only; /* only processes with these pids; NULL: all */
+    /* In a /proc that is not the first namespace's: the pids in the region's slots. */
+    const struct hr_slot_pids *slots;
+    /* Processes that are proved to be others', sorted by pid: their maps are not read. */
+    const struct hr_stranger *excluded;
+    uint32_t excluded_count;
+    bool counts_self;           /* this process is one of the region's, if it maps the file */
+    bool is_namespace_of_slots; /* the caller is attached: its namespace is that of the slots */
+    uint64_t deadline_ns;
+};
+
+struct hr_mappers {
+    /* The processes that map the file for writing, or may: the absence of a pid proves nothing
+     * where one is unsure. */
+    struct hr_mapper *list;
+    uint32_t count;
+    bool has_unsure;
+    bool has_other_inode; /* one maps a file with the same inode number on another device */
+    bool filtered;        /* only processes with certain pids were looked for */
+    bool initial;         /* the /proc of the first pid namespace, which has every process */
+    bool incomplete;      /* some processes are hidden (hidepid, no privilege), or cut short */
+    bool cut_short;       /* the time was over before every process that matters was read */
+    /*
+     * Whether every process of the region can be seen: this is the first namespace, or that of
+     * processes with slots.  In the latter case a process that started in a namespace around it
+     * would be missed, as libvgpu misses it too.
+     */
+    bool complete;
+};
+
+/* HR_OK or HR_ESYSTEM. */
+int hr_search_proc(const struct hr_search *search, struct hr_mappers *out);
+void hr_free_mappers(struct hr_mappers *mappers);
+
+/*
+ * Whether the process lives that has `pid` in one of its namespaces, or, for the pid of a slot, in
+ * its innermost one.  `here` gets its pid in this /proc, or 0.
+ */
+enum hr_liveness hr_liveness_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here);
+enum hr_liveness hr_liveness_of_slot(const struct hr_mappers *mappers, int32_t pid);
+
+/* ---- Links of map_files ------------------------------------------------------------- */
+
+/* Whether a path is one of /proc/<pid>/map_files/<start>-<end>: the only links that are followed.
+ */
+bool hr_is_in_map_files(const char *path);
+
+/*
+ * Take hold (O_PATH) of the file that a link of map_files leads to, if no operation on it can wait
+ * for a process: its mount is of a type that the kernel serves itself, and the host has mounted the
+ * same file system.  `directory` is that of the links.  Returns the descriptor, or a negative
+ * HR_E... code.  The kernel asks for CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE.
+ */
+int hr_hold_mapped_file(int directory, const char *name);
+
+#endif
