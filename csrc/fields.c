@@ -209,26 +209,12 @@ uint32_t hr_undeclared_uuids(const hr_region *region, uint32_t count)
 
 uint32_t hr_undeclared_usage(const hr_region *region, unsigned char *slot, uint32_t count)
 {
-    const unsigned char *used = hr_used(region, slot, count);
-    const uint32_t stride = region->layout->slot_used_stride;
-    /* Nearly always all zero: five independent sums first, devices apart only on demand. */
-    uint64_t context = 0, module = 0, data = 0, offset = 0, total = 0;
-    for (uint32_t device = count; device < HR_DEVICES; device++, used += stride) {
-        context |= hr_load_u64(used, memory_order_relaxed);
-        module |= hr_load_u64(used + 8, memory_order_relaxed);
-        data |= hr_load_u64(used + 16, memory_order_relaxed);
-        offset |= hr_load_u64(used + 24, memory_order_relaxed);
-        total |= hr_load_u64(used + 32, memory_order_relaxed);
-    }
-    if ((context | module | data | offset | total) == 0)
-        return 0;
-
     uint32_t found = 0;
     for (uint32_t device = count; device < HR_DEVICES; device++) {
-        used = hr_used(region, slot, device);
+        const unsigned char *used = hr_used(region, slot, device);
         uint64_t any = 0;
-        for (uint32_t field = 0; field < 5; field++)
-            any |= hr_load_u64(used + field * 8, memory_order_relaxed);
+        for (uint32_t at = 0; at <= HR_TOTAL_OFFSET; at += 8)
+            any |= hr_load_u64(used + at, memory_order_relaxed);
         if (any != 0)
             found |= 1u << device;
     }
@@ -244,7 +230,7 @@ int hr_sum_used(const hr_region *region, uint32_t device, uint64_t *out)
     uint64_t sum = 0;
     for (int32_t i = 0; i < count; i++) {
         const unsigned char *used = hr_used(region, hr_slot(region, (uint32_t)i), device);
-        sum += hr_load_u64(used + 32, memory_order_relaxed);
+        sum += hr_load_u64(used + HR_TOTAL_OFFSET, memory_order_relaxed);
     }
     *out = sum;
     return HR_OK;

@@ -69,6 +69,9 @@ uint32_t hr_undeclared_usage(const hr_region *region, unsigned char *slot, uint3
 /* The enforced sum of `total` over all slots below proc_num, modulo 2^64 as libvgpu adds. */
 int hr_sum_used(const hr_region *region, uint32_t device, uint64_t *out);
 
+/* Of `total` in a `used` record. */
+enum { HR_TOTAL_OFFSET = 32 };
+
 static inline unsigned char *hr_slot(const hr_region *region, uint32_t index)
 {
     return region->base + region->layout->procs + (size_t)index * region->layout->slot_stride;

@@ -13,9 +13,6 @@
 #include "fields.h"
 #include "region.h"
 
-/* In a `used` record: three kinds from its start, the offset, then the total. */
-enum { HR_TOTAL_OFFSET = 32 };
-
 /*
  * The name of a slot that belongs to nobody.  A pid of 0 among the slots in use hangs the
  * next newcomer of libvgpu up to 2.8.0; no process ever has this one (pid_max is 2^22 at

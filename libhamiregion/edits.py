@@ -147,18 +147,18 @@ def _device(device: Device) -> int | str:
 
 def edit_array(edits: Sequence[CoreEdit]) -> tuple[Any, int, list[Any]]:
     """The array that ``hr_edit`` takes, its room, and what has to live until that returns."""
-    room = len(edits)
+    given: list[tuple[Any, ...]] = []
+    kept: list[Any] = []
+    added = 0
     for edit in edits:
-        if edit[1] == _ALL_DEVICES:
-            room += DEVICE_CAPACITY - 1
-    raw = _new(_EDITS, max(1, room))
-    kept = []
-    for at, edit in enumerate(edits):
-        kind, device, *rest = edit
+        device = edit[1]
         if isinstance(device, str):
             uuid = _new("char[]", device.encode("utf-8", "surrogateescape"))
             kept.append(uuid)
-            raw[at] = kind, 0, *rest, uuid
+            given.append((edit[0], 0, *edit[2:], uuid))
         else:
-            raw[at] = edit
-    return raw, room, kept
+            given.append(edit)
+            if device == _ALL_DEVICES:
+                added += DEVICE_CAPACITY - 1
+    raw = _new(_EDITS, given + [()] * added)
+    return raw, len(given) + added, kept

@@ -74,8 +74,6 @@ _SIGNED_SLOT_FIELDS = {"host_pid", "status"}
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 
 _edit = lib.hr_edit
-_ONE_EDIT = ffi.typeof("struct hr_edit *")
-_new = ffi.new
 _MEMORY, _SM, _SWITCH = lib.HR_MEMORY, lib.HR_SM, lib.HR_SWITCH
 _FORCE, _DRY_RUN = lib.HR_FORCE, lib.HR_DRY_RUN
 # An Enum looks its members up through Python code.
@@ -755,18 +753,6 @@ class Region:
             One `LimitChange` or `ValueChange` for each value, in the order of the edits.
         """
         flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
-        edit = edits[0] if len(edits) == 1 else None
-        if edit is not None and type(edit[1]) is int and edit[1] >= 0:
-            # One value, as nearly always: a microsecond less.
-            made = _new(_ONE_EDIT, edit)
-            count = _edit(self._handle, made, 1, 1, flags)
-            if count < 0:
-                self._fail_edit(count, [edit[1]])
-            if edit[0] == _MEMORY:
-                return (self._memory_change(made),)
-            if edit[0] == _SM:
-                return tuple(self._sm_changes([made]))
-            return (self._value_change(edit[0], made),)
         raw, room, kept = edit_array(edits)
         count = _edit(self._handle, raw, len(edits), room, flags)
         if count < 0:
