@@ -70,13 +70,3 @@ def test_the_source_distribution_is_told_of_all_that_the_tree_has() -> None:
 def test_every_layout_has_its_line_in_the_policy_of_support() -> None:
     policy = (ROOT / "docs/versions.md").read_text()
     assert [layout for layout in Layout if f"| `{layout.value}` |" not in policy] == []
-
-
-@needs_tree
-def test_no_two_test_files_have_one_name() -> None:
-    """pytest imports them by their names, and would refuse the second one."""
-    names = [
-        path.name for part in ("tests", "benchmarks") for path in (ROOT / part).rglob("test_*.py")
-    ]
-    assert len(names) > 100
-    assert {name for name in names if names.count(name) > 1} == set()
