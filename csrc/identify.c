@@ -197,7 +197,8 @@ struct file_view {
     int fd;
     uint64_t size;
     unsigned char header[HEADER_BYTES];
-    uint64_t version; /* hr_version(), where there is one */
+    uint64_t version;    /* hr_version(), where there is one */
+    int code, sys_errno; /* of the first read that failed */
 };
 
 static uint64_t header_u64(const struct file_view *view, uint32_t offset)
@@ -214,14 +215,30 @@ static uint32_t header_u32(const struct file_view *view, uint32_t offset)
     return value;
 }
 
-static int read_at(int fd, void *to, size_t bytes, uint64_t offset)
+/* What cannot be read is zeros, until identify_file() returns the failure. */
+static void read_at(struct file_view *view, void *to, size_t bytes, uint64_t offset)
 {
-    ssize_t got = pread(fd, to, bytes, (off_t)offset);
-    if (got < 0)
-        return hr_fail_errno(HR_ESYSTEM, errno);
-    if ((size_t)got < bytes)
-        return hr_fail_reason(HR_ESTALE, HR_REASON_TRUNCATED);
-    return HR_OK;
+    const ssize_t got = pread(view->fd, to, bytes, (off_t)offset);
+    if (got == (ssize_t)bytes)
+        return;
+    memset(to, 0, bytes);
+    if (view->code == HR_OK) {
+        view->code = got < 0 ? HR_ESYSTEM : HR_ESTALE;
+        view->sys_errno = errno;
+    }
+}
+
+static int32_t read_i32(struct file_view *view, uint64_t offset)
+{
+    int32_t value;
+    read_at(view, &value, sizeof value, offset);
+    return value;
+}
+
+static int read_failure(const struct file_view *view)
+{
+    return view->code == HR_ESTALE ? hr_fail_reason(HR_ESTALE, HR_REASON_TRUNCATED)
+                                   : hr_fail_errno(HR_ESYSTEM, view->sys_errno);
 }
 
 /* Eight bytes at a time; a byte's high bit is set if it is below a space or above a tilde. */
@@ -274,8 +291,8 @@ static int refuse(const struct file_view *view, int code, int reason, uint32_t l
     return hr_fail(&detail);
 }
 
-/* HR_OK, HR_ECORRUPT with the reason, or why the file could not be read. */
-static int judge(const struct file_view *view, uint32_t id)
+/* HR_OK, or HR_ECORRUPT with the reason. */
+static int judge(struct file_view *view, uint32_t id)
 {
     const struct hr_layout *layout = &hr_layouts[id];
     if (layout->major_version == 0 && header_u64(view, layout->owner_pid) > OWNER_PID_PLAUSIBLE)
@@ -287,11 +304,10 @@ static int judge(const struct file_view *view, uint32_t id)
         if (!hr_uuid_is_plausible(view->header + layout->uuids + device * HR_UUID_BYTES))
             return refuse(view, HR_ECORRUPT, HR_REASON_UUID, id, device);
     }
-    int32_t proc_num;
-    int code = read_at(view->fd, &proc_num, sizeof proc_num, layout->proc_num);
-    if (code == HR_OK && (proc_num < 0 || proc_num > HR_SLOTS))
-        code = refuse(view, HR_ECORRUPT, HR_REASON_PROC_NUM, id, (uint64_t)(int64_t)proc_num);
-    return code;
+    const int32_t proc_num = read_i32(view, layout->proc_num);
+    if (proc_num >= 0 && proc_num <= HR_SLOTS)
+        return HR_OK;
+    return refuse(view, HR_ECORRUPT, HR_REASON_PROC_NUM, id, (uint64_t)(int64_t)proc_num);
 }
 
 /* Of a process-shared semaphore of glibc: its `private`, at 8 bytes or, in older ones, at 4. */
@@ -324,12 +340,11 @@ static bool has_likely_sm_limits(const struct file_view *view, const struct hr_l
  * Whether the four words after the slots say that a process has used the file in
  * this layout: creation sets utilization_switch and recent_kernel.
  */
-static int has_used_tail(const struct file_view *view, const struct hr_layout *layout, bool *out)
+static bool has_used_tail(struct file_view *view, const struct hr_layout *layout)
 {
     int32_t tail[4];
-    int code = read_at(view->fd, tail, sizeof tail, layout->proc_num);
-    *out = code == HR_OK && (tail[0] | tail[1] | tail[2] | tail[3]) != 0;
-    return code;
+    read_at(view, tail, sizeof tail, layout->proc_num);
+    return (tail[0] | tail[1] | tail[2] | tail[3]) != 0;
 }
 
 /*
@@ -337,22 +352,14 @@ static int has_used_tail(const struct file_view *view, const struct hr_layout *l
  * decides; but a process of the newer generation lengthens an older file when it
  * opens it, and then only the tail tells which of the two has been in use.
  */
-static int candidates_without_version(const struct file_view *view, uint32_t *candidates)
+static uint32_t candidates_without_version(struct file_view *view)
 {
-    if (view->size < hr_layouts[HR_UNVERSIONED].size) {
-        *candidates = 1u << HR_UNVERSIONED_NO_UTIL;
-        return HR_OK;
-    }
-    bool old_in_use, new_in_use;
-    int code = has_used_tail(view, &hr_layouts[HR_UNVERSIONED_NO_UTIL], &old_in_use);
-    if (code == HR_OK)
-        code = has_used_tail(view, &hr_layouts[HR_UNVERSIONED], &new_in_use);
-    if (code != HR_OK)
-        return code;
-    *candidates = old_in_use ? 1u << HR_UNVERSIONED_NO_UTIL : 0;
-    if (new_in_use || !old_in_use)
-        *candidates |= 1u << HR_UNVERSIONED;
-    return HR_OK;
+    const uint32_t old = 1u << HR_UNVERSIONED_NO_UTIL, new = 1u << HR_UNVERSIONED;
+    if (view->size < hr_layouts[HR_UNVERSIONED].size)
+        return old;
+    if (!has_used_tail(view, &hr_layouts[HR_UNVERSIONED_NO_UTIL]))
+        return new;
+    return has_used_tail(view, &hr_layouts[HR_UNVERSIONED]) ? old | new : old;
 }
 
 /* ---- A version to come ---------------------------------------------------------------- */
@@ -371,50 +378,39 @@ static bool is_newer(uint64_t version)
 }
 
 /* Whether the slots in use look like slots: a pid, and one of the three states. */
-static int has_likely_slots(const struct file_view *view, int32_t proc_num, bool *out)
+static bool has_likely_slots(struct file_view *view, int32_t proc_num)
 {
     const struct hr_layout *layout = &hr_layouts[NEWEST];
-    int code = HR_OK;
-    *out = true;
-    for (int32_t slot = 0; code == HR_OK && *out && slot < proc_num; slot++) {
+    bool is_likely = true;
+    for (int32_t slot = 0; is_likely && slot < proc_num; slot++) {
         const uint64_t at = layout->procs + (uint64_t)slot * layout->slot_stride;
-        int32_t pids[2], status = 0;
-        code = read_at(view->fd, pids, sizeof pids, at + layout->slot_pid);
-        if (code == HR_OK)
-            code = read_at(view->fd, &status, sizeof status, at + layout->slot_status);
-        *out = pids[0] >= 0 && pids[1] >= 0 && status >= 0 && status <= 2;
+        const int32_t status = read_i32(view, at + layout->slot_status);
+        is_likely = read_i32(view, at + layout->slot_pid) >= 0 &&
+                    read_i32(view, at + layout->slot_hostpid) >= 0 && status >= 0 && status <= 2;
     }
-    return code;
+    return is_likely;
 }
 
 /* Whether each field of the newest layout looks like itself. */
-static int judge_newer(const struct file_view *view)
+static int judge_newer(struct file_view *view)
 {
     const struct hr_layout *layout = &hr_layouts[NEWEST];
-    int32_t tail[3]; /* proc_num, utilization_switch, recent_kernel */
     unsigned char postinit[HR_SEM_BYTES];
-    bool is_likely = false;
-    int code = judge(view, NEWEST);
-    if (code == HR_ECORRUPT)
-        return refuse(view, HR_ECORRUPT, HR_REASON_VERSION, NEWEST, view->version);
-    if (code == HR_OK)
-        code = read_at(view->fd, tail, sizeof tail, layout->proc_num);
-    if (code == HR_OK)
-        code = read_at(view->fd, postinit, sizeof postinit, layout->sem_postinit);
-    if (code == HR_OK)
-        code = has_likely_slots(view, tail[0] <= HR_SLOTS ? tail[0] : HR_SLOTS, &is_likely);
-    if (code != HR_OK)
-        return code;
-    is_likely = is_likely && has_semaphore(view, layout->sem) && is_semaphore(postinit) &&
-                has_likely_sm_limits(view, layout) &&
-                header_u64(view, layout->owner_pid) <= OWNER_PID_PLAUSIBLE &&
-                (tail[1] == 0 || tail[1] == 1) && tail[2] >= -1 && tail[2] <= 2;
-    return is_likely ? HR_OK : refuse(view, HR_ECORRUPT, HR_REASON_VERSION, NEWEST, view->version);
+    read_at(view, postinit, sizeof postinit, layout->sem_postinit);
+    const int32_t limiting = read_i32(view, layout->utilization_switch);
+    const int32_t recent_kernel = read_i32(view, layout->recent_kernel);
+    if (judge(view, NEWEST) == HR_OK && has_semaphore(view, layout->sem) &&
+        is_semaphore(postinit) && has_likely_sm_limits(view, layout) &&
+        header_u64(view, layout->owner_pid) <= OWNER_PID_PLAUSIBLE &&
+        (limiting == 0 || limiting == 1) && recent_kernel >= -1 && recent_kernel <= 2 &&
+        has_likely_slots(view, read_i32(view, layout->proc_num)))
+        return HR_OK;
+    return refuse(view, HR_ECORRUPT, HR_REASON_VERSION, NEWEST, view->version);
 }
 
-static int candidates_of(const struct file_view *view, uint32_t *candidates)
+static uint32_t candidates_of(struct file_view *view)
 {
-    uint32_t with_version = 0, without_version = 0;
+    uint32_t with_version = 0;
     bool is_known_version = false;
     for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         const struct hr_layout *layout = &hr_layouts[id];
@@ -432,12 +428,10 @@ static int candidates_of(const struct file_view *view, uint32_t *candidates)
      * older place tells an older file from a newer one that was cut short, is damaged, or is of
      * a version to come.
      */
-    int code = HR_OK;
     if ((!is_known_version && view->size < hr_layouts[HR_V1_1].size) ||
         has_semaphore(view, hr_layouts[HR_UNVERSIONED].sem))
-        code = candidates_without_version(view, &without_version);
-    *candidates = with_version | without_version;
-    return code;
+        return with_version | candidates_without_version(view);
+    return with_version;
 }
 
 /* What a file was made as, by the mark that creation leaves in the second semaphore. */
@@ -450,12 +444,10 @@ static uint32_t likeliest_of(const struct file_view *view, uint32_t candidates)
     return 31 - (uint32_t)__builtin_clz(candidates & ~postinit);
 }
 
-static int decide(const struct file_view *view, uint32_t named)
+static int decide(struct file_view *view, uint32_t named)
 {
-    uint32_t candidates, plausible = 0, likely = 0;
-    int code = candidates_of(view, &candidates);
-    if (code != HR_OK)
-        return code;
+    const uint32_t candidates = candidates_of(view);
+    uint32_t plausible = 0, likely = 0;
     if (candidates == 0) {
         bool is_cut = view->size < hr_layouts[HR_V1_1].size;
         return refuse(view, HR_ECORRUPT, is_cut ? HR_REASON_TRUNCATED : HR_REASON_VERSION,
@@ -468,10 +460,8 @@ static int decide(const struct file_view *view, uint32_t named)
         uint32_t id = (likeliest + 1 + at) % HR_LAYOUTS;
         if ((candidates & 1u << id) == 0)
             continue;
-        code = id == NEWEST && is_newer(view->version) ? judge_newer(view) : judge(view, id);
-        if (code != HR_OK && code != HR_ECORRUPT)
-            return code;
-        if (code != HR_OK)
+        if ((id == NEWEST && is_newer(view->version) ? judge_newer(view) : judge(view, id)) !=
+            HR_OK)
             continue;
         plausible |= 1u << id;
         if (has_likely_sm_limits(view, &hr_layouts[id]))
@@ -498,16 +488,12 @@ static int decide(const struct file_view *view, uint32_t named)
 
 static int identify_file(const struct hr_identified *file, uint32_t layout, uint64_t *version)
 {
-    const int fd = file->fd;
-    struct file_view view = {.fd = fd, .size = (uint64_t)file->status.st_size};
-    int32_t magic = 0;
-    int code = HR_OK;
+    struct file_view view = {.fd = file->fd, .size = (uint64_t)file->status.st_size};
     if (view.size == 0)
         return refuse(&view, HR_ENOTREADY, HR_REASON_EMPTY, HR_LAYOUTS, 0);
-    if (view.size >= sizeof magic)
-        code = read_at(fd, &magic, sizeof magic, 0);
-    if (code != HR_OK)
-        return code;
+    const int32_t magic = view.size >= sizeof magic ? read_i32(&view, 0) : 0;
+    if (view.code != HR_OK)
+        return read_failure(&view);
     if (magic != 0 && magic != HR_MAGIC)
         return refuse(&view, HR_ENOTREGION, HR_REASON_MAGIC, HR_LAYOUTS, (uint32_t)magic);
     if (view.size < hr_layouts[HR_UNVERSIONED_NO_UTIL].size)
@@ -515,12 +501,11 @@ static int identify_file(const struct hr_identified *file, uint32_t layout, uint
     if (magic == 0)
         return refuse(&view, HR_ENOTREADY, HR_REASON_MAGIC_ZERO, HR_LAYOUTS, 0);
 
-    code = read_at(fd, view.header, sizeof view.header, 0);
-    if (code != HR_OK)
-        return code;
+    read_at(&view, view.header, sizeof view.header, 0);
     view.version = hr_version(header_u32(&view, 4), header_u32(&view, 8));
     *version = view.version;
-    return decide(&view, layout);
+    const int found = decide(&view, layout);
+    return view.code == HR_OK ? found : read_failure(&view);
 }
 
 /* What its creator means by the fields that were added, and by the old ones beside them, nobody
