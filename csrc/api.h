@@ -287,6 +287,9 @@ int hr_create(const char *path, const struct hr_create_spec *spec);
  * the copy is the state at one moment at which no writer was inside.  What did not
  * settle within the budget (HR_SNAPSHOT_BUDGET_NS) is returned all the same, and
  * marked.  A writer that never leaves costs each snapshot that budget.
+ *
+ * Two equal reads do not prove that a uuid, which is more than one store, is complete: a writer may
+ * have been stopped in the middle of it during both (docs/consistency-and-lifetimes.md).
  */
 struct hr_snapshot {
     uint64_t taken_at_ns; /* CLOCK_REALTIME */

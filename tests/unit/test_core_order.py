@@ -78,6 +78,17 @@ def test_no_file_includes_a_header_from_above() -> None:
     assert upwards == []
 
 
+def test_no_file_is_longer_than_450_lines_of_code() -> None:
+    comments = re.compile(r"/\*.*?\*/", re.DOTALL)
+    too_long = {
+        path.name: count
+        for path in sorted(CORE.glob("*.[ch]"))
+        if (count := len([*filter(str.strip, comments.sub("", path.read_text()).splitlines())]))
+        > 450
+    }
+    assert too_long == {}
+
+
 def symbols(obj: Path, kind: str) -> set[str]:
     listed = subprocess.run(
         ["nm", kind, "--format=posix", str(obj)], check=True, capture_output=True, text=True
