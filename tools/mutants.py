@@ -39,7 +39,13 @@ SUBJECTS: Final = ("libhamiregion/**/*.py", "csrc/*.c", "csrc/preload/*.c")
 FILES_OF_A_SUBJECT: Final = 8
 FILES_OF_ITS_SURROUNDINGS: Final = 16
 # In the order in which they run: those of one process, those of several, programs in C.
-KINDS: Final = ("tests/unit/", "tests/corruption/", "tests/", "tests/integration/test_c_core.py")
+KINDS: Final = (
+    "tests/region/",
+    "tests/unit/",
+    "tests/corruption/",
+    "tests/",
+    "tests/integration/test_c_core.py",
+)
 C_PROGRAM: Final = "tests/integration/test_c_core.py::test_program[{}]"
 SECONDS_FOR_A_RUN: Final = 1800
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 from api_server import PATCH, Cluster, accounts_path, pods_path
-from manifests import NAMESPACE, kubectl, needs_kubectl, rendered
+from manifests import NAMESPACE, kubectl, rendered
 
 from libhamiregion.plan import PodAnnotations, PodApiError
 
-pytestmark = needs_kubectl
 
 Rule = tuple[str, str, str]
 

@@ -70,3 +70,20 @@ def test_the_source_distribution_is_told_of_all_that_the_tree_has() -> None:
 def test_every_layout_has_its_line_in_the_policy_of_support() -> None:
     policy = (ROOT / "docs/versions.md").read_text()
     assert [layout for layout in Layout if f"| `{layout.value}` |" not in policy] == []
+
+
+@needs_tree
+def test_constraints_pin_each_dependency() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    lists = re.findall(
+        r"^(?:requires|\w+) = \[([^]]*)\]", text[: text.index("[tool.")], re.MULTILINE
+    )
+    wanted = {
+        name.lower()
+        for each in lists
+        for name in re.findall(r'"([\w-]+)(?:[><=~!][^"]*)?"', each)
+        if not name.startswith("libhamiregion")
+    }
+    pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    assert {"attrs", "click", "pytest", "setuptools"} <= wanted
+    assert wanted - pinned == set()
