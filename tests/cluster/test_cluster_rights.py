@@ -10,7 +10,6 @@ from manifests import NAMESPACE, kubectl, rendered
 
 from libhamiregion.plan import PodAnnotations, PodApiError
 
-
 Rule = tuple[str, str, str]
 
 
