@@ -755,32 +755,40 @@ int hr_reap_without(hr_region *region, const char *proc, const struct hr_strange
                     uint64_t timeout_ns, struct hr_reap *out);
 
 /*
- * Judge the slots of many regions by one look at /proc.  hr_reap() reads /proc for its region
- * alone, and under its lock; this is for a node, and changes nothing.
+ * What /proc tells of processes.  `proc` is a descriptor of it.
  *
- * List the processes first, after all slots have been read: a process that came later than the list
- * is not in it, and its slot would count as dead.  A list keeps a descriptor of that /proc, 176
- * bytes for each process, and 1.5 KiB for each whose maps were read.  Calls with one list exclude
- * each other.
+ * hr_read_start_times(): when each of `count` processes started, in clock ticks after boot; with
+ * the pid, its identity.  Negative: it has ended, or this process may not read it.
  *
- * `cpu_ns` is what a call may cost of the processor's time; it takes up to twenty times as long
- * where others want the processor too.  What is not reached with it makes slots unknown.
- *
- * `strangers` are as for hr_reap_without().
- *
- * hr_list_processes(): HR_ESYSTEM.
- * hr_judge_slots(), hr_judge_slots_without(): `lives` gets an enum hr_liveness for each of `count`
- * pids, HR_SLOTS at most, by the rules by which hr_reap() frees slots.  HR_ESYSTEM, HR_ESTALE,
- * HR_ECORRUPT, HR_EINVAL.
+ * hr_read_mapped_files(): the files that a process maps shared, with the sum of their mappings;
+ * `paths` gets their names, as the process sees them.  Returns their number.  8 MiB of maps are
+ * read, for 2 s at most.  HR_EFULL: there is more, or no room for it.  HR_ENOTFOUND: the process
+ * has ended.  HR_EACCESS: this process may not read it.  A process can keep a reader of its maps
+ * waiting for ever, so the call belongs into a thread that can be given up.
  */
-struct hr_process_list;
-int hr_list_processes(const char *proc, uint64_t cpu_ns, struct hr_process_list **out);
-int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
-                   uint32_t count, uint64_t cpu_ns, uint32_t *lives);
-int hr_judge_slots_without(hr_region *region, struct hr_process_list *list,
-                           const struct hr_stranger *strangers, uint32_t stranger_count,
-                           const int32_t *pids, uint32_t count, uint64_t cpu_ns, uint32_t *lives);
-void hr_free_process_list(struct hr_process_list *list);
+enum hr_no_start { HR_HAS_ENDED = -1, HR_START_REFUSED = -2 };
+void hr_read_start_times(int proc, const uint32_t *pids, uint32_t count, int64_t *out);
+
+/* A file as maps shows it.  stat's device number differs on some file systems. */
+struct hr_file_id {
+    uint32_t major_number, minor_number;
+    uint64_t inode;
+};
+/* The region's file; a process that may not read its own maps gets stat's numbers. */
+int hr_get_file_id(hr_region *region, struct hr_file_id *out);
+
+struct hr_mapped_file {
+    uint64_t inode;
+    uint64_t start, end; /* of its first mapping */
+    uint64_t bytes;
+    uint32_t major_number, minor_number;
+    uint32_t path_at, path_bytes;
+    uint32_t is_writable;
+};
+
+int hr_read_mapped_files(int proc, uint32_t pid, uint64_t start_time_ticks,
+                         struct hr_mapped_file *out, uint32_t capacity, char *paths,
+                         uint32_t paths_bytes, uint32_t *has_libvgpu);
 
 enum hr_slot_repaired {
     HR_REPAIR_DONE = 1, /* the process counts once, in its own slot */

@@ -43,8 +43,6 @@ static inline int hr_keeping(int code)
 #define hr_release(...) hr_keeping(hr_release(__VA_ARGS__))
 #define hr_edit_slot(...) hr_keeping(hr_edit_slot(__VA_ARGS__))
 #define hr_reap_without(...) hr_keeping(hr_reap_without(__VA_ARGS__))
-#define hr_list_processes(...) hr_keeping(hr_list_processes(__VA_ARGS__))
-#define hr_judge_slots_without(...) hr_keeping(hr_judge_slots_without(__VA_ARGS__))
 #define hr_repair_slots(...) hr_keeping(hr_repair_slots(__VA_ARGS__))
 
 #endif

@@ -72,6 +72,16 @@ int hr_own_mapping(hr_region *region, struct hr_file_id *out, bool *by_another)
     return code;
 }
 
+int hr_get_file_id(hr_region *region, struct hr_file_id *out)
+{
+    int code = hr_enter(region);
+    if (code != HR_OK)
+        return code;
+    code = hr_own_mapping(region, out, NULL);
+    hr_leave(region);
+    return code;
+}
+
 /* ---- Searching --------------------------------------------------------------------- */
 
 struct copy_call {

@@ -12,8 +12,6 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "process_stats.h"
-
 /* The inode number that the kernel gives to the first pid namespace, always. */
 #define INITIAL_PID_NAMESPACE "pid:[4026531836]"
 
@@ -38,6 +36,45 @@ void hr_read_link(int directory, const char *name, char *out, size_t room)
 {
     ssize_t length = readlinkat(directory, name, out, room - 1);
     out[length < 0 ? 0 : length] = '\0';
+}
+
+/* ---- Start times ------------------------------------------------------------------- */
+
+/* As proc(5) counts the fields of stat. */
+enum { STATE = 3, THREADS = 20, START_TIME = 22 };
+
+int64_t hr_read_start_time(int proc, uint32_t pid)
+{
+    char name[sizeof "4294967295/stat"], text[4096], state = ' ';
+    uint64_t threads = 0;
+    snprintf(name, sizeof name, "%" PRIu32 "/stat", pid);
+    int fd = openat(proc, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return errno == EACCES || errno == EPERM ? HR_START_REFUSED : HR_HAS_ENDED;
+    ssize_t length = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (length <= 0)
+        return HR_HAS_ENDED;
+    text[length] = '\0';
+    /* The name in parentheses may hold anything, parentheses and newlines too. */
+    const char *at = memrchr(text, ')', (size_t)length);
+    for (int field = STATE; field <= START_TIME && at != NULL; field++) {
+        at = strchr(at, ' ');
+        at += at != NULL;
+        if (at != NULL && field == STATE)
+            state = *at;
+        if (at != NULL && field == THREADS)
+            threads = strtoull(at, NULL, 10);
+    }
+    if (at == NULL || (strchr("ZX", state) != NULL && threads <= 1))
+        return HR_HAS_ENDED;
+    return strtoll(at, NULL, 10);
+}
+
+void hr_read_start_times(int proc, const uint32_t *pids, uint32_t count, int64_t *out)
+{
+    for (uint32_t i = 0; i < count; i++)
+        out[i] = hr_read_start_time(proc, pids[i]);
 }
 
 /* ---- Mounts ------------------------------------------------------------------------ */
@@ -117,10 +154,12 @@ struct maps {
 static bool parse_mapping(const char *line, struct hr_mapping *out)
 {
     char rights[5];
+    int used;
     struct hr_file_id *file = &out->file;
-    if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %*x %x:%x %" SCNu64, &out->start, &out->end,
-               rights, &file->major_number, &file->minor_number, &file->inode) != 6)
+    if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %*x %x:%x %" SCNu64 " %n", &out->start, &out->end,
+               rights, &file->major_number, &file->minor_number, &file->inode, &used) != 6)
         return false;
+    out->path = line + used;
     out->writable = rights[1] == 'w';
     return strlen(rights) == 4 && rights[3] == 's' && file->inode != 0;
 }
@@ -239,23 +278,9 @@ static bool match_mapping(void *argument, const struct hr_mapping *mapping)
     return !match->is_found;
 }
 
-static enum hr_seen match_maps(int directory, const char *name, struct match *match)
-{
-    const struct hr_search *search = match->search;
-    match->bytes = 0;
-    enum hr_seen seen = hr_read_maps(directory, name, search->deadline_ns, match_mapping, match,
-                                     &match->has_libvgpu);
-    if (match->is_found) {
-        match->is_unsure = seen != HR_MAPS; /* whether it has libvgpu */
-        return HR_MAPS;
-    }
-    if (seen != HR_MAPS)
-        return seen;
-    return match->bytes >= search->file_bytes ? HR_MAPS_UNSURE : HR_MAPS_NOT;
-}
-
 /* A process whose first thread has ended shows its maps only under the other threads. */
-static enum hr_seen match_maps_of_threads(int process, struct match *match)
+static enum hr_seen read_maps_of_threads(int process, uint64_t deadline_ns, hr_take_mapping *take,
+                                         void *argument, bool *has_libvgpu)
 {
     int fd = openat(process, "task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *tasks = fd < 0 ? NULL : fdopendir(fd);
@@ -272,7 +297,7 @@ static enum hr_seen match_maps_of_threads(int process, struct match *match)
         char name[sizeof entry->d_name + 8];
         snprintf(name, sizeof name, "%s/maps", entry->d_name);
         if (entry->d_name[0] != '.')
-            seen = match_maps(fd, name, match);
+            seen = hr_read_maps(fd, name, deadline_ns, take, argument, has_libvgpu);
         if (seen == HR_GONE) {
             seen = HR_MAPS_NOTHING;
             thread_ended = true;
@@ -285,18 +310,102 @@ static enum hr_seen match_maps_of_threads(int process, struct match *match)
     return seen;
 }
 
-static enum hr_seen match_process(int proc, const char *name, struct match *match)
+static enum hr_seen read_process_maps(int process, uint64_t deadline_ns, hr_take_mapping *take,
+                                      void *argument, bool *has_libvgpu)
 {
-    int process = openat(proc, name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    if (process < 0) /* what is no directory is no process */
-        return errno == ENOTDIR || errno == ELOOP ? HR_GONE : after_failure(errno);
-    match->process = process;
-    enum hr_seen seen = match_maps(process, "maps", match);
+    enum hr_seen seen = hr_read_maps(process, "maps", deadline_ns, take, argument, has_libvgpu);
     /* A kernel thread, or one whose first thread has ended or is about to. */
     if (seen == HR_MAPS_NOTHING)
-        seen = match_maps_of_threads(process, match);
-    close(process);
+        seen = read_maps_of_threads(process, deadline_ns, take, argument, has_libvgpu);
     return seen;
+}
+
+static int open_process(int proc, const char *name)
+{
+    return openat(proc, name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+}
+
+static enum hr_seen match_process(int proc, const char *name, struct match *match)
+{
+    const struct hr_search *search = match->search;
+    match->process = open_process(proc, name);
+    if (match->process < 0) /* what is no directory is no process */
+        return errno == ENOTDIR || errno == ELOOP ? HR_GONE : after_failure(errno);
+    enum hr_seen seen = read_process_maps(match->process, search->deadline_ns, match_mapping, match,
+                                          &match->has_libvgpu);
+    close(match->process);
+    if (match->is_found) {
+        match->is_unsure = seen != HR_MAPS; /* whether it has libvgpu */
+        return HR_MAPS;
+    }
+    if (seen != HR_MAPS)
+        return seen;
+    return match->bytes >= search->file_bytes ? HR_MAPS_UNSURE : HR_MAPS_NOT;
+}
+
+/* ---- The files of a process --------------------------------------------------------- */
+
+struct files {
+    struct hr_mapped_file *list;
+    uint32_t count, capacity;
+    char *paths;
+    uint32_t path_bytes, paths_capacity;
+    bool is_full;
+};
+
+static bool add_mapping(void *argument, const struct hr_mapping *mapping)
+{
+    struct files *files = argument;
+    struct hr_mapped_file *file = files->list;
+    const size_t length = strlen(mapping->path);
+    while (file < files->list + files->count && (file->inode != mapping->file.inode ||
+                                                 file->major_number != mapping->file.major_number ||
+                                                 file->minor_number != mapping->file.minor_number))
+        file++;
+    if (file == files->list + files->count) {
+        files->is_full =
+            files->count == files->capacity || length > files->paths_capacity - files->path_bytes;
+        if (files->is_full)
+            return false;
+        *file = (struct hr_mapped_file){.inode = mapping->file.inode,
+                                        .major_number = mapping->file.major_number,
+                                        .minor_number = mapping->file.minor_number,
+                                        .start = mapping->start,
+                                        .end = mapping->end,
+                                        .path_at = files->path_bytes,
+                                        .path_bytes = (uint32_t)length};
+        memcpy(files->paths + files->path_bytes, mapping->path, length);
+        files->path_bytes += (uint32_t)length;
+        files->count++;
+    }
+    file->bytes += mapping->end - mapping->start;
+    file->is_writable = file->is_writable || mapping->writable;
+    return true;
+}
+
+int hr_read_mapped_files(int proc, uint32_t pid, uint64_t start_time_ticks,
+                         struct hr_mapped_file *out, uint32_t capacity, char *paths,
+                         uint32_t paths_bytes, uint32_t *has_libvgpu)
+{
+    struct files files = {
+        .list = out, .capacity = capacity, .paths = paths, .paths_capacity = paths_bytes};
+    char name[sizeof "4294967295"];
+    bool found_libvgpu = false;
+    snprintf(name, sizeof name, "%" PRIu32, pid);
+    int process = open_process(proc, name);
+    /* The directory stays that of this very process, whichever gets its pid later. */
+    enum hr_seen seen = process < 0 ? after_failure(errno) : HR_GONE;
+    if (process >= 0 && hr_read_start_time(proc, pid) == (int64_t)start_time_ticks)
+        seen = read_process_maps(process, hr_deadline_ns(HR_PROC_NS), add_mapping, &files,
+                                 &found_libvgpu);
+    if (process >= 0)
+        close(process);
+    *has_libvgpu = found_libvgpu;
+    if (files.is_full || seen == HR_NO_TIME)
+        return HR_EFULL;
+    if (seen == HR_REFUSED)
+        return HR_EACCESS;
+    return seen == HR_GONE ? HR_ENOTFOUND : (int)files.count;
 }
 
 /* ---- Pids -------------------------------------------------------------------------- */
@@ -385,8 +494,7 @@ static bool is_excluded(const struct hr_search *search, int proc, uint32_t pid)
         search->excluded_count == 0 ? NULL
                                     : bsearch(&wanted, search->excluded, search->excluded_count,
                                               sizeof wanted, compare_pids);
-    return found != NULL && found->start_time_ticks != 0 &&
-           found->start_time_ticks == hr_read_start_time(proc, pid);
+    return found != NULL && hr_read_start_time(proc, pid) == (int64_t)found->start_time_ticks;
 }
 
 /* If unsure, yes: reading its maps says what is in the way. */

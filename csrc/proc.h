@@ -39,16 +39,11 @@ enum hr_seen {
     HR_GONE
 };
 
-/* A file as maps shows it.  stat's device number differs on some file systems. */
-struct hr_file_id {
-    uint32_t major_number, minor_number;
-    uint64_t inode;
-};
-
 /* A shared mapping of a file. */
 struct hr_mapping {
     struct hr_file_id file;
     uint64_t start, end;
+    const char *path; /* as the process sees it; its text lasts for the call */
     bool writable;
 };
 
@@ -81,6 +76,9 @@ static inline int32_t hr_innermost_pid(const struct hr_mapper *mapper)
 {
     return mapper->pids[mapper->levels - 1];
 }
+
+/* As hr_read_start_times(). */
+int64_t hr_read_start_time(int proc, uint32_t pid);
 
 /* The line NSpid of a process's status file: HR_MAPS if it is there, else why not. */
 enum hr_seen hr_read_pids(int directory, const char *status, struct hr_mapper *out);

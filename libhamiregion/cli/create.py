@@ -16,7 +16,6 @@ from libhamiregion.layouts import NEWEST
 
 from . import options
 from .failures import bad_arguments
-from .help import Verb
 from .output import DRY_RUN, show
 from .show import region_page
 from .tables import Lines
@@ -27,30 +26,24 @@ if TYPE_CHECKING:
     from libhamiregion import RegionSnapshot
 
 
-@click.command(
-    cls=Verb,
-    examples=[
-        "hamiregion create new.cache --memory 8GiB --memory 4GiB --sm 50",
-        "CUDA_DEVICE_MEMORY_LIMIT=3000m hamiregion create new.cache --from-environment",
-    ],
-)
+@click.command()
 @options.file_argument
 @click.option(
     "--memory",
     metavar="SIZE",
     multiple=True,
-    help="Memory limit of the next device; repeatable.",
+    help="Memory limit of the next device: 6GiB, 3000m or unlimited.  Repeatable.",
 )
 @click.option(
     "--sm",
     metavar="PERCENT",
     multiple=True,
-    help="SM limit of the next device; repeatable.",
+    help="SM limit of the next device: 1 to 100, or unlimited.  Repeatable.",
 )
 @click.option(
     "--burst",
     is_flag=True,
-    help="Programs of `run` may use idle GPU time.",
+    help="Programs of `run` may pass the SM limits by what nobody else on the GPU uses.",
 )
 @click.option("--uuid", "uuids", metavar="UUID", multiple=True, help="UUID of the next device.")
 @click.option(
@@ -62,10 +55,11 @@ if TYPE_CHECKING:
 @click.option(
     "--from-environment",
     is_flag=True,
-    help="Read libvgpu's CUDA_DEVICE_MEMORY_LIMIT[_N] and CUDA_DEVICE_SM_LIMIT[_N].",
+    help="Take the limits from CUDA_DEVICE_MEMORY_LIMIT[_N] and CUDA_DEVICE_SM_LIMIT[_N],"
+    " read as libvgpu reads them.",
 )
 @options.dry_run_option
-@options.output_options
+@options.json_option
 def create(
     path: str,
     memory: tuple[str, ...],
@@ -78,7 +72,16 @@ def create(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Make a new region FILE that libvgpu accepts; never overwrites."""
+    """Make a new region FILE that libvgpu accepts; never overwrites.
+
+    \b
+    hamiregion create FILE --memory 8GiB --memory 4GiB --sm 50
+    hamiregion create FILE --sm 30 --burst
+    CUDA_DEVICE_MEMORY_LIMIT=3000m hamiregion create FILE --from-environment
+
+    Limits not given are unlimited.  The answer, also with --json, is what `hamiregion show` says
+    of the new region.
+    """  # noqa: D301 (click looks for the character itself)
     memory_limits: Sequence[int | str | None] = memory
     sm_limits: Sequence[int | str | None] = sm
     if from_environment:

@@ -26,8 +26,7 @@ from libhamiregion.plan.sources import SourceReading, join_readings
 from libhamiregion.text import printable
 
 from . import options
-from .failures import PROBLEMS, USAGE, Failure
-from .help import Verb
+from .failures import Failure
 from .limits_plan_tables import diff_blocks, diff_object, outcome_objects, result_lines
 from .node_page import node_warnings
 from .output import DRY_RUN, Page, show, write
@@ -41,11 +40,13 @@ if TYPE_CHECKING:
     from .service_log import ServiceLog
     from .tables import Block
 
+OFF_PLAN = 3
+
 
 class InvalidPlan(click.ClickException):
     """The plan cannot be used: exit code 2, one line per problem."""
 
-    exit_code = USAGE
+    exit_code = 2
 
 
 @attrs.frozen
@@ -112,7 +113,7 @@ class PlanChoice:
 annotations_option = click.option(
     "--from-annotations",
     is_flag=True,
-    help="Take annotations of this node's pods as rules, after PLAN.",
+    help="Take hamiregion.io/... annotations of this node's pods as rules, after PLAN's.",
 )
 state_option = click.option(
     "--state",
@@ -134,13 +135,7 @@ plan_options = options.all_of(
 )
 
 
-@click.command(
-    cls=Verb,
-    examples=[
-        "hamiregion limits diff plan.yaml",
-        "hamiregion limits diff --from-annotations --node gpu-1",
-    ],
-)
+@click.command()
 @plan_options
 def diff(
     path: str | None,
@@ -164,17 +159,10 @@ def diff(
     with node_choice.open() as node:
         found = _compared(node, reading, force=force)
         show(_page(node, reading, found), as_json)
-    return PROBLEMS if found.changes or found.off_plan or reading.problems else 0
+    return OFF_PLAN if found.changes or found.off_plan or reading.problems else 0
 
 
-@click.command(
-    cls=Verb,
-    examples=[
-        "hamiregion limits apply plan.yaml --dry-run",
-        "hamiregion limits apply plan.yaml --watch",
-    ],
-    brief={"State": ("state", "undo", "interval_s")},
-)
+@click.command()
 @plan_options
 @options.dry_run_option
 @state_option
@@ -265,16 +253,10 @@ def apply(
     show(
         attrs.evolve(page, schema="plan-result/1", data=data, blocks=[*page.blocks, done]), as_json
     )
-    return 0 if is_complete else PROBLEMS
+    return 0 if is_complete else OFF_PLAN
 
 
-@click.command(
-    cls=Verb,
-    examples=[
-        "hamiregion limits export > plan.yaml",
-        "hamiregion limits export --namespace research --json",
-    ],
-)
+@click.command()
 @options.selector_options
 @options.directory_options
 @options.json_option

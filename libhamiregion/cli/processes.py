@@ -18,7 +18,6 @@ from libhamiregion.node.views import observed_views
 from . import options
 from .containers import SM_COLUMNS, USAGE_COLUMNS, container_rows, container_table
 from .format import NAME_COLUMNS, Names, count, names_of, ratio_bar, sm_bar
-from .help import Verb
 from .node_page import driver_answer, node_page
 from .output import Page, on_terminal, show_all, ticks
 from .tables import (
@@ -82,16 +81,14 @@ def _common_options(sort: str) -> Callable[[options.Command], options.Command]:
         sort_option,
         options.selector_options,
         options.node_options,
+        options.wide_option,
         options.driver_options,
         options.watch_option,
-        options.wide_output_options,
+        options.json_option,
     )
 
 
-@click.command(
-    cls=Verb,
-    examples=["hamiregion ps --pod 'bert-*' --watch 1", "hamiregion ps -o wide --sort memory"],
-)
+@click.command()
 @_common_options("name")
 def ps(sort: str, interval_s: float | None, as_json: bool, **choice: Any) -> None:
     """Show the processes of this node that use a region or a GPU."""
@@ -99,9 +96,7 @@ def ps(sort: str, interval_s: float | None, as_json: bool, **choice: Any) -> Non
         show_all((look(sort) for _ in ticks(interval_s)), interval_s, as_json)
 
 
-@click.command(
-    cls=Verb, examples=["hamiregion top", "hamiregion top --namespace research --sort sm"]
-)
+@click.command()
 @_common_options("memory")
 def top(sort: str, interval_s: float | None, as_json: bool, **choice: Any) -> None:
     """Show the GPUs of this node, its containers and the processes that use most of them, live."""
@@ -316,7 +311,7 @@ class ProcessView:
             "",
             lambda row: Spark(tuple(self._samples[row.order])),
             DRAWING,
-            title="trend",
+            title="SM trend",
             on="terminal",
         )
         present.sort(key=_CONTAINER_ORDERS.get(sort, lambda row: row.order))

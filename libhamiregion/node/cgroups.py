@@ -94,13 +94,10 @@ class Payer:
     Attributes:
         cgroup: The container's id; without a container, the upper part of the cgroup's path.
         container: The container.
-        program: What tells programs outside all containers apart; their processes made by fork
-            have it in common.
     """
 
     cgroup: str
     container: ContainerId | None = None
-    program: int = 0
 
 
 def payer_of(text: str) -> Payer:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .file_identities import FileIdentity
     from .matching import HostProcess
     from .process_entry import Entry
+    from .processes import FileIdentity
     from .procfs import Mapping as FileMapping
 
 #: The processes that map a file, by pid; with each its pid namespace, and what it maps.

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 import weakref
 from array import array
 from typing import TYPE_CHECKING
@@ -16,7 +17,6 @@ from libhamiregion.errors import RegionClosed, RegionError, RegionStale
 from libhamiregion.region import open_in_container
 from libhamiregion.region_set import RegionSet
 
-from .backoff import owner_of
 from .cgroups import is_pod_uid
 from .names import NodeNames, kubelet_claims
 from .node_changes import changes_between
@@ -64,7 +64,6 @@ def _leave_in_child() -> None:
     for node in _nodes:
         node._refreshing = threading.RLock()
         node._lock = threading.RLock()
-        node._slots.leave_in_child()
         node._closed = "belongs to the process that made it"
 
 
@@ -215,7 +214,6 @@ class Node:
             self._set.close()
             self._inside.clear()
             self._outside.clear()
-            self._slots.close()
             self._containers = ()
             self._rows = None
 
@@ -398,8 +396,18 @@ class Node:
                     self.refresh(processes=self._look_outside)
             chosen = self._containers if containers is None else tuple(containers)
             firsts = [_pids_in_slots(each) for each in chosen]
+            since_s = time.monotonic()
             self.processes.refresh()
             views = tuple(map(self._view_of, chosen, firsts))
+            # A region that a process has mapped since its maps were read.
+            lost = {
+                row: (_unknown_pids(view.processes), view.container.pod_uid)
+                for row, view in enumerate(views)
+                if view.processes is not None
+            }
+            if self.processes._find_late(lost, since_s):
+                self.processes.refresh()
+                views = tuple(map(self._view_of, chosen, firsts))
             self._take_over()
             return views
 
@@ -436,7 +444,6 @@ class Node:
             pod_uid=_comparable_pod(container),
             shared=container.claim_uid is not None,
             exclusive=container.directory is not None,
-            payer=owner_of(container),
         )
 
     def _strangers_to(self, container: Container, pids: Iterable[int]) -> list[tuple[int, int]]:
@@ -512,6 +519,10 @@ def _comparable_pod(container: Container) -> str | None:
     """A container's pod where it can be held against a cgroup's; directories have any name."""
     pod_uid = container.pod_uid
     return pod_uid if pod_uid is not None and is_pod_uid(pod_uid) else None
+
+
+def _unknown_pids(found: RegionProcesses) -> set[int]:
+    return set(found.pids).difference(found.alive, found.dead)
 
 
 def _pids_in_slots(container: Container) -> tuple[Sequence[int], int, RegionError | None]:

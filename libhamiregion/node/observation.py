@@ -353,7 +353,7 @@ class Observer:
         self._note_read()
         is_due = max_age_s is not None and time.monotonic() - self._processes_read_s > max_age_s
         if is_due or (slots and not processes.read_at_ns):
-            processes.refresh(full=self._anew)
+            processes.refresh()
 
     def _note_read(self) -> None:
         read_at_ns = self.node.processes.read_at_ns

@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from libhamiregion.region import Region
 
     from .cgroups import ContainerId
-    from .file_identities import FileIdentity
     from .matching import HostProcess
     from .names import NodeNames
-    from .processes import ProcessTable
+    from .processes import FileIdentity, ProcessTable
     from .procfs import Mapping
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from .cgroups import ContainerId, Payer
     from .matching import HostProcess
-    from .procfs import Activity, Mapping
+    from .procfs import Mapping
 
 GapReason: TypeAlias = Literal["no_time", "blocked", "too_large"]
 
@@ -27,8 +27,8 @@ class ProcessGap:
         container: The container that they are in; None outside of containers.
         cgroup: The container's id; without a container, the upper part of the cgroup's path, raw.
         count: How many processes.
-        reason: ``"no_time"``: reading the processes of that container has taken the time that it
-            has a share of; they are read later. ``"blocked"``: a process does not let itself be
+        reason: ``"no_time"``: the refresh had no time left; they are read by a later one.
+            ``"blocked"``: a process does not let itself be
             read (its address space is locked, by a file system that does not answer, for example),
             and is not asked again while it lives; or processes of that container keep as many
             readers waiting as it may have. ``"too_large"``: there are more mappings than are read.
@@ -42,10 +42,9 @@ class ProcessGap:
     @property
     def explanation(self) -> str:
         """The gap as a sentence."""
-        payer = "container" if self.container is not None else "program"
         why = {
-            "no_time": f"the {payer}'s share of time for reading its processes is used up",
-            "blocked": "reading them, or others of their container, never comes to its end",
+            "no_time": "there was no time to read them yet",
+            "blocked": "reading them, or others of their container, does not end",
             "too_large": "they have more mappings than are read",
         }[self.reason]
         processes = "1 process" if self.count == 1 else f"{self.count:,} processes"
@@ -56,7 +55,7 @@ class ProcessGap:
 class Entry:
     """What is kept of a process between refreshes; `process` is None for kernel threads."""
 
-    activity: Activity
+    start_time_ticks: int
     process: HostProcess | None = None
     payer: Payer | None = None
     mappings: tuple[Mapping, ...] = ()
@@ -64,9 +63,8 @@ class Entry:
     has_libvgpu: bool | None = None
     readable: bool = True
     unread: GapReason | None = None
-    # When it was read, and when that its mappings stand was last checked.
+    # When it was last read, on the monotonic clock.
     looked_at_s: float = 0.0
-    checked_at_s: float = 0.0
     # What was found out about the program that it runs.
     facts: dict[str, object] = attrs.field(factory=dict, eq=False)
 

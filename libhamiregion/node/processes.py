@@ -6,21 +6,18 @@ import contextlib
 import os
 import threading
 import time
-import weakref
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import attrs
 
-from libhamiregion.errors import RegionClosed, RegionStale
+from libhamiregion._core import ffi, lib
+from libhamiregion.errors import RegionClosed, RegionStale, region_error
 from libhamiregion.slot import attached_slots
 
 from . import procfs
-from .fair_shares import FairShares
-from .file_identities import FileIdentities
 from .file_users import changes_of_use, users_by_file
-from .liveness import Liveness
 from .matching import Mapper, RegionProcesses, match_slots
 from .proc_visibility import ProcVisibility, visibility_of
 from .process_entry import Entry, gaps_of
@@ -30,13 +27,12 @@ from .reader_threads import Blocked
 from .strangers import Strangers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from collections.abc import Mapping as MappingOf
 
     from libhamiregion.errors import PathLike
     from libhamiregion.region import Region
 
-    from .file_identities import FileIdentity
     from .file_users import FileUsers
     from .matching import HostProcess
     from .process_entry import ProcessGap
@@ -44,19 +40,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 K = TypeVar("K")
-
-# What proving the dead of one container may cost at once, and on average.
-_PROOFS_S, _PROOFS_REFILL = 1.0, 0.05
+#: A file as maps prints it: device and inode. `os.stat` can give another device number.
+FileIdentity: TypeAlias = "tuple[int, int]"
 
 
 @attrs.frozen
 class _View:
     """One state of the table, replaced as a whole."""
 
-    # Made after the entries were read.
-    liveness: Liveness
     started_ns: int = 0
     entries: dict[int, Entry] = attrs.field(factory=dict)
+    # By the pid that they have in their own namespace.
+    by_pid: dict[int, list[Entry]] = attrs.field(factory=dict)
     # Those that map files in a region's size, by pid; the same object while they are the same. What
     # they did otherwise since is in `entries` alone.
     mapping: tuple[Entry, ...] = ()
@@ -66,51 +61,21 @@ class _View:
     gaps: tuple[ProcessGap, ...] = ()
 
 
-_tables: weakref.WeakSet[ProcessTable] = weakref.WeakSet()
-
-
-def _unlock_in_child() -> None:
-    # Another thread of the parent may have been inside, and does not exist in the child.
-    for table in _tables:
-        table._refreshing = threading.Lock()
-        table._identities.leave_in_child()
-        table._reader = ProcessReader()
-        table._view = attrs.evolve(table._view, liveness=Liveness(table.proc, table._proof_shares))
-
-
-os.register_at_fork(after_in_child=_unlock_in_child)
-
-
 class ProcessTable:
     """All processes that one /proc shows, and the regions they map.
 
-    Cost: a refresh lists /proc and reads ``stat`` of each process, about 15 us each. A process that
-    is new is read: its status, cgroup, maps and command line, about 0.15 ms and 2 us per mapping,
-    nearly all of it in the kernel. It is read again when the size of its address space changes or
-    it calls exec, as far as 50 ms of CPU go in each refresh, the one not read for longest first;
-    and ten minutes later at most where it only goes on working. Kernel threads cost ``stat`` only.
-    Of a process that is known to hold a slot, by `Node.slots`, neither the size nor the time
-    counts: it keeps its region until it ends, calls exec or unmaps it, which a link of its
-    ``map_files`` tells, 10 us, where its size has changed and every ten minutes. What else it has
-    mapped since is seen after an hour at most.
+    A refresh lists /proc. A process that is new is read: its status, cgroup, maps and command line.
+    What it maps is kept for five minutes, and read again at once where a slot has no process. A
+    refresh takes 2 s for that, one process of each container in turn; a process that keeps its
+    reader waiting for more than 1 s is given up. Processes that could not be read are in `gaps`.
 
-    So a busy process can be up to date only some refreshes later: a file that it has mapped since
-    is not seen, unless a slot there waits for its process; one that it has unmapped
-    still is. That a slot's process is dead is never taken
-    from here: the core judges slots without a process in the table, as `Region.reap` does. That
-    takes a second pass over /proc at the first such slot after a refresh, 15 us for each process,
-    and the maps of those processes that have the same pid in their container; 1.5 s of the
-    processor's time at most for all regions together, a quarter of a second for those of one
-    container, and 5 % of a processor on average. Where a region lies in a pod's directory, the maps
-    of other pods' processes are not read for it: a neighbour does not decide what it costs.
-
-    Fairness: each container has a share of time, by cgroup: its processes may cost 1 s at once and
-    2 % of a processor on average, and what makes a reader wait for more than 1 s is not asked
-    again. What of a container could not be read is in `gaps`; all others are read as before.
+    So a file that a process without a slot has mapped since may not be seen, and one that it has
+    unmapped may still be. A slot is dead only if every process that could be its own was read after
+    the slot was.
 
     Memory: about 1 KiB per process, and 0.5 KiB and the path per file that it maps in a region's
     size; 8 MiB per container at most. A process that maps more than 4,096 of those, or has more
-    than 32 MiB of maps, is not read.
+    than 8 MiB of maps, is not read.
 
     Threads: may be shared. Refreshes exclude each other; all other methods work on the last
     complete one.
@@ -126,24 +91,13 @@ class ProcessTable:
     def __init__(self, proc: PathLike = "/proc", *, user_file: PathLike = "/etc/passwd") -> None:
         self.proc = str(Path(proc).absolute())
         self._refreshing = threading.Lock()
-        self._identities = FileIdentities()
-        _tables.add(self)
-        # A hostile container can have many regions, and proofs that take long.
-        self._proof_shares = FairShares(_PROOFS_S, _PROOFS_REFILL)
-        self._view = _View(Liveness(self.proc, self._proof_shares))
+        self._view = _View()
         self._user_file = Path(user_file)
         self._reader = ProcessReader()
-        self._living: Callable[[], MappingOf[int, int]] = dict
         self._wanted: set[int] = set()
 
-    def refresh(self, *, full: bool = True) -> None:
-        """Read what has changed since the last refresh.
-
-        Args:
-            full: Look at every process. Else, but for once a minute, this process is left out, and
-                those that hold a slot, by `Node.slots`, and have not ended: what they have done
-                since is seen at the next full look. Of those that were last read more than a
-                minute ago a third is looked at, each in its turn.
+    def refresh(self) -> None:
+        """List the processes, and read those that are new or due.
 
         Raises:
             OSError: /proc itself cannot be listed, or the system is out of descriptors or memory;
@@ -151,26 +105,18 @@ class ProcessTable:
         """
         with self._refreshing:
             started_ns = time.time_ns()
-            self._proof_shares.forget_idle()
             directory = os.open(self.proc, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 users = _user_names(self._user_file)
                 wanted, self._wanted = self._wanted, set()
-                entries, refused = self._reader.read(
-                    directory,
-                    self._view.entries,
-                    users,
-                    living=self._living(),
-                    wanted=wanted,
-                    full=full,
-                )
+                entries, refused = self._reader.read(directory, self._view.entries, users, wanted)
                 before = self._view
                 visibility = visibility_of(directory, entries, refused)
                 changes = changes_of_use(before.entries, entries)
                 self._view = _View(
-                    Liveness(self.proc, self._proof_shares),
                     started_ns,
                     entries,
+                    _by_innermost_pid(entries),
                     _that_map(entries) if changes else before.mapping,
                     users_by_file(before.by_file, changes) if changes else before.by_file,
                     visibility,
@@ -180,25 +126,12 @@ class ProcessTable:
             finally:
                 os.close(directory)
 
-    def _trust(self, living: Callable[[], MappingOf[int, int]]) -> None:
-        """Take somebody's word for which processes with a slot live.
-
-        Their maps are read again after an hour, or when they call exec, and no more when the size
-        of their address space changes: a process keeps the region that it has a slot in, unless a
-        link of it says that another file, or none, is mapped there by now.
-
-        Args:
-            living: Tells, at each refresh, pid to start time of processes that have a slot and have
-                not ended, by a proof like a pidfd's.
-        """
-        self._living = living
-
     def _find_late(
         self, lost: MappingOf[K, tuple[Collection[int], str | None]], since_s: float
     ) -> set[K]:
         """Find regions that processes may have mapped since they were read.
 
-        The next refresh reads these processes again, if they have done anything since.
+        The next refresh reads these processes again.
 
         Args:
             lost: For each region the pids in its slots whose processes are not known, and its pod.
@@ -321,8 +254,8 @@ class ProcessTable:
         def read() -> bytes:
             descriptor = procfs.open_process_at(f"{self.proc}/{process.pid}")
             try:
-                line = procfs.stat_line(descriptor)
-                if int(procfs.activity(line).start_time) != process.start_time_ticks:
+                stat = procfs.parse_stat(procfs.stat_line(descriptor))
+                if stat.start_time_ticks != process.start_time_ticks:
                     raise Gone
                 return procfs.read_all(descriptor, file, limit)
             finally:
@@ -360,24 +293,24 @@ class ProcessTable:
         entry = self._view.entries.get(process.pid)
         if entry is None or entry.process is None:
             return None
-        is_same = entry.process.start_time_ticks == process.start_time_ticks
+        is_same = entry.start_time_ticks == process.start_time_ticks
         return entry if is_same else None
 
     def is_running(self, process: HostProcess) -> bool:
-        """Whether that very process is still there; costs one look at its ``stat``."""
+        """Whether that very process is still there; costs one read of its ``stat``."""
+        return not self.ended([process])
+
+    def ended(self, processes: Collection[HostProcess]) -> set[HostProcess]:
+        """Find those that have ended; costs one read of ``stat`` each."""
         try:
-            descriptor = os.open(f"{self.proc}/{process.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            directory = os.open(self.proc, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
-            return False
+            return set(processes)
         try:
-            line = os.read(descriptor, 4096)
-        except OSError:
-            return False
+            starts = dict(procfs.read_start_times(directory, [each.pid for each in processes]))
         finally:
-            os.close(descriptor)
-        if procfs.has_ended(line):
-            return False
-        return int(procfs.activity(line).start_time) == process.start_time_ticks
+            os.close(directory)
+        return {each for each in processes if starts.get(each.pid) != each.start_time_ticks}
 
     # ---- the files that they map -----------------------------------------------------------------
 
@@ -389,7 +322,11 @@ class ProcessTable:
         Raises:
             RegionClosed: After `Region.close`.
         """
-        return self._identities.of(region)
+        found = ffi.new("struct hr_file_id *")
+        code = lib.hr_get_file_id(region._handle, found)
+        if code != lib.HR_OK:
+            raise region_error(code, region.path)
+        return os.makedev(found.major_number, found.minor_number), found.inode
 
     def mappings(self, identity: FileIdentity) -> tuple[tuple[HostProcess, Mapping], ...]:
         """The processes that map a file shared, and how; sorted by pid.
@@ -430,10 +367,6 @@ class ProcessTable:
 
     # ---- slots -----------------------------------------------------------------------------------
 
-    def _proof_share_s(self, payer: Hashable) -> float:
-        """What proofs for a container may still cost: who has cost least comes first."""
-        return self._proof_shares.left_s(payer)
-
     def _users_state(self) -> tuple[object, ...]:
         """What `_users_of` rests on; compared by identity, and for equality but for the first."""
         view = self._view
@@ -462,7 +395,6 @@ class ProcessTable:
         pod_uid: str | None = None,
         shared: bool = False,
         exclusive: bool = False,
-        payer: Hashable = None,
     ) -> RegionProcesses:
         """Which process each slot of a region belongs to, and which map it without a slot.
 
@@ -470,8 +402,7 @@ class ProcessTable:
         from a dead one otherwise, and slots without a process are ``"unknown"``. `hostpid` in the
         region is not looked at.
 
-        The table tells which process is meant. That a slot's process is dead is said by the core
-        alone, by the proof by which `Region.reap` frees slots.
+        That a slot's process is dead is for showing; `Region.reap` searches /proc again.
 
         Args:
             region: The region, for the identity of its file.
@@ -482,7 +413,6 @@ class ProcessTable:
             shared: Whether several containers use the region, each with pids of its own.
             exclusive: Whether containers of other pods cannot have mapped it: what their processes
                 map is not read for it.
-            payer: Names the container: the proofs for all of its regions share its time.
 
         Raises:
             RegionClosed: After `Region.close`.
@@ -503,8 +433,9 @@ class ProcessTable:
         def dead(lost: Sequence[int]) -> frozenset[int]:
             if view.started_ns < taken_at_ns:
                 return frozenset()
-            strangers = _strangers(view, identity, pod_uid if exclusive else None, lost)
-            return view.liveness.dead(region, lost, payer, strangers)
+            others = _strangers(view, identity, pod_uid if exclusive else None, lost)
+            none = {own, *(pid for pid, _ in others)}
+            return _dead(view, lost, pids, identity, none, taken_at_ns)
 
         return match_slots(
             pids, mappers, sees_host=view.visibility.sees_host, dead=dead, shared=shared
@@ -530,6 +461,50 @@ def _strangers(
 ) -> list[tuple[int, int]]:
     users = {process.pid for process, _, _ in view.by_file.get(identity, ())}
     return view.strangers.of(pod_uid, pids, users)
+
+
+def _dead(
+    view: _View,
+    lost: Collection[int],
+    pids: Sequence[int],
+    identity: FileIdentity,
+    none: Collection[int],
+    taken_at_ns: int,
+) -> frozenset[int]:
+    """The pids in slots of which no process can be: none has that pid and maps the file, or may."""
+    users = view.by_file.get(identity, ())
+    named = set(pids)
+    # Another namespace than the first one proves nothing unless the slots' processes live in it.
+    is_theirs = not view.visibility.unreadable and any(
+        process.ns_pids[-1] in named
+        and len(process.ns_pids) == 1
+        and mapping.writable
+        and view.entries[process.pid].has_libvgpu
+        for process, _, mapping in users
+    )
+    sees_all = view.visibility.sees_all_pids if view.visibility.sees_host else is_theirs
+    if not sees_all:
+        return frozenset()
+    taken_s = time.monotonic() - (time.time_ns() - taken_at_ns) / 1e9
+    possible = {
+        process.ns_pids[-1]
+        for process, _, mapping in users
+        if mapping.writable and process.pid not in none
+    }
+    for pid in lost:
+        for entry in view.by_pid.get(pid, ()):
+            is_known = entry.unread is None and entry.readable and entry.looked_at_s >= taken_s
+            if not is_known and entry.identity[0] not in none:
+                possible.add(pid)
+    return frozenset(lost).difference(possible)
+
+
+def _by_innermost_pid(entries: MappingOf[int, Entry]) -> dict[int, list[Entry]]:
+    found: defaultdict[int, list[Entry]] = defaultdict(list)
+    for entry in entries.values():
+        if entry.process is not None:
+            found[entry.process.ns_pids[-1]].append(entry)
+    return found
 
 
 def _that_map(entries: MappingOf[int, Entry]) -> tuple[Entry, ...]:

@@ -45,7 +45,7 @@ class Job:
     """
 
     party: Hashable
-    process: Hashable
+    process: tuple[int, int]
     work: Callable[[], object]
 
 
@@ -93,14 +93,14 @@ class ReaderThreads:
             self._stuck = {each: at for each, at in self._stuck.items() if each in living}
 
     def run(
-        self, next_job: Callable[[], Job | None], deliver: Callable[[Job, Outcome, float], None]
+        self, next_job: Callable[[], Job | None], deliver: Callable[[Job, Outcome], None]
     ) -> None:
         """Do jobs until there is none.
 
         Args:
             next_job: Gives the next one; called in another thread, one call at a time.
-            deliver: Takes what became of one, and the processor time that it took. A job that was
-                given up has the outcome `Blocked` and took the whole deadline.
+            deliver: Takes what became of one. A job that was
+                given up has the outcome `Blocked`.
 
         Raises:
             OSError: What a job has raised, but for `Gone`, `AccessDenied` and `TooMuch`; or no
@@ -127,7 +127,7 @@ class ReaderThreads:
                         worker.given_up = True
                         worker.party = job.party
                         self._stuck[job.process] = worker
-                        worker.deliver(job, Blocked(), _DEADLINE_S)
+                        worker.deliver(job, Blocked())
                         return False
         return True
 
@@ -139,7 +139,7 @@ class _Worker:
         self,
         guard: threading.Lock,
         next_job: Callable[[], Job | None],
-        deliver: Callable[[Job, Outcome, float], None],
+        deliver: Callable[[Job, Outcome], None],
     ) -> None:
         self._guard = guard
         self._next_job = next_job
@@ -180,7 +180,6 @@ class _Worker:
     def _do(self) -> None:
         job = self.job
         assert job is not None  # noqa: S101 (what `_take` has said)
-        began_s = time.thread_time()
         outcome: Outcome
         try:
             outcome = job.work()
@@ -191,7 +190,7 @@ class _Worker:
             if self.given_up:
                 self.late = outcome
             else:
-                self.deliver(job, outcome, time.thread_time() - began_s)
+                self.deliver(job, outcome)
 
     def is_stuck(self) -> bool:
         """Whether the job in hand takes too long, and the thread has not done anything lately."""

@@ -10,9 +10,6 @@ import attrs
 
 from libhamiregion.errors import RegionError
 
-from .backoff import owner_of
-from .exit_watch import ExitWatch
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -86,23 +83,19 @@ class SlotTracker:
     process is dead is proved anew after `proof_s`. The host pid, or what it counts, tells the
     process of a container that was started again from the dead one that had the same pid in it.
     /proc is read when a region was not proved yet or has changed, and every `proof_s`, once for all
-    regions. A process that has ended is noticed through its pidfd: one poll for all.
-
-    Costs 0.3 ms for 256 regions in which nothing has changed, whatever their processes do.
+    regions. A process that has ended is noticed by its ``stat``, at each update.
 
     Threads: one at a time.
 
     Args:
-        table: The processes; it learns from here which of them are known to live.
+        table: The processes.
         proof_s: How old what is known of the processes is at most.
     """
 
-    def __init__(self, table: ProcessTable, proof_s: float = 60.0) -> None:
+    def __init__(self, table: ProcessTable, proof_s: float = 20.0) -> None:
         self._table = table
         self._proof_s = proof_s
         self._proofs: dict[Region, _Proof] = {}
-        self._exits = ExitWatch(table)
-        table._trust(self._exits.living)
         # What the last answer was given to, and until when it holds.
         self._asked: tuple[Sequence[Container], bytes] | None = None
         self._until_s = 0.0
@@ -112,16 +105,6 @@ class SlotTracker:
         self._dead_rows = array("I")
         self._dead = b""
         self._answer = SlotStates(b"", {}, {})
-
-    def close(self) -> None:
-        """Give the descriptors back."""
-        self._proofs.clear()
-        self._asked = None
-        self._exits.close()
-
-    def leave_in_child(self) -> None:
-        """Another thread of the parent may have been inside, and does not exist in the child."""
-        self._exits.renew_lock()
 
     def proof(self, region: Region) -> RegionProcesses | None:
         """What the last proof of a region found; None if there was none."""
@@ -147,7 +130,8 @@ class SlotTracker:
         Raises:
             OSError: /proc cannot be listed.
         """
-        ended = self._exits.ended()
+        alive = {each for proof in self._proofs.values() for each in proof.found.alive.values()}
+        ended = self._table.ended(alive) if alive else set()
         now_s = time.monotonic()
         column, host_column = table.processes.pid, table.processes.host_pid
         firsts = table.regions.first_process
@@ -176,7 +160,7 @@ class SlotTracker:
 
         stale = {region for _, region, start, end in rows if is_stale(region, start, end)}
         if stale or now_s - self._refreshed_s >= self._proof_s:
-            self._refresh(max(table.regions.taken_at_ns, default=0), full=anew)
+            self._refresh(max(table.regions.taken_at_ns, default=0))
         users = self._table._users_state()
         if not self._has_compared(users):
             stale.update(region for _, region, _, _ in rows if self._has_other_users(region))
@@ -198,10 +182,10 @@ class SlotTracker:
         self._until_s = min(until_s, self._refreshed_s + self._proof_s)
         return self._answer
 
-    def _refresh(self, taken_at_ns: int, *, full: bool) -> None:
+    def _refresh(self, taken_at_ns: int) -> None:
         """Read /proc; what is not there after the regions were read is dead."""
         if self._table.read_at_ns <= taken_at_ns:
-            self._table.refresh(full=full)
+            self._table.refresh()
         self._refreshed_s = time.monotonic()
 
     def _has_compared(self, users: tuple[object, ...]) -> bool:
@@ -243,7 +227,7 @@ class SlotTracker:
         pods = {row: (pids, containers[row].pod_uid) for row, pids in lost.items()}
         late = self._table._find_late(pods, since_s) if lost else set()
         if late:
-            self._table.refresh(full=False)
+            self._table.refresh()
             again = [each for each in stale if each[0] in late]
             self._prove_each(containers, table, again, match)
 
@@ -258,11 +242,7 @@ class SlotTracker:
         now_s = time.monotonic()
         taken_at_ns = table.regions.taken_at_ns
         lost: dict[int, set[int]] = {}
-        # Those first whose proofs have cost least: one container does not keep the others waiting.
-        shares = {
-            each[0]: self._table._proof_share_s(owner_of(containers[each[0]])) for each in stale
-        }
-        for row, region, start, end in sorted(stale, key=lambda each: -shares[each[0]]):
+        for row, region, start, end in stale:
             column = table.processes.pid[start:end]
             try:
                 # Before: where the table is read anew meanwhile, it is matched again.
@@ -285,17 +265,12 @@ class SlotTracker:
             dead = _counted(table, _dead_rows(table.processes.pid, start, end, found))
             slots = _slot_bytes(table, start, end)
             self._proofs[region] = _Proof(slots, dead, users, found, due_s)
-            self._exits.watch(found.alive.values())
         return lost
 
     def _forget(self, present: set[Region]) -> None:
         if len(self._proofs) > len(present):
             for region in self._proofs.keys() - present:
                 del self._proofs[region]
-        if self._exits.is_crowded(sum(len(each.found.alive) for each in self._proofs.values())):
-            self._exits.keep_only(
-                process for each in self._proofs.values() for process in each.found.alive.values()
-            )
 
     def _states(
         self, column: memoryview, rows: Iterable[tuple[int, Region, int, int]]

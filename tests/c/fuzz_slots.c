@@ -232,35 +232,6 @@ static void reap(struct input *input)
         require_the_dead_reaped();
 }
 
-/* Many regions' slots are judged as one region's are. */
-static void judge(struct input *input)
-{
-    int32_t pids[MAX_PIDS];
-    uint32_t lives[MAX_PIDS];
-    const uint32_t count = take8(input) % (MAX_PIDS + 1);
-    struct hr_process_list *list = NULL;
-    for (uint32_t i = 0; i < count; i++)
-        pids[i] = (int32_t)take_value(input);
-    begin_call();
-    int code = hr_list_processes(system_proc(), HR_OWNERLESS_NS, &list);
-    if (code == HR_OK)
-        code = hr_judge_slots(run.region, list, pids, count, HR_OWNERLESS_NS, lives);
-    if (list != NULL)
-        hr_free_process_list(list);
-    changes_require_none();
-    if (code != HR_OK) {
-        REQUIRE_ONE_OF(code, HR_ESYSTEM, HR_ESTALE, HR_ECORRUPT);
-        return;
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        if (pids[i] <= 0 || is_own(pids[i]))
-            continue;
-        const enum hr_liveness life = system_life(pids[i], true);
-        REQUIRE(lives[i] == (uint32_t)life || (lives[i] == HR_LIVENESS_UNKNOWN && life == HR_DEAD));
-        REQUIRE(lives[i] == (uint32_t)life || !system_is_plain());
-    }
-}
-
 /* Of a process that is said to be put right, one slot counts something at most. */
 static void require_counted_once(int32_t pid)
 {
@@ -321,9 +292,6 @@ bool slot_step(uint8_t step, struct input *input)
             detach(timeout_ns);
         break;
     }
-    case FUZZ_JUDGE:
-        judge(input);
-        break;
     case FUZZ_CHARGE:
     case FUZZ_RELEASE:
         do_account(step == FUZZ_CHARGE, input);

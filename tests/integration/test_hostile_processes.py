@@ -22,7 +22,7 @@ from support.scrapers import ask
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import RegionStale, open_region
-from libhamiregion.node import Node, ProcessGap, ProcessTable
+from libhamiregion.node import Node, ProcessGap, ProcessTable, process_reader
 from libhamiregion.node.cgroups import ContainerId
 from libhamiregion.node.outside import mapped_regions, open_mapped
 from libhamiregion.node.process_entry import Entry
@@ -267,25 +267,26 @@ def test_a_process_that_blocks_its_reader_is_not_asked_again_and_all_others_are_
     read: list[object] = []
     look_at = table._reader._look_at
 
-    def counted(directory: int, name: str, known: Entry) -> Entry:
-        read.append(name)
-        return look_at(directory, name, known)
+    def counted(directory: int, known: Entry) -> Entry:
+        read.append(known.identity[0])
+        return look_at(directory, known)
 
     table._reader._look_at = counted  # type: ignore[method-assign]
     honest = actor(region)
     honest("attach")
     for _ in range(3):
         table.refresh()
-        assert str(locked) not in read
+        assert locked not in read
         assert "blocked" in [gap.reason for gap in table.gaps]
-    assert str(honest.pid_here) in read
+    assert honest.pid_here in read
     assert table.fact(found, "environ", 1 << 20, len) is None
     assert table.has_libvgpu(found) is None
 
 
 def test_what_is_known_of_a_program_is_read_once_until_it_calls_exec(
-    actor: MakeActor, tmp_path: Path
+    actor: MakeActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(process_reader, "_KEPT_S", 0.0)
     process = actor()
     table = ProcessTable()
     table.refresh()
@@ -380,4 +381,4 @@ def test_a_gap_is_told_by_the_verbs_about_a_node(scene: NodeScene, locked: int) 
         check=False,
         timeout=2 * PATIENCE_S,
     )
-    assert "never comes to its end" in done.stdout + done.stderr
+    assert "does not end" in done.stdout + done.stderr

@@ -16,15 +16,12 @@ from support.wait import eventually
 
 from libhamiregion import Region, open_region
 from libhamiregion.node import Node, ProcessTable, diagnose, repair
-from libhamiregion.node.fair_shares import FairShares
 from libhamiregion.node.matching import RegionProcesses
 
 pytestmark = [needs_first_namespace, needs_cgroups, pytest.mark.root]
 
 OURS, OTHER = str(uuid.uuid4()), str(uuid.uuid4())
 CONTAINER_ID = "cafe" * 16
-# To read the maps below takes 30 ms and more.
-SHARE_S = 0.01
 
 # A file that is mapped over and over: no two mappings can be merged, and each may be written.
 MAP_MUCH = """
@@ -72,14 +69,13 @@ def file(region_file: RegionFileFactory) -> RegionFile:
 def looked(
     file: RegionFile, pid: int, *, pod_uid: str | None = OURS, exclusive: bool = True
 ) -> tuple[RegionProcesses, ProcessTable]:
-    """What is found out of a region by a table for which each container has a small share."""
+    """What is found out of a region by a table."""
     table = ProcessTable()
-    table._proof_shares = FairShares(SHARE_S, 0.0)
     with open_region(file) as region:
         snapshot = region.snapshot()
         table.refresh()
         found = table.match(
-            region, [pid], snapshot.taken_at_ns, pod_uid=pod_uid, exclusive=exclusive, payer=OURS
+            region, [pid], snapshot.taken_at_ns, pod_uid=pod_uid, exclusive=exclusive
         )
     return found, table
 
@@ -92,29 +88,6 @@ def test_a_dead_process_is_told_beside_a_neighbour_with_its_pid_that_is_expensiv
     eventually(lambda: looked(file, expensive.pid)[0].dead == {expensive.pid})
 
 
-def test_whose_slots_name_a_neighbours_pid_has_nobody_read_its_maps(
-    expensive: Actor, file: RegionFile
-) -> None:
-    """Neither pays: what is proved without reading them costs a look at two numbers."""
-    file.add_process(expensive.pid, {0: 640})
-
-    def is_free() -> bool:
-        found, table = looked(file, expensive.pid)
-        return bool(found.dead) and table._proof_share_s(OURS) > SHARE_S / 2
-
-    eventually(is_free)
-    # For comparison: where it is not known whose the region is, this share pays for it.
-    for pod_uid, exclusive in ((None, True), (OURS, False), (OTHER, True)):
-
-        def is_paid(pod_uid: str | None = pod_uid, *, exclusive: bool = exclusive) -> bool:
-            found, table = looked(file, expensive.pid, pod_uid=pod_uid, exclusive=exclusive)
-            assert found.dead == frozenset()
-            return table._proof_share_s(OURS) <= 0
-
-        # A busy machine may cut it short before.
-        eventually(is_paid)
-
-
 def test_a_node_tells_by_the_directory_whose_processes_need_not_be_read(
     expensive: Actor, scene: NodeScene
 ) -> None:
@@ -123,7 +96,6 @@ def test_a_node_tells_by_the_directory_whose_processes_need_not_be_read(
     with Node(scene.root) as node:
 
         def is_proved() -> bool:
-            node.processes._proof_shares = FairShares(SHARE_S, 0.0)
             node.refresh()
             (container,) = node.containers
             assert container.region is not None

@@ -37,7 +37,7 @@ from libhamiregion.node import (
     NvmlSampler,
     Observation,
     Observer,
-    procfs,
+    process_reader,
 )
 from libhamiregion.node.views import observed_views
 from libhamiregion.plan import PlanFile, PlanWatcher
@@ -390,7 +390,7 @@ def test_what_of_proc_could_not_be_read_is_a_gap_of_its_container(
     user = actor(root.region())
     user("attach")
     # More mappings than are read at all.
-    monkeypatch.setattr(procfs, "_MAPS_LIMIT", 64)
+    monkeypatch.setattr(process_reader, "_FILES_LIMIT", 0)
     found = [gap for gap in Observer(node).observe().gaps if gap.kind == "processes"]
     assert found
     assert all(gap.count > 0 and "mappings of" in gap.reason for gap in found)

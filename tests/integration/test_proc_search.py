@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lock_bytes import NOBODY, hold, is_free
@@ -23,12 +24,9 @@ from libhamiregion import (
     LockNotRecoverable,
     LockTimeout,
     Region,
-    RegionClosed,
     SearchCutShort,
     open_region,
 )
-from libhamiregion.node import liveness as liveness_module
-from libhamiregion.node.liveness import Liveness
 
 LINE = "7f0000000000-7f0000001000 rw-s 00000000 00:01 1 /somewhere/else\n"
 
@@ -147,17 +145,21 @@ def test_reaping_beside_hostile_maps_ends_in_time_and_frees_nothing(
     assert pids(file) == [NOBODY]
 
 
-# ---- one search for many regions ----
+# ---- who maps the region ----
 
 
-@pytest.fixture
-def others(region_file: RegionFileFactory) -> Iterator[list[Region]]:
-    with contextlib.ExitStack() as opened:
-        yield [opened.enter_context(open_region(region_file())) for _ in range(3)]
+def dead(
+    region: Region, file: RegionFile, proc: FakeProc, asked: list[int], **options: Any
+) -> set[int]:
+    """Those of some pids in slots that are proved dead."""
+    for pid in set(asked).difference(pids(file)):
+        file.add_process(pid, {0: 640})
+    found = region._reap(None, proc.directory, dry_run=True, timeout_s=PATIENCE_S, **options)
+    return {each.pid for each in found}
 
 
 def test_what_may_be_a_mapping_of_the_region_is_not_forgotten_over_those_after_it(
-    region: Region, fake_proc: FakeProc
+    region: Region, file: RegionFile, fake_proc: FakeProc
 ) -> None:
     """Through an overlay its inode shows another device."""
     maps = fake_proc.directory.parent / "through_an_overlay"
@@ -166,7 +168,7 @@ def test_what_may_be_a_mapping_of_the_region_is_not_forgotten_over_those_after_i
     maps.write_text(" ".join([*fields[:3], "fe:fe", *fields[4:]]) + other)
     fake_proc.add_long(100, 5, maps)
     fake_proc.add_long(101, 6, fake_proc.directory / "1" / "maps")
-    assert Liveness(str(fake_proc.directory)).dead(region, [5, 6]) == {6}
+    assert dead(region, file, fake_proc, [5, 6]) == {6}
 
 
 def file_system_of(path: Path) -> str:
@@ -196,7 +198,7 @@ def file_system_of(path: Path) -> str:
     ],
 )
 def test_its_inode_number_on_a_device_is_another_file_if_that_keeps_its_pages_itself(
-    region: Region, fake_proc: FakeProc, kind: str, is_another: bool
+    region: Region, file: RegionFile, fake_proc: FakeProc, kind: str, is_another: bool
 ) -> None:
     if file_system_of(Path(region.path)) not in {"ext4", "xfs", "tmpfs"}:
         pytest.skip("needs a region on ext4, xfs or tmpfs")
@@ -207,69 +209,40 @@ def test_its_inode_number_on_a_device_is_another_file_if_that_keeps_its_pages_it
     mounts = (f"30 1 254:25 / / rw - {kind}2 d rw", f"36 1 254:253 / /x rw - {kind} d rw")
     text = "".join(f"{line}\n" for line in (*mounts, "37 1 254:2 / /y rw - overlay d rw"))
     (fake_proc.directory / "100" / "mountinfo").write_text(text)
-    dead = Liveness(str(fake_proc.directory)).dead(region, [5])
-    assert dead == ({5} if is_another else frozenset())
+    found = dead(region, file, fake_proc, [5])
+    assert found == ({5} if is_another else set())
 
 
 def test_a_stranger_is_not_asked_what_it_maps_but_its_successor_is(
     region: Region, file: RegionFile, fake_proc: FakeProc
 ) -> None:
     """Its pid may be another's by now, and where nobody knows since when it runs, it may be too."""
-    for pid in (5, 6):
-        file.add_process(pid, {0: 640})
     maps = fake_proc.directory.parent / "ours"
     maps.write_text(line_of(region))
     fake_proc.add_long(100, 5, maps)
     fake_proc.add_long(101, 6, maps)
     strangers = [(99, 1), (100, 4321), (101, 4321), (102, 0)]
 
-    def dead() -> frozenset[int]:
-        proc = fake_proc.directory
-        found = Liveness(str(proc)).dead(region, [5, 6], strangers=strangers)
-        reaped = region._reap(None, proc, dry_run=True, timeout_s=PATIENCE_S, strangers=strangers)
-        assert {each.pid for each in reaped} == found
-        return found
+    def found() -> set[int]:
+        return dead(region, file, fake_proc, [5, 6], strangers=strangers)
 
-    assert dead() == frozenset()
+    assert found() == set()
     fields = " ".join(["S", *["0"] * 18, "{}", *["0"] * 30])
     stat = fake_proc.directory / "100" / "stat"
     stat.write_text(f"100 (x) {fields.format(4321)}\n")
-    assert dead() == {5}
+    assert found() == {5}
     stat.write_text(f"100 (x) {fields.format(4322)}\n")
-    assert dead() == frozenset()
-
-
-def test_maps_that_were_not_read_to_their_end_tell_of_no_region(
-    others: list[Region], fake_proc: FakeProc, long_maps: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(liveness_module, "_LOOKS_NS", 4_000_000)
-    fake_proc.add_long(100, 5, long_maps)
-    liveness = Liveness(str(fake_proc.directory))
-    assert [liveness.dead(each, [5]) for each in others] == [set()] * 3
-
-
-def test_the_longest_mapping_tells_whether_it_may_be_the_same_file_by_another_way(
-    region: Region, others: list[Region], fake_proc: FakeProc
-) -> None:
-    _, inode = region.file_id
-    maps = fake_proc.directory.parent / "elsewhere"
-    ends = ("7f0000001000", "7f0010000000", "7f0000001000")
-    maps.write_text(
-        "".join(f"7f0000000000-{end} rw-s 00000000 00:99 {inode} /upper/a.cache\n" for end in ends)
-    )
-    fake_proc.add_long(100, 5, maps)
-    liveness = Liveness(str(fake_proc.directory))
-    assert [liveness.dead(each, [5, 6]) for each in (others[0], region)] == [{5, 6}, {6}]
+    assert found() == set()
 
 
 def test_a_process_whose_pids_are_not_told_is_looked_at(
-    region: Region, fake_proc: FakeProc
+    region: Region, file: RegionFile, fake_proc: FakeProc
 ) -> None:
     maps = fake_proc.directory.parent / "ours"
     maps.write_text(line_of(region))
     fake_proc.add_long(100, 5, maps)
     (fake_proc.directory / "100" / "status").write_text("Name:\tx\n")
-    assert Liveness(str(fake_proc.directory)).dead(region, [5, 6]) == frozenset()
+    assert dead(region, file, fake_proc, [5, 6]) == set()
 
 
 @pytest.mark.parametrize("first", ["of libvgpu, with a slot", "of libvgpu", "with a slot"])
@@ -285,29 +258,17 @@ def test_a_containers_own_proc_is_told_by_its_first_process_alone(
     if first.endswith("with a slot"):
         file.add_process(1)
     is_proved = first == "of libvgpu, with a slot"
-    dead = Liveness(str(fake_proc.directory)).dead(region, [1, 5])
-    assert dead == (frozenset({5}) if is_proved else frozenset())
-
-
-def test_nobody_has_pid_0_wherever_one_looks(region: Region, tmp_path: Path) -> None:
-    assert Liveness(str(tmp_path)).dead(region, [0, 5]) == {0}
+    found = dead(region, file, fake_proc, [5])
+    assert found == ({5} if is_proved else set())
 
 
 def test_a_private_copy_of_the_file_makes_nobody_a_process_of_the_region(
-    region: Region, fake_proc: FakeProc
+    region: Region, file: RegionFile, fake_proc: FakeProc
 ) -> None:
     maps = fake_proc.directory.parent / "private"
     maps.write_text(line_of(region).replace(" rw-s ", " rw-p "))
     fake_proc.add_long(100, 5, maps)
-    assert Liveness(str(fake_proc.directory)).dead(region, [5]) == {5}
-
-
-def test_who_cannot_be_asked_says_nobody_is_dead(region: Region, tmp_path: Path) -> None:
-    assert Liveness(str(tmp_path / "none")).dead(region, [5]) == frozenset()
-    liveness = Liveness("/proc")
-    region.close()
-    with pytest.raises(RegionClosed):
-        liveness.dead(region, [5])
+    assert dead(region, file, fake_proc, [5]) == {5}
 
 
 # ---- libvgpu in this very process ----

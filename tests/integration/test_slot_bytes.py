@@ -26,7 +26,6 @@ from libhamiregion import (
     create_region,
     open_region,
 )
-from libhamiregion.node.liveness import Liveness
 
 MARKED = [Layout.V1_1, Layout.V1_1_POSTINIT, Layout.V1_2]
 MIB = 1 << 20
@@ -85,15 +84,6 @@ def test_where_all_are_dead_the_table_is_cut(
     with open_region(file, writable=True) as region:
         assert [slot.removed for slot in region.reap(proc=empty_proc)] == [True] * 3
     assert pids(file) == []
-
-
-def test_a_node_judges_so_too(file: RegionFile, actor: MakeActor, empty_proc: Path) -> None:
-    living, dead = attached(actor(file), 100), attached(actor(file), 600)
-    dead.kill()
-    file.add_process(4_000_001, {0: 1})
-    asked = [living.pid, dead.pid, 4_000_001]
-    with open_region(file) as region:
-        assert Liveness(str(empty_proc)).dead(region, asked) == {dead.pid}
 
 
 def test_a_slot_that_libvgpu_has_moved_keeps_its_proof(

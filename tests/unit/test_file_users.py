@@ -6,13 +6,9 @@ from collections import defaultdict
 from libhamiregion.node.file_users import FileUsers, changes_of_use, users_by_file
 from libhamiregion.node.matching import HostProcess
 from libhamiregion.node.process_entry import Entry
-from libhamiregion.node.procfs import Activity, Mapping
+from libhamiregion.node.procfs import Mapping
 
 FILES = range(12)
-
-
-def activity(start_time: int, faults: int = 0) -> Activity:
-    return Activity(start_time, 1 << 30, 1, faults, 0)
 
 
 def process(pid: int, start_time: int) -> HostProcess:
@@ -25,7 +21,7 @@ def mapping(inode: int, *, writable: bool = True) -> Mapping:
 
 def entry(pid: int, start_time: int, files: list[int]) -> Entry:
     maps = tuple(mapping(inode) for inode in files)
-    return Entry(activity(start_time), process(pid, start_time), mappings=maps)
+    return Entry(start_time, process(pid, start_time), mappings=maps)
 
 
 def of_entries(entries: dict[int, Entry]) -> dict[tuple[int, int], FileUsers]:
@@ -50,17 +46,20 @@ def changed(generator: random.Random, before: dict[int, Entry], turn: int) -> di
             after.pop(pid, None)
         elif move == 1:
             # A kernel thread has no process, and can get the pid of one that had.
-            after[pid] = Entry(activity(turn))
+            after[pid] = Entry(turn)
         elif move == 2 and known is not None:
             after[pid] = Entry(
-                activity(known.activity.start_time, faults=turn),
+                known.start_time_ticks,
                 known.process,
                 mappings=known.mappings,
                 namespace=known.namespace,
             )
         elif move == 3 and known is not None and known.process is not None:
             after[pid] = Entry(
-                known.activity, known.process, mappings=known.mappings, namespace=f"pid:[{turn}]"
+                known.start_time_ticks,
+                known.process,
+                mappings=known.mappings,
+                namespace=f"pid:[{turn}]",
             )
         else:
             after[pid] = entry(pid, turn, files)
@@ -95,7 +94,7 @@ def test_the_users_of_all_files_are_right_after_each_change() -> None:
 
 def test_who_only_goes_on_changes_nothing() -> None:
     known = entry(7, 1, [3])
-    later = Entry(activity(1, faults=9), known.process, mappings=known.mappings)
+    later = Entry(1, known.process, mappings=known.mappings)
     assert changes_of_use({7: known}, {7: later}) == []
     assert changes_of_use({7: known}, {7: later, 8: entry(8, 2, [])}) == []
     begun = entry(8, 2, [3])

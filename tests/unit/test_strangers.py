@@ -7,7 +7,6 @@ import pytest
 from libhamiregion.node.cgroups import ContainerId
 from libhamiregion.node.matching import HostProcess
 from libhamiregion.node.process_entry import Entry
-from libhamiregion.node.procfs import Activity
 from libhamiregion.node.strangers import Strangers
 
 OURS, OTHER = str(uuid.uuid4()), str(uuid.uuid4())
@@ -27,11 +26,11 @@ def entry(pid: int, pod_uid: str | None, *, inner_pid: int = 7) -> Entry:
         command="train",
         container=container,
     )
-    return Entry(Activity(pid * 100, 1, 1, 0, 0), process, unread="no_time")
+    return Entry(pid * 100, process, unread="no_time")
 
 
 def strangers(*entries: Entry, own_pod: str | None = None, own_pid: int = OWN_PID) -> Strangers:
-    kernel_thread = Entry(Activity(1, 0, 0, 0, 0))
+    kernel_thread = Entry(1)
     known = {each.identity[0]: each for each in entries}
     return Strangers({**known, OWN_PID: entry(OWN_PID, own_pod), 2: kernel_thread}, own_pid)
 
