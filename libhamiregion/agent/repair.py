@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 from libhamiregion.node.backoff import owner_of
 from libhamiregion.node.doctor import FindingKind, diagnose, repair
-from libhamiregion.node.doctor.due import DueContainers
 from libhamiregion.node.events import silent
 from libhamiregion.node.observation import SHARED_AGE_S, Observer
-from libhamiregion.node.views import observed_views
 
 from .tasks import Task
 
@@ -28,8 +26,6 @@ SAFE_KINDS = frozenset(kind for kind in FindingKind if kind.explanation.repair i
 # Proof takes 10 s of watching, in which nothing else is looked at: whatever can be done at once is
 # done first, and after one that took so long the others wait for the next pass.
 _SLOW_CAUSE = "ownerless"
-# A container that has not changed and was in order is diagnosed every so many passes.
-_TURNS = 30
 # Outside the roots a container can have many regions, and keep each repair waiting.
 _LONG_S = 1.0
 
@@ -37,8 +33,7 @@ _LONG_S = 1.0
 class RepairLoop(Task):
     """Repairs what the doctor finds and can prove, again and again.
 
-    A pass diagnoses the containers whose slots, processes, lock or limits have changed, those where
-    the last pass found something, and a thirtieth of the others.
+    A pass is one diagnosis of the whole node.
 
     Every repair proves what it rests on once more, under the region's lock; nothing is broken that
     a live process holds, and two loops on one node do no harm. A container where a repair fails is
@@ -57,6 +52,7 @@ class RepairLoop(Task):
     """
 
     name = "repair"
+    interval_s = 60.0
     counted = ("runs", "errors", *sorted(kind.value for kind in SAFE_KINDS))
     #: How long to wait for a region's lock.
     timeout_s = 0.2
@@ -77,9 +73,6 @@ class RepairLoop(Task):
         self._max_age_s = 0.0 if observer is None else min(SHARED_AGE_S, self.interval_s / 2)
         self._processes_max_age_s = 0.0 if observer is None else self.interval_s
         self._dry_run = dry_run
-        self._due = DueContainers(_TURNS)
-        # Where the last pass found something.
-        self._ailing: frozenset[Container | None] = frozenset()
         self._sees_all = True
 
     def run(self) -> None:
@@ -91,21 +84,13 @@ class RepairLoop(Task):
         observation = self._observer.observe(
             max_age_s=self._max_age_s, processes_max_age_s=self._processes_max_age_s
         )
-        due = frozenset(self._due.choose(observation, self._ailing))
-        try:
-            all_found = diagnose(
-                self._node,
-                observation=observation,
-                views=observed_views(self._node, observation, due),
-                # Without the driver's rows: what it says proves nothing that is repaired.
-                rows=(),
-                kinds=SAFE_KINDS,
-                settle_s=self.settle_s,
-            )
-        except BaseException:
-            self._due.forget()
-            raise
-        self._ailing = frozenset(each.container for each in all_found)
+        all_found = diagnose(
+            self._node,
+            observation=observation,
+            observer=self._observer,
+            kinds=SAFE_KINDS,
+            settle_s=self.settle_s,
+        )
         found = [each for each in all_found if each.repairable]
         self.count("runs")
         self._note_visibility()

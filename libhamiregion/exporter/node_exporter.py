@@ -50,7 +50,7 @@ HAMI_VERSIONS = ("2.10", "2.11")
 _ROOTS_LIMIT = 64
 _COUNTERS_LIMIT = 256
 _PAUSED = "_paused"
-_DOCTOR_INTERVALS = 3
+_DOCTOR_INTERVALS = 6
 
 
 class NodeExporter:

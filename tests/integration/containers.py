@@ -19,7 +19,7 @@ from support.wait import PATIENCE_S
 
 from libhamiregion import Region, RegionSnapshot, open_region
 from libhamiregion.node import HostProcess, ProcessTable, RegionProcesses
-from libhamiregion.node.doctor.examination import memory_bytes
+from libhamiregion.node.doctor.findings import memory_bytes
 
 SCRIPT = Path(__file__).with_name("container_process.py")
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")

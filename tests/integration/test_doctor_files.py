@@ -11,7 +11,7 @@ from namespaces import needs_first_namespace
 from own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion import create_region
-from libhamiregion.node import Finding, FindingKind, Severity
+from libhamiregion.node import Finding, FindingKind, Observer, Severity
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 
@@ -114,6 +114,6 @@ def test_a_region_that_is_being_made_is_no_finding(doctor_node: DoctorNode) -> N
     place = doctor_node.place()
     content = place.path.read_bytes()
     place.path.write_bytes(b"")
-    views = doctor_node.node.view()
+    observation = Observer(doctor_node.node, anew=True).observe()
     place.path.write_bytes(content)
-    assert doctor_node.findings(views=views) == ()
+    assert doctor_node.findings(observation=observation) == ()

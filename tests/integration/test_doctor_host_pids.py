@@ -6,27 +6,9 @@ from doctor_node_scenes import GIB, DoctorNode
 from namespaces import needs_first_namespace
 
 from libhamiregion import Layout
-from libhamiregion.node import FindingKind, diagnose, repair
+from libhamiregion.node import FindingKind, repair
 
 pytestmark = [needs_namespaces, needs_first_namespace]
-
-
-def test_a_look_at_one_container_knows_the_processes_of_the_others(
-    doctor_node: DoctorNode,
-) -> None:
-    """As an exporter looks, at what has changed."""
-    first, second = doctor_node.place(), doctor_node.place()
-    other = second.start()
-    first.start()
-    first.set_host_pid(1, other.host_pid)
-    node = doctor_node.node
-    views = [each for each in node.view() if each.container.pod_uid == first.pod_uid]
-    (found,) = diagnose(node, views=views, settle_s=0)
-    assert found.cause == "foreign", "nothing is known of the others yet"
-    node.slots(node.snapshot())
-    assert set(node.proved_processes()) == {other.host_pid, first.running[0].host_pid}
-    (found,) = diagnose(node, views=views, settle_s=0)
-    assert found.cause == "swapped"
 
 
 def test_the_namespaces_own_proc_tells_no_host_pids(doctor_node: DoctorNode) -> None:

@@ -10,7 +10,7 @@ from support.region_file import SLOTS
 from support.wait import eventually
 
 from libhamiregion import Layout
-from libhamiregion.node import FindingKind, Severity, diagnose, repair
+from libhamiregion.node import FindingKind, Observer, Severity, diagnose, repair
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 
@@ -111,9 +111,9 @@ def test_a_seqlock_that_moves_is_no_finding(doctor_node: DoctorNode) -> None:
     place = doctor_node.place()
     place.start()
     place.file.put("slot_seqlock", 7)
-    views = doctor_node.node.view()
+    observation = Observer(doctor_node.node, anew=True).observe()
     place.file.put("slot_seqlock", 9)
-    assert doctor_node.findings(views=views, settle_s=0) == ()
+    assert doctor_node.findings(observation=observation, settle_s=0) == ()
     place.file.put("slot_seqlock", 11)
     assert doctor_node.findings(settle_s=0) == ()
 
@@ -176,7 +176,7 @@ def test_a_process_that_leaves_during_the_second_look_is_no_finding(
     place = doctor_node.place()
     inside = place.start()
     pid, _ = place.spawn(inside, host_pid=False)
-    views = doctor_node.node.view()
+    observation = Observer(doctor_node.node, anew=True).observe()
     inside.tell(f"@{pid}", "close")
     eventually(lambda: pid not in place.host_pids())
-    assert doctor_node.findings(views=views) == ()
+    assert doctor_node.findings(observation=observation) == ()

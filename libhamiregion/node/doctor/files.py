@@ -18,7 +18,7 @@ from libhamiregion.node.outside import mapped_regions, resolve
 from libhamiregion.node.writers import is_monitor
 from libhamiregion.text import printable
 
-from .findings import FindingKind, command_of, count_text, finding, pids_text, shown, the_single
+from .findings import FindingKind, command_of, count_text, finding, only_or_none, pids_text, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from libhamiregion.node.outside import MappedRegion
     from libhamiregion.node.views import ContainerView
 
-    from .examination import Examination, UsedRegion
-    from .findings import Finding
+    from .findings import DoctorContext, Finding, UsedRegion
 
 _PAGE = resource.getpagesize()
 # What maps shows for a layout that is mapped as a whole.
@@ -41,9 +40,9 @@ _CUT_SHORT = "it was cut short"
 _LOST_PER_CONTAINER = 16
 
 
-def unreadable_roots(exam: Examination) -> Iterator[Finding]:
+def unreadable_roots(context: DoctorContext) -> Iterator[Finding]:
     """Directories of containers that cannot be listed."""
-    for root, error in exam.node.root_errors.items():
+    for root, error in context.node.root_errors.items():
         yield finding(
             FindingKind.ROOT_UNREADABLE,
             None,
@@ -56,27 +55,27 @@ def unreadable_roots(exam: Examination) -> Iterator[Finding]:
 # ---- Containers whose region cannot be read -----------------------------------------------------
 
 
-def missing_regions(exam: Examination) -> Iterator[Finding]:
+def missing_regions(context: DoctorContext) -> Iterator[Finding]:
     """Containers without a region, and files that are gone from under their processes."""
-    short = _short_files(exam)
+    short = _short_files(context)
     explained: set[int] = set()
-    for mapped in _lost_mappings(exam, short):
+    for mapped in _lost_mappings(context, short):
         # Not by the device: on overlay and btrfs maps and stat call it by different numbers.
         own, size = short.get((mapped.inode, mapped.name), (None, None))
         outside = [
             view.container
-            for view in exam.views
+            for view in context.views
             if view.container.directory is None
             and view.container.region is None
             and set(view.container.pids) & set(mapped.pids)
         ]
         explained.update(id(each) for each in (own, *outside))
-        users = _users(exam, mapped)
-        container = own or _only_one_of_pod(exam, users) or next(iter(outside), None)
+        users = _users(context, mapped)
+        container = own or _only_one_of_pod(context, users) or next(iter(outside), None)
         # Without one it is of a region that this node does not look at.
         if users and container is not None:
             yield _lost(mapped, users, container, size)
-    for view in exam.views:
+    for view in context.views:
         container, missing = view.container, _missing(view)
         if (
             missing is not None
@@ -107,10 +106,10 @@ def _is_cut_short(view: ContainerView) -> bool:
     )
 
 
-def _short_files(exam: Examination) -> dict[tuple[int, str], tuple[Container, int]]:
+def _short_files(context: DoctorContext) -> dict[tuple[int, str], tuple[Container, int]]:
     """The files of containers that are too short to be a region, with their sizes."""
     found = {}
-    for view in exam.views:
+    for view in context.views:
         path = view.container.region_path
         if view.container.directory is not None and path is not None and _is_cut_short(view):
             with contextlib.suppress(OSError):
@@ -122,19 +121,19 @@ def _short_files(exam: Examination) -> dict[tuple[int, str], tuple[Container, in
 
 
 def _lost_mappings(
-    exam: Examination, short: dict[tuple[int, str], tuple[Container, int]]
+    context: DoctorContext, short: dict[tuple[int, str], tuple[Container, int]]
 ) -> Iterator[MappedRegion]:
     """What processes map that was a region, and whose file was deleted or cut short."""
-    processes = exam.node.processes
-    failed = {id(view.container) for view in exam.views if view.snapshot is None}
+    processes = context.node.processes
+    failed = {id(view.container) for view in context.views if view.snapshot is None}
     read = set()
-    for each in exam.node.containers:
+    for each in context.node.containers:
         if each.region is not None and id(each) not in failed:
             with contextlib.suppress(RegionClosed):
                 read.add(processes.identity(each.region))
     short_outside = {
         view.container.pids
-        for view in exam.views
+        for view in context.views
         if view.container.directory is None
         and view.container.region is None
         and _is_cut_short(view)
@@ -149,22 +148,22 @@ def _lost_mappings(
             yield now
 
 
-def _users(exam: Examination, mapped: MappedRegion) -> list[HostProcess]:
+def _users(context: DoctorContext, mapped: MappedRegion) -> list[HostProcess]:
     # A monitor goes on mapping the region of a container that has gone.
-    bystanders = {process for used in exam.used for process in used.processes.onlookers}
+    bystanders = {process for used in context.used for process in used.processes.onlookers}
     return [
         process
-        for process in exam.node.processes.mappers(mapped.device, mapped.inode, writable=True)
+        for process in context.node.processes.mappers(mapped.device, mapped.inode, writable=True)
         if process not in bystanders and not is_monitor(process)
     ]
 
 
-def _only_one_of_pod(exam: Examination, users: Sequence[HostProcess]) -> Container | None:
+def _only_one_of_pod(context: DoctorContext, users: Sequence[HostProcess]) -> Container | None:
     """The container of the pod that these processes belong to, if it has one alone."""
     pods = {process.container.pod_uid for process in users if process.container is not None}
     found = [
         view.container
-        for view in exam.views
+        for view in context.views
         if view.container.directory is not None and view.container.pod_uid in pods
     ]
     return found[0] if len(found) == 1 else None
@@ -188,7 +187,7 @@ def _lost(
         f"{pids_text([process.pid for process in users])} of the host{command_of(users[0])}"
         f" {'map' if several else 'maps'} {shown(mapped.path_in_namespace, _PATH_LIMIT)},"
         f" which {now}",
-        pid=the_single([process.ns_pids[-1] for process in users]),
+        pid=only_or_none([process.ns_pids[-1] for process in users]),
         cause="deleted" if deleted else "cut_short",
     )
 
@@ -196,7 +195,7 @@ def _lost(
 # ---- Another libvgpu, or another pod ------------------------------------------------------------
 
 
-def newer_layouts(exam: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
+def newer_layouts(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
     """Regions of a version that is not known yet."""
     newer = used.snapshot.layout_newer
     if newer is not None:
@@ -210,7 +209,7 @@ def newer_layouts(exam: Examination, used: UsedRegion) -> Iterator[Finding]:  # 
         )
 
 
-def borrowed_directories(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
+def borrowed_directories(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:
     """Regions that processes of another pod use.
 
     A monitor maps other pods' regions too, and has no libvgpu.
@@ -221,11 +220,11 @@ def borrowed_directories(exam: Examination, used: UsedRegion) -> Iterator[Findin
     by_pod: defaultdict[str, list[HostProcess]] = defaultdict(list)
     for process in used.processes.onlookers:
         pod = None if process.container is None else process.container.pod_uid
-        if pod not in (None, own) and exam.node.processes.has_libvgpu(process):
+        if pod not in (None, own) and context.node.processes.has_libvgpu(process):
             by_pod[pod].append(process)
     if not by_pod:
         return
-    pods = [_pod_words(exam, pod) for pod in by_pod]
+    pods = [_pod_words(context, pod) for pod in by_pod]
     users = [process for each in by_pod.values() for process in each]
     yield finding(
         FindingKind.DIRECTORY_BORROWED,
@@ -236,8 +235,8 @@ def borrowed_directories(exam: Examination, used: UsedRegion) -> Iterator[Findin
     )
 
 
-def _pod_words(exam: Examination, pod_uid: str) -> str:
-    name = exam.node.names.resolve(pod_uid)
+def _pod_words(context: DoctorContext, pod_uid: str) -> str:
+    name = context.node.names.resolve(pod_uid)
     return f"pod {pod_uid if name is None or name.pod is None else f'{name.namespace}/{name.pod}'}"
 
 
@@ -245,12 +244,12 @@ def _some(pods: Sequence[str]) -> str:
     return pods[0] if len(pods) == 1 else f"{pods[0]} and {count_text(len(pods) - 1, 'other')}"
 
 
-def mixed_layouts(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
+def mixed_layouts(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:
     """Regions that several generations of libvgpu work on."""
     layout = used.snapshot.layout
     whole = _WHOLE[layout]
     others = {length: each for each, length in _WHOLE.items() if length % whole}
-    processes = exam.node.processes
+    processes = context.node.processes
     for process, mapping in processes.mappings(processes.identity(used.region)):
         other = others.get(mapping.length_bytes)
         if other is not None and process in used.users:

@@ -7,38 +7,36 @@ from typing import TYPE_CHECKING
 
 from libhamiregion.layouts import Layout
 
-from .examination import key_of
-from .findings import FindingKind, Severity, command_of, count_text, finding
+from .findings import FindingKind, Severity, command_of, count_text, finding, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from libhamiregion.lock import LockState
 
-    from .examination import Examination, UsedRegion
-    from .findings import Finding
+    from .findings import DoctorContext, Finding, UsedRegion
 
 # Before a lock is called stuck it is looked at without a pause: somebody who takes it again and
 # again, and holds it nearly all of the time, is caught between two turns.
 _LAST_LOOK_S = 0.02
 
 
-def locks(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
+def locks(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:
     """Everything about one region's lock."""
     has_startup_lock = used.snapshot.layout is Layout.V1_1_POSTINIT
-    free = exam.semaphores.get(id(used.container), 1) == 1 and not used.snapshot.owner_pid
+    free = context.semaphores.get(id(used.container), 1) == 1 and not used.snapshot.owner_pid
     if free and not has_startup_lock:
         return
-    state = used.region.lock_state(proc=exam.node.proc)
+    state = used.region.lock_state(proc=context.node.proc)
     if state.damaged:
         yield _impossible(used, "the lock's semaphore", state.semaphore_value, "lock")
     elif state.held:
-        yield from _held(exam, used, state)
+        yield from _held(context, used, state)
     if state.postinit_value is None or state.postinit_value == 1:
         return
     if state.postinit_value > 1:
         yield _impossible(used, "the start-up semaphore", state.postinit_value, "startup")
-    elif exam.is_unused(used):
+    elif context.is_unused(used):
         yield finding(
             FindingKind.LOCK_STUCK,
             used.container,
@@ -58,7 +56,7 @@ def _impossible(used: UsedRegion, which: str, value: int, cause: str) -> Finding
     )
 
 
-def _held(exam: Examination, used: UsedRegion, state: LockState) -> Iterator[Finding]:
+def _held(context: DoctorContext, used: UsedRegion, state: LockState) -> Iterator[Finding]:
     owner = state.owner_pid
     pid = None if state.by_library else owner
     waiters = count_text(state.waiters, "waiter") if state.waiters else "nobody"
@@ -73,7 +71,7 @@ def _held(exam: Examination, used: UsedRegion, state: LockState) -> Iterator[Fin
             cause="dead_owner",
         )
         return
-    if owner is None and exam.is_unused(used):
+    if owner is None and context.is_unused(used):
         yield _ownerless(used, "no process maps the file for writing")
         return
 
@@ -81,21 +79,21 @@ def _held(exam: Examination, used: UsedRegion, state: LockState) -> Iterator[Fin
         if owner is not None:
             # Cheap, where telling who the owner is would be a scan of /proc.
             return used.region.snapshot().owner_pid != owner
-        now = used.region.lock_state(proc=exam.node.proc)
+        now = used.region.lock_state(proc=context.node.proc)
         return not now.held or now.owner_pid is not None
 
     what = ("lock", key_of(used.container))
-    stood_s = exam.unchanged_for_s(what, owner, has_moved)
+    stood_s = context.unchanged_for_s(what, owner, has_moved)
     if stood_s is None:
         return
     if _moves_at_last(has_moved):
-        exam.forget(what)
+        context.forget(what)
     elif owner is None:
         yield _ownerless(used, f"nothing has moved for {stood_s:.1f} s")
     else:
         known = state.owner_life == "alive"
         host_pid = state.owner_host_pid
-        process = None if host_pid is None else exam.node.processes.get(host_pid)
+        process = None if host_pid is None else context.node.processes.get(host_pid)
         life = f"it is alive{command_of(process)}" if known else "whether it lives cannot be told"
         yield finding(
             FindingKind.LOCK_STUCK,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import attrs
@@ -13,23 +12,18 @@ from libhamiregion.errors import LockTimeout, RegionError
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
-from .examination import UsedRegion, key_of, memory_bytes
-from .findings import FindingKind, pids_text
-from .memory import memory_of
+from .findings import FindingKind, UsedRegion, key_of, memory_bytes, memory_of, pids_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from concurrent.futures import Future
 
-    from libhamiregion.lock import LockRecovery
     from libhamiregion.models import ProcessUsage
     from libhamiregion.node.containers import Container
     from libhamiregion.node.matching import HostProcess
     from libhamiregion.node.node import Node
     from libhamiregion.region import Region
 
-    from .examination import ContainerKey
-    from .findings import Finding
+    from .findings import ContainerKey, Finding
 
 # Nothing was wrong any more: mended, and nothing was done.
 _ALREADY: tuple[str, ...] = ()
@@ -38,8 +32,8 @@ _TRIES = 3
 _ACTIONS_LIMIT = 4
 # A container can have a thousand wrong host pids, and give its lock just before each timeout.
 _TIMEOUTS_PER_REGION = 10
-# Locks without a signature are watched so many at a time, each by a thread.
-_WATCHED_AT_ONCE = 32
+# So many locks without a signature are watched in one repair; the others are for the next one.
+_WATCHED_LIMIT = 6
 
 
 @attrs.frozen
@@ -82,11 +76,9 @@ def repair(
     What dead processes hold is freed for a whole region: all that are proved dead, also those that
     count nothing.
 
-    A region that does not give its lock in time costs one timeout: its other repairs that need it
-    fail at once. All regions share `budget_s`: each has an equal part of what is left of it when
-    its turn comes, so one that needs nothing leaves its part to the others, and many that keep
-    their locks take no more than that together. Locks that nobody has signed for come last, and are
-    watched at the same time.
+    A region that does not give its lock in time costs one timeout: its other repairs that need the
+    lock fail at once. The regions share `budget_s`, each what the earlier ones have left. Locks
+    without a signature come last, six at most; repairs that ran out of time say so.
 
     Args:
         node: The node that was diagnosed.
@@ -134,49 +126,18 @@ def repair(
                 lock_watch_s=lock_watch_s,
             )
             works.append(work)
-        budget = _Budget(budget_s, len(works))
-        unsigned = [work for work in works if work.watches]
-        for work in works:
+        deadline_s = time.monotonic() + budget_s
+        for number, work in enumerate(works):
             if not work.watches:
+                share_s = (deadline_s - time.monotonic()) / (len(works) - number)
                 with work:
-                    done += work.attempt_all(budget.share_s())
-        for first in range(0, len(unsigned), _WATCHED_AT_ONCE):
-            done += _watch_together(unsigned[first : first + _WATCHED_AT_ONCE], budget)
+                    done += work.attempt_all(max(0.0, share_s))
+        for number, work in enumerate(work for work in works if work.watches):
+            with work:
+                done += work.attempt_all(
+                    lock_watch_s + budget_s if number < _WATCHED_LIMIT else 0.0
+                )
     return tuple(done)
-
-
-class _Budget:
-    """The time of a repair, in equal parts: what one region leaves is the others'."""
-
-    def __init__(self, seconds: float, regions: int) -> None:
-        self._deadline = time.monotonic() + seconds
-        self._regions = regions
-
-    def share_s(self) -> float:
-        """The part of the next region."""
-        left_s = max(0.0, self._deadline - time.monotonic())
-        share_s = left_s / max(1, self._regions)
-        self._regions -= 1
-        return share_s
-
-    def extend(self, seconds: float) -> None:
-        """Leave out time that was not spent on one region."""
-        self._deadline += seconds
-
-
-def _watch_together(works: list[_RegionRepair], budget: _Budget) -> list[Repair]:
-    """Repair regions whose locks have to be watched first, which takes 10 s whoever it is for."""
-    done: list[Repair] = []
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(works)) as pool:
-        began = time.monotonic()
-        for work in works:
-            stack.enter_context(work)
-            work.watch_lock(pool)
-        pool.shutdown(wait=True)
-        budget.extend(time.monotonic() - began)
-        for work in works:
-            done += work.attempt_all(budget.share_s())
-    return done
 
 
 def _look(node: Node, containers: Iterable[Container]) -> dict[Container, UsedRegion]:
@@ -223,7 +184,6 @@ class _RegionRepair(contextlib.ExitStack):
         # The lock was not given in time.
         self._busy: LockTimeout | None = None
         self._freed: dict[int, str] | None = None
-        self._watched: Future[LockRecovery] | None = None
         self._share_s = 0.0
         self._deadline = 0.0
 
@@ -231,16 +191,6 @@ class _RegionRepair(contextlib.ExitStack):
     def watches(self) -> bool:
         """Whether its lock has to be watched for long."""
         return not self._dry_run and any(map(_is_unsigned, self._findings))
-
-    def watch_lock(self, pool: ThreadPoolExecutor) -> None:
-        """Begin to watch the lock, in a thread; `attempt_all` takes what came of it."""
-        try:
-            region = self._region
-        except (RegionError, OSError, ValueError):
-            return  # `attempt_all` meets the same, and says so
-        self._watched = pool.submit(
-            region.recover_lock, proc=self._node.proc, watch_s=self._lock_watch_s
-        )
 
     def attempt_all(self, share_s: float) -> list[Repair]:
         """Mend the region's findings within its share of the time, or say why not."""
@@ -277,8 +227,8 @@ class _RegionRepair(contextlib.ExitStack):
         """Give a lock back, or set a semaphore right."""
         if self._dry_run:
             return ("would give the region's lock back, or set its semaphore right",)
-        if _is_unsigned(finding) and self._watched is not None:
-            done = self._watched.result()
+        if self._lock_timeout_s and _is_unsigned(finding):
+            done = self._region.recover_lock(proc=self._node.proc, watch_s=self._lock_watch_s)
         else:
             done = self._region.recover_lock(proc=self._node.proc, watch_s=0.0)
         steps = {

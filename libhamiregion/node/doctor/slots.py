@@ -1,7 +1,8 @@
-"""Checks: the table of process slots."""
+"""Checks: process slots, and the host pids in them."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,15 +11,27 @@ from libhamiregion.errors import SearchCutShort
 from libhamiregion.layouts import SLOT_CAPACITY
 from libhamiregion.units import format_size
 
-from .examination import key_of, memory_bytes
-from .findings import FindingKind, Severity, command_of, count_text, finding, pids_text, the_single
+from .findings import (
+    FindingKind,
+    Severity,
+    command_of,
+    count_text,
+    finding,
+    key_of,
+    memory_bytes,
+    only_or_none,
+    pids_text,
+    shown,
+)
 from .slot_file import odd_seqlocks, slots_behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .examination import Examination, UsedRegion
-    from .findings import Finding
+    from libhamiregion.models import ProcessUsage
+    from libhamiregion.node.matching import HostProcess
+
+    from .findings import DoctorContext, Finding, UsedRegion
 
 _NEARLY_FULL = SLOT_CAPACITY * 9 // 10
 #: No GPU has as much: above, a counter has gone below zero.
@@ -31,7 +44,7 @@ def _size(nbytes: int) -> str:
     return "an impossible number of bytes" if nbytes >= IMPOSSIBLE_BYTES else format_size(nbytes)
 
 
-def dead_processes(exam: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
+def dead_processes(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
     """Dead processes whose memory still counts; one finding for all of a region."""
     dead = [
         usage
@@ -53,12 +66,12 @@ def dead_processes(exam: Examination, used: UsedRegion) -> Iterator[Finding]:  #
         f"{_size(nbytes)} of {count_text(len(dead) + more, 'dead process')} still counted",
         f"{pids_text(pids, more)}: no process that maps this region"
         f" has that pid, and /proc shows all processes; {_size(nbytes)} on {where}",
-        device=the_single(devices),
-        pid=None if more else the_single(pids),
+        device=only_or_none(devices),
+        pid=None if more else only_or_none(pids),
     )
 
 
-def slots_without_pid(exam: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
+def slots_without_pid(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
     """Slots of pid 0 among those that count."""
     empty = [usage for usage, _ in used.slots if usage.pid == 0]
     if used.has_seqlock:
@@ -77,7 +90,7 @@ def slots_without_pid(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
         )
 
 
-def slot_table_fill(exam: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
+def slot_table_fill(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
     """A table that is full, or nearly."""
     taken = used.slot_count
     if taken >= _NEARLY_FULL:
@@ -91,10 +104,10 @@ def slot_table_fill(exam: Examination, used: UsedRegion) -> Iterator[Finding]:  
         )
 
 
-def unobserved_processes(exam: Examination) -> Iterator[Finding]:
+def unobserved_processes(context: DoctorContext) -> Iterator[Finding]:
     """Processes of containers that could not be looked at; the driver and roots stand elsewhere."""
-    diagnosed = {id(view.container) for view in exam.views}
-    for gap in exam.gaps:
+    diagnosed = {id(view.container) for view in context.views}
+    for gap in context.observation.gaps:
         if gap.kind == "processes" and id(gap.container) in diagnosed:
             yield finding(
                 FindingKind.NOT_OBSERVED,
@@ -104,15 +117,15 @@ def unobserved_processes(exam: Examination) -> Iterator[Finding]:
             )
 
 
-def unknown_processes(exam: Examination) -> Iterator[Finding]:
+def unknown_processes(context: DoctorContext) -> Iterator[Finding]:
     """Slots about which nothing can be said; one finding where /proc is the reason."""
     unknown = []
-    for used in exam.used:
+    for used in context.used:
         pids = [match.pid for _, match in used.slots if match.state == "unknown"]
         count = len(pids) + used.left_out("unknown")[0]
         if count:
             unknown.append((used, pids, count))
-    processes = exam.node.processes
+    processes = context.node.processes
     if unknown and not processes.is_complete:
         slots = sum(count for _, _, count in unknown)
         hidden = f"does not let {count_text(len(processes.visibility.unreadable), 'process')} be"
@@ -123,7 +136,7 @@ def unknown_processes(exam: Examination) -> Iterator[Finding]:
             FindingKind.PROCESSES_UNKNOWN,
             None,
             f"{count_text(slots, 'slot')} in {count_text(len(unknown), 'region')} cannot be judged",
-            f"{exam.node.proc} {hidden}",
+            f"{context.node.proc} {hidden}",
             cause="sight",
         )
         return
@@ -135,13 +148,13 @@ def unknown_processes(exam: Examination) -> Iterator[Finding]:
             f"{pids_text(pids, count - len(pids))}: several processes that map the region could be"
             " meant, or one that stands outside the container, or there was no time to look at all"
             " of them",
-            pid=the_single(pids) if count == 1 else None,
+            pid=only_or_none(pids) if count == 1 else None,
             cause="ambiguous",
             advice="see who else maps the file: no other container should have it mounted",
         )
 
 
-def moved_slots(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
+def moved_slots(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:
     """Live processes that write behind the last slot that counts, or stand in two that count."""
     living = {process.ns_pids[-1]: process for process in used.users}
     counting = Counter(usage.pid for usage, _ in used.slots if memory_bytes(usage))
@@ -151,14 +164,14 @@ def moved_slots(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
         return
     # Slots of earlier processes stand there too, and pids are used again: the core has the proof.
     try:
-        found = used.region.repair_slots(proc=exam.node.proc, dry_run=True)
+        found = used.region.repair_slots(proc=context.node.proc, dry_run=True)
     except SearchCutShort as error:
         yield finding(
             FindingKind.PROCESSES_UNKNOWN,
             used.container,
             f"{count_text(len(error.pids), 'slot')} cannot be judged",
             f"{pids_text(list(error.pids))}: there was no time to look at all processes",
-            pid=the_single(error.pids),
+            pid=only_or_none(error.pids),
             cause="no_time",
             advice="look again; if it lasts, some process of the node is very expensive to look at",
         )
@@ -199,7 +212,7 @@ def moved_slots(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
             )
 
 
-def stuck_seqlocks(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
+def stuck_seqlocks(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:
     """Seqlocks that stay odd."""
     matches = {match.pid: match for usage, match in used.slots if not usage.settled}
     if not (matches and used.has_seqlock):
@@ -213,12 +226,12 @@ def stuck_seqlocks(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
             f"seqlock of {count_text(len(dead), 'dead process')} left odd",
             f"{pids_text(dead)} {'is' if len(dead) == 1 else 'are'} dead, and the seqlock stands at"
             f" {', '.join(str(odd[pid]) for pid in dead[:8])}",
-            pid=the_single(dead),
+            pid=only_or_none(dead),
             cause="dead_writer",
         )
     for pid in [pid for pid in odd if pid not in dead][:_FINDINGS_PER_REGION]:
         what = ("seqlock", key_of(used.container), pid)
-        stood_s = exam.unchanged_for_s(what, odd[pid], partial(_has_moved, used, pid, odd[pid]))
+        stood_s = context.unchanged_for_s(what, odd[pid], partial(_has_moved, used, pid, odd[pid]))
         if stood_s is None:
             continue
         process = matches[pid].process
@@ -240,3 +253,71 @@ def stuck_seqlocks(exam: Examination, used: UsedRegion) -> Iterator[Finding]:
 
 def _has_moved(used: UsedRegion, pid: int, seqlock: int) -> bool:
     return odd_seqlocks(used.region, used.slot_count, {pid}) != {pid: seqlock}
+
+
+# ---- host pids
+
+_ERRORS = {"swapped", "foreign"}
+
+
+def wrong_host_pids(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:
+    """Live processes whose slot has another host pid than their own; one finding per cause."""
+    # Elsewhere the pids of this /proc are not those that the driver tells.
+    if not context.node.processes.visibility.sees_host:
+        return
+    wrong: dict[str, list[tuple[ProcessUsage, HostProcess]]] = {}
+    for usage, process in used.alive:
+        if usage.host_pid != process.pid:
+            wrong.setdefault(_cause(context, usage), []).append((usage, process))
+    for cause, found in wrong.items():
+        usage, process = found[0]
+        pids = [each.pid for each, _ in found]
+        what, why = _words(context, used, cause, usage.host_pid or 0)
+        who = f"{len(found)} processes have" if len(found) > 1 else f"process {usage.pid} has"
+        yield finding(
+            FindingKind.HOST_PID_WRONG,
+            used.container,
+            f"{who} {what}" + ("" if len(found) > 1 else f"; it is {process.pid}"),
+            f"hostpid in the slot of pid {usage.pid} is {usage.host_pid or 0}{why}; /proc shows"
+            f" that process {process.pid}{command_of(process)} maps this region and has pid"
+            f" {usage.pid} in its own namespace"
+            + (f"; so with {pids_text(pids)}" if len(found) > 1 else ""),
+            pid=only_or_none(pids),
+            cause=cause,
+            severity=Severity.ERROR if cause in _ERRORS else None,
+        )
+
+
+def _cause(context: DoctorContext, usage: ProcessUsage) -> str:
+    stored = usage.host_pid
+    if stored is None:
+        return "missing"
+    if stored == usage.pid:
+        return "container_pid"
+    if stored in context.proved:
+        return "swapped"
+    # The table leaves kernel threads out, and threads of processes.
+    exists = stored > 0 and os.path.exists(f"{context.node.proc}/{stored}/stat")  # noqa: PTH110
+    return "foreign" if exists else "dead"
+
+
+def _words(context: DoctorContext, used: UsedRegion, cause: str, stored: int) -> tuple[str, str]:
+    """What a process has for its host pid, and what that number is."""
+    if cause == "missing":
+        return "no host pid", ""
+    if cause == "container_pid":
+        return "its own pid as host pid", ", the same as its pid"
+    if cause == "dead":
+        return "a host pid that nobody has", ", and there is no such process"
+    if cause == "foreign":
+        stranger = command_of(context.node.processes.get(stored))
+        return "a stranger's host pid", f"{stranger}, which has no slot in any region"
+    other, pid = context.proved[stored]
+    whose = "the same region"
+    if other is not used.container:
+        whose = f"container {shown(other.directory_name)} of pod {shown(other.pod_uid)}"
+        if other.claim_uid is not None:
+            whose = f"claim {other.claim_uid}"
+        if other.directory is None:
+            whose = "a container outside the roots"
+    return f"the host pid of process {pid} of {whose}", f", which is process {pid} of {whose}"
