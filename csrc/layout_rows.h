@@ -14,7 +14,7 @@
 /* `sem` follows sm_init_flag and owner_pid; from `device_num` to the last slot, and again from
  * proc_num to priority, all layouts have the same fields in the same order. */
 #define HEADER(sem_at, device_num_at, stride)                                                      \
-    .sm_init_flag = (sem_at)-12, .owner_pid = (sem_at)-8, .sem = (sem_at),                         \
+    .sm_init_flag = (sem_at) - 12, .owner_pid = (sem_at) - 8, .sem = (sem_at),                     \
     .device_num = (device_num_at), .uuids = (device_num_at) + 8, .limit = (device_num_at) + 1544,  \
     .sm_limit = (device_num_at) + 1672, .procs = SLOTS(device_num_at), .slot_stride = (stride),    \
     .proc_num = TAIL(device_num_at, stride),                                                       \
@@ -43,44 +43,44 @@
          .last_kernel_time = HR_ABSENT,                                                            \
          SLOT(8, 40, 0),                                                                           \
          .slot_seqlock = HR_ABSENT},                                                               \
-            {.name = "unversioned",                                                                \
-             .id = HR_UNVERSIONED,                                                                 \
-             .size = 1197896,                                                                      \
-             HEADER(16, 48, 1168),                                                                 \
-             .sem_postinit = HR_ABSENT,                                                            \
-             .last_kernel_time = HR_ABSENT,                                                        \
-             SLOT(8, 40, 24),                                                                      \
-             .slot_seqlock = HR_ABSENT},                                                           \
-            {.name = "1.1",                                                                        \
-             .id = HR_V1_1,                                                                        \
-             .major_version = 1,                                                                   \
-             .minor_version = 1,                                                                   \
-             .size = 2008952,                                                                      \
-             HEADER(24, 56, 1960),                                                                 \
-             .sem_postinit = HR_ABSENT,                                                            \
-             .last_kernel_time = 2008912,                                                          \
-             SLOT(8, 64, 48),                                                                      \
-             .slot_seqlock = HR_ABSENT},                                                           \
-            {.name = "1.1-postinit",                                                               \
-             .id = HR_V1_1_POSTINIT,                                                               \
-             .major_version = 1,                                                                   \
-             .minor_version = 1,                                                                   \
-             .size = 2008984,                                                                      \
-             HEADER(24, 88, 1960),                                                                 \
-             .sem_postinit = 56,                                                                   \
-             .last_kernel_time = 2008944,                                                          \
-             SLOT(16, 64, 48),                                                                     \
-             .slot_seqlock = 8},                                                                   \
-            {.name = "1.2",                                                                        \
-             .id = HR_V1_2,                                                                        \
-             .major_version = 1,                                                                   \
-             .minor_version = 2,                                                                   \
-             .size = 2008952,                                                                      \
-             HEADER(24, 56, 1960),                                                                 \
-             .sem_postinit = 2008920,                                                              \
-             .last_kernel_time = 2008912,                                                          \
-             SLOT(8, 64, 48),                                                                      \
-             .slot_seqlock = 1936},                                                                \
+        {.name = "unversioned",                                                                    \
+         .id = HR_UNVERSIONED,                                                                     \
+         .size = 1197896,                                                                          \
+         HEADER(16, 48, 1168),                                                                     \
+         .sem_postinit = HR_ABSENT,                                                                \
+         .last_kernel_time = HR_ABSENT,                                                            \
+         SLOT(8, 40, 24),                                                                          \
+         .slot_seqlock = HR_ABSENT},                                                               \
+        {.name = "1.1",                                                                            \
+         .id = HR_V1_1,                                                                            \
+         .major_version = 1,                                                                       \
+         .minor_version = 1,                                                                       \
+         .size = 2008952,                                                                          \
+         HEADER(24, 56, 1960),                                                                     \
+         .sem_postinit = HR_ABSENT,                                                                \
+         .last_kernel_time = 2008912,                                                              \
+         SLOT(8, 64, 48),                                                                          \
+         .slot_seqlock = HR_ABSENT},                                                               \
+        {.name = "1.1-postinit",                                                                   \
+         .id = HR_V1_1_POSTINIT,                                                                   \
+         .major_version = 1,                                                                       \
+         .minor_version = 1,                                                                       \
+         .size = 2008984,                                                                          \
+         HEADER(24, 88, 1960),                                                                     \
+         .sem_postinit = 56,                                                                       \
+         .last_kernel_time = 2008944,                                                              \
+         SLOT(16, 64, 48),                                                                         \
+         .slot_seqlock = 8},                                                                       \
+        {.name = "1.2",                                                                            \
+         .id = HR_V1_2,                                                                            \
+         .major_version = 1,                                                                       \
+         .minor_version = 2,                                                                       \
+         .size = 2008952,                                                                          \
+         HEADER(24, 56, 1960),                                                                     \
+         .sem_postinit = 2008920,                                                                  \
+         .last_kernel_time = 2008912,                                                              \
+         SLOT(8, 64, 48),                                                                          \
+         .slot_seqlock = 1936},                                                                    \
     }
 
 #endif

@@ -103,8 +103,8 @@ static enum script script_for(struct scene *scene, int point)
 /* Whether a death there leaves the lock as it was found. */
 static bool leaves_lock_free(int point, const struct scene *scene)
 {
-    return point == HR_AT_LOCK_NUMBERS_DRAWN || point == HR_AT_SLOT_BYTE_LOCKED || point == HR_AT_UNLOCK_SEM_POSTED ||
-           point == HR_AT_UNLOCK_WOKEN ||
+    return point == HR_AT_LOCK_NUMBERS_DRAWN || point == HR_AT_SLOT_BYTE_LOCKED ||
+           point == HR_AT_UNLOCK_SEM_POSTED || point == HR_AT_UNLOCK_WOKEN ||
            (scene_has_seqlock(scene) &&
             is_between(point, HR_AT_CHARGE_SEQLOCK_ODD, HR_AT_RELEASE_SEQLOCK_EVEN));
 }
