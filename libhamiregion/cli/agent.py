@@ -19,6 +19,7 @@ from libhamiregion.plan import PlanWatcher
 
 from . import exporter_options, options
 from .failures import Failure, bad_arguments
+from .help import Verb
 from .limits_plan import PlanChoice, annotations_option, state_option
 from .node_page import root_failure
 from .service import run_service
@@ -34,37 +35,48 @@ if TYPE_CHECKING:
 SHORTEST_GONE_AFTER_S = 1.0
 
 
-@click.command()
+@click.command(
+    cls=Verb,
+    examples=[
+        "hamiregion agent --feedback --repair",
+        "hamiregion agent --metrics --listen :9394 --repair",
+    ],
+    brief={
+        "Tasks": ("once", "state", "kubelet_pods", "gone_after_s", "assume_alone"),
+        "Metrics": (
+            *("listen", "web_config", "legacy_metrics", "hami_version"),
+            *("labels", "node_label", "process_commands"),
+        ),
+    },
+)
 @click.option(
     "--feedback",
     is_flag=True,
-    help="Block launches of less urgent containers, and switch SM limits, as HAMi's monitor does.",
+    help="Pause less urgent containers, as HAMi's monitor does.",
 )
 @click.option(
     "--repair",
     is_flag=True,
-    help="Keep host pids right, free dead processes' slots and locks, and write the driver's"
-    " figures where libvgpu does not.",
+    help="Repair host pids, slots, locks and missing driver figures.",
 )
 @click.option(
     "--plan",
     "plan_path",
     type=options.PATH,
     metavar="PLAN",
-    help="Keep the limits of this node on a plan, as `hamiregion limits apply --watch` does.",
+    help="Keep limits as PLAN says, as `limits apply --watch` does.",
 )
 @annotations_option
 @state_option
 @click.option(
     "--metrics",
     is_flag=True,
-    help="Serve all that `hamiregion exporter` does, from the looks that the agent takes anyway; at"
-    " 127.0.0.1:9394 unless --listen says where.",
+    help="Serve metrics as `hamiregion exporter` does.",
 )
 @click.option(
     "--remove-gone",
     is_flag=True,
-    help="Remove the directories of pods that are gone, as HAMi's monitor does.",
+    help="Remove the directories of pods that are gone.",
 )
 @click.option(
     "--kubelet-pods",
@@ -86,7 +98,7 @@ SHORTEST_GONE_AFTER_S = 1.0
     is_flag=True,
     help="Start the feedback although not all processes of the node can be seen.",
 )
-@click.option("--once", is_flag=True, help="One pass of everything, then end.")
+@click.option("--once", is_flag=True, help="Run each task once and exit.")
 @options.dry_run_option
 @options.library_option
 @options.json_option

@@ -24,6 +24,7 @@ from .format import (
     names_of,
     sm_bar,
 )
+from .help import Verb
 from .node_page import node_page
 from .output import Page, show_all, ticks
 from .tables import (
@@ -55,12 +56,14 @@ if TYPE_CHECKING:
     from .options import NodeChoice
 
 
-@click.command()
+@click.command(
+    cls=Verb,
+    examples=["hamiregion containers", "hamiregion containers --namespace research --watch 2"],
+)
 @options.node_options
 @options.selector_options
-@options.wide_option
 @options.watch_option
-@options.json_option
+@options.wide_output_options
 def containers(
     node_choice: NodeChoice, selector: Selector, wide: bool, interval_s: float | None, as_json: bool
 ) -> None:

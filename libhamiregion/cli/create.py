@@ -16,6 +16,7 @@ from libhamiregion.layouts import NEWEST
 
 from . import options
 from .failures import bad_arguments
+from .help import Verb
 from .output import DRY_RUN, show
 from .show import region_page
 from .tables import Lines
@@ -26,24 +27,30 @@ if TYPE_CHECKING:
     from libhamiregion import RegionSnapshot
 
 
-@click.command()
+@click.command(
+    cls=Verb,
+    examples=[
+        "hamiregion create new.cache --memory 8GiB --memory 4GiB --sm 50",
+        "CUDA_DEVICE_MEMORY_LIMIT=3000m hamiregion create new.cache --from-environment",
+    ],
+)
 @options.file_argument
 @click.option(
     "--memory",
     metavar="SIZE",
     multiple=True,
-    help="Memory limit of the next device: 6GiB, 3000m or unlimited.  Repeatable.",
+    help="Memory limit of the next device; repeatable.",
 )
 @click.option(
     "--sm",
     metavar="PERCENT",
     multiple=True,
-    help="SM limit of the next device: 1 to 100, or unlimited.  Repeatable.",
+    help="SM limit of the next device; repeatable.",
 )
 @click.option(
     "--burst",
     is_flag=True,
-    help="Programs of `run` may pass the SM limits by what nobody else on the GPU uses.",
+    help="Programs of `run` may use idle GPU time.",
 )
 @click.option("--uuid", "uuids", metavar="UUID", multiple=True, help="UUID of the next device.")
 @click.option(
@@ -55,11 +62,10 @@ if TYPE_CHECKING:
 @click.option(
     "--from-environment",
     is_flag=True,
-    help="Take the limits from CUDA_DEVICE_MEMORY_LIMIT[_N] and CUDA_DEVICE_SM_LIMIT[_N],"
-    " read as libvgpu reads them.",
+    help="Read libvgpu's CUDA_DEVICE_MEMORY_LIMIT[_N] and CUDA_DEVICE_SM_LIMIT[_N].",
 )
 @options.dry_run_option
-@options.json_option
+@options.output_options
 def create(
     path: str,
     memory: tuple[str, ...],
@@ -72,16 +78,7 @@ def create(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Make a new region FILE that libvgpu accepts; never overwrites.
-
-    \b
-    hamiregion create FILE --memory 8GiB --memory 4GiB --sm 50
-    hamiregion create FILE --sm 30 --burst
-    CUDA_DEVICE_MEMORY_LIMIT=3000m hamiregion create FILE --from-environment
-
-    Limits not given are unlimited.  The answer, also with --json, is what `hamiregion show` says
-    of the new region.
-    """  # noqa: D301 (click looks for the character itself)
+    """Make a new region FILE that libvgpu accepts; never overwrites."""
     memory_limits: Sequence[int | str | None] = memory
     sm_limits: Sequence[int | str | None] = sm
     if from_environment:

@@ -14,6 +14,7 @@ from libhamiregion.testing import FakeNode
 
 from . import options
 from .failures import Failure
+from .help import Verb
 from .output import Page, on_terminal, write, write_json
 from .show import device_table, process_table
 from .tables import Lines
@@ -35,7 +36,10 @@ _SLOWNESS_S = 6.0
 _STEP_S = 0.1
 
 
-@click.command()
+@click.command(
+    cls=Verb,
+    examples=["hamiregion demo", "hamiregion demo --node --listen 127.0.0.1:9400"],
+)
 @click.option(
     "--seconds",
     type=options.Seconds(min=4, max=86_400),
@@ -49,28 +53,11 @@ _STEP_S = 0.1
     "--listen",
     multiple=True,
     metavar="ADDRESS",
-    help="With --node: where to answer HTTP, HOST:PORT, or :PORT on all addresses; may be given"
-    " again.  [default: 127.0.0.1:9394]",
+    help="With --node: HOST:PORT or :PORT; repeatable.  [default: 127.0.0.1:9394]",
 )
 @options.json_option
 def demo(seconds: float | None, node: bool, listen: tuple[str, ...], as_json: bool) -> None:
-    """Show what a region is: four processes, two GPUs, and limits edited under them.
-
-    Needs no GPU and no HAMi: the region is a real one, in a temporary directory, and the
-    processes account for their memory in it by the same protocol as libvgpu.  Ends by itself and
-    leaves nothing behind.
-
-    With --node it makes the directories of a node instead, with containers whose processes come to
-    be busy, and serves their metrics, as `hamiregion exporter` does: for trying out verbs,
-    dashboards and alerts.
-
-    \b
-    hamiregion demo --node --listen 127.0.0.1:9400
-
-    JSON: objects with either say, or snapshot (as `hamiregion show --json`), granted and refused
-    (steps of all processes since the start).  With --node one object: root, pod_logs (for --root
-    and --pod-logs) and urls.
-    """  # noqa: D301 (click looks for the character itself)
+    """Show what a region is: processes, GPUs, and limits edited under them; no GPU needed."""
     if listen and not node:
         raise click.UsageError("--listen goes with --node")
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -13,7 +13,9 @@ from libhamiregion import RegionError
 from libhamiregion.node import FindingKind, Severity, diagnose, repair
 
 from . import options
+from .failures import PROBLEMS
 from .format import Names, count, names_of, some
+from .help import Verb
 from .node_page import driver_answer, node_page
 from .output import Page, as_plain, show_all, ticks
 from .tables import CRITICAL, DIM, GOOD, NUMBER, TEXT, WARN, Column, Lines, Table
@@ -31,7 +33,6 @@ else:
     # Generic for type checkers; at run time only since click 8.2.
     _Choice = click.Choice
 
-LEFT = 3
 # How long what may pass by itself is watched before it is a finding.
 SETTLE_S = 1.5
 # Containers of a kind of findings, and what one repair did, that are named in a line.
@@ -58,7 +59,10 @@ class _Kind(_Choice):
         return super().convert(value, param, ctx)
 
 
-@click.command(epilog=f"Exit codes: 0 nothing left, 1 failed, 2 wrong usage, {LEFT} findings left.")
+@click.command(
+    cls=Verb,
+    examples=["hamiregion doctor", "hamiregion doctor --repair --dry-run --pod 'bert-*'"],
+)
 @options.node_options
 @options.selector_options
 @click.option(
@@ -67,7 +71,7 @@ class _Kind(_Choice):
     multiple=True,
     type=_Kind([kind.value for kind in FindingKind]),
     metavar="KIND",
-    help="Only findings of this kind, such as host_pid_wrong, and all of them; may be given again.",
+    help="Only findings of this kind, and all of them.",
 )
 @click.option(
     "--repair", "repairs_wanted", is_flag=True, help="Repair what can be repaired with proof."
@@ -75,7 +79,7 @@ class _Kind(_Choice):
 @options.dry_run_option
 @options.driver_options
 @options.watch_option
-@options.json_option
+@options.output_options
 @click.pass_context
 def doctor(
     ctx: click.Context,
@@ -88,31 +92,7 @@ def doctor(
     interval_s: float | None,
     as_json: bool,
 ) -> None:
-    """Say what is wrong on this node: what, by which evidence, what comes of it, what to do.
-
-    Looked at are host pids, dead processes that still count, slots, locks, limits, the driver's
-    figures, and files.  A healthy node gives no finding.  Nothing is changed, unless --repair is
-    given: that repairs locks of the dead, slots, host pids and what dead processes hold, each only
-    with proof that is taken anew, says what it did, and leaves the rest.  A lock that nobody has
-    signed for is watched for 10 s first.
-
-    One line per kind of finding, then what is known of the first one of each kind; --only KIND
-    shows all of that kind.  Findings are errors, warnings or notes (info).  Notes may well be
-    meant, and do not count for the exit code, which is 3 while errors or warnings are left.
-    PATTERNs are those of the shell.
-
-    \b
-    hamiregion doctor
-    hamiregion doctor --repair --dry-run
-    hamiregion doctor --repair --root /usr/local/vgpu/containers --pod 'bert-*'
-
-    JSON: taken_at_ns, complete (all processes could be seen), driver (state, message, version;
-    null with --no-driver), warnings, gaps (as of `hamiregion ps`), dry_run, repairs (with --repair,
-    else null), findings (with --repair: those that are left), and left (how many of them count).
-    Findings have the keys kind, severity (error, warning, info), namespace, pod, pod_uid,
-    container, container_id, region_path, device, pid, cause, summary, evidence, consequence, advice
-    and repairable; repairs the same and done, actions and error.
-    """  # noqa: D301 (click looks for the character itself)
+    """Find what is wrong on this node, with evidence and advice, and repair it with --repair."""
     if dry_run and not repairs_wanted:
         raise click.UsageError("--dry-run goes with --repair: without it nothing is changed.")
     if repairs_wanted and interval_s is not None:
@@ -135,7 +115,7 @@ def doctor(
 
         show_all(pages(), interval_s, as_json)
     if interval_s is None and left:
-        ctx.exit(LEFT)
+        ctx.exit(PROBLEMS)
 
 
 _FIELDS = (

@@ -15,12 +15,29 @@ from libhamiregion.node.nvml import NvmlSampler
 
 from . import exporter_options, options
 from .failures import Failure, bad_arguments
+from .help import Verb
 from .service_log import LEVELS, ServiceLog
 
 _log = logging.getLogger("libhamiregion.exporter")
 
 
-@click.command()
+@click.command(
+    cls=Verb,
+    examples=[
+        "hamiregion exporter --listen :9394",
+        "hamiregion exporter --once > hamiregion.prom",
+    ],
+    brief={
+        "Service": ("web_config", "log_level"),
+        "Metrics": ("legacy_metrics", "hami_version", "gone_after_s"),
+        "Labels": ("labels", "node_label", "process_commands"),
+        "Collectors": (
+            "disable_defaults",
+            *(f"collector_{name}" for name in ("nvml", "processes", "unaccounted", "locks")),
+            "collector_doctor",
+        ),
+    },
+)
 @exporter_options.listen_option(exporter_options.DEFAULT_ADDRESS)
 @exporter_options.web_config_option
 @exporter_options.legacy_metrics_option
@@ -35,7 +52,7 @@ _log = logging.getLogger("libhamiregion.exporter")
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="Between two looks at containers, slots and the driver; the doctor takes every third.",
+    help="Sampling interval.",
 )
 @exporter_options.resync_interval_option
 @click.option("--once", is_flag=True, help="Print the metrics and end, without listening.")
@@ -44,7 +61,7 @@ _log = logging.getLogger("libhamiregion.exporter")
     type=click.Choice(LEVELS),
     default="info",
     show_default=True,
-    help="What to say on stderr.",
+    help="Log level.",
 )
 @options.json_option
 def exporter(

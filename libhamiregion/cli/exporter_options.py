@@ -36,7 +36,7 @@ def listen_option(default: str | None) -> Callable[[Any], Any]:
         type=options.Parsed("address", _address),
         default=() if default is None else (default,),
         metavar="ADDRESS",
-        help="Where to answer HTTP: HOST:PORT, or :PORT on all addresses; may be given again."
+        help="HOST:PORT, or :PORT on all addresses; repeatable."
         + (f"  [default: {default}]" if default else ""),
     )
 

@@ -16,7 +16,12 @@ from libhamiregion.text import error_text, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Exit codes of all verbs but `run`, which has its program's.
+DONE = 0
 FAILED = 1
+USAGE = 2
+#: Done, and something is left that is wrong.
+PROBLEMS = 3
 INTERRUPTED = 130
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import click
 
-from libhamiregion import LimitChange, LimitEdit, RegionError, open_region
+from libhamiregion import LimitChange, LimitEdit, open_region
 from libhamiregion.effects import ANYTHING
 from libhamiregion.text import printable
 
 from . import options
-from .failures import FAILED, ErrorGroup, bad_arguments, sentence
+from .failures import ErrorGroup, bad_arguments
 from .format import effect_words, memory_bar
+from .help import Verb
 from .output import Page, show, show_done
 from .tables import (
     DRAWING,
@@ -28,6 +28,7 @@ from .tables import (
     Lines,
     Table,
 )
+from .targets import Targets, for_each, target_options
 
 if TYPE_CHECKING:
     from libhamiregion import Layout, Region, ValueChange
@@ -81,18 +82,21 @@ _COLUMNS = (
 )
 
 
-@limits.command("get")
-@options.file_argument
+@limits.command(
+    "get",
+    cls=Verb,
+    examples=["hamiregion limits get -n research bert-0", "hamiregion limits get usage.cache"],
+)
+@target_options()
 @options.device_option
 @options.layout_option
-@options.json_option
-def get(path: str, device: int | str | None, layout: Layout | None, as_json: bool) -> None:
-    """Show the limits in the region FILE.
+@options.output_options
+def get(targets: Targets, **settings: Any) -> int:
+    """Show the limits of a container."""
+    return targets.for_each(lambda path: _get(path, **settings))
 
-    JSON: path, layout, burst (whether programs of `run` may pass the SM limits while nobody else
-    uses the GPU), and devices, a list of objects with the keys index, memory_limit_bytes,
-    memory_used_bytes and sm_limit_percent; null is unlimited.
-    """
+
+def _get(path: str, device: int | str | None, layout: Layout | None, as_json: bool) -> None:
     with open_region(path, layout=layout) as region, bad_arguments():
         indices = region.device_indices if device is None else (_index(region, device),)
         found = [
@@ -105,114 +109,104 @@ def get(path: str, device: int | str | None, layout: Layout | None, as_json: boo
     data = {"path": region.path, "layout": region.layout, "burst": burst, "devices": found}
     blocks: list[Block] = [Table(_COLUMNS, found)]
     if burst:
-        blocks.append(Lines(["burst: programs of `hamiregion run` use what nobody else does"]))
+        blocks.append(Lines(["burst: programs of `hamiregion run` use idle GPU time"]))
     show(Page("limits/1", data, blocks), as_json)
 
 
-@limits.command("set")
-@click.argument("paths", metavar="FILE...", type=options.PATH, nargs=-1, required=True)
+@limits.command(
+    "set",
+    cls=Verb,
+    examples=[
+        "hamiregion limits set -n research bert-0 --memory 6GiB",
+        "hamiregion limits set --all 'bert-*' --memory 80% --dry-run",
+    ],
+)
+@target_options(several=True)
 @click.option("--memory", metavar="SIZE", help="6GiB, 3000m, 80% (of the limit now) or unlimited.")
 @click.option("--sm", metavar="PERCENT", help="1 to 100, or unlimited.")
 @click.option(
-    "--burst/--no-burst",
-    default=None,
-    help="Whether programs of `run` may pass the SM limits by what nobody else on the GPU uses; of"
-    " all devices.",
+    "--burst/--no-burst", default=None, help="Programs of `run` may use idle GPU time, or not."
 )
 @options.device_option
 @options.dry_run_option
 @click.option(
-    "--force",
-    is_flag=True,
-    help="Also set a memory limit below what is used now, an SM limit that stops running processes"
-    " for good (HAMi up to 2.4.0), and devices that the region does not have.",
+    "--force", is_flag=True, help="Also limits below use, and SM limits that stop processes."
 )
-@click.option(
-    "--if-equals",
-    metavar="VALUE",
-    help="Only if this is the limit now, in every device concerned; else change nothing, exit 1.",
-)
+@click.option("--if-equals", metavar="VALUE", help="Only if each limit has this value now.")
 @options.layout_option
-@options.json_option
+@options.output_options
 def set_(
-    paths: tuple[str, ...],
+    targets: Targets,
     memory: str | None,
     sm: str | None,
-    burst: bool | None,
     device: int | str | None,
-    dry_run: bool,
-    force: bool,
     if_equals: str | None,
-    layout: Layout | None,
-    as_json: bool,
+    **settings: Any,
 ) -> int:
-    """Change limits in the region FILE, also while its container runs.
-
-    \b
-    hamiregion limits set FILE --memory 6GiB
-    hamiregion limits set FILE --device 0 --memory unlimited --sm 50
-    hamiregion limits set FILE --memory 8GiB --if-equals 4GiB
-    hamiregion limits set FILE --sm 30 --burst
-    hamiregion limits set DIR/*/*.cache --memory 80% --dry-run
-
-    Each file is changed wholly or not at all, also by a command that is killed, but for the 100 ns
-    between the stores of one file, and before --burst.  Of several files one that cannot be changed
-    is a line on stderr, the others are changed all the same, and the exit code is 1.  A file that
-    is named twice is changed once.
-
-    JSON, one object per file that was changed: path, layout, dry_run, burst (an object with the
-    keys before and after, null without the option), and changes, a list of objects with the keys
-    limit ("memory" or "sm"), device, before, after (bytes or percent, null is unlimited) and effect
-    ("immediate", "new_processes" or, with --force only, "stops_launches").
-    """  # noqa: D301 (click looks for the character itself)
-    if memory is None and sm is None and burst is None:
+    """Change limits, also while their containers run."""
+    if memory is None and sm is None and settings["burst"] is None:
         raise click.UsageError("Say what to set: --memory, --sm or --burst.")
     if if_equals is not None and (memory is None) == (sm is None):
         raise click.UsageError("--if-equals compares one limit: give --memory or --sm, not both.")
     edits = _edits(memory, sm, device, ANYTHING if if_equals is None else if_equals)
-    _check_paths(paths)
-    failed = False
+    for text in targets.texts[1:]:
+        if _SIZE_ALONE.fullmatch(text):
+            raise click.UsageError(
+                f"There is no target {text!r}; a size is one word, such as --memory 6GiB."
+            )
     edited: set[tuple[int, int]] = set()
-    for path in paths:
-        try:
-            with open_region(path, writable=True, layout=layout) as region, bad_arguments():
-                # By a link to its directory too: 80% of 80% is not what was asked for.
-                if region.file_id in edited:
-                    continue
-                edited.add(region.file_id)
-                if burst is not None:
-                    region.set_burst(burst, dry_run=True)
-                made = region.edit_limits(edits, force=force, dry_run=dry_run)
-                marked = None if burst is None else region.set_burst(burst, dry_run=dry_run)
-        except (RegionError, OSError, click.UsageError) as error:
-            if len(paths) == 1:
-                raise
-            failed = True
-            said = error.message if isinstance(error, click.UsageError) else sentence(error)
-            click.echo(f"Error: {printable(said)}", err=True)
-            continue
-        start = f"{printable(path)}: " if len(paths) > 1 else ""
-        # None of the edits is of the priority.
-        changes = [each for each in made if isinstance(each, LimitChange)]
-        lines = [f"{start}{_sentence(change)}" for change in changes]
-        if marked is not None:
-            lines.append(f"{start}{_burst_sentence(marked)}")
-        answer = [
-            {
-                "limit": change.kind,
-                "device": change.device,
-                "before": change.before,
-                "after": change.after,
-                "effect": change.effect,
-            }
-            for change in changes
-        ]
-        switched = (
-            None if marked is None else {"before": bool(marked.before), "after": bool(marked.after)}
-        )
-        more = {"burst": switched, "changes": answer}
-        show_done("limit-changes/1", region, lines, as_json, dry_run=dry_run, **more)
-    return FAILED if failed else 0
+    paths = targets.paths()
+    return for_each(paths, lambda path: _set(path, edits, edited, named=len(paths) > 1, **settings))
+
+
+def _set(
+    path: str,
+    edits: list[LimitEdit],
+    edited: set[tuple[int, int]],
+    *,
+    named: bool,
+    burst: bool | None,
+    dry_run: bool,
+    force: bool,
+    layout: Layout | None,
+    as_json: bool,
+) -> None:
+    with open_region(path, writable=True, layout=layout) as region, bad_arguments():
+        # By a link to its directory too: 80% of 80% is not what was asked for.
+        if region.file_id in edited:
+            return
+        edited.add(region.file_id)
+        if burst is not None:
+            region.set_burst(burst, dry_run=True)
+        made = region.edit_limits(edits, force=force, dry_run=dry_run)
+        marked = None if burst is None else region.set_burst(burst, dry_run=dry_run)
+    start = f"{printable(path)}: " if named else ""
+    # None of the edits is of the priority.
+    changes = [each for each in made if isinstance(each, LimitChange)]
+    lines = [f"{start}{_sentence(change)}" for change in changes]
+    switched = None
+    if marked is not None:
+        lines.append(f"{start}{_burst_sentence(marked)}")
+        switched = {"before": bool(marked.before), "after": bool(marked.after)}
+    answer = [
+        {
+            "limit": change.kind,
+            "device": change.device,
+            "before": change.before,
+            "after": change.after,
+            "effect": change.effect,
+        }
+        for change in changes
+    ]
+    show_done(
+        "limit-changes/1",
+        region,
+        lines,
+        as_json,
+        dry_run=dry_run,
+        burst=switched,
+        changes=answer,
+    )
 
 
 # What follows a number in "6 GiB", which a shell makes two words of.
@@ -230,14 +224,6 @@ def _edits(
         if sm is not None:
             edits.append(LimitEdit("sm", sm, device, expected))
     return edits
-
-
-def _check_paths(paths: tuple[str, ...]) -> None:
-    for path in paths[1:]:
-        if _SIZE_ALONE.fullmatch(path) and not os.path.lexists(path):
-            raise click.UsageError(
-                f"There is no file {path!r}; a size is one word, such as --memory 6GiB."
-            )
 
 
 def _sentence(change: LimitChange) -> str:

@@ -26,7 +26,8 @@ from libhamiregion.plan.sources import SourceReading, join_readings
 from libhamiregion.text import printable
 
 from . import options
-from .failures import Failure
+from .failures import PROBLEMS, USAGE, Failure
+from .help import Verb
 from .limits_plan_tables import diff_blocks, diff_object, outcome_objects, result_lines
 from .node_page import node_warnings
 from .output import DRY_RUN, Page, show, write
@@ -40,13 +41,11 @@ if TYPE_CHECKING:
     from .service_log import ServiceLog
     from .tables import Block
 
-OFF_PLAN = 3
-
 
 class InvalidPlan(click.ClickException):
     """The plan cannot be used: exit code 2, one line per problem."""
 
-    exit_code = 2
+    exit_code = USAGE
 
 
 @attrs.frozen
@@ -113,7 +112,7 @@ class PlanChoice:
 annotations_option = click.option(
     "--from-annotations",
     is_flag=True,
-    help="Take hamiregion.io/... annotations of this node's pods as rules, after PLAN's.",
+    help="Take annotations of this node's pods as rules, after PLAN.",
 )
 state_option = click.option(
     "--state",
@@ -135,7 +134,13 @@ plan_options = options.all_of(
 )
 
 
-@click.command()
+@click.command(
+    cls=Verb,
+    examples=[
+        "hamiregion limits diff plan.yaml",
+        "hamiregion limits diff --from-annotations --node gpu-1",
+    ],
+)
 @plan_options
 def diff(
     path: str | None,
@@ -159,10 +164,17 @@ def diff(
     with node_choice.open() as node:
         found = _compared(node, reading, force=force)
         show(_page(node, reading, found), as_json)
-    return OFF_PLAN if found.changes or found.off_plan or reading.problems else 0
+    return PROBLEMS if found.changes or found.off_plan or reading.problems else 0
 
 
-@click.command()
+@click.command(
+    cls=Verb,
+    examples=[
+        "hamiregion limits apply plan.yaml --dry-run",
+        "hamiregion limits apply plan.yaml --watch",
+    ],
+    brief={"State": ("state", "undo", "interval_s")},
+)
 @plan_options
 @options.dry_run_option
 @state_option
@@ -253,10 +265,16 @@ def apply(
     show(
         attrs.evolve(page, schema="plan-result/1", data=data, blocks=[*page.blocks, done]), as_json
     )
-    return 0 if is_complete else OFF_PLAN
+    return 0 if is_complete else PROBLEMS
 
 
-@click.command()
+@click.command(
+    cls=Verb,
+    examples=[
+        "hamiregion limits export > plan.yaml",
+        "hamiregion limits export --namespace research --json",
+    ],
+)
 @options.selector_options
 @options.directory_options
 @options.json_option

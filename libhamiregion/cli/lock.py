@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,8 +11,10 @@ from libhamiregion import open_region
 from . import options
 from .failures import ErrorGroup
 from .format import OWN_WORDS
+from .help import Verb
 from .output import Page, as_plain, show_all, show_done, ticks
 from .tables import Lines
+from .targets import Targets, target_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,34 +27,46 @@ def lock() -> None:
     """Look at the lock of a region, and repair it."""
 
 
-@lock.command("status")
-@options.file_argument
+@lock.command(
+    "status",
+    cls=Verb,
+    examples=[
+        "hamiregion lock status -n research bert-0",
+        "hamiregion lock status usage.cache -i 1",
+    ],
+)
+@target_options()
 @options.watch_option
 @options.proc_option
 @options.layout_option
-@options.json_option
+@options.output_options
 def status(
-    path: str, interval_s: float | None, proc: str, layout: Layout | None, as_json: bool
-) -> None:
-    """Show who holds the lock of the region FILE, and whether that process lives.
+    targets: Targets, interval_s: float | None, proc: str, layout: Layout | None, as_json: bool
+) -> int | None:
+    """Show which process holds the lock of a container's region, and whether it lives."""
 
-    Changes nothing.  Exit code 0 whether it is held or not.
-
-    JSON: path, layout, and the fields of LockState.
-    """
-
-    def pages() -> Iterator[Page]:
+    def pages(path: str) -> Iterator[Page]:
         with open_region(path, layout=layout) as region:
             for _ in ticks(interval_s):
                 state = region.lock_state(proc=proc)
                 data = {"path": region.path, "layout": region.layout, **as_plain(state)}
                 yield Page("lock/1", data, [Lines([state_sentence(state)])])
 
-    show_all(pages(), interval_s, as_json)
+    if interval_s is None:
+        return targets.for_each(lambda path: show_all(pages(path), None, as_json))
+    show_all(pages(targets.only_path()), interval_s, as_json)
+    return None
 
 
-@lock.command("recover")
-@options.file_argument
+@lock.command(
+    "recover",
+    cls=Verb,
+    examples=[
+        "hamiregion lock recover -n research bert-0 --dry-run",
+        "hamiregion lock recover usage.cache --watch-for 60",
+    ],
+)
+@target_options()
 @click.option(
     "--watch-for",
     "watch_s",
@@ -60,22 +74,20 @@ def status(
     default=10.5,
     show_default=True,
     metavar="SECONDS",
-    help="How long to watch a lock that nobody has signed for; 60 judges the second semaphore too.",
+    help="How long to watch a lock without an owner; 60 judges the second semaphore too.",
 )
 @options.proc_option
 @options.dry_run_option
 @options.layout_option
-@options.json_option
-def recover(
+@options.output_options
+def recover(targets: Targets, **settings: Any) -> int:
+    """Free the lock of a container's region, if there is proof that no process holds it."""
+    return targets.for_each(lambda path: _recover(path, **settings))
+
+
+def _recover(
     path: str, watch_s: float, proc: str, dry_run: bool, layout: Layout | None, as_json: bool
 ) -> None:
-    """Free the lock of the region FILE, where there is proof that nobody holds it.
-
-    A lock that a live process holds is never broken.  Without proof nothing is done: the message
-    says what is missing, and the exit code is 1.  --dry-run only says who holds it.
-
-    JSON: path, layout, dry_run, and the fields of LockRecovery (with --dry-run: of LockState).
-    """
     with open_region(path, writable=not dry_run, layout=layout) as region:
         done: LockState | LockRecovery
         if dry_run:

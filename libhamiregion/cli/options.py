@@ -16,6 +16,7 @@ from libhamiregion import Layout
 from libhamiregion.units import parse_duration
 
 from .failures import in_command_words
+from .help import Option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,6 +76,11 @@ def none_or(word: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
 DURATION = Parsed("duration", parse_duration)
 
 
+def option(*names: str, group: str, **settings: Any) -> Callable[[Command], Command]:
+    """An option that help lists by its name alone, under the heading of its group."""
+    return click.option(*names, cls=Option, group=group, **settings)
+
+
 def all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
     """Several options as one decorator, in that order in the help."""
 
@@ -117,7 +123,9 @@ def layout_option_of(what: str, **settings: Any) -> Callable[[Command], Command]
     )
 
 
-layout_option = layout_option_of("The file's layout, where it fits several; else refused.")
+layout_option = layout_option_of(
+    "The file's layout, where it fits several.", cls=Option, group="Target"
+)
 
 
 def _device(_: click.Context, __: click.Parameter, value: str | None) -> int | str | None:
@@ -130,35 +138,44 @@ device_option = click.option(
     "--device",
     metavar="N|UUID",
     callback=_device,
-    help="Only this device, by CUDA ordinal or uuid; without it, every device of the region.",
+    help="Only this device, by CUDA ordinal or uuid.",
 )
 # ---- all verbs -----------------------------------------------------------------------------------
 
-json_option = click.option("as_json", "--json", is_flag=True, help="One JSON object per answer.")
-dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Check everything, say what would change, change nothing."
+json_option = option(
+    "as_json", "--json", is_flag=True, help="One JSON object per answer.", group="Output"
 )
-watch_option = click.option(
+output_option = option(
+    "--output",
+    "-o",
+    type=click.Choice(["json", "table", "wide"]),
+    group="Output",
+    help="Form of the answer; wide adds uuids, users and files.",
+)
+dry_run_option = click.option("--dry-run", is_flag=True, help="Check everything, change nothing.")
+watch_option = option(
     "--watch",
     "-i",
     "interval_s",
     type=Seconds(min=0.05, max=86_400),
     metavar="SECONDS",
-    help="Again every so many seconds, until Ctrl-C.",
+    help="Refresh every SECONDS until Ctrl-C.",
+    group="Output",
 )
-proc_option = click.option(
+proc_option = option(
     "--proc",
     type=PATH,
     default="/proc",
     show_default=True,
     metavar="DIR",
     help="Where the /proc of the processes is mounted.",
+    group="Node",
 )
 
 
 # ---- verbs about a node --------------------------------------------------------------------------
 
-root_option = click.option(
+root_option = option(
     "--root",
     "roots",
     multiple=True,
@@ -167,58 +184,70 @@ root_option = click.option(
     help="Only the <podUID>_<container> directories below DIR, or those of resource claims if it is"
     " called `claims`.  May be a pattern, and given again.  [default: those below $HOOK_PATH, else"
     " HAMi's, its DRA driver's, KAI's, volcano's and those of your runs]",
+    group="Node",
 )
-outside_option = click.option(
+outside_option = option(
     "--outside",
     is_flag=True,
     help="Also regions outside these directories, found through the processes that map them, such"
     " as /tmp/cudevshr.cache in a container without the device plugin.",
+    group="Node",
 )
-pod_logs_option = click.option(
+pod_logs_option = option(
     "--pod-logs",
     type=PATH,
     default="/var/log/pods",
     show_default=True,
     metavar="DIR",
     help="kubelet's directory of pods' logs, which names pods.",
+    group="Node",
 )
-container_logs_option = click.option(
+container_logs_option = option(
     "--container-logs",
     type=PATH,
     default="/var/log/containers",
     show_default=True,
     metavar="DIR",
     help="kubelet's directory of containers' logs, which names containers by their ids.",
+    group="Node",
 )
-claims_option = click.option(
+claims_option = option(
     "--claims",
     type=PATH,
     metavar="FILE",
     help="kubelet's checkpoint, which names resource claims."
     "  [default: /var/lib/kubelet/dra_manager_state of the host, through /proc/1/root]",
+    group="Node",
 )
-node_name_option = click.option(
+node_name_option = option(
     "--node-name",
     "--node",
     "node_name",
     envvar="NODE_NAME",
     metavar="NAME",
     help="This node's name, for the API, metrics and reports.  [default: $NODE_NAME]",
+    group="Node",
 )
-kubeconfig_option = click.option(
+kubeconfig_option = option(
     "--kubeconfig",
     type=PATH,
     metavar="FILE",
     help="For the Kubernetes API.  [default: the pod's service account, else kubectl's]",
+    group="Node",
 )
-library_option = click.option(
+library_option = option(
     "--library",
     type=PATH,
     metavar="FILE",
     help="The driver's libnvidia-ml.so.1, where the loader does not find it.",
+    group="Node",
 )
-no_driver_option = click.option("--no-driver", is_flag=True, help="Do not ask the driver (NVML).")
-wide_option = click.option("--wide", "-w", is_flag=True, help="With uuids, users and files.")
+no_driver_option = option(
+    "--no-driver", is_flag=True, help="Do not ask the driver (NVML).", group="Node"
+)
+wide_option = option(
+    "--wide", "-w", is_flag=True, help="With uuids, users and files.", group="Output"
+)
 
 
 _CLOSE_S = 1.0
@@ -298,7 +327,7 @@ class DriverChoice:
             yield Observer(node, sampler=sampler, anew=True)
 
 
-def _group_options(
+def group_options(
     name: str, fields: tuple[str, ...], make: Callable[..., Any]
 ) -> Callable[[Command], Command]:
     """Have a command get the values of several options as one argument."""
@@ -326,7 +355,7 @@ _name_options = all_of(
 _NODE_CHOICE = ("roots", "pod_logs", "container_logs", "claims", "node_name", "kubeconfig")
 #: Adds --root, and what says pods' names; the command gets `node_choice`, a `NodeChoice`.
 directory_options = all_of(
-    root_option, _name_options, _group_options("node_choice", _NODE_CHOICE, NodeChoice)
+    root_option, _name_options, group_options("node_choice", _NODE_CHOICE, NodeChoice)
 )
 #: Adds --outside and --proc as well.
 node_options = all_of(
@@ -334,19 +363,48 @@ node_options = all_of(
     outside_option,
     proc_option,
     _name_options,
-    _group_options("node_choice", (*_NODE_CHOICE, "outside", "proc"), NodeChoice),
+    group_options("node_choice", (*_NODE_CHOICE, "outside", "proc"), NodeChoice),
 )
 #: Adds --no-driver and --library; the command gets `driver`, a `DriverChoice`.
 driver_options = all_of(
     no_driver_option,
     library_option,
-    _group_options("driver", ("no_driver", "library"), DriverChoice),
+    group_options("driver", ("no_driver", "library"), DriverChoice),
 )
 #: Adds --namespace, --pod, --container and --device; the command gets `selector`.
 selector_options = all_of(
-    click.option("--namespace", metavar="PATTERN", help="Only pods of such namespaces."),
-    click.option("--pod", metavar="PATTERN", help="Only pods of this name or UID."),
-    click.option("--container", metavar="PATTERN", help="Only containers of this name or id."),
-    click.option("--device", metavar="N|PATTERN", help="Only devices of this index or uuid."),
-    _group_options("selector", ("namespace", "pod", "container", "device"), _selector),
+    option("--namespace", metavar="PATTERN", group="Select", help="Only pods of such namespaces."),
+    option("--pod", metavar="PATTERN", group="Select", help="Only pods of this name or UID."),
+    option(
+        "--container", metavar="PATTERN", group="Select", help="Only containers of this name or id."
+    ),
+    option(
+        "--device", metavar="N|PATTERN", group="Select", help="Only devices of this index or uuid."
+    ),
+    group_options("selector", ("namespace", "pod", "container", "device"), _selector),
 )
+
+
+def _form(as_json: bool, output: str | None) -> bool:
+    if as_json and output not in {None, "json"}:
+        raise click.UsageError(f"--json and -o {output} contradict each other.")
+    return as_json or output == "json"
+
+
+#: Adds --json and -o; the command gets `as_json`.
+output_options = all_of(
+    json_option, output_option, group_options("as_json", ("as_json", "output"), _form)
+)
+
+
+def _wide(command: Command) -> Command:
+    @functools.wraps(command)
+    def called(*args: Any, **given: Any) -> Any:
+        given["wide"] = given["wide"] or given["output"] == "wide"
+        return command(*args, **given)
+
+    return called  # type: ignore[return-value]
+
+
+#: Adds --json, -o and --wide; the command gets `as_json` and `wide`.
+wide_output_options = all_of(_wide, wide_option, output_options)

@@ -18,6 +18,7 @@ from libhamiregion.node.views import observed_views
 from . import options
 from .containers import SM_COLUMNS, USAGE_COLUMNS, container_rows, container_table
 from .format import NAME_COLUMNS, Names, count, names_of, ratio_bar, sm_bar
+from .help import Verb
 from .node_page import driver_answer, node_page
 from .output import Page, on_terminal, show_all, ticks
 from .tables import (
@@ -81,14 +82,16 @@ def _common_options(sort: str) -> Callable[[options.Command], options.Command]:
         sort_option,
         options.selector_options,
         options.node_options,
-        options.wide_option,
         options.driver_options,
         options.watch_option,
-        options.json_option,
+        options.wide_output_options,
     )
 
 
-@click.command()
+@click.command(
+    cls=Verb,
+    examples=["hamiregion ps --pod 'bert-*' --watch 1", "hamiregion ps -o wide --sort memory"],
+)
 @_common_options("name")
 def ps(sort: str, interval_s: float | None, as_json: bool, **choice: Any) -> None:
     """Show the processes of this node that use a region or a GPU."""
@@ -96,7 +99,9 @@ def ps(sort: str, interval_s: float | None, as_json: bool, **choice: Any) -> Non
         show_all((look(sort) for _ in ticks(interval_s)), interval_s, as_json)
 
 
-@click.command()
+@click.command(
+    cls=Verb, examples=["hamiregion top", "hamiregion top --namespace research --sort sm"]
+)
 @_common_options("memory")
 def top(sort: str, interval_s: float | None, as_json: bool, **choice: Any) -> None:
     """Show the GPUs of this node, its containers and the processes that use most of them, live."""
@@ -311,7 +316,7 @@ class ProcessView:
             "",
             lambda row: Spark(tuple(self._samples[row.order])),
             DRAWING,
-            title="SM trend",
+            title="trend",
             on="terminal",
         )
         present.sort(key=_CONTAINER_ORDERS.get(sort, lambda row: row.order))

@@ -27,6 +27,7 @@ from libhamiregion.units import parse_duration
 from . import options
 from .failures import Failure
 from .format import count
+from .help import Verb
 from .node_page import node_warnings, root_failure
 from .output import DRY_RUN, write, write_json
 from .service_log import ServiceLog
@@ -44,7 +45,14 @@ if TYPE_CHECKING:
 _LAST_LOOK_S = 15.0
 
 
-@click.command()
+@click.command(
+    cls=Verb,
+    examples=[
+        "hamiregion record --to /var/lib/hamiregion/node.db",
+        "hamiregion record --to node.db --once --dry-run",
+    ],
+    brief={"Limits": ("retention_s", "max_size_bytes")},
+)
 @click.option(
     "--to",
     "path",

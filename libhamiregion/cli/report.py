@@ -35,6 +35,7 @@ from libhamiregion.units import parse_duration
 from . import options
 from .failures import Failure
 from .format import count, ratio_bar, ratio_style
+from .help import Verb
 from .output import Page, show, write
 from .tables import (
     DRAWING,
@@ -95,24 +96,30 @@ def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
         ) from None
 
 
-@click.command()
+@click.command(
+    cls=Verb,
+    examples=[
+        "hamiregion report --from node.db --since 7d --to week.html",
+        "hamiregion report --from http://prometheus:9090 --by namespace",
+    ],
+    brief={"Form": ("form", "headroom"), "Prometheus": ("step_s", "matchers")},
+)
 @click.option(
     "--from",
     "sources",
     required=True,
     multiple=True,
     metavar="FILE|URL",
-    help="A recording, or the http(s) address of a Prometheus that scrapes the exporter.",
+    help="A recording, or the address of a Prometheus.",
 )
 @click.option(
     "--since",
     default="24h",
     show_default=True,
     metavar="WHEN",
-    help="That long before the end (90m, 24h, 7d, 2w), or from the first sample on if that is"
-    " later; or exactly from a date and time on (ISO 8601, local time unless it says otherwise).",
+    help="90m, 24h, 7d or 2w before the end, or a date or time.",
 )
-@click.option("--until", metavar="WHEN", help="The end, in the same ways.  [default: now]")
+@click.option("--until", metavar="WHEN", help="End time; same formats as --since.  [default: now]")
 @click.option(
     "--format",
     "form",
@@ -124,13 +131,12 @@ def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
     "path",
     type=options.NO_DIRECTORY,
     metavar="FILE",
-    help="Write it there, all of it or nothing.  [default: stdout]",
+    help="File to write.  [default: stdout]",
 )
 @click.option(
     "--by",
     type=click.Choice(LEVELS),
-    help="What the rows are, in html the sections; `container` is one row per container and"
-    " device.  [default: container, in html namespace]",
+    help="Rows, or sections of html.  [default: container; html: namespace]",
 )
 @options.selector_options
 @click.option(

@@ -16,6 +16,7 @@ from libhamiregion.text import printable
 
 from . import options
 from .failures import Failure, bad_arguments
+from .help import Verb
 from .output import write, write_json
 
 if TYPE_CHECKING:
@@ -42,7 +43,18 @@ def _gpus(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> lis
     return words or None
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command(
+    cls=Verb,
+    examples=[
+        "hamiregion run --memory 4GiB --sm 50 -- python train.py",
+        "hamiregion run --gpus 0,1 --memory 0=4GiB --memory 1=8GiB -- ./simulate",
+    ],
+    brief={
+        "Region": ("priority", "region", "keep"),
+        "Start": ("inject", "on_error", "driver", "dry_run", "as_json"),
+    },
+    context_settings={"allow_interspersed_args": False},
+)
 @click.option(
     "--memory",
     "memory_limit",

@@ -11,7 +11,7 @@ from libhamiregion.agent.roots import RootWatch
 from libhamiregion.agent.tasks import run_each
 from libhamiregion.plan import OtherKeeperRuns
 
-from .failures import FAILED, Failure
+from .failures import FAILED, PROBLEMS, Failure
 from .service_log import ServiceLog
 from .signals import end_unfinished, stop_signals
 
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
     from libhamiregion.agent import Task
     from libhamiregion.node import Node, Observer
 
-OTHER_WRITER = 3
 _CLOSING_S = 3.0
 
 
 class OtherWriterFailure(Failure):
     """The feedback cannot start beside somebody else's: exit code 3."""
 
-    exit_code = OTHER_WRITER
+    exit_code = PROBLEMS
 
 
 def run_service(

@@ -18,6 +18,7 @@ from libhamiregion import (
 
 from . import options
 from .format import age_words, lock_word, memory_bar, memory_style, sm_bar, status_word
+from .help import Verb
 from .output import Page, as_plain, show_all, ticks
 from .tables import (
     CRITICAL,
@@ -39,6 +40,7 @@ from .tables import (
     Lines,
     Table,
 )
+from .targets import Targets, target_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,39 +53,32 @@ if TYPE_CHECKING:
 PASSING = (RegionNotFound, RegionNotReady, RegionStale)
 
 
-@click.command()
-@options.file_argument
+@click.command(
+    cls=Verb,
+    examples=["hamiregion show -n research bert-0", "hamiregion show usage.cache --watch 1"],
+)
+@target_options()
 @options.watch_option
 @options.layout_option
-@options.json_option
-def show(path: str, interval_s: float | None, layout: Layout | None, as_json: bool) -> None:
-    """Show the devices, limits and processes of the region FILE.
-
-    Tables and bars on a terminal, plain aligned text in a pipe.  With --json one object (with
-    --watch one object per line) whose keys are the fields of RegionSnapshot, DeviceUsage,
-    ProcessUsage and ProcessDeviceUsage, and burst (see `limits set`); null is unlimited, or not
-    known.
-
-    Shown is the memory that libvgpu enforces: the sum over all process slots.  "driver" is what
-    the GPU's driver says of a process.  A process marked * (settled: no) was being written while
-    it was read; its figures may belong to two moments.
-
-    --watch follows the file when a restarted container replaces it; until the new one is there,
-    an object has the keys path, error and message.
-    """
-    _show(lambda: open_region(path, layout=layout), interval_s, as_json)
+@options.output_options
+def show(
+    targets: Targets, interval_s: float | None, layout: Layout | None, as_json: bool
+) -> int | None:
+    """Show the devices, limits and processes of a container, or of a region's FILE."""
+    if interval_s is not None:
+        path = targets.only_path()
+        _show(lambda: open_region(path, layout=layout), interval_s, as_json)
+        return None
+    return targets.for_each(
+        lambda path: _show(lambda: open_region(path, layout=layout), None, as_json)
+    )
 
 
-@click.command()
+@click.command(cls=Verb, examples=["hamiregion mine", "hamiregion mine --json --watch 5"])
 @options.watch_option
-@options.json_option
+@options.output_options
 def mine(interval_s: float | None, as_json: bool) -> None:
-    """Show the region of the container that this runs in: its own budget.
-
-    As libvgpu finds it: CUDA_DEVICE_MEMORY_SHARED_CACHE names the file; else with KAI
-    CONTAINER_VGPU_MOUNT, POD_UID and CONTAINER_NAME tell its directory; else it is
-    /tmp/cudevshr.cache.  Shown is what `show` shows, and --json and --watch are as there.
-    """
+    """Show the region of the container that this runs in: its own budget."""
     _show(own_region, interval_s, as_json)
 
 

@@ -20,7 +20,9 @@ from libhamiregion import (
 from . import options
 from .failures import Failure
 from .format import effect_words, status_word
+from .help import Verb
 from .output import show_done
+from .targets import Targets, target_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,43 +35,32 @@ _SEARCH_S = 30.0
 _common = options.all_of(
     options.dry_run_option,
     options.layout_option,
-    options.json_option,
+    options.output_options,
 )
 
 
-@click.command()
-@options.file_argument
+@click.command(
+    cls=Verb,
+    examples=["hamiregion suspend -n research bert-0 17", "hamiregion suspend usage.cache 17"],
+)
+@target_options()
 @options.pid_argument
 @_common
-def suspend(path: str, pid: int, **settings: Any) -> None:
-    """Block the CUDA calls of process PID in the region FILE, within a second.
-
-    PID is that of the container's namespace, as `hamiregion show` lists it.  `hamiregion resume`
-    lets the process go on.
-
-    From HAMi 2.10 on a process obeys only where some device has an SM limit of 1 to 99, and the
-    region does not tell which HAMi uses it.  Where no device has one, the process is watched for
-    3 s, and the exit code is 1 if it goes on launching or allocating.
-
-    JSON: path, layout, dry_run, pid, before and after (0 exited, 1 running, 2 suspended), effect
-    (immediate or if_sm_limited), and goes_on (allocating, launching, or null: not seen).
-    """
-    _set_status(Region.suspend, path, pid, **settings)
+def suspend(targets: Targets, **settings: Any) -> int:
+    """Block the CUDA calls of process PID of a container, within a second."""
+    return targets.for_each(lambda path: _set_status(Region.suspend, path, **settings))
 
 
-@click.command()
-@options.file_argument
+@click.command(
+    cls=Verb,
+    examples=["hamiregion resume -n research bert-0 17", "hamiregion resume usage.cache 17"],
+)
+@target_options()
 @options.pid_argument
 @_common
-def resume(path: str, pid: int, **settings: Any) -> None:
-    """Let the suspended process PID in the region FILE go on, within a second.
-
-    PID is that of the container's namespace, as `hamiregion show` lists it.
-
-    JSON: path, layout, dry_run, pid, before and after (0 exited, 1 running, 2 suspended), effect
-    and goes_on as of `hamiregion suspend`.
-    """
-    _set_status(Region.resume, path, pid, **settings)
+def resume(targets: Targets, **settings: Any) -> int:
+    """Let the suspended process PID of a container go on, within a second."""
+    return targets.for_each(lambda path: _set_status(Region.resume, path, **settings))
 
 
 def _set_status(
@@ -100,12 +91,20 @@ def _set_status(
     )
 
 
-@click.command()
-@options.file_argument
+@click.command(
+    cls=Verb,
+    examples=["hamiregion reap -n research bert-0 --dry-run", "hamiregion reap usage.cache 17"],
+)
+@target_options()
 @options.pids_argument
 @options.proc_option
 @_common
-def reap(
+def reap(targets: Targets, **settings: Any) -> int:
+    """Free the slots of processes of a container that are proved dead; their memory counts."""
+    return targets.for_each(lambda path: _reap(path, **settings))
+
+
+def _reap(
     path: str,
     pids: tuple[int, ...],
     proc: str,
@@ -113,16 +112,6 @@ def reap(
     layout: Layout | None,
     as_json: bool,
 ) -> None:
-    """Free the slots of dead processes in the region FILE, whose memory still counts.
-
-    Without PIDs, all processes that are proved dead: no process that maps this very file has that
-    pid.  With PIDs (of the container's namespace) only those; one that lives, or cannot be judged
-    from here, keeps its slot, and the exit code is 1.  On a node with very many processes this
-    may take half a minute.
-
-    JSON: path, layout, dry_run, and reaped, a list of objects with the keys pid, memory_bytes and
-    removed (false where the slot was emptied in place).
-    """
     with open_region(path, writable=True, layout=layout) as region:
         try:
             if pids:

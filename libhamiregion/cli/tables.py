@@ -33,7 +33,7 @@ WARN = "yellow"
 CRITICAL = "red"
 
 # Widths of a terminal from which there is room for more columns.
-ROOMY = 100
+ROOMY = 116
 WIDE = 150
 # No terminal shows more of a name, a path or a command line.
 _LONGEST_TEXT = 1000
@@ -83,7 +83,7 @@ def percent(number: int) -> str:
 
 # Text from outside: names, uuids, commands; escaped, and cut where it is long.
 NAME = CellFormat(_from_outside, blank=r"\x20", right=False, min_width=6, narrow="end")
-PATH_LIKE = attrs.evolve(NAME, min_width=16, narrow="middle")
+PATH_LIKE = attrs.evolve(NAME, min_width=24, narrow="middle")
 # Sentences; best the last column.
 TEXT = attrs.evolve(NAME, narrow="fold")
 # A word of ours: a state, a layout.

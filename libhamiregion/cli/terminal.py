@@ -22,7 +22,7 @@ from rich.text import Text
 from libhamiregion.text import printable
 
 from .format import count
-from .tables import DIM, NOTHING, UNLIMITED, WARN, Bar, Column, Facts, Lines, Spark, Table
+from .tables import DIM, NOTHING, ROOMY, UNLIMITED, WARN, Bar, Column, Facts, Lines, Spark, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .output import Page
     from .tables import Block
 
-_LONGEST_BAR = 30
+_LONGEST_BAR = 24
 _LONGEST_FACTS = 124
 
 
@@ -152,7 +152,7 @@ def _draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
     drawn = RichTable(
         box=box.SIMPLE_HEAD,
         show_edge=False,
-        padding=(0, 1, 0, 0),
+        padding=(0, 1 if width >= ROOMY else 0, 0, 0),
         header_style=Style(bold=True),
         border_style=DIM,
     )
@@ -243,7 +243,7 @@ class _DrawnBar:
         yield Segment.line()
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(4, _LONGEST_BAR)
+        return Measurement(4, min(max(6, console.width // 10), _LONGEST_BAR))
 
 
 @attrs.frozen
@@ -256,4 +256,4 @@ class _DrawnSpark:
         yield Text("".join(steps[at] for at in heights[-options.max_width :]), style="cyan")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(4, max(4, len(self.spark.ratios)))
+        return Measurement(4, max(6, min(len(self.spark.ratios), console.width - ROOMY)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import click
 
@@ -12,19 +12,16 @@ from libhamiregion._core import built_from, lib
 
 from .failures import ErrorGroup
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
 # Heading to verb to its module and its line in the help: `hamiregion --help` imports no verb.
 VERBS = {
-    "One region": {
-        "show": ("show", "Show the devices, limits and processes of the region FILE."),
+    "A container, by name or by its region's FILE": {
+        "show": ("show", "Show the devices, limits and processes of a container."),
         "mine": ("show", "Show the region of the container that this runs in."),
-        "limits": ("limits", "Read and edit the limits of a region, or of a node by a plan."),
-        "suspend": ("slots", "Block the CUDA calls of process PID in the region FILE."),
-        "resume": ("slots", "Let the suspended process PID in the region FILE go on."),
+        "limits": ("limits", "Read and edit the limits of a container, or of a node by plan."),
+        "suspend": ("slots", "Block the CUDA calls of a process."),
+        "resume": ("slots", "Let a suspended process go on."),
         "reap": ("slots", "Free the slots of dead processes, whose memory still counts."),
-        "lock": ("lock", "Look at the lock of a region, and repair it."),
+        "lock": ("lock", "Show the lock of a region, and repair it."),
         "create": ("create", "Make a new region FILE that libvgpu accepts."),
     },
     "A program": {
@@ -34,13 +31,13 @@ VERBS = {
         "ps": ("processes", "Show the processes that use a region or a GPU."),
         "top": ("processes", "Show the GPUs and the processes that use most of them, live."),
         "containers": ("containers", "Show the containers: usage, limits, or why no region."),
-        "doctor": ("doctor", "Say what is wrong, and repair it."),
+        "doctor": ("doctor", "Find what is wrong, and repair it."),
     },
-    "What runs for long": {
+    "Services": {
         "exporter": ("exporter", "Export the metrics of this node's GPU containers."),
-        "agent": ("agent", "Keep a node's regions right for as long as it runs."),
-        "record": ("record", "Write down what a node's containers use."),
-        "report": ("report", "Report what was recorded, or what Prometheus has."),
+        "agent": ("agent", "Steer and repair a node's regions."),
+        "record": ("record", "Record the use of a node's containers."),
+        "report": ("report", "Report from recordings or a Prometheus."),
     },
     "To try things": {
         "demo": ("demo", "Show what a region is, with real processes; no GPU needed."),
@@ -61,18 +58,6 @@ class _Verbs(ErrorGroup):
         module = import_module(f".{_MODULES[cmd_name]}", __package__)
         return cast("click.Command", getattr(module, cmd_name))
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete a verb or an option; no verb is imported for it."""
-        from click.shell_completion import CompletionItem
-
-        verbs = [
-            CompletionItem(verb, help=line)
-            for section in VERBS.values()
-            for verb, (_, line) in section.items()
-            if verb.startswith(incomplete)
-        ]
-        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         for heading, verbs in VERBS.items():
             with formatter.section(heading):
@@ -89,15 +74,18 @@ _BUILT_FROM = (
     "hamiregion",
     cls=_Verbs,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 fine, 1 failed, 2 wrong usage, 3 something is left that is wrong (doctor,"
-    " limits diff and apply, agent; their help says what), 130 broken off by Ctrl-C.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 problems remain, 130 ended by Ctrl-C.",
 )
 @click.version_option(
     __version__, prog_name="hamiregion", message=f"%(prog)s, version %(version)s\n{_BUILT_FROM}"
 )
 def hamiregion() -> None:
-    """Look into HAMi's shared regions, and change them under running GPU containers.
+    """See, change and repair the GPU limits of HAMi containers while they run.
 
-    Every verb that answers takes --json; verbs that write take --dry-run.  Tables and colours
-    appear on a terminal only; FORCE_COLOR asks for them elsewhere, NO_COLOR forbids colours.
+    A container is FILE, POD or POD/CONTAINER, with -n NAMESPACE; a text with a slash at its start
+    or ending in .cache is a file.  -o json gives one object per answer, -o wide more columns;
+    verbs that write take --dry-run.  Verbs about a node take --root DIR (containers' directories),
+    --proc DIR (where the host's /proc is mounted), --pod-logs and --container-logs DIR (kubelet's
+    logs, which name pods) and --outside (regions outside these directories); patterns are those
+    of the shell.  FORCE_COLOR asks for tables and colours in a pipe, NO_COLOR forbids colours.
     """

@@ -133,19 +133,6 @@ def test_a_limit_below_usage_is_refused_unless_forced(path: str) -> None:
     assert memory_limits(path) == (3 * GIB, 4 * GIB)
 
 
-def test_an_sm_limit_that_would_stop_running_processes_needs_force(tmp_path: Path) -> None:
-    path = made(tmp_path, hami.Layout.UNVERSIONED)
-    with hami.open_region(path, writable=True) as region, region.attach():
-        region.set_sm_limit(None)
-        before = Path(path).read_bytes()
-        answer = call("limits", "set", path, "--sm", "30")
-        assert (answer.returncode, answer.stdout) == (1, "")
-        assert "may have started without an SM limit" in answer.stderr
-        assert Path(path).read_bytes() == before
-        forced = call("limits", "set", path, "--sm", "30", "--device", "0", "--force")
-    assert "running processes without a limit so far stop for good" in forced.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "holds"),
     [

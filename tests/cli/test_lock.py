@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from support.region_file import RegionFileFactory
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-KILLED = sorted(GOLDEN.glob("*-owner-killed-holding-lock.cache.gz"))
+# The layouts whose locks are written to.
+KILLED = sorted(GOLDEN.glob("1.*-owner-killed-holding-lock.cache.gz"))
 
 HOLD = """
 import sys, libhamiregion as hami

@@ -76,7 +76,7 @@ def test_every_width_shows_what_fits(scene: Scene) -> None:
                 (process, "SM drv", "3 GiB"),
                 (container, "processes", "6 GiB"),
             ):
-                for columns in (40, 60, 80, 99, 100, 150, 200):
+                for columns in (40, 60, 80, 115, 116, 150, 200):
                     text = text_of(page, columns)
                     assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
                     if columns >= 80 and not wide:
@@ -105,19 +105,20 @@ def bars(line: str) -> list[str]:
 
 def test_top_has_a_bar_of_used_against_limit_for_each_container_and_device(scene: Scene) -> None:
     widths = []
-    for columns in (80, 100, 130, 200):
+    for columns in (80, 116, 130, 200):
         lines = drawn(scene, columns)
         assert max(len(line.rstrip()) for line in lines) <= columns
-        heading = next(at for at, line in enumerate(lines) if "SM trend" in line)
+        heading = next(at for at, line in enumerate(lines) if "limit" in line)
         first, second = lines[heading + 2], lines[heading + 3]
+        assert "bert-0" in first, "a process of it is dead"
         for figure in ("6 GiB", "8 GiB", "41 %", "50 %"):
             assert figure in first, columns
         memory = bars(first)[0]
         full = memory.count("━") + memory.count("╸") / 2
         assert full / len(memory) == pytest.approx(6 / 8, abs=0.09)
         assert set(bars(second)[0]) == {"─"}
-        assert len(bars(first)) == (2 if columns >= 100 else 1), "the SM's bar, where there is room"
-        if columns >= 100:
+        assert len(bars(first)) == (2 if columns >= 116 else 1), "the SM's bar, where there is room"
+        if columns >= 116:
             assert "3.2 GiB" in first
             at = bars(first)[1].index("┃")
             assert at == len(bars(first)[1]) // 2, "the mark at 50 %"

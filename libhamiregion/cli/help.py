@@ -1,0 +1,81 @@
+"""Help of at most 25 lines a verb: one sentence, usage, options in groups, two examples."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Option(click.Option):
+    """An option that help lists by its name alone, with others of its group.
+
+    Args:
+        group: Heading of the group, such as ``Node``.
+    """
+
+    def __init__(self, *args: Any, group: str, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.group = group
+
+
+class Verb(click.Command):
+    """A command with short help; its docstring's first paragraph is the sentence.
+
+    Args:
+        examples: Command lines.
+        brief: Heading to the names of parameters that help lists by name alone.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        examples: Sequence[str] = (),
+        brief: Mapping[str, Sequence[str]] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(*args, **settings)
+        self._examples = examples
+        self._groups = {name: title for title, names in (brief or {}).items() for name in names}
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help; see click."""
+        formatter.write(f"{textwrap.fill(self._sentence(), formatter.width)}\n\n")
+        self.format_usage(ctx, formatter)
+        explained: list[tuple[str, str]] = []
+        brief: dict[str, list[str]] = {}
+        for param in self.params:
+            record = param.get_help_record(ctx)
+            if record is None or not isinstance(param, click.Option):
+                continue
+            title = getattr(param, "group", self._groups.get(param.name or ""))
+            if title is None:
+                explained.append(record)
+            else:
+                switches = re.sub(r"--(\S+) / --no-\1$", r"--[no-]\1", record[0])
+                brief.setdefault(title, []).append(switches.replace(" ", "\u00a0"))
+        if explained:
+            with formatter.section("Options"):
+                formatter.write_dl(explained)
+        elif brief:
+            formatter.write("\n")
+        indent = max(map(len, brief), default=0) + 4
+        for title, names in brief.items():
+            lines = textwrap.wrap(
+                ", ".join(names),
+                formatter.width,
+                initial_indent=f"  {title}:".ljust(indent),
+                subsequent_indent=" " * indent,
+                break_on_hyphens=False,
+            )
+            formatter.write("\n".join(lines).replace("\u00a0", " ") + "\n")
+        formatter.write("\nExamples:\n" + "".join(f"  {each}\n" for each in self._examples))
+
+    def _sentence(self) -> str:
+        paragraph = (self.help or "").partition("\n\n")[0]
+        return " ".join(paragraph.split())

@@ -1,0 +1,114 @@
+"""Containers are named as Kubernetes users name them, and files as files."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from support.command_line import call
+
+import libhamiregion as hami
+from libhamiregion.testing import FakeNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+GIB = 2**30
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeNode]:
+    with FakeNode(tmp_path / "node") as node:
+        node.add("train", pod="bert-0", namespace="research", processes=0)
+        node.add("train", pod="bert-0", namespace="inference", processes=0)
+        node.add("serve", pod="whisper-0", namespace="inference", processes=0)
+        node.add("main", pod="llama-0", namespace="inference", region=False)
+        yield node
+
+
+def asked(fake: FakeNode, *words: str) -> tuple[int, str, str]:
+    answer = call(*words, "--root", str(fake.root), "--pod-logs", str(fake.pod_logs))
+    return answer.returncode, answer.stdout, answer.stderr
+
+
+def limit(fake: FakeNode, at: int) -> int | None:
+    region = fake.containers[at].region
+    assert region is not None
+    with hami.open_region(region) as opened:
+        return opened.memory_limit(0)
+
+
+def test_a_pod_is_found_by_name_namespace_container_and_uid(fake: FakeNode) -> None:
+    bert, _, whisper, _ = fake.containers
+    for words, container in (
+        (("-n", "research", "bert-0"), bert),
+        (("-n", "research", "bert-0/train"), bert),
+        (("whisper-0",), whisper),
+        (("-A", "whisper-0/serve"), whisper),
+        ((bert.pod_uid,), bert),
+        ((str(bert.region),), bert),
+    ):
+        code, out, err = asked(fake, "show", *words, "-o", "json")
+        assert (code, err) == (0, "")
+        assert json.loads(out)["path"] == str(container.region)
+
+
+def test_several_matches_are_a_list_and_exit_code_2_unless_all_are_meant(fake: FakeNode) -> None:
+    words = ("limits", "set", "bert-0", "--memory", "6GiB")
+    code, out, err = asked(fake, *words)
+    assert (code, out) == (2, "")
+    assert "  inference/bert-0/train\n  research/bert-0/train\n" in err
+    assert limit(fake, 0) == limit(fake, 1) == 8 * GIB
+    code, out, _ = asked(fake, *words, "--all")
+    assert (code, out.count("8 GiB -> 6 GiB")) == (0, 2)
+    assert limit(fake, 0) == limit(fake, 1) == 6 * GIB
+    assert limit(fake, 2) == 8 * GIB
+
+
+def test_what_there_is_not_is_a_failure_that_lists_what_there_is(fake: FakeNode) -> None:
+    code, _, err = asked(fake, "show", "gpt-0")
+    assert code == 1
+    assert "research/bert-0/train" in err
+    code, _, err = asked(fake, "show", "-n", "research", "whisper-0")
+    assert (code, "namespace research" in err) == (1, True)
+    code, _, err = asked(fake, "show", "llama-0")
+    assert code == 1
+    assert "no .cache file" in err
+
+
+def test_a_local_file_is_never_taken_for_a_pod(
+    fake: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hami.create_region(tmp_path / "whisper-0", memory_limits=(GIB,))
+    hami.create_region(tmp_path / "own.cache", memory_limits=(2 * GIB,))
+    for text, expected in (("whisper-0", 8 * GIB), ("own.cache", 2 * GIB)):
+        code, out, _ = asked(fake, "limits", "get", text, "--json")
+        assert code == 0
+        assert json.loads(out)["devices"][0]["memory_limit_bytes"] == expected
+    code, _, err = asked(fake, "limits", "get", "-n", "research", "own.cache")
+    assert (code, "-n" in err) == (2, True)
+
+
+def test_each_verb_about_a_region_takes_a_pod(fake: FakeNode) -> None:
+    for words in (
+        ("show", "whisper-0"),
+        ("limits", "get", "whisper-0"),
+        ("reap", "whisper-0"),
+        ("lock", "status", "whisper-0"),
+        ("lock", "recover", "whisper-0", "--dry-run"),
+    ):
+        code, out, err = asked(fake, *words)
+        assert (code, err) == (0, ""), words
+        assert out
+    for verb in ("suspend", "resume"):
+        code, _, err = asked(fake, verb, "whisper-0", "4194303")
+        assert (code, "4194303" in err) == (1, True)
+
+
+def test_forms_of_an_answer_do_not_contradict_each_other(fake: FakeNode) -> None:
+    assert asked(fake, "containers", "-o", "wide")[1] == asked(fake, "containers", "--wide")[1]
+    assert "UUID" in asked(fake, "containers", "-o", "wide")[1]
+    assert asked(fake, "show", "whisper-0", "--json", "-o", "table")[0] == 2
