@@ -304,12 +304,7 @@ COLUMNS = (
     *map(_count_of, ("alive", "dead", "unknown")),
     Column("", _process_words, title="processes", style=_process_style, on="terminal"),
     Column("PRIORITY", "snapshot.priority", NUMBER, title="prio", from_width=WIDE),
-    Column(
-        "LOCK",
-        "lock",
-        style=lambda row: "" if row.lock == "free" else WARN,
-        from_width=ROOMY,
-    ),
+    Column("LOCK", "lock", style=lambda row: "" if row.lock == "free" else WARN, from_width=ROOMY),
 )
 WIDE_COLUMNS = (
     Column("UUID", part="usage.uuid", format=NAME, style=DIM),

@@ -36,22 +36,12 @@ if TYPE_CHECKING:
 )
 @options.file_argument
 @click.option(
-    "--memory",
-    metavar="SIZE",
-    multiple=True,
-    help="Memory limit of the next device; repeatable.",
+    "--memory", metavar="SIZE", multiple=True, help="Memory limit of the next device; repeatable."
 )
 @click.option(
-    "--sm",
-    metavar="PERCENT",
-    multiple=True,
-    help="SM limit of the next device; repeatable.",
+    "--sm", metavar="PERCENT", multiple=True, help="SM limit of the next device; repeatable."
 )
-@click.option(
-    "--burst",
-    is_flag=True,
-    help="Programs of `run` may use idle GPU time.",
-)
+@click.option("--burst", is_flag=True, help="Programs of `run` may use idle GPU time.")
 @click.option("--uuid", "uuids", metavar="UUID", multiple=True, help="UUID of the next device.")
 @click.option(
     "--priority", type=int, default=1, show_default=True, help="0 is high, 1 is low.", metavar="N"

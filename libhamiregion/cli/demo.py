@@ -37,8 +37,7 @@ _STEP_S = 0.1
 
 
 @click.command(
-    cls=Verb,
-    examples=["hamiregion demo", "hamiregion demo --node --listen 127.0.0.1:9400"],
+    cls=Verb, examples=["hamiregion demo", "hamiregion demo --node --listen 127.0.0.1:9400"]
 )
 @click.option(
     "--seconds",

@@ -60,8 +60,7 @@ class _Kind(_Choice):
 
 
 @click.command(
-    cls=Verb,
-    examples=["hamiregion doctor", "hamiregion doctor --repair --dry-run --pod 'bert-*'"],
+    cls=Verb, examples=["hamiregion doctor", "hamiregion doctor --repair --dry-run --pod 'bert-*'"]
 )
 @options.node_options
 @options.selector_options

@@ -18,16 +18,7 @@ from .failures import ErrorGroup, bad_arguments
 from .format import effect_words, memory_bar
 from .help import Verb
 from .output import Page, show, show_done
-from .tables import (
-    DRAWING,
-    NUMBER,
-    PERCENT_LIMIT,
-    SIZE,
-    SIZE_LIMIT,
-    Column,
-    Lines,
-    Table,
-)
+from .tables import DRAWING, NUMBER, PERCENT_LIMIT, SIZE, SIZE_LIMIT, Column, Lines, Table
 from .targets import Targets, for_each, target_options
 
 if TYPE_CHECKING:
@@ -199,13 +190,7 @@ def _set(
         for change in changes
     ]
     show_done(
-        "limit-changes/1",
-        region,
-        lines,
-        as_json,
-        dry_run=dry_run,
-        burst=switched,
-        changes=answer,
+        "limit-changes/1", region, lines, as_json, dry_run=dry_run, burst=switched, changes=answer
     )
 
 

@@ -358,20 +358,10 @@ _GPU_COLUMNS = (
 )
 _DRIVER_COLUMNS = (
     Column(
-        "",
-        part="memory_driver_bytes",
-        format=SIZE,
-        title="driver",
-        style=DIM,
-        from_width=ROOMY,
+        "", part="memory_driver_bytes", format=SIZE, title="driver", style=DIM, from_width=ROOMY
     ),
     Column(
-        "",
-        part="driver_sm_percent",
-        format=PERCENT,
-        title="SM drv",
-        style=DIM,
-        from_width=WIDE,
+        "", part="driver_sm_percent", format=PERCENT, title="SM drv", style=DIM, from_width=WIDE
     ),
 )
 _STATE = CellFormat(str, right=False, min_width=len("unmanaged"))
@@ -393,10 +383,7 @@ def _columns(wide: bool, driver: bool) -> Sequence[Column]:
         Column("PID", "pid_words", NUMBER, title="PID", style="bold", from_width=ROOMY),
         Column("HOST-PID", "host_pid", NUMBER, title="host PID"),
         Column(
-            "STATE",
-            "state_word",
-            _STATE,
-            style=lambda row: _STATE_STYLES.get(row.state_word, ""),
+            "STATE", "state_word", _STATE, style=lambda row: _STATE_STYLES.get(row.state_word, "")
         ),
         Column("MEM-USED", part="memory_used_bytes", format=SIZE, title="used"),
         Column("MEM-DRIVER", part="memory_driver_bytes", format=SIZE, title="driver", on=on),

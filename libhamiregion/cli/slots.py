@@ -32,11 +32,7 @@ if TYPE_CHECKING:
 # How long a search of /proc goes on, over several calls.
 _SEARCH_S = 30.0
 
-_common = options.all_of(
-    options.dry_run_option,
-    options.layout_option,
-    options.output_options,
-)
+_common = options.all_of(options.dry_run_option, options.layout_option, options.output_options)
 
 
 @click.command(
@@ -105,12 +101,7 @@ def reap(targets: Targets, **settings: Any) -> int:
 
 
 def _reap(
-    path: str,
-    pids: tuple[int, ...],
-    proc: str,
-    dry_run: bool,
-    layout: Layout | None,
-    as_json: bool,
+    path: str, pids: tuple[int, ...], proc: str, dry_run: bool, layout: Layout | None, as_json: bool
 ) -> None:
     with open_region(path, writable=True, layout=layout) as region:
         try:

@@ -157,8 +157,6 @@ def target_options(*, several: bool = False) -> Callable[[options.Command], opti
         options.option("--all", "takes_all", is_flag=True, group="Target"),
         options.directory_options,
         options.group_options(
-            "targets",
-            ("texts", "namespace", "all_namespaces", "takes_all", "node_choice"),
-            _make,
+            "targets", ("texts", "namespace", "all_namespaces", "takes_all", "node_choice"), _make
         ),
     )

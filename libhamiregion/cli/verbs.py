@@ -25,7 +25,7 @@ VERBS = {
         "create": ("create", "Make a new region FILE that libvgpu accepts."),
     },
     "A program": {
-        "run": ("run", "Run any CUDA program within a GPU budget, in a region of its own."),
+        "run": ("run", "Run any CUDA program within a GPU budget, in a region of its own.")
     },
     "A node": {
         "ps": ("processes", "Show the processes that use a region or a GPU."),
@@ -40,7 +40,7 @@ VERBS = {
         "report": ("report", "Report from recordings or a Prometheus."),
     },
     "To try things": {
-        "demo": ("demo", "Show what a region is, with real processes; no GPU needed."),
+        "demo": ("demo", "Show what a region is, with real processes; no GPU needed.")
     },
 }
 _MODULES = {verb: module for verbs in VERBS.values() for verb, (module, _) in verbs.items()}
