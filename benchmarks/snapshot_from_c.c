@@ -20,12 +20,13 @@ static double now_ns(void)
 
 static int take_snapshot(hr_region *region)
 {
-    return hr_snapshot(region, buffer, sizeof buffer);
+    return hr_snapshot(region, buffer, sizeof buffer, NULL);
 }
 
 static int read_live_value(hr_region *region)
 {
-    return hr_get(region, HR_VALUE_MEMORY_USED, 0) == HR_NO_VALUE;
+    uint64_t used;
+    return hr_get(region, HR_VALUE_MEMORY_USED, 0, &used, NULL);
 }
 
 static int by_size(const void *a, const void *b)
@@ -55,14 +56,16 @@ int main(int argc, char **argv)
     hr_region *region;
     const int rounds = argc == 3 ? atoi(argv[2]) : 0;
     double *times = calloc(rounds > 0 ? (size_t)rounds : 1, sizeof *times);
-    if (rounds <= 0 || times == NULL || hr_open(argv[1], HR_READ, HR_LAYOUTS, &region) < 0)
+    if (rounds <= 0 || times == NULL || hr_open(argv[1], HR_READ, HR_LAYOUTS, 0, &region, NULL) < 0)
         return 1;
     const int failed = measure("snapshot", take_snapshot, region, times, rounds) ||
                        measure("value", read_live_value, region, times, rounds);
     const struct hr_snapshot *head = (const struct hr_snapshot *)(const void *)buffer;
     printf("processes %d %u\n", head->proc_num, head->settled);
-    printf("used %" PRIu64 "\n", hr_get(region, HR_VALUE_MEMORY_USED, 0));
-    hr_free(region);
+    uint64_t used = 0;
+    hr_get(region, HR_VALUE_MEMORY_USED, 0, &used, NULL);
+    printf("used %" PRIu64 "\n", used);
+    hr_free(&region);
     free(times);
     return failed;
 }

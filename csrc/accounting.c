@@ -28,7 +28,7 @@ static int check_limit(struct account_call *call, uint64_t bytes)
 
 static int fail_limit(const struct account_call *call)
 {
-    struct hr_detail detail = {.code = HR_EMEMORYLIMIT,
+    struct hr_error detail = {.code = HR_EMEMORYLIMIT,
                                .device = (int32_t)call->device,
                                .layout = HR_LAYOUTS,
                                .found = call->used,
@@ -44,7 +44,7 @@ static int check_books(const struct account_call *call)
     uint64_t limit = call->charging ? most - charged : charged;
     if (call->bytes <= limit)
         return HR_OK;
-    struct hr_detail detail = {.code = HR_EINVAL,
+    struct hr_error detail = {.code = HR_EINVAL,
                                .device = (int32_t)call->device,
                                .layout = HR_LAYOUTS,
                                .found = charged,
@@ -190,14 +190,14 @@ static int account(struct account_call *call, uint64_t timeout_ns)
 }
 
 int hr_charge(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
-              uint64_t timeout_ns)
+              uint64_t timeout_ns, struct hr_error *error)
 {
     struct account_call call = {
         .region = region, .device = device, .kind = kind, .bytes = bytes, .charging = true};
-    return account(&call, timeout_ns);
+    return hr_report(error, account(&call, timeout_ns));
 }
 
-int hr_count(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes, uint64_t timeout_ns)
+int hr_count(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes, uint64_t timeout_ns, struct hr_error *error)
 {
     struct account_call call = {.region = region,
                                 .device = device,
@@ -205,12 +205,12 @@ int hr_count(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes, 
                                 .bytes = bytes,
                                 .charging = true,
                                 .beyond_limit = true};
-    return account(&call, timeout_ns);
+    return hr_report(error, account(&call, timeout_ns));
 }
 
 int hr_release(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
-               uint64_t timeout_ns)
+               uint64_t timeout_ns, struct hr_error *error)
 {
     struct account_call call = {.region = region, .device = device, .kind = kind, .bytes = bytes};
-    return account(&call, timeout_ns);
+    return hr_report(error, account(&call, timeout_ns));
 }

@@ -91,9 +91,9 @@ enum hr_code {
     HR_ECONFLICT = -11,       /* the expected value was not there */
     HR_EBELOWUSE = -12,       /* the limit would be lower than what is used */
     HR_EEXISTS = -13,         /* hr_create() never overwrites */
-    HR_ENOSPACE = -14,        /* the caller's buffer is too small: detail.wanted */
+    HR_ENOSPACE = -14,        /* the caller's buffer is too small: error.wanted */
     HR_EINVAL = -15,          /* an argument is out of range */
-    HR_ESYSTEM = -16,         /* another system error: detail.sys_errno */
+    HR_ESYSTEM = -16,         /* another system error: error.sys_errno */
     HR_ETIMEOUT = -17,        /* the lock was not free within the deadline */
     HR_ENOTRECOVERABLE = -18, /* nothing proves that the lock may be broken */
     HR_EMEMORYLIMIT = -19,    /* a charge would pass the memory limit */
@@ -104,11 +104,11 @@ enum hr_code {
     HR_EATTACHED = -24,       /* this process is attached to the region already */
     HR_EDETACHED = -25,       /* this handle is not attached */
     HR_EINTERRUPTED = -26,    /* a signal handler ran during a long watch; call again */
-    HR_ENODEVICE = -27,       /* not a device that the region has: detail.candidates */
+    HR_ENODEVICE = -27,       /* not a device that the region has: error.candidates */
     HR_EUNWATCHED = -28       /* the SM limit would stop running processes for good */
 };
 
-/* What about a file or a value was wrong; detail.reason. */
+/* What about a file or a value was wrong; error.reason. */
 enum hr_reason {
     HR_REASON_NONE,
     HR_REASON_SYMLINK,
@@ -139,7 +139,11 @@ enum hr_reason {
     HR_REASON_RECOVERING       /* another recovery was at it all the time */
 };
 
-struct hr_detail {
+/*
+ * Why a call failed.  Each function that returns a code fills the struct that its caller passes, if
+ * that is not NULL and the code is negative.
+ */
+struct hr_error {
     int32_t code;        /* the HR_E... that this belongs to */
     int32_t sys_errno;   /* 0, or the errno behind it */
     int32_t reason;      /* enum hr_reason */
@@ -152,18 +156,6 @@ struct hr_detail {
     uint64_t limit;      /* HR_EMEMORYLIMIT: the limit in bytes */
     uint32_t kind;       /* enum hr_edit_kind: what hr_edit() has refused */
 };
-
-/* Copy what this thread's last failed call left.  Never fails. */
-void hr_last_detail(struct hr_detail *out);
-
-/*
- * For callers whose signal handlers call this core too (details.h).  hr_keep_detail() puts
- * the last detail on a small stack of the thread; hr_take_detail() takes the newest one of a
- * code and drops those kept after it.  Where there is none, it gives a detail that tells
- * nothing.
- */
-void hr_keep_detail(int code);
-void hr_take_detail(int code, struct hr_detail *out);
 
 /* ---- Opening ------------------------------------------------------------ */
 
@@ -199,31 +191,27 @@ struct hr_info {
  * Returns the layout (>= 0), or HR_ENOTFOUND, HR_EACCESS, HR_ENOTREGION,
  * HR_ENOTREADY, HR_EAMBIGUOUS, HR_ECORRUPT, HR_ESTALE, HR_EINVAL, HR_ESYSTEM.
  */
-int hr_identify(const char *path, uint32_t layout);
+int hr_identify(const char *path, uint32_t layout, struct hr_error *error);
 
 /*
- * Identify as hr_identify() does, then map; HR_READ and HR_KEEP map PROT_READ.  Only HR_KEEP
+ * Identify as hr_identify() does, then map.  While there is no file, or one that is being created
+ * (HR_ENOTFOUND, HR_ENOTREADY), try again until `timeout_ns` have passed; 0 tries once.
+ * HR_READ and HR_KEEP map PROT_READ.  Only HR_KEEP
  * keeps a descriptor.
  * Returns the layout (>= 0) and the handle, or one of hr_identify()'s codes.
  *
  * A file with the newest layout's major version and a newer minor one is read in that layout
  * where each field passes for what it should be (hr_info.version tells), and never written:
- * HR_EREADONLY with HR_WRITE (detail: HR_REASON_VERSION, found = the version).
+ * HR_EREADONLY with HR_WRITE (error: HR_REASON_VERSION, found = the version).
  */
-int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out);
-
-/*
- * The same, but as long as there is no file, or one that is being created (HR_ENOTFOUND,
- * HR_ENOTREADY), try again until `timeout_ns` have passed; 0 tries once.
- */
-int hr_open_wait(const char *path, uint32_t flags, uint32_t layout, uint64_t timeout_ns,
-                 hr_region **out);
+int hr_open(const char *path, uint32_t flags, uint32_t layout, uint64_t timeout_ns,
+                 hr_region **out, struct hr_error *error);
 
 void hr_get_info(const hr_region *region, struct hr_info *out);
 
 /* 1: the path no longer names the mapped file, or it is shorter than its
  * layout.  0: it does.  HR_ECLOSED, HR_EFORKED otherwise. */
-int hr_is_stale(hr_region *region);
+int hr_is_stale(hr_region *region, struct hr_error *error);
 
 /*
  * Whether the SM limits of the region are soft: programs that run under this library then use what
@@ -234,21 +222,19 @@ int hr_is_stale(hr_region *region);
  * HR_ESTALE.  Setting it makes the file some bytes longer.  `flags`: HR_DRY_RUN or 0.  It fails
  * with HR_EREADONLY, HR_EINVAL in an older layout, HR_EACCESS or HR_ESYSTEM.
  */
-int hr_read_burst(hr_region *region);
-int hr_set_burst(hr_region *region, int on, uint32_t flags);
+int hr_read_burst(hr_region *region, struct hr_error *error);
+int hr_set_burst(hr_region *region, int on, uint32_t flags, struct hr_error *error);
 
 /*
  * Unmap.  Waits until calls in progress have ended.  Idempotent.
  *
  * HR_ETIMEOUT: closed, but this process's slot could not be removed, because the lock was
- * not free within a second; it goes on counting until it is reaped (detail.found =
- * owner_pid, detail.wanted = the bytes that it counts).
+ * not free within a second; it goes on counting until it is reaped (error.found =
+ * owner_pid, error.wanted = the bytes that it counts).
  */
-int hr_close(hr_region *region);
-void hr_free(hr_region *region);
-
+int hr_close(hr_region *region, struct hr_error *error);
 /* The destructor of what holds a handle from before hr_open() on; NULL where it failed. */
-void hr_free_held(hr_region **held);
+void hr_free(hr_region **held);
 
 /*
  * At the end of the process: give back the locks of this thread, and leave all regions.  A
@@ -270,7 +256,7 @@ struct hr_create_spec {
  * last, and publish it under `path` in one step.  HR_EEXISTS if something is
  * there already; nothing is left behind on failure.
  */
-int hr_create(const char *path, const struct hr_create_spec *spec);
+int hr_create(const char *path, const struct hr_create_spec *spec, struct hr_error *error);
 
 /* ---- Reading ------------------------------------------------------------ */
 
@@ -334,10 +320,10 @@ struct hr_device {
 #define HR_SNAPSHOT_BUDGET_NS 100000u
 
 /*
- * HR_ENOSPACE with the bytes that would do in detail.wanted; HR_ESTALE,
+ * HR_ENOSPACE with the bytes that would do in error.wanted; HR_ESTALE,
  * HR_ECORRUPT (a count or a uuid out of range), HR_ECLOSED, HR_EFORKED.
  */
-int hr_snapshot(hr_region *region, void *buffer, size_t bytes);
+int hr_snapshot(hr_region *region, void *buffer, size_t bytes, struct hr_error *error);
 
 /* Live values, straight from the mapping; `device` matters for the first three. */
 enum hr_value {
@@ -354,18 +340,12 @@ enum hr_value {
 };
 
 /* HR_OK and the value, HR_EINVAL, HR_ESTALE, HR_ECORRUPT, HR_ECLOSED or HR_EFORKED. */
-int hr_read_value(hr_region *region, uint32_t value, uint32_t device, uint64_t *out);
-
-/*
- * The same in one word: HR_NO_VALUE on failure, with the code in hr_last_detail().  As
- * UINT64_MAX can also stand in the file, that code is HR_OK then.
- */
-uint64_t hr_get(hr_region *region, uint32_t value, uint32_t device);
+int hr_get(hr_region *region, uint32_t value, uint32_t device, uint64_t *out, struct hr_error *error);
 
 /*
  * Many regions.  hr_read_set() writes one struct hr_member for each of them, then
  * their snapshots.  A region that could not be read has, in the place of its
- * snapshot, a head with its code and zeros, and a struct hr_detail behind it.
+ * snapshot, a head with its code and zeros, and a struct hr_error behind it.
  */
 struct hr_member {
     uint64_t at;            /* its snapshot, in bytes from the first member on */
@@ -387,18 +367,14 @@ struct hr_set_size {
  * HR_ECLOSED.  HR_ENOSPACE where the buffer is too small, with the bytes that would
  * do in `size`.  Regions may be closed meanwhile, and be in other calls.
  *
+ * Regions with more than `max_usages` usages have none of their processes: a
+ * container can fill its table to make its readers large.  The sums of its devices are
+ * those over all slots.
+ *
  * All of them together wait for writers no longer than HR_SNAPSHOT_BUDGET_NS.
  */
 int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
-                struct hr_set_size *size);
-
-/*
- * The same, but regions with more usages than that have none of their processes: a
- * container can fill its table to make its readers large.  The sums of its devices are
- * those over all slots.
- */
-int hr_read_set_capped(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
-                       uint32_t most_usages, struct hr_set_size *size);
+                       uint32_t max_usages, struct hr_set_size *size, struct hr_error *error);
 
 /*
  * Columns of what hr_read_set() wrote.  All cells are 64 bits wide.  A table of k
@@ -528,22 +504,22 @@ struct hr_edit {
  *
  * SM limits 0 and >= 100 are expected alike: both are unlimited.
  *
- * HR_ECONFLICT (detail: kind, device, found, wanted): not what was expected; or others
+ * HR_ECONFLICT (error: kind, device, found, wanted): not what was expected; or others
  * never stopped writing there.
- * HR_EBELOWUSE, without HR_FORCE: a memory limit under what is used (detail: device,
+ * HR_EBELOWUSE, without HR_FORCE: a memory limit under what is used (error: device,
  * found = used bytes, wanted).
  * HR_EUNWATCHED, without HR_FORCE: the SM limit of device 0 goes from unlimited to limited
  * while processes are in the region, in a layout whose libvgpu starts nothing that fills
  * the bucket of a process that began without a limit: one launch passes and then none, and
- * taking the limit back does not free it (detail: found = processes).
- * HR_ENODEVICE, without HR_FORCE: another device (detail: device, or -1 for a uuid,
+ * taking the limit back does not free it (error: found = processes).
+ * HR_ENODEVICE, without HR_FORCE: another device (error: device, or -1 for a uuid,
  * candidates = those there are, found = number of the edit).
- * HR_EINVAL: an argument out of range; with a device in the detail: edited twice, or (found
+ * HR_EINVAL: an argument out of range; with a device in the error: edited twice, or (found
  * and wanted set) its limit has no such percentage.
- * HR_ENOSPACE (detail.wanted), HR_EREADONLY, HR_ESTALE, HR_ECORRUPT.
+ * HR_ENOSPACE (error.wanted), HR_EREADONLY, HR_ESTALE, HR_ECORRUPT.
  */
 int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t room,
-            uint32_t flags);
+            uint32_t flags, struct hr_error *error);
 
 /* ---- The lock ---------------------------------------------------------- */
 
@@ -580,22 +556,22 @@ struct hr_ticket {
 /*
  * Take the lock within `timeout_ns`, 0 = look once, for the ticket, if that is not NULL.
  *
- * HR_ETIMEOUT (detail.found = owner_pid), HR_EBUSY (this thread has it already),
+ * HR_ETIMEOUT (error.found = owner_pid), HR_EBUSY (this thread has it already),
  * HR_EREADONLY, HR_ESTALE, HR_ECLOSED, HR_EFORKED, HR_ESYSTEM.  A handle that is not attached
  * opens the file anew the first time: HR_ESTALE if its path leads elsewhere, HR_EACCESS.
  */
-int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns, struct hr_error *error);
 void hr_end_lock(struct hr_ticket *ticket);
 
 /*
  * Give back what hr_lock() has taken, from any thread.  HR_EBUSY: nobody holds it so, though
  * another call of this handle may.  HR_ELOST: it was taken away meanwhile.
  */
-int hr_unlock(hr_region *region);
+int hr_unlock(hr_region *region, struct hr_error *error);
 
 /* Give it back if this thread has it, else HR_EBUSY.  Use when it is unknown whether hr_lock()
  * succeeded, for example after a signal. */
-int hr_unlock_own(hr_region *region);
+int hr_unlock_own(hr_region *region, struct hr_error *error);
 
 enum hr_liveness { HR_DEAD, HR_ALIVE, HR_LIVENESS_UNKNOWN };
 
@@ -612,7 +588,7 @@ struct hr_lock_state {
 };
 
 /* Works on a read-only handle too.  `proc` is the root of /proc, NULL = "/proc". */
-int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state *out);
+int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state *out, struct hr_error *error);
 
 enum hr_recovered {
     HR_RECOVERED_OWNER = 1,     /* a dead owner's lock was given back */
@@ -642,13 +618,13 @@ struct hr_recovery {
  *
  * HR_OK: recovery->done says what was done; nothing where nothing was wrong.
  * HR_EINTERRUPTED: a signal came; call again with the same `recovery`, which goes on.
- * HR_ENOTRECOVERABLE with detail.reason HR_REASON_ALIVE, HR_REASON_UNKNOWN, HR_REASON_BUSY,
- * HR_REASON_UNWATCHED or HR_REASON_RECOVERING, detail.found = owner_pid, detail.wanted = its pid
+ * HR_ENOTRECOVERABLE with error.reason HR_REASON_ALIVE, HR_REASON_UNKNOWN, HR_REASON_BUSY,
+ * HR_REASON_UNWATCHED or HR_REASON_RECOVERING, error.found = owner_pid, error.wanted = its pid
  * here.
  */
 #define HR_POSTINIT_NS 60000000000u
 int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
-                    struct hr_recovery *recovery);
+                    struct hr_recovery *recovery, struct hr_error *error);
 
 /* ---- Process slots ----------------------------------------------------- */
 
@@ -657,37 +633,37 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
  * is a dead predecessor's, or its own of before; it is emptied and taken.  Else an emptied one
  * is used again, where that is worth a look at /proc, or one at the end is taken, beyond all
  * in which a live process may be writing.  One attachment per handle, and one handle
- * per process and region: HR_EATTACHED; with detail.reason HR_REASON_FOREIGN_MAPPING another
+ * per process and region: HR_EATTACHED; with error.reason HR_REASON_FOREIGN_MAPPING another
  * library in this process, libvgpu, has the region mapped; with HR_REASON_SAME_PID a live process
  * of another pid namespace has this one's pid there.  A ticket (region.h), if not NULL, owns
  * the attachment: it detaches when it ends, if that is the one.
  *
  * HR_EFULL, HR_ETIMEOUT and the rest of hr_lock().
  */
-int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns, struct hr_error *error);
 void hr_end_attachment(struct hr_ticket *ticket);
 
 /* Empty the slot, and remove it if it is the last one.  HR_EDETACHED: not attached. */
-int hr_detach(hr_region *region, uint64_t timeout_ns);
+int hr_detach(hr_region *region, uint64_t timeout_ns, struct hr_error *error);
 
 enum hr_kind { HR_CONTEXT, HR_MODULE, HR_DATA };
 
 /*
  * Count `bytes` of one kind on one device, if the sum over all slots stays within
- * the limit, which is read each time.  HR_EMEMORYLIMIT (detail: device, found =
+ * the limit, which is read each time.  HR_EMEMORYLIMIT (error: device, found =
  * used bytes, limit, wanted).
  */
 int hr_charge(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
-              uint64_t timeout_ns);
+              uint64_t timeout_ns, struct hr_error *error);
 
 /* Count what is there already, and cannot be refused any more: as hr_charge(), whatever the limit.
  */
 int hr_count(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
-             uint64_t timeout_ns);
+             uint64_t timeout_ns, struct hr_error *error);
 
-/* Give back.  HR_EINVAL (detail.found = what is charged): more than was charged. */
+/* Give back.  HR_EINVAL (error.found = what is charged): more than was charged. */
 int hr_release(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
-               uint64_t timeout_ns);
+               uint64_t timeout_ns, struct hr_error *error);
 
 enum hr_slot_value {
     HR_SLOT_HOST_PID,
@@ -710,7 +686,7 @@ struct hr_slot_edit {
  * With `dry_run` nothing is stored.
  */
 int hr_edit_slot(hr_region *region, int32_t pid, struct hr_slot_edit *edits, uint32_t count,
-                 uint32_t dry_run, uint64_t timeout_ns);
+                 uint32_t dry_run, uint64_t timeout_ns, struct hr_error *error);
 
 enum hr_reaped {
     HR_REAP_REMOVED = 1, /* the slot is gone: no process of the region lives behind it */
@@ -737,7 +713,7 @@ struct hr_reap {
  * whether it was asked for or not: without such an entry no slot was left out for want of time.
  */
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t count,
-            uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out);
+            uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error);
 
 /* A process that is known to be none of the region's, whatever its pids are. */
 struct hr_stranger {
@@ -752,7 +728,7 @@ struct hr_stranger {
  */
 int hr_reap_without(hr_region *region, const char *proc, const struct hr_stranger *strangers,
                     uint32_t stranger_count, const int32_t *pids, uint32_t count, uint32_t dry_run,
-                    uint64_t timeout_ns, struct hr_reap *out);
+                    uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error);
 
 /*
  * What /proc tells of processes.  `proc` is a descriptor of it.
@@ -775,7 +751,7 @@ struct hr_file_id {
     uint64_t inode;
 };
 /* The region's file; a process that may not read its own maps gets stat's numbers. */
-int hr_get_file_id(hr_region *region, struct hr_file_id *out);
+int hr_get_file_id(hr_region *region, struct hr_file_id *out, struct hr_error *error);
 
 struct hr_mapped_file {
     uint64_t inode;
@@ -788,7 +764,7 @@ struct hr_mapped_file {
 
 int hr_read_mapped_files(int proc, uint32_t pid, uint64_t start_time_ticks,
                          struct hr_mapped_file *out, uint32_t capacity, char *paths,
-                         uint32_t paths_bytes, uint32_t *has_libvgpu);
+                         uint32_t paths_bytes, uint32_t *has_libvgpu, struct hr_error *error);
 
 enum hr_slot_repaired {
     HR_REPAIR_DONE = 1, /* the process counts once, in its own slot */
@@ -814,7 +790,7 @@ struct hr_slot_repair {
  * short, what waits for it is reported as HR_REPAIR_CUT_SHORT.
  */
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
-                    struct hr_slot_repair *out);
+                    struct hr_slot_repair *out, struct hr_error *error);
 
 /* ---- The core limiter -------------------------------------------------- */
 
@@ -835,10 +811,10 @@ typedef struct hr_limiter hr_limiter;
  * instead, read here and at each tick.  NULL: no region, the switch is on.
  *
  * HR_EINVAL: a count is 0 or above its bound, or `device` is no device.
- * HR_ESYSTEM: no memory.  Any error of hr_read_value().
+ * HR_ESYSTEM: no memory.  Any error of hr_get().
  */
 int hr_limiter_new(uint32_t sm_count, uint32_t max_threads_per_sm, uint32_t sm_limit,
-                   hr_region *region, uint32_t device, hr_limiter **out);
+                   hr_region *region, uint32_t device, hr_limiter **out, struct hr_error *error);
 
 /* The last call on a limiter, when no thread is inside another.  Takes NULL. */
 void hr_limiter_free(hr_limiter *limiter);
@@ -852,7 +828,7 @@ void hr_limiter_free(hr_limiter *limiter);
  * HR_ETIMEOUT: the bucket stayed below zero; nothing was taken.
  * HR_EINVAL: `blocks` or `timeout_ns` is negative.
  */
-int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns);
+int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns, struct hr_error *error);
 
 /*
  * One step of HR_LIMITER_PERIOD_NS.  `util_percent` is the sum over the
@@ -861,13 +837,13 @@ int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns);
  * switch is off it is refilled, as in libvgpu, so that switching on does not
  * begin with an old debt.
  *
- * An error of hr_read_value() is returned after the step was made with the limit and
+ * An error of hr_get() is returned after the step was made with the limit and
  * the switch read last: a launch that waits must not wait for ever because its
  * region went away.
  *
  * HR_EBUSY: another thread has been inside a tick for a second; nothing was done.
  */
-int hr_limiter_tick(hr_limiter *limiter, int32_t util_percent);
+int hr_limiter_tick(hr_limiter *limiter, int32_t util_percent, struct hr_error *error);
 
 /* Blocks per tick; blocks available now, negative = debt; the most there can be. */
 int64_t hr_limiter_share(const hr_limiter *limiter);

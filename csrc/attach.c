@@ -223,15 +223,15 @@ static int attach_entered(hr_region *region, struct hr_ticket *ticket, uint64_t 
     return code;
 }
 
-int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
+int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns, struct hr_error *error)
 {
     int code = hr_enter_to_lock(region);
     if (code != HR_OK)
-        return code;
+        return hr_report(error, code);
     /* Inside to the end: hr_close() takes the claim away, and another thread would have it. */
     code = attach_entered(region, ticket, timeout_ns);
     hr_leave(region);
-    return code;
+    return hr_report(error, code);
 }
 
 /* ---- Our slot, wherever it is ------------------------------------------------------ */
@@ -412,8 +412,8 @@ int hr_leave_region(hr_region *region, uint64_t deadline_ns)
     int code = detach(region, 0, deadline_ns);
     if (code != HR_ETIMEOUT)
         return HR_OK;
-    struct hr_detail detail;
-    hr_last_detail(&detail);
+    struct hr_error detail;
+    hr_last_error(&detail);
     detail.wanted = bytes;
     /* Nobody accounts in the slot any more: others may reap it. */
     hr_unlock_bytes(region, &region->own.attachment->byte);
@@ -432,9 +432,9 @@ static int detach_turn(hr_region *region, uint64_t turn, uint64_t timeout_ns)
     return code;
 }
 
-int hr_detach(hr_region *region, uint64_t timeout_ns)
+int hr_detach(hr_region *region, uint64_t timeout_ns, struct hr_error *error)
 {
-    return detach_turn(region, 0, timeout_ns);
+    return hr_report(error, detach_turn(region, 0, timeout_ns));
 }
 
 void hr_end_attachment(struct hr_ticket *ticket)

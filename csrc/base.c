@@ -8,9 +8,9 @@ const char *hr_core_version(void)
     return HR_VERSION;
 }
 
-static _Thread_local struct hr_detail last;
+static _Thread_local struct hr_error last;
 
-int hr_fail(const struct hr_detail *detail)
+int hr_fail(const struct hr_error *detail)
 {
     last = *detail;
     return detail->code;
@@ -31,43 +31,16 @@ int hr_fail_errno(int code, int sys_errno)
     return HR_FAIL(code, .sys_errno = sys_errno);
 }
 
-void hr_last_detail(struct hr_detail *out)
+void hr_last_error(struct hr_error *out)
 {
     *out = last;
 }
 
-/*
- * The details of failed calls that nobody has taken yet, newest last.  Taking one also
- * drops those after it: they belong to calls whose caller never asked.
- */
-#define KEPT_DETAILS 8
-
-static _Thread_local struct {
-    struct hr_detail details[KEPT_DETAILS];
-    uint32_t first, end; /* running numbers; a detail stands at its number % KEPT_DETAILS */
-} kept;
-
-void hr_keep_detail(int code)
+void hr_report_failure(struct hr_error *error, int code)
 {
-    if (kept.end - kept.first == KEPT_DETAILS)
-        kept.first++;
-    struct hr_detail *detail = &kept.details[kept.end++ % KEPT_DETAILS];
-    *detail = last;
-    if (detail->code != code) /* a failure without a detail: no other one may stand in for it */
-        *detail = (struct hr_detail){.code = code, .device = -1, .layout = HR_LAYOUTS};
-}
-
-void hr_take_detail(int code, struct hr_detail *out)
-{
-    for (uint32_t at = kept.end; at != kept.first; at--) {
-        const struct hr_detail *detail = &kept.details[(at - 1) % KEPT_DETAILS];
-        if (detail->code != code)
-            continue;
-        *out = *detail;
-        kept.end = at - 1;
-        return;
-    }
-    *out = (struct hr_detail){.code = code, .device = -1, .layout = HR_LAYOUTS};
+    *error = last;
+    if (last.code != code) /* a failure without a detail: no other one may stand in for it */
+        *error = (struct hr_error){.code = code, .device = -1, .layout = HR_LAYOUTS};
 }
 
 uint64_t hr_clock_ns(int clock)

@@ -48,14 +48,14 @@ static int read_entered(const hr_region *region)
     return code == HR_OK ? call.is_on : code;
 }
 
-int hr_read_burst(hr_region *region)
+int hr_read_burst(hr_region *region, struct hr_error *error)
 {
     int code = hr_enter(region);
     if (code != HR_OK)
-        return code;
+        return hr_report(error, code);
     code = read_entered(region);
     hr_leave(region);
-    return code;
+    return hr_report(error, code);
 }
 
 /* By the file: a store through the mapping would not make it longer. */
@@ -71,15 +71,15 @@ static int write_word(const hr_region *region, int32_t word)
     return code;
 }
 
-int hr_set_burst(hr_region *region, int on, uint32_t flags)
+int hr_set_burst(hr_region *region, int on, uint32_t flags, struct hr_error *error)
 {
     int code = hr_enter_to_write(region);
     if (code != HR_OK)
-        return code;
+        return hr_report(error, code);
     int before = has_burst(region->layout) ? read_entered(region) : hr_fail_code(HR_EINVAL);
     code = before;
     if (before >= 0 && before != (on != 0) && (flags & HR_DRY_RUN) == 0)
         code = write_word(region, on != 0 ? BURST_ON : 0);
     hr_leave(region);
-    return code < 0 ? code : before;
+    return hr_report(error, code < 0 ? code : before);
 }

@@ -114,15 +114,15 @@ static int check_spec(const struct hr_create_spec *spec)
     return HR_OK;
 }
 
-int hr_create(const char *path, const struct hr_create_spec *spec)
+int hr_create(const char *path, const struct hr_create_spec *spec, struct hr_error *error)
 {
     int code = check_spec(spec);
     if (code != HR_OK)
-        return code;
+        return hr_report(error, code);
     const char *name;
     int directory = hr_open_directory(path, 0, &name);
     if (directory < 0)
-        return directory;
+        return hr_report(error, directory);
 
     uint64_t random;
     char temporary[40]; /* no .cache at its end: nobody takes it for a region */
@@ -147,5 +147,5 @@ int hr_create(const char *path, const struct hr_create_spec *spec)
         close(fd);
     }
     close(directory);
-    return code;
+    return hr_report(error, code);
 }

@@ -56,7 +56,7 @@ static bool swap(const hr_region *region, const struct hr_edit *edit, uint64_t *
 
 static int refuse(int code, const struct hr_edit *edit, uint64_t found, uint64_t wanted)
 {
-    struct hr_detail detail = {.code = code,
+    struct hr_error detail = {.code = code,
                                .device = edit->device,
                                .layout = HR_LAYOUTS,
                                .found = found,
@@ -67,7 +67,7 @@ static int refuse(int code, const struct hr_edit *edit, uint64_t found, uint64_t
 
 static int no_device(int32_t device, uint32_t devices, uint32_t number)
 {
-    struct hr_detail detail = {.code = HR_ENODEVICE,
+    struct hr_error detail = {.code = HR_ENODEVICE,
                                .device = device,
                                .layout = HR_LAYOUTS,
                                .candidates = devices,
@@ -132,7 +132,7 @@ static int spread(struct edit_call *call)
                 return refuse(HR_EINVAL, &given[i], 0, 0);
             edited[given[i].kind] |= 1u << device;
             if (call->count == call->room) {
-                struct hr_detail detail = {.code = HR_ENOSPACE, .wanted = HR_EDITS_MAX};
+                struct hr_error detail = {.code = HR_ENOSPACE, .wanted = HR_EDITS_MAX};
                 return hr_fail(&detail);
             }
             call->edits[call->count++] = given[i];
@@ -287,16 +287,16 @@ static bool is_valid(const struct hr_edit *edit)
     return edit->uuid != NULL || (edit->device >= HR_ALL_DEVICES && edit->device < HR_DEVICES);
 }
 
-int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t room, uint32_t flags)
+int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t room, uint32_t flags, struct hr_error *error)
 {
     if ((flags & ~(uint32_t)(HR_FORCE | HR_DRY_RUN)) != 0 || count > HR_EDITS_MAX || count > room)
-        return hr_fail_code(HR_EINVAL);
+        return hr_report(error, hr_fail_code(HR_EINVAL));
     for (uint32_t i = 0; i < count; i++) {
         if (!is_valid(&edits[i]))
-            return hr_fail_code(HR_EINVAL);
+            return hr_report(error, hr_fail_code(HR_EINVAL));
     }
     struct edit_call call = {
         .region = region, .edits = edits, .count = count, .room = room, .flags = flags};
     int code = hr_run_write(region, edit_work, &call);
-    return code == HR_OK ? (int)call.count : code;
+    return hr_report(error, code == HR_OK ? (int)call.count : code);
 }

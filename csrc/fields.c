@@ -67,8 +67,8 @@ int hr_explain_fault(const hr_region *region, int code)
 {
     if (__builtin_expect(code != HR_ESTALE, 1))
         return code;
-    struct hr_detail detail;
-    hr_last_detail(&detail);
+    struct hr_error detail;
+    hr_last_error(&detail);
     if (detail.reason == HR_REASON_TRUNCATED && lacks_room(region))
         return hr_fail_errno(HR_ESYSTEM, ENOSPC);
     return hr_fail(&detail);
@@ -116,7 +116,7 @@ int hr_check_header(const hr_region *region)
 
 static int corrupt(const hr_region *region, int reason, uint64_t found)
 {
-    struct hr_detail detail = {.code = HR_ECORRUPT,
+    struct hr_error detail = {.code = HR_ECORRUPT,
                                .reason = reason,
                                .device = -1,
                                .layout = region->layout->id,
@@ -350,23 +350,13 @@ static int get_work(void *argument)
     }
 }
 
-int hr_read_value(hr_region *region, uint32_t value, uint32_t device, uint64_t *out)
+int hr_get(hr_region *region, uint32_t value, uint32_t device, uint64_t *out, struct hr_error *error)
 {
     *out = 0;
     if (device >= HR_DEVICES)
-        return hr_fail_code(HR_EINVAL);
+        return hr_report(error, hr_fail_code(HR_EINVAL));
     struct get_call call = {.region = region, .value = value, .device = device};
     int code = hr_run(region, get_work, &call);
     *out = call.result;
-    return code;
-}
-
-uint64_t hr_get(hr_region *region, uint32_t value, uint32_t device)
-{
-    uint64_t result;
-    if (hr_read_value(region, value, device, &result) != HR_OK)
-        return HR_NO_VALUE;
-    if (result == HR_NO_VALUE)
-        hr_fail_code(HR_OK); /* the file really says so */
-    return result;
+    return hr_report(error, code);
 }

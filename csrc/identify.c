@@ -278,7 +278,7 @@ bool hr_uuid_is_plausible(const unsigned char *uuid)
 static int refuse(const struct file_view *view, int code, int reason, uint32_t layout,
                   uint64_t found)
 {
-    struct hr_detail detail = {
+    struct hr_error detail = {
         .code = code,
         .reason = reason,
         .device = -1,
@@ -478,7 +478,7 @@ static int decide(struct file_view *view, uint32_t named)
         return named == HR_LAYOUTS ? (int)found
                                    : refuse(view, HR_ENOTREGION, HR_REASON_LAYOUT, named, found);
     }
-    struct hr_detail detail = {.code = HR_EAMBIGUOUS,
+    struct hr_error detail = {.code = HR_EAMBIGUOUS,
                                .device = -1,
                                .candidates = plausible,
                                .layout = HR_LAYOUTS,
@@ -512,7 +512,7 @@ static int identify_file(const struct hr_identified *file, uint32_t layout, uint
  * here can know. */
 static int refuse_to_write(const struct hr_identified *file, uint32_t layout)
 {
-    struct hr_detail detail = {.code = HR_EREADONLY,
+    struct hr_error detail = {.code = HR_EREADONLY,
                                .reason = HR_REASON_VERSION,
                                .device = -1,
                                .layout = layout,
@@ -541,11 +541,11 @@ int hr_open_identified(const char *path, uint32_t flags, uint32_t layout, struct
     return found;
 }
 
-int hr_identify(const char *path, uint32_t layout)
+int hr_identify(const char *path, uint32_t layout, struct hr_error *error)
 {
     struct hr_identified file;
     int found = hr_open_identified(path, HR_READ, layout, &file);
     if (found >= 0)
         close(file.fd);
-    return found;
+    return hr_report(error, found);
 }

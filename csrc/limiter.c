@@ -62,9 +62,9 @@ static int read_region(hr_limiter *limiter)
     uint64_t limit, on;
     if (!limiter->region)
         return HR_OK;
-    int code = hr_read_value(limiter->region, HR_VALUE_SM_LIMIT, limiter->device, &limit);
+    int code = hr_get(limiter->region, HR_VALUE_SM_LIMIT, limiter->device, &limit, NULL);
     if (code == HR_OK)
-        code = hr_read_value(limiter->region, HR_VALUE_UTILIZATION_SWITCH, 0, &on);
+        code = hr_get(limiter->region, HR_VALUE_UTILIZATION_SWITCH, 0, &on, NULL);
     if (code != HR_OK)
         return code;
     atomic_store_explicit(&limiter->limit, normal_limit(limit), memory_order_relaxed);
@@ -73,16 +73,16 @@ static int read_region(hr_limiter *limiter)
 }
 
 int hr_limiter_new(uint32_t sm_count, uint32_t max_threads_per_sm, uint32_t sm_limit,
-                   hr_region *region, uint32_t device, hr_limiter **out)
+                   hr_region *region, uint32_t device, hr_limiter **out, struct hr_error *error)
 {
     *out = NULL;
     if (sm_count == 0 || sm_count > HR_LIMITER_MAX_SM_COUNT || max_threads_per_sm == 0 ||
         max_threads_per_sm > HR_LIMITER_MAX_THREADS_PER_SM || device >= HR_DEVICES)
-        return hr_fail_code(HR_EINVAL);
+        return hr_report(error, hr_fail_code(HR_EINVAL));
 
     hr_limiter *limiter = malloc(sizeof *limiter);
     if (!limiter)
-        return hr_fail_errno(HR_ESYSTEM, ENOMEM);
+        return hr_report(error, hr_fail_errno(HR_ESYSTEM, ENOMEM));
     limiter->sm_count = sm_count;
     limiter->max_threads_per_sm = max_threads_per_sm;
     limiter->device = device;
@@ -98,7 +98,7 @@ int hr_limiter_new(uint32_t sm_count, uint32_t max_threads_per_sm, uint32_t sm_l
     int code = read_region(limiter);
     if (code != HR_OK) {
         free(limiter);
-        return code;
+        return hr_report(error, code);
     }
     *out = limiter;
     return HR_OK;
@@ -128,10 +128,10 @@ static bool try_take(hr_limiter *limiter, int64_t blocks)
     return true;
 }
 
-int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns)
+int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns, struct hr_error *error)
 {
     if (blocks < 0 || timeout_ns < 0)
-        return hr_fail_code(HR_EINVAL);
+        return hr_report(error, hr_fail_code(HR_EINVAL));
     if (!limits_launches(limiter) || try_take(limiter, blocks))
         return HR_OK;
     const uint64_t deadline = hr_deadline_ns((uint64_t)timeout_ns);
@@ -143,7 +143,7 @@ int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns)
         if (!limits_launches(limiter) || try_take(limiter, blocks))
             return HR_OK;
     }
-    return hr_fail_code(HR_ETIMEOUT);
+    return hr_report(error, hr_fail_code(HR_ETIMEOUT));
 }
 
 static int64_t smaller(int64_t a, int64_t b)
@@ -203,14 +203,14 @@ static bool begin_tick(hr_limiter *limiter)
     return true;
 }
 
-int hr_limiter_tick(hr_limiter *limiter, int32_t util_percent)
+int hr_limiter_tick(hr_limiter *limiter, int32_t util_percent, struct hr_error *error)
 {
     if (!begin_tick(limiter))
-        return hr_fail_code(HR_EBUSY);
+        return hr_report(error, hr_fail_code(HR_EBUSY));
     int code = read_region(limiter);
     step(limiter, util_percent);
     atomic_flag_clear_explicit(&limiter->ticking, memory_order_release);
-    return code;
+    return hr_report(error, code);
 }
 
 int64_t hr_limiter_share(const hr_limiter *limiter)

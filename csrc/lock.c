@@ -65,7 +65,7 @@ int hr_check_lockable(const hr_region *region)
 {
     const struct hr_layout *layout = region->layout;
     if (layout->sem != layout->owner_pid + 8 || layout->owner_pid % 16 != 0)
-        return hr_fail(&(struct hr_detail){
+        return hr_fail(&(struct hr_error){
             .code = HR_EREADONLY, .reason = HR_REASON_LAYOUT, .device = -1, .layout = layout->id});
     return HR_OK;
 }
@@ -379,11 +379,11 @@ int hr_lock_drop(hr_region *region)
 
 /* ---- For users -------------------------------------------------------------------- */
 
-int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
+int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns, struct hr_error *error)
 {
     int code = hr_enter_to_lock(region);
     if (code != HR_OK)
-        return code;
+        return hr_report(error, code);
     code = hr_lock_take(region, hr_deadline_ns(timeout_ns));
     if (code == HR_OK) {
         const uint64_t turn = region->lock.turn;
@@ -397,7 +397,7 @@ int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
         atomic_store_explicit(&region->lock.lent, turn, memory_order_release);
     }
     hr_leave(region);
-    return code;
+    return hr_report(error, code);
 }
 
 static int give_back_lent(hr_region *region, uint64_t turn)
@@ -415,16 +415,16 @@ static int give_back_lent(hr_region *region, uint64_t turn)
     return code;
 }
 
-int hr_unlock(hr_region *region)
+int hr_unlock(hr_region *region, struct hr_error *error)
 {
-    return give_back_lent(region, atomic_load_explicit(&region->lock.lent, memory_order_relaxed));
+    return hr_report(error, give_back_lent(region, atomic_load_explicit(&region->lock.lent, memory_order_relaxed)));
 }
 
-int hr_unlock_own(hr_region *region)
+int hr_unlock_own(hr_region *region, struct hr_error *error)
 {
     if (atomic_load_explicit(&region->lock.gate_thread, memory_order_relaxed) != hr_thread_id())
-        return hr_fail_code(HR_EBUSY);
-    return hr_unlock(region);
+        return hr_report(error, hr_fail_code(HR_EBUSY));
+    return hr_report(error, hr_unlock(region, NULL));
 }
 
 void hr_end_lock(struct hr_ticket *ticket)
@@ -440,9 +440,9 @@ void hr_end_lock(struct hr_ticket *ticket)
 
 int hr_lock_drop_after(hr_region *region, int code)
 {
-    struct hr_detail detail;
+    struct hr_error detail;
     if (code < 0)
-        hr_last_detail(&detail);
+        hr_last_error(&detail);
     int dropped = hr_lock_drop(region);
     if (code < 0)
         hr_fail(&detail);

@@ -72,14 +72,14 @@ int hr_own_mapping(hr_region *region, struct hr_file_id *out, bool *by_another)
     return code;
 }
 
-int hr_get_file_id(hr_region *region, struct hr_file_id *out)
+int hr_get_file_id(hr_region *region, struct hr_file_id *out, struct hr_error *error)
 {
     int code = hr_enter(region);
     if (code != HR_OK)
-        return code;
+        return hr_report(error, code);
     code = hr_own_mapping(region, out, NULL);
     hr_leave(region);
-    return code;
+    return hr_report(error, code);
 }
 
 /* ---- Searching --------------------------------------------------------------------- */

@@ -174,14 +174,14 @@ static int repair_work(void *argument)
 }
 
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
-                    struct hr_slot_repair *out)
+                    struct hr_slot_repair *out, struct hr_error *error)
 {
     struct repair_call call = {.region = region, .dry_run = dry_run, .out = out};
     int code = hr_check_lockable(region);
     if (code != HR_OK)
-        return code;
+        return hr_report(error, code);
     /* A read-only handle can look, and looking needs no lock: at worst it sees a move. */
     if (dry_run && !region->writable)
-        return hr_run_viewed_unlocked(region, proc, &call.view, repair_work, &call);
-    return hr_run_viewed(region, proc, &call.view, repair_work, &call, timeout_ns);
+        return hr_report(error, hr_run_viewed_unlocked(region, proc, &call.view, repair_work, &call));
+    return hr_report(error, hr_run_viewed(region, proc, &call.view, repair_work, &call, timeout_ns));
 }

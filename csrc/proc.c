@@ -385,7 +385,7 @@ static bool add_mapping(void *argument, const struct hr_mapping *mapping)
 
 int hr_read_mapped_files(int proc, uint32_t pid, uint64_t start_time_ticks,
                          struct hr_mapped_file *out, uint32_t capacity, char *paths,
-                         uint32_t paths_bytes, uint32_t *has_libvgpu)
+                         uint32_t paths_bytes, uint32_t *has_libvgpu, struct hr_error *error)
 {
     struct files files = {
         .list = out, .capacity = capacity, .paths = paths, .paths_capacity = paths_bytes};
@@ -402,10 +402,10 @@ int hr_read_mapped_files(int proc, uint32_t pid, uint64_t start_time_ticks,
         close(process);
     *has_libvgpu = found_libvgpu;
     if (files.is_full || seen == HR_NO_TIME)
-        return HR_EFULL;
+        return hr_report(error, HR_EFULL);
     if (seen == HR_REFUSED)
-        return HR_EACCESS;
-    return seen == HR_GONE ? HR_ENOTFOUND : (int)files.count;
+        return hr_report(error, HR_EACCESS);
+    return hr_report(error, seen == HR_GONE ? HR_ENOTFOUND : (int)files.count);
 }
 
 /* ---- Pids -------------------------------------------------------------------------- */

@@ -6,7 +6,7 @@
 /* What stands in the place of the snapshot of a region that could not be read. */
 struct failure {
     struct hr_snapshot head;
-    struct hr_detail detail;
+    struct hr_error detail;
 };
 
 /*
@@ -77,14 +77,8 @@ static int put_failure(struct hr_reading *reading, int code)
         return HR_ENOSPACE;
     memset(failure, 0, sizeof *failure);
     failure->head.code = code;
-    hr_last_detail(&failure->detail);
+    hr_last_error(&failure->detail);
     return code;
-}
-
-int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
-                struct hr_set_size *size)
-{
-    return hr_read_set_capped(regions, count, buffer, bytes, UINT32_MAX, size);
 }
 
 /* Takes the processes out of a snapshot that has been read. */
@@ -94,8 +88,8 @@ static void drop_processes(struct hr_reading *reading)
     reading->wanted = sizeof *reading->head + reading->head->span * sizeof(struct hr_device);
 }
 
-int hr_read_set_capped(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
-                       uint32_t most_usages, struct hr_set_size *size)
+int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
+                       uint32_t max_usages, struct hr_set_size *size, struct hr_error *error)
 {
     struct hr_member *members = buffer;
     struct hr_set_size sum = {.bytes = count * sizeof *members};
@@ -127,7 +121,7 @@ int hr_read_set_capped(hr_region *const *regions, uint32_t count, void *buffer, 
             const bool has_gap = (head->shown & (head->shown + 1)) != 0;
             const uint32_t devices =
                 has_gap ? (uint32_t)__builtin_popcount(head->shown) : head->span;
-            if ((uint32_t)head->proc_num * devices > most_usages)
+            if ((uint32_t)head->proc_num * devices > max_usages)
                 drop_processes(&reading);
             members[i] =
                 (struct hr_member){sum.bytes, sum.devices, sum.processes, sum.usages, devices};
@@ -139,7 +133,7 @@ int hr_read_set_capped(hr_region *const *regions, uint32_t count, void *buffer, 
     }
     hr_guard_end(unblocked);
     *size = sum;
-    return fits && sum.bytes <= bytes ? failed : hr_fail_code(HR_ENOSPACE);
+    return hr_report(error, fits && sum.bytes <= bytes ? failed : hr_fail_code(HR_ENOSPACE));
 }
 
 /* ---- Columns ----------------------------------------------------------------- */

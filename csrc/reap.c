@@ -317,7 +317,7 @@ static int search_before(struct reap_call *call, const char *proc, struct hr_map
 
 int hr_reap_without(hr_region *region, const char *proc, const struct hr_stranger *strangers,
                     uint32_t stranger_count, const int32_t *pids, uint32_t pid_count,
-                    uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out)
+                    uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error)
 {
     struct hr_mappers before;
     struct hr_slot_pids suspects = {.count = 0};
@@ -333,7 +333,7 @@ int hr_reap_without(hr_region *region, const char *proc, const struct hr_strange
                              .out = out};
     int code = hr_enter_to_lock(region);
     if (code != HR_OK)
-        return code;
+        return hr_report(error, code);
     hr_judge_marks(region, 0, &marks);
     code = hr_run_entered(region, note_names, &call);
     if (code == HR_OK)
@@ -344,11 +344,11 @@ int hr_reap_without(hr_region *region, const char *proc, const struct hr_strange
     }
     hr_forget_marks(region, &marks);
     hr_leave(region);
-    return code;
+    return hr_report(error, code);
 }
 
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t pid_count,
-            uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out)
+            uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error)
 {
-    return hr_reap_without(region, proc, NULL, 0, pids, pid_count, dry_run, timeout_ns, out);
+    return hr_report(error, hr_reap_without(region, proc, NULL, 0, pids, pid_count, dry_run, timeout_ns, out, NULL));
 }

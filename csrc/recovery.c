@@ -146,14 +146,14 @@ static int judge_state(hr_region *region, const char *proc, struct hr_lock_state
     return HR_OK;
 }
 
-int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state *out)
+int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state *out, struct hr_error *error)
 {
     int code = hr_enter(region);
     if (code != HR_OK)
-        return code;
+        return hr_report(error, code);
     code = judge_state(region, proc, out);
     hr_leave(region);
-    return code;
+    return hr_report(error, code);
 }
 
 /* ---- Recovery --------------------------------------------------------------- */
@@ -443,11 +443,11 @@ static int held_meanwhile(hr_region *region, const char *proc)
 }
 
 int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
-                    struct hr_recovery *progress)
+                    struct hr_recovery *progress, struct hr_error *error)
 {
     int code = hr_enter_to_lock(region);
     if (code != HR_OK)
-        return code;
+        return hr_report(error, code);
     const uint64_t patience_ns = 500000000;
     uint64_t deadline = hr_deadline_ns(patience_ns);
     code = hr_gate_enter(region, deadline);
@@ -466,5 +466,5 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
     if (code == HR_ETIMEOUT)
         code = held_meanwhile(region, proc);
     hr_leave(region);
-    return code;
+    return hr_report(error, code);
 }

@@ -51,7 +51,7 @@ static hr_region *new_handle(const char *path, uint32_t flags, const struct hr_l
     return region;
 }
 
-int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
+static int try_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
 {
     *out = NULL;
     int code = hr_watch_forks();
@@ -88,17 +88,17 @@ int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
     return found;
 }
 
-int hr_open_wait(const char *path, uint32_t flags, uint32_t layout, uint64_t timeout_ns,
-                 hr_region **out)
+int hr_open(const char *path, uint32_t flags, uint32_t layout, uint64_t timeout_ns,
+                 hr_region **out, struct hr_error *error)
 {
     /* A file is made within milliseconds, a container within seconds. */
     const long shortest = 250000, longest = 16000000;
     const uint64_t deadline = hr_deadline_ns(timeout_ns);
     for (long nap = shortest;; nap = nap < longest ? 2 * nap : longest) {
-        const int code = hr_open(path, flags, layout, out);
+        const int code = try_open(path, flags, layout, out);
         const uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
         if ((code != HR_ENOTFOUND && code != HR_ENOTREADY) || now >= deadline)
-            return code;
+            return hr_report(error, code);
         const uint64_t left = deadline - now;
         const struct timespec length = {.tv_nsec = left < (uint64_t)nap ? (long)left : nap};
         nanosleep(&length, NULL);
@@ -128,17 +128,17 @@ static bool is_there(const hr_region *region)
     return code == HR_OK ? hr_is_whole(region, &status) : code == HR_ESYSTEM;
 }
 
-int hr_is_stale(hr_region *region)
+int hr_is_stale(hr_region *region, struct hr_error *error)
 {
     int code = hr_enter(region);
     if (code != HR_OK)
-        return code;
+        return hr_report(error, code);
     int stale = !is_there(region);
     hr_leave(region);
-    return stale;
+    return hr_report(error, stale);
 }
 
-int hr_close(hr_region *region)
+int hr_close(hr_region *region, struct hr_error *error)
 {
     uint32_t before = atomic_fetch_or_explicit(&region->users, HR_CLOSING, memory_order_acq_rel);
     if ((before & HR_CLOSING) != 0)
@@ -166,20 +166,15 @@ int hr_close(hr_region *region)
         hr_unlink_writable(region);
     hr_fork_unlock();
     hr_unlock_bytes(region, &region->lock.own_bytes);
-    return code;
+    return hr_report(error, code);
 }
 
-void hr_free(hr_region *region)
+void hr_free(hr_region **held)
 {
-    if (region == NULL)
+    if (*held == NULL)
         return;
-    hr_close(region);
-    hr_let_go(region);
-}
-
-void hr_free_held(hr_region **held)
-{
-    hr_free(*held);
+    hr_close(*held, NULL);
+    hr_let_go(*held);
     *held = NULL;
 }
 
@@ -188,8 +183,8 @@ void hr_leave_all(void)
     const uint64_t one_second = 1000000000;
     hr_region *region;
     while ((region = hr_next_to_leave()) != NULL) {
-        hr_unlock_own(region);
-        hr_detach(region, one_second);
+        hr_unlock_own(region, NULL);
+        hr_detach(region, one_second, NULL);
         hr_let_go(region);
     }
 }

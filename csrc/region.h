@@ -10,7 +10,7 @@
  * libc's semaphores, never prints, never exits, and never waits without a
  * deadline.
  *
- *   hr_open()      map a region, after proof that it is one; hr_open_wait() waits for it
+ *   hr_open()      map a region, after proof that it is one
  *   hr_snapshot()  one consistent picture of it, without its lock
  *   hr_read_set()  the same for many regions; hr_columns() turns that into columns
  *   hr_get()       one live value
@@ -28,7 +28,7 @@
  *
  * - Errors.  Functions return a negative HR_E... code on failure, and HR_OK or,
  *   where it says so, a count or a layout otherwise.  What exactly was wrong is
- *   kept per thread: hr_last_detail().
+ *   in the struct hr_error that the caller passes.
  * - Threads.  A handle may be used by several threads at once.  hr_close() lets
  *   calls in progress end; later ones get HR_ECLOSED.  hr_free() must come
  *   last, when no thread can call with the handle any more.
@@ -150,9 +150,6 @@
 
 /* An offset that a layout does not have. */
 #define HR_ABSENT UINT32_MAX
-
-/* What hr_get() returns on failure. */
-#define HR_NO_VALUE UINT64_MAX
 
 /* Where the parts of a snapshot lie.  `device` is below span, `index` below proc_num. */
 static inline size_t hr_snapshot_process_bytes(const struct hr_snapshot *snapshot)

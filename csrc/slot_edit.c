@@ -73,13 +73,13 @@ static int edit_work(void *argument)
 }
 
 int hr_edit_slot(hr_region *region, int32_t pid, struct hr_slot_edit *edits, uint32_t count,
-                 uint32_t dry_run, uint64_t timeout_ns)
+                 uint32_t dry_run, uint64_t timeout_ns, struct hr_error *error)
 {
     for (uint32_t i = 0; i < count; i++) {
         if (!is_edit_valid(region, &edits[i]))
-            return hr_fail_code(HR_EINVAL);
+            return hr_report(error, hr_fail_code(HR_EINVAL));
     }
     struct edit_call call = {
         .region = region, .pid = pid, .edits = edits, .count = count, .dry_run = dry_run};
-    return hr_run_locked(region, edit_work, &call, timeout_ns);
+    return hr_report(error, hr_run_locked(region, edit_work, &call, timeout_ns));
 }

@@ -203,14 +203,14 @@ ALWAYS_INLINE bool device_is_unchanged(const struct hr_layout *layout, const uns
 
 static int no_space(uint64_t wanted)
 {
-    struct hr_detail detail = {
+    struct hr_error detail = {
         .code = HR_ENOSPACE, .device = -1, .layout = HR_LAYOUTS, .wanted = wanted};
     return hr_fail(&detail);
 }
 
 static int bad_uuid(const struct hr_layout *layout, size_t device)
 {
-    struct hr_detail detail = {.code = HR_ECORRUPT,
+    struct hr_error detail = {.code = HR_ECORRUPT,
                                .reason = HR_REASON_UUID,
                                .device = (int32_t)device,
                                .layout = layout->id,
@@ -381,7 +381,7 @@ int hr_read_consistently(void *argument)
     return hr_fail_code(HR_EINVAL);
 }
 
-int hr_snapshot(hr_region *region, void *buffer, size_t bytes)
+int hr_snapshot(hr_region *region, void *buffer, size_t bytes, struct hr_error *error)
 {
     struct hr_reading reading;
     reading.region = region;
@@ -389,5 +389,5 @@ int hr_snapshot(hr_region *region, void *buffer, size_t bytes)
     reading.bytes = bytes;
     reading.deadline_ns = 0;
     reading.taken_at_ns = hr_clock_ns(CLOCK_REALTIME);
-    return hr_run(region, hr_read_consistently, &reading);
+    return hr_report(error, hr_run(region, hr_read_consistently, &reading));
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import attrs
 
 from ._core import lib
-from .errors import LimitBelowUsage, LimitConflict, error_from_detail
+from .errors import LimitBelowUsage, LimitConflict, region_error
 from .layouts import DEVICE_CAPACITY, Layout
 from .models import unfrozen
 from .text import printable
@@ -286,7 +286,7 @@ def edit_error(code: int, path: str, detail: Any) -> Exception:
     Args:
         code: The negative code of ``hr_edit``.
         path: The region's file.
-        detail: The core's ``struct hr_detail *``.
+        detail: The core's ``struct hr_error *``.
     """
     if code == lib.HR_ECONFLICT:
         return _conflict(path, detail)
@@ -302,7 +302,7 @@ def edit_error(code: int, path: str, detail: Any) -> Exception:
         )
     if code == lib.HR_EINVAL and detail.device >= 0:
         return ValueError(f"the same limit of device {detail.device} stands twice among the edits")
-    return error_from_detail(code, path, detail)
+    return region_error(code, path, detail)
 
 
 def no_such_device(

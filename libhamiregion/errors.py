@@ -213,37 +213,26 @@ _KINDS = {
 }
 
 
-def last_detail(code: int) -> Any:
-    """What the core recorded about this thread's last call that failed with this code.
-
-    Each call that fails keeps its detail until it is taken here, so that a signal handler that uses
-    the library in between takes its own. A caller that goes on after a failure, such as a lock that
-    was not free in time, takes the detail all the same, and drops it.
-
-    Returns:
-        A ``struct hr_detail *``.
-    """
-    detail = ffi.new("struct hr_detail *")
-    lib.hr_take_detail(code, detail)
-    return detail
+_ERROR = ffi.typeof("struct hr_error *")
 
 
-def region_error(code: int, path: str) -> Exception:
-    """Make the exception for a negative code that a core function has just returned.
+def new_error() -> Any:
+    """A ``struct hr_error`` for a call of the core, which fills it if it fails."""
+    return ffi.new(_ERROR)
+
+
+def region_error(code: int, path: str, detail: Any) -> Exception:
+    """Make the exception for a negative code of a core function.
 
     Args:
-        code: The code, in the thread that made the call.
+        code: The code.
         path: The region's file, for the message.
+        detail: The ``struct hr_error`` that the call has filled.
 
     Returns:
         One of this module's classes; OSError, FileExistsError or ValueError for what is not about
         a region.
     """
-    return error_from_detail(code, path, last_detail(code))
-
-
-def error_from_detail(code: int, path: str, detail: Any) -> Exception:
-    """`region_error` with the detail at hand, for calls that report many codes at once."""
     if code == lib.HR_EEXISTS:
         return FileExistsError(
             errno_codes.EEXIST,

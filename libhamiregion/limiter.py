@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Final, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 from ._core import ffi, lib
-from .errors import region_error
+from .errors import new_error, region_error
 from .layouts import DEVICE_CAPACITY
 from .region import Region
 from .units import integer
@@ -74,6 +74,7 @@ class CoreLimiter:
         # The C limiter reads the region through its handle, which lives as long as the Region.
         self._region = region
         out = ffi.new("hr_limiter **")
+        error = new_error()
         code = lib.hr_limiter_new(
             sm_count,
             max_threads_per_sm,
@@ -81,9 +82,10 @@ class CoreLimiter:
             ffi.NULL if region is None else region._handle,
             device,
             out,
+            error,
         )
         if code:
-            raise self._error(code)
+            raise self._error(code, error)
         self._handle = ffi.gc(out[0], lib.hr_limiter_free)
 
     def acquire(self, blocks: SupportsIndex, timeout_s: float | None = None) -> None:
@@ -126,7 +128,9 @@ only tick() fills it
         )
 
     def _take(self, blocks: int, timeout_ns: int) -> bool:
-        taken: bool = lib.hr_limiter_acquire(self._handle, blocks, timeout_ns) == lib.HR_OK
+        taken: bool = (
+            lib.hr_limiter_acquire(self._handle, blocks, timeout_ns, ffi.NULL) == lib.HR_OK
+        )
         return taken
 
     def tick(self, util_percent: SupportsIndex) -> None:
@@ -143,9 +147,10 @@ only tick() fills it
         """
         util = integer("util_percent", util_percent)
         # What says nothing says so in 32 bits, too.
-        code = lib.hr_limiter_tick(self._handle, max(-1, min(util, 101)))
+        error = new_error()
+        code = lib.hr_limiter_tick(self._handle, max(-1, min(util, 101)), error)
         if code:
-            raise self._error(code)
+            raise self._error(code, error)
 
     @property
     def share(self) -> int:
@@ -165,10 +170,10 @@ only tick() fills it
     def __repr__(self) -> str:
         return f"<CoreLimiter share={self.share} tokens={self.tokens} total={self.total}>"
 
-    def _error(self, code: int) -> Exception:
+    def _error(self, code: int, error: Any) -> Exception:
         if code == lib.HR_EBUSY:
             return TimeoutError("another thread has been inside tick() for a second")
         if self._region is None:
             # The arguments were checked, so the core can only have run out of memory.
             return MemoryError("no memory for a limiter")
-        return region_error(code, self._region.path)
+        return region_error(code, self._region.path, error)

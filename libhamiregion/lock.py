@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ._core import ffi, lib
-from .errors import last_detail
+from .errors import new_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,6 @@ def in_slices(
         code = call(min(left_ns, SLICE_NS))
         if code not in until or left_ns <= SLICE_NS:
             return code
-        last_detail(code)
         left_ns = max(0, deadline_ns - time.monotonic_ns())
 
 
@@ -148,10 +147,14 @@ class RegionLock:
         handle = self._region._handle
         # An outer block may be this very object's.
         turn = self._ticket.turn
+        error = new_error()
         try:
-            code = _lock(handle, self._ticket, min(self._timeout_ns, SLICE_NS))
-            if code:
-                code = self._take(code)
+            code = _lock(handle, self._ticket, min(self._timeout_ns, SLICE_NS), error)
+            if code == _TIMEOUT and self._timeout_ns > SLICE_NS:
+                left_ns = self._timeout_ns - SLICE_NS
+                code = in_slices(
+                    lambda slice_ns: _lock(handle, self._ticket, slice_ns, error), left_ns
+                )
         except BaseException:
             # A signal's handler runs after the call that has taken the lock, if it was that one.
             if self._ticket.turn != turn:
@@ -159,16 +162,7 @@ class RegionLock:
             raise
         if code:
             busy = "this thread holds the lock already; it is not re-entrant"
-            self._region._fail_busy(code, busy)
-
-    def _take(self, code: int) -> int:
-        """Go on after the first attempt."""
-        handle = self._region._handle
-        if code == _TIMEOUT and self._timeout_ns > SLICE_NS:
-            last_detail(code)
-            left_ns = self._timeout_ns - SLICE_NS
-            code = in_slices(lambda slice_ns: _lock(handle, self._ticket, slice_ns), left_ns)
-        return code
+            self._region._fail_busy(code, error, busy)
 
     def __exit__(
         self,
@@ -176,6 +170,7 @@ class RegionLock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        code = _unlock(self._region._handle)
+        error = new_error()
+        code = _unlock(self._region._handle, error)
         if code:
-            self._region._fail_busy(code, "the lock is not held")
+            self._region._fail_busy(code, error, "the lock is not held")

@@ -30,7 +30,7 @@ from .errors import (
     LockTimeout,
     RegionClosed,
     RegionNotFound,
-    last_detail,
+    new_error,
     region_error,
     search_cut_short,
 )
@@ -82,7 +82,7 @@ _IMMEDIATE = Effect.IMMEDIATE
 # Bound once: a live value is one call and little else.
 _get = lib.hr_get
 _take_snapshot = lib.hr_snapshot
-_NO_VALUE = lib.HR_NO_VALUE
+_VALUE = ffi.typeof("uint64_t *")
 _MEMORY_LIMIT = lib.HR_VALUE_MEMORY_LIMIT
 _SM_LIMIT = lib.HR_VALUE_SM_LIMIT
 _MEMORY_USED = lib.HR_VALUE_MEMORY_USED
@@ -121,9 +121,10 @@ def identify(path: PathLike) -> Layout:
     Source: docs, The format (How a file is recognised).
     """
     absolute = absolute_path(path)
-    code = lib.hr_identify(os.fsencode(absolute), lib.HR_LAYOUTS)
+    error = new_error()
+    code = lib.hr_identify(os.fsencode(absolute), lib.HR_LAYOUTS, error)
     if code < 0:
-        raise region_error(code, absolute)
+        raise region_error(code, absolute, error)
     layout: Layout = LAYOUTS[code]
     return layout
 
@@ -175,16 +176,16 @@ def open_in_container(path: str, *, writable: bool = False, layout: Layout | Non
 
 def _open(absolute: str, flags: int, layout: int = lib.HR_LAYOUTS, timeout_ns: int = 0) -> Region:
     # Owned before it is made: no signal's handler can come between.
-    owner = ffi.gc(ffi.new("hr_region **"), lib.hr_free_held)
-    name = os.fsencode(absolute)
+    owner = ffi.gc(ffi.new("hr_region **"), lib.hr_free)
+    name, error = os.fsencode(absolute), new_error()
 
     def wait(slice_ns: int) -> int:
-        code: int = lib.hr_open_wait(name, flags, layout, slice_ns, owner)
+        code: int = lib.hr_open(name, flags, layout, slice_ns, owner, error)
         return code
 
     code = in_slices(wait, timeout_ns, until=_NOT_THERE_YET) if timeout_ns else wait(0)
     if code < 0:
-        raise region_error(code, absolute)
+        raise region_error(code, absolute, error)
     return Region(owner, absolute, LAYOUTS[code], writable=bool(flags & lib.HR_WRITE))
 
 
@@ -285,11 +286,12 @@ def create_region(
     spec.device_num = len(texts)
     for device, uuid in enumerate(texts):
         spec.uuids[device] = _uuid_bytes(uuid)
-    code = lib.hr_create(os.fsencode(absolute), spec)
+    error = new_error()
+    code = lib.hr_create(os.fsencode(absolute), spec, error)
     if code == lib.HR_ENOTFOUND:
         raise RegionNotFound(f"the directory of {absolute!r} does not exist", path=absolute)
     if code < 0:
-        raise region_error(code, absolute)
+        raise region_error(code, absolute, error)
 
 
 def absolute_path(path: PathLike) -> str:
@@ -419,9 +421,9 @@ class Region:
                 removed and goes on counting until it is reaped. The region is closed all the same.
         """
         self._closed = True
-        code = lib.hr_close(self._handle)
+        detail = new_error()
+        code = lib.hr_close(self._handle, detail)
         if code:
-            detail = last_detail(code)
             raise LockTimeout(
                 f"{self.path!r} is closed, but this process's slot stays in it and counts "
                 f"{format_size(detail.wanted)}: the lock was not free in time "
@@ -457,13 +459,13 @@ class Region:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Region cannot be pickled; send its path, or a snapshot")
 
-    def _fail(self, code: int) -> NoReturn:
-        raise region_error(code, self.path)
+    def _fail(self, code: int, error: Any) -> NoReturn:
+        raise region_error(code, self.path, error)
 
-    def _fail_busy(self, code: int, busy: str) -> NoReturn:
+    def _fail_busy(self, code: int, error: Any, busy: str) -> NoReturn:
         if code == lib.HR_EBUSY:
             raise RuntimeError(busy)
-        self._fail(code)
+        self._fail(code, error)
 
     # ---- reading --------------------------------------------------------------------------------
 
@@ -482,21 +484,21 @@ class Region:
         Source: docs, Consistency and lifetimes (How a snapshot is made).
         """
         size = self._buffer_bytes
-        raw = _new_buffer("char[]", size)
-        code = _take_snapshot(self._handle, raw, size)
+        raw, error = _new_buffer("char[]", size), new_error()
+        code = _take_snapshot(self._handle, raw, size, error)
         if code:
-            raw = self._snapshot_again(code)
+            raw = self._snapshot_again(code, error)
         return lazy_snapshot(raw, *self._identity)
 
-    def _snapshot_again(self, code: int) -> Any:
+    def _snapshot_again(self, code: int, error: Any) -> Any:
         # More processes may attach between two tries; the largest snapshot always fits.
         while code == lib.HR_ENOSPACE:
-            wanted = last_detail(code).wanted
+            wanted = error.wanted
             self._buffer_bytes = min(wanted + wanted // 2, lib.HR_SNAPSHOT_MAX_BYTES)
             raw = _new_buffer("char[]", self._buffer_bytes)
-            code = _take_snapshot(self._handle, raw, self._buffer_bytes)
+            code = _take_snapshot(self._handle, raw, self._buffer_bytes, error)
         if code:
-            self._fail(code)
+            self._fail(code, error)
         return raw
 
     def is_stale(self) -> bool:
@@ -507,23 +509,21 @@ class Region:
         Raises:
             RegionClosed: After `close`, or in a forked child.
         """
-        code = lib.hr_is_stale(self._handle)
+        error = new_error()
+        code = lib.hr_is_stale(self._handle, error)
         if code < 0:
-            self._fail(code)
+            self._fail(code, error)
         return bool(code)
 
     def _live(self, value: int, device: SupportsIndex = 0) -> int:
         if type(device) is not int or not 0 <= device < DEVICE_CAPACITY:
             device = integer("a device", device, 0, DEVICE_CAPACITY - 1)
-        found: int = _get(self._handle, value, device)
-        if found == _NO_VALUE:
-            # The largest number can also stand in the file, so it says nothing.
-            out = ffi.new("uint64_t *")
-            code = lib.hr_read_value(self._handle, value, device, out)
-            if code:
-                self._fail(code)
-            found = out[0]
-        return found
+        found, error = ffi.new(_VALUE), new_error()
+        code = _get(self._handle, value, device, found, error)
+        if code:
+            self._fail(code, error)
+        number: int = found[0]
+        return number
 
     def memory_limit(self, device: SupportsIndex) -> int | None:
         """The device's memory limit in bytes, live; None if unlimited.
@@ -553,11 +553,6 @@ class Region:
             ValueError: Not an index from 0 to 15.
             RegionStale, RegionCorrupt, RegionClosed: As `snapshot`.
         """
-        # What is asked most often does not need another call of Python's.
-        if type(device) is int and 0 <= device < DEVICE_CAPACITY:
-            found: int = _get(self._handle, _MEMORY_USED, device)
-            if found != _NO_VALUE:
-                return found
         return self._live(_MEMORY_USED, device)
 
     @property
@@ -579,9 +574,10 @@ class Region:
         Raises:
             RegionStale, RegionClosed: As `snapshot`.
         """
-        on: int = lib.hr_read_burst(self._handle)
+        error = new_error()
+        on: int = lib.hr_read_burst(self._handle, error)
         if on < 0:
-            self._fail(on)
+            self._fail(on, error)
         return on != 0
 
     @property
@@ -700,9 +696,10 @@ class Region:
         edits = (sm_edit(percent, device, expected),)
         return self._make_edits(edits, force=force, dry_run=dry_run)
 
-    def _fail_edit(self, code: int, devices: Sequence[SupportsIndex | str | None]) -> NoReturn:
+    def _fail_edit(
+        self, code: int, detail: Any, devices: Sequence[SupportsIndex | str | None]
+    ) -> NoReturn:
         """Raise for a failed edit; `devices` are those named, one per edit."""
-        detail = last_detail(code)
         if code != lib.HR_ENODEVICE:
             raise edit_error(code, self.path, detail)
         snapshot = self.snapshot()
@@ -754,9 +751,10 @@ class Region:
         """
         flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
         raw, room, kept = edit_array(edits)
-        count = _edit(self._handle, raw, len(edits), room, flags)
+        error = new_error()
+        count = _edit(self._handle, raw, len(edits), room, flags, error)
         if count < 0:
-            self._fail_edit(count, [each[1] for each in edits])
+            self._fail_edit(count, error, [each[1] for each in edits])
         del kept
         changes: list[LimitChange | ValueChange] = []
         # Judged together, where the first of them stands.
@@ -836,11 +834,12 @@ class Region:
         Shell: ``hamiregion limits set FILE --burst``.
         """
         to = _switch_value(on, "burst")
-        before: int = lib.hr_set_burst(self._handle, to, _DRY_RUN if dry_run else 0)
+        error = new_error()
+        before: int = lib.hr_set_burst(self._handle, to, _DRY_RUN if dry_run else 0, error)
         if before == lib.HR_EINVAL:
             raise ValueError(f"a region of layout {self.layout} has no room for burst")
         if before < 0:
-            self._fail(before)
+            self._fail(before, error)
         return value_change("burst", before, to, _IMMEDIATE, self._file)
 
     def set_priority(
@@ -929,10 +928,10 @@ class Region:
 
         Shell: ``hamiregion lock status FILE``.
         """
-        out = ffi.new("struct hr_lock_state *")
-        code = lib.hr_get_lock_state(self._handle, _proc_root(proc), out)
+        out, error = ffi.new("struct hr_lock_state *"), new_error()
+        code = lib.hr_get_lock_state(self._handle, _proc_root(proc), out, error)
         if code:
-            self._fail(code)
+            self._fail(code, error)
         return LockState(
             held=out.value == 0,
             owner_pid=out.owner_pid or None,
@@ -978,15 +977,13 @@ class Region:
         Source: docs, The protocol (Recovery). Shell: ``hamiregion lock recover FILE``.
         """
         root, watch_ns = _proc_root(proc), nanoseconds(watch_s)
-        progress = ffi.new("struct hr_recovery *")
+        progress, error = ffi.new("struct hr_recovery *"), new_error()
         # A signal ends the call, so that its handler runs; the next one goes on from there.
         code = lib.HR_EINTERRUPTED
         while code == lib.HR_EINTERRUPTED:
-            code = lib.hr_recover_lock(self._handle, root, watch_ns, progress)
-            if code == lib.HR_EINTERRUPTED:
-                last_detail(code)
+            code = lib.hr_recover_lock(self._handle, root, watch_ns, progress, error)
         if code < 0:
-            self._fail_busy(code, "this thread holds the lock; there is nothing to recover")
+            self._fail_busy(code, error, "this thread holds the lock; there is nothing to recover")
         code = progress.done
         return LockRecovery(
             dead_owner=bool(code & lib.HR_RECOVERED_OWNER),
@@ -1182,7 +1179,7 @@ class Region:
         dry_run: bool,
         timeout_s: float,
     ) -> tuple[SlotChange, ...]:
-        raw = ffi.new("struct hr_slot_edit[]", max(1, len(edits)))
+        raw, error = ffi.new("struct hr_slot_edit[]", max(1, len(edits))), new_error()
         pid = integer("a pid", pid, 1, _MAX_PID)
         for at, (field, number, device, to) in enumerate(edits):
             raw[at].value, raw[at].to = number, integer(field, to, 0, MAX_BYTES)
@@ -1190,7 +1187,7 @@ class Region:
                 raw[at].device = integer("a device", device, 0, DEVICE_CAPACITY - 1)
         code = in_slices(
             lambda slice_ns: lib.hr_edit_slot(
-                self._handle, pid, raw, len(edits), int(dry_run), slice_ns
+                self._handle, pid, raw, len(edits), int(dry_run), slice_ns, error
             ),
             nanoseconds(timeout_s),
         )
@@ -1198,7 +1195,7 @@ class Region:
             names = ", ".join(field for field, *_ in edits)
             raise ValueError(f"{self.path!r}: its layout has no {names}, or the value is too large")
         if code:
-            self._fail_busy(code, HOLDS_LOCK)
+            self._fail_busy(code, error, HOLDS_LOCK)
         return tuple(
             SlotChange(
                 pid,
@@ -1263,7 +1260,7 @@ class Region:
         if pids is not None and not wanted:
             return ()
         left_out = ffi.new("struct hr_stranger[]", [(start, pid) for pid, start in strangers])
-        out = ffi.new("struct hr_reap[]", SLOT_CAPACITY)
+        out, error = ffi.new("struct hr_reap[]", SLOT_CAPACITY), new_error()
         root = _proc_root(proc)
         found = in_slices(
             lambda slice_ns: lib.hr_reap_without(
@@ -1276,11 +1273,12 @@ class Region:
                 int(dry_run),
                 slice_ns,
                 out,
+                error,
             ),
             nanoseconds(timeout_s),
         )
         if found < 0:
-            self._fail_busy(found, HOLDS_LOCK)
+            self._fail_busy(found, error, HOLDS_LOCK)
         entries = [out[at] for at in range(found)]
         left = {
             entry.pid: entry.what
@@ -1327,14 +1325,16 @@ class Region:
 
         Source: docs, The protocol (Orphaned slots).
         """
-        out = ffi.new("struct hr_slot_repair[]", SLOT_CAPACITY)
+        out, error = ffi.new("struct hr_slot_repair[]", SLOT_CAPACITY), new_error()
         root = _proc_root(proc)
         found = in_slices(
-            lambda slice_ns: lib.hr_repair_slots(self._handle, root, int(dry_run), slice_ns, out),
+            lambda slice_ns: lib.hr_repair_slots(
+                self._handle, root, int(dry_run), slice_ns, out, error
+            ),
             nanoseconds(timeout_s),
         )
         if found < 0:
-            self._fail_busy(found, HOLDS_LOCK)
+            self._fail_busy(found, error, HOLDS_LOCK)
         entries = [out[at] for at in range(found)]
         repair = SlotRepair(
             repaired=tuple(each.pid for each in entries if each.what == lib.HR_REPAIR_DONE),

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._core import ffi, lib
-from .errors import RegionClosed, RegionError, error_from_detail
+from .errors import RegionClosed, RegionError, region_error
 from .models import lazy_snapshot, uuid_text
 from .region import Region, absolute_path, open_region
 
@@ -64,7 +64,7 @@ _new_memory = ffi.new_allocator(should_clear_after_alloc=False)
 _CELL_BYTES = 8
 
 # Bound once: 256 regions are read in well under 0.1 ms.
-_read_set = lib.hr_read_set_capped
+_read_set = lib.hr_read_set
 
 #: Bytes of the snapshots of one read, unless regions with few processes take more: 4,096 containers
 #: with 2 devices and 4 processes each take 6 MiB.
@@ -492,7 +492,9 @@ class RegionSet:
             room = self._room_bytes
             memory = _new_memory("char[]", room + _COLUMN_BYTES_PER_BYTE * room + _PADDING_BYTES)
             bytes_free = min(room, MAX_READ_BYTES) if max_usages == _UNCAPPED else room
-            failed = _read_set(members.handles, count, memory, bytes_free, max_usages, size)
+            failed = _read_set(
+                members.handles, count, memory, bytes_free, max_usages, size, ffi.NULL
+            )
             if failed >= 0:
                 break
             if size.bytes > MAX_READ_BYTES and max_usages == _UNCAPPED:
@@ -510,8 +512,8 @@ def _errors_in(memory: Any, paths: tuple[str, ...]) -> dict[int, RegionError | O
     for row, path in enumerate(paths):
         head = ffi.cast("struct hr_snapshot *", memory + members[row].at)
         if head.code != lib.HR_OK:
-            detail = ffi.cast("struct hr_detail *", head + 1)
-            error = error_from_detail(head.code, path, detail)
+            detail = ffi.cast("struct hr_error *", head + 1)
+            error = region_error(head.code, path, detail)
             if isinstance(error, RegionError | OSError):
                 errors[row] = error
     return errors

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 import attrs
 
 from ._core import lib
-from .errors import MemoryLimitExceeded, attached_reason, error_from_detail, last_detail
+from .errors import MemoryLimitExceeded, attached_reason, new_error, region_error
 from .layouts import DEVICE_CAPACITY
 from .lock import SLICE_NS, in_slices, ticket
 from .units import format_size, integer
@@ -138,22 +138,20 @@ class Slot:
             if slot.region.closed:
                 _kept.pop(slot, None)
         try:
-            code = self._take()
+            handle, error = self.region._handle, new_error()
+            code = in_slices(
+                lambda slice_ns: lib.hr_attach(handle, self._ticket, slice_ns, error),
+                self._timeout_ns,
+            )
             if code == lib.HR_EATTACHED:
-                raise RuntimeError(attached_reason(last_detail(code)))
+                raise RuntimeError(attached_reason(error))
             if code:
-                self.region._fail_busy(code, HOLDS_LOCK)
+                self.region._fail_busy(code, error, HOLDS_LOCK)
             self._attached = True
             return self
         except BaseException:
             lib.hr_end_attachment(self._ticket)
             raise
-
-    def _take(self) -> int:
-        handle = self.region._handle
-        return in_slices(
-            lambda slice_ns: lib.hr_attach(handle, self._ticket, slice_ns), self._timeout_ns
-        )
 
     def __enter__(self) -> Self:
         self._is_loose = False
@@ -194,15 +192,16 @@ class Slot:
             raise RuntimeError(_DETACHED)
         if type(device) is not int or type(nbytes) is not int:
             device, nbytes = integer("a device", device), integer("a number of bytes", nbytes)
+        error = new_error()
         try:
-            code = _charge(self.region._handle, device, _KINDS[kind], nbytes, self._slice_ns)
+            code = _charge(self.region._handle, device, _KINDS[kind], nbytes, self._slice_ns, error)
             if code == _TIMEOUT:
-                code = self._account_on(_charge, device, _KINDS[kind], nbytes)
+                code = self._account_on(_charge, device, _KINDS[kind], nbytes, error)
         except (KeyError, OverflowError):
             _check_account(device, nbytes, kind)
             raise
         if code:
-            self._fail_account(code, device, nbytes, kind)
+            self._fail_account(code, error, device, nbytes, kind)
         if self._is_loose:
             _kept[self] = None
             self._is_loose = False
@@ -218,28 +217,31 @@ class Slot:
             raise RuntimeError(_DETACHED)
         if type(device) is not int or type(nbytes) is not int:
             device, nbytes = integer("a device", device), integer("a number of bytes", nbytes)
+        error = new_error()
         try:
-            code = _release(self.region._handle, device, _KINDS[kind], nbytes, self._slice_ns)
+            code = _release(
+                self.region._handle, device, _KINDS[kind], nbytes, self._slice_ns, error
+            )
             if code == _TIMEOUT:
-                code = self._account_on(_release, device, _KINDS[kind], nbytes)
+                code = self._account_on(_release, device, _KINDS[kind], nbytes, error)
         except (KeyError, OverflowError):
             _check_account(device, nbytes, kind)
             raise
         if code:
-            self._fail_account(code, device, nbytes, kind)
+            self._fail_account(code, error, device, nbytes, kind)
 
-    def _account_on(self, account: Any, device: int, kind: int, nbytes: int) -> int:
-        last_detail(_TIMEOUT)
+    def _account_on(self, account: Any, device: int, kind: int, nbytes: int, error: Any) -> int:
         handle = self.region._handle
         return in_slices(
-            lambda slice_ns: account(handle, device, kind, nbytes, slice_ns),
+            lambda slice_ns: account(handle, device, kind, nbytes, slice_ns, error),
             self._timeout_ns - self._slice_ns,
         )
 
-    def _fail_account(self, code: int, device: int, nbytes: int, kind: str) -> NoReturn:
+    def _fail_account(
+        self, code: int, detail: Any, device: int, nbytes: int, kind: str
+    ) -> NoReturn:
         if code == lib.HR_EBUSY:
             raise RuntimeError(HOLDS_LOCK)
-        detail = last_detail(code)
         if code == lib.HR_EINVAL:
             _check_account(device, nbytes, kind)
             raise ValueError(
@@ -250,7 +252,7 @@ class Slot:
             raise _limit_exceeded(self.region.path, detail)
         if code == lib.HR_EDETACHED:
             raise RuntimeError(_DETACHED)
-        raise error_from_detail(code, self.region.path, detail)
+        raise region_error(code, self.region.path, detail)
 
     def detach(self) -> None:
         """Leave the region: what is still charged is given up. May be called again.
@@ -265,13 +267,13 @@ class Slot:
         """
         if not self._attached:
             return
-        handle = self.region._handle
-        code = in_slices(lambda slice_ns: lib.hr_detach(handle, slice_ns), self._timeout_ns)
+        handle, error = self.region._handle, new_error()
+        code = in_slices(lambda slice_ns: lib.hr_detach(handle, slice_ns, error), self._timeout_ns)
         if code in _ENDS_ATTACHMENT:
             self._attached = False
             _kept.pop(self, None)
         if code and code != lib.HR_EDETACHED:
-            self.region._fail_busy(code, HOLDS_LOCK)
+            self.region._fail_busy(code, error, HOLDS_LOCK)
         self._attached = False
         _kept.pop(self, None)
 

@@ -111,12 +111,12 @@ static bool reap(hr_region *region, const int32_t *pids, uint32_t count)
     uint64_t bytes = 0;
     if (reaped == NULL)
         return false;
-    int found = hr_reap(region, NULL, pids, count, 0, REAP_NS, reaped);
+    int found = hr_reap(region, NULL, pids, count, 0, REAP_NS, reaped, NULL);
     if (found == HR_ETIMEOUT) {
         /* One of the dead may hold the lock. */
         struct hr_recovery recovery = {0};
-        if (hr_recover_lock(region, NULL, 0, &recovery) == HR_OK)
-            found = hr_reap(region, NULL, pids, count, 0, REAP_NS, reaped);
+        if (hr_recover_lock(region, NULL, 0, &recovery, NULL) == HR_OK)
+            found = hr_reap(region, NULL, pids, count, 0, REAP_NS, reaped, NULL);
     }
     for (int at = 0; at < found; at++) {
         if (reaped[at].what == HR_REAP_REMOVED || reaped[at].what == HR_REAP_EMPTIED)
@@ -129,7 +129,8 @@ static bool reap(hr_region *region, const int32_t *pids, uint32_t count)
 void hr_reap_neighbours(hr_region *region, bool look_at_all)
 {
     int saved_errno = errno;
-    struct hr_snapshot *snapshot = hr_new_snapshot(region);
+    int code;
+    struct hr_snapshot *snapshot = hr_new_snapshot(region, &code);
     bool is_alone = snapshot == NULL || snapshot->proc_num <= 1;
     bool came_free = false;
     int32_t *pids = is_alone ? NULL : malloc(HR_SLOTS * sizeof *pids);
@@ -162,12 +163,12 @@ static bool may_look_at_all(void)
 /* ---- Charging ---------------------------------------------------------------------- */
 
 typedef int charge_function(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
-                            uint64_t timeout_ns);
+                            uint64_t timeout_ns, struct hr_error *error);
 
 static bool recover_lock(hr_region *region)
 {
     struct hr_recovery recovery = {0};
-    return hr_recover_lock(region, NULL, RECOVERY_NS, &recovery) == HR_OK;
+    return hr_recover_lock(region, NULL, RECOVERY_NS, &recovery, NULL) == HR_OK;
 }
 
 static CUresult result_of_state(void)
@@ -183,7 +184,7 @@ static int charge_slowly(charge_function *charge, hr_region *region, int row, en
         hr_reap_neighbours(region, may_look_at_all());
     else if (code != HR_ETIMEOUT || !recover_lock(region))
         return code;
-    return charge(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS);
+    return charge(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS, NULL);
 }
 
 static CUresult end_charge(int row, enum hr_kind kind, uint64_t bytes, int code)
@@ -211,7 +212,7 @@ static inline CUresult take(charge_function *charge, int row, enum hr_kind kind,
     hr_region *region = hr_session_region();
     if (__builtin_expect(state != HR_SESSION_ATTACHED || region == NULL, 0))
         return result_of_state();
-    int code = charge(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS);
+    int code = charge(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS, NULL);
     if (__builtin_expect(code != HR_OK, 0))
         code = charge_slowly(charge, region, row, kind, bytes, code);
     return end_charge(row, kind, bytes, code);
@@ -233,9 +234,9 @@ void hr_give_back_bytes(int row, enum hr_kind kind, uint64_t bytes)
     hr_region *region = row < 0 || bytes == 0 ? NULL : hr_session_region();
     if (region == NULL)
         return;
-    int code = hr_release(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS);
+    int code = hr_release(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS, NULL);
     if (code == HR_ETIMEOUT && recover_lock(region))
-        code = hr_release(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS);
+        code = hr_release(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS, NULL);
     if (code == HR_OK)
         count_bytes(row, kind, 0 - bytes);
     else if (code != HR_EDETACHED && code != HR_EFORKED)

@@ -51,7 +51,7 @@ hr_region *hr_nvml_region(void)
     pthread_mutex_lock(&opening);
     region = atomic_load_explicit(&opened, memory_order_acquire);
     /* A failure is no complaint of NVML's: the next question tries again. */
-    if (region == NULL && hr_open(path, HR_READ, HR_LAYOUTS, &region) >= 0)
+    if (region == NULL && hr_open(path, HR_READ, HR_LAYOUTS, 0, &region, NULL) >= 0)
         atomic_store_explicit(&opened, region, memory_order_release);
     pthread_mutex_unlock(&opening);
     return region;
@@ -59,7 +59,8 @@ hr_region *hr_nvml_region(void)
 
 int hr_nvml_row(hr_region *region, const char *uuid, unsigned index)
 {
-    struct hr_snapshot *snapshot = hr_new_snapshot(region);
+    int code;
+    struct hr_snapshot *snapshot = hr_new_snapshot(region, &code);
     if (snapshot == NULL)
         return -1;
     int row = -1;

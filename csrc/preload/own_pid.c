@@ -20,7 +20,7 @@ static void write_pid(hr_region *region)
 {
     struct hr_slot_edit edit = {.value = HR_SLOT_HOST_PID, .to = hr_own_nvml_pid()};
     /* Where it fails, figures are looked for by the slot's own pid, mostly the same. */
-    hr_edit_slot(region, getpid(), &edit, 1, 0, EDIT_NS);
+    hr_edit_slot(region, getpid(), &edit, 1, 0, EDIT_NS, NULL);
 }
 
 void hr_tell_host_pid(hr_region *region)
@@ -139,7 +139,8 @@ bool hr_learn_own_pid(int row, CUdevice device)
     hr_region *region = hr_session_region();
     if (hr_is_own_pid_known() || region == NULL || !hr_nvml_device(device, &handle))
         return false;
-    struct hr_snapshot *snapshot = hr_new_snapshot(region);
+    int code;
+    struct hr_snapshot *snapshot = hr_new_snapshot(region, &code);
     bool found = snapshot != NULL && hr_find_own_pid(region, snapshot, row, handle);
     free(snapshot);
     return found;

@@ -122,7 +122,7 @@ static bool make_limiter(hr_region *region, int row, uint32_t sm_count, uint32_t
     hr_limiter *limiter;
     if (atomic_load_explicit(&hr_rows[row].limiter, memory_order_relaxed) != NULL)
         return true;
-    if (hr_limiter_new(sm_count, threads, 0, region, (uint32_t)row, &limiter) != HR_OK)
+    if (hr_limiter_new(sm_count, threads, 0, region, (uint32_t)row, &limiter, NULL) != HR_OK)
         return false;
     atomic_store_explicit(&hr_rows[row].limiter, limiter, memory_order_release);
     return true;
@@ -240,7 +240,7 @@ static void step(hr_region *region, const struct hr_snapshot *snapshot, int row,
     read_figures(snapshot, row, &view);
     if (is_beside) {
         hr_limiter_tick(atomic_load_explicit(&here->limiter, memory_order_relaxed),
-                        (int32_t)view.all);
+                        (int32_t)view.all, NULL);
     } else {
         view.limit = allow(snapshot, row, view.limit, now_ns);
         look_at_crowd(region, snapshot, row, &view);
@@ -290,7 +290,8 @@ static uint32_t limited_rows(void)
 
 static void regulate(hr_region *region, uint32_t rows)
 {
-    struct hr_snapshot *snapshot = hr_new_snapshot(region);
+    int code;
+    struct hr_snapshot *snapshot = hr_new_snapshot(region, &code);
     uint64_t now_ns = hr_clock_ns(CLOCK_MONOTONIC);
     if (snapshot == NULL)
         return;

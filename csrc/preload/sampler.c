@@ -153,7 +153,7 @@ static void write_slot(hr_region *region, const struct hr_process *process, int 
             .value = HR_SLOT_MONITOR_USED, .device = (uint32_t)row, .to = now->monitor};
     /* What cannot be written now is tried again with the next figure. */
     if (count > 0)
-        hr_edit_slot(region, process->pid, edits, count, 0, EDIT_NS);
+        hr_edit_slot(region, process->pid, edits, count, 0, EDIT_NS, NULL);
 }
 
 static uint64_t window_us(const struct sampled_row *one)

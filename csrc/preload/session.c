@@ -89,19 +89,18 @@ static void publish(enum hr_session_state now)
     atomic_store_explicit(&state, now, memory_order_release);
 }
 
+/* Why attaching has failed; under the lock of the session's beginning. */
+static struct hr_error attach_error;
+
 /* libvgpu in this very process limits it already: two would count everything twice. */
 static bool is_limited_by_another(int code)
 {
-    struct hr_detail detail;
-    hr_last_detail(&detail);
-    return code == HR_EATTACHED && detail.reason == HR_REASON_FOREIGN_MAPPING;
+    return code == HR_EATTACHED && attach_error.reason == HR_REASON_FOREIGN_MAPPING;
 }
 
 static const char *attach_text(int code)
 {
-    struct hr_detail detail;
-    hr_last_detail(&detail);
-    if (code == HR_EATTACHED && detail.reason == HR_REASON_SAME_PID)
+    if (code == HR_EATTACHED && attach_error.reason == HR_REASON_SAME_PID)
         return "a live process of another pid namespace has this process's pid there";
     return hr_code_text(code);
 }
@@ -126,17 +125,18 @@ static void nap(void)
 
 static int open_region(const char *path)
 {
-    int code = hr_open(path, HR_WRITE, HR_LAYOUTS, &region);
+    int code = hr_open(path, HR_WRITE, HR_LAYOUTS, 0, &region, NULL);
     for (uint64_t waited = 0; code == HR_ENOTREADY && waited < READY_NS; waited += NAP_NS) {
         nap();
-        code = hr_open(path, HR_WRITE, HR_LAYOUTS, &region);
+        code = hr_open(path, HR_WRITE, HR_LAYOUTS, 0, &region, NULL);
     }
     return code < 0 ? code : HR_OK;
 }
 
 static bool read_uuids(void)
 {
-    struct hr_snapshot *snapshot = hr_new_snapshot(region);
+    int code;
+    struct hr_snapshot *snapshot = hr_new_snapshot(region, &code);
     if (snapshot == NULL)
         return false;
     names_devices = false;
@@ -153,7 +153,7 @@ static bool read_uuids(void)
 static void begin(void)
 {
     hr_guard_spaced_runs();
-    hr_free(inherited);
+    hr_free(&inherited);
     inherited = NULL;
     policy = read_policy();
     const char *path = getenv(HR_REGION_VARIABLE);
@@ -192,13 +192,13 @@ static void attach(void)
     /* A lock whose holder was killed is repaired as soon as that is proved; a live holder, which
      * a look at /proc finds, is waited for. */
     uint64_t patience_ns = FIRST_ATTACH_NS;
-    int code = hr_attach(region, NULL, patience_ns);
+    int code = hr_attach(region, NULL, patience_ns, &attach_error);
     while (code == HR_ETIMEOUT && patience_ns < ATTACH_NS) {
         struct hr_recovery recovery = {0};
         patience_ns *= 2;
         uint64_t watch_ns = patience_ns < ATTACH_NS ? 0 : ATTACH_NS;
-        hr_recover_lock(region, NULL, watch_ns, &recovery);
-        code = hr_attach(region, NULL, patience_ns);
+        hr_recover_lock(region, NULL, watch_ns, &recovery, NULL);
+        code = hr_attach(region, NULL, patience_ns, &attach_error);
     }
     if (code == HR_OK)
         publish(HR_SESSION_ATTACHED);
@@ -247,7 +247,7 @@ __attribute__((destructor)) static void leave(void)
         return;
     publish(HR_SESSION_FREE);
     atomic_store_explicit(&hr_holds, 0, memory_order_relaxed);
-    hr_detach(region, patience_ns);
+    hr_detach(region, patience_ns, NULL);
 }
 
 /* ---- Rows -------------------------------------------------------------------------- */

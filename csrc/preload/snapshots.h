@@ -6,9 +6,9 @@
 
 #include "../region.h"
 
-/* The caller frees it.  NULL: the region cannot be read, or there is no memory; hr_last_detail()
- * tells which. */
-struct hr_snapshot *hr_new_snapshot(hr_region *region);
+/* The caller frees it.  NULL: the region cannot be read, or there is no memory, as
+ * `code` says. */
+struct hr_snapshot *hr_new_snapshot(hr_region *region, int *code);
 
 /* How many processes of the region use a row's device, this one included. */
 static inline uint32_t hr_count_users(const struct hr_snapshot *snapshot, int row)

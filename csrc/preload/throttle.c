@@ -63,18 +63,18 @@ static int see(hr_region *region, struct sight *sight)
     struct hr_info info;
     if (policy == unread)
         policy = read_policy();
-    int code = hr_read_value(region, HR_VALUE_UTILIZATION_SWITCH, 0, &on);
+    int code = hr_get(region, HR_VALUE_UTILIZATION_SWITCH, 0, &on, NULL);
     if (code == HR_OK)
-        code = hr_read_value(region, HR_VALUE_RECENT_KERNEL, 0, &recent);
+        code = hr_get(region, HR_VALUE_RECENT_KERNEL, 0, &recent, NULL);
     for (uint32_t row = 0; row < HR_DEVICES && code == HR_OK; row++)
-        code = hr_read_value(region, HR_VALUE_SM_LIMIT, row, &sight->sm_limits[row]);
+        code = hr_get(region, HR_VALUE_SM_LIMIT, row, &sight->sm_limits[row], NULL);
     if (code != HR_OK)
         return code;
     hr_get_info(region, &info);
     sight->is_on = policy == POLICY_FORCE || (policy == POLICY_REGION && on != 0);
     sight->is_stopped = (int64_t)recent < 0;
     sight->stops_all = info.layout < HR_V1_1_POSTINIT;
-    int burst = hr_read_burst(region);
+    int burst = hr_read_burst(region, NULL);
     sight->is_burst = burst > 0;
     if (burst < 0)
         return burst;
@@ -266,7 +266,7 @@ static bool try_to_launch(struct hr_row *row, struct hr_graph_size size, unsigne
         return *has_paid;
     case HR_ROW_BESIDE:
         return hr_limiter_acquire(atomic_load_explicit(&row->limiter, memory_order_acquire),
-                                  (int64_t)size.blocks, 0) == HR_OK;
+                                  (int64_t)size.blocks, 0, NULL) == HR_OK;
     case HR_ROW_NEW:
         hr_start_regulator();
         if (naps < NAPS_THAT_GROW)

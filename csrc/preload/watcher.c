@@ -72,20 +72,14 @@ static void note_status(const struct hr_snapshot *snapshot)
 
 /* ---- Rounds ------------------------------------------------------------------------------ */
 
-/* By a table that is damaged nobody can resume a process, or hold its launches for a while only. */
-static void lose_what_is_damaged(void)
-{
-    struct hr_detail detail;
-    hr_last_detail(&detail);
-    if (detail.code == HR_ECORRUPT)
-        hr_lose_session(detail.code);
-}
-
+/* A damaged table would let nobody resume a process, and hold its launches for ever. */
 static void look_around(hr_region *region, unsigned round)
 {
-    struct hr_snapshot *snapshot = hr_new_snapshot(region);
+    int code;
+    struct hr_snapshot *snapshot = hr_new_snapshot(region, &code);
     if (snapshot == NULL) {
-        lose_what_is_damaged();
+        if (code == HR_ECORRUPT)
+            hr_lose_session(code);
         return;
     }
     note_status(snapshot);
@@ -108,7 +102,8 @@ static bool is_hurried(hr_region *region, bool has_more)
 {
     bool is_suspended = (hr_current_holds() & HR_HOLD_SUSPENDED) != 0;
     if (is_suspended) {
-        struct hr_snapshot *snapshot = hr_new_snapshot(region);
+        int code;
+        struct hr_snapshot *snapshot = hr_new_snapshot(region, &code);
         if (snapshot != NULL)
             note_status(snapshot);
         free(snapshot);

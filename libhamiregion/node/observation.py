@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import attrs
 
 from libhamiregion._core import lib
+from libhamiregion.errors import RegionError
 from libhamiregion.text import printable
 
 from .bounded_call import BoundedCall
@@ -42,7 +43,6 @@ SHARED_AGE_S = 1.0
 # Taking an observation waits for the driver for some seconds, and for the file systems of roots.
 _OBSERVER_TIMEOUT_S = 30.0
 _DRIVER_TIMEOUT_S = 5.0
-_PROC_NUM = lib.HR_VALUE_PROC_NUM
 _CGROUP_LIMIT = 60
 #: Where the snapshots of a read are too large, regions with more pairs of process and device than
 #: this have none of their processes read.
@@ -370,8 +370,10 @@ class Observer:
 def slots_in_use(container: Container) -> int:
     """How many slots a region has in use now; 0 where that cannot be read."""
     region = container.region
-    found = lib.HR_NO_VALUE if region is None else lib.hr_get(region._handle, _PROC_NUM, 0)
-    return 0 if found == lib.HR_NO_VALUE else int(found)
+    try:
+        return 0 if region is None else region._live(lib.HR_VALUE_PROC_NUM)
+    except RegionError:
+        return 0
 
 
 def _gaps_of_slots(snapshot: NodeSnapshot) -> Iterator[Gap]:

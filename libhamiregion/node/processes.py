@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 import attrs
 
 from libhamiregion._core import ffi, lib
-from libhamiregion.errors import RegionClosed, RegionStale, region_error
+from libhamiregion.errors import RegionClosed, RegionStale, new_error, region_error
 from libhamiregion.slot import attached_slots
 
 from . import procfs
@@ -323,9 +323,10 @@ class ProcessTable:
             RegionClosed: After `Region.close`.
         """
         found = ffi.new("struct hr_file_id *")
-        code = lib.hr_get_file_id(region._handle, found)
+        error = new_error()
+        code = lib.hr_get_file_id(region._handle, found, error)
         if code != lib.HR_OK:
-            raise region_error(code, region.path)
+            raise region_error(code, region.path, error)
         return os.makedev(found.major_number, found.minor_number), found.inode
 
     def mappings(self, identity: FileIdentity) -> tuple[tuple[HostProcess, Mapping], ...]:

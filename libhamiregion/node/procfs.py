@@ -181,7 +181,15 @@ def read_maps(
     paths = _uncleared("char[]", _PATHS_LIMIT)
     has_libvgpu = ffi.new("uint32_t *")
     count = lib.hr_read_mapped_files(
-        directory, pid, start_time_ticks, rows, len(rows), paths, len(paths), has_libvgpu
+        directory,
+        pid,
+        start_time_ticks,
+        rows,
+        len(rows),
+        paths,
+        len(paths),
+        has_libvgpu,
+        ffi.NULL,
     )
     if count < 0:
         raise {lib.HR_ENOTFOUND: Gone, lib.HR_EACCESS: AccessDenied}.get(count, TooMuch)

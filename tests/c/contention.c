@@ -15,6 +15,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include "call_error.h"
 #include "check.h"
 #include "region.h"
 #include "lock_throughput.h"
@@ -99,7 +100,7 @@ static void charge(struct worker *worker)
     uint32_t kind = next_random(&worker->random) % KINDS;
     uint64_t bytes = 1 + next_random(&worker->random) % (8 * MIB);
     if (enter_attached(worker)) {
-        int code = hr_charge(worker->member->region, device, kind, bytes, PATIENCE);
+        int code = hr_charge(worker->member->region, device, kind, bytes, PATIENCE, &call_error);
         if (code == HR_OK)
             worker->held[device][kind] += bytes;
         else if (code == HR_EMEMORYLIMIT)
@@ -116,7 +117,7 @@ static void release(struct worker *worker, uint32_t device, uint32_t kind, bool 
         uint64_t bytes = worker->held[device][kind];
         if (!all)
             bytes = 1 + next_random(&worker->random) % bytes;
-        CHECK_EQ(hr_release(worker->member->region, device, kind, bytes, PATIENCE), HR_OK);
+        CHECK_EQ(hr_release(worker->member->region, device, kind, bytes, PATIENCE, &call_error), HR_OK);
         worker->held[device][kind] -= bytes;
     }
     pthread_rwlock_unlock(&worker->member->leaving);
@@ -126,11 +127,11 @@ static void come_or_leave(struct member *member, bool stay)
 {
     pthread_rwlock_wrlock(&member->leaving);
     if (!member->attached) {
-        CHECK_EQ(hr_attach(member->region, NULL, PATIENCE), HR_OK);
+        CHECK_EQ(hr_attach(member->region, NULL, PATIENCE, &call_error), HR_OK);
         member->attachments++;
         member->attached = true;
     } else if (!stay) {
-        CHECK_EQ(hr_detach(member->region, PATIENCE), HR_OK);
+        CHECK_EQ(hr_detach(member->region, PATIENCE, &call_error), HR_OK);
         member->attached = false;
     }
     pthread_rwlock_unlock(&member->leaving);
@@ -138,7 +139,7 @@ static void come_or_leave(struct member *member, bool stay)
 
 static void lock_and_unlock(const struct worker *worker)
 {
-    int code = hr_lock(worker->member->region, NULL, PATIENCE);
+    int code = hr_lock(worker->member->region, NULL, PATIENCE, &call_error);
     CHECK_EQ(code, HR_OK);
     if (code != HR_OK)
         return;
@@ -147,7 +148,7 @@ static void lock_and_unlock(const struct worker *worker)
     shared->turns++;
     shared->inside = 0;
     atomic_fetch_add(&shared->locked, 1);
-    CHECK_EQ(hr_unlock(worker->member->region), HR_OK);
+    CHECK_EQ(hr_unlock(worker->member->region, &call_error), HR_OK);
 }
 
 /* One number in all of somebody's figures that are written under the lock. */
@@ -163,7 +164,7 @@ static void write_utilization(struct worker *worker)
     };
     int32_t pid = atomic_load(&shared->pids[next_random(&worker->random) % PROCESSES]);
     uint32_t count = worker->member->has_util ? 5 : 2;
-    int code = hr_edit_slot(worker->member->region, pid, edits, count, 0, PATIENCE);
+    int code = hr_edit_slot(worker->member->region, pid, edits, count, 0, PATIENCE, &call_error);
     CHECK(code == HR_OK || code == HR_ENOPROCESS);
 }
 
@@ -221,7 +222,7 @@ enum { BUFFER_BYTES = 64 * 1024 };
 static void look(const struct worker *worker)
 {
     struct hr_snapshot *snapshot = (void *)worker->buffer;
-    int code = hr_snapshot(worker->member->region, snapshot, BUFFER_BYTES);
+    int code = hr_snapshot(worker->member->region, snapshot, BUFFER_BYTES, &call_error);
     CHECK_EQ(code, HR_OK);
     atomic_fetch_add(&shared->snapshots, 1);
     if (code != HR_OK || !snapshot->settled)
@@ -242,7 +243,7 @@ static void mend_nothing(struct worker *worker)
         CHECK(code == 0 || code == HR_ENOTRECOVERABLE);
         return;
     }
-    int count = hr_reap(worker->member->region, NULL, NULL, 0, 0, PATIENCE, reaped);
+    int count = hr_reap(worker->member->region, NULL, NULL, 0, 0, PATIENCE, reaped, &call_error);
     CHECK(count >= 0);
     int mended = 0;
     for (int i = 0; i < count; i++) {
@@ -316,7 +317,7 @@ static void be_member(const struct region_file *file, uint32_t number)
     pthread_rwlockattr_init(&attributes);
     pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
     pthread_rwlock_init(&member.leaving, &attributes);
-    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &member.region) == (int)file->layout->id);
+    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &member.region, &call_error) == (int)file->layout->id);
     atomic_store(&shared->pids[number], getpid());
     come_together(PROCESSES);
 
@@ -333,8 +334,8 @@ static void be_member(const struct region_file *file, uint32_t number)
     come_or_leave(&member, true);
     come_together(2 * PROCESSES);
     wait_for_phase(LEAVE);
-    CHECK_EQ(hr_detach(member.region, PATIENCE), HR_OK);
-    hr_free(member.region);
+    CHECK_EQ(hr_detach(member.region, PATIENCE, &call_error), HR_OK);
+    hr_free(&member.region);
     pthread_rwlock_destroy(&member.leaving);
 }
 
@@ -370,8 +371,8 @@ static void check_all_released(const struct region_file *file)
     static _Alignas(8) unsigned char buffer[BUFFER_BYTES];
     struct hr_snapshot *snapshot = (void *)buffer;
     hr_region *region;
-    NEED(hr_open(file->path, HR_READ, HR_LAYOUTS, &region) == (int)file->layout->id);
-    CHECK_EQ(hr_snapshot(region, snapshot, sizeof buffer), HR_OK);
+    NEED(hr_open(file->path, HR_READ, HR_LAYOUTS, 0, &region, &call_error) == (int)file->layout->id);
+    CHECK_EQ(hr_snapshot(region, snapshot, sizeof buffer, &call_error), HR_OK);
     CHECK(snapshot->settled);
     CHECK_EQ(snapshot->proc_num, PROCESSES);
     for (uint32_t device = 0; device < DEVICES; device++) {
@@ -381,7 +382,7 @@ static void check_all_released(const struct region_file *file)
         CHECK_EQ(sums->module, 0);
         CHECK_EQ(sums->data, 0);
     }
-    hr_free(region);
+    hr_free(&region);
 }
 
 /* Nobody is: what was left, emptied in place, goes with its processes. */
@@ -389,16 +390,16 @@ static void check_all_gone(const struct region_file *file)
 {
     static struct hr_reap reaped[HR_SLOTS];
     hr_region *region;
-    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &region) == (int)file->layout->id);
+    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) == (int)file->layout->id);
     for (uint32_t device = 0; device < DEVICES; device++)
-        CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_USED, device), 0);
-    int count = hr_reap(region, NULL, NULL, 0, 0, PATIENCE, reaped);
+        CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, device), 0);
+    int count = hr_reap(region, NULL, NULL, 0, 0, PATIENCE, reaped, &call_error);
     CHECK(count >= 0 && count <= PROCESSES);
     for (int i = 0; i < count; i++)
         CHECK_EQ(reaped[i].bytes, 0);
     if (is_first_pid_namespace())
-        CHECK_EQ(hr_get(region, HR_VALUE_PROC_NUM, 0), 0);
-    hr_free(region);
+        CHECK_EQ(live_value(region, HR_VALUE_PROC_NUM, 0), 0);
+    hr_free(&region);
     check_lock(file);
 }
 

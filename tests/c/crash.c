@@ -8,6 +8,7 @@
  * survivors hold.
  */
 #define _GNU_SOURCE
+#include "call_error.h"
 #include "crash.h"
 
 #include <getopt.h>
@@ -144,7 +145,7 @@ static bool free_the_lock(struct scene *scene, enum agent agent, const struct de
     if (agent == LIBVGPU)
         libvgpu_takes_lock_away(scene);
     if (agent == GOES_ON)
-        code = hr_lock(scene->doctor, NULL, ONE_SECOND / 200);
+        code = hr_lock(scene->doctor, NULL, ONE_SECOND / 200, &call_error);
     while (code == HR_ETIMEOUT) {
         int recovered = recover_lock(scene->doctor, NULL, 4 * scene->ownerless_ns);
         if (recovered < 0 && recovered != HR_ENOTRECOVERABLE)
@@ -152,7 +153,7 @@ static bool free_the_lock(struct scene *scene, enum agent agent, const struct de
         if (recovered > 0 && point != AT_RANDOM && leaves_lock_free(point, scene))
             return scene_fail(scene, "recovery broke a lock that no dead process held (%d)",
                               recovered);
-        code = hr_lock(scene->doctor, NULL, ONE_SECOND / 50);
+        code = hr_lock(scene->doctor, NULL, ONE_SECOND / 50, &call_error);
         if (now_ns() - death->at_ns > bound && code == HR_ETIMEOUT)
             return scene_fail(scene, "the lock is not free after %.1f s, hr_recover_lock(): %d",
                               (double)(now_ns() - death->at_ns) / 1e9, recovered);
@@ -160,7 +161,7 @@ static bool free_the_lock(struct scene *scene, enum agent agent, const struct de
     *took_ns = now_ns() - death->at_ns;
     if (code != HR_OK)
         return scene_fail(scene, "hr_lock() returned %d", code);
-    code = hr_unlock(scene->doctor);
+    code = hr_unlock(scene->doctor, &call_error);
     return code == HR_OK || scene_fail(scene, "hr_unlock() returned %d", code);
 }
 
@@ -178,7 +179,7 @@ static bool repair(struct scene *scene, enum agent agent, int point)
     /* A process that did not get the processor while a repair looked is not seen at work. */
     bool is_left = true;
     for (int tries = 0; is_left && tries < 10; tries++) {
-        int code = hr_repair_slots(scene->doctor, NULL, 0, ONE_SECOND, found);
+        int code = hr_repair_slots(scene->doctor, NULL, 0, ONE_SECOND, found, &call_error);
         if (code < 0)
             return scene_fail(scene, "hr_repair_slots() returned %d", code);
         is_left = false;

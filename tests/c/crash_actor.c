@@ -1,4 +1,5 @@
 #define _GNU_SOURCE
+#include "call_error.h"
 #include "crash_actor.h"
 
 #include <signal.h>
@@ -35,9 +36,9 @@ void actor_become(struct actor *actor, struct scene *scene, struct ledger *ledge
     *actor = (struct actor){.ledger = ledger, .scene = scene, .timeout_ns = timeout_ns};
     actor->random = scene->random ^ ((uint64_t)getpid() << 32);
     /* The doctor's handle and mapping came along with fork(); this process wants its own. */
-    hr_free(scene->doctor);
+    hr_free(&scene->doctor);
     scene->doctor = NULL;
-    int code = hr_open(scene->file.path, HR_WRITE, scene->layout->id, &actor->region);
+    int code = hr_open(scene->file.path, HR_WRITE, scene->layout->id, 0, &actor->region, &call_error);
     if (code < 0)
         trouble(actor, code, __LINE__);
 }
@@ -55,7 +56,7 @@ static void end(struct actor *actor)
 void actor_attach(struct actor *actor)
 {
     begin(actor, ATTACHING);
-    int code = hr_attach(actor->region, NULL, actor->timeout_ns);
+    int code = hr_attach(actor->region, NULL, actor->timeout_ns, &call_error);
     if (code == HR_OK)
         atomic_store(&actor->ledger->attached, 1);
     EXPECT(code, HR_OK);
@@ -65,7 +66,7 @@ void actor_attach(struct actor *actor)
 void actor_detach(struct actor *actor)
 {
     begin(actor, DETACHING);
-    int code = hr_detach(actor->region, actor->timeout_ns);
+    int code = hr_detach(actor->region, actor->timeout_ns, &call_error);
     if (code != HR_ETIMEOUT) {
         atomic_store(&actor->ledger->attached, 0);
         for (uint32_t device = 0; device < DEVICES; device++) {
@@ -89,8 +90,8 @@ void actor_account(struct actor *actor)
     atomic_store(&ledger->kind, kind);
     atomic_store(&ledger->bytes, bytes);
     begin(actor, charges ? CHARGING : RELEASING);
-    int code = charges ? hr_charge(actor->region, device, kind, bytes, actor->timeout_ns)
-                       : hr_release(actor->region, device, kind, bytes, actor->timeout_ns);
+    int code = charges ? hr_charge(actor->region, device, kind, bytes, actor->timeout_ns, &call_error)
+                       : hr_release(actor->region, device, kind, bytes, actor->timeout_ns, &call_error);
     if (code == HR_OK) {
         atomic_store(&ledger->held[device][kind], charges ? held + bytes : held - bytes);
         atomic_fetch_add(&ledger->done, 1);
@@ -103,10 +104,10 @@ void actor_account(struct actor *actor)
 void actor_lock_and_unlock(struct actor *actor)
 {
     begin(actor, OTHERWISE);
-    int code = hr_lock(actor->region, NULL, actor->timeout_ns);
+    int code = hr_lock(actor->region, NULL, actor->timeout_ns, &call_error);
     EXPECT(code, HR_OK);
     if (code == HR_OK) {
-        code = hr_unlock(actor->region);
+        code = hr_unlock(actor->region, &call_error);
         if (code != HR_OK)
             trouble(actor, code, __LINE__);
     }
@@ -125,7 +126,7 @@ void actor_edit(struct actor *actor)
     uint32_t count = actor->scene->layout->slot_util == HR_ABSENT ? 2 : 4;
     int32_t pid = atomic_load(&other->pid);
     begin(actor, OTHERWISE);
-    int code = hr_edit_slot(actor->region, pid, edits, count, 0, actor->timeout_ns);
+    int code = hr_edit_slot(actor->region, pid, edits, count, 0, actor->timeout_ns, &call_error);
     EXPECT(code, HR_ENOPROCESS);
     end(actor);
 }
@@ -134,7 +135,7 @@ void actor_look(struct actor *actor)
 {
     static _Alignas(8) unsigned char buffer[256 * 1024];
     struct hr_snapshot *snapshot = (void *)buffer;
-    int code = hr_snapshot(actor->region, snapshot, sizeof buffer);
+    int code = hr_snapshot(actor->region, snapshot, sizeof buffer, &call_error);
     EXPECT(code, HR_OK);
     if (code != HR_OK || !snapshot->settled || !atomic_load(&actor->ledger->attached) ||
         atomic_load(&actor->ledger->is_orphan))
@@ -167,7 +168,7 @@ void actor_reap(struct actor *actor)
     atomic_store(&actor->ledger->has_reaped, 1);
     begin(actor, REAPING);
     int code = hr_reap(actor->region, NULL, pid == 0 ? NULL : &pid, pid != 0, 0, actor->timeout_ns,
-                       reaped);
+                       reaped, &call_error);
     EXPECT(code, HR_ENOPROCESS);
     end(actor);
 }
@@ -184,7 +185,7 @@ void actor_repair(struct actor *actor)
 {
     static struct hr_slot_repair found[HR_SLOTS];
     begin(actor, OTHERWISE);
-    int code = hr_repair_slots(actor->region, NULL, 0, actor->timeout_ns, found);
+    int code = hr_repair_slots(actor->region, NULL, 0, actor->timeout_ns, found, &call_error);
     EXPECT(code, HR_OK);
     end(actor);
 }

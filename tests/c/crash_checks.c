@@ -1,4 +1,5 @@
 /* What must hold after a death: of the lock, of the slots, of the sums. */
+#include "call_error.h"
 #include "crash.h"
 
 #include "check.h"
@@ -247,7 +248,7 @@ static bool check_snapshot(struct scene *scene)
 {
     static _Alignas(8) unsigned char buffer[256 * 1024];
     struct hr_snapshot *snapshot = (void *)buffer;
-    int code = hr_snapshot(scene->doctor, snapshot, sizeof buffer);
+    int code = hr_snapshot(scene->doctor, snapshot, sizeof buffer, &call_error);
     if (code != HR_OK || !snapshot->settled)
         return scene_fail(scene, "the snapshot: %d, settled %u", code, snapshot->settled);
     for (uint32_t device = 0; device < DEVICES; device++) {
@@ -258,7 +259,7 @@ static bool check_snapshot(struct scene *scene)
                 sum += held_on(ledger, device);
         }
         uint64_t shown = hr_snapshot_device(snapshot, device)->sums.total;
-        if (shown != sum || hr_get(scene->doctor, HR_VALUE_MEMORY_USED, device) != sum)
+        if (shown != sum || live_value(scene->doctor, HR_VALUE_MEMORY_USED, device) != sum)
             return scene_fail(scene, "device %u: %llu bytes counted, the survivors hold %llu",
                               device, (unsigned long long)shown, (unsigned long long)sum);
     }
@@ -268,7 +269,7 @@ static bool check_snapshot(struct scene *scene)
 bool check_reaped(struct scene *scene)
 {
     static struct hr_reap reaped[HR_SLOTS];
-    int count = hr_reap(scene->doctor, NULL, NULL, 0, 0, ONE_SECOND, reaped);
+    int count = hr_reap(scene->doctor, NULL, NULL, 0, 0, ONE_SECOND, reaped, &call_error);
     if (count < 0)
         return scene_fail(scene, "hr_reap() returned %d", count);
     return check_what_was_reaped(scene, reaped, count) && check_nobody_else(scene) &&

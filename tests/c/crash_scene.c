@@ -1,5 +1,6 @@
 /* The scene of the crash test, and what is put on it before and after a death. */
 #define _GNU_SOURCE
+#include "call_error.h"
 #include "crash.h"
 
 #include <errno.h>
@@ -65,7 +66,7 @@ void scene_start(struct scene *scene, uint32_t layout, bool crowded)
     scene->failure[0] = '\0';
     memset(scene->shared, 0, sizeof *scene->shared);
     atomic_store(&scene->shared->count, LIVE);
-    NEED(hr_open(scene->file.path, HR_WRITE, HR_LAYOUTS, &scene->doctor) == (int)layout);
+    NEED(hr_open(scene->file.path, HR_WRITE, HR_LAYOUTS, 0, &scene->doctor, &call_error) == (int)layout);
     for (uint32_t i = 0; crowded && i < SURVIVORS; i++)
         start_live(scene, i);
 }
@@ -96,7 +97,7 @@ void scene_stop(struct scene *scene)
     stop_working(scene);
     for (uint32_t i = 0; i < LIVE; i++)
         stop_live(scene, i);
-    hr_free(scene->doctor);
+    hr_free(&scene->doctor);
     scene->doctor = NULL;
     region_file_remove(&scene->file);
 }

@@ -45,7 +45,7 @@ static void live(struct actor *actor)
     }
     while (atomic_load(&ledger->attached))
         actor_detach(actor);
-    hr_free(actor->region);
+    hr_free(&actor->region);
 }
 
 /* Attached, with something charged in its time, and as it was told. */

@@ -1,3 +1,4 @@
+#include "call_error.h"
 #include "fuzz_edits.h"
 
 #include "fuzz_changes.h"
@@ -50,7 +51,7 @@ static void require_allowed(const struct hr_edit *edit, uint32_t call_flags)
 static void edit(struct hr_edit *edits, uint32_t count, uint32_t room, uint32_t flags)
 {
     changes_begin();
-    const int code = hr_edit(run.region, edits, count, room, flags);
+    const int code = hr_edit(run.region, edits, count, room, flags, &call_error);
     if (code < 0)
         REQUIRE_ONE_OF(code, HR_ECONFLICT, HR_EBELOWUSE, HR_EUNWATCHED, HR_ENODEVICE, HR_ENOSPACE,
                        HR_EREADONLY, HR_EINVAL, HR_ESTALE, HR_ECORRUPT);

@@ -1,4 +1,5 @@
 #define _GNU_SOURCE
+#include "call_error.h"
 #include "fuzz_files.h"
 
 #include <fcntl.h>
@@ -44,7 +45,7 @@ static void make_file(struct file *file, uint32_t id)
     spec.limit[1] = 0x100000000;
     strcpy(spec.uuids[0], "GPU-00000000-aaaa-bbbb-cccc-000000000001");
     strcpy(spec.uuids[1], "MIG-1");
-    REQUIRE(hr_create(file->path, &spec) == HR_OK);
+    REQUIRE(hr_create(file->path, &spec, &call_error) == HR_OK);
     file->fd = open(file->path, O_RDWR | O_CLOEXEC);
     REQUIRE(file->fd >= 0);
     file->whole = file->size = layout->size + 1;

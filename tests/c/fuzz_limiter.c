@@ -1,3 +1,4 @@
+#include "call_error.h"
 #include "fuzz_limiter.h"
 
 #include "region.h"
@@ -23,7 +24,7 @@ static void make_limiter(struct input *input)
     const uint32_t limit = take8(input), device = take8(input) % (HR_DEVICES + 1);
     made.has_region = take8(input) % 2 != 0 && run.region != NULL;
     const int code = hr_limiter_new(multiprocessors, threads, limit,
-                                    made.has_region ? run.region : NULL, device, &made.limiter);
+                                    made.has_region ? run.region : NULL, device, &made.limiter, &call_error);
     REQUIRE((code == HR_OK) == (made.limiter != NULL));
     if (code != HR_OK) {
         REQUIRE_ONE_OF(code, HR_EINVAL, HR_ESTALE, HR_ECORRUPT);
@@ -36,7 +37,7 @@ static void make_limiter(struct input *input)
 static void acquire(int64_t blocks, int64_t timeout_ns)
 {
     const int64_t tokens = hr_limiter_tokens(made.limiter);
-    const int code = hr_limiter_acquire(made.limiter, blocks, timeout_ns);
+    const int code = hr_limiter_acquire(made.limiter, blocks, timeout_ns, &call_error);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_EINVAL, HR_ETIMEOUT);
     REQUIRE((code == HR_EINVAL) == (blocks < 0));
@@ -50,7 +51,7 @@ static void tick(int32_t utilisation)
 {
     const int64_t share = hr_limiter_share(made.limiter);
     const int64_t tokens = hr_limiter_tokens(made.limiter);
-    const int code = hr_limiter_tick(made.limiter, utilisation);
+    const int code = hr_limiter_tick(made.limiter, utilisation, &call_error);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_ESTALE, HR_ECORRUPT, HR_ECLOSED);
     REQUIRE(code == HR_OK || made.has_region);

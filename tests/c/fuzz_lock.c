@@ -1,13 +1,14 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 
+#include "call_error.h"
 #include "byte_lock.h"
 #include "fuzz_writers.h"
 
 static void lock(uint64_t timeout_ns, bool by_ticket)
 {
     begin_call();
-    const int code = hr_lock(run.region, by_ticket ? &writers.lock_ticket : NULL, timeout_ns);
+    const int code = hr_lock(run.region, by_ticket ? &writers.lock_ticket : NULL, timeout_ns, &call_error);
     if (code == HR_OK)
         writers.has_ticket_lock = by_ticket;
     if (code != HR_OK)
@@ -41,7 +42,7 @@ static void unlock(uint32_t way)
         else if (had_lock)
             code = HR_OK;
     } else {
-        code = way == UNLOCK_OWN ? hr_unlock_own(run.region) : hr_unlock(run.region);
+        code = way == UNLOCK_OWN ? hr_unlock_own(run.region, &call_error) : hr_unlock(run.region, &call_error);
         if (code != HR_OK)
             REQUIRE_ONE_OF(code, HR_EBUSY, HR_ELOST, HR_ESTALE);
         REQUIRE((code == HR_EBUSY) == !writers.has_lock);
@@ -59,7 +60,7 @@ static void lock_state(void)
 {
     struct hr_lock_state found;
     begin_call();
-    const int code = hr_get_lock_state(run.region, system_proc(), &found);
+    const int code = hr_get_lock_state(run.region, system_proc(), &found, &call_error);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_ESTALE, HR_ESYSTEM, HR_ECORRUPT);
     if (!changes_require_none() || code != HR_OK)
@@ -124,7 +125,7 @@ static void recover(uint64_t watch_ns)
     int code;
     /* Each signal comes once. */
     do {
-        code = hr_recover_lock(run.region, system_proc(), watch_ns, &recovery);
+        code = hr_recover_lock(run.region, system_proc(), watch_ns, &recovery, &call_error);
     } while (code == HR_EINTERRUPTED);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_ENOTRECOVERABLE, LOCK_CODES);

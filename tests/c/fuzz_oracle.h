@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "call_error.h"
 #include "region.h"
 
 #define REQUIRE(condition)                                                                         \
@@ -77,7 +78,7 @@ void oracle_require_same(const struct hr_snapshot *snapshot, const struct view *
 /* What holds even where nothing can be compared. */
 void oracle_require_sane(const struct hr_snapshot *snapshot, size_t bytes);
 
-/* HR_OK and the value, or the code that hr_get() has to leave. */
+/* HR_OK and the value, or the code that live_value() has to leave. */
 int oracle_value(const struct view *view, uint32_t value, uint32_t device, uint64_t *out);
 
 #endif

@@ -6,6 +6,7 @@
  */
 #include <sanitizer/asan_interface.h>
 
+#include "call_error.h"
 #include "fuzz_run.h"
 #include "fuzz_edits.h"
 #include "fuzz_limiter.h"
@@ -115,19 +116,19 @@ static void require_open_code(int code)
 
 static int identify(const char *path, uint32_t layout)
 {
-    const int code = hr_identify(path, layout);
+    const int code = hr_identify(path, layout, &call_error);
     require_open_code(code);
     REQUIRE((code == HR_EINVAL) == (layout > HR_LAYOUTS));
     if (code >= 0 && layout < HR_LAYOUTS)
         REQUIRE(code == (int)layout);
     if (code >= 0)
-        REQUIRE(hr_identify(path, (uint32_t)code) == code);
+        REQUIRE(hr_identify(path, (uint32_t)code, &call_error) == code);
     if (code == HR_EAMBIGUOUS) {
-        struct hr_detail detail;
-        hr_last_detail(&detail);
+        struct hr_error detail;
+        detail = call_error;
         REQUIRE(__builtin_popcount(detail.candidates) > 1);
         for (uint32_t id = 0; id < HR_LAYOUTS; id++)
-            REQUIRE((detail.candidates & 1u << id) == 0 || hr_identify(path, id) == (int)id);
+            REQUIRE((detail.candidates & 1u << id) == 0 || hr_identify(path, id, &call_error) == (int)id);
     }
     return code;
 }
@@ -138,9 +139,9 @@ static void close_region(void)
         return;
     writers_close();
     limiter_end();
-    REQUIRE(hr_snapshot(run.region, buffer, HR_SNAPSHOT_MAX_BYTES) == HR_ECLOSED);
-    REQUIRE(hr_is_stale(run.region) == HR_ECLOSED);
-    hr_free(run.region);
+    REQUIRE(hr_snapshot(run.region, buffer, HR_SNAPSHOT_MAX_BYTES, &call_error) == HR_ECLOSED);
+    REQUIRE(hr_is_stale(run.region, &call_error) == HR_ECLOSED);
+    hr_free(&run.region);
     writers_free();
     run.region = NULL;
 }
@@ -149,7 +150,7 @@ static void open_region(uint32_t flags, uint32_t layout)
 {
     close_region();
     const int identified = identify(run.file->path, layout);
-    const int code = hr_open(run.file->path, flags, layout, &run.region);
+    const int code = hr_open(run.file->path, flags, layout, 0, &run.region, &call_error);
     require_open_code(code);
     REQUIRE((code >= 0) == (run.region != NULL));
     if (flags > HR_KEEP) {
@@ -189,7 +190,7 @@ static void snapshot(size_t bytes)
         bytes = HR_SNAPSHOT_MAX_BYTES;
     const char *end = (const char *)buffer + bytes;
     ASAN_POISON_MEMORY_REGION(end, HR_SNAPSHOT_MAX_BYTES - bytes);
-    const int code = hr_snapshot(run.region, buffer, bytes);
+    const int code = hr_snapshot(run.region, buffer, bytes, &call_error);
     ASAN_UNPOISON_MEMORY_REGION(end, HR_SNAPSHOT_MAX_BYTES - bytes);
     const struct hr_snapshot *head = (const struct hr_snapshot *)(const void *)buffer;
     if (code != HR_OK)
@@ -197,8 +198,8 @@ static void snapshot(size_t bytes)
     else
         oracle_require_sane(head, bytes);
 
-    struct hr_detail detail;
-    hr_last_detail(&detail);
+    struct hr_error detail;
+    detail = call_error;
     if (code == HR_ENOSPACE)
         REQUIRE(detail.wanted > bytes && detail.wanted <= HR_SNAPSHOT_MAX_BYTES);
     if (!is_whole())
@@ -215,10 +216,10 @@ static void snapshot(size_t bytes)
 
 static void get(uint32_t value, uint32_t device)
 {
-    const uint64_t found = hr_get(run.region, value, device);
-    struct hr_detail detail;
-    hr_last_detail(&detail);
-    const int code = found == HR_NO_VALUE ? detail.code : HR_OK;
+    const uint64_t found = live_value(run.region, value, device);
+    struct hr_error detail;
+    detail = call_error;
+    const int code = found == NO_VALUE ? detail.code : HR_OK;
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_ESTALE, HR_ECORRUPT, HR_EINVAL);
     if (value > HR_VALUE_DEVICES || device >= HR_DEVICES) {
@@ -265,7 +266,7 @@ static void read_set(size_t bytes, size_t apart)
     void *set = malloc(bytes);
     REQUIRE(set != NULL);
     hr_region *const regions[2] = {run.region, NULL};
-    const int code = hr_read_set(regions, 2, set, bytes, &size);
+    const int code = hr_read_set(regions, 2, set, bytes, UINT32_MAX, &size, &call_error);
     REQUIRE(code == 1 || code == 2 || code == HR_ENOSPACE);
     if (code == HR_ENOSPACE) {
         require_detail(code);
@@ -323,7 +324,7 @@ static void do_call(uint8_t step, struct input *input)
         break;
     }
     case FUZZ_IS_STALE:
-        REQUIRE(hr_is_stale(run.region) == !is_whole());
+        REQUIRE(hr_is_stale(run.region, &call_error) == !is_whole());
         break;
     case FUZZ_CLOSE:
         close_region();

@@ -7,6 +7,7 @@
 
 #include <unistd.h>
 
+#include "call_error.h"
 #include "fuzz_files.h"
 #include "fuzz_format.h"
 #include "fuzz_system.h"
@@ -16,8 +17,8 @@
 
 static inline void require_detail(int code)
 {
-    struct hr_detail detail;
-    hr_last_detail(&detail);
+    struct hr_error detail;
+    detail = call_error;
     REQUIRE(detail.code == code);
     REQUIRE(detail.device >= -1 && detail.device < HR_DEVICES);
     REQUIRE(detail.layout <= HR_LAYOUTS);

@@ -1,3 +1,4 @@
+#include "call_error.h"
 #include "region.h"
 
 #include "fuzz_writers.h"
@@ -7,7 +8,7 @@
 static void attach(uint64_t timeout_ns, bool by_ticket)
 {
     begin_call();
-    const int code = hr_attach(run.region, by_ticket ? &writers.slot_ticket : NULL, timeout_ns);
+    const int code = hr_attach(run.region, by_ticket ? &writers.slot_ticket : NULL, timeout_ns, &call_error);
     if (code == HR_OK)
         writers.has_ticket_slot = by_ticket;
     if (code != HR_OK)
@@ -37,7 +38,7 @@ static void attach(uint64_t timeout_ns, bool by_ticket)
 static void detach(uint64_t timeout_ns)
 {
     begin_call();
-    const int code = hr_detach(run.region, timeout_ns);
+    const int code = hr_detach(run.region, timeout_ns, &call_error);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_EDETACHED, LOCK_CODES);
     REQUIRE(code != HR_OK || writers.is_attached);
@@ -59,7 +60,7 @@ static void end_attachment(void)
     hr_end_attachment(&writers.slot_ticket);
     if (changes_require(MAY_LOCK | MAY_COUNT, writers.has_ticket_slot ? own_slot : NULL))
         require_others_kept(LEEWAY_NONE);
-    const int code = hr_charge(run.region, 0, 0, 0, 0);
+    const int code = hr_charge(run.region, 0, 0, 0, 0, &call_error);
     writers.is_attached = writers.is_attached && code != HR_EDETACHED;
 }
 
@@ -90,8 +91,8 @@ static void account(bool charging, uint32_t device, uint32_t kind, uint64_t byte
                     uint64_t timeout_ns)
 {
     begin_call();
-    const int code = charging ? hr_charge(run.region, device, kind, bytes, timeout_ns)
-                              : hr_release(run.region, device, kind, bytes, timeout_ns);
+    const int code = charging ? hr_charge(run.region, device, kind, bytes, timeout_ns, &call_error)
+                              : hr_release(run.region, device, kind, bytes, timeout_ns, &call_error);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_EDETACHED, HR_EINVAL, HR_EMEMORYLIMIT, HR_EFULL, LOCK_CODES);
     const bool exists = device < HR_DEVICES && kind < 3;
@@ -165,7 +166,7 @@ static void edit_slot(struct input *input)
         edits[i].to = take_value(input);
     }
     begin_call();
-    const int code = hr_edit_slot(run.region, pid, edits, count, dry_run, 0);
+    const int code = hr_edit_slot(run.region, pid, edits, count, dry_run, 0, &call_error);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_ENOPROCESS, HR_EINVAL, LOCK_CODES);
     const bool is_done = code == HR_OK || code == HR_ELOST;
@@ -209,7 +210,7 @@ static void reap(struct input *input)
         pids[i] = (int32_t)take_value(input);
     const uint64_t timeout_ns = take_ms(input);
     begin_call();
-    const int code = hr_reap(run.region, system_proc(), pids, count, dry_run, timeout_ns, out);
+    const int code = hr_reap(run.region, system_proc(), pids, count, dry_run, timeout_ns, out, &call_error);
     if (code < 0)
         REQUIRE_ONE_OF(code, HR_ENOPROCESS, LOCK_CODES);
     REQUIRE(code <= HR_SLOTS && (code < 0 || run.writable));
@@ -246,7 +247,7 @@ static void repair(bool dry_run, uint64_t timeout_ns)
 {
     static struct hr_slot_repair out[HR_SLOTS];
     begin_call();
-    const int code = hr_repair_slots(run.region, system_proc(), dry_run, timeout_ns, out);
+    const int code = hr_repair_slots(run.region, system_proc(), dry_run, timeout_ns, out, &call_error);
     if (code < 0)
         REQUIRE_ONE_OF(code, LOCK_CODES);
     REQUIRE(code <= HR_SLOTS && (code < 0 || dry_run || run.writable));

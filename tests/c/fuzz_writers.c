@@ -1,3 +1,4 @@
+#include "call_error.h"
 #include "fuzz_writers.h"
 
 #include "byte_lock.h"
@@ -223,7 +224,7 @@ bool writers_step(uint8_t step, struct input *input)
 void writers_close(void)
 {
     begin_call();
-    hr_close(run.region);
+    hr_close(run.region, &call_error);
     const bool had_lock = writers.has_lock;
     writers.has_lock = writers.is_attached = false;
     if (!changes_require(MAY_LOCK | MAY_COUNT, own_slot))

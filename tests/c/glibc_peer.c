@@ -15,6 +15,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include "call_error.h"
 #include "check.h"
 #include "glibc_lock.h"
 #include "region.h"
@@ -122,20 +123,20 @@ static void turn_with_glibc(const struct glibc_lock *lock, uint64_t turns)
 static void turn_with_ours(const struct region_file *file, uint64_t turns)
 {
     hr_region *region;
-    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &region) == (int)file->layout->id);
+    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) == (int)file->layout->id);
     uint64_t random = OURS;
     wait_until_ready(2);
     for (uint64_t i = 0; i < turns; i++) {
         stay_outside(&random);
-        if (hr_lock(region, NULL, 10 * ONE_SECOND) != HR_OK) {
+        if (hr_lock(region, NULL, 10 * ONE_SECOND, &call_error) != HR_OK) {
             atomic_fetch_add(&shared->errors, 1);
             continue;
         }
         take_turn(OURS, i);
-        if (hr_unlock(region) != HR_OK)
+        if (hr_unlock(region, &call_error) != HR_OK)
             atomic_fetch_add(&shared->errors, 1);
     }
-    hr_free(region);
+    hr_free(&region);
 }
 
 static double take_turns(const struct region_file *file, const struct glibc_lock *lock,
@@ -217,18 +218,18 @@ static uint64_t wake_by_release(const struct region_file *file, const struct gli
                                 hr_region *region)
 {
     memset(shared, 0, sizeof *shared);
-    NEED(hr_lock(region, NULL, ONE_SECOND) == HR_OK);
+    NEED(hr_lock(region, NULL, ONE_SECOND, &call_error) == HR_OK);
     pid_t pid = start_sleeper(lock);
     uint64_t from_ns = now_ns();
-    CHECK_EQ(hr_unlock(region), HR_OK);
+    CHECK_EQ(hr_unlock(region, &call_error), HR_OK);
     return await_sleeper(file, lock, pid, from_ns);
 }
 
 static void hold_until_killed(const struct region_file *file)
 {
     hr_region *region;
-    if (hr_open(file->path, HR_WRITE, HR_LAYOUTS, &region) >= 0 &&
-        hr_lock(region, NULL, ONE_SECOND) == HR_OK)
+    if (hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) >= 0 &&
+        hr_lock(region, NULL, ONE_SECOND, &call_error) == HR_OK)
         atomic_store(&shared->ready, 1);
     for (;;)
         pause();
@@ -260,11 +261,11 @@ static void wake_often(const struct region_file *file, const struct glibc_lock *
                        uint32_t tries, uint64_t *ns)
 {
     hr_region *region;
-    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &region) == (int)file->layout->id);
+    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) == (int)file->layout->id);
     for (uint32_t i = 0; i < tries; i++)
         ns[i] =
             i % 4 == 3 ? wake_by_recovery(file, lock, region) : wake_by_release(file, lock, region);
-    hr_free(region);
+    hr_free(&region);
 }
 
 /* ---- Both, in every layout --------------------------------------------------------- */

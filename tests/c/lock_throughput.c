@@ -1,4 +1,5 @@
 #define _GNU_SOURCE
+#include "call_error.h"
 #include "lock_throughput.h"
 
 #include <signal.h>
@@ -26,13 +27,13 @@ static uint64_t now_ns(void)
 static uint64_t run_ours(const struct region_file *file, uint64_t until_ns)
 {
     hr_region *region;
-    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &region) == (int)file->layout->id);
+    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) == (int)file->layout->id);
     uint64_t turns = 0;
     for (; now_ns() < until_ns; turns++) {
-        NEED(hr_lock(region, NULL, 10 * ONE_SECOND) == HR_OK);
-        NEED(hr_unlock(region) == HR_OK);
+        NEED(hr_lock(region, NULL, 10 * ONE_SECOND, &call_error) == HR_OK);
+        NEED(hr_unlock(region, &call_error) == HR_OK);
     }
-    hr_free(region);
+    hr_free(&region);
     return turns;
 }
 

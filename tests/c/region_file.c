@@ -1,3 +1,4 @@
+#include "call_error.h"
 #include "region_file.h"
 
 #include <fcntl.h>
@@ -31,7 +32,7 @@ static void make_file(struct region_file *file)
 {
     struct hr_create_spec spec;
     region_file_spec(&spec, file->layout->id);
-    NEED(hr_create(file->path, &spec) == HR_OK);
+    NEED(hr_create(file->path, &spec, &call_error) == HR_OK);
 
     file->fd = open(file->path, O_RDWR | O_CLOEXEC);
     NEED(file->fd >= 0);
@@ -186,14 +187,14 @@ void fill_slot(const struct region_file *file, uint32_t slot, int32_t pid, uint6
 hr_region *open_or_fail(const char *path, uint32_t flags)
 {
     hr_region *region = NULL;
-    NEED(hr_open(path, flags, HR_LAYOUTS, &region) >= 0);
+    NEED(hr_open(path, flags, HR_LAYOUTS, 0, &region, &call_error) >= 0);
     return region;
 }
 
 void close_and_free(hr_region *region)
 {
-    hr_close(region);
-    hr_free(region);
+    hr_close(region, &call_error);
+    hr_free(&region);
 }
 
 int set_limits(hr_region *region, uint32_t kind, int32_t device, uint64_t value, uint64_t expected,
@@ -202,7 +203,7 @@ int set_limits(hr_region *region, uint32_t kind, int32_t device, uint64_t value,
     const uint32_t own = HR_EXPECT | HR_PERCENT;
     edits[0] = (struct hr_edit){
         .kind = kind, .device = device, .flags = flags & own, .value = value, .expected = expected};
-    return hr_edit(region, edits, 1, HR_DEVICES, flags & ~own);
+    return hr_edit(region, edits, 1, HR_DEVICES, flags & ~own, &call_error);
 }
 
 int set_value(hr_region *region, uint32_t kind, int32_t to, int32_t expected, uint32_t flags,
@@ -212,7 +213,7 @@ int set_value(hr_region *region, uint32_t kind, int32_t to, int32_t expected, ui
                            .flags = flags & HR_EXPECT,
                            .value = (uint64_t)(int64_t)to,
                            .expected = (uint64_t)(int64_t)expected};
-    const int code = hr_edit(region, &edit, 1, 1, flags & ~(uint32_t)HR_EXPECT);
+    const int code = hr_edit(region, &edit, 1, 1, flags & ~(uint32_t)HR_EXPECT, &call_error);
     *before = (int32_t)edit.before;
     return code == 1 ? HR_OK : code;
 }
@@ -222,16 +223,14 @@ int recover_lock(hr_region *region, const char *proc, uint64_t watch_ns)
     struct hr_recovery recovery = {0};
     int code;
     do {
-        code = hr_recover_lock(region, proc, watch_ns, &recovery);
+        code = hr_recover_lock(region, proc, watch_ns, &recovery, &call_error);
     } while (code == HR_EINTERRUPTED);
     return code == HR_OK ? (int)recovery.done : code;
 }
 
-struct hr_detail last_detail(void)
+struct hr_error last_detail(void)
 {
-    struct hr_detail detail;
-    hr_last_detail(&detail);
-    return detail;
+    return call_error;
 }
 
 uint8_t *region_file_copy(const struct region_file *file)

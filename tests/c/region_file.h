@@ -74,8 +74,8 @@ int set_value(hr_region *region, uint32_t kind, int32_t to, int32_t expected, ui
 /* hr_recover_lock() without signals: the set of what was done, or a code. */
 int recover_lock(hr_region *region, const char *proc, uint64_t watch_ns);
 
-/* hr_last_detail(), for use inside a check. */
-struct hr_detail last_detail(void);
+/* What the last failed call of this thread left, for use inside a check. */
+struct hr_error last_detail(void);
 
 /* The file's content, for a test that breaks it over and over. */
 uint8_t *region_file_copy(const struct region_file *file);

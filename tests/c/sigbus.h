@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "call_error.h"
 #include "check.h"
 #include "guard.h"
 #include "region_file.h"
@@ -51,14 +52,14 @@ static inline void check_guarded(const struct region_file *file, hr_region *regi
 {
     let_a_burst_end();
     NEED(ftruncate(file->fd, 0) == 0);
-    CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ESTALE);
+    CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer, &call_error), HR_ESTALE);
     CHECK_EQ(last_detail().reason, HR_REASON_TRUNCATED);
     let_a_burst_end();
-    CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_LIMIT, 0), HR_NO_VALUE);
+    CHECK_EQ(live_value(region, HR_VALUE_MEMORY_LIMIT, 0), NO_VALUE);
     CHECK_EQ(last_detail().code, HR_ESTALE);
     let_a_burst_end();
     struct hr_set_size size;
-    CHECK_EQ(hr_read_set(&region, 1, buffer, sizeof buffer, &size), 1);
+    CHECK_EQ(hr_read_set(&region, 1, buffer, sizeof buffer, UINT32_MAX, &size, &call_error), 1);
     CHECK_EQ(set_snapshot(buffer, 0)->code, HR_ESTALE);
     let_a_burst_end();
     int32_t before;

@@ -11,9 +11,9 @@ static inline const struct hr_snapshot *set_snapshot(const void *set, uint32_t i
     return (const struct hr_snapshot *)(const void *)((const char *)set + member->at);
 }
 
-static inline const struct hr_detail *set_failure(const void *set, uint32_t index)
+static inline const struct hr_error *set_failure(const void *set, uint32_t index)
 {
-    return (const struct hr_detail *)(const void *)(set_snapshot(set, index) + 1);
+    return (const struct hr_error *)(const void *)(set_snapshot(set, index) + 1);
 }
 
 #endif

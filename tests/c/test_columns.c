@@ -1,4 +1,5 @@
 /* Columns hold the same as snapshots, region after region; and single live values do. */
+#include "call_error.h"
 #include "check.h"
 #include "region_file.h"
 #include "snapshot_view.h"
@@ -27,11 +28,11 @@ static int tables_read(struct tables *tables, hr_region *const *regions, uint32_
                        size_t apart)
 {
     struct hr_set_size *size = &tables->size;
-    CHECK_EQ(hr_read_set(regions, count, NULL, 0, size), count == 0 ? 0 : HR_ENOSPACE);
+    CHECK_EQ(hr_read_set(regions, count, NULL, 0, UINT32_MAX, size, &call_error), count == 0 ? 0 : HR_ENOSPACE);
     const uint64_t wanted = size->bytes;
     tables->set = malloc(wanted + 1);
     NEED(tables->set != NULL);
-    const int failed = hr_read_set(regions, count, tables->set, wanted, size);
+    const int failed = hr_read_set(regions, count, tables->set, wanted, UINT32_MAX, size, &call_error);
     CHECK_EQ(size->bytes, wanted);
     tables->region_step = count + apart;
     tables->device_step = size->devices + apart;
@@ -80,7 +81,7 @@ static void test_columns(void)
         regions[id] = open_or_fail(files[id].path, HR_READ);
     }
     regions[HR_LAYOUTS + 1] = open_or_fail(files[0].path, HR_READ);
-    hr_close(regions[HR_LAYOUTS + 1]);
+    hr_close(regions[HR_LAYOUTS + 1], &call_error);
 
     struct tables tables;
     struct hr_set_size size;
@@ -92,7 +93,7 @@ static void test_columns(void)
         char *exact = malloc(bytes + 1);
         NEED(exact != NULL);
         exact[bytes] = 0x5a;
-        CHECK_EQ(hr_read_set(regions, ROWS, exact, bytes, &size), HR_ENOSPACE);
+        CHECK_EQ(hr_read_set(regions, ROWS, exact, bytes, UINT32_MAX, &size, &call_error), HR_ENOSPACE);
         CHECK_EQ(size.bytes, wanted);
         CHECK_EQ(exact[bytes], 0x5a);
         free(exact);
@@ -285,46 +286,46 @@ static void test_live_values(void)
             poke64(&file, layout->last_kernel_time, 1790000001);
 
         hr_region *region = open_or_fail(file.path, HR_READ);
-        CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_LIMIT, 0), 4 * GIB);
-        CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
-        CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_LIMIT, 15), 0);
-        CHECK_EQ(hr_get(region, HR_VALUE_SM_LIMIT, 1), 60);
+        CHECK_EQ(live_value(region, HR_VALUE_MEMORY_LIMIT, 0), 4 * GIB);
+        CHECK_EQ(live_value(region, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
+        CHECK_EQ(live_value(region, HR_VALUE_MEMORY_LIMIT, 15), 0);
+        CHECK_EQ(live_value(region, HR_VALUE_SM_LIMIT, 1), 60);
         for (uint32_t device = 0; device < HR_DEVICES; device++)
             /* Every slot below proc_num, whatever its status. */
-            CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_USED, device),
+            CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, device),
                      3 * (1000 + 2000 + 3000 + 4000 + 4 * device * 10) + 4 * 6);
-        CHECK_EQ(hr_get(region, HR_VALUE_PRIORITY, 0), 1);
-        CHECK_EQ(hr_get(region, HR_VALUE_UTILIZATION_SWITCH, 0), 1);
-        CHECK_EQ(hr_get(region, HR_VALUE_DEVICE_NUM, 0), 2);
-        CHECK_EQ(hr_get(region, HR_VALUE_PROC_NUM, 0), 4);
+        CHECK_EQ(live_value(region, HR_VALUE_PRIORITY, 0), 1);
+        CHECK_EQ(live_value(region, HR_VALUE_UTILIZATION_SWITCH, 0), 1);
+        CHECK_EQ(live_value(region, HR_VALUE_DEVICE_NUM, 0), 2);
+        CHECK_EQ(live_value(region, HR_VALUE_PROC_NUM, 0), 4);
         /* -1 and "no value" are the same bits: the detail tells them apart. */
-        CHECK_EQ(hr_get(region, HR_VALUE_RECENT_KERNEL, 0), -1);
+        CHECK_EQ(live_value(region, HR_VALUE_RECENT_KERNEL, 0), -1);
         CHECK_EQ(last_detail().code, HR_OK);
         if (layout->last_kernel_time != HR_ABSENT) {
-            CHECK_EQ(hr_get(region, HR_VALUE_LAST_KERNEL_TIME, 0), 1790000001);
+            CHECK_EQ(live_value(region, HR_VALUE_LAST_KERNEL_TIME, 0), 1790000001);
         } else {
-            CHECK_EQ(hr_get(region, HR_VALUE_LAST_KERNEL_TIME, 0), HR_NO_VALUE);
+            CHECK_EQ(live_value(region, HR_VALUE_LAST_KERNEL_TIME, 0), NO_VALUE);
             CHECK_EQ(last_detail().code, HR_EINVAL);
         }
         const uint32_t per_device[] = {HR_VALUE_MEMORY_LIMIT, HR_VALUE_SM_LIMIT,
                                        HR_VALUE_MEMORY_USED};
         for (size_t i = 0; i < 3; i++) {
-            CHECK_EQ(hr_get(region, per_device[i], HR_DEVICES), HR_NO_VALUE);
+            CHECK_EQ(live_value(region, per_device[i], HR_DEVICES), NO_VALUE);
             CHECK_EQ(last_detail().code, HR_EINVAL);
-            CHECK_EQ(hr_get(region, per_device[i], UINT32_MAX), HR_NO_VALUE);
+            CHECK_EQ(live_value(region, per_device[i], UINT32_MAX), NO_VALUE);
             CHECK_EQ(last_detail().code, HR_EINVAL);
         }
-        CHECK_EQ(hr_get(region, HR_VALUE_DEVICES + 1, 0), HR_NO_VALUE);
+        CHECK_EQ(live_value(region, HR_VALUE_DEVICES + 1, 0), NO_VALUE);
         CHECK_EQ(last_detail().code, HR_EINVAL);
 
         /* The sum is modulo 2^64. */
         poke_usage(&file, 0, 0, &(struct hr_usage){.total = 0});
-        const uint64_t others = hr_get(region, HR_VALUE_MEMORY_USED, 0);
+        const uint64_t others = live_value(region, HR_VALUE_MEMORY_USED, 0);
         CHECK(others > 11);
         poke_usage(&file, 0, 0, &(struct hr_usage){.total = UINT64_MAX - 10});
-        CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_USED, 0), others - 11);
+        CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, 0), others - 11);
         poke_usage(&file, 0, 0, &(struct hr_usage){.total = UINT64_MAX - others});
-        CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_USED, 0), UINT64_MAX);
+        CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, 0), UINT64_MAX);
         CHECK_EQ(last_detail().code, HR_OK);
         close_and_free(region);
         region_file_remove(&file);

@@ -1,4 +1,5 @@
 /* Edits that only C can ask for; what Python can is tested there. */
+#include "call_error.h"
 #include "check.h"
 #include "region_file.h"
 
@@ -42,16 +43,16 @@ static void test_refuses_what_is_no_edit(void)
     CHECK_EQ(set_limits(region, HR_SM, 0, 50, 0, HR_PERCENT, edits), HR_EINVAL);
     CHECK_EQ(set_value(region, HR_EDIT_KINDS, 1, 0, 0, &value), HR_EINVAL);
     struct hr_edit wide = {.kind = HR_PRIORITY, .value = UINT64_C(1) << 31};
-    CHECK_EQ(hr_edit(region, &wide, 1, 1, 0), HR_EINVAL);
+    CHECK_EQ(hr_edit(region, &wide, 1, 1, 0, &call_error), HR_EINVAL);
     wide = (struct hr_edit){
         .kind = HR_PRIORITY, .flags = HR_EXPECT, .expected = UINT64_C(1) << 31, .value = 1};
-    CHECK_EQ(hr_edit(region, &wide, 1, 1, 0), HR_EINVAL);
+    CHECK_EQ(hr_edit(region, &wide, 1, 1, 0, &call_error), HR_EINVAL);
     struct hr_edit flagged = {.kind = HR_PRIORITY, .flags = HR_FORCE};
-    CHECK_EQ(hr_edit(region, &flagged, 1, 1, 0), HR_EINVAL);
+    CHECK_EQ(hr_edit(region, &flagged, 1, 1, 0, &call_error), HR_EINVAL);
     flagged.flags = 0;
-    CHECK_EQ(hr_edit(region, &flagged, 1, 1, HR_EXPECT), HR_EINVAL);
+    CHECK_EQ(hr_edit(region, &flagged, 1, 1, HR_EXPECT, &call_error), HR_EINVAL);
     struct hr_edit named = {.kind = HR_MEMORY, .value = GIB, .uuid = ""};
-    CHECK_EQ(hr_edit(region, &named, 1, 1, HR_FORCE), HR_ENODEVICE);
+    CHECK_EQ(hr_edit(region, &named, 1, 1, HR_FORCE, &call_error), HR_ENODEVICE);
     check_untouched(&scene);
     end(&scene);
 }
@@ -62,11 +63,11 @@ static void test_an_array_has_room_for_what_is_done(void)
     struct scene scene;
     begin(&scene);
     struct hr_edit many[HR_EDITS_MAX + 1] = {{.kind = HR_PRIORITY}};
-    CHECK_EQ(hr_edit(scene.region, many, HR_EDITS_MAX + 1, HR_EDITS_MAX + 1, 0), HR_EINVAL);
-    CHECK_EQ(hr_edit(scene.region, many, 2, 1, 0), HR_EINVAL);
-    CHECK_EQ(hr_edit(scene.region, many, 0, 0, 0), 0);
+    CHECK_EQ(hr_edit(scene.region, many, HR_EDITS_MAX + 1, HR_EDITS_MAX + 1, 0, &call_error), HR_EINVAL);
+    CHECK_EQ(hr_edit(scene.region, many, 2, 1, 0, &call_error), HR_EINVAL);
+    CHECK_EQ(hr_edit(scene.region, many, 0, 0, 0, &call_error), 0);
     struct hr_edit all = {.kind = HR_MEMORY, .device = HR_ALL_DEVICES, .value = GIB};
-    CHECK_EQ(hr_edit(scene.region, &all, 1, 1, 0), HR_ENOSPACE);
+    CHECK_EQ(hr_edit(scene.region, &all, 1, 1, 0, &call_error), HR_ENOSPACE);
     CHECK_EQ(last_detail().wanted, HR_EDITS_MAX);
     check_untouched(&scene);
     end(&scene);

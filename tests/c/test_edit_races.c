@@ -2,6 +2,7 @@
  * A second writer between the check of an edit and its store.  The core calls back before
  * each of its loads (load_hook.h), and the writer acts at a chosen one.
  */
+#include "call_error.h"
 #include "check.h"
 #include "region_file.h"
 
@@ -39,7 +40,7 @@ static int edit_at(hr_region *region, struct hr_edit *edits, uint32_t count, uin
     hook.loads = 0;
     hook.at = at;
     hook.armed = true;
-    const int code = hr_edit(region, edits, count, HR_EDITS_MAX, 0);
+    const int code = hr_edit(region, edits, count, HR_EDITS_MAX, 0, &call_error);
     hook.armed = false;
     return code;
 }

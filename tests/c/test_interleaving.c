@@ -7,6 +7,7 @@
  * the core calls back before each load (load_hook.h), and the writer's stores
  * happen in bursts at chosen ones, the rare as likely as the common.
  */
+#include "call_error.h"
 #include "check.h"
 #include "region_file.h"
 #include "snapshot_view.h"
@@ -203,7 +204,7 @@ static void read_picture(const struct hr_snapshot *snapshot, bool has_util, stru
 
 static void take_snapshot(hr_region *region, bool has_util, struct picture *out)
 {
-    NEED(hr_snapshot(region, buffer, sizeof buffer) == HR_OK);
+    NEED(hr_snapshot(region, buffer, sizeof buffer, &call_error) == HR_OK);
     read_picture((const struct hr_snapshot *)(const void *)buffer, has_util, out);
 }
 
@@ -211,7 +212,7 @@ static void take_snapshot(hr_region *region, bool has_util, struct picture *out)
 static void take_set(hr_region *region, bool has_util, struct picture *out)
 {
     struct hr_set_size size;
-    NEED(hr_read_set(&region, 1, buffer, sizeof buffer, &size) == 0);
+    NEED(hr_read_set(&region, 1, buffer, sizeof buffer, UINT32_MAX, &size, &call_error) == 0);
     read_picture(set_snapshot(buffer, 0), has_util, out);
 }
 
@@ -330,7 +331,7 @@ static void run_trials(struct region_file *file, take_picture *take, void (*writ
     plan.bursts = 0;
     begin(&script);
     hr_region *region = NULL;
-    NEED(hr_open(file->path, HR_READ, file->layout->id, &region) >= 0);
+    NEED(hr_open(file->path, HR_READ, file->layout->id, 0, &region, &call_error) >= 0);
     const bool has_util = file->layout->slot_util != HR_ABSENT;
     struct picture picture;
     plan.loads = 0;

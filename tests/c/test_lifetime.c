@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "call_error.h"
 #include "check.h"
 #include "region.h"
 #include "region_file.h"
@@ -31,7 +32,7 @@ struct crowd {
 /* One round of everything that reads; false once the handle is closed. */
 static bool read_everything(hr_region *region, uint64_t *buffer)
 {
-    const int code = hr_snapshot(region, buffer, HR_SNAPSHOT_MAX_BYTES);
+    const int code = hr_snapshot(region, buffer, HR_SNAPSHOT_MAX_BYTES, &call_error);
     if (code == HR_ECLOSED)
         return false;
     CHECK_EQ(code, HR_OK);
@@ -40,13 +41,13 @@ static bool read_everything(hr_region *region, uint64_t *buffer)
     for (uint32_t index = 0; index < PROCESSES; index++)
         CHECK_EQ(hr_snapshot_usage(snapshot, index, 1)->data, index * 1000 + 13);
 
-    const uint64_t limit = hr_get(region, HR_VALUE_MEMORY_LIMIT, 0);
-    if (limit == HR_NO_VALUE)
+    const uint64_t limit = live_value(region, HR_VALUE_MEMORY_LIMIT, 0);
+    if (limit == NO_VALUE)
         CHECK_EQ(last_detail().code, HR_ECLOSED);
     else
         CHECK(limit == 4 * GIB || (limit >= 64 * GIB && limit % GIB == 0));
 
-    const int stale = hr_is_stale(region);
+    const int stale = hr_is_stale(region, &call_error);
     CHECK(stale == 0 || stale == HR_ECLOSED);
     return true;
 }
@@ -97,23 +98,23 @@ static void test_columns_beside_others(void)
     uint64_t set[SET_CELLS];
     struct hr_set_size size;
     for (int i = 0; i < 2000; i++) {
-        CHECK_EQ(hr_read_set(&crowd.region, 1, set, sizeof set, &size), HR_OK);
+        CHECK_EQ(hr_read_set(&crowd.region, 1, set, sizeof set, UINT32_MAX, &size, &call_error), HR_OK);
         CHECK_EQ(set_snapshot(set, 0)->proc_num, PROCESSES);
         CHECK_EQ(size.usages, 2 * PROCESSES);
     }
-    hr_close(crowd.region);
+    hr_close(crowd.region, &call_error);
     for (int i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
-    CHECK_EQ(hr_read_set(&crowd.region, 1, set, sizeof set, &size), 1);
+    CHECK_EQ(hr_read_set(&crowd.region, 1, set, sizeof set, UINT32_MAX, &size, &call_error), 1);
     CHECK_EQ(set_snapshot(set, 0)->code, HR_ECLOSED);
-    hr_free(crowd.region);
+    hr_free(&crowd.region);
     region_file_remove(&file);
 }
 
 static void *closer(void *argument)
 {
     struct crowd *crowd = argument;
-    hr_close(crowd->region);
+    hr_close(crowd->region, &call_error);
     return NULL;
 }
 
@@ -136,7 +137,7 @@ static void test_close_under_readers_and_writers(void)
             pthread_join(closers[i], NULL);
         for (int i = 0; i < READERS + WRITERS; i++)
             pthread_join(threads[i], NULL);
-        hr_free(crowd.region);
+        hr_free(&crowd.region);
         region_file_remove(&file);
     }
 }
@@ -158,7 +159,7 @@ static void *set_reader(void *argument)
     int failed;
     do {
         struct hr_set_size size;
-        failed = hr_read_set(crowd->regions, SET_MEMBERS, set, bytes, &size);
+        failed = hr_read_set(crowd->regions, SET_MEMBERS, set, bytes, UINT32_MAX, &size, &call_error);
         int closed = 0;
         for (uint32_t i = 0; i < SET_MEMBERS; i++) {
             const struct hr_snapshot *snapshot = set_snapshot(set, i);
@@ -190,12 +191,12 @@ static void test_close_under_sets(void)
             const unsigned long before = atomic_load(&crowd.rounds);
             while (atomic_load(&crowd.rounds) < before + 2)
                 sched_yield();
-            hr_close(crowd.regions[(i * 5) % SET_MEMBERS]);
+            hr_close(crowd.regions[(i * 5) % SET_MEMBERS], &call_error);
         }
         for (int i = 0; i < READERS; i++)
             pthread_join(threads[i], NULL);
         for (uint32_t i = 0; i < SET_MEMBERS; i++)
-            hr_free(crowd.regions[i]);
+            hr_free(&crowd.regions[i]);
     }
     region_file_remove(&file);
 }
@@ -210,10 +211,10 @@ static void test_close_at_once(void)
         pthread_t threads[2];
         for (int i = 0; i < 2; i++)
             NEED(pthread_create(&threads[i], NULL, reader, &crowd) == 0);
-        hr_close(crowd.region);
+        hr_close(crowd.region, &call_error);
         for (int i = 0; i < 2; i++)
             pthread_join(threads[i], NULL);
-        hr_free(crowd.region);
+        hr_free(&crowd.region);
     }
     region_file_remove(&file);
 }
@@ -226,12 +227,12 @@ static void test_closed_handle(void)
     uint64_t small[8];
     struct hr_edit edits[HR_DEVICES];
     int32_t before;
-    hr_close(region);
-    CHECK_EQ(hr_snapshot(region, small, sizeof small), HR_ECLOSED);
+    hr_close(region, &call_error);
+    CHECK_EQ(hr_snapshot(region, small, sizeof small, &call_error), HR_ECLOSED);
     CHECK_EQ(last_detail().code, HR_ECLOSED);
-    CHECK_EQ(hr_get(region, HR_VALUE_PRIORITY, 0), HR_NO_VALUE);
+    CHECK_EQ(live_value(region, HR_VALUE_PRIORITY, 0), NO_VALUE);
     CHECK_EQ(last_detail().code, HR_ECLOSED);
-    CHECK_EQ(hr_is_stale(region), HR_ECLOSED);
+    CHECK_EQ(hr_is_stale(region, &call_error), HR_ECLOSED);
     CHECK_EQ(set_limits(region, HR_MEMORY, 0, 1, 0, 0, edits), HR_ECLOSED);
     CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_ECLOSED);
     close_and_free(region);
@@ -243,27 +244,27 @@ static void in_forked_child(struct region_file *file, hr_region *region)
     uint64_t small[8];
     struct hr_edit edits[HR_DEVICES];
     int32_t before;
-    CHECK_EQ(hr_snapshot(region, small, sizeof small), HR_EFORKED);
+    CHECK_EQ(hr_snapshot(region, small, sizeof small, &call_error), HR_EFORKED);
     CHECK_EQ(last_detail().code, HR_EFORKED);
-    CHECK_EQ(hr_get(region, HR_VALUE_PRIORITY, 0), HR_NO_VALUE);
+    CHECK_EQ(live_value(region, HR_VALUE_PRIORITY, 0), NO_VALUE);
     CHECK_EQ(last_detail().code, HR_EFORKED);
-    CHECK_EQ(hr_is_stale(region), HR_EFORKED);
+    CHECK_EQ(hr_is_stale(region, &call_error), HR_EFORKED);
     CHECK_EQ(set_limits(region, HR_MEMORY, 0, 7 * GIB, 0, 0, edits), HR_EFORKED);
     CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_EFORKED);
     uint64_t set[SET_CELLS];
     struct hr_set_size size;
-    CHECK_EQ(hr_read_set(&region, 1, set, sizeof set, &size), 1);
+    CHECK_EQ(hr_read_set(&region, 1, set, sizeof set, UINT32_MAX, &size, &call_error), 1);
     CHECK_EQ(set_snapshot(set, 0)->code, HR_EFORKED);
 
     /* The file itself is open to the child. */
     hr_region *own = open_or_fail(file->path, HR_READ);
-    CHECK_EQ(hr_get(own, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
-    CHECK_EQ(hr_is_stale(own), 0);
+    CHECK_EQ(live_value(own, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
+    CHECK_EQ(hr_is_stale(own, &call_error), 0);
     close_and_free(own);
-    hr_close(region);
-    hr_close(region);
-    CHECK_EQ(hr_is_stale(region), HR_ECLOSED);
-    hr_free(region);
+    hr_close(region, &call_error);
+    hr_close(region, &call_error);
+    CHECK_EQ(hr_is_stale(region, &call_error), HR_ECLOSED);
+    hr_free(&region);
 }
 
 static void check_child(struct region_file *file, hr_region *region)
@@ -290,8 +291,8 @@ static void test_fork(void)
     hr_region *region = open_or_fail(file.path, HR_WRITE);
     check_child(&file, region);
     /* The parent's handle is as good as before. */
-    CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
-    CHECK_EQ(hr_get(region, HR_VALUE_PRIORITY, 0), 1);
+    CHECK_EQ(live_value(region, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
+    CHECK_EQ(live_value(region, HR_VALUE_PRIORITY, 0), 1);
     close_and_free(region);
     region_file_remove(&file);
 }
@@ -311,10 +312,10 @@ static void test_fork_while_threads_call(void)
         while (atomic_load(&crowd.rounds) < before + 5)
             sched_yield();
     }
-    hr_close(crowd.region);
+    hr_close(crowd.region, &call_error);
     for (int i = 0; i < READERS; i++)
         pthread_join(threads[i], NULL);
-    hr_free(crowd.region);
+    hr_free(&crowd.region);
     region_file_remove(&file);
 }
 
@@ -327,7 +328,7 @@ static void *fail_often(void *argument)
 {
     const struct failer *failer = argument;
     for (int i = 0; i < 500; i++) {
-        CHECK_EQ(hr_identify(failer->path, HR_LAYOUTS), failer->code);
+        CHECK_EQ(hr_identify(failer->path, HR_LAYOUTS, &call_error), failer->code);
         CHECK_EQ(last_detail().code, failer->code);
     }
     return NULL;
@@ -350,7 +351,7 @@ static void *open_often(void *argument)
     const struct region_file *file = argument;
     for (int i = 0; i < 300; i++) {
         hr_region *region = open_or_fail(file->path, i % 2 ? HR_READ : HR_WRITE);
-        CHECK_EQ(hr_get(region, HR_VALUE_PROC_NUM, 0), PROCESSES);
+        CHECK_EQ(live_value(region, HR_VALUE_PROC_NUM, 0), PROCESSES);
         close_and_free(region);
     }
     return NULL;
@@ -377,22 +378,22 @@ static void test_leaving_all(void)
         for (int i = 0; i < 2; i++) {
             region_file_make(&files[i], layout);
             regions[i] = open_or_fail(files[i].path, HR_WRITE);
-            CHECK_EQ(hr_attach(regions[i], NULL, ONE_SECOND), HR_OK);
+            CHECK_EQ(hr_attach(regions[i], NULL, ONE_SECOND, &call_error), HR_OK);
         }
         reader = open_or_fail(files[0].path, HR_READ);
-        CHECK_EQ(hr_lock(regions[0], NULL, ONE_SECOND), HR_OK);
+        CHECK_EQ(hr_lock(regions[0], NULL, ONE_SECOND, &call_error), HR_OK);
         struct hr_lock_state state;
-        CHECK_EQ(hr_get_lock_state(reader, NULL, &state), HR_OK);
+        CHECK_EQ(hr_get_lock_state(reader, NULL, &state, &call_error), HR_OK);
         CHECK(state.owner_pid != 0);
 
         hr_leave_all();
-        CHECK_EQ(hr_get_lock_state(reader, NULL, &state), HR_OK);
+        CHECK_EQ(hr_get_lock_state(reader, NULL, &state, &call_error), HR_OK);
         CHECK_EQ(state.owner_pid, 0);
         CHECK_EQ(state.value, 1);
-        CHECK_EQ(hr_unlock(regions[0]), HR_EBUSY);
+        CHECK_EQ(hr_unlock(regions[0], &call_error), HR_EBUSY);
         for (int i = 0; i < 2; i++) {
             CHECK_EQ(peek32(&files[i], files[i].layout->proc_num), 0);
-            CHECK_EQ(hr_detach(regions[i], ONE_SECOND), HR_EDETACHED);
+            CHECK_EQ(hr_detach(regions[i], ONE_SECOND, &call_error), HR_EDETACHED);
             close_and_free(regions[i]);
             region_file_remove(&files[i]);
         }
@@ -408,10 +409,10 @@ struct holder {
 static void *hold_lock(void *argument)
 {
     struct holder *holder = argument;
-    CHECK_EQ(hr_lock(holder->region, NULL, ONE_SECOND), HR_OK);
+    CHECK_EQ(hr_lock(holder->region, NULL, ONE_SECOND, &call_error), HR_OK);
     pthread_barrier_wait(&holder->held);
     pthread_barrier_wait(&holder->asked);
-    CHECK_EQ(hr_unlock(holder->region), HR_OK);
+    CHECK_EQ(hr_unlock(holder->region, &call_error), HR_OK);
     return NULL;
 }
 
@@ -426,12 +427,12 @@ static void test_lock_of_another_thread_stays(void)
     pthread_t thread;
     NEED(pthread_create(&thread, NULL, hold_lock, &holder) == 0);
     pthread_barrier_wait(&holder.held);
-    CHECK_EQ(hr_unlock_own(holder.region), HR_EBUSY);
+    CHECK_EQ(hr_unlock_own(holder.region, &call_error), HR_EBUSY);
     pthread_barrier_wait(&holder.asked);
     pthread_join(thread, NULL);
-    CHECK_EQ(hr_lock(holder.region, NULL, ONE_SECOND), HR_OK);
-    CHECK_EQ(hr_unlock_own(holder.region), HR_OK);
-    CHECK_EQ(hr_unlock_own(holder.region), HR_EBUSY);
+    CHECK_EQ(hr_lock(holder.region, NULL, ONE_SECOND, &call_error), HR_OK);
+    CHECK_EQ(hr_unlock_own(holder.region, &call_error), HR_OK);
+    CHECK_EQ(hr_unlock_own(holder.region, &call_error), HR_EBUSY);
     close_and_free(holder.region);
     region_file_remove(&file);
 }

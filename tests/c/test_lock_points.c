@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "call_error.h"
 #include "byte_lock.h"
 #include "check.h"
 #include "handle.h"
@@ -46,21 +47,21 @@ ssize_t getrandom(void *buffer, size_t bytes, unsigned flags)
 
 static int lock_once(hr_region *region)
 {
-    return hr_lock(region, NULL, 0);
+    return hr_lock(region, NULL, 0, &call_error);
 }
 
 static int recover(hr_region *region)
 {
     struct hr_recovery progress = {0};
-    return hr_recover_lock(region, NULL, 0, &progress);
+    return hr_recover_lock(region, NULL, 0, &progress, &call_error);
 }
 
 static int account(hr_region *region)
 {
-    int code = hr_attach(region, NULL, ONE_SECOND);
+    int code = hr_attach(region, NULL, ONE_SECOND, &call_error);
     if (code == HR_OK)
-        code = hr_charge(region, 0, DATA, 1000, ONE_SECOND);
-    return code == HR_OK ? hr_release(region, 0, DATA, 1000, ONE_SECOND) : code;
+        code = hr_charge(region, 0, DATA, 1000, ONE_SECOND, &call_error);
+    return code == HR_OK ? hr_release(region, 0, DATA, 1000, ONE_SECOND, &call_error) : code;
 }
 
 static void hold_as(const struct region_file *file, uint64_t owner)
@@ -118,10 +119,10 @@ static void test_a_dead_writers_number_is_not_drawn(void)
         drawn[0] = DEAD_BLOCK - HR_FOREIGN_OWNER;
         draws = 0;
         hr_region *region = open_or_fail(file.path, HR_WRITE);
-        CHECK_EQ(hr_lock(region, NULL, ONE_SECOND), HR_OK);
+        CHECK_EQ(hr_lock(region, NULL, ONE_SECOND, &call_error), HR_OK);
         CHECK_EQ(draws, 2);
         CHECK_EQ(owner_of(&file) / HR_TURNS, OTHER_BLOCK / HR_TURNS);
-        CHECK_EQ(hr_unlock(region), HR_OK);
+        CHECK_EQ(hr_unlock(region, &call_error), HR_OK);
         drawn[0] = drawn[1];
         close_and_free(region);
         region_file_remove(&file);
@@ -138,8 +139,8 @@ static int attach_and_detach(hr_region *region)
 {
     /* The next one is that of attaching. */
     hr_testpoint_kill_on = hr_testpoint_reached[HR_AT_UNLOCK_SEM_POSTED] + 2;
-    int code = hr_attach(region, NULL, ONE_SECOND);
-    return code == HR_OK ? hr_detach(region, ONE_SECOND) : code;
+    int code = hr_attach(region, NULL, ONE_SECOND, &call_error);
+    return code == HR_OK ? hr_detach(region, ONE_SECOND, &call_error) : code;
 }
 
 static bool has_marks(const struct region_file *file)
@@ -179,11 +180,11 @@ static void test_the_number_of_a_dead_process_that_has_the_lock_is_not_drawn(voi
             drawn[1] = AS_MARK(OTHER_MARK);
             draws = 0;
             hr_region *region = open_or_fail(file.path, HR_WRITE);
-            CHECK_EQ(hr_attach(region, NULL, ONE_SECOND), HR_OK);
+            CHECK_EQ(hr_attach(region, NULL, ONE_SECOND, &call_error), HR_OK);
             CHECK_EQ(draws, 2);
             CHECK_EQ(owner_of(&file), 0);
             CHECK(!can_lock_byte(&file, HR_SLOT_BYTE + OTHER_MARK));
-            CHECK_EQ(hr_detach(region, ONE_SECOND), HR_OK);
+            CHECK_EQ(hr_detach(region, ONE_SECOND, &call_error), HR_OK);
             close_and_free(region);
         }
         region_file_remove(&file);
@@ -204,11 +205,11 @@ static void test_the_number_of_a_dead_processs_slot_is_not_drawn(void)
             drawn[1] = AS_MARK(OTHER_MARK);
             draws = 0;
             hr_region *region = open_or_fail(file.path, HR_WRITE);
-            CHECK_EQ(hr_attach(region, NULL, ONE_SECOND), HR_OK);
+            CHECK_EQ(hr_attach(region, NULL, ONE_SECOND, &call_error), HR_OK);
             CHECK_EQ(draws, 2);
             CHECK(can_lock_byte(&file, HR_SLOT_BYTE + DEAD_MARK));
             CHECK(!can_lock_byte(&file, HR_SLOT_BYTE + OTHER_MARK));
-            CHECK_EQ(hr_detach(region, ONE_SECOND), HR_OK);
+            CHECK_EQ(hr_detach(region, ONE_SECOND, &call_error), HR_OK);
             close_and_free(region);
         }
         region_file_remove(&file);
@@ -240,7 +241,7 @@ static struct {
 static void *close_attaching(void *unused)
 {
     (void)unused;
-    hr_close(closed.attaching);
+    hr_close(closed.attaching, &call_error);
     return NULL;
 }
 
@@ -254,7 +255,7 @@ static void on_slot_byte_locked(int number)
     for (int i = 0; i < 50; i++) {
         const struct timespec nap = {.tv_nsec = 1000000};
         nanosleep(&nap, NULL);
-        CHECK_EQ(hr_attach(closed.other, NULL, ONE_SECOND), HR_EATTACHED);
+        CHECK_EQ(hr_attach(closed.other, NULL, ONE_SECOND, &call_error), HR_EATTACHED);
     }
 }
 
@@ -266,11 +267,11 @@ static void test_a_handle_closes_when_its_attaching_thread_has_come_out(void)
     closed.attaching = open_or_fail(file.path, HR_WRITE);
     closed.other = open_or_fail(file.path, HR_WRITE);
     on_point(HR_AT_SLOT_BYTE_LOCKED, on_slot_byte_locked);
-    CHECK_EQ(hr_attach(closed.attaching, NULL, ONE_SECOND), HR_ECLOSED);
+    CHECK_EQ(hr_attach(closed.attaching, NULL, ONE_SECOND, &call_error), HR_ECLOSED);
     off_point(HR_AT_SLOT_BYTE_LOCKED);
     NEED(pthread_join(closed.closer, NULL) == 0);
-    CHECK_EQ(hr_attach(closed.other, NULL, ONE_SECOND), HR_OK);
-    hr_free(closed.attaching);
+    CHECK_EQ(hr_attach(closed.other, NULL, ONE_SECOND, &call_error), HR_OK);
+    hr_free(&closed.attaching);
     close_and_free(closed.other);
     region_file_remove(&file);
 }
@@ -286,7 +287,7 @@ static struct {
 static void *unlock_beside(void *unused)
 {
     (void)unused;
-    CHECK_EQ(hr_unlock(beside.region), HR_EBUSY);
+    CHECK_EQ(hr_unlock(beside.region, &call_error), HR_EBUSY);
     return NULL;
 }
 
@@ -304,9 +305,9 @@ static void test_no_other_thread_gives_back_what_a_call_has_taken(void)
     region_file_make(&file, HR_V1_2);
     beside.region = open_or_fail(file.path, HR_WRITE);
     on_point(HR_AT_ATTACH_SLOT_CLEARED, on_slot_cleared);
-    CHECK_EQ(hr_attach(beside.region, NULL, ONE_SECOND), HR_OK);
+    CHECK_EQ(hr_attach(beside.region, NULL, ONE_SECOND, &call_error), HR_OK);
     off_point(HR_AT_ATTACH_SLOT_CLEARED);
-    CHECK_EQ(hr_detach(beside.region, ONE_SECOND), HR_OK);
+    CHECK_EQ(hr_detach(beside.region, ONE_SECOND, &call_error), HR_OK);
     close_and_free(beside.region);
     region_file_remove(&file);
 }
@@ -334,13 +335,13 @@ static void test_a_ticket_does_not_end_a_later_attachment(void)
     region_file_make(&file, HR_V1_2);
     beside.region = open_or_fail(file.path, HR_WRITE);
     for (int round = 0; round < ROUNDS; round++) {
-        CHECK_EQ(hr_attach(beside.region, &beside.ticket, ONE_SECOND), HR_OK);
+        CHECK_EQ(hr_attach(beside.region, &beside.ticket, ONE_SECOND, &call_error), HR_OK);
         on_point(HR_AT_REMOVE_USAGE_CLEARED, on_usage_cleared);
-        CHECK_EQ(hr_detach(beside.region, ONE_SECOND), HR_OK);
-        CHECK_EQ(hr_attach(beside.region, NULL, ONE_SECOND), HR_OK);
+        CHECK_EQ(hr_detach(beside.region, ONE_SECOND, &call_error), HR_OK);
+        CHECK_EQ(hr_attach(beside.region, NULL, ONE_SECOND, &call_error), HR_OK);
         off_point(HR_AT_REMOVE_USAGE_CLEARED);
         NEED(pthread_join(beside.thread, NULL) == 0);
-        CHECK_EQ(hr_detach(beside.region, ONE_SECOND), HR_OK);
+        CHECK_EQ(hr_detach(beside.region, ONE_SECOND, &call_error), HR_OK);
     }
     close_and_free(beside.region);
     region_file_remove(&file);

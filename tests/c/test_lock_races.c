@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "call_error.h"
 #include "check.h"
 #include "region.h"
 #include "region_file.h"
@@ -190,7 +191,7 @@ static void change_during(struct scan *scan, const struct region_file *file,
 
 static int call_reap(struct scan *scan)
 {
-    return hr_reap(scan->region, scan->proc->path, NULL, 0, 0, ONE_SECOND, scan->reaped);
+    return hr_reap(scan->region, scan->proc->path, NULL, 0, 0, ONE_SECOND, scan->reaped, &call_error);
 }
 
 static int call_recover(struct scan *scan)
@@ -213,13 +214,13 @@ static struct scan *begin_scan(uint32_t layout, struct region_file *file, struct
     region_file_make(file, layout);
     make_proc(proc, file);
     scan = (struct scan){.proc = proc, .call = call};
-    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &scan.region) >= 0);
+    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &scan.region, &call_error) >= 0);
     return &scan;
 }
 
 static void end_scan(struct scan *scan, struct region_file *file)
 {
-    hr_free(scan->region);
+    hr_free(&scan->region);
     remove_proc(scan->proc);
     region_file_remove(file);
 }
@@ -383,25 +384,25 @@ static void test_accounting_while_standing_twice(void)
         static struct hr_slot_repair found[HR_SLOTS];
         region_file_make(&file, id);
         hr_region *region;
-        NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &region) >= 0);
+        NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) >= 0);
         put_slot(&file, 0, DEAD, 100);
-        CHECK_EQ(hr_attach(region, NULL, ONE_SECOND), HR_OK);
-        CHECK_EQ(hr_charge(region, 0, HR_DATA, 1000, ONE_SECOND), HR_OK);
+        CHECK_EQ(hr_attach(region, NULL, ONE_SECOND, &call_error), HR_OK);
+        CHECK_EQ(hr_charge(region, 0, HR_DATA, 1000, ONE_SECOND, &call_error), HR_OK);
         memcpy(file.bytes + slot_at(&file, 0, 0), file.bytes + slot_at(&file, 1, 0),
                file.layout->slot_stride);
-        CHECK_EQ(hr_charge(region, 0, HR_DATA, 500, ONE_SECOND), HR_OK);
+        CHECK_EQ(hr_charge(region, 0, HR_DATA, 500, ONE_SECOND, &call_error), HR_OK);
         /* Nobody looks for it where processes remember their slots. */
         uint64_t copy = file.layout->slot_seqlock == HR_ABSENT ? 0 : 1000;
-        CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_USED, 0), 1500 + copy);
-        int code = hr_repair_slots(region, NULL, 0, ONE_SECOND, found);
+        CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, 0), 1500 + copy);
+        int code = hr_repair_slots(region, NULL, 0, ONE_SECOND, found, &call_error);
         CHECK_EQ(code, copy != 0);
         CHECK(code < 1 || found[0].what == HR_REPAIR_LEFT);
-        CHECK_EQ(hr_release(region, 0, HR_DATA, 1500, ONE_SECOND), HR_OK);
-        CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_USED, 0), copy);
-        CHECK_EQ(hr_detach(region, ONE_SECOND), HR_OK);
-        CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_USED, 0), 0);
+        CHECK_EQ(hr_release(region, 0, HR_DATA, 1500, ONE_SECOND, &call_error), HR_OK);
+        CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, 0), copy);
+        CHECK_EQ(hr_detach(region, ONE_SECOND, &call_error), HR_OK);
+        CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, 0), 0);
         check_free(&file);
-        hr_free(region);
+        hr_free(&region);
         region_file_remove(&file);
     }
 }
@@ -411,10 +412,10 @@ static void test_accounting_while_standing_twice(void)
 static void *wait_for_lock(void *argument)
 {
     hr_region *region = argument;
-    int code = hr_lock(region, NULL, 20 * ONE_SECOND);
+    int code = hr_lock(region, NULL, 20 * ONE_SECOND, &call_error);
     CHECK_EQ(code, HR_OK);
     if (code == HR_OK)
-        CHECK_EQ(hr_unlock(region), HR_OK);
+        CHECK_EQ(hr_unlock(region, &call_error), HR_OK);
     return NULL;
 }
 
@@ -429,11 +430,11 @@ static void test_waiters_do_not_keep_recovery_out(void)
         region_file_make(&file, id);
         take_as(&file, DEAD);
         for (int i = 0; i < WAITERS; i++) {
-            NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &waiting[i]) >= 0);
+            NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, 0, &waiting[i], &call_error) >= 0);
             NEED(pthread_create(&threads[i], NULL, wait_for_lock, waiting[i]) == 0);
         }
         usleep(200000); /* all of them wait, whichever wins below */
-        NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &doctor) >= 0);
+        NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, 0, &doctor, &call_error) >= 0);
         int code = recover_lock(doctor, NULL, 0);
         CHECK(code == HR_RECOVERED_OWNER || code == 0);
         if (code < 0) {
@@ -444,8 +445,8 @@ static void test_waiters_do_not_keep_recovery_out(void)
             pthread_join(threads[i], NULL);
         check_free(&file);
         for (int i = 0; i < WAITERS; i++)
-            hr_free(waiting[i]);
-        hr_free(doctor);
+            hr_free(&waiting[i]);
+        hr_free(&doctor);
         region_file_remove(&file);
     }
 }

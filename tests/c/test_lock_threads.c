@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "call_error.h"
 #include "check.h"
 #include "region.h"
 #include "region_file.h"
@@ -59,10 +60,10 @@ static void start_crowd(struct crowd *crowd, const struct region_file *file, uin
     crowd->file = file;
     crowd->handle_count = handles;
     for (uint32_t i = 0; i < handles; i++) {
-        NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &crowd->handles[i]) >= 0);
+        NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &crowd->handles[i], &call_error) >= 0);
         /* The first time takes long: a handle looks around in /proc for how to sign. */
-        NEED(hr_lock(crowd->handles[i], NULL, PATIENCE) == HR_OK);
-        NEED(hr_unlock(crowd->handles[i]) == HR_OK);
+        NEED(hr_lock(crowd->handles[i], NULL, PATIENCE, &call_error) == HR_OK);
+        NEED(hr_unlock(crowd->handles[i], &call_error) == HR_OK);
     }
     crowd->until_ns = now_ns() + CROWD_NS;
 }
@@ -85,7 +86,7 @@ static void run_crowd(struct crowd *crowd, void *(*const *roles)(void *), uint32
 static void end_crowd(struct crowd *crowd)
 {
     for (uint32_t i = 0; i < crowd->handle_count; i++)
-        hr_free(crowd->handles[i]);
+        hr_free(&crowd->handles[i]);
     const struct hr_layout *layout = crowd->file->layout;
     CHECK_EQ(peek64(crowd->file, layout->sem), 1);
     CHECK_EQ(peek64(crowd->file, layout->owner_pid), 0);
@@ -99,7 +100,7 @@ static void *take_turns(void *argument)
     struct crowd *crowd = member->crowd;
     /* On a busy machine the time may be over before all have begun. */
     while (goes_on(member) || atomic_load(&crowd->taken) <= THREADS) {
-        int code = hr_lock(member->region, NULL, PATIENCE);
+        int code = hr_lock(member->region, NULL, PATIENCE, &call_error);
         CHECK_EQ(code, HR_OK);
         if (code != HR_OK)
             continue;
@@ -108,9 +109,9 @@ static void *take_turns(void *argument)
         if (crowd->handle_count == 1)
             crowd->turns++;
         atomic_fetch_add(&crowd->taken, 1);
-        CHECK_EQ(hr_lock(member->region, NULL, 0), HR_EBUSY);
+        CHECK_EQ(hr_lock(member->region, NULL, 0, &call_error), HR_EBUSY);
         atomic_fetch_sub(&crowd->inside, 1);
-        CHECK_EQ(hr_unlock(member->region), HR_OK);
+        CHECK_EQ(hr_unlock(member->region, &call_error), HR_OK);
     }
     return NULL;
 }
@@ -142,8 +143,8 @@ static void charge_or_release(struct member *member, bool may_be_gone)
     uint32_t kind = next_random(&member->random) % KINDS;
     uint64_t bytes = next_random(&member->random) % 100000;
     bool releases = member->held[kind] >= bytes && bytes > 0;
-    int code = releases ? hr_release(member->region, 0, kind, bytes, PATIENCE)
-                        : hr_charge(member->region, 0, kind, bytes, PATIENCE);
+    int code = releases ? hr_release(member->region, 0, kind, bytes, PATIENCE, &call_error)
+                        : hr_charge(member->region, 0, kind, bytes, PATIENCE, &call_error);
     if (code == HR_OK)
         member->held[kind] = releases ? member->held[kind] - bytes : member->held[kind] + bytes;
     else if (may_be_gone && (code == HR_EDETACHED || code == HR_EINVAL))
@@ -167,12 +168,12 @@ static void *look_on(void *argument)
     struct hr_snapshot *snapshot = malloc(bytes);
     NEED(snapshot != NULL);
     while (goes_on(member)) {
-        CHECK_EQ(hr_snapshot(member->region, snapshot, bytes), HR_OK);
+        CHECK_EQ(hr_snapshot(member->region, snapshot, bytes, &call_error), HR_OK);
         struct hr_slot_edit edit = {.value = HR_SLOT_MONITOR_USED, .to = 1000};
-        int code = hr_edit_slot(member->region, getpid(), &edit, 1, 0, PATIENCE);
+        int code = hr_edit_slot(member->region, getpid(), &edit, 1, 0, PATIENCE, &call_error);
         CHECK(code == HR_OK || code == HR_ENOPROCESS);
         struct hr_lock_state state;
-        CHECK_EQ(hr_get_lock_state(member->region, NULL, &state), HR_OK);
+        CHECK_EQ(hr_get_lock_state(member->region, NULL, &state, &call_error), HR_OK);
         CHECK(state.owner_liveness != HR_DEAD || state.owner_pid == 0);
     }
     free(snapshot);
@@ -194,21 +195,21 @@ static void test_threads_account_in_one_slot(void)
         struct member members[THREADS];
         region_file_make(&file, id);
         start_crowd(&crowd, &file, 1);
-        CHECK_EQ(hr_attach(crowd.handles[0], NULL, PATIENCE), HR_OK);
+        CHECK_EQ(hr_attach(crowd.handles[0], NULL, PATIENCE, &call_error), HR_OK);
         run_crowd(&crowd, roles, THREADS, members);
         uint64_t total = 0;
         for (uint32_t i = 0; i < THREADS; i++) {
             for (uint32_t kind = 0; kind < KINDS; kind++)
                 total += members[i].held[kind];
         }
-        CHECK_EQ(hr_get(crowd.handles[0], HR_VALUE_MEMORY_USED, 0), total);
+        CHECK_EQ(live_value(crowd.handles[0], HR_VALUE_MEMORY_USED, 0), total);
         for (uint32_t i = 0; i < THREADS; i++) {
             for (uint32_t kind = 0; kind < KINDS; kind++)
-                CHECK_EQ(hr_release(crowd.handles[0], 0, kind, members[i].held[kind], PATIENCE),
+                CHECK_EQ(hr_release(crowd.handles[0], 0, kind, members[i].held[kind], PATIENCE, &call_error),
                          HR_OK);
         }
-        CHECK_EQ(hr_get(crowd.handles[0], HR_VALUE_MEMORY_USED, 0), 0);
-        CHECK_EQ(hr_detach(crowd.handles[0], PATIENCE), HR_OK);
+        CHECK_EQ(live_value(crowd.handles[0], HR_VALUE_MEMORY_USED, 0), 0);
+        CHECK_EQ(hr_detach(crowd.handles[0], PATIENCE, &call_error), HR_OK);
         CHECK_EQ(peek32(&file, file.layout->proc_num), 0);
         end_crowd(&crowd);
         region_file_remove(&file);
@@ -219,8 +220,8 @@ static void *come_and_leave(void *argument)
 {
     struct member *member = argument;
     while (goes_on(member)) {
-        int code = next_random(&member->random) % 2 == 0 ? hr_attach(member->region, NULL, PATIENCE)
-                                                         : hr_detach(member->region, PATIENCE);
+        int code = next_random(&member->random) % 2 == 0 ? hr_attach(member->region, NULL, PATIENCE, &call_error)
+                                                         : hr_detach(member->region, PATIENCE, &call_error);
         CHECK(code == HR_OK || code == HR_EATTACHED || code == HR_EDETACHED);
     }
     return NULL;
@@ -246,7 +247,7 @@ static void test_a_slot_that_comes_and_goes(void)
         region_file_make(&file, id);
         start_crowd(&crowd, &file, 1);
         run_crowd(&crowd, roles, THREADS, members);
-        int code = hr_detach(crowd.handles[0], PATIENCE);
+        int code = hr_detach(crowd.handles[0], PATIENCE, &call_error);
         CHECK(code == HR_OK || code == HR_EATTACHED || code == HR_EDETACHED);
         CHECK_EQ(peek32(&file, file.layout->proc_num), 0);
         end_crowd(&crowd);
@@ -259,7 +260,7 @@ static void test_a_slot_that_comes_and_goes(void)
 /* On a machine that stands still now and then, a search can be cut short. */
 static void reap_nobody(hr_region *region, struct hr_reap *reaped)
 {
-    int found = hr_reap(region, NULL, NULL, 0, 0, PATIENCE, reaped);
+    int found = hr_reap(region, NULL, NULL, 0, 0, PATIENCE, reaped, &call_error);
     CHECK(found >= 0);
     for (int i = 0; i < found; i++)
         CHECK_EQ(reaped[i].what, HR_REAP_CUT_SHORT);
@@ -289,9 +290,9 @@ static void test_a_process_does_not_mend_itself(void)
         struct member members[THREADS];
         region_file_make(&file, id);
         start_crowd(&crowd, &file, HANDLES);
-        CHECK_EQ(hr_attach(crowd.handles[0], NULL, PATIENCE), HR_OK);
+        CHECK_EQ(hr_attach(crowd.handles[0], NULL, PATIENCE, &call_error), HR_OK);
         run_crowd(&crowd, roles, HANDLES, members);
-        CHECK_EQ(hr_detach(crowd.handles[0], PATIENCE), HR_OK);
+        CHECK_EQ(hr_detach(crowd.handles[0], PATIENCE, &call_error), HR_OK);
         end_crowd(&crowd);
         region_file_remove(&file);
     }
@@ -308,7 +309,7 @@ static void test_a_newcomer_is_not_reaped(void)
         region_file_make(&file, id);
         start_crowd(&crowd, &file, HANDLES);
         run_crowd(&crowd, roles, HANDLES, members);
-        int code = hr_detach(crowd.handles[0], PATIENCE);
+        int code = hr_detach(crowd.handles[0], PATIENCE, &call_error);
         CHECK(code == HR_OK || code == HR_EATTACHED || code == HR_EDETACHED);
         end_crowd(&crowd);
         region_file_remove(&file);
@@ -337,7 +338,7 @@ static void test_a_handle_does_not_reap_what_attaches_by_it(void)
         region_file_make(&file, id);
         start_crowd(&crowd, &file, 1);
         run_crowd(&crowd, roles, 2, members);
-        int code = hr_detach(crowd.handles[0], PATIENCE);
+        int code = hr_detach(crowd.handles[0], PATIENCE, &call_error);
         CHECK(code == HR_OK || code == HR_EDETACHED);
         end_crowd(&crowd);
         region_file_remove(&file);
@@ -356,18 +357,18 @@ static void *work_until_closed(void *argument)
         CHECK_EQ(info.layout, member->crowd->file->layout->id);
         switch (next_random(&member->random) % 4) {
         case 0:
-            code = hr_lock(member->region, NULL, PATIENCE);
+            code = hr_lock(member->region, NULL, PATIENCE, &call_error);
             if (code == HR_OK)
-                code = hr_unlock(member->region);
+                code = hr_unlock(member->region, &call_error);
             break;
         case 1:
-            code = hr_charge(member->region, 0, HR_DATA, 1, PATIENCE);
+            code = hr_charge(member->region, 0, HR_DATA, 1, PATIENCE, &call_error);
             break;
         case 2:
-            code = hr_attach(member->region, NULL, PATIENCE);
+            code = hr_attach(member->region, NULL, PATIENCE, &call_error);
             break;
         default:
-            code = hr_detach(member->region, PATIENCE);
+            code = hr_detach(member->region, PATIENCE, &call_error);
         }
         CHECK(code == HR_OK || code == HR_EATTACHED || code == HR_EDETACHED || code == HR_ECLOSED);
     }
@@ -391,7 +392,7 @@ static void test_closing_under_them(void)
         }
         const struct timespec nap = {.tv_nsec = (long)(CROWD_NS / 4)};
         nanosleep(&nap, NULL);
-        hr_close(crowd.handles[0]);
+        hr_close(crowd.handles[0], &call_error);
         for (uint32_t i = 0; i < THREADS; i++)
             pthread_join(threads[i], NULL);
         end_crowd(&crowd);

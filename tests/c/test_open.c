@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "call_error.h"
 #include "check.h"
 #include "region_file.h"
 
@@ -17,12 +18,12 @@ static void test_identifies_every_layout(void)
         struct region_file file;
         region_file_make(&file, layout);
         CHECK_EQ(file.size, hr_layouts[layout].size + 1);
-        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), layout);
-        CHECK_EQ(hr_identify(file.path, layout), layout);
+        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), layout);
+        CHECK_EQ(hr_identify(file.path, layout, &call_error), layout);
 
         for (uint32_t flags = HR_READ; flags <= HR_WRITE; flags++) {
             hr_region *region = NULL;
-            CHECK_EQ(hr_open(file.path, flags, HR_LAYOUTS, &region), layout);
+            CHECK_EQ(hr_open(file.path, flags, HR_LAYOUTS, 0, &region, &call_error), layout);
             struct hr_info info;
             struct stat status;
             hr_get_info(region, &info);
@@ -33,8 +34,8 @@ static void test_identifies_every_layout(void)
             CHECK_EQ(info.device_id, status.st_dev);
             CHECK(info.mapped_bytes >= hr_layouts[layout].size);
             CHECK(info.address != 0);
-            CHECK_EQ(hr_is_stale(region), 0);
-            hr_close(region);
+            CHECK_EQ(hr_is_stale(region, &call_error), 0);
+            hr_close(region, &call_error);
             close_and_free(region);
         }
         region_file_remove(&file);
@@ -93,21 +94,21 @@ static void test_create_never_overwrites(void)
     region_file_make(&file, HR_V1_2);
     struct hr_create_spec spec;
     region_file_spec(&spec, HR_V1_1);
-    CHECK_EQ(hr_create(file.path, &spec), HR_EEXISTS);
-    CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_V1_2);
+    CHECK_EQ(hr_create(file.path, &spec, &call_error), HR_EEXISTS);
+    CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), HR_V1_2);
 
     NEED(unlink(file.path) == 0 && symlink("/nowhere/at/all", file.path) == 0);
-    CHECK_EQ(hr_create(file.path, &spec), HR_EEXISTS);
+    CHECK_EQ(hr_create(file.path, &spec, &call_error), HR_EEXISTS);
     NEED(unlink(file.path) == 0 && mkdir(file.path, 0700) == 0);
-    CHECK_EQ(hr_create(file.path, &spec), HR_EEXISTS);
+    CHECK_EQ(hr_create(file.path, &spec, &call_error), HR_EEXISTS);
     NEED(rmdir(file.path) == 0);
 
     char path[320];
     snprintf(path, sizeof path, "%s/missing/region.cache", file.directory);
-    CHECK_EQ(hr_create(path, &spec), HR_ENOTFOUND);
+    CHECK_EQ(hr_create(path, &spec, &call_error), HR_ENOTFOUND);
     snprintf(path, sizeof path, "%s/", file.directory);
-    CHECK(hr_create(path, &spec) < 0);
-    CHECK(hr_create("", &spec) < 0);
+    CHECK(hr_create(path, &spec, &call_error) < 0);
+    CHECK(hr_create("", &spec, &call_error) < 0);
     region_file_remove(&file);
 }
 
@@ -119,13 +120,13 @@ static void test_create_refuses_what_is_no_region(void)
     struct hr_create_spec spec;
 
     region_file_spec(&spec, HR_LAYOUTS);
-    CHECK_EQ(hr_create(file.path, &spec), HR_EINVAL);
+    CHECK_EQ(hr_create(file.path, &spec, &call_error), HR_EINVAL);
     region_file_spec(&spec, HR_V1_2);
     spec.device_num = HR_DEVICES + 1;
-    CHECK_EQ(hr_create(file.path, &spec), HR_EINVAL);
+    CHECK_EQ(hr_create(file.path, &spec, &call_error), HR_EINVAL);
     region_file_spec(&spec, HR_V1_2);
     memset(spec.uuids[0], 'x', HR_UUID_BYTES);
-    CHECK_EQ(hr_create(file.path, &spec), HR_EINVAL);
+    CHECK_EQ(hr_create(file.path, &spec, &call_error), HR_EINVAL);
     CHECK_EQ(access(file.path, F_OK), -1);
     region_file_remove(&file);
 }
@@ -134,11 +135,11 @@ static void test_create_refuses_what_is_no_region(void)
 static void check_refused(const char *path, int code, int reason)
 {
     hr_region *region = NULL;
-    CHECK_EQ(hr_open(path, HR_READ, HR_LAYOUTS, &region), code);
+    CHECK_EQ(hr_open(path, HR_READ, HR_LAYOUTS, 0, &region, &call_error), code);
     CHECK(region == NULL);
     CHECK_EQ(last_detail().reason, reason);
-    CHECK_EQ(hr_identify(path, HR_LAYOUTS), code);
-    const struct hr_detail detail = last_detail();
+    CHECK_EQ(hr_identify(path, HR_LAYOUTS, &call_error), code);
+    const struct hr_error detail = last_detail();
     CHECK_EQ(detail.code, code);
     CHECK_EQ(detail.reason, reason);
 }
@@ -185,7 +186,7 @@ static void test_refuses_what_is_no_file(void)
     char behind[400];
     NEED(symlink(".", path) == 0);
     snprintf(behind, sizeof behind, "%s/region.cache", path);
-    CHECK_EQ(hr_identify(behind, HR_LAYOUTS), HR_V1_2);
+    CHECK_EQ(hr_identify(behind, HR_LAYOUTS, &call_error), HR_V1_2);
     unlink(path);
     region_file_remove(&file);
 }
@@ -205,9 +206,9 @@ static void test_no_permission(void)
     if (child == 0) {
         NEED(setuid(65534) == 0);
         hr_region *region = NULL;
-        CHECK_EQ(hr_open(file.path, HR_READ, HR_LAYOUTS, &region), HR_EACCESS);
+        CHECK_EQ(hr_open(file.path, HR_READ, HR_LAYOUTS, 0, &region, &call_error), HR_EACCESS);
         CHECK_EQ(last_detail().sys_errno, EACCES);
-        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_EACCESS);
+        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), HR_EACCESS);
         _exit(atomic_load(&check_failures) != 0);
     }
     int status;
@@ -221,8 +222,8 @@ static void test_no_permission(void)
     if (other == 0) {
         NEED(setuid(65534) == 0);
         hr_region *region = NULL;
-        CHECK_EQ(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &region), HR_EACCESS);
-        CHECK_EQ(hr_open(file.path, HR_READ, HR_LAYOUTS, &region), HR_V1_2);
+        CHECK_EQ(hr_open(file.path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error), HR_EACCESS);
+        CHECK_EQ(hr_open(file.path, HR_READ, HR_LAYOUTS, 0, &region, &call_error), HR_V1_2);
         close_and_free(region);
         _exit(atomic_load(&check_failures) != 0);
     }
@@ -267,29 +268,29 @@ static void test_a_named_layout_contradicts_nothing(void)
         char fresh[sizeof file.path + 8];
         snprintf(fresh, sizeof fresh, "%s.fresh", file.path);
         spec = (struct hr_create_spec){.layout = layout};
-        NEED(hr_create(fresh, &spec) == HR_OK);
+        NEED(hr_create(fresh, &spec, &call_error) == HR_OK);
         const char *paths[] = {file.path, fresh};
         for (size_t i = 0; i < 2; i++) {
-            CHECK_EQ(hr_identify(paths[i], HR_LAYOUTS), layout);
+            CHECK_EQ(hr_identify(paths[i], HR_LAYOUTS, &call_error), layout);
             for (uint32_t named = 0; named < HR_LAYOUTS; named++) {
                 hr_region *region = NULL;
-                const int code = hr_open(paths[i], HR_WRITE, named, &region);
-                const struct hr_detail detail = last_detail();
+                const int code = hr_open(paths[i], HR_WRITE, named, 0, &region, &call_error);
+                const struct hr_error detail = last_detail();
                 CHECK_EQ(code, named == layout ? (int)layout : HR_ENOTREGION);
-                CHECK_EQ(hr_identify(paths[i], named), code);
+                CHECK_EQ(hr_identify(paths[i], named, &call_error), code);
                 if (code < 0) {
                     CHECK_EQ(detail.reason, HR_REASON_LAYOUT);
                     CHECK_EQ(detail.layout, named);
                     CHECK_EQ(detail.found, layout);
                 }
-                hr_free(region);
+                hr_free(&region);
             }
         }
-        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS + 1), HR_EINVAL);
-        CHECK_EQ(hr_identify(file.path, UINT32_MAX), HR_EINVAL);
+        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS + 1, &call_error), HR_EINVAL);
+        CHECK_EQ(hr_identify(file.path, UINT32_MAX, &call_error), HR_EINVAL);
         hr_region *region = NULL;
-        CHECK_EQ(hr_open(file.path, HR_READ, HR_LAYOUTS + 1, &region), HR_EINVAL);
-        CHECK_EQ(hr_open(file.path, 1u << 20, HR_LAYOUTS, &region), HR_EINVAL);
+        CHECK_EQ(hr_open(file.path, HR_READ, HR_LAYOUTS + 1, 0, &region, &call_error), HR_EINVAL);
+        CHECK_EQ(hr_open(file.path, 1u << 20, HR_LAYOUTS, 0, &region, &call_error), HR_EINVAL);
         NEED(unlink(fresh) == 0);
         region_file_remove(&file);
     }
@@ -305,7 +306,7 @@ static void test_large_sm_limits_are_no_fault(void)
             region_file_make(&file, id);
             for (uint32_t device = 0; device < HR_DEVICES; device++)
                 poke64(&file, file.layout->sm_limit + device * 8, limits[i]);
-            CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), id);
+            CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), id);
             region_file_remove(&file);
         }
     }
@@ -321,7 +322,7 @@ static void test_large_sm_limits_are_no_fault(void)
     poke_usage(&file, 0, 0, &(struct hr_usage){.data = GIB, .total = GIB});
     poke32(&file, file.layout->proc_num, 1);
     NEED(ftruncate(file.fd, 2008985) == 0);
-    CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_V1_1);
+    CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), HR_V1_1);
     region_file_remove(&file);
 }
 
@@ -331,7 +332,7 @@ static void test_lengthened_files(void)
     struct region_file file;
     region_file_make(&file, HR_V1_1);
     NEED(ftruncate(file.fd, 2008985) == 0);
-    CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_V1_1);
+    CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), HR_V1_1);
 
     /* Without a device and without a limit both readings are of zeros. */
     struct region_file empty;
@@ -339,15 +340,15 @@ static void test_lengthened_files(void)
     memset(empty.bytes + empty.layout->limit, 0, 8 * HR_DEVICES);
     poke64(&empty, empty.layout->device_num, 0);
     memset(empty.bytes + empty.layout->uuids, 0, HR_DEVICES * HR_UUID_BYTES);
-    CHECK_EQ(hr_identify(empty.path, HR_LAYOUTS), HR_V1_1);
+    CHECK_EQ(hr_identify(empty.path, HR_LAYOUTS, &call_error), HR_V1_1);
     NEED(ftruncate(empty.fd, 2008985) == 0);
     hr_region *region = NULL;
-    CHECK_EQ(hr_open(empty.path, HR_READ, HR_LAYOUTS, &region), HR_EAMBIGUOUS);
-    CHECK_EQ(hr_identify(empty.path, HR_LAYOUTS), HR_EAMBIGUOUS);
+    CHECK_EQ(hr_open(empty.path, HR_READ, HR_LAYOUTS, 0, &region, &call_error), HR_EAMBIGUOUS);
+    CHECK_EQ(hr_identify(empty.path, HR_LAYOUTS, &call_error), HR_EAMBIGUOUS);
     CHECK_EQ(last_detail().candidates, 1u << HR_V1_1 | 1u << HR_V1_1_POSTINIT);
     for (uint32_t layout = HR_V1_1; layout <= HR_V1_1_POSTINIT; layout++) {
-        CHECK_EQ(hr_identify(empty.path, layout), layout);
-        CHECK_EQ(hr_open(empty.path, HR_READ, layout, &region), layout);
+        CHECK_EQ(hr_identify(empty.path, layout, &call_error), layout);
+        CHECK_EQ(hr_open(empty.path, HR_READ, layout, 0, &region, &call_error), layout);
         close_and_free(region);
     }
     region_file_remove(&empty);
@@ -356,13 +357,13 @@ static void test_lengthened_files(void)
     for (uint32_t layout = 0; layout < HR_LAYOUTS; layout++) {
         region_file_make(&file, layout);
         NEED(ftruncate(file.fd, (off_t)file.layout->size) == 0);
-        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), layout);
+        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), layout);
         /* One byte short it is not that layout any more. */
         NEED(ftruncate(file.fd, (off_t)file.layout->size - 1) == 0);
-        CHECK(hr_identify(file.path, HR_LAYOUTS) != (int)layout);
-        CHECK(hr_identify(file.path, layout) < 0);
+        CHECK(hr_identify(file.path, HR_LAYOUTS, &call_error) != (int)layout);
+        CHECK(hr_identify(file.path, layout, &call_error) < 0);
         NEED(ftruncate(file.fd, 1 << 24) == 0);
-        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), layout);
+        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), layout);
         region_file_remove(&file);
     }
 }
@@ -381,11 +382,11 @@ static void check_corrupt(const struct region_file *file, const struct poke *pok
     memcpy(&before, file->bytes + poke->offset, 8);
     memcpy(file->bytes + poke->offset, &poke->value, poke->bytes);
     hr_region *region = NULL;
-    CHECK_EQ(hr_identify(file->path, HR_LAYOUTS), HR_ECORRUPT);
+    CHECK_EQ(hr_identify(file->path, HR_LAYOUTS, &call_error), HR_ECORRUPT);
     /* By its name: a file with two candidates has two explanations. */
-    CHECK_EQ(hr_identify(file->path, file->layout->id), HR_ECORRUPT);
-    const int code = hr_open(file->path, HR_READ, file->layout->id, &region);
-    const struct hr_detail detail = last_detail();
+    CHECK_EQ(hr_identify(file->path, file->layout->id, &call_error), HR_ECORRUPT);
+    const int code = hr_open(file->path, HR_READ, file->layout->id, 0, &region, &call_error);
+    const struct hr_error detail = last_detail();
     CHECK_EQ(code, HR_ECORRUPT);
     CHECK_EQ(detail.code, HR_ECORRUPT);
     CHECK_EQ(detail.reason, poke->reason);
@@ -395,7 +396,7 @@ static void check_corrupt(const struct region_file *file, const struct poke *pok
     if (poke->reason == HR_REASON_PROC_NUM)
         CHECK_EQ(detail.found, (int64_t)(int32_t)poke->value);
     memcpy(file->bytes + poke->offset, &before, 8);
-    CHECK_EQ(hr_identify(file->path, HR_LAYOUTS), file->layout->id);
+    CHECK_EQ(hr_identify(file->path, HR_LAYOUTS, &call_error), file->layout->id);
 }
 
 /* Each count and each text is bounded, and the answer says which one was not. */
@@ -424,12 +425,12 @@ static void test_implausible_files(void)
         uint8_t *uuid = file.bytes + layout->uuids + 15 * HR_UUID_BYTES;
         memcpy(uuid, "GPU-", 4);
         memset(uuid + 4, 'f', HR_UUID_BYTES - 4);
-        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_ECORRUPT);
-        CHECK_EQ(hr_identify(file.path, id), HR_ECORRUPT);
+        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), HR_ECORRUPT);
+        CHECK_EQ(hr_identify(file.path, id, &call_error), HR_ECORRUPT);
         CHECK_EQ(last_detail().reason, HR_REASON_UUID);
         CHECK_EQ(last_detail().device, 15);
         uuid[HR_UUID_BYTES - 1] = '\0';
-        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), id);
+        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), id);
         region_file_remove(&file);
     }
 }
@@ -441,7 +442,7 @@ static void test_unknown_versions(void)
         region_file_make(&file, id);
         poke32(&file, 8, 99);
         hr_region *region = NULL;
-        CHECK_EQ(hr_open(file.path, HR_READ, HR_LAYOUTS, &region), HR_ECORRUPT);
+        CHECK_EQ(hr_open(file.path, HR_READ, HR_LAYOUTS, 0, &region, &call_error), HR_ECORRUPT);
         CHECK_EQ(last_detail().reason, HR_REASON_VERSION);
         CHECK_EQ(last_detail().found, UINT64_C(1) << 32 | 99);
         region_file_remove(&file);
@@ -455,11 +456,11 @@ static void test_plausible_edges(void)
         struct region_file file;
         region_file_make(&file, id);
         poke32(&file, file.layout->proc_num, HR_SLOTS);
-        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), id);
+        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), id);
         poke64(&file, file.layout->device_num, HR_DEVICES);
-        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), id);
+        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), id);
         poke64(&file, file.layout->sm_limit, 0);
-        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), id);
+        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), id);
         region_file_remove(&file);
     }
 }
@@ -467,22 +468,23 @@ static void test_plausible_edges(void)
 static void test_paths_that_name_no_file(void)
 {
     hr_region *region = NULL;
-    CHECK(hr_identify("", HR_LAYOUTS) < 0);
-    CHECK(hr_open("", HR_READ, HR_LAYOUTS, &region) < 0);
+    CHECK(hr_identify("", HR_LAYOUTS, &call_error) < 0);
+    CHECK(hr_open("", HR_READ, HR_LAYOUTS, 0, &region, &call_error) < 0);
     CHECK(region == NULL);
-    CHECK(hr_identify("/", HR_LAYOUTS) < 0);
-    CHECK(hr_identify("//", HR_LAYOUTS) < 0);
-    CHECK(hr_identify("/tmp/", HR_LAYOUTS) < 0);
-    CHECK(hr_identify("..", HR_LAYOUTS) < 0);
+    CHECK(hr_identify("/", HR_LAYOUTS, &call_error) < 0);
+    CHECK(hr_identify("//", HR_LAYOUTS, &call_error) < 0);
+    CHECK(hr_identify("/tmp/", HR_LAYOUTS, &call_error) < 0);
+    CHECK(hr_identify("..", HR_LAYOUTS, &call_error) < 0);
 
     char name[5000];
     memset(name, 'n', sizeof name - 1);
     name[sizeof name - 1] = '\0';
-    CHECK(hr_identify(name, HR_LAYOUTS) < 0);
+    CHECK(hr_identify(name, HR_LAYOUTS, &call_error) < 0);
     name[0] = '/';
-    CHECK(hr_identify(name, HR_LAYOUTS) < 0);
-    CHECK(hr_create(name, &(struct hr_create_spec){.layout = HR_V1_2}) < 0);
-    hr_free(NULL);
+    CHECK(hr_identify(name, HR_LAYOUTS, &call_error) < 0);
+    CHECK(hr_create(name, &(struct hr_create_spec){.layout = HR_V1_2}, &call_error) < 0);
+    hr_region *none = NULL;
+    hr_free(&none);
 }
 
 /* A name without a slash is one in the working directory. */
@@ -492,18 +494,18 @@ static void test_relative_paths(void)
     region_file_make(&file, HR_V1_2);
     const int before = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     NEED(before >= 0 && chdir(file.directory) == 0);
-    CHECK_EQ(hr_identify("region.cache", HR_LAYOUTS), HR_V1_2);
-    CHECK_EQ(hr_identify("./region.cache", HR_LAYOUTS), HR_V1_2);
+    CHECK_EQ(hr_identify("region.cache", HR_LAYOUTS, &call_error), HR_V1_2);
+    CHECK_EQ(hr_identify("./region.cache", HR_LAYOUTS, &call_error), HR_V1_2);
     hr_region *region = NULL;
-    CHECK_EQ(hr_open("region.cache", HR_READ, HR_LAYOUTS, &region), HR_V1_2);
+    CHECK_EQ(hr_open("region.cache", HR_READ, HR_LAYOUTS, 0, &region, &call_error), HR_V1_2);
     struct hr_create_spec spec;
     region_file_spec(&spec, HR_V1_1);
-    CHECK_EQ(hr_create("second.cache", &spec), HR_OK);
-    CHECK_EQ(hr_identify("second.cache", HR_LAYOUTS), HR_V1_1);
+    CHECK_EQ(hr_create("second.cache", &spec, &call_error), HR_OK);
+    CHECK_EQ(hr_identify("second.cache", HR_LAYOUTS, &call_error), HR_V1_1);
     NEED(unlink("second.cache") == 0);
     NEED(fchdir(before) == 0);
     /* The handle still knows which file it meant. */
-    CHECK_EQ(hr_is_stale(region), 0);
+    CHECK_EQ(hr_is_stale(region, &call_error), 0);
     close_and_free(region);
     close(before);
     region_file_remove(&file);
@@ -517,28 +519,28 @@ static void check_reads_only(const struct region_file *file, uint32_t minor_vers
 {
     const uint8_t *before = region_file_copy(file);
     hr_region *region = NULL;
-    CHECK_EQ(hr_identify(file->path, HR_LAYOUTS), HR_V1_2);
-    CHECK_EQ(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &region), HR_EREADONLY);
+    CHECK_EQ(hr_identify(file->path, HR_LAYOUTS, &call_error), HR_V1_2);
+    CHECK_EQ(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error), HR_EREADONLY);
     CHECK_EQ(last_detail().reason, HR_REASON_VERSION);
     CHECK_EQ(last_detail().found, UINT64_C(1) << 32 | minor_version);
     CHECK(region == NULL);
-    CHECK_EQ(hr_open(file->path, HR_WRITE, HR_V1_2, &region), HR_EREADONLY);
-    CHECK_EQ(hr_open(file->path, HR_READ, HR_V1_1, &region), HR_ENOTREGION);
+    CHECK_EQ(hr_open(file->path, HR_WRITE, HR_V1_2, 0, &region, &call_error), HR_EREADONLY);
+    CHECK_EQ(hr_open(file->path, HR_READ, HR_V1_1, 0, &region, &call_error), HR_ENOTREGION);
     region = open_or_fail(file->path, HR_READ);
     struct hr_info info;
     hr_get_info(region, &info);
     CHECK_EQ(info.version, UINT64_C(1) << 32 | minor_version);
-    CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
-    CHECK_EQ(hr_get(region, HR_VALUE_PROC_NUM, 0), 1);
+    CHECK_EQ(live_value(region, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
+    CHECK_EQ(live_value(region, HR_VALUE_PROC_NUM, 0), 1);
     int32_t value;
     CHECK_EQ(set_value(region, HR_PRIORITY, 0, 0, HR_FORCE, &value), HR_EREADONLY);
     CHECK(memcmp(before, file->bytes, file->size) == 0);
     /* What it becomes under the handle is another file. */
     poke32(file, 8, minor_version + 1);
     uint64_t read;
-    CHECK_EQ(hr_read_value(region, HR_VALUE_PRIORITY, 0, &read), HR_ESTALE);
+    CHECK_EQ(hr_get(region, HR_VALUE_PRIORITY, 0, &read, &call_error), HR_ESTALE);
     poke32(file, 8, minor_version);
-    CHECK_EQ(hr_read_value(region, HR_VALUE_PRIORITY, 0, &read), HR_OK);
+    CHECK_EQ(hr_get(region, HR_VALUE_PRIORITY, 0, &read, &call_error), HR_OK);
     close_and_free(region);
     free((void *)before);
 }
@@ -558,12 +560,12 @@ static void test_a_version_to_come_is_read_and_never_written(void)
             check_reads_only(&file, minor_versions[i]);
         }
         NEED(ftruncate(file.fd, (off_t)file.layout->size - 1) == 0);
-        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_ECORRUPT);
+        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), HR_ECORRUPT);
         NEED(ftruncate(file.fd, (off_t)file.size) == 0);
         poke32(&file, file.layout->sem_postinit + 8, 128);
     }
     poke32(&file, 4, 2);
-    CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_ECORRUPT);
+    CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), HR_ECORRUPT);
     region_file_remove(&file);
 }
 
@@ -598,15 +600,15 @@ static void test_a_version_to_come_whose_fields_do_not_pass(void)
     };
     for (size_t i = 0; i < sizeof pokes / sizeof pokes[0]; i++) {
         const uint32_t before = peek32(&file, pokes[i].offset);
-        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_V1_2);
+        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), HR_V1_2);
         poke32(&file, pokes[i].offset, pokes[i].value);
-        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_ECORRUPT);
+        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), HR_ECORRUPT);
         CHECK_EQ(last_detail().reason, HR_REASON_VERSION);
         poke32(&file, pokes[i].offset, before);
     }
     /* Beyond the slots in use nothing is judged. */
     poke32(&file, slot_at(&file, 2, layout->slot_pid), (uint32_t)-1);
-    CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_V1_2);
+    CHECK_EQ(hr_identify(file.path, HR_LAYOUTS, &call_error), HR_V1_2);
     region_file_remove(&file);
 }
 

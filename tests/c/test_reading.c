@@ -4,6 +4,7 @@
  */
 #include <time.h>
 
+#include "call_error.h"
 #include "check.h"
 #include "region_file.h"
 #include "snapshot_view.h"
@@ -37,7 +38,7 @@ void before_load(void)
 static int snapshot_code(hr_region *region)
 {
     loads = 0;
-    return hr_snapshot(region, buffer, sizeof buffer);
+    return hr_snapshot(region, buffer, sizeof buffer, &call_error);
 }
 
 static const struct hr_snapshot *snapshot_of(hr_region *region)
@@ -322,7 +323,7 @@ static void test_budget(void)
     CHECK(now_ns - before <= budget_ns + 10 * (usual + 10));
     before = now_ns;
     struct hr_set_size size;
-    CHECK_EQ(hr_read_set(regions, COUNT, buffer, sizeof buffer, &size), 0);
+    CHECK_EQ(hr_read_set(regions, COUNT, buffer, sizeof buffer, UINT32_MAX, &size, &call_error), 0);
     CHECK(now_ns - before >= budget_ns);
     CHECK(now_ns - before <= budget_ns + COUNT * 10 * (usual + 10));
     for (uint32_t i = 0; i < COUNT; i++) {

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <setjmp.h>
 
+#include "call_error.h"
 #include "sigbus.h"
 
 static void set_ignored(void)
@@ -129,7 +130,7 @@ static void test_previous_handler_gets_its_own(void)
         NEED(ftruncate(file.fd, (off_t)file.size) == 0);
         poke32(&file, 0, HR_MAGIC);
         NEED(ftruncate(file.fd, 4096) == 0);
-        CHECK(hr_snapshot(region, buffer, sizeof buffer) < 0);
+        CHECK(hr_snapshot(region, buffer, sizeof buffer, &call_error) < 0);
         CHECK_EQ(info_calls, before + 1);
     }
     close_and_free(region);

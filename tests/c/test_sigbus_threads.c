@@ -1,5 +1,6 @@
 /* SIGBUS among threads: those that block it, and handlers that are installed meanwhile. */
 #define _GNU_SOURCE
+#include "call_error.h"
 #include "sigbus.h"
 
 static void block(int how, bool all)
@@ -25,7 +26,7 @@ static void *blocked_in_a_thread(void *argument)
         restore(part->file);
         /* Found unblocked, in a burst, just before. */
         for (int i = 0; i < 1000; i++)
-            CHECK_EQ(hr_snapshot(part->region, buffer, sizeof buffer), HR_OK);
+            CHECK_EQ(hr_snapshot(part->region, buffer, sizeof buffer, &call_error), HR_OK);
         block(SIG_BLOCK, all != 0);
         sigset_t before;
         pthread_sigmask(SIG_SETMASK, NULL, &before);
@@ -34,7 +35,7 @@ static void *blocked_in_a_thread(void *argument)
             check_same_mask(&before);
         }
         restore(part->file);
-        CHECK_EQ(hr_snapshot(part->region, buffer, sizeof buffer), HR_OK);
+        CHECK_EQ(hr_snapshot(part->region, buffer, sizeof buffer, &call_error), HR_OK);
         check_same_mask(&before);
         block(SIG_UNBLOCK, true);
         pthread_sigmask(SIG_SETMASK, NULL, &before);
@@ -114,7 +115,7 @@ static void *run_another(void *argument)
         let_a_burst_end();
     while (!atomic_load(&over)) {
         let_a_burst_end();
-        CHECK_EQ(hr_snapshot(argument, buffer, sizeof buffer), HR_OK);
+        CHECK_EQ(hr_snapshot(argument, buffer, sizeof buffer, &call_error), HR_OK);
     }
     return NULL;
 }

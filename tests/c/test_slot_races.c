@@ -2,6 +2,7 @@
  * What others do between two stores of ours to the slot table: a child stops at a
  * test point, something happens, and it goes on.
  */
+#include "call_error.h"
 #include "check.h"
 #include "region_file.h"
 #include "region.h"
@@ -13,19 +14,19 @@ enum { DEAD = (1 << 22) + 1, DATA = 16, TOTAL = 32 };
 
 static int attach(hr_region *region)
 {
-    return hr_attach(region, NULL, ONE_SECOND);
+    return hr_attach(region, NULL, ONE_SECOND, &call_error);
 }
 
 static int attach_and_charge(hr_region *region)
 {
-    int code = hr_attach(region, NULL, ONE_SECOND);
-    return code == HR_OK ? hr_charge(region, 0, HR_DATA, 1000, ONE_SECOND) : code;
+    int code = hr_attach(region, NULL, ONE_SECOND, &call_error);
+    return code == HR_OK ? hr_charge(region, 0, HR_DATA, 1000, ONE_SECOND, &call_error) : code;
 }
 
 static int attach_and_detach(hr_region *region)
 {
-    int code = hr_attach(region, NULL, ONE_SECOND);
-    return code == HR_OK ? hr_detach(region, ONE_SECOND) : code;
+    int code = hr_attach(region, NULL, ONE_SECOND, &call_error);
+    return code == HR_OK ? hr_detach(region, ONE_SECOND, &call_error) : code;
 }
 
 static int32_t pid_in(const struct region_file *file, uint32_t slot)
@@ -106,7 +107,7 @@ static void test_detaching_does_not_write_over_a_lowered_number(void)
 static int reap(hr_region *region)
 {
     static struct hr_reap reaped[HR_SLOTS];
-    int found = hr_reap(region, NULL, NULL, 0, 0, ONE_SECOND, reaped);
+    int found = hr_reap(region, NULL, NULL, 0, 0, ONE_SECOND, reaped, &call_error);
     int said = found < 0 ? found : 10 * found;
     for (int i = 0; i < found; i++)
         said += reaped[i].what == HR_REAP_EMPTIED;

@@ -1,6 +1,7 @@
 /* A snapshot holds exactly what stands in the file, and says what it could not settle. */
 #include <time.h>
 
+#include "call_error.h"
 #include "check.h"
 #include "region_file.h"
 #include "snapshot_view.h"
@@ -10,14 +11,14 @@ static struct hr_snapshot *take_exact(hr_region *region)
 {
     struct hr_snapshot *small = malloc(sizeof *small);
     NEED(small != NULL);
-    CHECK_EQ(hr_snapshot(region, small, sizeof *small), HR_ENOSPACE);
-    const struct hr_detail detail = last_detail();
+    CHECK_EQ(hr_snapshot(region, small, sizeof *small, &call_error), HR_ENOSPACE);
+    const struct hr_error detail = last_detail();
     CHECK_EQ(detail.code, HR_ENOSPACE);
     free(small);
     CHECK(detail.wanted <= HR_SNAPSHOT_MAX_BYTES);
     struct hr_snapshot *snapshot = malloc(detail.wanted);
     NEED(snapshot != NULL);
-    CHECK_EQ(hr_snapshot(region, snapshot, detail.wanted), HR_OK);
+    CHECK_EQ(hr_snapshot(region, snapshot, detail.wanted, &call_error), HR_OK);
     CHECK_EQ(hr_snapshot_bytes(snapshot), detail.wanted);
     return snapshot;
 }
@@ -122,12 +123,12 @@ static void test_snapshot_never_passes_its_buffer(void)
         char *exact = malloc(bytes + 1);
         NEED(exact != NULL);
         exact[bytes] = 0x5a;
-        CHECK_EQ(hr_snapshot(region, exact, bytes), HR_ENOSPACE);
+        CHECK_EQ(hr_snapshot(region, exact, bytes, &call_error), HR_ENOSPACE);
         CHECK_EQ(last_detail().wanted, wanted);
         CHECK_EQ(exact[bytes], 0x5a);
         free(exact);
     }
-    CHECK_EQ(hr_snapshot(region, NULL, 0), HR_ENOSPACE);
+    CHECK_EQ(hr_snapshot(region, NULL, 0, &call_error), HR_ENOSPACE);
     close_and_free(region);
     region_file_remove(&file);
 }
@@ -205,7 +206,7 @@ static void test_shown_devices(void)
                 strcpy((char *)uuids + this->uuid_device * HR_UUID_BYTES, "GPU-1");
 
             hr_region *region = NULL;
-            CHECK_EQ(hr_open(file.path, HR_READ, id, &region), id);
+            CHECK_EQ(hr_open(file.path, HR_READ, id, 0, &region, &call_error), id);
             if (region == NULL)
                 continue;
             struct hr_snapshot *snapshot = take_exact(region);
@@ -230,7 +231,7 @@ static void test_one_limit_for_all_shows_one_device(void)
         for (uint32_t device = 0; device < HR_DEVICES; device++)
             poke64(&file, file.layout->limit + device * 8, 3 * GIB);
         hr_region *region = NULL;
-        CHECK_EQ(hr_open(file.path, HR_READ, id, &region), id);
+        CHECK_EQ(hr_open(file.path, HR_READ, id, 0, &region, &call_error), id);
         struct hr_snapshot *snapshot = take_exact(region);
         CHECK_EQ(snapshot->shown, 1);
         CHECK_EQ(snapshot->span, 1);
@@ -368,11 +369,11 @@ static void test_counts_turn_bad(void)
         const uint32_t bad_counts[] = {1025, UINT32_MAX, 1u << 31, 1u << 20};
         for (size_t i = 0; i < sizeof bad_counts / sizeof bad_counts[0]; i++) {
             poke32(&file, layout->proc_num, bad_counts[i]);
-            CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ECORRUPT);
-            const struct hr_detail detail = last_detail();
+            CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer, &call_error), HR_ECORRUPT);
+            const struct hr_error detail = last_detail();
             CHECK_EQ(detail.reason, HR_REASON_PROC_NUM);
             CHECK_EQ(detail.found, (int64_t)(int32_t)bad_counts[i]);
-            CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_USED, 0), HR_NO_VALUE);
+            CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, 0), NO_VALUE);
             CHECK_EQ(last_detail().code, HR_ECORRUPT);
             CHECK_EQ(set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ECORRUPT);
             CHECK_EQ(peek64(&file, layout->limit), 4 * GIB);
@@ -380,24 +381,24 @@ static void test_counts_turn_bad(void)
         poke32(&file, layout->proc_num, 0);
 
         poke64(&file, layout->device_num, 17);
-        CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ECORRUPT);
+        CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer, &call_error), HR_ECORRUPT);
         CHECK_EQ(last_detail().reason, HR_REASON_DEVICE_NUM);
         CHECK_EQ(last_detail().found, 17);
         CHECK_EQ(set_limits(region, HR_MEMORY, HR_ALL_DEVICES, GIB, 0, 0, edits), HR_ECORRUPT);
         poke64(&file, layout->device_num, 2);
 
         memset(file.bytes + layout->uuids + HR_UUID_BYTES, 0xee, HR_UUID_BYTES);
-        CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ECORRUPT);
+        CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer, &call_error), HR_ECORRUPT);
         CHECK_EQ(last_detail().reason, HR_REASON_UUID);
         CHECK_EQ(last_detail().device, 1);
         memset(file.bytes + layout->uuids + HR_UUID_BYTES, 0, HR_UUID_BYTES);
-        CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_OK);
+        CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer, &call_error), HR_OK);
 
         poke32(&file, 0, 0);
-        CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ESTALE);
+        CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer, &call_error), HR_ESTALE);
         CHECK_EQ(last_detail().reason, HR_REASON_REPLACED);
         poke32(&file, 0, HR_MAGIC);
-        CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_OK);
+        CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer, &call_error), HR_OK);
         close_and_free(region);
         region_file_remove(&file);
     }

@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "call_error.h"
 #include "check.h"
 #include "region.h"
 #include "region_file.h"
@@ -119,7 +120,7 @@ static void test_a_lock_that_changes_hands_is_not_robbed(void)
             has_taken = false;
             loads = 0;
             act = take_over;
-            int code = hr_recover_lock(region, proc, 0, &progress);
+            int code = hr_recover_lock(region, proc, 0, &progress, &call_error);
             act = NULL;
             if (!has_taken)
                 CHECK_EQ(code, HR_OK);

@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include "call_error.h"
 #include "check.h"
 #include "region_file.h"
 #include "snapshot_view.h"
@@ -39,24 +40,24 @@ static void *read_in_a_storm(void *argument)
     NEED(own != NULL);
     struct hr_edit edits[HR_DEVICES];
     while (!atomic_load(&storm->over)) {
-        int code = hr_snapshot(storm->shared, own, HR_SNAPSHOT_MAX_BYTES);
+        int code = hr_snapshot(storm->shared, own, HR_SNAPSHOT_MAX_BYTES, &call_error);
         CHECK(is_expected_in_a_storm(code));
         count_code(storm, code);
-        if (hr_get(storm->shared, HR_VALUE_MEMORY_USED, 1) == HR_NO_VALUE)
+        if (live_value(storm->shared, HR_VALUE_MEMORY_USED, 1) == NO_VALUE)
             CHECK(is_expected_in_a_storm(last_detail().code));
         code = set_limits(storm->shared, HR_SM, HR_ALL_DEVICES, 50, 0, 0, edits);
         CHECK(code > 0 || is_expected_in_a_storm(code));
 
         hr_region *fresh = NULL;
-        code = hr_open(storm->file.path, HR_READ, HR_LAYOUTS, &fresh);
+        code = hr_open(storm->file.path, HR_READ, HR_LAYOUTS, 0, &fresh, &call_error);
         if (code >= 0) {
             atomic_fetch_add(&storm->reopened, 1);
             for (int i = 0; i < 3; i++) {
-                code = hr_snapshot(fresh, own, HR_SNAPSHOT_MAX_BYTES);
+                code = hr_snapshot(fresh, own, HR_SNAPSHOT_MAX_BYTES, &call_error);
                 CHECK(is_expected_in_a_storm(code));
                 count_code(storm, code);
             }
-            const int stale = hr_is_stale(fresh);
+            const int stale = hr_is_stale(fresh, &call_error);
             CHECK(stale == 0 || stale == 1);
             close_and_free(fresh);
         } else {
@@ -104,10 +105,10 @@ static void test_truncation_under_readers(void)
     CHECK(atomic_load(&storm.reopened) > 0);
 
     /* Whole again, it works again, for the old handle and for a new one. */
-    CHECK_EQ(hr_snapshot(storm.shared, buffer, sizeof buffer), HR_OK);
-    CHECK_EQ(hr_is_stale(storm.shared), 0);
+    CHECK_EQ(hr_snapshot(storm.shared, buffer, sizeof buffer, &call_error), HR_OK);
+    CHECK_EQ(hr_is_stale(storm.shared, &call_error), 0);
     hr_region *fresh = open_or_fail(storm.file.path, HR_READ);
-    CHECK_EQ(hr_snapshot(fresh, buffer, sizeof buffer), HR_OK);
+    CHECK_EQ(hr_snapshot(fresh, buffer, sizeof buffer, &call_error), HR_OK);
     close_and_free(fresh);
     close_and_free(storm.shared);
     free(storm.content);
@@ -124,17 +125,17 @@ static void test_every_call_on_a_truncated_file(void)
         struct hr_edit edits[HR_DEVICES];
         int32_t before;
         NEED(ftruncate(file.fd, 0) == 0);
-        CHECK_EQ(hr_is_stale(region), 1);
-        CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ESTALE);
+        CHECK_EQ(hr_is_stale(region, &call_error), 1);
+        CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer, &call_error), HR_ESTALE);
         for (uint32_t value = 0; value <= HR_VALUE_PROC_NUM; value++) {
-            CHECK_EQ(hr_get(region, value, 0), HR_NO_VALUE);
+            CHECK_EQ(live_value(region, value, 0), NO_VALUE);
             CHECK_EQ(last_detail().code, HR_ESTALE);
         }
         CHECK_EQ(set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ESTALE);
         CHECK_EQ(set_limits(region, HR_SM, HR_ALL_DEVICES, 10, 0, 0, edits), HR_ESTALE);
         CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
         struct hr_set_size size;
-        CHECK_EQ(hr_read_set(&region, 1, buffer, sizeof buffer, &size), 1);
+        CHECK_EQ(hr_read_set(&region, 1, buffer, sizeof buffer, UINT32_MAX, &size, &call_error), 1);
         CHECK_EQ(set_snapshot(buffer, 0)->code, HR_ESTALE);
         CHECK_EQ(set_failure(buffer, 0)->reason, HR_REASON_TRUNCATED);
 
@@ -143,7 +144,7 @@ static void test_every_call_on_a_truncated_file(void)
         poke32(&file, 0, HR_MAGIC);
         poke32(&file, 4, file.layout->major_version);
         poke32(&file, 8, file.layout->minor_version);
-        CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ESTALE);
+        CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer, &call_error), HR_ESTALE);
         CHECK_EQ(last_detail().reason, HR_REASON_TRUNCATED);
         CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
         CHECK_EQ(set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ESTALE);
@@ -163,19 +164,19 @@ static void test_replacement(void)
         struct hr_create_spec spec;
         region_file_spec(&spec, round % HR_LAYOUTS);
         spec.limit[0] = (round + 10) * GIB;
-        CHECK_EQ(hr_is_stale(region), 0);
-        const uint64_t old_limit = hr_get(region, HR_VALUE_MEMORY_LIMIT, 0);
+        CHECK_EQ(hr_is_stale(region, &call_error), 0);
+        const uint64_t old_limit = live_value(region, HR_VALUE_MEMORY_LIMIT, 0);
         NEED(unlink(file.path) == 0);
-        CHECK_EQ(hr_is_stale(region), 1);
-        CHECK_EQ(hr_create(file.path, &spec), HR_OK);
-        CHECK_EQ(hr_is_stale(region), 1);
-        CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_LIMIT, 0), old_limit);
+        CHECK_EQ(hr_is_stale(region, &call_error), 1);
+        CHECK_EQ(hr_create(file.path, &spec, &call_error), HR_OK);
+        CHECK_EQ(hr_is_stale(region, &call_error), 1);
+        CHECK_EQ(live_value(region, HR_VALUE_MEMORY_LIMIT, 0), old_limit);
         close_and_free(region);
         region = open_or_fail(file.path, HR_READ);
         struct hr_info info;
         hr_get_info(region, &info);
         CHECK_EQ(info.layout, round % HR_LAYOUTS);
-        CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_LIMIT, 0), (round + 10) * GIB);
+        CHECK_EQ(live_value(region, HR_VALUE_MEMORY_LIMIT, 0), (round + 10) * GIB);
     }
     close_and_free(region);
     region_file_remove(&file);

@@ -25,6 +25,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "call_error.h"
 #include "region.h"
 #include "snapshot_view.h"
 #include "torn_protocol.h"
@@ -154,7 +155,7 @@ int main(int argc, char **argv)
         staying[staying_count++].pid = atoi(argv[i]);
 
     hr_region *region;
-    const int layout = hr_open(argv[1], HR_READ, HR_LAYOUTS, &region);
+    const int layout = hr_open(argv[1], HR_READ, HR_LAYOUTS, 0, &region, &call_error);
     uint32_t *took = malloc(wanted * sizeof *took);
     if (layout < 0 || took == NULL)
         give_up("cannot open the region");
@@ -164,8 +165,8 @@ int main(int argc, char **argv)
     while (count.snapshots < wanted || (count.settled == 0 && before < end)) {
         struct hr_set_size size;
         before = now_ns();
-        int code = as_set ? hr_read_set(&region, 1, buffer, sizeof buffer, &size)
-                          : hr_snapshot(region, buffer, sizeof buffer);
+        int code = as_set ? hr_read_set(&region, 1, buffer, sizeof buffer, UINT32_MAX, &size, &call_error)
+                          : hr_snapshot(region, buffer, sizeof buffer, &call_error);
         took[count.snapshots++ % wanted] = (uint32_t)(now_ns() - before);
         if (code != HR_OK)
             count.errors++;
@@ -186,7 +187,7 @@ int main(int argc, char **argv)
            count.mixed_settled, count.went_back, count.twice_settled, count.lost_settled,
            count.errors, seconds, took[wanted / 2], took[wanted - 1]);
     free(took);
-    hr_close(region);
-    hr_free(region);
+    hr_close(region, &call_error);
+    hr_free(&region);
     return 0;
 }

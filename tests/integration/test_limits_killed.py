@@ -33,11 +33,11 @@ def die_around(number: int, *, before: bool) -> Callable[..., int]:
     edit: Callable[..., int] = lib.hr_edit
     calls = iter(range(1, number + 1))
 
-    def edited(handle: Any, edits: Any, count: int, room: int, flags: int) -> int:
+    def edited(handle: Any, edits: Any, count: int, room: int, flags: int, error: Any) -> int:
         dies = not flags & lib.HR_DRY_RUN and next(calls) == number
         if dies and before:
             os.kill(os.getpid(), signal.SIGKILL)
-        result = edit(handle, edits, count, room, flags)
+        result = edit(handle, edits, count, room, flags, error)
         if dies:
             os.kill(os.getpid(), signal.SIGKILL)
         return result

@@ -87,23 +87,27 @@ static int answer(char name, hr_region *region, uint32_t row, uint32_t kind, uin
     return code;
 }
 
-int hr_charge(hr_region *region, uint32_t row, uint32_t kind, uint64_t bytes, uint64_t timeout_ns)
+int hr_charge(hr_region *region, uint32_t row, uint32_t kind, uint64_t bytes, uint64_t timeout_ns, struct hr_error *error)
 {
+    (void)error;
     return answer('c', region, row, kind, bytes, timeout_ns);
 }
 
-int hr_count(hr_region *region, uint32_t row, uint32_t kind, uint64_t bytes, uint64_t timeout_ns)
+int hr_count(hr_region *region, uint32_t row, uint32_t kind, uint64_t bytes, uint64_t timeout_ns, struct hr_error *error)
 {
+    (void)error;
     return answer('n', region, row, kind, bytes, timeout_ns);
 }
 
-int hr_release(hr_region *region, uint32_t row, uint32_t kind, uint64_t bytes, uint64_t timeout_ns)
+int hr_release(hr_region *region, uint32_t row, uint32_t kind, uint64_t bytes, uint64_t timeout_ns, struct hr_error *error)
 {
+    (void)error;
     return answer('r', region, row, kind, bytes, timeout_ns);
 }
 
-int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns, struct hr_recovery *out)
+int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns, struct hr_recovery *out, struct hr_error *error)
 {
+    (void)error;
     MUST(region == handle && proc == NULL && out != NULL);
     MUST((watch_ns > HR_CHARGE_NS) == (reaps == 0));
     recoveries++;
@@ -111,8 +115,9 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns, stru
 }
 
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t count,
-            uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out)
+            uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error)
 {
+    (void)error;
     MUST(region == handle && proc == NULL && dry_run == 0 && (pids != NULL) == (count != 0));
     MUST(timeout_ns > 100000000 && timeout_ns < HR_CHARGE_NS && reaps < MOST && count <= MOST);
     for (uint32_t at = 0; at < count; at++)
@@ -127,8 +132,9 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t c
 }
 
 /* Exactly as large as it has to be. */
-struct hr_snapshot *hr_new_snapshot(hr_region *region)
+struct hr_snapshot *hr_new_snapshot(hr_region *region, int *code)
 {
+    *code = HR_ESYSTEM;
     MUST(region == handle);
     struct hr_snapshot shape = {.span = SPAN, .proc_num = slot_count};
     struct hr_snapshot *snapshot = has_no_snapshot ? NULL : calloc(1, hr_snapshot_bytes(&shape));

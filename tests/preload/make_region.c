@@ -16,7 +16,7 @@ int main(int count, char **arguments)
         spec.sm_limit[device] = strtoull(arguments[3], NULL, 10);
         snprintf(spec.uuids[device], HR_UUID_BYTES, "%s", arguments[device + 4]);
     }
-    int code = hr_create(arguments[1], &spec);
+    int code = hr_create(arguments[1], &spec, NULL);
     if (code != HR_OK)
         fprintf(stderr, "hr_create gives %d\n", code);
     return code != HR_OK;

@@ -163,8 +163,9 @@ static unsigned writes;
 #undef hr_lock_bytes
 
 int hr_edit_slot(hr_region *of, int32_t pid, struct hr_slot_edit *edits, uint32_t count,
-                 uint32_t dry_run, uint64_t timeout_ns)
+                 uint32_t dry_run, uint64_t timeout_ns, struct hr_error *error)
 {
+    (void)error;
     MUST(of == handle && dry_run == 0 && timeout_ns > 0);
     for (uint32_t at = 0; at < count; at++) {
         written[writes] = edits[at];
@@ -209,8 +210,9 @@ CUdevice hr_device_of_row(int row)
     return row == 0 ? device_of_row : -1;
 }
 
-struct hr_snapshot *hr_new_snapshot(hr_region *of)
+struct hr_snapshot *hr_new_snapshot(hr_region *of, int *code)
 {
+    *code = HR_ESYSTEM;
     (void)of;
     if (has_no_snapshot)
         return NULL;

@@ -31,8 +31,6 @@ static uint64_t now_ns;
 #define MS UINT64_C(1000000)
 enum { SECONDS = 20, DEAD = 3, LIVING = 4, FOREIGN = 5, LATER = 1 << 29 };
 
-#undef hr_last_detail
-
 /* ---- The region ----------------------------------------------------------------------- */
 
 _Atomic unsigned hr_holds;
@@ -56,14 +54,10 @@ void hr_lose_session(int code)
     lost++;
 }
 
-void hr_last_detail(struct hr_detail *out)
-{
-    *out = (struct hr_detail){.code = detail_code};
-}
-
 /* Exactly as large as it has to be. */
-struct hr_snapshot *hr_new_snapshot(hr_region *region)
+struct hr_snapshot *hr_new_snapshot(hr_region *region, int *code)
 {
+    *code = detail_code;
     MUST(region == handle);
     struct hr_snapshot shape = {.span = 1, .proc_num = slot_count};
     struct hr_snapshot *snapshot = has_no_snapshot ? NULL : calloc(1, hr_snapshot_bytes(&shape));

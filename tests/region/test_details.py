@@ -1,14 +1,12 @@
 """What a failure tells is its own, also where a signal's handler fails in between."""
 
 import contextlib
-import errno
 import gc
 import os
 import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import pytest
@@ -16,16 +14,12 @@ from support.region_file import RegionFileFactory
 from support.wait import goes_on
 
 from libhamiregion import (
-    CoreLimiter,
     LimitConflict,
     LockTimeout,
     MemoryLimitExceeded,
     Region,
     open_region,
 )
-from libhamiregion._core import ffi, lib
-from libhamiregion.errors import last_detail, region_error
-from libhamiregion.lock import ticket
 
 GIB = 2**30
 SECONDS = 3.0
@@ -59,40 +53,6 @@ def pair(region_file: RegionFileFactory) -> Iterator[tuple[Region, Region]]:
     yield opened[0], opened[1]
     for region in opened:
         region.close()
-
-
-def limiter_that_waits(region: Region, number: int) -> None:
-    del region
-    limiter = CoreLimiter(sm_count=number, max_threads_per_sm=1, sm_limit=50)
-    limiter.acquire(1)
-    with pytest.raises(TimeoutError):
-        limiter.acquire(1, timeout_s=0.01)
-
-
-def many_processes(region: Region, number: int) -> None:
-    """A snapshot that needs a larger buffer, and so a second try."""
-    del number
-    with open_region(region.path) as other:
-        other._buffer_bytes = 64
-        assert len(other.snapshot().processes) == 0
-
-
-@pytest.mark.parametrize(
-    "handler",
-    [conflict, timeout, timeout_after_slices, limiter_that_waits, many_processes],
-    ids=lambda handler: handler.__name__,
-)
-def test_what_others_do_between_a_failure_and_its_error_changes_nothing(
-    handler: Callable[[Region, int], None], pair: tuple[Region, Region]
-) -> None:
-    """The core's own calls, as they stand in the library, with a handler between the two."""
-    ours, others = pair
-    code = lib.hr_lock(ours._handle, ticket(lib.hr_end_lock), 0)
-    handler(others, 5)
-    assert "(owner_pid 40)" in str(region_error(code, ours.path))
-    code = lib.hr_snapshot(ours._handle, ffi.NULL, 0)
-    handler(others, 5)
-    assert last_detail(code).wanted > 0
 
 
 @contextlib.contextmanager
@@ -199,24 +159,3 @@ def test_what_a_charge_is_refused_for_is_its_own(region_file: RegionFileFactory)
             assert error.value.requested_bytes == requested
         with pytest.raises(ValueError, match="charged 0 bytes of data on device 1: 7 are too many"):
             slot.release(1, 7)
-
-
-def test_a_detail_that_nobody_has_kept_tells_nothing() -> None:
-    """It is never that of another failure, and one that was passed over is not told later."""
-
-    def tell() -> None:
-        assert lib.hr_identify(b"/nowhere/at/all", lib.HR_LAYOUTS) == lib.HR_ENOTFOUND
-        assert lib.hr_identify(b"/dev/null", lib.HR_LAYOUTS) == lib.HR_ENOTREGION
-        for code, number, reason in (
-            (lib.HR_EFULL, 0, lib.HR_REASON_NONE),
-            (lib.HR_ENOTFOUND, errno.ENOENT, lib.HR_REASON_NONE),
-            (lib.HR_ENOTFOUND, 0, lib.HR_REASON_NONE),
-            (lib.HR_ENOTREGION, 0, lib.HR_REASON_NONE),
-        ):
-            detail = last_detail(code)
-            assert (detail.code, detail.sys_errno, detail.reason) == (code, number, reason)
-            assert (detail.device, detail.layout) == (-1, lib.HR_LAYOUTS)
-
-    # A thread has details of its own; this one's may be those of other tests.
-    with ThreadPoolExecutor(1) as fresh:
-        fresh.submit(tell).result()

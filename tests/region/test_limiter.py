@@ -27,7 +27,7 @@ from libhamiregion import (
     create_region,
     open_region,
 )
-from libhamiregion._core import lib
+from libhamiregion._core import ffi, lib
 
 GOLDEN = json.loads(
     (Path(__file__).parent.parent / "golden" / "core-limiter.json").read_text(encoding="utf-8")
@@ -349,7 +349,7 @@ def test_a_launch_that_waits_already_goes_on_when_its_limit_is_lifted(
 
     def launch() -> int:
         waiting.put(threading.get_native_id())
-        code: int = lib.hr_limiter_acquire(limiter._handle, 1, 5 * 10**9)
+        code: int = lib.hr_limiter_acquire(limiter._handle, 1, 5 * 10**9, ffi.NULL)
         return code
 
     with ThreadPoolExecutor(1) as pool:
