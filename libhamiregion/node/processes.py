@@ -17,14 +17,12 @@ from libhamiregion.errors import RegionClosed, RegionStale, new_error, region_er
 from libhamiregion.slot import attached_slots
 
 from . import procfs
-from .file_users import changes_of_use, users_by_file
 from .matching import Mapper, RegionProcesses, match_slots
 from .proc_visibility import ProcVisibility, visibility_of
 from .process_entry import Entry, gaps_of
 from .process_reader import ProcessReader
 from .procfs import AccessDenied, Gone, TooMuch
 from .reader_threads import Blocked
-from .strangers import Strangers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -33,15 +31,17 @@ if TYPE_CHECKING:
     from libhamiregion.errors import PathLike
     from libhamiregion.region import Region
 
-    from .file_users import FileUsers
     from .matching import HostProcess
     from .process_entry import ProcessGap
     from .procfs import Mapping
 
 T = TypeVar("T")
 K = TypeVar("K")
+_HASH_DIGITS = 32
 #: A file as maps prints it: device and inode. `os.stat` can give another device number.
 FileIdentity: TypeAlias = "tuple[int, int]"
+#: The processes that map a file, by pid; with each its pid namespace, and what it maps.
+FileUsers: TypeAlias = "tuple[tuple[HostProcess, str | None, Mapping], ...]"
 
 
 @attrs.frozen
@@ -57,7 +57,6 @@ class _View:
     mapping: tuple[Entry, ...] = ()
     by_file: dict[FileIdentity, FileUsers] = attrs.field(factory=dict)
     visibility: ProcVisibility = attrs.field(factory=ProcVisibility)
-    strangers: Strangers = attrs.field(factory=lambda: Strangers({}, 0))
     gaps: tuple[ProcessGap, ...] = ()
 
 
@@ -112,15 +111,16 @@ class ProcessTable:
                 entries, refused = self._reader.read(directory, self._view.entries, users, wanted)
                 before = self._view
                 visibility = visibility_of(directory, entries, refused)
-                changes = changes_of_use(before.entries, entries)
+                mapping = _that_map(entries)
+                if _same_users(before.mapping, mapping):
+                    mapping = before.mapping
                 self._view = _View(
                     started_ns,
                     entries,
                     _by_innermost_pid(entries),
-                    _that_map(entries) if changes else before.mapping,
-                    users_by_file(before.by_file, changes) if changes else before.by_file,
+                    mapping,
+                    before.by_file if mapping is before.mapping else _users_by_file(mapping),
                     visibility,
-                    Strangers(entries, visibility.own_pid),
                     gaps_of(entries.values()),
                 )
             finally:
@@ -445,7 +445,7 @@ class ProcessTable:
     def _strangers_to(
         self, region: Region, pids: Iterable[int], pod_uid: str
     ) -> list[tuple[int, int]]:
-        """Find processes that have no slot in a region of a pod's directory, as `Strangers.of`."""
+        """Find processes of other pods than a region's, as `other_pod_processes`."""
         return _strangers(self._view, self.identity(region), pod_uid, pids)
 
     def _is_attached(self, identity: FileIdentity) -> bool:
@@ -461,7 +461,48 @@ def _strangers(
     view: _View, identity: FileIdentity, pod_uid: str | None, pids: Iterable[int]
 ) -> list[tuple[int, int]]:
     users = {process.pid for process, _, _ in view.by_file.get(identity, ())}
-    return view.strangers.of(pod_uid, pids, users)
+    own = view.entries.get(view.visibility.own_pid)
+    return other_pod_processes(view.by_pid, own, pod_uid, pids, users)
+
+
+def other_pod_processes(
+    by_pid: MappingOf[int, Iterable[Entry]],
+    own: Entry | None,
+    pod_uid: str | None,
+    pids: Iterable[int],
+    users: Collection[int],
+) -> list[tuple[int, int]]:
+    """Find the processes that are proved to be of other pods than a region.
+
+    A container decides how long its maps take to read, and its processes often have the pids of
+    another container's: 1, or 7. A directory of regions is mounted into the containers of its pod
+    alone, and only the host's root moves a process from one pod's cgroup to another's: so these
+    need not be read.
+
+    Args:
+        by_pid: The processes, by the pid in their own namespace.
+        own: This process; None if it is not shown, and nothing is proved.
+        pod_uid: The region's pod; None if it is not known, and nothing is proved.
+        pids: Pids in slots.
+        users: Pids of processes that are known to map the region.
+
+    Returns:
+        Pid and start time of each, by pid.
+    """
+    if pod_uid is None or own is None or own.process is None:
+        return []
+    # On a node that is itself in a pod, that is the outermost pod of all its processes.
+    own_pod = None if own.process.container is None else own.process.container.pod_uid
+    found = []
+    for entry in (entry for pid in pids for entry in by_pid.get(pid, ())):
+        container = None if entry.process is None else entry.process.container
+        pod = None if container is None else container.pod_uid
+        # A static pod's cgroup has a hash, and its directory may have another UID.
+        if pod is None or pod in {own_pod, pod_uid} or len(pod) == _HASH_DIGITS:
+            continue
+        if entry.identity[0] not in users:
+            found.append(entry.identity)
+    return sorted(found)
 
 
 def _dead(
@@ -512,6 +553,23 @@ def _that_map(entries: MappingOf[int, Entry]) -> tuple[Entry, ...]:
     """The processes that map files in a region's size, by pid."""
     pids = sorted([pid for pid, each in entries.items() if each.mappings])
     return tuple([entries[pid] for pid in pids])
+
+
+def _same_users(before: Sequence[Entry], now: Sequence[Entry]) -> bool:
+    """Whether the same processes map the same files."""
+    return len(before) == len(now) and all(
+        each.is_as_used(was) for was, each in zip(before, now, strict=True)
+    )
+
+
+def _users_by_file(mapping: Iterable[Entry]) -> dict[FileIdentity, FileUsers]:
+    found: defaultdict[FileIdentity, list[tuple[HostProcess, str | None, Mapping]]]
+    found = defaultdict(list)
+    for entry in mapping:
+        for file in entry.mappings:
+            assert entry.process is not None  # noqa: S101 (kernel threads map no files)
+            found[file.device, file.inode].append((entry.process, entry.namespace, file))
+    return {file: tuple(users) for file, users in found.items()}
 
 
 def _user_names(path: Path) -> dict[int, str]:
