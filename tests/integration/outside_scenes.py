@@ -52,7 +52,9 @@ def mapped(path: Path) -> mmap.mmap:
 
 
 def only_region(directory: Path) -> Container:
-    with Node(directory / "none", outside=True) as node:
+    empty = directory / "empty"
+    empty.mkdir(exist_ok=True)
+    with Node(empty, outside=True) as node:
         node.refresh()
         (found,) = node.containers
         if found.region is not None:
