@@ -366,16 +366,6 @@ class Node:
             return snapshot
         return attrs.evolve(snapshot, containers=containers)
 
-    def proved_processes(self) -> dict[int, tuple[Container, int]]:
-        """Pid in /proc to container and pid in its slot, of live ones, as of the last `slots`."""
-        found = {}
-        for container in self._containers:
-            proof = None if container.region is None else self._slots.proof(container.region)
-            if proof is not None:
-                for pid, process in proof.alive.items():
-                    found[process.pid] = (container, pid)
-        return found
-
     def view(self, containers: Iterable[Container] | None = None) -> tuple[ContainerView, ...]:
         """Refresh, then look at every container with the processes behind its slots.
 

@@ -360,14 +360,6 @@ class ProcessTable:
         """Every file that processes map shared, in a region's size or more."""
         return iter(self._view.by_file)
 
-    def _users_of_several_files(self) -> Iterator[tuple[HostProcess, tuple[Mapping, ...]]]:
-        """The processes that map several files so, and what they map; by pid."""
-        for entry in self._view.mapping:
-            if len(entry.mappings) > 1 and entry.process is not None:
-                yield entry.process, entry.mappings
-
-    # ---- slots -----------------------------------------------------------------------------------
-
     def _users_state(self) -> tuple[object, ...]:
         """What `_users_of` rests on; compared by identity, and for equality but for the first."""
         view = self._view
