@@ -484,22 +484,24 @@ class Region:
         Source: docs, Consistency and lifetimes (How a snapshot is made).
         """
         size = self._buffer_bytes
-        raw, error = _new_buffer("char[]", size), new_error()
-        code = _take_snapshot(self._handle, raw, size, error)
-        if code:
-            raw = self._snapshot_again(code, error)
+        raw = _new_buffer("char[]", size)
+        if _take_snapshot(self._handle, raw, size, ffi.NULL):
+            raw = self._snapshot_again()
         return lazy_snapshot(raw, *self._identity)
 
-    def _snapshot_again(self, code: int, error: Any) -> Any:
-        # More processes may attach between two tries; the largest snapshot always fits.
-        while code == lib.HR_ENOSPACE:
-            wanted = error.wanted
-            self._buffer_bytes = min(wanted + wanted // 2, lib.HR_SNAPSHOT_MAX_BYTES)
+    def _snapshot_again(self) -> Any:
+        """Read again, with what the first failed call left out: why it failed, or more room."""
+        error = new_error()
+        while True:
             raw = _new_buffer("char[]", self._buffer_bytes)
             code = _take_snapshot(self._handle, raw, self._buffer_bytes, error)
-        if code:
-            self._fail(code, error)
-        return raw
+            if code == lib.HR_OK:
+                return raw
+            if code != lib.HR_ENOSPACE:
+                self._fail(code, error)
+            # More processes may attach between two tries; the largest snapshot always fits.
+            wanted = error.wanted
+            self._buffer_bytes = min(wanted + wanted // 2, lib.HR_SNAPSHOT_MAX_BYTES)
 
     def is_stale(self) -> bool:
         """Whether the path no longer names the mapped file, or the file is too short now.
