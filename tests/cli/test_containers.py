@@ -148,7 +148,7 @@ def test_where_there_is_no_driver_the_rest_is_shown_and_a_note_says_why(scene: S
 
 @pytest.mark.slow
 def test_ps_from_a_container_says_that_it_cannot_see_all(scene: Scene) -> None:
-    """Dead are those of this library, whom the kernel proves dead, and nobody else."""
+    """A process of another pid namespace is unknown, never dead."""
     inside = ("unshare", "--pid", "--fork", "--mount-proc")
     done = subprocess.run(
         [*inside, *COMMAND, *scene.arguments("ps")],
@@ -158,8 +158,7 @@ def test_ps_from_a_container_says_that_it_cannot_see_all(scene: Scene) -> None:
         check=True,
     )
     states = [(row["STATE"], row["PID"]) for row in table(done.stdout)]
-    assert {state for state, _ in states} == {"unknown", "dead"}, states
-    assert [pid for state, pid in states if state == "dead"] == ["4"], states
+    assert {state for state, _ in states} == {"unknown"}, states
     assert "Note: not all of the node's processes can be seen" in done.stderr
     assert "hostPID: true" in done.stderr
 
