@@ -23,7 +23,6 @@ from libhamiregion import (
     RegionClosed,
     RegionError,
     RegionReadOnly,
-    RegionSet,
     RegionSnapshot,
     create_region,
     identify,
@@ -384,19 +383,6 @@ def test_the_largest_number_in_the_file_is_a_value_not_an_error(
         assert region.memory_limit(0) == 2**64 - 1
         assert region.last_kernel_time_s == 2**64 - 1
         assert region.priority == -1
-
-
-def test_sums_over_a_full_table_are_exact_up_to_64_bits(region_file: RegionFileFactory) -> None:
-    file = region_file()
-    file.put("proc_num", SLOTS)
-    with open_region(file) as region, RegionSet([file]) as region_set:
-        for nbytes in (2**53 - 1, 2**54 - 1, 2**54, 2**54 + 1):
-            for slot in range(SLOTS):
-                file.put("slot_used.total", nbytes, slot=slot)
-            expected = min(SLOTS * nbytes, 2**64 - 1)
-            assert region.memory_used(0) == expected
-            assert region.snapshot().device(0).memory_used_bytes == expected
-            assert region_set.read().devices.memory_used_bytes[0] == expected
 
 
 def test_devices_are_0_to_15(region_file: RegionFileFactory) -> None:
