@@ -297,6 +297,8 @@ int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t r
     }
     struct edit_call call = {
         .region = region, .edits = edits, .count = count, .room = room, .flags = flags};
-    int code = hr_run_write(region, edit_work, &call);
+    /* A read-only handle can check an edit. */
+    int code = flags & HR_DRY_RUN ? hr_run(region, edit_work, &call)
+                                  : hr_run_write(region, edit_work, &call);
     return hr_report(error, code == HR_OK ? (int)call.count : code);
 }

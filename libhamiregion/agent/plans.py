@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from libhamiregion.plan import OtherKeeperRuns
+from libhamiregion.plan import PlanLocked
 
 from .tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from libhamiregion.plan import PlanWatcher
+    from libhamiregion.plan import PlanReconciler
 
 
 class PlanKeeper(Task):
@@ -24,13 +24,13 @@ class PlanKeeper(Task):
     Args:
         watcher: Does the work and reports it.
         waits: Where another process keeps this node on a plan at the start, try again at each pass
-            instead of raising `OtherKeeperRuns`.
+            instead of raising `PlanLocked`.
     """
 
     name = "plan"
     interval_s = 5.0
 
-    def __init__(self, watcher: PlanWatcher, *, waits: bool = False) -> None:
+    def __init__(self, watcher: PlanReconciler, *, waits: bool = False) -> None:
         super().__init__()
         self._waits = waits
         self._watcher = watcher
@@ -40,10 +40,10 @@ class PlanKeeper(Task):
         """Make sure that no other process keeps this node on a plan.
 
         Raises:
-            OtherKeeperRuns: Another process does, and this one does not wait.
+            PlanLocked: Another process does, and this one does not wait.
         """
         # What else keeps it from starting is reported by each pass, and tried again.
-        with contextlib.suppress(OSError, *((OtherKeeperRuns,) if self._waits else ())):
+        with contextlib.suppress(OSError, *((PlanLocked,) if self._waits else ())):
             self._watcher.start()
 
     def run(self) -> None:
@@ -51,7 +51,7 @@ class PlanKeeper(Task):
 
         Raises:
             RuntimeError: There has been no plan yet that can be used; an event says why.
-            OtherKeeperRuns: Another process keeps this node on a plan.
+            PlanLocked: Another process keeps this node on a plan.
             OSError: The state directory or a root cannot be used.
         """
         self._watcher.run()

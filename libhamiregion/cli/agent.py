@@ -15,7 +15,7 @@ from libhamiregion.agent import (
     StaleDirectoryCollector,
 )
 from libhamiregion.node import NvmlSampler, Observer
-from libhamiregion.plan import PlanWatcher
+from libhamiregion.plan import PlanReconciler
 
 from . import exporter_options, options
 from .failures import Failure, bad_arguments
@@ -274,7 +274,7 @@ def _tasks(
         )
     if plan_path is not None or from_annotations:
         choice = PlanChoice(plan_path, from_annotations, node_choice)
-        watcher = PlanWatcher(node, choice.sources(), state, observer=observer, emit=log)
+        watcher = PlanReconciler(node, choice.sources(), state, observer=observer, emit=log)
         yield PlanKeeper(watcher, waits=metrics)
 
 

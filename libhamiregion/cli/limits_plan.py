@@ -13,7 +13,7 @@ from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.plan import (
     PlanError,
     PlanFile,
-    PlanWatcher,
+    PlanReconciler,
     PodAnnotations,
     PodApiError,
     apply_diff,
@@ -22,7 +22,7 @@ from libhamiregion.plan import (
     load_plan,
     plan_text,
 )
-from libhamiregion.plan.sources import SourceReading, join_readings
+from libhamiregion.plan.reconcile import SourceReading, join_readings
 from libhamiregion.text import printable
 
 from . import options
@@ -36,7 +36,7 @@ from .tables import Lines
 if TYPE_CHECKING:
     from libhamiregion.node import Node, Selector
     from libhamiregion.plan import LimitPlan, PlanDiff
-    from libhamiregion.plan.sources import PlanSource
+    from libhamiregion.plan.reconcile import PlanSource
 
     from .service_log import ServiceLog
     from .tables import Block
@@ -164,7 +164,7 @@ def diff(
     with node_choice.open() as node:
         found = _compared(node, reading, force=force)
         show(_page(node, reading, found), as_json)
-    return PROBLEMS if found.changes or found.off_plan or reading.problems else 0
+    return PROBLEMS if found.changes or found.unapplied or reading.problems else 0
 
 
 @click.command(
@@ -254,7 +254,7 @@ def apply(
         page = _page(node, reading, found)
         done: Block = Lines([DRY_RUN])
         answer: dict[str, Any] = {"dry_run": True, "undo": None, "outcomes": []}
-        is_complete = not found.off_plan and not reading.problems
+        is_complete = not found.unapplied and not reading.problems
         if not dry_run:
             result = apply_diff(node, found, undo=undo, state=state, force=force)
             done = result_lines(found, result)
@@ -352,7 +352,7 @@ def _watch(
         choice.load_file()
 
     def tasks(log: ServiceLog) -> list[PlanKeeper]:
-        keeper = PlanKeeper(PlanWatcher(node, choice.sources(), state, force=force, emit=log))
+        keeper = PlanKeeper(PlanReconciler(node, choice.sources(), state, force=force, emit=log))
         keeper.interval_s = interval_s
         return [keeper]
 

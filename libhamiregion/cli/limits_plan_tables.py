@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from libhamiregion.plan.equal_edits import EqualEdits, equal_edits
+from libhamiregion.plan.diff import equal_edits, value_words
 
 from .format import NAME_COLUMNS, Names, count
 from .output import as_plain
@@ -15,7 +15,7 @@ from .tables import CRITICAL, DIM, NAME, NOTHING, WARN, WORD, Column, Lines, Tab
 if TYPE_CHECKING:
     from libhamiregion.node import Container
     from libhamiregion.plan import LimitPlan, PlanDiff, PlanResult
-    from libhamiregion.plan.diff import ContainerDiff, Skip
+    from libhamiregion.plan.diff import ContainerDiff, PlannedEdit, Unapplied
 
     from .tables import Block
 
@@ -26,7 +26,10 @@ _VALUE = attrs.evolve(WORD, blank="")
 class _Row:
     """Equal edits of neighbouring devices, with what becomes of them."""
 
-    edits: EqualEdits
+    devices: str | None
+    field: str
+    before: str
+    after: str
     effect: str
     rule: str
 
@@ -40,10 +43,10 @@ class _Changed(Names):
 
 _COLUMNS = (
     *NAME_COLUMNS,
-    Column("DEVICE", part="edits.devices"),
-    Column("LIMIT", part="edits.first.field"),
-    Column("BEFORE", part="edits.before", format=_VALUE),
-    Column("AFTER", part="edits.after", format=_VALUE, style="bold"),
+    Column("DEVICE", part="devices"),
+    Column("LIMIT", part="field"),
+    Column("BEFORE", part="before", format=_VALUE),
+    Column("AFTER", part="after", format=_VALUE, style="bold"),
     Column("EFFECT", part="effect", format=NAME, style=DIM),
     Column("RULE", part="rule", format=NAME, style=DIM),
 )
@@ -54,7 +57,7 @@ def diff_blocks(found: PlanDiff, plan: LimitPlan) -> list[Block]:
     changed = [
         _Changed(
             **_names(each.container),
-            rows=tuple(_row(each, edits, plan) for edits in equal_edits(each.edits)),
+            rows=tuple(_row(each, *edits, plan) for edits in equal_edits(each.edits)),
         )
         for each in found.containers
         if each.edits
@@ -64,7 +67,7 @@ def diff_blocks(found: PlanDiff, plan: LimitPlan) -> list[Block]:
         blocks = [Table(_COLUMNS, changed, "rows")]
     sentences = [
         (f"left as it is: {_called(skip)}: {skip.message}{_rules(skip.rules)}", WARN)
-        for skip in found.off_plan
+        for skip in found.unapplied
     ]
     sentences += [(f"no region yet: {_called(skip)}", DIM) for skip in found.waiting]
     if found.unused:
@@ -74,14 +77,14 @@ def diff_blocks(found: PlanDiff, plan: LimitPlan) -> list[Block]:
     return [*blocks, Lines(sentences)]
 
 
-def _row(change: ContainerDiff, edits: EqualEdits, plan: LimitPlan) -> _Row:
-    effect = str(edits.first.effect)
+def _row(change: ContainerDiff, devices: str | None, edit: PlannedEdit, plan: LimitPlan) -> _Row:
+    effect = str(edit.effect)
     if change.refused:
-        reasons = dict.fromkeys(skip.reason.replace("_", " ") for skip in change.refused)
+        reasons = dict.fromkeys(each.reason.replace("_", " ") for each in change.refused)
         effect = f"refused: {', '.join(reasons)}"
-    number = edits.first.rule
-    name = None if number is None else plan.rules[number].name
-    return _Row(edits, effect, name or _rule(number))
+    name = None if edit.rule is None else plan.rules[edit.rule].name
+    before, after = (value_words(edit.field, each) for each in (edit.before, edit.after))
+    return _Row(devices, edit.field, before, after, effect, name or _rule(edit.rule))
 
 
 def result_lines(found: PlanDiff, result: PlanResult) -> Lines:
@@ -121,7 +124,7 @@ def diff_object(found: PlanDiff) -> dict[str, Any]:
                 "device": skip.device,
                 "rules": skip.rules,
             }
-            for skip in (*found.off_plan, *found.waiting)
+            for skip in (*found.unapplied, *found.waiting)
         ],
         "unused_rules": found.unused,
     }
@@ -144,12 +147,12 @@ def _names(container: Container) -> dict[str, Any]:
     }
 
 
-def _object(about: ContainerDiff | Skip) -> dict[str, Any]:
+def _object(about: ContainerDiff | Unapplied) -> dict[str, Any]:
     named = _names(about.container)
     return {**named, "region_path": about.container.region_path}
 
 
-def _called(about: ContainerDiff | Skip) -> str:
+def _called(about: ContainerDiff | Unapplied) -> str:
     return Names(**_names(about.container)).words or NOTHING
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from libhamiregion.agent import OtherWriterRuns, TaskRunner
 from libhamiregion.agent.roots import RootWatch
 from libhamiregion.agent.tasks import run_each
-from libhamiregion.plan import OtherKeeperRuns
+from libhamiregion.plan import PlanLocked
 
 from .failures import FAILED, PROBLEMS, Failure
 from .service_log import ServiceLog
@@ -89,7 +89,7 @@ def run_service(
     for refusal in refusals:
         if isinstance(refusal, OtherWriterRuns):
             raise OtherWriterFailure(f"the feedback does not start: {refusal}") from None
-        if isinstance(refusal, OtherKeeperRuns):
+        if isinstance(refusal, PlanLocked):
             raise Failure(str(refusal)) from None
         raise refusal
     if log.is_lost:

@@ -2,26 +2,23 @@
 
 from libhamiregion.node import KubernetesError as PodApiError
 
-from .apply import PlanResult, apply_diff
+from .apply import PlanResult, apply_diff, export_plan, undo_plan
 from .diff import PlanDiff, diff_plan
-from .document import PlanError
-from .limit_plan import LimitPlan, Limits, Rule
-from .plan_file import load_plan, parse_plan, plan_text
+from .plan import LimitPlan, Limits, Rule
+from .plan_file import PlanError, load_plan, parse_plan, plan_text
 from .pods import PodAnnotations
-from .sources import PlanFile, PlanSource, SourceReading
-from .undo import export_plan, undo_plan
-from .watch import OtherKeeperRuns, PlanWatcher
+from .reconcile import PlanFile, PlanLocked, PlanReconciler, PlanSource, SourceReading
 
 __all__ = [
     "LimitPlan",
     "Limits",
-    "OtherKeeperRuns",
     "PlanDiff",
     "PlanError",
     "PlanFile",
+    "PlanLocked",
+    "PlanReconciler",
     "PlanResult",
     "PlanSource",
-    "PlanWatcher",
     "PodAnnotations",
     "PodApiError",
     "Rule",

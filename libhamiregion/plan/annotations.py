@@ -22,8 +22,8 @@ from libhamiregion.node.node_pods import ANNOTATION_PREFIX
 from libhamiregion.node.selector import Selector
 from libhamiregion.text import printable
 
-from .limit_plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitPlan, Limits, Rule
-from .sources import SourceReading
+from .plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitPlan, Limits, Rule
+from .reconcile import SourceReading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,19 +1,22 @@
-"""The text of a plan, YAML or JSON.
+"""Read and write the text of a plan, YAML or JSON.
 
 apiVersion: hamiregion.io/v1
 kind: LimitPlan
 rules:
 - select: {namespace: research, pod: "bert-*"}
 set: {memory_limit: 6GiB, sm_limit: 50}
+
+Others write a plan's file or ConfigMap. So a text is bounded in size and depth and has no aliases.
+A scalar is its text: what YAML 1.1 makes of ``no``, ``010`` or ``1:30`` surprises people, and each
+field knows how to read its text.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
@@ -21,32 +24,82 @@ from libhamiregion.bounded_file import read_bounded
 from libhamiregion.errors import needs_extra
 from libhamiregion.layouts import DEVICE_CAPACITY
 from libhamiregion.node.selector import Selector
+from libhamiregion.text import printable
 from libhamiregion.units import MAX_SIZE_BYTES, UNLIMITED, format_size
 
-from .document import MAX_BYTES, PlanError, read_document
-from .limit_plan import (
-    LIMIT_FIELDS,
-    LimitPlan,
-    Limits,
-    Rule,
-)
+from .plan import LIMIT_FIELDS, LimitPlan, Limits, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
 
     from libhamiregion.errors import PathLike
 
-    from .document import Document, Path, PlanProblem
-    from .limit_plan import LimitField, LimitValue
+    from .plan import LimitField, LimitValue
+
+T = TypeVar("T")
 
 API_VERSION: Final = "hamiregion.io/v1"
 KIND: Final = "LimitPlan"
+MAX_BYTES: Final = 32 << 20
 MAX_RULES: Final = 100_000
-# A name in Kubernetes has 253 characters at most; a pattern can spell each as [x].
+_MAX_PROBLEMS: Final = 20
+# A name in Kubernetes has at most 253 characters; a pattern can spell each as [x].
 _MAX_TEXT: Final = 1024
-# For a pipe: whoever writes a plan into it may ask others first.
+_NULLS: Final = frozenset(("null", "Null", "NULL", "~"))
+# How long to wait for more from a pipe, whose writer may ask others first.
 _SILENCE_S: Final = 300.0
 _UNSAFE: Final = re.compile("[^\n -~\U00010000-\U0010ffff]")
+_FIELD_NAMES: Final = ", ".join(LIMIT_FIELDS)
+# The tags that YAML itself gives to what has none.
+_PLAIN_TAG: Final = re.compile(r"tag:yaml\.org,2002:[a-z]+\Z")
+_KINDS: Final = {"scalar": "one text", "sequence": "a list", "mapping": "a mapping"}
+
+
+@attrs.frozen
+class PlanProblem:
+    """One mistake in a plan.
+
+    Attributes:
+        line: Line, from 1; None if the problem has no place, as in an empty plan.
+        column: Column in characters, from 1; None if the line is.
+        path: The value, such as ``rules[2].set.sm_limit``; empty for the whole plan.
+        message: The mistake and its correction; one line, escaped.
+    """
+
+    line: int | None
+    column: int | None
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        place = "" if self.line is None else f"{self.line}:{self.column}:"
+        return " ".join(filter(None, (place, self.path and f"{self.path}:", self.message)))
+
+
+class PlanError(ValueError):
+    """A plan that cannot be used. Its text has one line per problem, as compilers write them.
+
+    Attributes:
+        source: The file's name, or another origin.
+        problems: The problems in the order of the text; at most 20.
+    """
+
+    def __init__(self, source: str, problems: Iterable[PlanProblem]) -> None:
+        found = sorted(problems, key=lambda each: (each.line or 0, each.column or 0))
+        if len(found) > _MAX_PROBLEMS:
+            more = f"and {len(found) - _MAX_PROBLEMS + 1} more problems"
+            found = [*found[: _MAX_PROBLEMS - 1], PlanProblem(None, None, "", more)]
+        super().__init__(source, tuple(found))
+        self.source = source
+        self.problems = tuple(found)
+
+    def __str__(self) -> str:
+        source = printable(self.source)
+        return "\n".join(
+            f"{source}:{each}" if each.line is not None else f"{source}: {each}"
+            for each in self.problems
+        )
+
 
 # ---- reading ------------------------------------------------------------------------------------
 
@@ -72,7 +125,7 @@ def read_plan_file(path: PathLike, *, wait: bool = True) -> bytes:
 
     Args:
         path: The file.
-        wait: Whether it may be a pipe, such as the shell's <(...), and be waited for.
+        wait: Whether to wait for a pipe, such as the shell's <(...).
 
     Raises:
         OSError: The file cannot be read, or is of another kind.
@@ -85,7 +138,7 @@ def parse_plan(text: str | bytes, source: str = "plan") -> LimitPlan:
 
     Args:
         text: YAML or JSON.
-        source: Where it is from, for the errors.
+        source: The origin of the text, for the errors.
 
     Raises:
         PlanError: The plan cannot be used; the message has a line for each problem.
@@ -102,89 +155,181 @@ def parse_plan(text: str | bytes, source: str = "plan") -> LimitPlan:
     {'memory_limit': 6442450944, 'sm_limit': 50}
     """
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    document = read_document(raw, source)
-    with needs_extra("a plan", "plan"):
-        import cattrs
-
     try:
-        found: _PlanText = _converter().structure(document.value, _PlanText)
-    except (cattrs.BaseValidationError, ValueError) as error:
-        raise PlanError(source, _problems(error, (), document)) from None
-    return LimitPlan(found.rules, found.metadata.name, found.metadata.description)
+        root = _compose(raw)
+    except ValueError as error:
+        problem = error.args[0]
+        if not isinstance(problem, PlanProblem):
+            problem = PlanProblem(None, None, "", printable(str(error), 400))
+        raise PlanError(source, [problem]) from None
+    reader = _Reader()
+    plan = reader.plan(_Part(root, ""))
+    if reader.problems:
+        raise PlanError(source, reader.problems)
+    return plan
 
 
-@attrs.frozen
-class _Metadata:
-    name: str | None = None
-    description: str | None = None
+def _compose(raw: bytes) -> Any:
+    """Parse a text to YAML's nodes, which know their lines.
+
+    Raises:
+        ValueError: Neither YAML nor JSON, or too large; holds a `PlanProblem` if it has a place.
+    """
+    with needs_extra("a plan", "plan"):
+        import yaml
+
+    if len(raw) > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES >> 20} MiB; a plan is a small text")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ValueError(f"not UTF-8 in line {line}; save the plan as UTF-8") from None
+    # JSON may be indented with tabs, which YAML forbids; no text in JSON can hold one.
+    text = text.replace("\t", " ") if text.lstrip().startswith("{") else text
+    try:
+        root = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        said = printable(getattr(error, "problem", None) or str(error), 200)
+        message = f"neither YAML nor JSON: {said}"
+        if mark is None:
+            raise ValueError(message) from None
+        raise ValueError(PlanProblem(mark.line + 1, mark.column + 1, "", message)) from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if root is None:
+        raise ValueError("the plan is empty")
+    return root
 
 
-@attrs.frozen
-class _PlanText:
-    """A plan as its text has it."""
+@attrs.frozen(eq=False)
+class _Part:
+    """A node of YAML and its path, such as ``rules[2].set.sm_limit``."""
 
-    apiVersion: str  # noqa: N815 (the key of the format)
-    kind: str
-    rules: tuple[Rule, ...]
-    metadata: _Metadata = attrs.field(factory=_Metadata)
+    node: Any
+    path: str
 
 
-@functools.cache
-def _converter() -> Any:
-    import cattrs
-    from cattrs.gen import make_dict_structure_fn, override
+class _Reader:
+    """Reads a plan from YAML's nodes and collects all problems.
 
-    converter: Any = cattrs.Converter(forbid_extra_keys=True)
+    After a problem its methods return None or nothing; then the plan is not used.
+    """
 
-    def mapping(cls: type, **readers: Callable[[Any], Any]) -> None:
-        """Have a class structured from a mapping, and some of its fields by these functions."""
-        hooks: Any = {name: override(struct_hook=_hook(reader)) for name, reader in readers.items()}
-        build: Any = make_dict_structure_fn(cls, converter, **hooks)
+    def __init__(self) -> None:
+        self.problems: list[PlanProblem] = []
+        # An alias is a node that is met twice.
+        self._seen: set[int] = set()
 
-        def structure(value: Any, wanted: Any) -> Any:
-            if not isinstance(value, dict):
-                raise ValueError(f"a mapping belongs here, not {_kind(value)}")
-            return build(value, wanted)
+    def plan(self, root: _Part) -> LimitPlan:
+        parts = self._mapping(root, ("apiVersion", "kind", "rules"), ("metadata",))
+        self._value(parts, "apiVersion", _exactly(API_VERSION))
+        self._value(parts, "kind", _exactly(KIND))
+        about = self._mapping(parts.get("metadata"), (), ("name", "description"))
+        rules = [self._rule(part) for part in self._items(parts.get("rules"))]
+        return LimitPlan(
+            tuple(rule for rule in rules if rule is not None),
+            self._value(about, "name", _text),
+            self._value(about, "description", _text),
+        )
 
-        converter.register_structure_hook(cls, structure)
+    def _rule(self, part: _Part) -> Rule | None:
+        parts = self._mapping(part, ("select", "set"), ("name", "only_if"))
+        known = tuple(field.name for field in attrs.fields(Selector))
+        chosen = self._mapping(parts.get("select"), (), known)
+        readers = {"pod_uid": _text, "device": _device}
+        select = {name: self._value(chosen, name, readers.get(name, _pattern)) for name in chosen}
+        limits, expected = self._limits(parts.get("set")), self._limits(parts.get("only_if"))
+        name = self._value(parts, "name", _text)
+        if self.problems:
+            return None
+        try:
+            return Rule(Selector(**select), Limits(**limits), name, Limits(**expected))
+        except ValueError as error:
+            self._problem(part, str(error))
+            return None
 
-    def rules(value: Any) -> Any:
-        if not isinstance(value, list) or len(value) > MAX_RULES:
-            raise ValueError(f"a list of at most {MAX_RULES} rules belongs here, each with a `-`")
-        return converter.structure(value, tuple[Rule, ...])
+    def _limits(self, part: _Part | None) -> dict[str, Any]:
+        given = self._mapping(part, (), LIMIT_FIELDS)
+        if part is not None and not given:
+            self._problem(part, f"nothing is set; give {_FIELD_NAMES}")
+        converters: Any = {field.name: field.converter for field in attrs.fields(Limits)}
+        return {name: self._value(given, name, converters[name]) for name in given}
 
-    def limits(value: Any) -> Any:
-        if value == {}:
-            raise ValueError(f"nothing is set; give {', '.join(LIMIT_FIELDS)}")
-        return converter.structure(value, Limits)
+    # ---- nodes ----------------------------------------------------------------------------------
 
-    patterns = {field.name: _pattern for field in attrs.fields(Selector)}
-    # Empty: of no pod.
-    mapping(Selector, **{**patterns, "pod_uid": _text, "device": _device})
-    converters: Any = {field.name: field.converter for field in attrs.fields(Limits)}
-    mapping(Limits, **converters)
-    mapping(_Metadata, name=_text, description=_text)
-    mapping(Rule, set=limits, name=_text)
-    mapping(_PlanText, apiVersion=_exactly(API_VERSION), kind=_exactly(KIND), rules=rules)
-    return converter
+    def _mapping(
+        self, part: _Part | None, required: tuple[str, ...], optional: tuple[str, ...]
+    ) -> dict[str, _Part]:
+        """Read a mapping's values by key."""
+        found: dict[str, _Part] = {}
+        if part is None or not self._is_kind(part, "mapping"):
+            return found
+        known = (*required, *optional)
+        for key, value in part.node.value:
+            if key.id != "scalar":
+                self._problem(_Part(key, part.path), "a key is a plain word")
+                continue
+            inner = f"{part.path}.{printable(key.value, 60)}".removeprefix(".")
+            if key.value in found:
+                self._problem(_Part(key, inner), "given a second time")
+            elif key.value not in known:
+                self._problem(_Part(key, inner), f"unknown; known are {', '.join(known)}")
+            elif value.id == "scalar" and not value.style and not value.value:
+                self._problem(_Part(key, inner), "empty; give a value or no key")
+            found[key.value] = _Part(value, inner)
+        for name in required:
+            if name not in found:
+                self._problem(_Part(part.node, f"{part.path}.{name}".removeprefix(".")), "missing")
+        return {name: part for name, part in found.items() if name in known}
 
+    def _items(self, part: _Part | None) -> list[_Part]:
+        if part is None or not self._is_kind(part, "sequence"):
+            return []
+        if len(part.node.value) > MAX_RULES:
+            self._problem(part, f"more than {MAX_RULES} rules")
+            return []
+        return [_Part(node, f"{part.path}[{at}]") for at, node in enumerate(part.node.value)]
 
-def _hook(reader: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda value, _: reader(value)
+    def _value(self, parts: dict[str, _Part], name: str, read: Callable[[Any], T]) -> T | None:
+        """Read a scalar with a converter; its ValueError or TypeError becomes a problem."""
+        part = parts.get(name)
+        if part is None or not self._is_kind(part, "scalar"):
+            return None
+        text = part.node.value
+        is_null = not part.node.style and text in _NULLS
+        try:
+            return read(None if is_null else text)
+        except (ValueError, TypeError) as error:
+            self._problem(part, str(error))
+            return None
 
+    def _is_kind(self, part: _Part, kind: str) -> bool:
+        node, problem = part.node, ""
+        if id(node) in self._seen:
+            problem = "a plan has no aliases; write it out"
+        elif not _PLAIN_TAG.match(node.tag):
+            problem = f"the tag {node.tag[:60]} is unknown; leave it out"
+        elif node.id != kind:
+            problem = f"{_KINDS[kind]} belongs here, not {_KINDS[node.id]}"
+        self._seen.add(id(node))
+        if problem:
+            self._problem(part, problem)
+        return not problem
 
-def _kind(value: Any) -> str:
-    if isinstance(value, dict):
-        return "a mapping"
-    return "a list" if isinstance(value, list) else "null" if value is None else f"`{value}`"
+    def _problem(self, part: _Part, message: str) -> None:
+        mark = part.node.start_mark
+        problem = PlanProblem(mark.line + 1, mark.column + 1, part.path, printable(message, 400))
+        self.problems.append(problem)
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"one text belongs here, not {_kind(value)}")
+    if value is None:
+        raise ValueError("one text belongs here, not null")
     if len(value) > _MAX_TEXT:
         raise ValueError(f"text of at most {_MAX_TEXT} characters belongs here")
-    return value
+    return str(value)
 
 
 def _pattern(value: Any) -> str:
@@ -203,65 +348,51 @@ def _device(value: Any) -> str:
 def _exactly(wanted: str) -> Callable[[Any], str]:
     def check(value: Any) -> str:
         if value != wanted:
-            raise ValueError(f"this version reads `{wanted}`, not {_kind(value)}")
+            raise ValueError(f"this version reads `{wanted}`, not `{value}`")
         return wanted
 
     return check
 
 
-# What to write where a key is missing.
-_MISSING: Final[dict[int | str, str]] = {
-    "apiVersion": f"; write `apiVersion: {API_VERSION}`",
-    "kind": f"; write `kind: {KIND}`",
-    "select": "; write `select: {}` for all containers",
-    "set": f"; give {', '.join(LIMIT_FIELDS)}",
-}
-
-
-def _problems(error: BaseException, path: Path, document: Document) -> Iterator[PlanProblem]:
-    """What cattrs has found, each with its place."""
-    import cattrs
-
-    if isinstance(error, (cattrs.ClassValidationError, cattrs.IterableValidationError)):
-        groups: Any = error.group_exceptions()
-        within, alone = groups
-        for each, note in within:
-            in_list = isinstance(note, cattrs.IterableValidationNote)
-            inner = note.index if in_list else note.name
-            yield from _problems(each, (*path, inner), document)
-        for each in alone:
-            yield from _problems(each, path, document)
-    elif isinstance(error, cattrs.ForbiddenExtraKeysError):
-        known = ", ".join(field.name for field in attrs.fields(error.cl))
-        for key in sorted(error.extra_fields):
-            yield document.problem((*path, key), f"unknown; known are {known}", of_key=True)
-    elif isinstance(error, KeyError):
-        yield document.problem(path, f"missing{_MISSING.get(path[-1], '')}")
-    else:
-        yield document.problem(path, str(error))
-
-
 # ---- writing ------------------------------------------------------------------------------------
 
 
-def plan_document(plan: LimitPlan) -> dict[str, Any]:
-    """A plan as the dictionaries and lists that its text stands for."""
+def plan_text(plan: LimitPlan, *, as_json: bool = False) -> str:
+    """Write a plan as a text that `parse_plan` reads back.
+
+    Args:
+        plan: The plan.
+        as_json: JSON instead of YAML, which needs the extra ``plan``.
+
+    Raises:
+        ModuleNotFoundError: The extra ``plan`` is not installed.
+    """
     metadata = _without_none({"name": plan.name, "description": plan.description})
-    rules = [
-        {
-            **_without_none({"name": rule.name}),
-            "select": _without_none(attrs.asdict(rule.select)),
-            "set": _limits(rule.set),
-            **({"only_if": expected} if (expected := _limits(rule.only_if)) else {}),
-        }
-        for rule in plan.rules
-    ]
-    about = {"metadata": metadata} if metadata else {}
-    return {"apiVersion": API_VERSION, "kind": KIND, **about, "rules": rules}
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        **({"metadata": metadata} if metadata else {}),
+        "rules": [_rule_document(rule) for rule in plan.rules],
+    }
+    if as_json:
+        text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        # YAML takes no control characters as they are, and no pair of escapes for one character.
+        return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    with needs_extra("a plan", "plan"):
+        import yaml
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return str(yaml.dump(document, Dumper=dumper, sort_keys=False, width=100))
 
 
-def _limits(limits: Limits) -> dict[str, int | str]:
-    return {field: _written(field, value) for field, value in limits}
+def _rule_document(rule: Rule) -> dict[str, Any]:
+    document = _without_none({"name": rule.name})
+    document["select"] = _without_none(attrs.asdict(rule.select))
+    document["set"] = {field: _written(field, value) for field, value in rule.set}
+    expected = {field: _written(field, value) for field, value in rule.only_if}
+    if expected:
+        document["only_if"] = expected
+    return document
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
@@ -274,30 +405,7 @@ def _written(field: LimitField, value: LimitValue) -> int | str:
     # A larger one, as only a damaged region holds, is no size with a unit, but a number.
     if field == "memory_limit" and isinstance(value, int) and value <= MAX_SIZE_BYTES:
         text = format_size(value)
-        # With a fraction it is near the number only; without a unit it is no shorter.
+        # A fraction is not exact, and bytes are no shorter with their unit.
         if "." not in text and not text.endswith(" B"):
             return text.replace(" ", "")
     return value
-
-
-def plan_text(plan: LimitPlan, *, as_json: bool = False) -> str:
-    """A plan as a text that `parse_plan` reads back.
-
-    Args:
-        plan: The plan.
-        as_json: JSON instead of YAML, which needs the extra ``plan``.
-
-    Raises:
-        ModuleNotFoundError: The extra ``plan`` is not installed.
-    """
-    document = plan_document(plan)
-    if as_json:
-        text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-        # YAML takes no control characters as they are, and no pair of escapes for one character.
-        return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-    with needs_extra("a plan", "plan"):
-        import yaml
-
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    text = yaml.dump(document, Dumper=dumper, sort_keys=False, width=100)
-    return str(text)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from libhamiregion.node import NodePods
 
 from .annotations import plan_of_pods
-from .sources import SourceReading
+from .reconcile import SourceReading
 
 if TYPE_CHECKING:
     from collections.abc import Callable

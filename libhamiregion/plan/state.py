@@ -1,4 +1,4 @@
-"""The directory in which plans remember what was there before: undo plans, and the originals.
+"""The directory in which plans keep undo plans, and the values from before a plan.
 
 Only its owner can enter it. Each file is replaced in one step and synced, so that a reader, also
 after a crash, finds one of two whole contents.
@@ -8,25 +8,39 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import stat
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
 
 from libhamiregion.bounded_file import read_bounded
+from libhamiregion.errors import RegionError
+from libhamiregion.node.containers import MissingReason
+
+from .diff import Baseline, value_now
+from .plan import LIMIT_FIELDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from libhamiregion.errors import PathLike
+    from libhamiregion.node.containers import Container
+    from libhamiregion.node.node import Node
+    from libhamiregion.region import Region
 
-_READ_LIMIT = 64 << 20
-_UNDO_PLANS_KEPT = 20
+    from .diff import ContainerDiff, ValueKey
+
+_READ_LIMIT: Final = 64 << 20
+_UNDO_PLANS_KEPT: Final = 20
+_BASELINES: Final = "originals.json"
 
 
 def default_state_directory() -> str:
-    """Where plans remember things.
+    """Name the directory in which plans keep their files.
 
     ``$HAMIREGION_STATE`` if it is set, ``/var/lib/hamiregion`` for root, else
     ``$XDG_STATE_HOME/hamiregion``.
@@ -41,7 +55,7 @@ def default_state_directory() -> str:
         return "/var/lib/hamiregion"
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
     if home.startswith("~"):
-        message = "this user has no home directory; say in HAMIREGION_STATE where plans keep things"
+        message = "this user has no home directory; name a state directory in HAMIREGION_STATE"
         raise FileNotFoundError(errno.ENOENT, message, home)
     return f"{home}/hamiregion"
 
@@ -60,27 +74,24 @@ class PlanState:
         self.directory = str(Path(chosen).absolute())
 
     def path(self, name: str) -> str:
-        """The path of one of its files."""
+        """Name the path of one of its files."""
         return f"{self.directory}/{name}"
 
     def make(self) -> None:
-        """Make the directory, if it is not there.
+        """Make the directory, if it does not exist.
 
         Raises:
             OSError: It cannot be made, or others can write it.
         """
         Path(self.directory).mkdir(mode=0o700, parents=True, exist_ok=True)
         status = os.lstat(self.directory)
-        # What is remembered here is written into regions, so nobody else may write it.
+        # These values are written into regions, so no one else may write them.
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise OSError(
-                errno.EPERM,
-                "others can write this directory; plans need one of their own",
-                self.directory,
-            )
+            message = "others can write this directory; plans need one of their own"
+            raise OSError(errno.EPERM, message, self.directory)
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file; None if there is none.
+        """Read a file; None if there is none.
 
         Raises:
             OSError: It cannot be read.
@@ -99,16 +110,14 @@ class PlanState:
         self.make()
         target = self.path(name)
         temporary = f"{target}.{os.getpid()}.part"
+        # A file with this name is a killed process's.
+        Path(temporary).unlink(missing_ok=True)
         with _naming(target):
-            # One that is there is a killed process's.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)  # noqa: PTH108
             try:
-                _write_new(temporary, content)
+                write_new(temporary, content)
                 os.replace(temporary, target)  # noqa: PTH105
             except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)  # noqa: PTH108
+                Path(temporary).unlink(missing_ok=True)
                 raise
             _sync_directory(target)
         return target
@@ -124,7 +133,7 @@ class PlanState:
         """
         self.make()
         while True:
-            # No name comes back: another process may be about to remove the file that had it.
+            # A name is never reused: another process may be about to remove the file that had it.
             now_us = time.time_ns() // 1000
             stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_us // 1_000_000))
             path = self.path(f"undo-{stamp}.{now_us % 1_000_000:06}Z.yaml")
@@ -134,7 +143,7 @@ class PlanState:
         # The new one stays whatever a clock that was set back says of its age.
         others = []
         for each in Path(self.directory).glob("undo-[0-9]*.yaml"):
-            # One that another process has just removed is one less.
+            # Another process may have just removed it.
             with contextlib.suppress(FileNotFoundError):
                 if str(each) != path:
                     others.append((each.lstat().st_mtime_ns, each))
@@ -143,40 +152,36 @@ class PlanState:
         return path
 
 
-def write_new(path: PathLike, content: str) -> None:
-    """Write a file that is not there yet, so that it survives a crash.
+def write_new(path: PathLike, content: str) -> str:
+    """Write a new file, so that it survives a crash; returns its path.
 
     Raises:
-        FileExistsError: Something is there, which is left as it is.
+        FileExistsError: The path exists, and is left as it is.
         OSError: It cannot be written.
     """
     target = os.fspath(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     with _naming(target):
-        _write_new(target, content)
-        _sync_directory(target)
+        descriptor = os.open(target, flags, 0o600)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            _sync_directory(target)
+        except BaseException:
+            Path(target).unlink(missing_ok=True)
+            raise
+    return target
 
 
 @contextlib.contextmanager
 def _naming(target: str) -> Iterator[None]:
-    """Have errors name the file that was asked for, not a temporary one or its directory."""
+    """Make errors name the file that was asked for, not a temporary one or its directory."""
     try:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, target) from error
-
-
-def _write_new(path: str, content: str) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(path)  # noqa: PTH108
-        raise
 
 
 def _sync_directory(target: str) -> None:
@@ -185,3 +190,177 @@ def _sync_directory(target: str) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+# ---- the values from before a plan ---------------------------------------------------------------
+
+
+@attrs.define
+class _ContainerValues:
+    """A container's baselines, and the file that they are of."""
+
+    file_id: tuple[int, int]
+    values: dict[ValueKey, Baseline] = attrs.field(factory=dict)
+    # The open region of the last refresh: while one is open, no other file gets its inode.
+    region: Region | None = None
+
+
+class BaselineStore:
+    """Remembers the values from before the first change; it outlives the process.
+
+    A container that has another region now, or is gone, is forgotten: its new region has the
+    limits that it was given.
+
+    Threads: one at a time.
+
+    Raises:
+        OSError: The state directory cannot be read.
+    """
+
+    def __init__(self, state: PlanState) -> None:
+        self._state = state
+        self._changed = False
+        #: Whether the file could not be read, and its values are lost.
+        self.lost = False
+        self._containers = self._load()
+
+    @property
+    def by_directory(self) -> Mapping[str, Mapping[ValueKey, Baseline]]:
+        """The baselines of each container, as `diff_plan` takes them."""
+        return {directory: kept.values for directory, kept in self._containers.items()}
+
+    def was_set_to(self, container: Container, key: ValueKey, value: int | None) -> bool:
+        """Whether this is for certain what a value was last set to."""
+        known = self.by_directory.get(container.directory or "", {}).get(key)
+        return known is not None and known.accepted_values == (value,)
+
+    def note(self, changes: Iterable[ContainerDiff]) -> None:
+        """Remember what is going to be changed, before it is.
+
+        Raises:
+            OSError: It cannot be written; then nothing must be changed.
+        """
+        for change in changes:
+            directory = change.container.directory or ""
+            kept = self._containers.setdefault(directory, _ContainerValues(change.file_id))
+            for edit in change.edits:
+                if edit.rule is None:
+                    continue
+                known = kept.values.get(edit.key, Baseline(edit.before, (edit.before,)))
+                # Until the edit has succeeded, the present value may stay: an edit can fail, meet
+                # a conflict, or end with its process.
+                still = (edit.before,) if edit.before in known.accepted_values else ()
+                kept.values[edit.key] = Baseline(known.before, (*still, edit.after))
+                self._changed = True
+        self.save()
+
+    def applied(self, change: ContainerDiff) -> None:
+        """Note that a container's edits hold; a value that has gone back is forgotten."""
+        kept = self._containers.get(change.container.directory or "")
+        values = {} if kept is None else kept.values
+        for edit in change.edits:
+            known = values.pop(edit.key, None)
+            if known is not None:
+                self._changed = True
+                if edit.rule is not None:
+                    values[edit.key] = Baseline(known.before, (edit.after,))
+
+    def refresh(self, node: Node) -> None:
+        """Forget containers that are gone or have another region.
+
+        Args:
+            node: The node, as of its last refresh.
+        """
+        there = {each.directory: each for each in node.containers}
+        for directory, kept in list(self._containers.items()):
+            container = there.get(directory)
+            if container is None:
+                # A root that cannot be listed just now says nothing about its containers.
+                gone = os.path.dirname(directory) in node.scanned_roots  # noqa: PTH120
+            else:
+                gone = _has_another_region(container, kept)
+            if gone:
+                del self._containers[directory]
+                self._changed = True
+
+    def compared(self, diffs: Iterable[ContainerDiff]) -> None:
+        """Forget values that no rule sets and that others have set since.
+
+        Args:
+            diffs: The changes of a plan, with what goes back.
+        """
+        for diff in diffs:
+            directory = diff.container.directory or ""
+            kept = self._containers.get(directory)
+            if kept is None:
+                continue
+            going_back = {edit.key for edit in diff.edits if edit.rule is None}
+            for key in kept.values.keys() - diff.governed - going_back:
+                del kept.values[key]
+                self._changed = True
+            if not kept.values:
+                del self._containers[directory]
+
+    def save(self) -> None:
+        """Write down what has changed.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if not self._changed:
+            return
+        saved = [
+            [directory, kept.file_id, [[*key, *attrs.astuple(each)] for key, each in values]]
+            for directory, kept in self._containers.items()
+            if (values := kept.values.items())
+        ]
+        # ASCII: a directory's name may be no Unicode, and comes back as it was.
+        self._state.write(_BASELINES, json.dumps(saved) + "\n")
+        self._changed = False
+
+    def _load(self) -> dict[str, _ContainerValues]:
+        raw = self._state.read(_BASELINES)
+        try:
+            saved = [] if raw is None else json.loads(raw)
+            return {
+                _checked(directory, str): _ContainerValues(
+                    (_checked(device, int), _checked(inode, int)),
+                    dict(_value(*each) for each in values),
+                )
+                for directory, (device, inode), values in saved
+            }
+        except (ValueError, TypeError, RecursionError):
+            self.lost = self._changed = True
+            return {}
+
+
+def _has_another_region(container: Container, kept: _ContainerValues) -> bool:
+    region = container.region
+    if region is None:
+        missing = container.missing
+        return missing is not None and missing.reason is MissingReason.NO_FILE
+    try:
+        if region.file_id != kept.file_id:
+            return True
+        before, kept.region = kept.region, region
+        if before in {None, region}:
+            return False
+        # The same file opened again, or a new file that has got its inode.
+        values = kept.values.items()
+        return any(value_now(region, key) not in each.accepted_values for key, each in values)
+    except RegionError:
+        # Another thread has refreshed the node, or the file has just gone: next time.
+        return False
+
+
+def _value(field: Any, device: Any, before: Any, accepted_values: Any) -> tuple[ValueKey, Baseline]:
+    if field not in LIMIT_FIELDS:
+        raise ValueError(field)
+    accepted = tuple(_checked(each, int | None) for each in accepted_values)
+    return (field, _checked(device, int | None)), Baseline(_checked(before, int | None), accepted)
+
+
+def _checked(value: Any, kind: Any) -> Any:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(value)
+    return value

@@ -15,7 +15,7 @@ from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.agent import PlanKeeper, TaskRunner
 from libhamiregion.node import KubernetesError, NodePods
-from libhamiregion.plan import PlanWatcher, PodAnnotations
+from libhamiregion.plan import PlanReconciler, PodAnnotations
 
 MEMORY = "hamiregion.io/memory-limit"
 OUTAGE_S = 8.0
@@ -102,7 +102,7 @@ def test_an_annotation_reaches_its_region(
     region = scene.container(pod_uid=uid)
     pods = watch()
     with scene.node() as there:
-        keeper = PlanKeeper(PlanWatcher(there, [pods], scene.state))
+        keeper = PlanKeeper(PlanReconciler(there, [pods], scene.state))
         keeper.interval_s = 3600.0
         runner = TaskRunner([keeper])
         pods.start()

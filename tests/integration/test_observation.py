@@ -40,7 +40,7 @@ from libhamiregion.node import (
     process_reader,
 )
 from libhamiregion.node.views import observed_views
-from libhamiregion.plan import PlanFile, PlanWatcher
+from libhamiregion.plan import PlanFile, PlanReconciler
 
 pytestmark = needs_first_namespace
 
@@ -473,7 +473,9 @@ def test_an_agents_tasks_and_its_exporter_look_at_the_node_once(
             DriverFigures(node, sampler, observer=observer),
             StaleDirectoryCollector(node, observer=observer),
             PlanKeeper(
-                PlanWatcher(node, [PlanFile(plan(tmp_path))], tmp_path / "state", observer=observer)
+                PlanReconciler(
+                    node, [PlanFile(plan(tmp_path))], tmp_path / "state", observer=observer
+                )
             ),
             RootWatch(node, observer=observer),
         ]

@@ -147,7 +147,7 @@ def test_a_second_one_serves_figures_and_takes_over_when_the_first_has_gone(
     eventually(lambda: low.limits()["memory"][0] == 6 * GIB)
     second = start()
     assert "another agent runs" in second.wait_for("paused")["message"]
-    failed = second.wait_for("failed", error="OtherKeeperRuns")
+    failed = second.wait_for("failed", error="PlanLocked")
     assert failed["task"] == "plan"
     assert value_of(metrics(second), "hamiregion_agent_paused", task="feedback") == 1
     assert first.end() == 0, first.said

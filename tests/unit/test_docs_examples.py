@@ -226,7 +226,7 @@ NODE_WRITERS = {
     "DriverFigures",
     "StaleDirectoryCollector",
     "PlanKeeper",
-    "PlanWatcher",
+    "PlanReconciler",
     "apply_diff",
 }
 

@@ -26,7 +26,7 @@ from libhamiregion.node.places import DEFAULT_ROOTS
 from libhamiregion.plan import Limits, apply_diff, diff_plan, load_plan
 from libhamiregion.plan.annotations import plan_of_pods
 from libhamiregion.plan.diff import value_now
-from libhamiregion.plan.limit_plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitField
+from libhamiregion.plan.plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitField
 from libhamiregion.units import parse_duration
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from support.wait import PATIENCE_S, eventually
 from libhamiregion.agent.plans import PlanKeeper
 from libhamiregion.agent.tasks import TaskRunner
 from libhamiregion.node import NodePods
-from libhamiregion.plan import Limits, PlanFile, PlanWatcher, PodAnnotations, PodApiError
+from libhamiregion.plan import Limits, PlanFile, PlanReconciler, PodAnnotations, PodApiError
 
 pytest.importorskip("ijson", reason="needs the extra kubernetes")
 
@@ -128,7 +128,7 @@ def test_news_of_every_source_wakes_whoever_asked_the_watcher(
     pods, file = watch(), PlanFile(scene.plan_file())
     news = threading.Event()
     with scene.node() as node:
-        PlanWatcher(node, [pods, file], scene.state).when_changed(news.set)
+        PlanReconciler(node, [pods, file], scene.state).when_changed(news.set)
         pods.start()
         assert news.wait(PATIENCE_S), "the first list"
         eventually(lambda: len(api.open_watches) == 1)
@@ -145,7 +145,7 @@ def test_an_annotation_reaches_its_region_without_waiting_for_the_interval(
     region = scene.container(pod_uid=UID % 1)
     pods = watch()
     with scene.node() as node:
-        keeper = PlanKeeper(PlanWatcher(node, [pods], scene.state))
+        keeper = PlanKeeper(PlanReconciler(node, [pods], scene.state))
         keeper.interval_s = 3600.0
         runner = TaskRunner([keeper])
         pods.start()
@@ -193,7 +193,7 @@ def test_limits_follow_the_annotations_of_pods(api: FakeApi, watch: Watch, tmp_p
     pods = watch()
     file = PlanFile(scene.plan_file("{select: {pod: bert-0}, set: {memory_limit: 7GiB}}"))
     with scene.node() as node:
-        watcher = PlanWatcher(node, [file, pods], scene.state)
+        watcher = PlanReconciler(node, [file, pods], scene.state)
 
         def until(limits: list[int]) -> None:
             eventually(lambda: watcher.run() or memory() == limits)  # type: ignore[func-returns-value]

@@ -14,8 +14,8 @@ from libhamiregion import create_region
 from libhamiregion.node import Node
 from libhamiregion.plan import (
     LimitPlan,
-    OtherKeeperRuns,
-    PlanWatcher,
+    PlanLocked,
+    PlanReconciler,
     apply_diff,
     diff_plan,
     load_plan,
@@ -394,13 +394,13 @@ def test_one_process_keeps_a_node_on_a_plan_whatever_its_state_directory(
     set_plan(scene, SIX)
     first = watch()
     first.run()
-    for start in (PlanWatcher.start, PlanWatcher.run):
-        with pytest.raises(OtherKeeperRuns, match="another process keeps"):
+    for start in (PlanReconciler.start, PlanReconciler.run):
+        with pytest.raises(PlanLocked, match="another process keeps"):
             start(watch(state=scene.directory / "another"))
     with (
         Node(scene.directory / "elsewhere") as other,
-        pytest.raises(OtherKeeperRuns, match=str(scene.state)),
+        pytest.raises(PlanLocked, match=str(scene.state)),
     ):
-        PlanWatcher(other, [], scene.state).start()
+        PlanReconciler(other, [], scene.state).start()
     first.stop()
     watch(state=scene.directory / "another").run()

@@ -16,7 +16,7 @@ from support.wait import eventually
 
 from libhamiregion import Layout, Region
 from libhamiregion.node import Node
-from libhamiregion.plan import LimitPlan, PlanFile, PlanWatcher, apply_diff, diff_plan, load_plan
+from libhamiregion.plan import LimitPlan, PlanFile, PlanReconciler, apply_diff, diff_plan, load_plan
 from libhamiregion.plan.state import PlanState
 
 OLD = plan(
@@ -84,12 +84,13 @@ def one_by_one(then: Callable[[], None]) -> Callable[..., Any]:
     """`Region.edit_limits`, torn apart: the same stores with something done after each."""
     whole = Region.edit_limits
 
-    def edit_limits(self: Region, edits: Any, *, force: bool = False) -> None:
+    def edit_limits(self: Region, edits: Any, *, force: bool = False, dry_run: bool = False) -> Any:
         edits = list(edits)
-        whole(self, edits, force=force, dry_run=True)
-        for edit in edits:
+        changes = whole(self, edits, force=force, dry_run=True)
+        for edit in edits if not dry_run else ():
             whole(self, [edit], force=force)
             then()
+        return changes
 
     return edit_limits
 
@@ -179,7 +180,7 @@ def test_a_watcher_killed_beside_an_edit_goes_on_and_gives_back_what_was_there_b
 
     def watch(*rules: str) -> None:
         with scene.node() as node:
-            watcher = PlanWatcher(node, [PlanFile(scene.plan_file(*rules))], scene.state)
+            watcher = PlanReconciler(node, [PlanFile(scene.plan_file(*rules))], scene.state)
             watcher.run()
             watcher.stop()
 
@@ -208,7 +209,7 @@ def test_a_keeper_that_is_killed_makes_room_for_the_next(scene: PlanScene, victi
 
     def work() -> None:
         with scene.node() as node:
-            PlanWatcher(node, [PlanFile(path)], scene.state).start()
+            PlanReconciler(node, [PlanFile(path)], scene.state).start()
             ready.touch()
             signal.pause()
 
@@ -216,7 +217,7 @@ def test_a_keeper_that_is_killed_makes_room_for_the_next(scene: PlanScene, victi
     eventually(ready.exists)
     kill(pid)
     with scene.node() as node:
-        watcher = PlanWatcher(node, [PlanFile(path)], scene.state)
+        watcher = PlanReconciler(node, [PlanFile(path)], scene.state)
         watcher.start()
         watcher.stop()
 

@@ -7,7 +7,7 @@ import pytest
 from libhamiregion.node.node_pods import _node_pod
 from libhamiregion.plan import Limits, Rule, parse_plan, plan_text
 from libhamiregion.plan.annotations import plan_of_pods
-from libhamiregion.plan.sources import SourceReading
+from libhamiregion.plan.reconcile import SourceReading
 
 GIB = 1 << 30
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"

@@ -13,24 +13,24 @@ from libhamiregion.node import Node
 from libhamiregion.plan import (
     LimitPlan,
     PlanFile,
-    PlanWatcher,
+    PlanReconciler,
 )
-from libhamiregion.plan.sources import PlanSource, SourceReading
+from libhamiregion.plan.reconcile import PlanSource, SourceReading
 
 SIX = "{select: {}, set: {memory_limit: 6GiB}}"
 FIVE = "{select: {}, set: {memory_limit: 5GiB}}"
 
-Watch = Callable[..., PlanWatcher]
+Watch = Callable[..., PlanReconciler]
 
 
 def watches(scene: PlanScene, node: Node, events: Events) -> Iterator[Watch]:
     """For a fixture: makes watchers that keep the scene on a plan, and stops them."""
-    made: list[PlanWatcher] = []
+    made: list[PlanReconciler] = []
 
-    def watch(*sources: PlanSource, **options: Any) -> PlanWatcher:
+    def watch(*sources: PlanSource, **options: Any) -> PlanReconciler:
         chosen = sources or [PlanFile(scene.directory / "plan.yaml")]
         options = {"state": scene.state, "emit": events.append, **options}
-        made.append(PlanWatcher(node, chosen, **options))
+        made.append(PlanReconciler(node, chosen, **options))
         return made[-1]
 
     yield watch

@@ -10,7 +10,7 @@ from plan_scene import GIB, GPUS, PlanScene, plan, plan_scene
 from libhamiregion import Effect, Layout, open_region
 from libhamiregion.node import MissingReason, Node
 from libhamiregion.plan import PlanDiff, diff_plan, export_plan
-from libhamiregion.plan.diff import ContainerDiff, Original, PlannedEdit
+from libhamiregion.plan.diff import Baseline, ContainerDiff, PlannedEdit
 
 NOW, LATER = Effect.IMMEDIATE, Effect.NEW_PROCESSES
 OLD_LAYOUTS = {Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED, Layout.V1_1}
@@ -59,7 +59,7 @@ def test_each_value_that_differs_is_an_edit_in_the_order_of_fields_and_devices(
         PlannedEdit("sm_limit", 1, None, 50, LATER, 0),
         PlannedEdit("priority", None, 1, 0, NOW, 0),
     )
-    assert (found.container.pod, diff.off_plan) == ("bert-0", ())
+    assert (found.container.pod, diff.unapplied) == ("bert-0", ())
     on_plan = compare(
         "{select: {device: 0}, set: {memory_limit: 8GiB, sm_limit: 50}}",
         "{select: {device: 1}, set: {memory_limit: 4GiB, sm_limit: unlimited}}",
@@ -158,29 +158,29 @@ def test_a_percentage_is_of_what_stands_there_or_stood_there_before_the_plan(
     with open_region(region.path, writable=True) as opened:
         # The core rounds alike.
         assert opened.set_memory_limit("50%", device=0, dry_run=True)[0].after == 6172
-    originals = {str(region.path.parent): {("memory_limit", 1): Original(8 * GIB, (4 * GIB,))}}
+    baselines = {str(region.path.parent): {("memory_limit", 1): Baseline(8 * GIB, (4 * GIB,))}}
     with scene.node() as node:
-        (found,) = diff_plan(node, plan(half), originals=originals).containers
+        (found,) = diff_plan(node, plan(half), baselines=baselines).containers
     assert [edit[1] for edit in edits(found)] == [0]
 
 
 def test_what_an_earlier_plan_set_goes_back_where_no_rule_sets_it(scene: PlanScene) -> None:
     region = scene.container()
-    originals = {
+    baselines = {
         str(region.path.parent): {
             # As a plan may have set it: goes back.
-            ("memory_limit", 0): Original(16 * GIB, (6 * GIB, 8 * GIB)),
+            ("memory_limit", 0): Baseline(16 * GIB, (6 * GIB, 8 * GIB)),
             # Somebody else's now.
-            ("memory_limit", 1): Original(16 * GIB, (5 * GIB,)),
+            ("memory_limit", 1): Baseline(16 * GIB, (5 * GIB,)),
             # A rule sets it.
-            ("sm_limit", 0): Original(None, (50,)),
+            ("sm_limit", 0): Baseline(None, (50,)),
             # As it was.
-            ("sm_limit", 1): Original(None, (None, 50)),
+            ("sm_limit", 1): Baseline(None, (None, 50)),
         }
     }
     wanted = plan("{select: {device: 0}, set: {sm_limit: 50}}")
     with scene.node() as node:
-        (found,) = diff_plan(node, wanted, originals=originals).containers
+        (found,) = diff_plan(node, wanted, baselines=baselines).containers
     assert found.edits == (PlannedEdit("memory_limit", 0, 8 * GIB, 16 * GIB, NOW, None),)
 
 
@@ -202,7 +202,7 @@ def test_a_container_that_has_reported_nothing_has_all_devices_that_it_may_have(
         "full": [("memory_limit", 5, 8 * GIB, 6 * GIB)],
         "empty": [("memory_limit", 5, None, 6 * GIB)],
     }
-    (skip,) = diff.off_plan
+    (skip,) = diff.unapplied
     assert (skip.container.name, skip.reason) == ("two", "no_device")
     assert {
         each.message for each in compare('{select: {device: "GPU-*"}, set: {sm_limit: 1}}').skipped
@@ -239,7 +239,7 @@ def test_a_container_without_a_region_is_skipped_with_its_reason(
     assert [skip.container.name for skip in diff.waiting] == ["empty"]
     reasons = {
         skip.container.name: skip.container.missing and skip.container.missing.reason
-        for skip in diff.off_plan
+        for skip in diff.unapplied
     }
     assert reasons == {
         "foreign": MissingReason.NOT_A_REGION,
@@ -273,17 +273,17 @@ def test_what_runs_there_refuses_for_the_whole_container_unless_forced(
         "{select: {container: old}, set: {sm_limit: 50, priority: 0}}",
     )
     diff = compare(*rules)
-    assert {skip.reason: (skip.device, skip.rules) for skip in diff.off_plan} == {
+    assert {skip.reason: (skip.device, skip.rules) for skip in diff.unapplied} == {
         "below_usage": (1, (0,)),
         "stops_launches": (0, (1,)),
     }
-    assert "device 1 uses 3 GiB, more than the 2 GiB that the plan says" in {
-        skip.message for skip in diff.off_plan
+    assert "device 1 uses 3 GiB, more than the plan's 2 GiB" in {
+        skip.message for skip in diff.unapplied
     }
     assert [len(each.edits) for each in diff.containers] == [3, 3]
     assert diff.changes == ()
     forced = compare(*rules, force=True)
-    assert (forced.changes, forced.off_plan) == (forced.containers, ())
+    assert (forced.changes, forced.unapplied) == (forced.containers, ())
 
 
 def test_a_percentage_of_no_limit_refuses_the_whole_container(
@@ -293,7 +293,7 @@ def test_a_percentage_of_no_limit_refuses_the_whole_container(
     for limits in ("{memory_limit: 50%, sm_limit: 5}", "{memory_limit: 50%}"):
         for force in (False, True):
             diff = compare(f"{{select: {{}}, set: {limits}}}", force=force)
-            (skip,) = diff.off_plan
+            (skip,) = diff.unapplied
             assert (skip.reason, skip.device, skip.rules) == ("no_limit", 1, (0,))
             assert "device 1 is unlimited, and 50% of it is no limit" in skip.message
             assert diff.changes == ()
@@ -314,7 +314,7 @@ def test_pods_that_are_held_are_left_alone_without_a_word(scene: PlanScene) -> N
     with scene.node() as node:
         wanted = plan("{select: {}, set: {sm_limit: 1}}")
         diff = diff_plan(node, wanted, held=frozenset({region.pod_uid}))
-    assert (chosen(diff), diff.off_plan) == ({"free"}, ())
+    assert (chosen(diff), diff.unapplied) == ({"free"}, ())
 
 
 def test_containers_outside_the_roots_are_left_alone(
@@ -328,6 +328,6 @@ def test_containers_outside_the_roots_are_left_alone(
         monkeypatch.setattr(Node, "containers", property(lambda _: (outside, inside)))
         diff = diff_plan(node, plan("{select: {}, set: {sm_limit: 1}}"))
         assert [each.container for each in diff.containers] == [inside]
-        assert diff.off_plan == ()
+        assert diff.unapplied == ()
         exported = {rule.select.pod_uid for rule in export_plan(node).rules}
         assert exported == {region.pod_uid}

@@ -16,7 +16,7 @@ from libhamiregion.plan import (
     LimitPlan,
     PlanFile,
 )
-from libhamiregion.plan.sources import SourceReading
+from libhamiregion.plan.reconcile import SourceReading
 from libhamiregion.text import printable
 
 scene = pytest.fixture(plan_scene)
