@@ -221,18 +221,6 @@ def value_change(
 
 # Where a running process looks at device 0's SM limit at each launch.
 _LOOKS_AT_LAUNCH = {Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED, Layout.V1_1}
-# Of those, where a process that started without an SM limit has nothing that lets launches through.
-_STARTS_NO_WATCHER = {Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED}
-
-
-def sm_limit_stops_launches(
-    layout: Layout, device: int, before: int | None, after: int | None
-) -> bool:
-    """Whether an SM limit would stop processes that run already, if any do.
-
-    The core decides where an edit is made; this is for plans of edits.
-    """
-    return layout in _STARTS_NO_WATCHER and device == 0 and before is None and after is not None
 
 
 def sm_limit_effects(

@@ -10,7 +10,6 @@ from typing import NoReturn
 # Module to the extra that installs it.
 EXTRAS = {
     "bcrypt": "exporter",
-    "cattrs": "plan",
     "click": "cli",
     "ijson": "kubernetes",
     "jinja2": "cli",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import attrs
 
 from libhamiregion.effects import ANYTHING, Anything
-from libhamiregion.node.selector import Selector  # noqa: TC001 (cattrs reads the hints)
+from libhamiregion.node.selector import Selector
 from libhamiregion.units import (
     integer,
     memory_limit_percent,

@@ -5,9 +5,9 @@ import json
 from typing import Any
 
 import pytest
-from node_scene import Events
+from integration.node_scene import Events
 from plan_scene import GIB, GPUS, PlannedRegion, PlanScene, plan_nodes, plan_scene
-from plan_watching import FIVE, SIX, Watch, memory, set_plan, watches
+from support.plan_watching import FIVE, SIX, Watch, memory, set_plan, watches
 from support.region_file import patch, truncate
 
 from libhamiregion import create_region
@@ -68,7 +68,7 @@ def test_an_edit_of_somebody_else_is_undone_and_reported_less_and_less_often(
         assert memory(region) == [6 * GIB, 6 * GIB]
     drifts = [each for each in events.of("changed") if each.detail["cause"] == "drift"]
     assert len(drifts) == 5  # the 1st, 2nd, 4th, 8th and 16th
-    assert "device 1: memory limit 7 GiB -> 6 GiB (somebody else had set it)" in drifts[0].message
+    assert "device 1: memory limit 7 GiB -> 6 GiB (changed by others)" in drifts[0].message
     assert watcher.counters()["plan_drifts"] == 20
 
 
@@ -302,7 +302,7 @@ def test_a_refusal_is_reported_once_and_ends_when_its_reason_does(
         watcher.run()
     assert memory(region) == [8 * GIB, 4 * GIB]
     (refused,) = events.of("refused")
-    assert "device 0 uses 7 GiB, more than the 6 GiB that the plan says" in refused.message
+    assert "device 0 uses 7 GiB" in refused.message
     assert watcher.counters()["plan_refusals"] == 1
     put_used(region, slot, GIB)
     watcher.run()

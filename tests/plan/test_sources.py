@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
-from node_scene import Events
+from integration.node_scene import Events
 from plan_scene import GIB, PlanScene, plan, plan_nodes, plan_scene, plan_yaml
-from plan_watching import FIVE, SIX, Changing, Watch, aged, memory, set_plan, watches
+from support.plan_watching import FIVE, SIX, Changing, Watch, aged, memory, set_plan, watches
 from support.wait import eventually
 
 from libhamiregion.agent import PlanKeeper, TaskRunner
@@ -31,7 +31,7 @@ def test_a_plan_that_is_wrong_is_reported_and_the_last_good_one_stays(
     region = scene.container()
     path = scene.directory / "plan.yaml"
     watcher = watch()
-    for text, said in ((None, "it is waited for"), ("kind: [", "neither YAML nor JSON")):
+    for text, said in ((None, "waiting for it"), ("kind: [", "neither YAML nor JSON")):
         if text is not None:
             aged(path, text)
         watcher.start()

@@ -112,7 +112,7 @@ def test_the_version_is_that_of_the_installed_distribution() -> None:
     [
         ("prometheus_client", "from libhamiregion.exporter import RegionCollector", "exporter"),
         ("yaml", "from libhamiregion.plan import *; parse_plan('')", "plan"),
-        ("cattrs", "from libhamiregion.plan import *; parse_plan('{}')", "plan"),
+        ("yaml", "from libhamiregion.plan import *; parse_plan('{}')", "plan"),
         ("yaml", "from libhamiregion.plan import *; plan_text(LimitPlan())", "plan"),
         ("ijson", "from libhamiregion.plan import *; PodAnnotations('gpu-1')", "kubernetes"),
     ],

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from node_scene import Events
+from integration.node_scene import Events
 from plan_scene import PlannedRegion, PlanScene, plan_yaml
 
 from libhamiregion.node import Node

@@ -1,0 +1,10 @@
+"""Fixtures of the tests of plans."""
+
+import pytest
+from integration.node_scene import Events
+
+
+@pytest.fixture
+def events() -> Events:
+    """Collects the events of a test."""
+    return Events()
