@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import attrs
 
 from libhamiregion.effects import ANYTHING, Anything
-from libhamiregion.node.selector import Selector
 from libhamiregion.units import (
     integer,
     memory_limit_percent,
@@ -18,6 +17,8 @@ from libhamiregion.units import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from libhamiregion.node.selector import Selector
 
 #: What a plan can set: the limits of a device in bytes and percent, the priority of a container.
 LimitField: TypeAlias = Literal["memory_limit", "sm_limit", "priority"]
