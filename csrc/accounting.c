@@ -29,11 +29,11 @@ static int check_limit(struct account_call *call, uint64_t bytes)
 static int fail_limit(const struct account_call *call)
 {
     struct hr_error detail = {.code = HR_EMEMORYLIMIT,
-                               .device = (int32_t)call->device,
-                               .layout = HR_LAYOUTS,
-                               .found = call->used,
-                               .wanted = call->bytes,
-                               .limit = call->limit};
+                              .device = (int32_t)call->device,
+                              .layout = HR_LAYOUTS,
+                              .found = call->used,
+                              .wanted = call->bytes,
+                              .limit = call->limit};
     return hr_fail(&detail);
 }
 
@@ -45,10 +45,10 @@ static int check_books(const struct account_call *call)
     if (call->bytes <= limit)
         return HR_OK;
     struct hr_error detail = {.code = HR_EINVAL,
-                               .device = (int32_t)call->device,
-                               .layout = HR_LAYOUTS,
-                               .found = charged,
-                               .wanted = call->bytes};
+                              .device = (int32_t)call->device,
+                              .layout = HR_LAYOUTS,
+                              .found = charged,
+                              .wanted = call->bytes};
     return hr_fail(&detail);
 }
 
@@ -197,7 +197,8 @@ int hr_charge(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
     return hr_report(error, account(&call, timeout_ns));
 }
 
-int hr_count(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes, uint64_t timeout_ns, struct hr_error *error)
+int hr_count(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes, uint64_t timeout_ns,
+             struct hr_error *error)
 {
     struct account_call call = {.region = region,
                                 .device = device,

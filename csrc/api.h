@@ -204,8 +204,8 @@ int hr_identify(const char *path, uint32_t layout, struct hr_error *error);
  * where each field passes for what it should be (hr_info.version tells), and never written:
  * HR_EREADONLY with HR_WRITE (error: HR_REASON_VERSION, found = the version).
  */
-int hr_open(const char *path, uint32_t flags, uint32_t layout, uint64_t timeout_ns,
-                 hr_region **out, struct hr_error *error);
+int hr_open(const char *path, uint32_t flags, uint32_t layout, uint64_t timeout_ns, hr_region **out,
+            struct hr_error *error);
 
 void hr_get_info(const hr_region *region, struct hr_info *out);
 
@@ -340,7 +340,8 @@ enum hr_value {
 };
 
 /* HR_OK and the value, HR_EINVAL, HR_ESTALE, HR_ECORRUPT, HR_ECLOSED or HR_EFORKED. */
-int hr_get(hr_region *region, uint32_t value, uint32_t device, uint64_t *out, struct hr_error *error);
+int hr_get(hr_region *region, uint32_t value, uint32_t device, uint64_t *out,
+           struct hr_error *error);
 
 /*
  * Many regions.  hr_read_set() writes one struct hr_member for each of them, then
@@ -374,7 +375,7 @@ struct hr_set_size {
  * All of them together wait for writers no longer than HR_SNAPSHOT_BUDGET_NS.
  */
 int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
-                       uint32_t max_usages, struct hr_set_size *size, struct hr_error *error);
+                uint32_t max_usages, struct hr_set_size *size, struct hr_error *error);
 
 /*
  * Columns of what hr_read_set() wrote.  All cells are 64 bits wide.  A table of k
@@ -518,8 +519,8 @@ struct hr_edit {
  * and wanted set) its limit has no such percentage.
  * HR_ENOSPACE (error.wanted), HR_EREADONLY, HR_ESTALE, HR_ECORRUPT.
  */
-int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t room,
-            uint32_t flags, struct hr_error *error);
+int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t room, uint32_t flags,
+            struct hr_error *error);
 
 /* ---- The lock ---------------------------------------------------------- */
 
@@ -560,7 +561,8 @@ struct hr_ticket {
  * HR_EREADONLY, HR_ESTALE, HR_ECLOSED, HR_EFORKED, HR_ESYSTEM.  A handle that is not attached
  * opens the file anew the first time: HR_ESTALE if its path leads elsewhere, HR_EACCESS.
  */
-int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns, struct hr_error *error);
+int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns,
+            struct hr_error *error);
 void hr_end_lock(struct hr_ticket *ticket);
 
 /*
@@ -588,7 +590,8 @@ struct hr_lock_state {
 };
 
 /* Works on a read-only handle too.  `proc` is the root of /proc, NULL = "/proc". */
-int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state *out, struct hr_error *error);
+int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state *out,
+                      struct hr_error *error);
 
 enum hr_recovered {
     HR_RECOVERED_OWNER = 1,     /* a dead owner's lock was given back */
@@ -640,7 +643,8 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
  *
  * HR_EFULL, HR_ETIMEOUT and the rest of hr_lock().
  */
-int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns, struct hr_error *error);
+int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns,
+              struct hr_error *error);
 void hr_end_attachment(struct hr_ticket *ticket);
 
 /* Empty the slot, and remove it if it is the last one.  HR_EDETACHED: not attached. */
@@ -658,8 +662,8 @@ int hr_charge(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
 
 /* Count what is there already, and cannot be refused any more: as hr_charge(), whatever the limit.
  */
-int hr_count(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
-             uint64_t timeout_ns, struct hr_error *error);
+int hr_count(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes, uint64_t timeout_ns,
+             struct hr_error *error);
 
 /* Give back.  HR_EINVAL (error.found = what is charged): more than was charged. */
 int hr_release(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
@@ -828,7 +832,8 @@ void hr_limiter_free(hr_limiter *limiter);
  * HR_ETIMEOUT: the bucket stayed below zero; nothing was taken.
  * HR_EINVAL: `blocks` or `timeout_ns` is negative.
  */
-int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns, struct hr_error *error);
+int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns,
+                       struct hr_error *error);
 
 /*
  * One step of HR_LIMITER_PERIOD_NS.  `util_percent` is the sum over the

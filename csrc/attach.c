@@ -223,7 +223,8 @@ static int attach_entered(hr_region *region, struct hr_ticket *ticket, uint64_t 
     return code;
 }
 
-int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns, struct hr_error *error)
+int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns,
+              struct hr_error *error)
 {
     int code = hr_enter_to_lock(region);
     if (code != HR_OK)

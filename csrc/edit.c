@@ -57,21 +57,21 @@ static bool swap(const hr_region *region, const struct hr_edit *edit, uint64_t *
 static int refuse(int code, const struct hr_edit *edit, uint64_t found, uint64_t wanted)
 {
     struct hr_error detail = {.code = code,
-                               .device = edit->device,
-                               .layout = HR_LAYOUTS,
-                               .found = found,
-                               .wanted = wanted,
-                               .kind = edit->kind};
+                              .device = edit->device,
+                              .layout = HR_LAYOUTS,
+                              .found = found,
+                              .wanted = wanted,
+                              .kind = edit->kind};
     return hr_fail(&detail);
 }
 
 static int no_device(int32_t device, uint32_t devices, uint32_t number)
 {
     struct hr_error detail = {.code = HR_ENODEVICE,
-                               .device = device,
-                               .layout = HR_LAYOUTS,
-                               .candidates = devices,
-                               .found = number};
+                              .device = device,
+                              .layout = HR_LAYOUTS,
+                              .candidates = devices,
+                              .found = number};
     return hr_fail(&detail);
 }
 
@@ -287,7 +287,8 @@ static bool is_valid(const struct hr_edit *edit)
     return edit->uuid != NULL || (edit->device >= HR_ALL_DEVICES && edit->device < HR_DEVICES);
 }
 
-int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t room, uint32_t flags, struct hr_error *error)
+int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t room, uint32_t flags,
+            struct hr_error *error)
 {
     if ((flags & ~(uint32_t)(HR_FORCE | HR_DRY_RUN)) != 0 || count > HR_EDITS_MAX || count > room)
         return hr_report(error, hr_fail_code(HR_EINVAL));

@@ -117,11 +117,11 @@ int hr_check_header(const hr_region *region)
 static int corrupt(const hr_region *region, int reason, uint64_t found)
 {
     struct hr_error detail = {.code = HR_ECORRUPT,
-                               .reason = reason,
-                               .device = -1,
-                               .layout = region->layout->id,
-                               .file_size = region->layout->size,
-                               .found = found};
+                              .reason = reason,
+                              .device = -1,
+                              .layout = region->layout->id,
+                              .file_size = region->layout->size,
+                              .found = found};
     return hr_fail(&detail);
 }
 
@@ -350,7 +350,8 @@ static int get_work(void *argument)
     }
 }
 
-int hr_get(hr_region *region, uint32_t value, uint32_t device, uint64_t *out, struct hr_error *error)
+int hr_get(hr_region *region, uint32_t value, uint32_t device, uint64_t *out,
+           struct hr_error *error)
 {
     *out = 0;
     if (device >= HR_DEVICES)

@@ -479,10 +479,10 @@ static int decide(struct file_view *view, uint32_t named)
                                    : refuse(view, HR_ENOTREGION, HR_REASON_LAYOUT, named, found);
     }
     struct hr_error detail = {.code = HR_EAMBIGUOUS,
-                               .device = -1,
-                               .candidates = plausible,
-                               .layout = HR_LAYOUTS,
-                               .file_size = view->size};
+                              .device = -1,
+                              .candidates = plausible,
+                              .layout = HR_LAYOUTS,
+                              .file_size = view->size};
     return hr_fail(&detail);
 }
 
@@ -513,11 +513,11 @@ static int identify_file(const struct hr_identified *file, uint32_t layout, uint
 static int refuse_to_write(const struct hr_identified *file, uint32_t layout)
 {
     struct hr_error detail = {.code = HR_EREADONLY,
-                               .reason = HR_REASON_VERSION,
-                               .device = -1,
-                               .layout = layout,
-                               .file_size = (uint64_t)file->status.st_size,
-                               .found = file->version};
+                              .reason = HR_REASON_VERSION,
+                              .device = -1,
+                              .layout = layout,
+                              .file_size = (uint64_t)file->status.st_size,
+                              .found = file->version};
     return hr_fail(&detail);
 }
 

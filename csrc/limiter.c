@@ -128,7 +128,8 @@ static bool try_take(hr_limiter *limiter, int64_t blocks)
     return true;
 }
 
-int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns, struct hr_error *error)
+int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns,
+                       struct hr_error *error)
 {
     if (blocks < 0 || timeout_ns < 0)
         return hr_report(error, hr_fail_code(HR_EINVAL));

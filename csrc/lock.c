@@ -379,7 +379,8 @@ int hr_lock_drop(hr_region *region)
 
 /* ---- For users -------------------------------------------------------------------- */
 
-int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns, struct hr_error *error)
+int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns,
+            struct hr_error *error)
 {
     int code = hr_enter_to_lock(region);
     if (code != HR_OK)
@@ -417,7 +418,8 @@ static int give_back_lent(hr_region *region, uint64_t turn)
 
 int hr_unlock(hr_region *region, struct hr_error *error)
 {
-    return hr_report(error, give_back_lent(region, atomic_load_explicit(&region->lock.lent, memory_order_relaxed)));
+    return hr_report(error, give_back_lent(region, atomic_load_explicit(&region->lock.lent,
+                                                                        memory_order_relaxed)));
 }
 
 int hr_unlock_own(hr_region *region, struct hr_error *error)

@@ -89,7 +89,7 @@ static void drop_processes(struct hr_reading *reading)
 }
 
 int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
-                       uint32_t max_usages, struct hr_set_size *size, struct hr_error *error)
+                uint32_t max_usages, struct hr_set_size *size, struct hr_error *error)
 {
     struct hr_member *members = buffer;
     struct hr_set_size sum = {.bytes = count * sizeof *members};

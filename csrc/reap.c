@@ -317,7 +317,8 @@ static int search_before(struct reap_call *call, const char *proc, struct hr_map
 
 int hr_reap_without(hr_region *region, const char *proc, const struct hr_stranger *strangers,
                     uint32_t stranger_count, const int32_t *pids, uint32_t pid_count,
-                    uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error)
+                    uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out,
+                    struct hr_error *error)
 {
     struct hr_mappers before;
     struct hr_slot_pids suspects = {.count = 0};
@@ -350,5 +351,6 @@ int hr_reap_without(hr_region *region, const char *proc, const struct hr_strange
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t pid_count,
             uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error)
 {
-    return hr_report(error, hr_reap_without(region, proc, NULL, 0, pids, pid_count, dry_run, timeout_ns, out, NULL));
+    return hr_report(error, hr_reap_without(region, proc, NULL, 0, pids, pid_count, dry_run,
+                                            timeout_ns, out, NULL));
 }

@@ -146,7 +146,8 @@ static int judge_state(hr_region *region, const char *proc, struct hr_lock_state
     return HR_OK;
 }
 
-int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state *out, struct hr_error *error)
+int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state *out,
+                      struct hr_error *error)
 {
     int code = hr_enter(region);
     if (code != HR_OK)

@@ -88,8 +88,8 @@ static int try_open(const char *path, uint32_t flags, uint32_t layout, hr_region
     return found;
 }
 
-int hr_open(const char *path, uint32_t flags, uint32_t layout, uint64_t timeout_ns,
-                 hr_region **out, struct hr_error *error)
+int hr_open(const char *path, uint32_t flags, uint32_t layout, uint64_t timeout_ns, hr_region **out,
+            struct hr_error *error)
 {
     /* A file is made within milliseconds, a container within seconds. */
     const long shortest = 250000, longest = 16000000;

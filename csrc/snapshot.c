@@ -211,10 +211,10 @@ static int no_space(uint64_t wanted)
 static int bad_uuid(const struct hr_layout *layout, size_t device)
 {
     struct hr_error detail = {.code = HR_ECORRUPT,
-                               .reason = HR_REASON_UUID,
-                               .device = (int32_t)device,
-                               .layout = layout->id,
-                               .file_size = layout->size};
+                              .reason = HR_REASON_UUID,
+                              .device = (int32_t)device,
+                              .layout = layout->id,
+                              .file_size = layout->size};
     return hr_fail(&detail);
 }
 

@@ -63,7 +63,8 @@ python_maximum_signature_line_length = 80
 # Not in the index: every `Mapping` of the standard library would lead to it.
 nitpick_ignore = [
     ("py:class", "libhamiregion.node.procfs.Mapping"),
-    # Type variables of signatures.
+    # Type variables and aliases of signatures.
+    ("py:class", "Cells"),
     ("py:class", "T"),
 ]
 

@@ -226,13 +226,16 @@ class PlanReconciler:
         for source in self._sources:
             source.when_changed(wake)
 
-    def start(self) -> BaselineStore:
+    def start(self) -> None:
         """Become the one process that keeps this node on a plan. The plan is not read.
 
         Raises:
             PlanLocked: Another process keeps one of the node's roots on a plan.
             OSError: The state directory or a root cannot be used.
         """
+        self._started()
+
+    def _started(self) -> BaselineStore:
         if self._baselines is None:
             self._state.make()
             try:
@@ -259,7 +262,7 @@ class PlanReconciler:
             RuntimeError: There has been no plan yet that can be used; an event says why.
             PlanLocked, OSError: As `start`.
         """
-        baselines = self.start()
+        baselines = self._started()
         self._counts["plan_passes"] += 1
         known = self._reading
         reading = self._reading = join_readings([each.read() for each in self._sources], known)

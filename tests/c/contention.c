@@ -117,7 +117,8 @@ static void release(struct worker *worker, uint32_t device, uint32_t kind, bool 
         uint64_t bytes = worker->held[device][kind];
         if (!all)
             bytes = 1 + next_random(&worker->random) % bytes;
-        CHECK_EQ(hr_release(worker->member->region, device, kind, bytes, PATIENCE, &call_error), HR_OK);
+        CHECK_EQ(hr_release(worker->member->region, device, kind, bytes, PATIENCE, &call_error),
+                 HR_OK);
         worker->held[device][kind] -= bytes;
     }
     pthread_rwlock_unlock(&worker->member->leaving);
@@ -317,7 +318,8 @@ static void be_member(const struct region_file *file, uint32_t number)
     pthread_rwlockattr_init(&attributes);
     pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
     pthread_rwlock_init(&member.leaving, &attributes);
-    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &member.region, &call_error) == (int)file->layout->id);
+    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &member.region, &call_error) ==
+         (int)file->layout->id);
     atomic_store(&shared->pids[number], getpid());
     come_together(PROCESSES);
 
@@ -371,7 +373,8 @@ static void check_all_released(const struct region_file *file)
     static _Alignas(8) unsigned char buffer[BUFFER_BYTES];
     struct hr_snapshot *snapshot = (void *)buffer;
     hr_region *region;
-    NEED(hr_open(file->path, HR_READ, HR_LAYOUTS, 0, &region, &call_error) == (int)file->layout->id);
+    NEED(hr_open(file->path, HR_READ, HR_LAYOUTS, 0, &region, &call_error) ==
+         (int)file->layout->id);
     CHECK_EQ(hr_snapshot(region, snapshot, sizeof buffer, &call_error), HR_OK);
     CHECK(snapshot->settled);
     CHECK_EQ(snapshot->proc_num, PROCESSES);
@@ -390,7 +393,8 @@ static void check_all_gone(const struct region_file *file)
 {
     static struct hr_reap reaped[HR_SLOTS];
     hr_region *region;
-    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) == (int)file->layout->id);
+    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) ==
+         (int)file->layout->id);
     for (uint32_t device = 0; device < DEVICES; device++)
         CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, device), 0);
     int count = hr_reap(region, NULL, NULL, 0, 0, PATIENCE, reaped, &call_error);

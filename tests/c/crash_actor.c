@@ -38,7 +38,8 @@ void actor_become(struct actor *actor, struct scene *scene, struct ledger *ledge
     /* The doctor's handle and mapping came along with fork(); this process wants its own. */
     hr_free(&scene->doctor);
     scene->doctor = NULL;
-    int code = hr_open(scene->file.path, HR_WRITE, scene->layout->id, 0, &actor->region, &call_error);
+    int code =
+        hr_open(scene->file.path, HR_WRITE, scene->layout->id, 0, &actor->region, &call_error);
     if (code < 0)
         trouble(actor, code, __LINE__);
 }
@@ -90,8 +91,9 @@ void actor_account(struct actor *actor)
     atomic_store(&ledger->kind, kind);
     atomic_store(&ledger->bytes, bytes);
     begin(actor, charges ? CHARGING : RELEASING);
-    int code = charges ? hr_charge(actor->region, device, kind, bytes, actor->timeout_ns, &call_error)
-                       : hr_release(actor->region, device, kind, bytes, actor->timeout_ns, &call_error);
+    int code = charges
+                   ? hr_charge(actor->region, device, kind, bytes, actor->timeout_ns, &call_error)
+                   : hr_release(actor->region, device, kind, bytes, actor->timeout_ns, &call_error);
     if (code == HR_OK) {
         atomic_store(&ledger->held[device][kind], charges ? held + bytes : held - bytes);
         atomic_fetch_add(&ledger->done, 1);

@@ -66,7 +66,8 @@ void scene_start(struct scene *scene, uint32_t layout, bool crowded)
     scene->failure[0] = '\0';
     memset(scene->shared, 0, sizeof *scene->shared);
     atomic_store(&scene->shared->count, LIVE);
-    NEED(hr_open(scene->file.path, HR_WRITE, HR_LAYOUTS, 0, &scene->doctor, &call_error) == (int)layout);
+    NEED(hr_open(scene->file.path, HR_WRITE, HR_LAYOUTS, 0, &scene->doctor, &call_error) ==
+         (int)layout);
     for (uint32_t i = 0; crowded && i < SURVIVORS; i++)
         start_live(scene, i);
 }

@@ -23,8 +23,9 @@ static void make_limiter(struct input *input)
     const uint32_t threads = (uint32_t)take_value(input);
     const uint32_t limit = take8(input), device = take8(input) % (HR_DEVICES + 1);
     made.has_region = take8(input) % 2 != 0 && run.region != NULL;
-    const int code = hr_limiter_new(multiprocessors, threads, limit,
-                                    made.has_region ? run.region : NULL, device, &made.limiter, &call_error);
+    const int code =
+        hr_limiter_new(multiprocessors, threads, limit, made.has_region ? run.region : NULL, device,
+                       &made.limiter, &call_error);
     REQUIRE((code == HR_OK) == (made.limiter != NULL));
     if (code != HR_OK) {
         REQUIRE_ONE_OF(code, HR_EINVAL, HR_ESTALE, HR_ECORRUPT);

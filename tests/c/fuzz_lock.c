@@ -8,7 +8,8 @@
 static void lock(uint64_t timeout_ns, bool by_ticket)
 {
     begin_call();
-    const int code = hr_lock(run.region, by_ticket ? &writers.lock_ticket : NULL, timeout_ns, &call_error);
+    const int code =
+        hr_lock(run.region, by_ticket ? &writers.lock_ticket : NULL, timeout_ns, &call_error);
     if (code == HR_OK)
         writers.has_ticket_lock = by_ticket;
     if (code != HR_OK)
@@ -42,7 +43,8 @@ static void unlock(uint32_t way)
         else if (had_lock)
             code = HR_OK;
     } else {
-        code = way == UNLOCK_OWN ? hr_unlock_own(run.region, &call_error) : hr_unlock(run.region, &call_error);
+        code = way == UNLOCK_OWN ? hr_unlock_own(run.region, &call_error)
+                                 : hr_unlock(run.region, &call_error);
         if (code != HR_OK)
             REQUIRE_ONE_OF(code, HR_EBUSY, HR_ELOST, HR_ESTALE);
         REQUIRE((code == HR_EBUSY) == !writers.has_lock);

@@ -128,7 +128,8 @@ static int identify(const char *path, uint32_t layout)
         detail = call_error;
         REQUIRE(__builtin_popcount(detail.candidates) > 1);
         for (uint32_t id = 0; id < HR_LAYOUTS; id++)
-            REQUIRE((detail.candidates & 1u << id) == 0 || hr_identify(path, id, &call_error) == (int)id);
+            REQUIRE((detail.candidates & 1u << id) == 0 ||
+                    hr_identify(path, id, &call_error) == (int)id);
     }
     return code;
 }

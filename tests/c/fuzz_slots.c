@@ -8,7 +8,8 @@
 static void attach(uint64_t timeout_ns, bool by_ticket)
 {
     begin_call();
-    const int code = hr_attach(run.region, by_ticket ? &writers.slot_ticket : NULL, timeout_ns, &call_error);
+    const int code =
+        hr_attach(run.region, by_ticket ? &writers.slot_ticket : NULL, timeout_ns, &call_error);
     if (code == HR_OK)
         writers.has_ticket_slot = by_ticket;
     if (code != HR_OK)
@@ -91,8 +92,9 @@ static void account(bool charging, uint32_t device, uint32_t kind, uint64_t byte
                     uint64_t timeout_ns)
 {
     begin_call();
-    const int code = charging ? hr_charge(run.region, device, kind, bytes, timeout_ns, &call_error)
-                              : hr_release(run.region, device, kind, bytes, timeout_ns, &call_error);
+    const int code = charging
+                         ? hr_charge(run.region, device, kind, bytes, timeout_ns, &call_error)
+                         : hr_release(run.region, device, kind, bytes, timeout_ns, &call_error);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_EDETACHED, HR_EINVAL, HR_EMEMORYLIMIT, HR_EFULL, LOCK_CODES);
     const bool exists = device < HR_DEVICES && kind < 3;
@@ -210,7 +212,8 @@ static void reap(struct input *input)
         pids[i] = (int32_t)take_value(input);
     const uint64_t timeout_ns = take_ms(input);
     begin_call();
-    const int code = hr_reap(run.region, system_proc(), pids, count, dry_run, timeout_ns, out, &call_error);
+    const int code =
+        hr_reap(run.region, system_proc(), pids, count, dry_run, timeout_ns, out, &call_error);
     if (code < 0)
         REQUIRE_ONE_OF(code, HR_ENOPROCESS, LOCK_CODES);
     REQUIRE(code <= HR_SLOTS && (code < 0 || run.writable));
@@ -247,7 +250,8 @@ static void repair(bool dry_run, uint64_t timeout_ns)
 {
     static struct hr_slot_repair out[HR_SLOTS];
     begin_call();
-    const int code = hr_repair_slots(run.region, system_proc(), dry_run, timeout_ns, out, &call_error);
+    const int code =
+        hr_repair_slots(run.region, system_proc(), dry_run, timeout_ns, out, &call_error);
     if (code < 0)
         REQUIRE_ONE_OF(code, LOCK_CODES);
     REQUIRE(code <= HR_SLOTS && (code < 0 || dry_run || run.writable));

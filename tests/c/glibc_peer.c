@@ -123,7 +123,8 @@ static void turn_with_glibc(const struct glibc_lock *lock, uint64_t turns)
 static void turn_with_ours(const struct region_file *file, uint64_t turns)
 {
     hr_region *region;
-    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) == (int)file->layout->id);
+    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) ==
+         (int)file->layout->id);
     uint64_t random = OURS;
     wait_until_ready(2);
     for (uint64_t i = 0; i < turns; i++) {
@@ -261,7 +262,8 @@ static void wake_often(const struct region_file *file, const struct glibc_lock *
                        uint32_t tries, uint64_t *ns)
 {
     hr_region *region;
-    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) == (int)file->layout->id);
+    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) ==
+         (int)file->layout->id);
     for (uint32_t i = 0; i < tries; i++)
         ns[i] =
             i % 4 == 3 ? wake_by_recovery(file, lock, region) : wake_by_release(file, lock, region);

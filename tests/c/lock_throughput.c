@@ -27,7 +27,8 @@ static uint64_t now_ns(void)
 static uint64_t run_ours(const struct region_file *file, uint64_t until_ns)
 {
     hr_region *region;
-    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) == (int)file->layout->id);
+    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) ==
+         (int)file->layout->id);
     uint64_t turns = 0;
     for (; now_ns() < until_ns; turns++) {
         NEED(hr_lock(region, NULL, 10 * ONE_SECOND, &call_error) == HR_OK);

@@ -28,11 +28,13 @@ static int tables_read(struct tables *tables, hr_region *const *regions, uint32_
                        size_t apart)
 {
     struct hr_set_size *size = &tables->size;
-    CHECK_EQ(hr_read_set(regions, count, NULL, 0, UINT32_MAX, size, &call_error), count == 0 ? 0 : HR_ENOSPACE);
+    CHECK_EQ(hr_read_set(regions, count, NULL, 0, UINT32_MAX, size, &call_error),
+             count == 0 ? 0 : HR_ENOSPACE);
     const uint64_t wanted = size->bytes;
     tables->set = malloc(wanted + 1);
     NEED(tables->set != NULL);
-    const int failed = hr_read_set(regions, count, tables->set, wanted, UINT32_MAX, size, &call_error);
+    const int failed =
+        hr_read_set(regions, count, tables->set, wanted, UINT32_MAX, size, &call_error);
     CHECK_EQ(size->bytes, wanted);
     tables->region_step = count + apart;
     tables->device_step = size->devices + apart;
@@ -93,7 +95,8 @@ static void test_columns(void)
         char *exact = malloc(bytes + 1);
         NEED(exact != NULL);
         exact[bytes] = 0x5a;
-        CHECK_EQ(hr_read_set(regions, ROWS, exact, bytes, UINT32_MAX, &size, &call_error), HR_ENOSPACE);
+        CHECK_EQ(hr_read_set(regions, ROWS, exact, bytes, UINT32_MAX, &size, &call_error),
+                 HR_ENOSPACE);
         CHECK_EQ(size.bytes, wanted);
         CHECK_EQ(exact[bytes], 0x5a);
         free(exact);

@@ -63,7 +63,8 @@ static void test_an_array_has_room_for_what_is_done(void)
     struct scene scene;
     begin(&scene);
     struct hr_edit many[HR_EDITS_MAX + 1] = {{.kind = HR_PRIORITY}};
-    CHECK_EQ(hr_edit(scene.region, many, HR_EDITS_MAX + 1, HR_EDITS_MAX + 1, 0, &call_error), HR_EINVAL);
+    CHECK_EQ(hr_edit(scene.region, many, HR_EDITS_MAX + 1, HR_EDITS_MAX + 1, 0, &call_error),
+             HR_EINVAL);
     CHECK_EQ(hr_edit(scene.region, many, 2, 1, 0, &call_error), HR_EINVAL);
     CHECK_EQ(hr_edit(scene.region, many, 0, 0, 0, &call_error), 0);
     struct hr_edit all = {.kind = HR_MEMORY, .device = HR_ALL_DEVICES, .value = GIB};

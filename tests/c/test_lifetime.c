@@ -98,7 +98,8 @@ static void test_columns_beside_others(void)
     uint64_t set[SET_CELLS];
     struct hr_set_size size;
     for (int i = 0; i < 2000; i++) {
-        CHECK_EQ(hr_read_set(&crowd.region, 1, set, sizeof set, UINT32_MAX, &size, &call_error), HR_OK);
+        CHECK_EQ(hr_read_set(&crowd.region, 1, set, sizeof set, UINT32_MAX, &size, &call_error),
+                 HR_OK);
         CHECK_EQ(set_snapshot(set, 0)->proc_num, PROCESSES);
         CHECK_EQ(size.usages, 2 * PROCESSES);
     }
@@ -159,7 +160,8 @@ static void *set_reader(void *argument)
     int failed;
     do {
         struct hr_set_size size;
-        failed = hr_read_set(crowd->regions, SET_MEMBERS, set, bytes, UINT32_MAX, &size, &call_error);
+        failed =
+            hr_read_set(crowd->regions, SET_MEMBERS, set, bytes, UINT32_MAX, &size, &call_error);
         int closed = 0;
         for (uint32_t i = 0; i < SET_MEMBERS; i++) {
             const struct hr_snapshot *snapshot = set_snapshot(set, i);

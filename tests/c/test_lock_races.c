@@ -191,7 +191,8 @@ static void change_during(struct scan *scan, const struct region_file *file,
 
 static int call_reap(struct scan *scan)
 {
-    return hr_reap(scan->region, scan->proc->path, NULL, 0, 0, ONE_SECOND, scan->reaped, &call_error);
+    return hr_reap(scan->region, scan->proc->path, NULL, 0, 0, ONE_SECOND, scan->reaped,
+                   &call_error);
 }
 
 static int call_recover(struct scan *scan)

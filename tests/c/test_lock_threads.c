@@ -205,7 +205,8 @@ static void test_threads_account_in_one_slot(void)
         CHECK_EQ(live_value(crowd.handles[0], HR_VALUE_MEMORY_USED, 0), total);
         for (uint32_t i = 0; i < THREADS; i++) {
             for (uint32_t kind = 0; kind < KINDS; kind++)
-                CHECK_EQ(hr_release(crowd.handles[0], 0, kind, members[i].held[kind], PATIENCE, &call_error),
+                CHECK_EQ(hr_release(crowd.handles[0], 0, kind, members[i].held[kind], PATIENCE,
+                                    &call_error),
                          HR_OK);
         }
         CHECK_EQ(live_value(crowd.handles[0], HR_VALUE_MEMORY_USED, 0), 0);
@@ -220,8 +221,9 @@ static void *come_and_leave(void *argument)
 {
     struct member *member = argument;
     while (goes_on(member)) {
-        int code = next_random(&member->random) % 2 == 0 ? hr_attach(member->region, NULL, PATIENCE, &call_error)
-                                                         : hr_detach(member->region, PATIENCE, &call_error);
+        int code = next_random(&member->random) % 2 == 0
+                       ? hr_attach(member->region, NULL, PATIENCE, &call_error)
+                       : hr_detach(member->region, PATIENCE, &call_error);
         CHECK(code == HR_OK || code == HR_EATTACHED || code == HR_EDETACHED);
     }
     return NULL;

@@ -165,8 +165,9 @@ int main(int argc, char **argv)
     while (count.snapshots < wanted || (count.settled == 0 && before < end)) {
         struct hr_set_size size;
         before = now_ns();
-        int code = as_set ? hr_read_set(&region, 1, buffer, sizeof buffer, UINT32_MAX, &size, &call_error)
-                          : hr_snapshot(region, buffer, sizeof buffer, &call_error);
+        int code =
+            as_set ? hr_read_set(&region, 1, buffer, sizeof buffer, UINT32_MAX, &size, &call_error)
+                   : hr_snapshot(region, buffer, sizeof buffer, &call_error);
         took[count.snapshots++ % wanted] = (uint32_t)(now_ns() - before);
         if (code != HR_OK)
             count.errors++;

@@ -87,25 +87,29 @@ static int answer(char name, hr_region *region, uint32_t row, uint32_t kind, uin
     return code;
 }
 
-int hr_charge(hr_region *region, uint32_t row, uint32_t kind, uint64_t bytes, uint64_t timeout_ns, struct hr_error *error)
+int hr_charge(hr_region *region, uint32_t row, uint32_t kind, uint64_t bytes, uint64_t timeout_ns,
+              struct hr_error *error)
 {
     (void)error;
     return answer('c', region, row, kind, bytes, timeout_ns);
 }
 
-int hr_count(hr_region *region, uint32_t row, uint32_t kind, uint64_t bytes, uint64_t timeout_ns, struct hr_error *error)
+int hr_count(hr_region *region, uint32_t row, uint32_t kind, uint64_t bytes, uint64_t timeout_ns,
+             struct hr_error *error)
 {
     (void)error;
     return answer('n', region, row, kind, bytes, timeout_ns);
 }
 
-int hr_release(hr_region *region, uint32_t row, uint32_t kind, uint64_t bytes, uint64_t timeout_ns, struct hr_error *error)
+int hr_release(hr_region *region, uint32_t row, uint32_t kind, uint64_t bytes, uint64_t timeout_ns,
+               struct hr_error *error)
 {
     (void)error;
     return answer('r', region, row, kind, bytes, timeout_ns);
 }
 
-int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns, struct hr_recovery *out, struct hr_error *error)
+int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns, struct hr_recovery *out,
+                    struct hr_error *error)
 {
     (void)error;
     MUST(region == handle && proc == NULL && out != NULL);

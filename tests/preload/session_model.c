@@ -51,7 +51,8 @@ void hr_free(hr_region **held)
     freed = *held;
 }
 
-int hr_open(const char *of, uint32_t flags, uint32_t layout, uint64_t timeout_ns, hr_region **out, struct hr_error *error)
+int hr_open(const char *of, uint32_t flags, uint32_t layout, uint64_t timeout_ns, hr_region **out,
+            struct hr_error *error)
 {
     (void)error;
     MUST(strcmp(of, path) == 0 && flags == HR_WRITE && layout == HR_LAYOUTS && timeout_ns == 0);
@@ -71,7 +72,8 @@ int hr_attach(hr_region *of, struct hr_ticket *ticket, uint64_t timeout_ns, stru
     return attach_code == HR_ETIMEOUT && recoveries >= repaired_after ? HR_OK : attach_code;
 }
 
-int hr_recover_lock(hr_region *of, const char *proc, uint64_t watch_ns, struct hr_recovery *out, struct hr_error *error)
+int hr_recover_lock(hr_region *of, const char *proc, uint64_t watch_ns, struct hr_recovery *out,
+                    struct hr_error *error)
 {
     (void)error;
     MUST(of == region && proc == NULL && out != NULL);

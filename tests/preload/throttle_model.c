@@ -133,7 +133,8 @@ int nanosleep(const struct timespec *time, struct timespec *left)
 static int acquired, acquire_code;
 static char limiter_[1];
 
-int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns, struct hr_error *error)
+int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns,
+                       struct hr_error *error)
 {
     (void)error;
     MUST(limiter == (hr_limiter *)(void *)limiter_ && blocks == 7 && timeout_ns == 0);
