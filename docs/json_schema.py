@@ -43,7 +43,7 @@ from libhamiregion.node.containers import MissingReason
 from libhamiregion.node.events import Event
 from libhamiregion.node.nvml import NvmlState
 from libhamiregion.plan.apply import ContainerOutcome
-from libhamiregion.plan.diff import PlannedEdit, Skip
+from libhamiregion.plan.diff import PlannedEdit, Unapplied
 from libhamiregion.report.history import Allocation, Sample
 from libhamiregion.report.models import Report
 from libhamiregion.report.writer import Written
@@ -123,7 +123,7 @@ PLAN_DIFF = {
         Rows(
             (
                 *PLANNED,
-                Fields(Skip, without=("container",)),
+                Fields(Unapplied, without=("container",)),
                 {"missing": (MissingReason | None, "Why there is no region, if that is why.")},
             )
         ),

@@ -84,7 +84,7 @@ def _template() -> jinja2.Template:
 def _code(text: str) -> str:
     """Escape a sentence, with the parts between backticks as code.
 
-    >>> _code("run `hamiregion ps` <now>")
+    >>> str(_code("run `hamiregion ps` <now>"))
     'run <code>hamiregion ps</code> &lt;now&gt;'
     """
     import markupsafe

@@ -175,7 +175,7 @@ def test_a_field_of_a_plan_goes_all_the_way_and_back(
 def test_a_field_of_a_plan_is_an_annotation_too(field: LimitField) -> None:
     text, value = VALUES[field]
     asked = {field.replace("_", "-"): text}
-    pod = NodePod("research", "bert-0", "uid", ("uid",), annotations=asked)
+    pod = NodePod("research", "bert-0", "uid", annotations=asked)
     reading = plan_of_pods([pod])
     assert reading.problems == {}
     assert reading.plan is not None
