@@ -53,7 +53,7 @@ def outcomes(threads: ReaderThreads, *jobs: Job) -> dict[object, Outcome]:
     waiting = list(jobs)
     found: dict[object, Outcome] = {}
 
-    def deliver(job: Job, outcome: Outcome, _: float) -> None:
+    def deliver(job: Job, outcome: Outcome) -> None:
         found[job.process] = outcome
 
     threads.run(lambda: waiting.pop(0) if waiting else None, deliver)

@@ -248,27 +248,6 @@ def test_in_a_forked_child_a_node_is_closed(root: Root, node: Node) -> None:
     assert len(node.snapshot().containers) == 1
 
 
-def test_a_child_forked_while_a_thread_refreshes_does_not_wait_for_it(
-    root: Root, node: Node
-) -> None:
-    for number in range(20):
-        root.region(f"c{number}")
-    ended = threading.Event()
-
-    def work() -> None:
-        while not ended.is_set():
-            node.refresh()
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        for _ in range(5):
-            assert in_child(lambda: (node.close(), node.processes.refresh())) == (None, None)
-    finally:
-        ended.set()
-        thread.join()
-
-
 def test_threads_may_share_a_node(root: Root, node: Node) -> None:
     paths = [root.region(f"c{number}") for number in range(8)]
 
