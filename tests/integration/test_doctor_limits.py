@@ -119,8 +119,9 @@ def test_the_switch_is_off_others_use_the_gpu_and_nobody_runs_who_would_switch_i
     assert (found.cause, found.severity) == ("switch", Severity.WARNING)
     assert "others use the same GPU, and no monitor and no agent runs" in found.evidence
     # A monitor has it so while nobody launches.
-    monitor.tell("map", first.path)
-    (found,) = doctor_node.findings()
+    for place in (first, second):
+        monitor.tell("map", place.path)
+    (found,) = doctor_node.findings_anew()
     assert (found.cause, found.severity) == ("switch", Severity.INFO)
 
 

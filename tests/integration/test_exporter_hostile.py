@@ -89,10 +89,12 @@ def test_a_process_whose_layout_has_no_utilization_is_not_said_to_be_idle(
 ) -> None:
     without = files.region("old", layout=Layout.UNVERSIONED_NO_UTIL, uuids=["GPU-a"])
     beside = files.region("new", layout=Layout.V1_2, uuids=["GPU-b"])
-    for path in (without, beside):
-        one = actor(path)
-        one("attach")
-        one("slot.charge", 0, 1 << 20)
+    # The lock and the slots of the old layout are read-only: the slot is written by hand.
+    reader = actor(without)
+    RegionFile(without, Layout.UNVERSIONED_NO_UTIL).add_process(reader.pid, {0: 1 << 20})
+    one = actor(beside)
+    one("attach")
+    one("slot.charge", 0, 1 << 20)
     found = parsed(exporter.render())
     memory = found.series("hamiregion_process_memory_used_bytes")
     assert list(memory.values()) == [1 << 20] * 2

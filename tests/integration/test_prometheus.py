@@ -171,8 +171,7 @@ def test_prometheus_knows_type_and_help_of_every_metric(prometheus: Prometheus) 
     }
     assert len(exported) > 30
     for name in exported:
-        # Prometheus asks for OpenMetrics, where a counter's family has no _total.
-        (entry,) = known[families[name].base_name]
+        (entry,) = known[name]
         assert (entry["type"], entry["help"]) == (families[name].kind, families[name].help)
 
 

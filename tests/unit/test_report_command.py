@@ -3,7 +3,6 @@
 import datetime as dt
 import json
 import os
-import re
 import resource
 import stat
 import subprocess
@@ -121,18 +120,15 @@ def test_csv_on_stdout_has_its_line_ends(day: str) -> None:
     assert json.loads(report(day, "--json"))["total"]["allocations"] == 29
 
 
-def test_the_example_of_record_makes_the_report_that_it_names(
+def test_the_ending_of_to_chooses_the_format(
     day: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = call("record", "--help").stdout
-    (example,) = re.findall(r"^ +hamiregion (report .*)$", told, re.MULTILINE)
-    monkeypatch.chdir(tmp_path)
     # What the environment holds for a Prometheus disturbs no recording.
     monkeypatch.setenv("HAMIREGION_PROMETHEUS_USER", "me")
-    words = example.replace("/var/lib/hamiregion/node.db", day).replace("24h", "2026-10-01").split()
-    answer = call(*words, "--until", "2026-10-02")
+    page = tmp_path / "report.html"
+    answer = call("report", "--from", day, *SPAN, "--to", str(page))
     assert (answer.returncode, answer.stdout) == (0, "")
-    assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
 def test_a_length_of_time_counts_from_the_end_and_suggestions_can_be_steered(day: str) -> None:
