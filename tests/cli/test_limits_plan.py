@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -168,9 +169,8 @@ def test_the_extra_that_is_missing_is_named(scene: PlanScene, tmp_path: Path) ->
     scene.plan_file(SIX)
     answer = run(*words_of("diff", scene), env={"PYTHONPATH": str(tmp_path / "broken")})
     assert answer.returncode == 1
-    assert answer.stderr == (
-        "hamiregion needs yaml, which is not installed: pip install 'libhamiregion[plan]'\n"
-    )
+    assert "needs yaml" in answer.stderr
+    assert re.search(r"pip install 'libhamiregion\[.*\bplan\b.*\]'", answer.stderr)
 
 
 # ---- apply ----------------------------------------------------------------------------------
