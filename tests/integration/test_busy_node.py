@@ -65,7 +65,7 @@ def stranger(tmp_path: Path) -> Iterator[ProcessFactory]:
 @pytest.mark.slow(keep=1)
 @pytest.mark.root
 @pytest.mark.parametrize("flags", [1, 2])
-@pytest.mark.xfail(strict=False, reason="one search of 2 s is cut short beside this crowd")
+@pytest.mark.xfail(strict=False, reason="one search of 2 s may be cut short here")
 def test_a_stranger_with_long_maps_does_not_keep_the_dead_of_another_container_counted(
     flags: int, stranger: ProcessFactory, region: RegionFile, tmp_path: Path
 ) -> None:
@@ -89,7 +89,7 @@ def busy() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("busy")
-@pytest.mark.xfail(strict=False, reason="one search of 2 s is cut short beside this crowd")
+@pytest.mark.xfail(strict=False, reason="one search of 2 s may be cut short here")
 def test_slots_without_a_pid_are_judged_beside_a_crowd(
     region: RegionFile, actor: MakeActor
 ) -> None:
@@ -102,7 +102,7 @@ def test_slots_without_a_pid_are_judged_beside_a_crowd(
 
 
 @pytest.mark.usefixtures("busy")
-@pytest.mark.xfail(strict=False, reason="one search of 2 s is cut short beside this crowd")
+@pytest.mark.xfail(strict=False, reason="one search of 2 s may be cut short here")
 def test_a_lock_that_nobody_has_signed_is_recovered_beside_a_crowd(region: RegionFile) -> None:
     region.put("sem", 0)
     with open_region(region, writable=True) as opened:

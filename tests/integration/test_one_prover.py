@@ -70,7 +70,7 @@ answer = shown, {slot.pid for slot in region.reap(dry_run=True)}
 """
 
 
-@pytest.mark.xfail(strict=False, reason="a second mapping of this process is not seen")
+@pytest.mark.xfail(reason="fault: a second mapping of this process is not seen")
 def test_this_process_with_libvgpu_loaded(actor: MakeActor, region: RegionFile) -> None:
     process = actor(region)
     region.add_process(process.pid, {0: 1})
@@ -96,7 +96,7 @@ def test_for_a_user_without_privileges(
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.root
-@pytest.mark.xfail(strict=False, reason="the view says dead where a repair says unknown")
+@pytest.mark.xfail(reason="fault: the view does not know of two inodes, as a repair does")
 def test_a_file_that_is_mapped_through_an_overlay(
     start: Starter, region: RegionFile, tmp_path: Path
 ) -> None:
