@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
 
 from libhamiregion import Layout
 
@@ -32,7 +31,7 @@ class CachedSlot:
         self.pid = self._process.pid
         self("join")
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "CachedSlot":
         return self
 
     def __exit__(self, *_: object) -> None:
