@@ -167,8 +167,6 @@ def _draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
     urgent = [record for record in table.records if table.attention(record)]
     others = [record for record in table.records if not table.attention(record)]
     rows = list(table.rows([*urgent, *others]))
-    if limit is not None:
-        limit = max(limit, sum(1 for _ in table.rows(urgent)))
     before = None
     for record, part in rows[:limit]:
         # One process on several devices is one process.

@@ -56,7 +56,8 @@ static void edit(struct hr_edit *edits, uint32_t count, uint32_t room, uint32_t 
         REQUIRE_ONE_OF(code, HR_ECONFLICT, HR_EBELOWUSE, HR_EUNWATCHED, HR_ENODEVICE, HR_ENOSPACE,
                        HR_EREADONLY, HR_EINVAL, HR_ESTALE, HR_ECORRUPT);
     else
-        REQUIRE((uint32_t)code >= count && code <= HR_EDITS_MAX && run.writable);
+        REQUIRE((uint32_t)code >= count && code <= HR_EDITS_MAX &&
+                (run.writable || (flags & HR_DRY_RUN) != 0));
     if (!is_whole())
         return;
     for (int i = 0; i < code; i++) {

@@ -106,7 +106,7 @@ def test_a_live_picture_fits_and_shows_all_that_needs_attention_first() -> None:
     assert drawn(many, 80).count("\n") > 200
     assert many.text().splitlines()[1].split()[0] == "0", "a pipe keeps the order"
     urgent = attrs.evolve(many, attention=lambda _: True)
-    assert "hidden" not in drawn(urgent, 80, 5)
+    assert "195 rows hidden" in drawn(urgent, 80, 5), "they never push the foot off the screen"
 
 
 def test_a_long_name_is_cut_in_the_middle_and_samples_are_a_line_of_bars() -> None:
