@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from typing_extensions import Self
+
 from libhamiregion import Layout
 
 MIB = 2**20
@@ -31,7 +33,7 @@ class CachedSlot:
         self.pid = self._process.pid
         self("join")
 
-    def __enter__(self) -> "CachedSlot":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
