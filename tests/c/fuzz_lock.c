@@ -14,6 +14,8 @@ static void lock(uint64_t timeout_ns, bool by_ticket)
         writers.has_ticket_lock = by_ticket;
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, LOCK_CODES);
+    if (require_refused(code))
+        return;
     REQUIRE((code == HR_EBUSY) == (writers.has_lock && run.writable));
     REQUIRE(code != HR_OK || run.writable);
     if (changes_require(MAY_LOCK | MAY_COUNT, NULL) && code == HR_OK && !changes_are_disturbed()) {
@@ -131,6 +133,8 @@ static void recover(uint64_t watch_ns)
     } while (code == HR_EINTERRUPTED);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_ENOTRECOVERABLE, LOCK_CODES);
+    if (require_refused(code))
+        return;
     REQUIRE(recovery.done < 32 && (recovery.done == 0 || run.writable));
     if (!changes_require(MAY_LOCK | MAY_POSTINIT, NULL) || changes_are_disturbed())
         return;

@@ -14,6 +14,8 @@ static void attach(uint64_t timeout_ns, bool by_ticket)
         writers.has_ticket_slot = by_ticket;
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_EATTACHED, HR_EFULL, LOCK_CODES);
+    if (require_refused(code))
+        return;
     const bool is_new = code == HR_OK;
     REQUIRE(!is_new || (run.writable && !writers.is_attached && !writers.has_lock));
     if (is_new)
@@ -216,6 +218,8 @@ static void reap(struct input *input)
         hr_reap(run.region, system_proc(), pids, count, dry_run, timeout_ns, out, &call_error);
     if (code < 0)
         REQUIRE_ONE_OF(code, HR_ENOPROCESS, LOCK_CODES);
+    if (require_refused(code))
+        return;
     REQUIRE(code <= HR_SLOTS && (code < 0 || run.writable));
     for (int i = 0; i < code; i++) {
         /* What has lost its name since a search began that was kept waits for the next one. */
@@ -254,6 +258,8 @@ static void repair(bool dry_run, uint64_t timeout_ns)
         hr_repair_slots(run.region, system_proc(), dry_run, timeout_ns, out, &call_error);
     if (code < 0)
         REQUIRE_ONE_OF(code, LOCK_CODES);
+    if (require_refused(code))
+        return;
     REQUIRE(code <= HR_SLOTS && (code < 0 || dry_run || run.writable));
     for (int i = 0; i < code; i++) {
         REQUIRE(out[i].what >= HR_REPAIR_DONE && out[i].what <= HR_REPAIR_CUT_SHORT);

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdarg.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -315,14 +316,12 @@ DIR *fuzz_opendir(const char *path)
     return opendir(strcmp(path, "/proc") == 0 ? root : path);
 }
 
-FILE *fuzz_fopen(const char *path, const char *mode)
+static int open_own_maps(void)
 {
-    static char text[1000];
-    if (strcmp(path, "/proc/self/maps") != 0)
-        return fopen(path, mode);
+    char text[1000];
     if ((machine.flags & (FUZZ_PROC_NO_MAPS | FUZZ_PROC_NO_ROOM)) != 0) {
         errno = (machine.flags & FUZZ_PROC_NO_ROOM) != 0 ? EMFILE : EACCES;
-        return NULL;
+        return -1;
     }
     struct hr_info info = {0};
     if (machine.region != NULL)
@@ -333,7 +332,19 @@ FILE *fuzz_fopen(const char *path, const char *mode)
                           machine.minor_number, (uintmax_t)machine.inode);
     if ((machine.flags & FUZZ_PROC_FOREIGN) != 0)
         length += map_line(text + length, sizeof text - (size_t)length, "rw-s", 0);
-    return fmemopen(text, (size_t)length, "r");
+    const int fd = memfd_create("maps", MFD_CLOEXEC);
+    REQUIRE(fd >= 0 && pwrite(fd, text, (size_t)length, 0) == length);
+    return fd;
+}
+
+int fuzz_openat(int directory, const char *path, int flags, ...)
+{
+    va_list list;
+    va_start(list, flags);
+    const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(list, mode_t) : 0;
+    va_end(list);
+    return strcmp(path, "/proc/self/maps") == 0 ? open_own_maps()
+                                                : openat(directory, path, flags, mode);
 }
 
 /* ---- What it proves ---------------------------------------------------------------- */

@@ -9,7 +9,6 @@
 #define FUZZ_SYSTEM_H
 
 #include <dirent.h>
-#include <stdio.h>
 #include <time.h>
 
 #include "fuzz_files.h"
@@ -20,7 +19,7 @@ int fuzz_clock_gettime(clockid_t clock, struct timespec *out);
 int fuzz_nanosleep(const struct timespec *length, struct timespec *left);
 long fuzz_syscall(long number, ...);
 ssize_t fuzz_getrandom(void *out, size_t bytes, unsigned flags);
-FILE *fuzz_fopen(const char *path, const char *mode);
+int fuzz_openat(int directory, const char *path, int flags, ...);
 DIR *fuzz_opendir(const char *path);
 
 /* Makes the /proc, once, beside the files. */

@@ -27,6 +27,15 @@ bool was_to_be_had(void)
            (owner == 0 ? (uint32_t)sem_of(&before) > 0 : is_dead_number(owner));
 }
 
+bool require_refused(int code)
+{
+    if (run.open_as >= HR_V1_1)
+        return false;
+    REQUIRE(code == HR_EREADONLY && call_error.reason == HR_REASON_LAYOUT);
+    changes_require_none();
+    return true;
+}
+
 bool any_slot(uint32_t slot, uint32_t offset)
 {
     (void)slot;

@@ -49,6 +49,9 @@ extern struct writers writers;
 #define LOCK_CODES HR_ETIMEOUT, HR_EBUSY, HR_ELOST, HR_EREADONLY, HR_ESTALE, HR_ECORRUPT, HR_ESYSTEM
 
 void begin_call(void);
+/* The two oldest layouts have no lock for us: true if the handle's is one of them, and a call that
+ * needs it was refused and has stored nothing. */
+bool require_refused(int code);
 
 static inline bool is_own(int32_t pid)
 {
