@@ -45,7 +45,6 @@ enum fuzz_step {
     FUZZ_RELEASE,   /* device, kind, bytes (value), timeout in ms */
     FUZZ_EDIT_SLOT, /* pid (value), dry run and number of edits; for each: which, device, value */
     FUZZ_REAP,      /* dry run and number of pids, a value for each, timeout in ms */
-    FUZZ_JUDGE,     /* number of pids, a value for each */
     FUZZ_REPAIR,    /* dry run, timeout in ms */
     FUZZ_LIMITER,   /* multiprocessors (value), threads (value), limit, device, with a region */
     FUZZ_ACQUIRE,   /* blocks (value), timeout in ms */

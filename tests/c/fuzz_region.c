@@ -341,11 +341,11 @@ static bool is_traced;
 static void trace(const struct input *input)
 {
     static const char *const names[FUZZ_STEPS] = {
-        "poke",   "poke-at",  "text",       "resize",   "identify",  "open",       "snapshot",
-        "get",    "read-set", "edit",       "is-stale", "close",     "slot",       "meanwhile",
-        "proc",   "process",  "other-lock", "lock",     "unlock",    "lock-state", "recover",
-        "attach", "detach",   "charge",     "release",  "edit-slot", "reap",       "judge",
-        "repair", "limiter",  "acquire",    "tick"};
+        "poke",    "poke-at",  "text",       "resize",   "identify",  "open",       "snapshot",
+        "get",     "read-set", "edit",       "is-stale", "close",     "slot",       "meanwhile",
+        "proc",    "process",  "other-lock", "lock",     "unlock",    "lock-state", "recover",
+        "attach",  "detach",   "charge",     "release",  "edit-slot", "reap",       "repair",
+        "limiter", "acquire",  "tick"};
     fprintf(stderr, "%-10s", names[*input->at % FUZZ_STEPS]);
     for (int i = 1; i <= 16 && input->at + i < input->end; i++)
         fprintf(stderr, " %u", input->at[i]);

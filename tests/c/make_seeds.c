@@ -143,13 +143,11 @@ static void seed_writers(unsigned char layout)
     SEED(layout, OPEN, LIVES(3, V50), FUZZ_POKE, FUZZ_SEM_POSTINIT, 0, 0, 0, V0, FUZZ_RECOVER, 2,
          FUZZ_MEANWHILE, 9, FUZZ_SIGNAL, FUZZ_RECOVER, 99, FUZZ_POKE, FUZZ_SEM_POSTINIT, 0, 0, 0,
          V0, FUZZ_MEANWHILE, 9, FUZZ_SEM_POSTINIT, 0, 0, 0, V1, FUZZ_RECOVER, 99);
-    /* Tickets; and many regions at once. */
+    /* Tickets. */
     SEED(layout, OPEN, FUZZ_LOCK, 0, 1, FUZZ_UNLOCK, 2, FUZZ_LOCK, 0, 1, FUZZ_UNLOCK, 1, FUZZ_LOCK,
          0, 0, FUZZ_UNLOCK, 2, FUZZ_UNLOCK, 0, FUZZ_LOCK, 0, 1, FUZZ_CLOSE);
     SEED(layout, OPEN, FUZZ_ATTACH, 0, 1, FUZZ_CHARGE, 0, 0, V1, 0, FUZZ_DETACH, 0, 1, FUZZ_ATTACH,
          0, 1, FUZZ_DETACH, 0, 0, FUZZ_DETACH, 0, 1, FUZZ_ATTACH, 0, 1, FUZZ_CLOSE);
-    SEED(layout, OPEN, LIVES(3, V50), FUZZ_PROCESS, 4, FUZZ_MAPS_REFUSED, 1, V101, FUZZ_JUDGE, 4,
-         V50, V100, V101, OWN, FUZZ_PROC, FUZZ_PROC_HIDES, FUZZ_JUDGE, 2, V50, V100, FUZZ_IS_STALE);
     /* To the last byte of a limit; into a file that has become another; after a death in a seqlock;
      * where nothing can be judged. */
     SEED(layout, OPEN, COUNT(V0), FUZZ_ATTACH, 0, 0, FUZZ_POKE, FUZZ_LIMIT, 0, 0, 0, V100,
