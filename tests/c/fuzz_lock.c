@@ -92,10 +92,10 @@ static void require_recovered(int code, uint32_t done, uint64_t watch_ns)
     REQUIRE(is_free || is_same || (owner != 0 && value > 0 && is_lock(&after, owner, 0)));
     REQUIRE(is_same || (done & ~(uint32_t)HR_RECOVERED_POSTINIT) != 0);
     /* In a later namespace the slots are looked at, too. */
-    const bool is_refused = writers.has_lock || code == HR_ECORRUPT || code == HR_EREADONLY;
-    if (is_refused)
+    if (writers.has_lock || code == HR_ECORRUPT)
         REQUIRE(is_same);
-    if (is_refused || writers.is_attached || is_own((int32_t)owner) || writers.other_has_host)
+    if (writers.has_lock || code == HR_ECORRUPT || writers.is_attached || is_own((int32_t)owner) ||
+        writers.other_has_host)
         return;
     if (owner != 0 && owner < HR_FOREIGN_OWNER) {
         const enum hr_liveness life = system_life((int32_t)owner, false);
