@@ -45,6 +45,12 @@ _PERCENT: Final = re.compile(r"(?P<number>[0-9]{1,6})\s*%", re.ASCII)
 _SM: Final = re.compile(r"(?P<number>[0-9]{1,3})\s*%?", re.ASCII)
 
 
+def _is_whole(value: object) -> bool:
+    """Whether this has `__index__` and is no bool, neither Python's nor numpy's."""
+    # By name: numpy need not be there. The bool of 2.2 has __index__, which only warns.
+    return hasattr(value, "__index__") and type(value).__name__ not in {"bool", "bool_"}
+
+
 def integer(
     name: str, value: SupportsIndex, low: int | None = None, high: int | None = None
 ) -> int:
@@ -60,7 +66,7 @@ def integer(
         TypeError: bool, float, Decimal, Fraction, text or anything else that is no integer.
         ValueError: Out of range.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if not _is_whole(value):
         raise TypeError(f"{name} is an integer, not {type(value).__name__}")
     number = index(value)
     if (low is not None and number < low) or (high is not None and number > high):
@@ -141,7 +147,7 @@ def sm_limit_value(percent: SupportsIndex | str | None) -> int:
 
 def _no_fraction(what: str, unit: str, text: str, limit: object) -> None:
     """Raise TypeError where a limit is neither text nor a whole number."""
-    if isinstance(limit, bool) or not hasattr(limit, "__index__"):
+    if not _is_whole(limit):
         raise TypeError(
             f"{what} is an integer ({unit}), or text such as {text}, not {type(limit).__name__}"
         )
