@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from .cgroups import ContainerId
 
 SlotState: TypeAlias = Literal["alive", "dead", "unknown"]
+
+#: The programs of HAMi and of volcano-vgpu that write launch marks and SM switches.
+MONITOR_NAMES = frozenset({"vGPUmonitor", "volcano-vgpu-monitor"})
 
 
 @attrs.frozen
@@ -38,6 +42,11 @@ class HostProcess:
     user: str
     command: str
     container: ContainerId | None
+
+
+def is_monitor(process: HostProcess) -> bool:
+    """Whether a process has the name of HAMi's monitor, or of volcano-vgpu's."""
+    return PurePosixPath(process.command.partition(" ")[0]).name in MONITOR_NAMES
 
 
 @attrs.frozen

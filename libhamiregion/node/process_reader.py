@@ -15,7 +15,7 @@ from libhamiregion.layouts import LAYOUTS
 
 from . import procfs
 from .cgroups import parse_cgroup, payer_of
-from .matching import HostProcess
+from .matching import HostProcess, is_monitor
 from .process_entry import Entry
 from .procfs import AccessDenied, Gone, TooMuch
 from .reader_threads import Blocked, Job, ReaderThreads
@@ -264,6 +264,9 @@ class ProcessReader:
 
 def _is_due(pid: int, known: Entry, now_s: float) -> bool:
     if known.unread in {"no_time", "blocked"}:
+        return True
+    # Feedback must not write beside a monitor that has just mapped its first region.
+    if known.process is not None and is_monitor(known.process):
         return True
     moment = 0.5 + pid % _MOMENTS / (2 * _MOMENTS)
     return now_s - known.looked_at_s >= _KEPT_S * moment

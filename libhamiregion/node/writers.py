@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
@@ -13,12 +12,12 @@ import attrs
 from libhamiregion.errors import RegionError
 from libhamiregion.text import printable
 
+from .matching import is_monitor
+
 if TYPE_CHECKING:
     from .matching import HostProcess
     from .node import Node
 
-#: The programs of HAMi and of volcano-vgpu that write these fields.
-MONITOR_NAMES = frozenset({"vGPUmonitor", "volcano-vgpu-monitor"})
 _COMMAND_LIMIT = 60
 
 Evidence: TypeAlias = Literal["name", "mapping", "lock", "hidden"]
@@ -40,11 +39,6 @@ class CompetingController:
     evidence: Evidence
     pid: int | None
     message: str
-
-
-def is_monitor(process: HostProcess) -> bool:
-    """Whether a process has the name of HAMi's monitor, or of volcano-vgpu's."""
-    return PurePosixPath(process.command.partition(" ")[0]).name in MONITOR_NAMES
 
 
 def find_monitors(node: Node) -> tuple[CompetingController, ...]:

@@ -23,13 +23,13 @@ PROGRAM = f"""
 import faulthandler, os, signal
 from libhamiregion.agent import DriverFigures, Feedback, PlanKeeper, tasks
 from libhamiregion.cli.app import main
-from libhamiregion.node import writers
+from libhamiregion.node import matching
 for each in (DriverFigures, Feedback, PlanKeeper):
     each.interval_s = 0.02
 tasks.Task.interval_s = float(os.environ.get("TEST_INTERVAL_S", "10"))
 tasks.STUCK_AFTER_S = float(os.environ.get("TEST_STUCK_AFTER_S", "60"))
 tasks._LAST_PASS_S = float(os.environ.get("TEST_LAST_PASS_S", "15"))
-writers.MONITOR_NAMES = frozenset({{{MONITOR!r}}})
+matching.MONITOR_NAMES = frozenset({{{MONITOR!r}}})
 faulthandler.register(signal.SIGUSR1)
 main()
 """

@@ -104,6 +104,16 @@ class OtherWriter:
             # Python finds its packages by argv[0], which says something else here.
             env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, PACKAGES]), **(env or {})},
         )
+        self._wait()
+
+    def map(self, region: RegionFile) -> None:
+        """Have it map one more region."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{region.path}\n".encode())
+        self.process.stdin.flush()
+        self._wait()
+
+    def _wait(self) -> None:
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE_S)
         line = self.process.stdout.readline() if ready else b""

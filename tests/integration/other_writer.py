@@ -1,4 +1,4 @@
-"""A program that maps the regions it is given for writing, and then waits to be ended."""
+"""A program that maps regions for writing: those of its arguments, then one for each line."""
 
 import os
 import sys
@@ -11,4 +11,7 @@ if new_root:
     os.chroot(new_root)
 sys.stdout.write("ready\n")
 sys.stdout.flush()
-sys.stdin.read()
+for line in sys.stdin:
+    kept.append(open_region(line.rstrip("\n"), writable=True))
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()

@@ -13,6 +13,7 @@ from own_cgroups import cgroup_of_pod
 from libhamiregion.agent import Feedback, OtherWriterRuns
 from libhamiregion.agent.other_writers import WriterWatch
 from libhamiregion.node import Node
+from libhamiregion.node.writers import find_monitors
 
 pytestmark = needs_first_namespace
 
@@ -28,6 +29,19 @@ def test_where_hamis_monitor_runs_it_does_not_start(scene: NodeScene, feedback: 
     # A name alone is none: any pod could stop the feedback by it.
     with OtherWriter(MONITOR):
         feedback.start()
+
+
+def test_a_monitor_that_was_listed_before_it_maps_a_region_is_found_at_the_next_refresh(
+    scene: NodeScene, node: Node
+) -> None:
+    file = scene.container("a")
+    with OtherWriter(MONITOR) as monitor:
+        node.refresh()
+        assert find_monitors(node) == ()
+        monitor.map(file)
+        node.refresh()
+        (found,) = find_monitors(node)
+        assert (found.evidence, found.pid) == ("name", monitor.pid)
 
 
 def test_who_holds_two_regions_open_for_writing_is_taken_for_a_monitor(

@@ -14,8 +14,8 @@ from libhamiregion.errors import RegionClosed
 from libhamiregion.layouts import LAYOUTS, Layout
 from libhamiregion.node.cgroups import is_pod_uid
 from libhamiregion.node.containers import MissingReason, missing_for
+from libhamiregion.node.matching import is_monitor
 from libhamiregion.node.outside import mapped_regions, resolve
-from libhamiregion.node.writers import is_monitor
 from libhamiregion.text import printable
 
 from .findings import FindingKind, command_of, count_text, finding, only_or_none, pids_text, shown
