@@ -65,6 +65,8 @@ class Entry:
     unread: GapReason | None = None
     # When it was last read, on the monotonic clock.
     looked_at_s: float = 0.0
+    # Whether that was the first time.
+    is_first: bool = False
     # What was found out about the program that it runs.
     facts: dict[str, object] = attrs.field(factory=dict, eq=False)
 

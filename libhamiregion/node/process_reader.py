@@ -259,11 +259,13 @@ class ProcessReader:
             readable,
             unread,
             now_s,
+            is_first=not known.looked_at_s,
         )
 
 
 def _is_due(pid: int, known: Entry, now_s: float) -> bool:
-    if known.unread in {"no_time", "blocked"}:
+    # A process that has just started may run another program, and map a region, a moment later.
+    if known.unread in {"no_time", "blocked"} or known.is_first:
         return True
     # Feedback must not write beside a monitor that has just mapped its first region.
     if known.process is not None and is_monitor(known.process):

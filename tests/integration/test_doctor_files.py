@@ -98,7 +98,7 @@ def test_a_directory_that_another_pod_uses(doctor_node: DoctorNode, tmp_path: Pa
         # Another container of the same pod is no stranger, and a monitor has no libvgpu.
         assert doctor_node.findings() == ()
         other.tell("load", libvgpu(tmp_path))
-        (found,) = doctor_node.findings_anew()
+        (found,) = doctor_node.findings()
         assert (found.kind, found.severity) == (FindingKind.DIRECTORY_BORROWED, Severity.ERROR)
         assert found.container is not None
         assert found.container.pod_uid == place.pod_uid
