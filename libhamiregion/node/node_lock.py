@@ -75,12 +75,12 @@ class NodeLock:
             if file not in self._held:
                 self._held[file] = _locked(file, root)
         for file in self._held.keys() - files.keys():
-            os.close(self._held.pop(file))
+            _unlock(self._held.pop(file))
 
     def close(self) -> None:
         """Unlock all roots; may be called again."""
         while self._held:
-            os.close(self._held.popitem()[1])
+            _unlock(self._held.popitem()[1])
 
 
 def is_node_locked(roots: Iterable[str], use: LockUse) -> bool:
@@ -113,3 +113,9 @@ def _locked(file: str, root: str) -> int:
         os.close(descriptor)
         raise NodeLocked(root) from None
     return descriptor
+
+
+def _unlock(descriptor: int) -> None:
+    # Closing alone would leave the lock to a child that was forked meanwhile.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
