@@ -106,6 +106,8 @@ class NodePods:
         self._generation = 0
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._version = ""
+        # Answers with an error since the last watch.
+        self._refusals = 0
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._watching: urllib3.BaseHTTPResponse | None = None
@@ -161,6 +163,8 @@ class NodePods:
                 self._version = ""
             elif failure is not None and not self._stopping.is_set():
                 self._news(failure)
+            if failure is not None and failure.status is not None:
+                self._refusals += 1
             # A watch that has lasted is no failure, whatever ended it.
             is_long = time.monotonic() - began_s >= min(_LONGEST_PAUSE_S, self._watch_s)
             failures = 0 if is_long else failures + 1
@@ -174,7 +178,7 @@ class NodePods:
             asked_s = max(failure.retry_after_s or 1.0, 1.0)
             return min(asked_s, _LONGEST_RETRY_AFTER_S) * (0.5 + share)
         # A server that has just started refuses everyone (403) until it has loaded its rights.
-        is_outage = status is None or status >= 500 or failures <= _STARTING_FAILURES
+        is_outage = status is None or status >= 500 or self._refusals <= _STARTING_FAILURES
         longest_s = _LONGEST_OUTAGE_PAUSE_S if is_outage and failure else _LONGEST_PAUSE_S
         return min(self._first_pause_s * 2.0 ** min(failures - 1, 16), longest_s) * share
 
@@ -203,6 +207,7 @@ class NodePods:
             _PODS, query, accept=_METADATA.format(""), silence_s=silence_s
         ) as response:
             self._watching = response
+            self._refusals = 0
             try:
                 self._news(None)
                 for line in _lines(response):
