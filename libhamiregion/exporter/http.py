@@ -50,7 +50,7 @@ _IDLE_S: Final = 90.0
 _SCRAPE_S: Final = 15.0
 _CHECK_INTERVAL_S: Final = 0.5
 # A new connection waits until the one whose place it takes had this long for its client.
-_GRACE_S: Final = 0.5
+_GRACE_S: Final = 0.2
 _LAST_CALL_S: Final = 0.1
 # Threads of ended connections that still wait for a scrape or a password.
 _THREADS: Final = 4 * CONNECTIONS
