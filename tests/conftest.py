@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -57,10 +58,20 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.timeout = 4 * PATIENCE_S
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _locks_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Agents lock no roots in the machine's /run; those that are started inherit this."""
-    os.environ["HAMIREGION_LOCKS"] = str(tmp_path_factory.mktemp("locks"))
+@pytest.fixture(scope="session")
+def _locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Directories for locks, none of which exists yet."""
+    base = tmp_path_factory.mktemp("locks")
+    return (base / str(number) for number in itertools.count())
+
+
+@pytest.fixture(autouse=True)
+def _locks_of_its_own(_locks: Iterator[Path]) -> None:
+    """Give each test, and the processes that it starts, locks that no other test can hold.
+
+    A lock is named by its root's inode, which another test's directory can get.
+    """
+    os.environ["HAMIREGION_LOCKS"] = str(next(_locks))
 
 
 @pytest.hookimpl(tryfirst=True)
