@@ -158,7 +158,7 @@ def diagnosing(scene: Scene) -> Iterator[None]:
     with Node(scene.root, proc=f"/proc/{os.getpid()}/task") as node:
         yield
         node.refresh()
-        diagnose(node)
+        diagnose(node, settle_s=0.01)
 
 
 class VerbFailed(Exception):
