@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -45,6 +46,9 @@ class Agent:
     ) -> None:
         self.log = log
         place = () if root is None else ("--root", str(root))
+        # Some environments are made before a test has its own locks.
+        own = {"HAMIREGION_LOCKS": os.environ["HAMIREGION_LOCKS"]}
+        popen["env"] = {**popen.get("env", os.environ), **own}
         with log.open("wb") as stream:
             self.process = subprocess.Popen(
                 [*inside, *COMMAND, *place, "--json", *words],
