@@ -51,7 +51,7 @@ _SCRAPE_S: Final = 15.0
 _CHECK_INTERVAL_S: Final = 0.5
 # A new connection waits until the one whose place it takes had this long for its client.
 _GRACE_S: Final = 0.2
-_LAST_CALL_S: Final = 0.1
+_LAST_CALL_S: Final = 0.3
 # Threads of ended connections that still wait for a scrape or a password.
 _THREADS: Final = 4 * CONNECTIONS
 _PLAIN: Final = "text/plain; charset=utf-8"
@@ -214,22 +214,25 @@ class MetricsServer:
                     if connection.deadline_s < now_s:
                         connection.end()
         # What has arrived by now is answered.
+        last_s = time.monotonic() + _LAST_CALL_S
         for each in self._sockets:
-            self._accept(each)
+            while self._accept(each) and time.monotonic() < last_s:
+                pass
         time.sleep(_LAST_CALL_S)
 
-    def _accept(self, listener: Any) -> None:
+    def _accept(self, listener: Any) -> bool:
+        """Take one new connection; returns whether there was one."""
         self._make_room()
         try:
             accepted, _ = listener.accept()
             connection = _Connection(accepted)
         except (BlockingIOError, ConnectionError):
-            return  # the client has gone already
+            return False  # the client has gone already
         except OSError as error:
             # Such as no room for one more file, which passes.
             self.failures.failed("accept", f"no new connections for a moment: {error.strerror}")
             time.sleep(1.0)
-            return
+            return False
         thread = threading.Thread(
             target=self._serve, args=(connection,), name="hamiregion-client", daemon=True
         )
@@ -242,6 +245,7 @@ class MetricsServer:
             thread.start()
         except RuntimeError:  # no room for one more thread
             self._forget(connection)
+        return True
 
     def _make_room(self) -> None:
         """End the connection that has waited longest for its client, if there are too many."""

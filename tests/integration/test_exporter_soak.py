@@ -208,6 +208,7 @@ def scrape_for_long(tmp_path: Path, containers: int, scrapes: int, warm_up: int)
                 assert ask(process.url, "/").status == 200
                 kept.close()
         kept.close()
+        eventually(lambda: descriptors(process.pid) <= before[1] + 1)
         after = resident_bytes(process.pid), descriptors(process.pid)
         return after[0] - before[0], after[1] - before[1]
 
