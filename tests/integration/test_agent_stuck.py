@@ -122,8 +122,9 @@ def test_stuck_tasks_are_told_and_what_can_be_given_back_is(
     kill_over(dead.path.parent)
     # The feedback steps back, and blocks nobody that it does not see.
     eventually(lambda: low.get("recent_kernel") == 0)
-    (paused,) = (each for each in agent.events() if each["event"] == "paused")
-    assert (paused["task"], paused["detail"]["evidence"]) == ("feedback", "hidden")
+    # A monitor that another test runs can make it pause as well.
+    paused = [each for each in agent.events() if each["event"] == "paused"]
+    assert ("feedback", "hidden") in [(each["task"], each["detail"]["evidence"]) for each in paused]
     # What needs a look at the node is told as stuck, and the feedback, which goes on, is not.
     eventually(lambda: health(url)[0] == 503 and {"roots", "repair"} == stuck_in(health(url)[1]))
     told = time.monotonic()
