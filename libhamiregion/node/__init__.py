@@ -4,21 +4,19 @@ import logging
 
 from .containers import Container, MissingReason
 from .doctor import Finding, FindingKind, Repair, Severity, diagnose, repair
-from .driver_lists import driver_gap
 from .kubernetes import KubernetesError
 from .matching import HostProcess, RegionProcesses
 from .names import ClaimName, NodeNames, PodName
 from .node import Node, NodeBusy
 from .node_changes import NodeChanges
 from .node_pods import NodePods
-from .node_process import NodeProcess, ProcessDeviceRow
 from .node_snapshot import NodeSnapshot
 from .nvml import NvmlSample, NvmlSampler, NvmlState
-from .observation import Gap, Observation, Observer
+from .observation import ContainerDetails, Gap, Observation, Observer
 from .process_entry import ProcessGap
-from .process_rows import node_processes
 from .processes import ProcessTable
 from .roots import RootsUnreadable
+from .rows import NodeProcess, ProcessDeviceRow, driver_gap, node_processes
 from .selector import PodNamesUnknown, Selector
 from .slot_tracker import SLOT_STATES, SlotStates
 from .views import ContainerView
@@ -30,6 +28,7 @@ __all__ = [
     "SLOT_STATES",
     "ClaimName",
     "Container",
+    "ContainerDetails",
     "ContainerView",
     "Finding",
     "FindingKind",

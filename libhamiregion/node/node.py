@@ -6,14 +6,12 @@ import contextlib
 import logging
 import os
 import threading
-import time
 import weakref
-from array import array
 from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.errors import RegionClosed, RegionError, RegionStale
+from libhamiregion.errors import RegionClosed, RegionStale
 from libhamiregion.region import open_in_container
 from libhamiregion.region_set import RegionSet
 
@@ -25,10 +23,9 @@ from .outside import OutsideRegions
 from .processes import ProcessTable
 from .region_users import RegionUsers
 from .root_containers import RootContainers
-from .roots import Roots, RootsUnreadable
+from .roots import Roots
 from .selector import PodNamesUnknown, Selector
 from .slot_tracker import SlotTracker
-from .views import ContainerView, bounded_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -366,60 +363,6 @@ class Node:
             return snapshot
         return attrs.evolve(snapshot, containers=containers)
 
-    def view(self, containers: Iterable[Container] | None = None) -> tuple[ContainerView, ...]:
-        """Refresh, then look at every container with the processes behind its slots.
-
-        All in the order that proves what is dead: the regions first, /proc after them. What
-        containers can make large is bounded: see `ContainerView`.
-
-        Args:
-            containers: Only these, without finding new ones; None means all.
-
-        Raises:
-            RegionClosed: After `close`, or in a forked child.
-            OSError: /proc cannot be listed; `NodeBusy` as for `refresh`.
-        """
-        with self._one_look():
-            # What lies outside the roots is found through the processes that map it.
-            if containers is None:
-                with contextlib.suppress(RootsUnreadable):
-                    self.refresh(processes=self._look_outside)
-            chosen = self._containers if containers is None else tuple(containers)
-            firsts = [_pids_in_slots(each) for each in chosen]
-            since_s = time.monotonic()
-            self.processes.refresh()
-            views = tuple(map(self._view_of, chosen, firsts))
-            # A region that a process has mapped since its maps were read.
-            lost = {
-                row: (_unknown_pids(view.processes), view.container.pod_uid)
-                for row, view in enumerate(views)
-                if view.processes is not None
-            }
-            if self.processes._find_late(lost, since_s):
-                self.processes.refresh()
-                views = tuple(map(self._view_of, chosen, firsts))
-            self._take_over()
-            return views
-
-    def _view_of(
-        self, container: Container, first: tuple[Sequence[int], int, RegionError | None]
-    ) -> ContainerView:
-        seen, taken_at_ns, error = first
-        if container.region is None or error is not None:
-            return ContainerView(container, error=error)
-        try:
-            # Taken anew: what was kept of all of them until /proc is read must be small.
-            snapshot = container.region.snapshot()
-            pids = [process.pid for process in snapshot.processes]
-            processes = self.match(container, pids, taken_at_ns)
-        except RegionError as gone:
-            # Closed by somebody else: the next refresh sees to it.
-            return ContainerView(container, error=gone)
-        # Only what stood there before /proc was read is proved dead.
-        processes = attrs.evolve(processes, dead=processes.dead.intersection(seen))
-        container = self._named(container, processes)
-        return bounded_view(container, snapshot, processes)
-
     def match(self, container: Container, pids: Sequence[int], taken_at_ns: int) -> RegionProcesses:
         """`ProcessTable.match` for a container of this node.
 
@@ -509,18 +452,3 @@ def _comparable_pod(container: Container) -> str | None:
     """A container's pod where it can be held against a cgroup's; directories have any name."""
     pod_uid = container.pod_uid
     return pod_uid if pod_uid is not None and is_pod_uid(pod_uid) else None
-
-
-def _unknown_pids(found: RegionProcesses) -> set[int]:
-    return set(found.pids).difference(found.alive, found.dead)
-
-
-def _pids_in_slots(container: Container) -> tuple[Sequence[int], int, RegionError | None]:
-    """The pids in a container's slots, when they were read, and why they could not be."""
-    if container.region is None:
-        return (), 0, None
-    try:
-        snapshot = container.region.snapshot()
-    except RegionError as error:
-        return (), 0, error
-    return array("i", [process.pid for process in snapshot.processes]), snapshot.taken_at_ns, None

@@ -21,12 +21,14 @@ from .node import NodeBusy
 from .roots import RootsUnreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
+    from libhamiregion.models import RegionSnapshot
     from libhamiregion.region_set import RegionTable
 
     from .cgroups import ContainerId
     from .containers import Container
+    from .matching import RegionProcesses
     from .node import Node
     from .node_snapshot import NodeSnapshot
     from .nvml.models import NvmlSample
@@ -68,6 +70,25 @@ class Gap:
     container: Container | None = None
     container_id: ContainerId | None = None
     count: int = 1
+
+
+@attrs.frozen
+class ContainerDetails:
+    """One container of an observation, with its region and the processes behind it.
+
+    Attributes:
+        container: The container.
+        snapshot: Its region; None if there is none, or it could not be read. Without processes if
+            the observation has left them out (see `Observation.snapshot`).
+        processes: The processes of the slots, in the order of ``snapshot.processes``; None without
+            a snapshot.
+        error: Why the region could not be read; None if it was, or if there is none.
+    """
+
+    container: Container
+    snapshot: RegionSnapshot | None = None
+    processes: RegionProcesses | None = None
+    error: RegionError | OSError | None = None
 
 
 @attrs.frozen(eq=False)
@@ -131,6 +152,30 @@ class Observation:
         if self.states is None:
             raise ValueError("this observation was taken without looking at slots")
         return self.states
+
+    def details(self, chosen: Collection[Container] | None = None) -> Iterator[ContainerDetails]:
+        """Yield the containers one by one, each with its snapshot and its processes.
+
+        Args:
+            chosen: Only these containers; None means all.
+
+        Raises:
+            OSError: /proc could not be listed.
+        """
+        proved = self.proved().proved
+        for row, container in enumerate(self.containers):
+            if chosen is not None and container not in chosen:
+                continue
+            error, processes = self.table.error(row), proved.get(row)
+            if error is not None or container.region is None or processes is None:
+                # One without a proof was closed meanwhile: the next observation opens it again.
+                yield ContainerDetails(container, error=error)
+            else:
+                snapshot = self.table.snapshot(row, container.region)
+                yield ContainerDetails(container, snapshot, processes)
+        for container in self.missing:
+            if chosen is None or container in chosen:
+                yield ContainerDetails(container)
 
 
 _observers: weakref.WeakSet[Observer] = weakref.WeakSet()

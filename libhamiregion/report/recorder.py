@@ -126,7 +126,7 @@ def _driver_figures(observation: Observation) -> list[_DriverValues]:
     join = Join(observation)
     columns = []
     for name in ("memory_used_bytes", "sm_util_percent"):
-        found = join.device_sums(name, unnamed=True)
+        found = join.device_sums(name)
         columns.append(
             [
                 None if row == NO_ROW or not users else total

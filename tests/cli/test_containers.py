@@ -163,23 +163,6 @@ def test_ps_from_a_container_says_that_it_cannot_see_all(scene: Scene) -> None:
     assert "hostPID: true" in done.stderr
 
 
-def test_what_a_container_has_too_many_of_is_one_row(tmp_path: Path) -> None:
-    with gpu_nodes(tmp_path) as node:
-        pod = node.add(uuids=[GPU], process=False)
-        for number in range(200):
-            pod.region.add_process(4_000_000 + number, {0: MIB})
-        answer = call("ps", "--root", str(node.root), "--no-driver")
-        *rows, rest = table(answer.stdout)
-        assert {(row["STATE"], row["MEM-USED"]) for row in rows} == {("dead", "1MiB")}
-        assert rest["PID"] == f"{200 - len(rows)}slots"
-        assert rest["MEM-USED"] == f"{200 - len(rows)}MiB"
-        (row,) = table(call("containers", "--root", str(node.root)).stdout)
-        assert (row["MEM-USED"], row["DEAD"]) == ("200MiB", "200")
-
-
-# ---- Directories --------------------------------------------------------------------------------
-
-
 def test_a_directory_that_cannot_be_listed_is_told_and_fails_if_no_other_can(
     scene: Scene, tmp_path: Path
 ) -> None:

@@ -115,7 +115,7 @@ class GpuNode:
         """Look and join."""
         with self.open(**options) as node:
             observation = Observer(node, sampler=sampler).observe(processes_max_age_s=0.0)
-            rows = node_processes(node, observation)
+            rows = node_processes(observation)
             if observation.sample is not None:
                 check_columns(observation, rows)
             return rows

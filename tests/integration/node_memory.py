@@ -3,8 +3,8 @@
     python node_memory.py ROOT [FILES_TO_MAP]
 
 With a directory of files, a process that maps all of them is looked at, in whose slots its own pid
-stands; to be run in a pid namespace of its own. Prints the number of views and of slots, and by how
-many MiB anonymous memory has grown at its highest.
+stands; to be run in a pid namespace of its own. Prints the number of containers, the number of those
+whose slots were left out, and by how many MiB anonymous memory has grown at its highest.
 """
 
 import mmap
@@ -16,10 +16,7 @@ from pathlib import Path
 
 from libhamiregion import Layout
 from libhamiregion.layouts import SLOT_CAPACITY
-from libhamiregion.node import Node, Observer
-from libhamiregion.node.join import Join
-from libhamiregion.node.process_rows import process_rows
-from libhamiregion.node.views import observed_views
+from libhamiregion.node import Node, Observer, node_processes
 
 
 def anonymous_mib() -> float:
@@ -65,18 +62,18 @@ def main(root: str, *mapped: str) -> None:
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
         observation = Observer(node, anew=True).observe()
-        views = observed_views(node, observation)
-        rows = process_rows(Join(observation), views)
-        slots = sum(row.slots for row in rows if row.state != "unlisted")
+        views = tuple(observation.details())
+        node_processes(observation)
         shown = [len(view.snapshot.processes) for view in views if view.snapshot is not None]
-        assert slots == sum(shown) + sum(each.slots for view in views for each in view.omitted)
+        left_out = sum(gap.kind == "slots" for gap in observation.gaps)
+        assert len(shown) == len(views)
         snapshot = node.snapshot()
         assert len(node.slots(snapshot).states) == len(snapshot.table.processes)
         stop.set()
         thread.join()
         # With all of it alive.
         highest = max(highest, anonymous_mib())
-    print(len(views), slots, highest - start)
+    print(len(views), left_out, highest - start)
 
 
 if __name__ == "__main__":

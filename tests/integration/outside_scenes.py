@@ -21,6 +21,7 @@ import fuse_mount
 import pytest
 from forked import in_child
 from support.command_line import with_notes
+from support.observing import details
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import Container, Node, diagnose
@@ -64,7 +65,7 @@ def only_region(directory: Path) -> Container:
                 with opened.lock():
                     pass
             assert found.region.memory_limit(0) == 2 * GIB
-        assert len(node.view()) == 1
+        assert len(details(node)) == 1
         # Nor does anything of these hang.
         node.slots(node.snapshot())
         diagnose(node, settle_s=0.1)

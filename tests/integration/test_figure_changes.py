@@ -13,7 +13,6 @@ from node_scene import NodeScene
 from libhamiregion import Layout
 from libhamiregion.agent.figure_changes import FIGURE_COLUMNS, MEMORY, FigureChanges
 from libhamiregion.node import Container, Node, NvmlSampler, Observation, Observer
-from libhamiregion.node.views import observed_views
 
 if TYPE_CHECKING:
     from support.region_file import RegionFile
@@ -26,13 +25,13 @@ PARTS = ("sm", "enc", "dec")
 
 
 def slot_by_slot(
-    node: Node, observation: Observation
+    observation: Observation,
 ) -> tuple[dict[Figure, int], dict[Figure, Container]]:
     """What stands in the slots of proved processes; where the driver says something else."""
     assert observation.sample is not None
     stands: dict[Figure, int] = {}
     differs: dict[Figure, Container] = {}
-    for view in observed_views(node, observation):
+    for view in observation.details():
         if view.snapshot is None or view.processes is None:
             continue
         uuids = {each.index: each.uuid for each in view.snapshot.devices}
@@ -111,7 +110,7 @@ def test_it_is_where_a_figure_stands_still_that_is_not_the_drivers_and_nowhere_e
         )
         observation = observer.observe(processes_max_age_s=0.0)
         due = changes.due(observation, ())
-        stands, differs = slot_by_slot(node, observation)
+        stands, differs = slot_by_slot(observation)
         expected = {
             container for key, container in differs.items() if stands[key] == stood.get(key)
         }

@@ -12,7 +12,6 @@ from gpu_node import GpuNode, gpu_nodes
 
 from libhamiregion.node import NvmlSampler, Observer
 from libhamiregion.node.join import NO_ROW, Join
-from libhamiregion.report.recorder import read_samples
 
 pytestmark = needs_namespaces
 
@@ -91,26 +90,3 @@ def test_of_a_device_that_a_region_names_twice_the_first_has_the_figure(
             "memory_used_bytes"
         )
     assert (list(sums.sums), list(sums.rows)) == ([300 * MIB, 0], [0, NO_ROW])
-
-
-def test_a_recording_has_the_drivers_figure_of_the_only_device_that_has_no_name_yet(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
-    """As long as both sides know of one only; a metric waits for the name."""
-    pod = node.add("train", memory_limits=["8GiB", "4GiB"])
-    pid, host_pid = pod.attach()
-    listed = f"process 1 compute {host_pid} {80 * MIB}"
-    fake_driver.play(CARD, SECOND, listed)
-    with node.open() as opened:
-        observer = Observer(opened, sampler=nvml_sampler)
-
-        def recorded() -> list[int | None]:
-            return [each.driver_memory_bytes for each in read_samples(observer.observe()).values()]
-
-        assert recorded() == [None, None], "it counts nothing on either"
-        pod.charge(pid, 5 * MIB)
-        assert recorded() == [80 * MIB, None]
-        sums = Join(observer.observe()).device_sums("memory_used_bytes")
-        assert list(sums.rows) == [NO_ROW, NO_ROW]
-        fake_driver.add(f"process 0 compute {host_pid} {MIB}")
-        assert recorded() == [None, None]

@@ -15,6 +15,7 @@ from namespaces import NEW_NAMESPACE
 from node_root import Root
 from own_cgroups import cgroup_of_pod
 from support.actors import MakeActor
+from support.observing import details
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import PATIENCE_S, eventually
 
@@ -83,7 +84,7 @@ def test_a_private_region_is_one_of_the_nodes(start: Starter, node: Node, tmp_pa
         row = snapshot.containers.index(found)
         assert snapshot.table.paths[row] == found.region_path
         assert snapshot.table.regions.process_count[row] == 1
-        (view,) = (each for each in node.view() if each.container is found)
+        (view,) = (each for each in details(node) if each.container is found)
         assert view.processes is not None
         assert view.processes.host_pids == {1: inside.host_pid}
         with node.open(found) as opened:
@@ -106,7 +107,7 @@ def test_a_view_finds_it_at_once_and_proves_what_is_dead(
     dead, _ = inside.child("spawn")
     inside.tell(f"@{dead}", "attach", path)
     inside.tell("kill", dead)
-    (view,) = (each for each in node.view() if inside.host_pid in each.container.pids)
+    (view,) = (each for each in details(node) if inside.host_pid in each.container.pids)
     assert view.processes is not None
     assert {slot.pid: slot.state for slot in view.processes.slots} == {1: "alive", dead: "dead"}
     # A view has left nothing to report.
@@ -122,7 +123,7 @@ def test_a_node_that_shall_not_look_outside_does_not(
     with Node(root) as node:
         node.refresh()
         assert node.containers == ()
-        assert node.view() == ()
+        assert details(node) == ()
 
 
 # ---- how long ----
@@ -284,7 +285,7 @@ def test_a_directory_that_appears_while_processes_are_read_is_still_inside(
             read()
 
         node.processes.refresh = appear_then_read  # type: ignore[method-assign]
-        views = node.view()
+        views = details(node)
         (view,) = (each for each in views if each.container.directory is not None)
         assert view.snapshot is not None
         assert not mapped_by(node.containers, user.pid_here)

@@ -39,7 +39,6 @@ from libhamiregion.node import (
     Observer,
     process_reader,
 )
-from libhamiregion.node.views import observed_views
 from libhamiregion.plan import PlanFile, PlanReconciler
 
 pytestmark = needs_first_namespace
@@ -372,7 +371,7 @@ def test_what_an_observation_shows_of_a_region_is_of_that_moment(
     taken = seen.table.snapshot(0, region)
     assert taken == attrs.evolve(region.snapshot(), taken_at_ns=taken.taken_at_ns)
     file.add_process(3_999_998, {0: 7 << 20})
-    (view,) = observed_views(node, seen)
+    (view,) = seen.details()
     assert view.snapshot == taken
     assert view.processes is not None
     assert [(slot.pid, slot.state) for slot in view.processes.slots] == [
@@ -396,31 +395,6 @@ def test_what_of_proc_could_not_be_read_is_a_gap_of_its_container(
     assert all(gap.count > 0 and "mappings of" in gap.reason for gap in found)
 
 
-def test_of_a_crowded_region_the_view_is_taken_by_itself(
-    node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uuids = [f"GPU-{number:08}-0000-0000-0000-000000000000" for number in range(16)]
-    crowd = RegionFile(root.region("crowd", uuids=uuids), Layout.V1_2)
-    for number in range(100):
-        crowd.add_process(3_900_000 + number)
-    few = RegionFile(root.region("few"), Layout.V1_2)
-    few.add_process(3_800_000)
-    root.container("none")
-    monkeypatch.setattr("libhamiregion.region_set.MAX_READ_BYTES", 1 << 16)
-    observer = Observer(node)
-    observer.observe()
-    views = {view.container.name: view for view in observed_views(node, observer.observe())}
-    assert views.keys() == {"crowd", "few", "none"}
-    assert sum(each.slots for each in views["crowd"].omitted) == 100 - 16
-    assert {each.state for each in views["crowd"].omitted} == {"dead"}
-    assert views["few"].snapshot is not None
-    assert [each.pid for each in views["few"].snapshot.processes] == [3_800_000]
-    assert views["none"].snapshot is None
-    chosen = [views["few"].container]
-    (only,) = observed_views(node, observer.observe(), chosen)
-    assert only.container is views["few"].container
-
-
 def test_a_region_that_could_not_be_read_has_its_error_in_its_view(node: Node, root: Root) -> None:
     path = root.region()
     observer = Observer(node)
@@ -439,7 +413,7 @@ def test_a_region_that_could_not_be_read_has_its_error_in_its_view(node: Node, r
     assert container.region is not None
     with pytest.raises(RegionStale):
         seen.table.snapshot(0, container.region)
-    (view,) = observed_views(node, seen)
+    (view,) = seen.details()
     assert isinstance(view.error, RegionStale)
 
 

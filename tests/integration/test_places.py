@@ -18,6 +18,7 @@ from namespaces import needs_first_namespace
 from own_cgroups import cgroup_of_pod, needs_cgroups
 from support.command_line import call
 from support.kubelet import NodeFiles
+from support.observing import details
 from support.region_file import RegionFile
 from support.wait import eventually
 
@@ -393,7 +394,7 @@ def test_who_escapes_a_claims_limit_is_told_in_each_of_its_containers(
             pid, _ = inside.child("spawn", last_pid)
             inside.tell(f"@{pid}", "attach", path)
         fake_driver.play(CARD, *(f"process 0 compute {pid} {GIB}" for pid in escaped))
-        rows = node_processes(node, Observer(node, sampler=sampler).observe())
+        rows = node_processes(Observer(node, sampler=sampler).observe())
         found = {row.host_pid: row for row in rows if row.state == "escaped"}
         assert found.keys() == escaped
         for row in found.values():
@@ -413,17 +414,17 @@ def test_a_pid_that_two_containers_of_a_claim_have_is_neithers(tmp_path: Path) -
         first, second = start(1), start(1)
         pid, host_pid = first.child("spawn", 40)
         first.tell(f"@{pid}", "attach", path)
-        (view,) = node.view()
+        (view,) = details(node)
         assert view.processes is not None
         assert view.processes.host_pids == {pid: host_pid}
         same, _ = second.child("spawn", 40)
         assert same == pid
         second.tell(f"@{pid}", "map", path)
-        (view,) = node.view()
+        (view,) = details(node)
         assert view.processes is not None
         assert [each.state for each in view.processes.slots] == ["unknown"]
         # The one that is left has that pid: what it counts is not taken from it.
         first.tell("kill", pid)
-        (view,) = node.view()
+        (view,) = details(node)
         assert view.processes is not None
         assert not view.processes.dead

@@ -81,7 +81,7 @@ def test_each_slot_has_the_figures_of_its_own_process_and_device(
     )
     with node.open() as opened:
         seen = Observer(opened, sampler=nvml_sampler).observe()
-        rows = by_host_pid(node_processes(opened, seen))
+        rows = by_host_pid(node_processes(seen))
         process = opened.processes.get(one)
         containers = {each.name: each for each in opened.containers}
     assert rows.keys() == {one, two}
@@ -151,34 +151,6 @@ def test_a_gpu_that_the_region_does_not_know_is_a_row_of_its_own(
     assert (unknown.memory_driver_bytes, unknown.driver_index) == (80 * MIB, 1)
 
 
-def test_before_uuids_are_known_one_device_in_use_on_both_sides_is_the_same(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
-    pod = node.add(memory_limits=["8GiB", "4GiB"])
-    pid, host_pid = pod.attach()
-    listed = f"process 1 compute {host_pid} {80 * MIB}"
-    fake_driver.play(CARD, SECOND, listed)
-    # Nothing is counted yet, so nothing proves which of the two it is.
-    (row,) = node.processes(nvml_sampler)
-    assert [(device.index, device.uuid) for device in row.devices] == [
-        (0, None),
-        (1, None),
-        (None, OTHER),
-    ]
-    pod.charge(pid, 5 * MIB)
-    (row,) = node.processes(nvml_sampler)
-    assert row.devices[0] == ProcessDeviceRow(0, OTHER, 5 * MIB, 80 * MIB, 0, 0, 0, 0, 0, 1)
-    assert [device.index for device in row.devices] == [0, 1]
-    # A second device on either side, or a list that may lack one, and it is not proved any more.
-    for more in (
-        f"process 0 compute {host_pid} {MIB}",
-        "error nvmlDeviceGetComputeRunningProcesses_v3 999 0",
-    ):
-        fake_driver.play(CARD, SECOND, listed, more)
-        (row,) = node.processes(nvml_sampler)
-        assert row.devices[0].memory_driver_bytes is None
-
-
 def test_what_a_region_repeats_is_counted_once(
     node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
@@ -190,8 +162,8 @@ def test_what_a_region_repeats_is_counted_once(
     pod.region.put("proc_num", 200)
     fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
     rows = node.processes(nvml_sampler)
-    assert {row.host_pid for row in rows} == {host_pid, None}
-    assert sum(row.slots for row in rows) == 200
+    assert {row.host_pid for row in rows} == {host_pid}
+    assert len(rows) == 200
     figures = [each for row in rows for each in driver_bytes(row) if each is not None]
     assert figures == [300 * MIB]
 
@@ -205,11 +177,11 @@ def test_a_pid_that_was_used_again_after_the_sample_has_no_figures(
     hour_ns = 3600 * 10**9
     with node.open() as opened:
         seen = Observer(opened, sampler=nvml_sampler).observe()
-        (row,) = node_processes(opened, seen)
+        (row,) = node_processes(seen)
         assert driver_bytes(row) == [300 * MIB]
         assert seen.sample is not None
         older = attrs.evolve(seen.sample, taken_at_ns=seen.sample.taken_at_ns - hour_ns)
-        (row,) = node_processes(opened, attrs.evolve(seen, sample=older))
+        (row,) = node_processes(attrs.evolve(seen, sample=older))
         assert (row.state, driver_bytes(row)) == ("alive", [None])
 
 
@@ -423,7 +395,7 @@ def test_without_a_driver_everything_else_is_there(
     with node.open() as opened:
         seen = Observer(opened).observe()
         for sample in (None, nvml_sampler.sample()):
-            (row,) = node_processes(opened, attrs.evolve(seen, sample=sample))
+            (row,) = node_processes(attrs.evolve(seen, sample=sample))
             assert (row.state, row.host_pid, driver_bytes(row)) == ("alive", host_pid, [None])
             assert driver_gap(opened.processes, sample)
         assert sample is not None
@@ -448,7 +420,7 @@ def test_figures_for_pids_of_another_namespace_are_not_taken(
         node.open(proc=inner_proc) as opened,
     ):
         seen = Observer(opened, sampler=sampler).observe()
-        (row,) = node_processes(opened, seen)
+        (row,) = node_processes(seen)
         assert (row.state, row.host_pid) == ("alive", pid)
         assert driver_bytes(row) == [None]
         gap = driver_gap(opened.processes, seen.sample)

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from forked import in_child
 from node_root import Root, only, refresh, remove, settle
+from support.observing import details
 from support.region_file import RegionFile, truncate
 from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, RegionClosed, RegionStale, create_region
 from libhamiregion.node import (
-    ContainerView,
+    ContainerDetails,
     MissingReason,
     Node,
     NodeBusy,
-    NodeChanges,
     NodeSnapshot,
     PodName,
     ProcessTable,
@@ -105,22 +105,15 @@ def test_a_view_shows_each_container_with_its_slots(root: Root, node: Node) -> N
     path = root.region("with")
     RegionFile(path, Layout.V1_2).add_process(2**21 + 5, {0: 77})
     root.container("without")
-    views = {view.container.name: view for view in node.view()}
+    views = {view.container.name: view for view in details(node)}
     with_region, without = views["with"], views["without"]
-    assert isinstance(with_region, ContainerView)
+    assert isinstance(with_region, ContainerDetails)
     assert with_region.snapshot is not None
     assert with_region.processes is not None
     assert with_region.error is None
     assert [slot.pid for slot in with_region.processes.slots] == [2**21 + 5]
     assert with_region.processes.slots[0].state in {"dead", "unknown"}
     assert (without.snapshot, without.processes, without.error) == (None, None, None)
-
-
-def test_a_view_leaves_the_report_of_what_changed_consistent(root: Root, node: Node) -> None:
-    """What a view finds is not reported again by the refresh after it."""
-    root.region()
-    assert len(node.view()) == 1
-    assert node.refresh() == NodeChanges()
 
 
 # ---- writing ----
@@ -170,7 +163,7 @@ def test_a_container_is_named_by_the_resolver(root: Root) -> None:
 
 def test_a_directory_of_no_real_pod_is_matched_all_the_same(root: Root, node: Node) -> None:
     root.region("x")
-    (view,) = node.view()
+    (view,) = details(node)
     assert view.snapshot is not None
     assert node.match(view.container, (), view.snapshot.taken_at_ns).slots == ()
 
@@ -193,7 +186,7 @@ def test_a_look_that_hangs_hangs_no_other_for_long_and_reading_not_at_all(
     thread.start()
     inside.wait()
     try:
-        for look in (node.refresh, node.view, lambda: node.slots(node.snapshot())):
+        for look in (node.refresh, lambda: node.slots(node.snapshot())):
             with pytest.raises(NodeBusy, match="has not come back"):
                 look()
         node.close()
@@ -221,7 +214,7 @@ def test_a_closed_node_says_so_and_has_nothing_open(root: Root) -> None:
     assert region.closed
     assert node.containers == ()
     assert "closed" in repr(node)
-    for use in (node.refresh, node.snapshot, node.view):
+    for use in (node.refresh, node.snapshot):
         with pytest.raises(RegionClosed, match="Node has been closed"):
             use()
 
@@ -232,7 +225,7 @@ def test_in_a_forked_child_a_node_is_closed(root: Root, node: Node) -> None:
 
     def use() -> list[str]:
         said = []
-        for use in (node.refresh, node.snapshot, node.view):
+        for use in (node.refresh, node.snapshot):
             try:
                 use()
             except RegionClosed as error:
@@ -244,7 +237,7 @@ def test_in_a_forked_child_a_node_is_closed(root: Root, node: Node) -> None:
         return said
 
     message = "the Node belongs to the process that made it; make a new one"
-    assert in_child(use) == [message] * 3 + ["1"]
+    assert in_child(use) == [message] * 2 + ["1"]
     assert len(node.snapshot().containers) == 1
 
 
@@ -301,10 +294,10 @@ def test_an_interrupted_refresh_leaves_a_node_that_can_be_used(
         assert len(node.containers) == len(node.snapshot().containers) == 2
         looks = itertools.count(2)
         with pytest.raises(KeyboardInterrupt):
-            node.view()
+            details(node)
     assert len(node.snapshot().containers) == 2
     refresh(node)
-    assert len(node.containers) == len(node.view()) == 3
+    assert len(node.containers) == len(details(node)) == 3
 
 
 # ---- descriptors ----
@@ -333,7 +326,7 @@ def test_no_descriptor_and_no_mapping_is_left_over(root: Root, node: Node) -> No
     for number in range(30):
         path = root.region(f"new-{number}")
         node.refresh()
-        node.view()
+        details(node)
         remove(path.parent)
         node.refresh()
     # What an earlier test has left is closed whenever it is collected.
@@ -414,7 +407,7 @@ def test_a_snapshot_does_not_wait_while_proc_is_read(tmp_path: Path) -> None:
         node.processes = SlowTable()
         root.region("late")
         seen: list[int] = []
-        other = threading.Thread(target=lambda: seen.append(len(node.view())), daemon=True)
+        other = threading.Thread(target=lambda: seen.append(len(details(node))), daemon=True)
         other.start()
         assert reading.wait(PATIENCE_S)
         # What the view has found in the directories is there already; nothing is half there.

@@ -1,0 +1,774 @@
+"""Which process, which container, what its region counts, and what the driver says."""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from collections import Counter, defaultdict
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import attrs
+
+from .containers import Container, MissingReason
+from .nvml.states import NvmlState
+from .slot_tracker import SLOT_STATES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from typing_extensions import Self
+
+    from libhamiregion.region_set import RegionTable
+
+    from .cgroups import ContainerId
+    from .matching import HostProcess, RegionProcesses
+    from .nvml.models import NvmlProcess, NvmlSample
+    from .observation import Observation
+    from .processes import ProcessTable
+    from .slot_tracker import SlotStates
+
+ProcessState: TypeAlias = Literal["alive", "dead", "unknown", "unlisted", "escaped", "unmanaged"]
+
+#: In a column of rows: there is none.
+NO_ROW: Final = 0xFFFFFFFF
+# No process has this pid: the driver's answer for it is that for any process that it does not list.
+_NO_PID: Final = -1
+
+
+def driver_gap(processes: ProcessTable, sample: NvmlSample | None) -> str | None:
+    """Why there are no figures of the driver: one sentence; None if there are.
+
+    Args:
+        processes: The node's processes, refreshed.
+        sample: The driver's sample; None if the driver was not asked.
+    """
+    if sample is None:
+        return "the driver was not asked"
+    if sample.state is not NvmlState.OK:
+        return sample.state.explanation if sample.fault is None else sample.fault.message
+    if not sample.sees_all_processes:
+        return (
+            "the driver does not tell this program the host's pids, because it runs in another pid"
+            " namespace; in Kubernetes, set hostPID: true"
+        )
+    if not processes.visibility.is_own_namespace:
+        return f"the pids in {processes.proc!r} are not the host's, which the driver tells"
+    return None
+
+
+@attrs.frozen
+class ProcessDeviceRow:
+    """Usage of one device by one process, by the region and by the driver.
+
+    Attributes:
+        index: Index of the device in the container's region; None if it is not in the region.
+        uuid: ``GPU-…`` or ``MIG-…``; None if neither the region nor the driver has it.
+        memory_used_bytes: Memory that the region counts against the limit; None without a slot.
+        memory_driver_bytes: Memory by the driver.
+        sm_util_percent: As the region has it; None without a slot, and if the layout has none.
+        driver_sm_percent: By the driver, of the last second.
+        driver_memory_percent: Share of the last second in which it read or wrote device memory.
+        driver_enc_percent: Of the video encoder.
+        driver_dec_percent: Of the video decoder.
+        driver_index: NVML index of the GPU, also of a MIG device's; None if not known.
+    """
+
+    index: int | None
+    uuid: str | None
+    memory_used_bytes: int | None = None
+    memory_driver_bytes: int | None = None
+    sm_util_percent: int | None = None
+    driver_sm_percent: int | None = None
+    driver_memory_percent: int | None = None
+    driver_enc_percent: int | None = None
+    driver_dec_percent: int | None = None
+    driver_index: int | None = None
+
+    @classmethod
+    def of_driver(
+        cls, entry: NvmlProcess, index: int | None, used: int | None = None, sm: int | None = None
+    ) -> Self:
+        """A device with the driver's entry of the process there; the rest as the attributes."""
+        return cls(
+            index,
+            entry.device_uuid,
+            used,
+            entry.memory_used_bytes,
+            sm,
+            entry.sm_util_percent,
+            entry.memory_util_percent,
+            entry.enc_util_percent,
+            entry.dec_util_percent,
+            entry.device_index,
+        )
+
+
+@attrs.frozen
+class NodeProcess:
+    """One process of the node that has a slot, maps a region, or uses a GPU.
+
+    Attributes:
+        container: The container that it belongs to; None if to none, or if that is not known.
+        container_id: By its cgroup, or those of the container's other processes.
+        pid: The pid in its slot, of the container's namespace; None without a slot.
+        host_pid: Its pid in /proc, proved; the driver's pid for a process that only the driver
+            knows. None if it is dead or unknown.
+        state: ``"alive"``, ``"dead"`` and ``"unknown"`` as in `SlotMatch`, of a process with a
+            slot. Without one: ``"unlisted"`` maps the region as its users do, and does not use a
+            GPU; ``"escaped"`` uses a GPU in a container that has a region, uncounted and
+            unlimited, or with a slot only in a region that the container has made itself outside
+            the roots; ``"unmanaged"`` uses a GPU outside all containers that have a region;
+            ``"unknown"`` uses a GPU, and nothing proves which of these it is.
+        process: The process in /proc; None if it is dead, unknown or not shown there.
+        status: Of the slot; a `ProcessStatus`, or any other number in the file.
+        devices: One entry per device of the region, in its order, then further devices on which
+            the driver lists the process.
+        slots: Always 1.
+    """
+
+    container: Container | None
+    container_id: ContainerId | None
+    pid: int | None
+    host_pid: int | None
+    state: ProcessState
+    process: HostProcess | None
+    status: int | None
+    devices: tuple[ProcessDeviceRow, ...]
+    slots: int = 1
+
+    @property
+    def owner(self) -> Container:
+        """`container`; without it one made of `container_id`, for `Node.pod_name` and `Selector`.
+
+        Of several that share a claim's region, the one that its cgroup names. Outside all
+        containers it has neither name nor pod.
+        """
+        own = None if self.process is None else self.process.container
+        shares = self.container is not None and self.container.claim_uid is not None
+        if self.container is not None and not (shares and own is not None):
+            return self.container
+        known = own if shares else self.container_id
+        return Container(None if known is None else known.pod_uid, container_id=known)
+
+
+def node_processes(observation: Observation, join: Join | None = None) -> tuple[NodeProcess, ...]:
+    """List all processes that use the GPUs of a node: slots, /proc and the driver's figures.
+
+    The driver's figures are matched by uuid and proved host pid. They are unknown, and nothing is
+    called escaped or unmanaged, if pids of the driver and of /proc may be of different namespaces:
+    both must be the host's. A process in several slots has figures in the one that it writes to.
+
+    A process without a slot belongs to the container that its cgroup names, as the cgroups of
+    processes with slots show; failing that, to the only one of its pod that it can be.
+
+    Args:
+        observation: Taken with the slots.
+        join: Of that observation; None makes one.
+
+    Returns:
+        By container, in each the slots in their order, then the processes without a slot; last
+        the processes that belong to no container, by host pid.
+
+    Raises:
+        OSError: /proc could not be listed.
+
+    Cost: linear in slots and processes, some 10 us per slot with two devices.
+
+    Shell: ``hamiregion ps``.
+    """
+    join = join or Join(observation)
+    found = {
+        each: list(join.slot_rows(region)) for region, each in enumerate(observation.containers)
+    }
+    found.update((each, []) for each in observation.missing)
+    uncounted = {row.host_pid: row for row in join.uncounted}
+    shown = set(join.pairs.slot_of)
+    for facts in join.facts:
+        for process in facts.unlisted:
+            if process.pid not in shown:
+                shown.add(process.pid)
+                row = uncounted.pop(process.pid, None)
+                found[facts.container].append(row or join.without_slot(facts, process, "unlisted"))
+    rest: list[NodeProcess] = []
+    for row in uncounted.values():
+        (rest if row.container is None else found[row.container]).append(row)
+    return (*(row for rows in found.values() for row in rows), *rest)
+
+
+# ---- columns: one row per process and device ----------------------------------------------------
+
+
+@attrs.frozen(eq=False)
+class Pairs:
+    """Each proved process with each device of its region, as columns: one row per pair.
+
+    A process that has slots in several regions is under the first of them.
+
+    Attributes:
+        key: The columns that it was made of.
+        containers: The containers that it was made of.
+        states: The states that it was made of.
+        slots: Of each pair the row of the process's slot in ``table.processes``.
+        devices: Of each pair the row of the device in ``table.devices``.
+        slot_of: Pid in /proc to the row of its slot, of every proved process.
+        uuids: Of each device; empty if the region has no uuid for it, or has it a second time.
+        unnamed: Rows of devices without a uuid.
+        by_uuid: Uuid to the pairs of that device.
+        of_region: Row of a region to the uuids of its devices.
+        ambiguous: Rows of regions with slots whose processes are not known.
+    """
+
+    key: tuple[bytes, ...]
+    containers: Sequence[Container]
+    states: SlotStates
+    slots: array[int]
+    devices: array[int]
+    slot_of: Mapping[int, int]
+    uuids: Sequence[str]
+    unnamed: frozenset[int]
+    by_uuid: Mapping[str, Sequence[int]]
+    of_region: Mapping[int, frozenset[str]]
+    ambiguous: frozenset[int]
+
+    @classmethod
+    def of(cls, observation: Observation) -> Pairs:
+        """Pair the processes and devices of an observation."""
+        states, table = observation.proved(), observation.table
+        regions, devices = table.regions, table.devices
+        uuids: list[str] = []
+        unnamed: set[int] = set()
+        of_region: dict[int, frozenset[str]] = {}
+        ambiguous: set[int] = set()
+        unknown = SLOT_STATES.index("unknown")
+        for region in range(len(table)):
+            named: set[str] = set()
+            for row in devices_of(table, region):
+                uuid = devices.uuid(row) or ""
+                if not uuid:
+                    unnamed.add(row)
+                # A region can name one device twice.
+                uuids.append("" if uuid in named else uuid)
+                named.add(uuid)
+            of_region[region] = frozenset(named - {""})
+            first = regions.first_process[region]
+            if unknown in states.states[first : first + regions.process_count[region]]:
+                ambiguous.add(region)
+        slots, at_device = array("I"), array("I")
+        slot_of: dict[int, int] = {}
+        by_uuid: defaultdict[str, list[int]] = defaultdict(list)
+        for slot, process in states.processes.items():
+            if process.pid in slot_of:
+                continue
+            slot_of[process.pid] = slot
+            for row in devices_of(table, table.processes.region[slot]):
+                if uuids[row]:
+                    by_uuid[uuids[row]].append(len(slots))
+                slots.append(slot)
+                at_device.append(row)
+        return cls(
+            _key_of(table),
+            observation.containers,
+            states,
+            slots,
+            at_device,
+            slot_of,
+            uuids,
+            frozenset(unnamed),
+            dict(by_uuid),
+            of_region,
+            frozenset(ambiguous),
+        )
+
+    def are_of(self, observation: Observation) -> bool:
+        """Whether an observation has the same processes and devices in the same rows."""
+        return (
+            self.states is observation.proved()
+            and self.containers is observation.containers
+            and self.key == _key_of(observation.table)
+        )
+
+
+def devices_of(table: RegionTable, region: int) -> range:
+    """The rows of a region's devices."""
+    first = table.regions.first_device[region]
+    return range(first, first + table.regions.device_rows[region])
+
+
+def _key_of(table: RegionTable) -> tuple[bytes, ...]:
+    devices = table.devices
+    columns = (devices.region, devices.index, devices.uuid_bytes)
+    return tuple(each.tobytes() for each in (*columns, table.regions.code, table.processes.pid))
+
+
+@attrs.frozen(eq=False)
+class KnownJoin:
+    """Results of a join that the next one may use again; it keeps no table.
+
+    Attributes:
+        pairs: Processes and their devices.
+        lists: Processes and devices of the driver's lists.
+        at: Of each pair the row in `Join.figures`, or `NO_ROW` if nothing is known.
+        others: Processes that use a GPU that is not in their region: the row of the slot, the
+            uuid, the row in the driver's list.
+        pids: The processes that the driver lists and that have no slot.
+        is_final: Whether it holds for a later sample with the same lists.
+    """
+
+    pairs: Pairs
+    lists: object
+    at: array[int]
+    others: Sequence[tuple[int, str, int]]
+    pids: Sequence[int]
+    is_final: bool
+
+
+@attrs.frozen(eq=False)
+class DeviceSums:
+    """The driver's figures of containers' devices, by row of ``table.devices``.
+
+    Attributes:
+        sums: Over the processes of a container.
+        rows: The device's own row; `NO_ROW` if the figure of a process may be missing.
+        users: The number of processes in a sum.
+    """
+
+    sums: array[int]
+    rows: array[int]
+    users: array[int]
+
+
+class Join:
+    """Slots, processes, containers and the driver's lists of one observation.
+
+    Columns hold what changes with each sample. Who is who is kept from one join to the next while
+    processes, devices and the driver's lists are the same.
+
+    Threads: may be shared.
+
+    Args:
+        observation: Taken with the slots.
+        before: `known` of the node's last join.
+
+    Attributes:
+        observation: As given.
+        pairs: Processes and their devices.
+        known: For the next join.
+
+    Raises:
+        OSError: /proc could not be listed.
+    """
+
+    def __init__(self, observation: Observation, before: KnownJoin | None = None) -> None:
+        self.observation = observation
+        is_known = before is not None and before.pairs.are_of(observation)
+        self.pairs = before.pairs if before is not None and is_known else Pairs.of(observation)
+        sample = observation.sample
+        if driver_gap(observation.processes, sample) is not None:
+            sample = None
+        self._sample = sample
+        self._boot_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._tick_ns = 10**9 // os.sysconf("SC_CLK_TCK")
+        columns = () if sample is None else sample.columns
+        self._columns = {each.device_uuid: each for each in columns if each.device_uuid}
+        self._idle = {
+            uuid: None if sample is None else sample.process(uuid, _NO_PID)
+            for uuid in {**self._columns, **self.pairs.by_uuid}
+        }
+        self.known = self._find(before)
+
+    def _find(self, before: KnownJoin | None) -> KnownJoin:
+        pairs, columns, idle = self.pairs, self._columns, self._idle
+        # A process that came or went while the driver was asked uses an unknown amount.
+        sampled = {
+            uuid: frozenset(row[0] for row in each.samples).difference(each.rows)
+            for uuid, each in columns.items()
+        }
+        lists = (
+            {uuid: each.pids for uuid, each in columns.items()},
+            {uuid: each is not None for uuid, each in idle.items()},
+            sampled,
+        )
+        is_same = before is not None and before.pairs is pairs and before.lists == lists
+        if before is not None and is_same and before.is_final:
+            return before
+        at = array("I", [NO_ROW]) * len(pairs.slots)
+        processes = pairs.states.processes
+        newer = {slot for slot in pairs.slot_of.values() if self._is_newer(processes[slot])}
+        others: list[tuple[int, str, int]] = []
+        pids: set[int] = set()
+        base = 0
+        for uuid, absent in idle.items():
+            rows = columns[uuid].rows if uuid in columns else {}
+            for pair in pairs.by_uuid.get(uuid, ()):
+                slot = pairs.slots[pair]
+                pid = processes[slot].pid
+                if slot in newer:
+                    continue
+                if pid in rows:
+                    at[pair] = base + rows[pid]
+                elif absent is not None and pid not in sampled.get(uuid, ()):
+                    at[pair] = base + len(rows)
+            base += len(rows) + 1
+            for pid, row in rows.items():
+                own_slot = pairs.slot_of.get(pid)
+                if own_slot is None:
+                    pids.add(pid)
+                elif own_slot not in newer:
+                    region = self.observation.table.processes.region[own_slot]
+                    # A region that names no device yet has none to be compared.
+                    if pairs.of_region[region] and uuid not in pairs.of_region[region]:
+                        others.append((own_slot, uuid, row))
+        return KnownJoin(pairs, lists, at, others, sorted(pids), is_final=not newer)
+
+    def _is_newer(self, process: HostProcess) -> bool:
+        """Whether a process began after the sample: then the sample is of another one."""
+        started_ns = self._boot_ns + process.start_time_ticks * self._tick_ns
+        return self._sample is None or started_ns > self._sample.taken_at_ns
+
+    def _entries(
+        self, process: HostProcess, without: Collection[str] = ()
+    ) -> Sequence[NvmlProcess]:
+        """The driver's entries of a process, without those of some devices."""
+        if self._sample is None or self._is_newer(process):
+            return ()
+        return self._sample.of_pid(process.pid, without=without)
+
+    @property
+    def rows_of_pairs(self) -> array[int]:
+        """Of each pair its row in `figures`, or `NO_ROW` if the driver has no figure."""
+        return self.known.at
+
+    def figures(self, name: str) -> array[int]:
+        """A column of the driver's figures, of all devices one after the other; -1 is not known.
+
+        Args:
+            name: Of a column of `ProcessColumns`.
+        """
+        found = array("q")
+        for uuid, absent in self._idle.items():
+            if uuid in self._columns:
+                found.fromlist(getattr(self._columns[uuid], name).tolist())
+            figure = None if absent is None else getattr(absent, name)
+            found.append(-1 if figure is None else figure)
+        return found
+
+    def device_sums(self, name: str) -> DeviceSums:
+        """Sums of a figure of the driver by containers' devices.
+
+        Args:
+            name: ``memory_used_bytes`` or ``sm_util_percent``.
+        """
+        pairs, observation = self.pairs, self.observation
+        devices, figures = observation.table.devices, self.figures(name)
+        rows = array("I", [row if uuid else NO_ROW for row, uuid in enumerate(pairs.uuids)])
+        sums, users = array("Q", bytes(8 * len(devices))), array("I", bytes(4 * len(devices)))
+        for device, figure in zip(pairs.devices, self.known.at, strict=True):
+            users[device] += 1
+            if figure == NO_ROW or figures[figure] < 0:
+                rows[device] = NO_ROW
+            else:
+                sums[device] += figures[figure]
+        field = "memory_driver_bytes" if name == "memory_used_bytes" else "driver_sm_percent"
+        without_slot: defaultdict[tuple[Container, int], list[int | None]] = defaultdict(list)
+        for process in self.uncounted:
+            for used in process.devices:
+                if process.container is not None and used.index is not None:
+                    without_slot[process.container, used.index].append(getattr(used, field))
+        unplaced = self._unplaced()
+        if not (without_slot or unplaced or pairs.ambiguous):
+            return DeviceSums(sums, rows, users)
+        for device, (region, index, uuid) in enumerate(
+            zip(devices.region, devices.index, pairs.uuids, strict=True)
+        ):
+            container = observation.containers[region]
+            more = without_slot.get((container, index), ())
+            may_be_missing = {(None, uuid), (container.pod_uid, uuid)}
+            if region in pairs.ambiguous or None in more or unplaced & may_be_missing:
+                rows[device] = NO_ROW
+            users[device] += len(more)
+            sums[device] += sum(figure or 0 for figure in more)
+        return DeviceSums(sums, rows, users)
+
+    def _unplaced(self) -> set[tuple[str | None, str | None]]:
+        """Pod UID and uuid of processes that may be of one container or of another.
+
+        None as the pod means that any container may be it.
+        """
+        sees_all = self.observation.processes.is_complete
+        return {
+            (None if row.container_id is None else row.container_id.pod_uid, device.uuid)
+            for row in self.uncounted
+            if row.container is None
+            and row.state != "unmanaged"
+            # A process that a complete /proc does not show has ended since the driver was asked.
+            and not (row.process is None and sees_all)
+            for device in row.devices
+        }
+
+    # ---- rows ------------------------------------------------------------------------------------
+
+    def slot_rows(self, region: int) -> Iterator[NodeProcess]:
+        """The rows of the slots of a region, by its row in ``table.regions``."""
+        table, proof = self.observation.table, self.pairs.states.proved.get(region)
+        if proof is None:
+            return
+        container, facts = self.observation.containers[region], self.facts[region]
+        # Only those outside the roots can be, and there are few of them.
+        is_extra = container.directory is None and self._is_extra_region(facts)
+        first = table.regions.first_process[region]
+        for slot in range(first, first + table.regions.process_count[region]):
+            pid = table.processes.pid[slot]
+            process = proof.alive.get(pid)
+            state: ProcessState = proof.state(pid)
+            writes_here = process is not None and self.pairs.slot_of.get(process.pid) == slot
+            if process is not None and writes_here and is_extra and self._entries(process):
+                state = "escaped"
+            yield NodeProcess(
+                container,
+                (None if process is None else process.container) or facts.container_id,
+                pid,
+                None if process is None else process.pid,
+                state,
+                process,
+                table.processes.status[slot],
+                tuple(self._devices_of(slot, process if writes_here else None)),
+            )
+
+    def _devices_of(self, slot: int, process: HostProcess | None) -> Iterator[ProcessDeviceRow]:
+        """The devices of a slot; with a process, the driver's figures of it too."""
+        table, sample = self.observation.table, self._sample
+        region = table.processes.region[slot]
+        opened = self.observation.containers[region].region
+        has_utilization = opened is not None and opened.layout.has_utilization
+        usage = table.processes.first_usage[slot]
+        for row in devices_of(table, region):
+            used = table.usages.memory_used_bytes[usage]
+            sm = table.usages.sm_util_percent[usage] if has_utilization else None
+            uuid, named = table.devices.uuid(row), self.pairs.uuids[row]
+            entry = None
+            if sample is not None and process is not None and not self._is_newer(process) and named:
+                entry = sample.process(named, process.pid)
+            index = table.devices.index[row]
+            if entry is not None:
+                yield ProcessDeviceRow.of_driver(entry, index, used, sm)
+            else:
+                gpu = self._gpu_indexes.get(uuid)
+                yield ProcessDeviceRow(index, uuid, used, None, sm, driver_index=gpu)
+            usage += 1
+        if process is not None:
+            for entry in self._entries(process, self.pairs.of_region[region]):
+                yield ProcessDeviceRow.of_driver(entry, None)
+
+    @cached_property
+    def _gpu_indexes(self) -> dict[str | None, int]:
+        """Uuid of a GPU or MIG device to the NVML index of the GPU."""
+        return {
+            each.uuid: device.index
+            for device in (() if self._sample is None else self._sample.devices)
+            for each in (device, *device.mig_devices)
+            if each.uuid
+        }
+
+    @cached_property
+    def uncounted(self) -> tuple[NodeProcess, ...]:
+        """The processes that the driver lists and that have no slot, by pid."""
+        # Of several containers whose region it maps, the first.
+        mapped = (
+            {}
+            if not self.known.pids
+            else {each.pid: facts for facts in reversed(self.facts) for each in facts.unlisted}
+        )
+        found = []
+        for pid in self.known.pids:
+            process = self.observation.processes.look_up(pid)
+            if process is None:
+                entries = () if self._sample is None else self._sample.of_pid(pid)
+                devices = tuple(ProcessDeviceRow.of_driver(each, None) for each in entries)
+                found.append(NodeProcess(None, None, None, pid, "unknown", None, None, devices))
+            elif self._is_newer(process):
+                continue  # the pid is another process's by now
+            elif pid in mapped:
+                found.append(self.without_slot(mapped[pid], process, "escaped"))
+            else:
+                found.append(self.without_slot(*self._judge(process)))
+        return tuple(found)
+
+    @cached_property
+    def on_other_devices(self) -> tuple[NodeProcess, ...]:
+        """Processes with a slot that use a GPU which their region does not have."""
+        found: defaultdict[int, list[ProcessDeviceRow]] = defaultdict(list)
+        for slot, uuid, row in self.known.others:
+            found[slot].append(ProcessDeviceRow.of_driver(self._columns[uuid].process(row), None))
+        table, containers = self.observation.table, self.observation.containers
+        return tuple(
+            NodeProcess(
+                containers[table.processes.region[slot]],
+                process.container,
+                table.processes.pid[slot],
+                process.pid,
+                "alive",
+                process,
+                None,
+                tuple(devices),
+            )
+            for slot, devices in found.items()
+            for process in (self.pairs.states.processes[slot],)
+        )
+
+    def without_slot(
+        self, facts: ContainerFacts | None, process: HostProcess, state: ProcessState
+    ) -> NodeProcess:
+        """The row of a process without a slot."""
+        indexes = {} if facts is None else facts.indexes
+        return NodeProcess(
+            None if facts is None else facts.container,
+            process.container or (None if facts is None else facts.container_id),
+            None,
+            process.pid,
+            state,
+            process,
+            None,
+            tuple(
+                ProcessDeviceRow.of_driver(entry, indexes.get(entry.device_uuid))
+                for entry in self._entries(process)
+            ),
+        )
+
+    # ---- whose a process without a slot is -------------------------------------------------------
+
+    @cached_property
+    def facts(self) -> tuple[ContainerFacts, ...]:
+        """What is known of each container: those with a region, then those without."""
+        observation = self.observation
+        table, proved = observation.table, self.pairs.states.proved
+        found = []
+        for row, container in enumerate(observation.containers):
+            indexes = None
+            if table.regions.code[row] == 0:
+                rows = devices_of(table, row)
+                # Of two devices with one uuid the first counts.
+                indexes = {
+                    table.devices.uuid(each): table.devices.index[each] for each in reversed(rows)
+                }
+            found.append(ContainerFacts.of(container, proved.get(row), indexes))
+        return (*found, *(ContainerFacts.of(each, None, None) for each in observation.missing))
+
+    @cached_property
+    def _by_id(self) -> dict[str, ContainerFacts]:
+        # Regions outside the roots come last: a container can map any number of those.
+        return {id_.id: facts for facts in reversed(self.facts) for id_ in facts.ids}
+
+    def _judge(
+        self, process: HostProcess
+    ) -> tuple[ContainerFacts | None, HostProcess, ProcessState]:
+        candidates = self._candidates(process)
+        inside = process.ns_pids[-1]
+        with_region = [facts for facts in candidates if facts.has_region]
+        state: ProcessState = "unknown"
+        if not any(inside in facts.unknown_pids or facts.is_unreadable for facts in candidates):
+            if not with_region:
+                state = "unmanaged"
+            elif len(with_region) == len(candidates):
+                state = "escaped"
+        return candidates[0] if len(candidates) == 1 else None, process, state
+
+    def _candidates(self, process: HostProcess) -> Sequence[ContainerFacts]:
+        container_id = process.container
+        if container_id is None:
+            # It may be one of several that a slot can mean.
+            table, inside = self.observation.processes, process.ns_pids[-1]
+            return [
+                facts
+                for facts in self.facts
+                if inside in facts.unknown_pids
+                and (region := facts.container.region) is not None
+                and not region.closed
+                and process in table.mappers(*table.identity(region))
+            ]
+        facts = self._by_id.get(container_id.id)
+        return [facts] if facts is not None else self._unnamed(container_id)
+
+    def _unnamed(self, container_id: ContainerId) -> Sequence[ContainerFacts]:
+        """The containers of a pod that a container id may mean: those whose id is not known."""
+        pod_uid = container_id.pod_uid
+        return [
+            each
+            for each in self.facts
+            if pod_uid is not None
+            and each.container.pod_uid == pod_uid
+            and each.container.directory is not None
+            and not each.ids
+        ]
+
+    def _is_extra_region(self, facts: ContainerFacts) -> bool:
+        """Whether a region outside the roots is of a container that has one inside.
+
+        A container can make any number of these; being counted there limits nothing.
+        """
+        if facts.container_id is None:
+            return False
+        known = self._by_id[facts.container_id.id]
+        is_inside = known.container.directory is not None
+        inside = [known] if is_inside else self._unnamed(facts.container_id)
+        return any(each.has_region for each in inside)
+
+
+@attrs.frozen(eq=False)
+class ContainerFacts:
+    """One container, and what helps to find its processes without a slot.
+
+    Attributes:
+        container: The container.
+        ids: Its id, by its processes' cgroups; several if they share a claim's region.
+        has_region: Whether its region was read.
+        is_unreadable: Whether it has one that could not be read.
+        unlisted: The processes that use its region without a slot.
+        unknown_pids: Pids in slots whose processes are not known.
+        indexes: Uuid of a device to its index in the region.
+    """
+
+    container: Container
+    ids: tuple[ContainerId, ...]
+    has_region: bool
+    is_unreadable: bool
+    unlisted: tuple[HostProcess, ...]
+    unknown_pids: frozenset[int]
+    indexes: Mapping[str | None, int]
+
+    @property
+    def container_id(self) -> ContainerId | None:
+        """Its id; None if it is not known, or several share it."""
+        return self.ids[0] if len(self.ids) == 1 else None
+
+    @classmethod
+    def of(
+        cls,
+        container: Container,
+        proof: RegionProcesses | None,
+        indexes: Mapping[str | None, int] | None,
+    ) -> Self:
+        """The facts of a container; `indexes` is None if its region could not be read."""
+        ids: list[ContainerId] = []
+        if container.container_id is not None:
+            ids = [container.container_id]
+        elif proof is not None:
+            seen = Counter(each.container for each in proof.alive.values() if each.container)
+            more = Counter(each.container for each in proof.unlisted if each.container)
+            if container.claim_uid is not None:
+                ids = list(seen | more)
+            else:
+                ids = [each for each, _ in (seen or more).most_common(1)]
+        missing = container.missing
+        has_file = missing is None or missing.reason is not MissingReason.NO_FILE
+        unknown = () if proof is None else (p for p in proof.pids if proof.state(p) == "unknown")
+        return cls(
+            container,
+            tuple(ids),
+            indexes is not None,
+            indexes is None and has_file,
+            () if proof is None else proof.unlisted,
+            frozenset(unknown),
+            indexes or {},
+        )
