@@ -3,8 +3,8 @@
     python node_memory.py ROOT [FILES_TO_MAP]
 
 With a directory of files, a process that maps all of them is looked at, in whose slots its own pid
-stands; to be run in a pid namespace of its own. Prints the number of containers, the number of those
-whose slots were left out, and by how many MiB anonymous memory has grown at its highest.
+stands; to be run in a pid namespace of its own. Prints the number of containers, how many had their
+slots left out, and by how many MiB anonymous memory has grown at its highest.
 """
 
 import mmap
