@@ -5,7 +5,6 @@ import logging
 from .containers import Container, MissingReason
 from .doctor import Finding, FindingKind, Repair, Severity, diagnose, repair
 from .kubernetes import KubernetesError
-from .matching import HostProcess, RegionProcesses
 from .names import ClaimName, NodeNames, PodName
 from .node import Node, NodeBusy
 from .node_changes import NodeChanges
@@ -13,12 +12,12 @@ from .node_pods import NodePods
 from .node_snapshot import NodeSnapshot
 from .nvml import NvmlSample, NvmlSampler, NvmlState
 from .observation import ContainerDetails, Gap, Observation, Observer
-from .process_entry import ProcessGap
+from .process_reader import HostProcess, ProcessGap
 from .processes import ProcessTable
 from .roots import RootsUnreadable
 from .rows import NodeProcess, ProcessDeviceRow, driver_gap, node_processes
 from .selector import PodNamesUnknown, Selector
-from .slot_tracker import SLOT_STATES, SlotStates
+from .slots import SLOT_STATES, RegionProcesses, SlotStates
 from .views import ContainerView
 
 # A program that sets up no logging gets none of it on its standard error.

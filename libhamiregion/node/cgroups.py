@@ -87,39 +87,25 @@ def _paths(text: str) -> dict[str, None]:
     return found
 
 
-@attrs.frozen(cache_hash=True)
-class Payer:
-    """Whose share of a budget a process takes.
+def budget_key(text: str) -> str:
+    """Name the budget for reading a process, from the text of ``/proc/<pid>/cgroup``.
 
-    Attributes:
-        cgroup: The container's id; without a container, the upper part of the cgroup's path.
-        container: The container.
-    """
-
-    cgroup: str
-    container: ContainerId | None = None
-
-
-def payer_of(text: str) -> Payer:
-    """Tell from the text of ``/proc/<pid>/cgroup`` who pays for looking at a process.
-
-    That is the outermost container: what a container makes below its own cgroup has no share of
-    its own.
+    That of the outermost container: cgroups that a container makes below its own have no share of
+    their own. Without a container, the upper part of the path.
 
     Args:
         text: The file's text.
     """
     container = parse_cgroup(text)
     if container is not None and container.pod_uid is not None:
-        return Payer(container.id, container)
+        return container.id
     longest = ""
     for path in _paths(text):
         for component in path.split("/"):
-            match = _CONTAINER.match(component)
-            if match is not None and not (match["prefix"] or "").endswith("conmon"):
-                return Payer(match["id"], ContainerId(match["id"]))
+            if (id_ := _container_id(component)) is not None:
+                return id_
         longest = max(longest, path, key=len)
-    return Payer("/".join(longest.split("/")[: 1 + _TOP_COMPONENTS]))
+    return "/".join(longest.split("/")[: 1 + _TOP_COMPONENTS])
 
 
 def is_pod_uid(text: str) -> bool:
@@ -131,14 +117,21 @@ def _in_path(path: str) -> ContainerId | None:
     pod: str | None = None
     innermost: ContainerId | None = None
     for component in path.split("/"):
-        match = _MIXED.match(component)
-        pod = _pod(match["slice"] if match else component) or pod
-        match = match or _CONTAINER.match(component)
-        if match is not None and not (match["prefix"] or "").endswith("conmon"):
-            innermost = ContainerId(match["id"], pod)
+        mixed = _MIXED.match(component)
+        pod = _pod(mixed["slice"] if mixed else component) or pod
+        id_ = _container_id(component)
+        if id_ is not None:
+            innermost = ContainerId(id_, pod)
             if pod is not None:
                 return innermost
     return innermost
+
+
+def _container_id(component: str) -> str | None:
+    match = _MIXED.match(component) or _CONTAINER.match(component)
+    if match is None or (match["prefix"] or "").endswith("conmon"):
+        return None
+    return match["id"]
 
 
 def _pod(component: str) -> str | None:

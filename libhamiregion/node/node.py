@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,10 @@ from .node_changes import changes_between
 from .node_snapshot import NodeSnapshot
 from .outside import OutsideRegions
 from .processes import ProcessTable
-from .region_users import RegionUsers
 from .root_containers import RootContainers
 from .roots import Roots
 from .selector import PodNamesUnknown, Selector
-from .slot_tracker import SlotTracker
+from .slots import SlotTracker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     from libhamiregion.region import Region
 
     from .containers import Container
-    from .matching import RegionProcesses
     from .names import PodName
     from .node_changes import NodeChanges
-    from .slot_tracker import SlotStates
+    from .slots import RegionProcesses, SlotStates
 
 
 _log = logging.getLogger(__name__)
@@ -52,6 +51,9 @@ class NodeBusy(TimeoutError):
 
 # A look takes a second or two; the first one, on a node of thousands of busy processes, twenty.
 _LOOK_TIMEOUT_S = 30.0
+
+# A container whose name is not known yet is asked for again.
+_NAME_AGAIN_S = 30.0
 
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 
@@ -128,7 +130,8 @@ class Node:
         self._logged_problem: str | None = None
         self._outside = OutsideRegions(self.processes, self.names)
         self._slots = SlotTracker(self.processes)
-        self._users = RegionUsers(self.names)
+        self._named_s = float("-inf")
+        self._named: SlotStates | None = None
         # Held while directories and /proc are read.
         self._refreshing = threading.RLock()
         # Held for moments only, inside the other one: guards the set, the containers and the rows.
@@ -338,18 +341,34 @@ class Node:
         with self._one_look():
             self.check_open()
             states = self._slots.update(snapshot.containers, snapshot.table, self.match, anew=anew)
-            for row, found in states.proved.items():
-                self._named(snapshot.containers[row], found)
-            self._users.retain(self._set.regions)
-            self._take_over()
+            now_s = time.monotonic()
+            if states is not self._named or now_s - self._named_s >= _NAME_AGAIN_S:
+                self._named, self._named_s = states, now_s
+                for row, found in states.proved.items():
+                    container = snapshot.containers[row]
+                    used_by = self._user_of(container, found)
+                    if used_by != container.used_by:
+                        self._inside.replace(container, attrs.evolve(container, used_by=used_by))
+                self._take_over()
             return states
 
-    def _named(self, container: Container, found: RegionProcesses) -> Container:
-        """Name a container by the one of its pod whose processes have been proved to use it."""
-        named = self._users.named(container, found)
-        if named is not container:
-            self._inside.replace(container, named)
-        return named
+    def _user_of(self, container: Container, found: RegionProcesses) -> str | None:
+        """The name of the container that uses a region, if it is not the directory's.
+
+        HAMi 2.10 can put a pod's region under its init container's name although another one uses
+        it. The user is of the same pod, by its cgroup, and the only one that uses the region; its
+        name stays while the region has no processes.
+        """
+        users = {each.container for each in (*found.alive.values(), *found.unlisted)}
+        if not users and container.pod_uid not in {each.pod_uid for each in found.onlookers}:
+            return container.used_by
+        (user,) = users if len(users) == 1 else (None,)
+        if user is None or container.pod_uid is None or user.pod_uid != container.pod_uid:
+            return None
+        name = self.names.resolve(None, None, user.id)
+        return (
+            None if name is None or name.container == container.directory_name else name.container
+        )
 
     def renamed(self, snapshot: NodeSnapshot) -> NodeSnapshot:
         """Return a snapshot with the names that `slots` has found out since it was taken.
@@ -388,7 +407,7 @@ class Node:
         pod_uid = _comparable_pod(container)
         if container.region is None or container.directory is None or pod_uid is None:
             return []
-        return self.processes._strangers_to(container.region, pids, pod_uid)
+        return self.processes.other_pod_processes(container.region, pids, pod_uid)
 
     def select(
         self,

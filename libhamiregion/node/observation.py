@@ -16,9 +16,9 @@ from libhamiregion._core import lib
 from libhamiregion.errors import RegionError
 from libhamiregion.text import printable
 
-from .bounded_call import BoundedCall
 from .node import NodeBusy
 from .roots import RootsUnreadable
+from .workers import BoundedCall
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -28,13 +28,12 @@ if TYPE_CHECKING:
 
     from .cgroups import ContainerId
     from .containers import Container
-    from .matching import RegionProcesses
     from .node import Node
     from .node_snapshot import NodeSnapshot
     from .nvml.models import NvmlSample
     from .nvml.sampler import NvmlSampler
     from .processes import ProcessTable
-    from .slot_tracker import SlotStates
+    from .slots import RegionProcesses, SlotStates
 
 #: What a gap is about.
 GapKind: TypeAlias = Literal["driver", "root", "slots", "processes"]

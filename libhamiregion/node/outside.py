@@ -18,7 +18,7 @@ from . import procfs
 from .change_detector import is_readable
 from .containers import Container, MissingReason, MissingRegion, missing_for
 from .procfs import Gone
-from .reader_threads import Blocked
+from .workers import Blocked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from libhamiregion.region import Region
 
     from .cgroups import ContainerId
-    from .matching import HostProcess
     from .names import NodeNames
+    from .process_reader import HostProcess
     from .processes import FileIdentity, ProcessTable
     from .procfs import Mapping
 

@@ -5,56 +5,176 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import attrs
 
 from libhamiregion.layouts import LAYOUTS
 
 from . import procfs
-from .cgroups import parse_cgroup, payer_of
-from .matching import HostProcess, is_monitor
-from .process_entry import Entry
+from .cgroups import budget_key, parse_cgroup
 from .procfs import AccessDenied, Gone, TooMuch
-from .reader_threads import Blocked, Job, ReaderThreads
+from .workers import Blocked, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
     from collections.abc import Mapping as MappingOf
 
-    from .cgroups import ContainerId, Payer
-    from .process_entry import GapReason
-    from .reader_threads import Outcome
+    from .cgroups import ContainerId
+    from .procfs import Mapping
 
+T = TypeVar("T")
+
+GapReason: TypeAlias = Literal["no_time", "blocked", "too_large"]
+
+#: The programs of HAMi and of volcano-vgpu that write launch marks and SM switches.
+MONITOR_NAMES = frozenset({"vGPUmonitor", "volcano-vgpu-monitor"})
 _SMALLEST_REGION = min(layout.size_bytes for layout in LAYOUTS)
-# A monitor maps one file per container. What is kept of the processes of one container together is
-# bounded too, and far higher outside of containers.
+# A monitor maps one file per container. What is kept of one container together is bounded too.
 _FILES_LIMIT = 4_096
 _KEPT_BYTES_LIMIT = 8 << 20
-_KEPT_BYTES_LIMIT_OUTSIDE = 64 << 20
-# What reading maps may take in one refresh, all processes together.
+_KEPT_BYTES_PER_FILE = 512
+# Reading maps takes so long in one refresh, of all processes together.
 _REFRESH_S = 2.0
-# The maps of a process are kept for so long, each process until another moment, and read again at
-# once where a slot has no process.
+# The maps of a process are kept for so long, each process until another moment.
 _KEPT_S = 300.0
 _MOMENTS = 64
 
 
-class ProcessReader:
-    """Reads processes, and keeps what they map for five minutes.
+@attrs.frozen
+class HostProcess:
+    """A process as /proc shows it. Together, `pid` and `start_time_ticks` are its identity.
 
-    What can make a reader wait is read by other threads (`ReaderThreads`).
+    Attributes:
+        pid: Its pid in the namespace of the /proc that was read; the host's, on the host.
+        start_time_ticks: Start time, clock ticks after boot (field 22 of ``stat``).
+        ns_pids: Its pids from that namespace to its own, the innermost one; the last is the pid in
+            its slot.
+        uid: Its effective user.
+        user: That user's name in the passwd file, else the number.
+        command: Command line, raw and hostile, 4,096 characters at most; ``[name]`` without one.
+            Use `libhamiregion.text.printable` before showing it.
+        container: The container that its cgroup names, if any.
+    """
+
+    pid: int
+    start_time_ticks: int
+    ns_pids: tuple[int, ...]
+    uid: int
+    user: str
+    command: str
+    container: ContainerId | None
+
+    @property
+    def pod_uid(self) -> str | None:
+        """The pod that its cgroup names, if any."""
+        return None if self.container is None else self.container.pod_uid
+
+
+def is_monitor(process: HostProcess) -> bool:
+    """Whether a process has the name of HAMi's monitor, or of volcano-vgpu's."""
+    return PurePosixPath(process.command.partition(" ")[0]).name in MONITOR_NAMES
+
+
+@attrs.frozen
+class ProcessGap:
+    """Processes that a refresh could not read: their mappings are not known.
+
+    Attributes:
+        container: The container that they are in; None outside of containers.
+        cgroup: The container's id; without a container, the upper part of the cgroup's path, raw.
+        count: The number of processes.
+        reason: ``"no_time"``: the refresh had no time left; a later one reads them.
+            ``"blocked"``: reading a process does not end (its address space is locked, for example
+            by a file system that does not answer), or processes of that container keep as many
+            readers waiting as it may have. ``"too_large"``: there are more mappings than are read.
+    """
+
+    container: ContainerId | None
+    cgroup: str
+    count: int
+    reason: GapReason
+
+    @property
+    def explanation(self) -> str:
+        """The gap as a sentence."""
+        why = {
+            "no_time": "there was no time to read them yet",
+            "blocked": "reading them, or others of their container, does not end",
+            "too_large": "they have more mappings than are read",
+        }[self.reason]
+        processes = "1 process" if self.count == 1 else f"{self.count:,} processes"
+        return f"the mappings of {processes} are not known: {why}"
+
+
+@attrs.frozen
+class Entry:
+    """The facts about a process that are kept between refreshes.
+
+    Attributes:
+        start_time_ticks: Start time.
+        process: The process; None for a kernel thread.
+        budget_key: Whose share of a budget it takes.
+        mappings: The files that it maps, in a region's size or more.
+        namespace: Name of its pid namespace; None if that may not be read.
+        has_libvgpu: Whether it has libvgpu loaded; None if not known.
+        is_readable: Whether its maps may be read.
+        unread: Why its maps have not been read; None if they were, or may not be.
+        read_s: When it was last read, on the monotonic clock; 0 if never.
+        is_first: Whether that was the first time.
+        facts: Further facts about the program that it runs.
+    """
+
+    start_time_ticks: int
+    process: HostProcess | None = None
+    budget_key: str = ""
+    mappings: tuple[Mapping, ...] = ()
+    namespace: str | None = None
+    has_libvgpu: bool | None = None
+    is_readable: bool = True
+    unread: GapReason | None = None
+    read_s: float = 0.0
+    is_first: bool = False
+    facts: dict[str, object] = attrs.field(factory=dict, eq=False)
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """The pid and the start time."""
+        assert self.process is not None  # noqa: S101 (kernel threads are not read)
+        return self.process.pid, self.process.start_time_ticks
+
+    @property
+    def kept_bytes(self) -> int:
+        """About how much memory its mappings take."""
+        return sum(_KEPT_BYTES_PER_FILE + len(each.path) for each in self.mappings)
+
+
+def gaps_of(entries: Iterable[Entry]) -> tuple[ProcessGap, ...]:
+    """The processes that could not be read, by container and reason; the largest group first."""
+    counts: Counter[tuple[str, ContainerId | None, GapReason]] = Counter()
+    for each in entries:
+        if each.unread is not None and each.process is not None:
+            counts[each.budget_key, each.process.container, each.unread] += 1
+    return tuple(
+        ProcessGap(container, cgroup, count, reason)
+        for (cgroup, container, reason), count in counts.most_common()
+    )
+
+
+class ProcessReader:
+    """Reads processes, and keeps their mappings for five minutes.
 
     Threads: one refresh at a time; `look_up` and `ask` may be called meanwhile.
     """
 
     def __init__(self) -> None:
-        self._threads = ReaderThreads()
+        self._workers = Workers()
         self._users: MappingOf[int, str] = {}
-        # Text of cgroup -> what it says, within one refresh.
-        self._containers: dict[str, tuple[ContainerId | None, Payer]] = {}
+        # Text of cgroup to the container and the budget's key, within one refresh.
+        self._cgroups: dict[str, tuple[ContainerId | None, str]] = {}
 
     def read(
         self,
@@ -67,9 +187,9 @@ class ProcessReader:
 
         Args:
             directory: /proc.
-            before: What the last call found.
+            before: The entries of the last call.
             users: Names of users.
-            wanted: Pids whose maps are read again, whatever their age.
+            wanted: Pids of processes to read again, whatever their age.
 
         Returns:
             All processes by pid, and the pids that not even `stat` may be read of.
@@ -77,68 +197,49 @@ class ProcessReader:
         Raises:
             OSError: /proc cannot be listed, or the system is out of descriptors, memory or threads.
         """
-        self._users, self._containers = users, {}
+        self._users, self._cgroups = users, {}
         entries: dict[int, Entry] = {}
         refused: list[int] = []
         due: list[Entry] = []
         now_s = time.monotonic()
         pids = [int(name) for name in os.listdir(directory) if name.isdigit()]
         for pid, start in procfs.read_start_times(directory, pids):
-            known = before.get(pid)
+            entry = before.get(pid)
             try:
                 if start is None:
-                    refused.append(pid)
-                    continue
-                if known is None or known.start_time_ticks != start:
-                    known = self._identify(directory, str(pid))
-                elif known.unread == "blocked":
-                    known = self._late(known)
+                    raise AccessDenied
+                if entry is None or entry.start_time_ticks != start:
+                    entry = self._identify(directory, pid)
             except Gone:
                 continue
             except AccessDenied:
                 refused.append(pid)
                 continue
-            entries[pid] = known
-            if known.process is not None and (pid in wanted or _is_due(pid, known, now_s)):
-                due.append(known)
-        self._threads.keep_only(
-            each.identity for each in entries.values() if each.process is not None
-        )
+            entries[pid] = entry
+            if entry.process is not None and (pid in wanted or _is_due(pid, entry, now_s)):
+                due.append(entry)
+        self._workers.keep_only({each.identity for each in entries.values() if each.process})
         # Those never read come first, then the oldest.
-        due.sort(key=lambda each: (each.looked_at_s, each.identity))
-        self._read_all(directory, entries, refused, _in_turn(due))
-        return entries, refused
-
-    def _read_all(
-        self, directory: int, entries: dict[int, Entry], refused: list[int], due: Iterator[Entry]
-    ) -> None:
-        end_s = time.monotonic() + _REFRESH_S
-        kept = _kept_bytes(entries.values())
-
-        def next_job() -> Job | None:
-            for entry in due:
+        due.sort(key=lambda each: (each.read_s, each.identity))
+        end_s = now_s + _REFRESH_S
+        kept: Counter[str] = Counter()
+        for entry in entries.values():
+            kept[entry.budget_key] += entry.kept_bytes if entry.mappings else 0
+        try:
+            for entry in _in_turn(due):
                 if time.monotonic() >= end_s:
-                    return None
-                if self._threads.refusal(entry.payer, entry.identity) is None:
-                    work = partial(self._look_at, directory, entry)
-                    return Job(entry.payer, entry.identity, work)
-                entries[entry.identity[0]] = _blocked(entry)
-            return None
-
-        def deliver(job: Job, outcome: Outcome) -> None:
-            pid = job.process[0]
-            if isinstance(outcome, Entry):
-                entries[pid] = _bounded(outcome, entries[pid], kept)
-            elif isinstance(outcome, Blocked):
-                entries[pid] = _blocked(entries[pid])
-            else:
-                entries.pop(pid, None)
-                if isinstance(outcome, AccessDenied):
+                    break
+                pid, _ = entry.identity
+                try:
+                    entries[pid] = _bounded(self._look_at(directory, entry), entry, kept)
+                except Gone:
+                    del entries[pid]
+                except AccessDenied:
                     refused.append(pid)
-
-        self._threads.run(next_job, deliver)
-
-    # ---- one process -----------------------------------------------------------------------------
+                    del entries[pid]
+        finally:
+            self._workers.rest()
+        return entries, refused
 
     def look_up(self, directory: int, pid: int) -> Entry | None:
         """Read one process now; None if there is none, or it may not be read.
@@ -147,99 +248,78 @@ class ProcessReader:
             OSError: As `read`.
         """
         try:
-            entry = self._identify(directory, str(pid))
+            entry = self._identify(directory, pid)
+            return entry if entry.process is None else self._look_at(directory, entry)
         except (Gone, AccessDenied):
             return None
-        if entry.unread is None or entry.payer is None:
-            return entry
-        outcome = self._run(entry, lambda: self._look_at(directory, entry))
-        if isinstance(outcome, Entry):
-            return outcome
-        return _blocked(entry) if isinstance(outcome, Blocked) else None
 
-    def ask(self, entry: Entry, work: Callable[[], object]) -> object:
-        """Read something of one process in a thread that may be stuck with it.
-
-        Args:
-            entry: The process.
-            work: Reads it.
-
-        Returns:
-            What `work` returns.
+    def ask(self, entry: Entry, work: Callable[[], T]) -> T:
+        """Call a function that may wait for a process.
 
         Raises:
             Blocked: The process does not let itself be read.
-            Exception: What `work` raises.
+            Exception: As the function.
         """
-        outcome = self._run(entry, work)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        return self._workers.call(entry.budget_key, entry.identity, work)
 
-    def _run(self, entry: Entry, work: Callable[[], object]) -> Outcome:
-        refusal = self._threads.refusal(entry.payer, entry.identity)
-        if refusal is not None:
-            return refusal
-        jobs = [Job(entry.payer, entry.identity, work)]
-        found: list[Outcome] = []
-        self._threads.run(
-            lambda: jobs.pop() if jobs else None, lambda _, outcome: found.append(outcome)
-        )
-        return found[0]
-
-    def _identify(self, directory: int, name: str) -> Entry:
-        """Read what a process tells without its address space."""
-        descriptor = procfs.open_process(directory, name)
+    def _identify(self, directory: int, pid: int) -> Entry:
+        """Read the facts about a process that need no lock of its address space."""
+        descriptor = procfs.open_process(directory, str(pid))
         try:
             stat = procfs.parse_stat(procfs.stat_line(descriptor))
             if stat.kernel_thread:
                 return Entry(stat.start_time_ticks)
             uid, ns_pids = procfs.read_status(descriptor)
-            cgroup = ""
+            text = ""
             with contextlib.suppress(AccessDenied):
-                cgroup = procfs.read_cgroup(descriptor)
+                text = procfs.read_cgroup(descriptor)
         finally:
             os.close(descriptor)
-        container = self._containers.get(cgroup)
-        if container is None:
-            container = self._containers[cgroup] = parse_cgroup(cgroup), payer_of(cgroup)
+        cgroup = self._cgroups.get(text)
+        if cgroup is None:
+            cgroup = self._cgroups[text] = parse_cgroup(text), budget_key(text)
         process = HostProcess(
-            pid=int(name),
+            pid=pid,
             start_time_ticks=stat.start_time_ticks,
             ns_pids=ns_pids,
             uid=uid,
             user=self._users.get(uid, str(uid)),
             command=f"[{stat.name}]",
-            container=container[0],
+            container=cgroup[0],
         )
-        return Entry(stat.start_time_ticks, process, container[1], unread="no_time")
+        return Entry(stat.start_time_ticks, process, cgroup[1], unread="no_time")
 
-    def _late(self, entry: Entry) -> Entry:
-        """A process that had blocked a reader, as that reader has found it since."""
-        outcome = self._threads.late(entry.identity)
-        return outcome if isinstance(outcome, Entry) else entry
+    def _look_at(self, directory: int, entry: Entry) -> Entry:
+        """Read a process whole; if that is blocked, what was known of it holds."""
+        late = self._workers.late(entry.identity)
+        if isinstance(late, Entry):
+            return late
+        try:
+            return self.ask(entry, partial(self._read, directory, entry))
+        except Blocked:
+            return entry if entry.unread is None else attrs.evolve(entry, unread="blocked")
 
-    def _look_at(self, directory: int, known: Entry) -> Entry:
-        """Read a process whole, in another thread, which may be stuck with it."""
-        # Before its maps: what is mapped later is newer than this.
+    def _read(self, directory: int, known: Entry) -> Entry:
+        """Read a process whole, in a thread that this may block."""
+        # Before its maps: mappings made later are newer than this.
         now_s = time.monotonic()
-        fresh = self._identify(directory, str(known.identity[0]))
+        pid, start_time_ticks = known.identity
+        fresh = self._identify(directory, pid)
         process = fresh.process
-        if process is None or fresh.start_time_ticks != known.start_time_ticks:
+        if process is None or fresh.start_time_ticks != start_time_ticks:
             raise Gone
         maps = procfs.Maps()
-        readable = True
-        unread: GapReason | None = None
+        is_readable, unread = True, None
         try:
             maps = procfs.read_maps(
-                directory, *known.identity, smallest=_SMALLEST_REGION, limit=_FILES_LIMIT
+                directory, pid, start_time_ticks, smallest=_SMALLEST_REGION, limit=_FILES_LIMIT
             )
         except AccessDenied:
-            readable = False
+            is_readable = False
         except TooMuch:
             unread = "too_large"
         command, namespace = "", None
-        descriptor = procfs.open_process(directory, str(process.pid))
+        descriptor = procfs.open_process(directory, str(pid))
         try:
             with contextlib.suppress(AccessDenied):
                 command = procfs.read_command(descriptor)
@@ -249,62 +329,47 @@ class ProcessReader:
             os.close(descriptor)
         process = attrs.evolve(process, command=command or process.command)
         return Entry(
-            known.start_time_ticks,
+            start_time_ticks,
             # The same object says that nothing has changed.
             known.process if process == known.process else process,
-            fresh.payer,
+            fresh.budget_key,
             known.mappings if maps.files == known.mappings else maps.files,
             namespace,
-            maps.has_libvgpu if readable and unread is None else None,
-            readable,
-            unread,
+            maps.has_libvgpu if is_readable and unread is None else None,
+            is_readable,
+            unread,  # type: ignore[arg-type]
             now_s,
-            is_first=not known.looked_at_s,
+            is_first=not known.read_s,
         )
 
 
-def _is_due(pid: int, known: Entry, now_s: float) -> bool:
+def _is_due(pid: int, entry: Entry, now_s: float) -> bool:
     # A process that has just started may run another program, and map a region, a moment later.
-    if known.unread in {"no_time", "blocked"} or known.is_first:
+    if entry.unread in {"no_time", "blocked"} or entry.is_first:
         return True
-    # Feedback must not write beside a monitor that has just mapped its first region.
-    if known.process is not None and is_monitor(known.process):
+    # Feedback must not write while a monitor runs that has just mapped its first region.
+    if entry.process is not None and is_monitor(entry.process):
         return True
     moment = 0.5 + pid % _MOMENTS / (2 * _MOMENTS)
-    return now_s - known.looked_at_s >= _KEPT_S * moment
+    return now_s - entry.read_s >= _KEPT_S * moment
 
 
 def _in_turn(due: Iterable[Entry]) -> Iterator[Entry]:
     """One process of each container after the other."""
-    waiting: defaultdict[Payer | None, deque[Entry]] = defaultdict(deque)
+    waiting: defaultdict[str, deque[Entry]] = defaultdict(deque)
     for each in due:
-        waiting[each.payer].append(each)
+        waiting[each.budget_key].append(each)
     while waiting:
-        for payer in list(waiting):
-            yield waiting[payer].popleft()
-            if not waiting[payer]:
-                del waiting[payer]
+        for key in list(waiting):
+            yield waiting[key].popleft()
+            if not waiting[key]:
+                del waiting[key]
 
 
-def _kept_bytes(entries: Iterable[Entry]) -> defaultdict[Payer | None, int]:
-    kept: defaultdict[Payer | None, int] = defaultdict(int)
-    for each in entries:
-        if each.mappings:
-            kept[each.payer] += each.kept_bytes
-    return kept
-
-
-def _bounded(now: Entry, before: Entry, kept: defaultdict[Payer | None, int]) -> Entry:
-    """A process that was read, without what is more than is kept of a container."""
-    outside = now.payer is None or now.payer.container is None
-    limit = _KEPT_BYTES_LIMIT_OUTSIDE if outside else _KEPT_BYTES_LIMIT
-    kept[before.payer] -= before.kept_bytes
-    if now.mappings and kept[now.payer] + now.kept_bytes > limit:
+def _bounded(now: Entry, before: Entry, kept: Counter[str]) -> Entry:
+    """A process that was read, without its mappings if its container has too many."""
+    kept[before.budget_key] -= before.kept_bytes
+    if now.mappings and kept[now.budget_key] + now.kept_bytes > _KEPT_BYTES_LIMIT:
         return attrs.evolve(now, mappings=(), namespace=None, unread="too_large")
-    kept[now.payer] += now.kept_bytes
+    kept[now.budget_key] += now.kept_bytes
     return now
-
-
-def _blocked(entry: Entry) -> Entry:
-    """A process that could not be read: what was known of it still holds."""
-    return entry if entry.unread is None else attrs.evolve(entry, unread="blocked")

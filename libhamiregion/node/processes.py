@@ -8,7 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, cast
 
 import attrs
 
@@ -17,12 +17,10 @@ from libhamiregion.errors import RegionClosed, RegionStale, new_error, region_er
 from libhamiregion.slot import attached_slots
 
 from . import procfs
-from .matching import Mapper, RegionProcesses, match_slots
-from .proc_visibility import ProcVisibility, visibility_of
-from .process_entry import Entry, gaps_of
-from .process_reader import ProcessReader
-from .procfs import AccessDenied, Gone, TooMuch
-from .reader_threads import Blocked
+from .process_reader import ProcessReader, gaps_of
+from .procfs import INITIAL_PID_NAMESPACE, AccessDenied, Gone, TooMuch
+from .slots import FileUser, match_slots
+from .workers import Blocked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -31,17 +29,69 @@ if TYPE_CHECKING:
     from libhamiregion.errors import PathLike
     from libhamiregion.region import Region
 
-    from .matching import HostProcess
-    from .process_entry import ProcessGap
+    from .process_reader import Entry, HostProcess, ProcessGap
     from .procfs import Mapping
+    from .slots import RegionProcesses
 
 T = TypeVar("T")
-K = TypeVar("K")
-_HASH_DIGITS = 32
+# Static pods have a hash as UID in their cgroup, and their directory may have another UID.
+_HASH_DIGITS: Final = 32
 #: A file as maps prints it: device and inode. `os.stat` can give another device number.
 FileIdentity: TypeAlias = "tuple[int, int]"
-#: The processes that map a file, by pid; with each its pid namespace, and what it maps.
-FileUsers: TypeAlias = "tuple[tuple[HostProcess, str | None, Mapping], ...]"
+
+
+@attrs.frozen
+class ProcVisibility:
+    """How much of the node a /proc shows.
+
+    Attributes:
+        sees_host: It is that of the first pid namespace: its pids are those that the driver and a
+            slot's ``hostpid`` mean.
+        sees_all_pids: Every process of the node is in it, with its pids and command line. The maps
+            of some may still be refused.
+        unreadable: Pids whose maps may not be read; sorted, without the host's own init.
+        own_pid: This process's pid in it; 0 if it is not shown.
+        is_own_namespace: Whether its pids are those of this process's own pid namespace.
+    """
+
+    sees_host: bool = False
+    sees_all_pids: bool = False
+    unreadable: tuple[int, ...] = ()
+    own_pid: int = 0
+    is_own_namespace: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every process of the node is shown and can be read."""
+        return self.sees_all_pids and not self.unreadable
+
+    @classmethod
+    def of(
+        cls, directory: int, entries: MappingOf[int, Entry], refused: Iterable[int]
+    ) -> ProcVisibility:
+        """What a /proc shows; not even ``stat`` may be read of the refused processes."""
+        sees_host = INITIAL_PID_NAMESPACE in (
+            procfs.read_link(directory, "self/ns/pid"),
+            procfs.read_link(directory, "1/ns/pid"),
+        )
+        own = procfs.read_link(directory, "self") or ""
+        own_pid = int(own) if own.isdigit() else 0
+        # The init of the host itself is no process of a container.
+        hidden = [
+            pid
+            for pid, entry in entries.items()
+            if not entry.is_readable
+            and not (sees_host and entry.process is not None and entry.process.ns_pids == (1,))
+        ]
+        itself = entries[own_pid].process if own_pid in entries else None
+        return cls(
+            sees_host=sees_host,
+            # hidepid leaves out other users' processes, and the first of all is one of them.
+            sees_all_pids=sees_host and not refused and 1 in entries,
+            unreadable=tuple(sorted((*refused, *hidden))),
+            own_pid=own_pid,
+            is_own_namespace=itself is not None and len(itself.ns_pids) == 1,
+        )
 
 
 @attrs.frozen
@@ -52,10 +102,9 @@ class _View:
     entries: dict[int, Entry] = attrs.field(factory=dict)
     # By the pid that they have in their own namespace.
     by_pid: dict[int, list[Entry]] = attrs.field(factory=dict)
-    # Those that map files in a region's size, by pid; the same object while they are the same. What
-    # they did otherwise since is in `entries` alone.
-    mapping: tuple[Entry, ...] = ()
-    by_file: dict[FileIdentity, FileUsers] = attrs.field(factory=dict)
+    # Inode to the processes that map a file with it, by pid. An overlay or btrfs shows one file on
+    # another device.
+    by_inode: dict[int, tuple[FileUser, ...]] = attrs.field(factory=dict)
     visibility: ProcVisibility = attrs.field(factory=ProcVisibility)
     gaps: tuple[ProcessGap, ...] = ()
 
@@ -93,10 +142,12 @@ class ProcessTable:
         self._view = _View()
         self._user_file = Path(user_file)
         self._reader = ProcessReader()
-        self._wanted: set[int] = set()
 
-    def refresh(self) -> None:
+    def refresh(self, wanted: Collection[int] = ()) -> None:
         """List the processes, and read those that are new or due.
+
+        Args:
+            wanted: Pids of processes that are read again, whatever their age.
 
         Raises:
             OSError: /proc itself cannot be listed, or the system is out of descriptors or memory;
@@ -104,61 +155,30 @@ class ProcessTable:
         """
         with self._refreshing:
             started_ns = time.time_ns()
-            directory = os.open(self.proc, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            directory = os.open(self.proc, procfs.DIRECTORY)
             try:
                 users = _user_names(self._user_file)
-                wanted, self._wanted = self._wanted, set()
                 entries, refused = self._reader.read(directory, self._view.entries, users, wanted)
-                before = self._view
-                visibility = visibility_of(directory, entries, refused)
-                mapping = _that_map(entries)
-                if _same_users(before.mapping, mapping):
-                    mapping = before.mapping
+                by_pid: defaultdict[int, list[Entry]] = defaultdict(list)
+                by_inode: defaultdict[int, list[FileUser]] = defaultdict(list)
+                for pid in sorted(entries):
+                    entry = entries[pid]
+                    process = entry.process
+                    if process is not None:
+                        by_pid[process.ns_pids[-1]].append(entry)
+                        for file in entry.mappings:
+                            user = FileUser(process, entry.namespace, file)
+                            by_inode[file.inode].append(user)
                 self._view = _View(
                     started_ns,
                     entries,
-                    _by_innermost_pid(entries),
-                    mapping,
-                    before.by_file if mapping is before.mapping else _users_by_file(mapping),
-                    visibility,
+                    by_pid,
+                    {inode: tuple(users) for inode, users in by_inode.items()},
+                    ProcVisibility.of(directory, entries, refused),
                     gaps_of(entries.values()),
                 )
             finally:
                 os.close(directory)
-
-    def _find_late(
-        self, lost: MappingOf[K, tuple[Collection[int], str | None]], since_s: float
-    ) -> set[K]:
-        """Find regions that processes may have mapped since they were read.
-
-        The next refresh reads these processes again.
-
-        Args:
-            lost: For each region the pids in its slots whose processes are not known, and its pod.
-            since_s: When the slots had been read, on the clock that is never set.
-
-        Returns:
-            The regions of which some process is read again.
-        """
-        regions: defaultdict[int, list[K]] = defaultdict(list)
-        for region, (pids, _) in lost.items():
-            for pid in pids:
-                regions[pid].append(region)
-        late: set[K] = set()
-        for pid, entry in self._view.entries.items():
-            process = entry.process
-            if process is None or entry.unread is not None or entry.looked_at_s >= since_s:
-                continue
-            pods = {None, None if process.container is None else process.container.pod_uid}
-            found = [
-                region
-                for region in regions.get(process.ns_pids[-1], ())
-                if lost[region][1] in pods or pods == {None}
-            ]
-            if found:
-                late.update(found)
-                self._wanted.add(pid)
-        return late
 
     # ---- the processes ---------------------------------------------------------------------------
 
@@ -173,15 +193,13 @@ class ProcessTable:
         if known is not None and self.is_running(known):
             return known
         try:
-            directory = os.open(self.proc, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            directory = os.open(self.proc, procfs.DIRECTORY)
+            try:
+                entry = self._reader.look_up(directory, pid)
+            finally:
+                os.close(directory)
         except OSError:
             return None
-        try:
-            entry = self._reader.look_up(directory, pid)
-        except OSError:
-            return None
-        finally:
-            os.close(directory)
         return None if entry is None else entry.process
 
     def __iter__(self) -> Iterator[HostProcess]:
@@ -221,15 +239,10 @@ class ProcessTable:
         A container can reach the regions of its own pod only.
 
         Args:
-            pod_uid: The pod; None where it is not known.
+            pod_uid: The pod; None if it is not known.
         """
-        return any(
-            pod_uid is None
-            or gap.container is None
-            or gap.container.pod_uid is None
-            or gap.container.pod_uid == pod_uid
-            for gap in self._view.gaps
-        )
+        pods = {None if gap.container is None else gap.container.pod_uid for gap in self._view.gaps}
+        return bool(pods if pod_uid is None else pods & {None, pod_uid})
 
     def has_libvgpu(self, process: HostProcess) -> bool | None:
         """Whether a process has libvgpu.so loaded, as of when it was read; None if not known."""
@@ -287,7 +300,7 @@ class ProcessTable:
         entry = self._entry_of(process)
         if entry is None:
             raise Gone
-        return cast("T", self._reader.ask(entry, work))
+        return self._reader.ask(entry, work)
 
     def _entry_of(self, process: HostProcess) -> Entry | None:
         entry = self._view.entries.get(process.pid)
@@ -303,7 +316,7 @@ class ProcessTable:
     def ended(self, processes: Collection[HostProcess]) -> set[HostProcess]:
         """Find those that have ended; costs one read of ``stat`` each."""
         try:
-            directory = os.open(self.proc, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            directory = os.open(self.proc, procfs.DIRECTORY)
         except OSError:
             return set(processes)
         try:
@@ -337,8 +350,9 @@ class ProcessTable:
         Args:
             identity: As `identity` gives it.
         """
-        users = self._view.by_file.get(identity, ())
-        return tuple((process, mapping) for process, _, mapping in users)
+        return tuple(
+            (user.process, user.mapping) for user in self.users_of(identity) if user.maps(identity)
+        )
 
     def mappers(
         self, device: int, inode: int, *, writable: bool = False
@@ -358,26 +372,31 @@ class ProcessTable:
 
     def mapped_files(self) -> Iterator[FileIdentity]:
         """Every file that processes map shared, in a region's size or more."""
-        return iter(self._view.by_file)
+        for inode, users in self._view.by_inode.items():
+            for device in {user.mapping.device for user in users}:
+                yield device, inode
 
-    def _users_state(self) -> tuple[object, ...]:
-        """What `_users_of` rests on; compared by identity, and for equality but for the first."""
-        view = self._view
-        attached = tuple(map(id, attached_slots()))
-        return view.mapping, view.visibility.sees_host, view.visibility.own_pid, attached
+    def users_of(self, identity: FileIdentity) -> tuple[FileUser, ...]:
+        """The processes that map a file, or one with its inode number on another device."""
+        return self._view.by_inode.get(identity[1], ())
 
-    def _users_of(self, region: Region) -> tuple[object, ...]:
-        """What `match` makes of a region's slots rests on this; equal things match equally.
+    def unread_since(self, pids: Iterable[int], pod_uid: str | None, since_s: float) -> set[int]:
+        """Find processes that may have mapped a region since they were read.
 
-        But for what it says of the dead: that comes from the core.
-
-        Raises:
-            RegionClosed: After `Region.close`.
+        Args:
+            pids: The pids in the region's slots whose processes are not known.
+            pod_uid: The region's pod; None if it is not known.
+            since_s: When the slots were read, on the monotonic clock.
         """
-        view = self._view
-        identity = self.identity(region)
-        own = view.visibility.own_pid if not self._is_attached(identity) else 0
-        return view.by_file.get(identity, ()), view.visibility.sees_host, own
+        return {
+            entry.process.pid
+            for pid in pids
+            for entry in self._view.by_pid.get(pid, ())
+            if entry.process is not None
+            and entry.unread is None
+            and entry.read_s < since_s
+            and (pod_uid is None or entry.process.pod_uid in {None, pod_uid})
+        }
 
     def match(
         self,
@@ -393,7 +412,7 @@ class ProcessTable:
 
         Take a snapshot first and refresh afterwards: a process that came between cannot be told
         from a dead one otherwise, and slots without a process are ``"unknown"``. `hostpid` in the
-        region is not looked at.
+        region is not used.
 
         That a slot's process is dead is for showing; `Region.reap` searches /proc again.
 
@@ -401,44 +420,104 @@ class ProcessTable:
             region: The region, for the identity of its file.
             pids: The pids in its slots.
             taken_at_ns: When they were read, as `RegionSnapshot.taken_at_ns`.
-            pod_uid: The pod that the region belongs to, where its directory tells: processes that
+            pod_uid: The pod that the region belongs to, if its directory says so: processes that
                 are known to be of another one are onlookers.
             shared: Whether several containers use the region, each with pids of its own.
-            exclusive: Whether containers of other pods cannot have mapped it: what their processes
-                map is not read for it.
+            exclusive: Whether containers of other pods cannot have mapped it: then their processes
+                need not be read.
 
         Raises:
             RegionClosed: After `Region.close`.
 
         Source: docs, The protocol (Which process is which).
         """
+        view, identity = self._view, self.identity(region)
+        own = 0 if self._is_attached(identity) else view.visibility.own_pid
+        users: list[FileUser] = []
+        onlookers: list[FileUser] = []
+        for user in self.users_of(identity):
+            if user.maps(identity):
+                is_other_pod = pod_uid is not None and user.process.pod_uid not in {None, pod_uid}
+                is_user = user.mapping.writable and user.process.pid != own and not is_other_pod
+                (users if is_user else onlookers).append(user)
+        found = match_slots(
+            pids, users, onlookers, sees_host=view.visibility.sees_host, shared=shared
+        )
+        lost = set(pids).difference(found.alive)
+        if not lost or view.started_ns < taken_at_ns:
+            return found
+        others = self.other_pod_processes(region, lost, pod_uid if exclusive else None)
+        # The init of the host itself is no process of a container, also if it may not be read.
+        init = 1 if view.visibility.sees_host else 0
+        none = {own, init, *(pid for pid, _ in others)}
+        return attrs.evolve(found, dead=self._dead(lost, pids, identity, none, taken_at_ns))
+
+    def other_pod_processes(
+        self, region: Region, pids: Iterable[int], pod_uid: str | None
+    ) -> list[tuple[int, int]]:
+        """Find the processes that are proved to be of other pods than a region.
+
+        A container decides how long its maps take to read, and its processes often have the pids
+        of another container's: 1, or 7. A directory of regions is mounted into the containers of
+        its pod alone, and only the host's root moves a process from one pod's cgroup to another's:
+        so these need not be read.
+
+        Args:
+            region: The region.
+            pids: Pids in its slots.
+            pod_uid: Its pod; None if it is not known, and nothing is proved.
+
+        Returns:
+            Pid and start time of each, by pid.
+        """
         view = self._view
-        identity = self.identity(region)
-        own = view.visibility.own_pid if not self._is_attached(identity) else 0
-        mappers = []
-        for process, namespace, mapping in view.by_file.get(identity, ()):
-            container = process.container
-            pod = container.pod_uid if container is not None else None
-            stranger = pod_uid is not None and pod is not None and pod != pod_uid
-            may_use = mapping.writable and process.pid != own and not stranger
-            mappers.append(Mapper(process, namespace, may_use))
-
-        def dead(lost: Sequence[int]) -> frozenset[int]:
-            if view.started_ns < taken_at_ns:
-                return frozenset()
-            others = _strangers(view, identity, pod_uid if exclusive else None, lost)
-            none = {own, *(pid for pid, _ in others)}
-            return _dead(view, lost, pids, identity, none, taken_at_ns)
-
-        return match_slots(
-            pids, mappers, sees_host=view.visibility.sees_host, dead=dead, shared=shared
+        own = self.get(view.visibility.own_pid)
+        # If this process is not shown, nothing is proved.
+        if pod_uid is None or own is None:
+            return []
+        # On a node that is itself in a pod, that is the outermost pod of all its processes.
+        same = {None, own.pod_uid, pod_uid}
+        users = {user.process.pid for user in self.users_of(self.identity(region))}
+        return sorted(
+            entry.identity
+            for pid in pids
+            for entry in view.by_pid.get(pid, ())
+            if entry.process is not None
+            and entry.process.pod_uid not in same
+            and len(entry.process.pod_uid or "") != _HASH_DIGITS
+            and entry.process.pid not in users
         )
 
-    def _strangers_to(
-        self, region: Region, pids: Iterable[int], pod_uid: str
-    ) -> list[tuple[int, int]]:
-        """Find processes of other pods than a region's, as `other_pod_processes`."""
-        return _strangers(self._view, self.identity(region), pod_uid, pids)
+    def _dead(
+        self,
+        lost: Collection[int],
+        pids: Collection[int],
+        identity: FileIdentity,
+        none: Collection[int],
+        taken_at_ns: int,
+    ) -> frozenset[int]:
+        """The pids in slots that no process has that maps the file, or may map it."""
+        view = self._view
+        users = [user for user in self.users_of(identity) if user.mapping.writable]
+        # Another namespace than the first proves nothing unless the slots' processes live in it.
+        is_theirs = not view.visibility.unreadable and any(
+            user.pid in pids
+            and len(user.process.ns_pids) == 1
+            and user.maps(identity)
+            and view.entries[user.process.pid].has_libvgpu
+            for user in users
+        )
+        sees_all = view.visibility.sees_all_pids if view.visibility.sees_host else is_theirs
+        if not sees_all:
+            return frozenset()
+        taken_s = time.monotonic() - (time.time_ns() - taken_at_ns) / 1e9
+        possible = {user.pid for user in users if user.process.pid not in none}
+        for pid in lost:
+            for entry in view.by_pid.get(pid, ()):
+                is_known = entry.unread is None and entry.is_readable and entry.read_s >= taken_s
+                if not is_known and entry.identity[0] not in none:
+                    possible.add(pid)
+        return frozenset(lost) - possible
 
     def _is_attached(self, identity: FileIdentity) -> bool:
         """Whether this process has a slot in that region."""
@@ -447,121 +526,6 @@ class ProcessTable:
                 if self.identity(slot.region) == identity:
                     return True
         return False
-
-
-def _strangers(
-    view: _View, identity: FileIdentity, pod_uid: str | None, pids: Iterable[int]
-) -> list[tuple[int, int]]:
-    users = {process.pid for process, _, _ in view.by_file.get(identity, ())}
-    own = view.entries.get(view.visibility.own_pid)
-    return other_pod_processes(view.by_pid, own, pod_uid, pids, users)
-
-
-def other_pod_processes(
-    by_pid: MappingOf[int, Iterable[Entry]],
-    own: Entry | None,
-    pod_uid: str | None,
-    pids: Iterable[int],
-    users: Collection[int],
-) -> list[tuple[int, int]]:
-    """Find the processes that are proved to be of other pods than a region.
-
-    A container decides how long its maps take to read, and its processes often have the pids of
-    another container's: 1, or 7. A directory of regions is mounted into the containers of its pod
-    alone, and only the host's root moves a process from one pod's cgroup to another's: so these
-    need not be read.
-
-    Args:
-        by_pid: The processes, by the pid in their own namespace.
-        own: This process; None if it is not shown, and nothing is proved.
-        pod_uid: The region's pod; None if it is not known, and nothing is proved.
-        pids: Pids in slots.
-        users: Pids of processes that are known to map the region.
-
-    Returns:
-        Pid and start time of each, by pid.
-    """
-    if pod_uid is None or own is None or own.process is None:
-        return []
-    # On a node that is itself in a pod, that is the outermost pod of all its processes.
-    own_pod = None if own.process.container is None else own.process.container.pod_uid
-    found = []
-    for entry in (entry for pid in pids for entry in by_pid.get(pid, ())):
-        container = None if entry.process is None else entry.process.container
-        pod = None if container is None else container.pod_uid
-        # A static pod's cgroup has a hash, and its directory may have another UID.
-        if pod is None or pod in {own_pod, pod_uid} or len(pod) == _HASH_DIGITS:
-            continue
-        if entry.identity[0] not in users:
-            found.append(entry.identity)
-    return sorted(found)
-
-
-def _dead(
-    view: _View,
-    lost: Collection[int],
-    pids: Sequence[int],
-    identity: FileIdentity,
-    none: Collection[int],
-    taken_at_ns: int,
-) -> frozenset[int]:
-    """The pids in slots of which no process can be: none has that pid and maps the file, or may."""
-    users = view.by_file.get(identity, ())
-    named = set(pids)
-    # Another namespace than the first one proves nothing unless the slots' processes live in it.
-    is_theirs = not view.visibility.unreadable and any(
-        process.ns_pids[-1] in named
-        and len(process.ns_pids) == 1
-        and mapping.writable
-        and view.entries[process.pid].has_libvgpu
-        for process, _, mapping in users
-    )
-    sees_all = view.visibility.sees_all_pids if view.visibility.sees_host else is_theirs
-    if not sees_all:
-        return frozenset()
-    taken_s = time.monotonic() - (time.time_ns() - taken_at_ns) / 1e9
-    possible = {
-        process.ns_pids[-1]
-        for process, _, mapping in users
-        if mapping.writable and process.pid not in none
-    }
-    for pid in lost:
-        for entry in view.by_pid.get(pid, ()):
-            is_known = entry.unread is None and entry.readable and entry.looked_at_s >= taken_s
-            if not is_known and entry.identity[0] not in none:
-                possible.add(pid)
-    return frozenset(lost).difference(possible)
-
-
-def _by_innermost_pid(entries: MappingOf[int, Entry]) -> dict[int, list[Entry]]:
-    found: defaultdict[int, list[Entry]] = defaultdict(list)
-    for entry in entries.values():
-        if entry.process is not None:
-            found[entry.process.ns_pids[-1]].append(entry)
-    return found
-
-
-def _that_map(entries: MappingOf[int, Entry]) -> tuple[Entry, ...]:
-    """The processes that map files in a region's size, by pid."""
-    pids = sorted([pid for pid, each in entries.items() if each.mappings])
-    return tuple([entries[pid] for pid in pids])
-
-
-def _same_users(before: Sequence[Entry], now: Sequence[Entry]) -> bool:
-    """Whether the same processes map the same files."""
-    return len(before) == len(now) and all(
-        each.is_as_used(was) for was, each in zip(before, now, strict=True)
-    )
-
-
-def _users_by_file(mapping: Iterable[Entry]) -> dict[FileIdentity, FileUsers]:
-    found: defaultdict[FileIdentity, list[tuple[HostProcess, str | None, Mapping]]]
-    found = defaultdict(list)
-    for entry in mapping:
-        for file in entry.mappings:
-            assert entry.process is not None  # noqa: S101 (kernel threads map no files)
-            found[file.device, file.inode].append((entry.process, entry.namespace, file))
-    return {file: tuple(users) for file, users in found.items()}
 
 
 def _user_names(path: Path) -> dict[int, str]:

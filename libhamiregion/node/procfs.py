@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+#: To open /proc itself.
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
+#: The inode number that the kernel gives to the first pid namespace, always.
+INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
 #: Characters of a command line that are kept.
 COMMAND_LIMIT = 4096
 

@@ -13,7 +13,7 @@ import attrs
 
 from .containers import Container, MissingReason
 from .nvml.states import NvmlState
-from .slot_tracker import SLOT_STATES
+from .slots import SLOT_STATES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from libhamiregion.region_set import RegionTable
 
     from .cgroups import ContainerId
-    from .matching import HostProcess, RegionProcesses
     from .nvml.models import NvmlProcess, NvmlSample
     from .observation import Observation
+    from .process_reader import HostProcess
     from .processes import ProcessTable
-    from .slot_tracker import SlotStates
+    from .slots import RegionProcesses, SlotStates
 
 ProcessState: TypeAlias = Literal["alive", "dead", "unknown", "unlisted", "escaped", "unmanaged"]
 

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from .containers import Container
-    from .matching import SlotState
     from .node import Node
     from .observation import Observation
+    from .slots import SlotState
 
 
 @attrs.frozen

@@ -12,11 +12,11 @@ import attrs
 from libhamiregion.errors import RegionError
 from libhamiregion.text import printable
 
-from .matching import is_monitor
+from .process_reader import is_monitor
 
 if TYPE_CHECKING:
-    from .matching import HostProcess
     from .node import Node
+    from .process_reader import HostProcess
 
 _COMMAND_LIMIT = 60
 

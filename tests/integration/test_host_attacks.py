@@ -211,7 +211,7 @@ def test_who_maps_more_files_than_are_kept_is_a_gap(
     if limit == "of each":
         monkeypatch.setattr(process_reader, "_FILES_LIMIT", 50)
     else:
-        monkeypatch.setattr(process_reader, "_KEPT_BYTES_LIMIT_OUTSIDE", 50 * 512)
+        monkeypatch.setattr(process_reader, "_KEPT_BYTES_LIMIT", 50 * 512)
     hostile, honest = actor(region), actor(region)
     hostile("attach")
     honest("attach")

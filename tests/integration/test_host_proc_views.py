@@ -47,7 +47,6 @@ def test_a_mounted_proc_of_the_host_shows_the_same(
 
 
 @needs_namespaces
-@pytest.mark.xfail(strict=False, reason="a dead process is unknown there")
 def test_from_inside_the_container_its_own_processes_are_told(
     start: Starter, region: RegionFile, tmp_path: Path
 ) -> None:

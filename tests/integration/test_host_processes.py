@@ -30,8 +30,8 @@ from support.wait import eventually
 
 from libhamiregion import RegionClosed, create_region, open_region
 from libhamiregion.node import ProcessTable, process_reader
-from libhamiregion.node.matching import SlotMatch
 from libhamiregion.node.outside import mapped_regions, open_mapped, resolve
+from libhamiregion.node.slots import SlotMatch
 from libhamiregion.text import printable
 
 

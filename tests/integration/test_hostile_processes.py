@@ -25,7 +25,7 @@ from libhamiregion import RegionStale, open_region
 from libhamiregion.node import Node, ProcessGap, ProcessTable, process_reader
 from libhamiregion.node.cgroups import ContainerId
 from libhamiregion.node.outside import mapped_regions, open_mapped
-from libhamiregion.node.process_entry import Entry
+from libhamiregion.node.process_reader import Entry
 
 pytestmark = [needs_first_namespace, pytest.mark.slow]
 
@@ -265,13 +265,13 @@ def test_a_process_that_blocks_its_reader_is_not_asked_again_and_all_others_are_
     assert found.command.startswith("[")
     assert "blocked" in [gap.reason for gap in table.gaps]
     read: list[object] = []
-    look_at = table._reader._look_at
+    read_one = table._reader._read
 
     def counted(directory: int, known: Entry) -> Entry:
         read.append(known.identity[0])
-        return look_at(directory, known)
+        return read_one(directory, known)
 
-    table._reader._look_at = counted  # type: ignore[method-assign]
+    table._reader._read = counted  # type: ignore[method-assign]
     honest = actor(region)
     honest("attach")
     for _ in range(3):

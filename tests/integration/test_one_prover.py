@@ -96,7 +96,6 @@ def test_for_a_user_without_privileges(
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.root
-@pytest.mark.xfail(reason="fault: the view does not know of two inodes, as a repair does")
 def test_a_file_that_is_mapped_through_an_overlay(
     start: Starter, region: RegionFile, tmp_path: Path
 ) -> None:

@@ -99,8 +99,7 @@ def test_its_metrics_and_rows_are_the_main_containers(scene: Scene) -> None:
     found = look(exporter_of(scene.node()))
     (key,) = (each for each in found.samples if each[0] == LIMIT)
     assert dict(key[1])["container"] == "train"
-    (view,) = scene.node().view()
-    assert view.container.name == "train"
+    assert seen(scene.node()) == ("team-a", "bert-0", "train")
 
 
 def test_without_a_log_of_that_id_the_directory_names_it(scene: Scene) -> None:

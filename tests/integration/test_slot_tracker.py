@@ -18,6 +18,7 @@ from libhamiregion.node import (
     SlotStates,
     process_reader,
     procfs,
+    slots,
 )
 
 pytestmark = needs_first_namespace
@@ -95,16 +96,16 @@ def test_a_proof_does_not_hold_for_ever(
     """A process that unmaps its region and lives on shows in nothing but its maps."""
     path = root.region()
     (user,) = attached(actor, path)
-    monkeypatch.setattr(node._slots, "_proof_s", 0.0)
+    monkeypatch.setattr(slots, "_PROOF_S", 0.0)
     assert states(node) == {user.pid: "alive"}
     RegionFile(path, Layout.V1_2).add_process(3_999_999)
     assert states(node) == {user.pid: "alive", 3_999_999: "dead"}
 
 
 @pytest.fixture
-def no_waiting(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """/proc is listed, and maps are read, each time."""
-    monkeypatch.setattr(node._slots, "_proof_s", 0.0)
+    monkeypatch.setattr(slots, "_PROOF_S", 0.0)
     monkeypatch.setattr(process_reader, "_KEPT_S", 0.0)
 
 

@@ -1,20 +1,30 @@
-"""Which processes are known to be of other pods than a region."""
+"""Which processes are proved to be of other pods than a region."""
 
+import os
 import uuid
-from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import pytest
+from support.region_file import RegionFileFactory
 
+from libhamiregion import Region, open_region
+from libhamiregion.node import HostProcess, ProcessTable
 from libhamiregion.node.cgroups import ContainerId
-from libhamiregion.node.matching import HostProcess
-from libhamiregion.node.process_entry import Entry
-from libhamiregion.node.processes import other_pod_processes
+from libhamiregion.node.process_reader import Entry
+from libhamiregion.node.processes import ProcVisibility, _View
+from libhamiregion.node.procfs import Mapping
+from libhamiregion.node.slots import FileUser
 
 OURS, OTHER = str(uuid.uuid4()), str(uuid.uuid4())
 # A static pod, as its cgroup names it; the API has another UID for it.
 STATIC = uuid.uuid4().hex
 OWN_PID = 10
+
+
+@pytest.fixture
+def region(region_file: RegionFileFactory) -> Iterator[Region]:
+    with open_region(region_file()) as opened:
+        yield opened
 
 
 def entry(pid: int, pod_uid: str | None, *, inner_pid: int = 7) -> Entry:
@@ -35,42 +45,64 @@ OWN = entry(OWN_PID, None)
 
 
 def found(
+    region: Region,
     *entries: Entry,
     pod_uid: str | None = OURS,
     pids: Collection[int] = (7,),
     users: Collection[int] = (),
     own: Entry | None = OWN,
 ) -> list[tuple[int, int]]:
-    by_pid: defaultdict[int, list[Entry]] = defaultdict(list)
-    for each in entries:
+    table = ProcessTable()
+    device, inode = table.identity(region)
+    view = _View(visibility=ProcVisibility(own_pid=OWN_PID))
+    for each in (*entries, *((own,) if own else ())):
         assert each.process is not None
-        by_pid[each.process.ns_pids[-1]].append(each)
-    return other_pod_processes(by_pid, own, pod_uid, pids, users)
+        view.entries[each.process.pid] = each
+        if each is not own:
+            view.by_pid.setdefault(each.process.ns_pids[-1], []).append(each)
+        if each.process.pid in users:
+            mapping = Mapping(device, inode, 0, 0, 0, True, "", False)
+            view.by_inode[inode] = (FileUser(each.process, None, mapping),)
+    table._view = view
+    return table.other_pod_processes(region, pids, pod_uid)
 
 
-def test_those_of_other_pods_with_the_pid_of_a_slot_are() -> None:
+def test_processes_of_other_pods_with_the_pid_of_a_slot_are(region: Region) -> None:
     entries = [entry(300, OTHER), entry(200, OTHER)]
     entries += [entry(201, OTHER, inner_pid=8), entry(202, OTHER, inner_pid=9)]
-    assert found(*entries, pids=[8, 7]) == [(200, 20000), (201, 20100), (300, 30000)]
+    expected = [(200, 20000), (201, 20100), (300, 30000)]
+    assert found(region, *entries, pids=[8, 7]) == expected
 
 
 @pytest.mark.parametrize("pod_uid", [OURS, None, STATIC], ids=["the same", "none", "static"])
-def test_nobody_is_who_may_be_of_the_same_pod(pod_uid: str | None) -> None:
-    assert found(entry(200, pod_uid)) == []
+def test_a_process_that_may_be_of_the_same_pod_is_not(region: Region, pod_uid: str | None) -> None:
+    assert found(region, entry(200, pod_uid)) == []
 
 
-def test_nobody_is_where_the_regions_pod_is_not_known() -> None:
-    assert found(entry(200, OTHER), pod_uid=None) == []
+def test_none_is_if_the_regions_pod_is_not_known(region: Region) -> None:
+    assert found(region, entry(200, OTHER), pod_uid=None) == []
 
 
-def test_who_maps_the_region_is_none() -> None:
-    assert found(entry(200, OTHER), entry(201, OTHER), users={200}) == [(201, 20100)]
+def test_a_process_that_maps_the_region_is_not(region: Region) -> None:
+    assert found(region, entry(200, OTHER), entry(201, OTHER), users={200}) == [(201, 20100)]
 
 
-def test_nobody_is_on_a_node_that_is_in_a_pod_itself() -> None:
+def test_none_is_on_a_node_that_is_in_a_pod_itself(region: Region) -> None:
     """The outermost pod is that of all its processes, whatever the regions' pods are."""
-    assert found(entry(200, OTHER), own=entry(OWN_PID, OTHER)) == []
+    assert found(region, entry(200, OTHER), own=entry(OWN_PID, OTHER)) == []
 
 
-def test_nobody_is_where_this_process_is_not_shown() -> None:
-    assert found(entry(200, OTHER), own=None) == []
+def test_none_is_if_this_process_is_not_shown(region: Region) -> None:
+    assert found(region, entry(200, OTHER), own=None) == []
+
+
+def test_a_refresh_reads_wanted_processes_again() -> None:
+    table = ProcessTable()
+    table.refresh()
+    # A second time, because it was new.
+    table.refresh()
+    before = table._view.entries[os.getpid()]
+    table.refresh()
+    assert table._view.entries[os.getpid()] is before
+    table.refresh([os.getpid()])
+    assert table._view.entries[os.getpid()].read_s > before.read_s

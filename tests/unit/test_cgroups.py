@@ -3,7 +3,7 @@
 import pytest
 from support.wait import PATIENCE_S
 
-from libhamiregion.node.cgroups import ContainerId, Payer, parse_cgroup, payer_of
+from libhamiregion.node.cgroups import ContainerId, budget_key, parse_cgroup
 
 ID = "4f6c1d0e9b8a7f6e5d4c3b2a190817263544536271809faebdccdbea98765432"
 OTHER_ID = "a" * 64
@@ -197,15 +197,15 @@ def test_a_pod_whose_uid_is_none_is_not_taken_for_one() -> None:
 
 @pytest.mark.parametrize("path", FORGED)
 def test_what_a_container_makes_below_its_own_cgroup_is_paid_for_by_itself(path: str) -> None:
-    assert payer_of(f"0::{path}\n") == Payer(ID, ContainerId(ID, UID))
+    assert budget_key(f"0::{path}\n") == ID
 
 
 def test_without_a_pod_the_outermost_container_pays() -> None:
-    assert payer_of(f"0::/docker/{ID}/docker/{OTHER_ID}\n") == Payer(ID, ContainerId(ID))
+    assert budget_key(f"0::/docker/{ID}/docker/{OTHER_ID}\n") == ID
 
 
 def test_outside_of_containers_a_service_pays_with_all_that_it_makes() -> None:
     service = "/system.slice/ssh.service/made"
-    assert payer_of(f"9:name=systemd:/\n0::{service}/by/it\n") == Payer(service)
-    assert payer_of("0::/\n") == Payer("/")
-    assert payer_of("") == Payer("")
+    assert budget_key(f"9:name=systemd:/\n0::{service}/by/it\n") == service
+    assert budget_key("0::/\n") == "/"
+    assert budget_key("") == ""

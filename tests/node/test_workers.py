@@ -1,0 +1,185 @@
+"""Calls that never return cost their timeout once, and hold up nobody else."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.wait import PATIENCE_S, eventually
+
+from libhamiregion.node import workers as workers_module
+from libhamiregion.node.workers import Blocked, BoundedCall, Workers
+
+
+class Pipe:
+    """A read that returns when `answer` is called."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe()
+
+    def read(self) -> bytes:
+        return os.read(self._reading, 8)
+
+    def answer(self) -> None:
+        os.write(self._writing, b"at last")
+
+    def close(self) -> None:
+        self.answer()
+        os.close(self._writing)
+
+
+@pytest.fixture
+def pipes() -> Iterator[Callable[[], Pipe]]:
+    made: list[Pipe] = []
+
+    def make() -> Pipe:
+        made.append(Pipe())
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+    monkeypatch.setattr(workers_module, "_TIMEOUT_S", 0.1)
+    made = Workers()
+    yield made
+    made.rest()
+
+
+def readers() -> set[threading.Thread]:
+    """Those of an earlier test may be among them, and end meanwhile."""
+    return {each for each in threading.enumerate() if each.name == "hami-reader"}
+
+
+def block(workers: Workers, party: str, process: object, pipe: Pipe) -> None:
+    with pytest.raises(Blocked):
+        workers.call(party, process, pipe.read)
+
+
+def test_one_thread_makes_all_calls_and_ends(workers: Workers) -> None:
+    before = readers()
+    threads = {workers.call("a", number, threading.get_ident) for number in range(100)}
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+    workers.rest()
+    eventually(lambda: readers() <= before)
+
+
+def test_an_error_of_a_call_is_raised_and_the_next_call_is_made(workers: Workers) -> None:
+    def fail() -> object:
+        raise OSError(24, "too many")
+
+    with pytest.raises(OSError, match="too many"):
+        workers.call("a", 1, fail)
+    assert workers.call("a", 1, lambda: "well") == "well"
+
+
+def test_a_blocked_process_is_not_asked_again_until_its_call_returns(
+    workers: Workers, pipes: Callable[[], Pipe]
+) -> None:
+    pipe = pipes()
+    block(workers, "a", 1, pipe)
+    assert workers.call("a", 2, lambda: "another process") == "another process"
+    began_s = time.monotonic()
+    block(workers, "a", 1, pipe)
+    assert time.monotonic() - began_s < 0.1
+    assert workers.late(1) is None
+    pipe.answer()
+    found: list[object] = []
+    eventually(lambda: found.append(workers.late(1)) or found[-1] is not None)
+    assert found[-1] == b"at last"
+    assert workers.call("a", 1, lambda: "again") == "again"
+
+
+def test_a_process_that_has_ended_is_forgotten(workers: Workers, pipes: Callable[[], Pipe]) -> None:
+    block(workers, "a", 1, pipes())
+    workers.keep_only([2])
+    assert workers.call("a", 1, lambda: "its pid is used again") == "its pid is used again"
+
+
+def test_two_blocked_calls_of_a_party_are_the_most_and_others_are_made(
+    workers: Workers, pipes: Callable[[], Pipe]
+) -> None:
+    held = [pipes() for _ in range(2)]
+    for number, each in enumerate(held):
+        block(workers, "a", number, each)
+    block(workers, "a", "another process", pipes())
+    assert workers.call("b", "another process", lambda: "b") == "b"
+    held[0].answer()
+    eventually(lambda: workers.late(0) is not None)
+    assert workers.call("a", "another process", lambda: "a") == "a"
+
+
+def test_there_is_a_limit_for_all_parties(
+    workers: Workers, pipes: Callable[[], Pipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_module, "_ABANDONED_LIMIT", 3)
+    for number in range(3):
+        block(workers, str(number), number, pipes())
+    block(workers, "b", "another process", pipes())
+
+
+# ---- One call -----------------------------------------------------------------------------------
+
+
+class Held:
+    """Returns how often it was called, when it may."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.may_return = threading.Event()
+
+    def __call__(self) -> int:
+        self.calls += 1
+        number = self.calls
+        assert self.may_return.wait(PATIENCE_S)
+        return number
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    made = Held()
+    yield made
+    made.may_return.set()
+
+
+def test_a_call_that_returns_in_time_has_its_result_or_error() -> None:
+    call = BoundedCall(lambda: 5, "five")
+    assert call(PATIENCE_S) == [5]
+    assert not call.hangs
+
+    def fail() -> int:
+        raise MemoryError("no memory")
+
+    failing = BoundedCall(fail, "fails")
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="no memory"):
+            failing(PATIENCE_S)
+        assert not failing.hangs
+
+
+def test_no_second_call_is_begun_while_one_hangs_and_its_late_result_is_dropped(
+    held: Held,
+) -> None:
+    call = BoundedCall(held, "held")
+    assert call(0.01) == []
+    assert call.hangs
+    # It does not wait at all.
+    assert call(PATIENCE_S) == []
+    eventually(lambda: held.calls == 1)
+    held.may_return.set()
+    eventually(lambda: call(PATIENCE_S) == [2])
+    assert not call.hangs
+
+
+def test_a_late_result_is_taken_if_it_is_wanted(held: Held) -> None:
+    call = BoundedCall(held, "held", keeps_late=True)
+    assert call(0.01) == []
+    assert call(0.01) == []
+    held.may_return.set()
+    assert call(PATIENCE_S) == [1]
+    assert held.calls == 1
