@@ -15,8 +15,7 @@ from support.region_file import RegionFile, RegionFileFactory
 from support.wait import eventually
 
 from libhamiregion import Region, open_region
-from libhamiregion.node import Node, ProcessTable, diagnose, repair
-from libhamiregion.node.matching import RegionProcesses
+from libhamiregion.node import Node, ProcessTable, RegionProcesses, diagnose, repair
 
 pytestmark = [needs_first_namespace, needs_cgroups, pytest.mark.root]
 
