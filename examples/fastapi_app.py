@@ -3,8 +3,7 @@
     pip install 'libhamiregion[exporter]' fastapi uvicorn
     HAMI_ROOT=/usr/local/vgpu/containers uvicorn --app-dir examples fastapi_app:app
 
-What it shows: the exporter lives as long as the application; its text is served by a
-route of the application.
+What it shows: a route of the application serves the exporter's text.
 """
 
 import logging
@@ -25,7 +24,7 @@ exporter = NodeExporter(node)
 
 @asynccontextmanager
 async def running(_app: FastAPI) -> AsyncIterator[None]:
-    with node, exporter:
+    with node:
         yield
 
 

@@ -4,8 +4,7 @@
     python own_exporter.py --port 9400
     curl -s http://127.0.0.1:9400/metrics | grep -e hami -e jobs
 
-What it shows: `RegionCollector` goes into any registry of prometheus-client. The exporter behind it
-looks at /proc and the driver in a thread of its own, so that scrapes stay cheap.
+What it shows: `RegionCollector` goes into any registry of prometheus-client.
 """
 
 from __future__ import annotations
@@ -35,9 +34,8 @@ def main() -> None:
     with (
         Node(arguments.root) as node,
         NvmlSampler(sensors=True) as sampler,  # says why, where there is no driver
-        NodeExporter(node, sampler=sampler) as exporter,  # refreshes until the end of the block
     ):
-        registry.register(RegionCollector(exporter))
+        registry.register(RegionCollector(NodeExporter(node, sampler=sampler)))
         server, thread = start_http_server(arguments.port, addr="127.0.0.1", registry=registry)
         print(f"http://127.0.0.1:{server.server_port}/metrics", flush=True)
 

@@ -114,11 +114,10 @@ WITHOUT_DOCTOR = ("nvml", "processes", "unaccounted", "locks")
 
 
 def exporter_of(node: Node, **options: Any) -> NodeExporter:
-    """An exporter that looks when it is told to, unless told otherwise."""
-    return NodeExporter(node, **{"interval_s": 3600.0, "collectors": WITHOUT_DOCTOR, **options})
+    """An exporter without the doctor, whose scrapes all observe the node."""
+    return NodeExporter(node, **{"max_age_s": 0.0, "collectors": WITHOUT_DOCTOR, **options})
 
 
-def look(exporter: NodeExporter) -> Exposition:
-    """Look at everything, and scrape."""
-    exporter.refresh()
+def scrape(exporter: NodeExporter) -> Exposition:
+    """All samples of a scrape."""
     return parsed(exporter.render())

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # Between a device plugin's making a directory and kubelet's making its own.
 SHORTEST_GONE_AFTER_S = 1.0
+# A scrape shows the observation that the agent took last, if it is no older.
+_METRICS_AGE_S = 5.0
 
 
 @click.command(
@@ -309,6 +311,7 @@ def _export(
             hami_version=hami_version,
             gone_after_s=gone_after_s,
             counters=runner.counters,
+            max_age_s=_METRICS_AGE_S,
         )
     try:
         server = MetricsServer(exporter, listen, web_config=web_config, healthy=stuck)
@@ -316,8 +319,7 @@ def _export(
         raise Failure(str(error)) from None
     if web_config is not None:
         signal.signal(signal.SIGHUP, lambda *_: server.reload())
-    exporter.start()
     server.start()
     for url in server.urls:
         log.emit("agent", "listening", f"metrics at {url}/metrics", url=url)
-    return (server.stop, exporter.stop)
+    return (server.stop,)

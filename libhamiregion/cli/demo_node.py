@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _STEP_S = 1.0
-_LOOK_S = 2.0
 
 
 def run_node(listen: Sequence[str], seconds: float | None, as_json: bool) -> None:
@@ -26,8 +25,7 @@ def run_node(listen: Sequence[str], seconds: float | None, as_json: bool) -> Non
         _fill(fake)
         with (
             Node(fake.root, names=NodeNames(fake.pod_logs)) as node,
-            NodeExporter(node, interval_s=_LOOK_S) as exporter,
-            _server(exporter, listen) as server,
+            _server(NodeExporter(node), listen) as server,
         ):
             _say(fake, server.urls, as_json)
             end = None if seconds is None else time.monotonic() + seconds

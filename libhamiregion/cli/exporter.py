@@ -10,7 +10,13 @@ from typing import Any
 import click
 
 from libhamiregion import __version__
-from libhamiregion.exporter import ListenError, MetricsServer, NodeExporter, WebConfigError
+from libhamiregion.exporter import (
+    COLLECTORS,
+    ListenError,
+    MetricsServer,
+    NodeExporter,
+    WebConfigError,
+)
 from libhamiregion.node.nvml import NvmlSampler
 
 from . import exporter_options, options
@@ -29,13 +35,7 @@ _log = logging.getLogger("libhamiregion.exporter")
     ],
     brief={
         "Service": ("web_config", "log_level"),
-        "Metrics": ("legacy_metrics", "hami_version", "gone_after_s"),
-        "Labels": ("labels", "node_label", "process_commands"),
-        "Collectors": (
-            "disable_defaults",
-            *(f"collector_{name}" for name in ("nvml", "processes", "unaccounted", "locks")),
-            "collector_doctor",
-        ),
+        "Metrics": ("collectors", "legacy_metrics", "hami_version", "gone_after_s"),
     },
 )
 @exporter_options.listen_option(exporter_options.DEFAULT_ADDRESS)
@@ -44,15 +44,13 @@ _log = logging.getLogger("libhamiregion.exporter")
 @exporter_options.hami_version_option
 @options.node_options
 @options.library_option
-@exporter_options.collector_options
 @click.option(
-    "--interval",
-    "interval_s",
-    type=options.Seconds(min=0.1, max=86_400),
-    default=10.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Sampling interval.",
+    "--collector",
+    "collectors",
+    type=click.Choice(COLLECTORS),
+    multiple=True,
+    default=COLLECTORS,
+    help="Only this part of the metrics besides the regions' own; repeatable.  [default: all]",
 )
 @exporter_options.resync_interval_option
 @click.option("--once", is_flag=True, help="Print the metrics and end, without listening.")
@@ -71,8 +69,7 @@ def exporter(
     hami_version: str,
     node_choice: options.NodeChoice,
     library: str | None,
-    collectors: frozenset[str],
-    interval_s: float,
+    collectors: tuple[str, ...],
     gone_after_s: float | None,
     once: bool,
     log_level: str,
@@ -87,8 +84,7 @@ def exporter(
     It answers on 127.0.0.1 unless told otherwise.  Whoever can connect can read metrics and page;
     use --web-config for TLS and passwords.
 
-    What it does behind the scrapes is switched by collector: --no-collector.doctor, or
-    --collector.disable-defaults --collector.nvml for HAMi's own metrics alone.
+    `--collector nvml` leaves HAMi's own metrics alone.
 
     \b
     hamiregion exporter --listen :9394
@@ -110,7 +106,7 @@ def exporter(
         node = node_choice.open()
     sampler = None
     if "nvml" in collectors:
-        by_process = not collectors.isdisjoint(("processes", "unaccounted", "doctor"))
+        by_process = not {"processes", "unaccounted", "doctor"}.isdisjoint(collectors)
         sampler = NvmlSampler(library, sensors=True, processes=by_process)
     with bad_arguments():
         exported = NodeExporter(
@@ -120,7 +116,6 @@ def exporter(
             legacy=legacy_metrics,
             hami_version=hami_version,
             collectors=collectors,
-            interval_s=interval_s,
             gone_after_s=gone_after_s,
         )
     if once:
@@ -130,7 +125,6 @@ def exporter(
 
 
 def _print(exported: NodeExporter, *, as_json: bool) -> None:
-    exported.refresh()
     if as_json:
         from libhamiregion.exporter import RegionCollector
 
@@ -166,7 +160,5 @@ def _serve(exported: NodeExporter, listen: tuple[str, ...], web_config: str | No
     _log.info("hamiregion %s, process %d", __version__, os.getpid())
     for url in server.urls:
         _log.info("listening on %s", url)
-    exported.start()
     server.run()
-    exported.stop()
     _log.info("ended in order")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -74,41 +73,3 @@ resync_interval_option = click.option(
     help="For how long a pod has to be gone before its directory is left out, and with the agent's"
     " --remove-gone removed; or `never`.",
 )
-
-
-_HELP = {
-    "nvml": "GPUs, and what the driver says of processes.",
-    "processes": "Which processes stand behind the slots.",
-    "unaccounted": "Processes that use a GPU and stand in no region.",
-    "locks": "Locks that are held for long.",
-    "doctor": "What is wrong with the regions.",
-}
-
-
-def collector_options(command: Any) -> Any:
-    """--collector.NAME and --no-collector.NAME; the command gets those that are on."""
-    from libhamiregion.exporter import COLLECTORS
-
-    @functools.wraps(command)
-    def called(*, disable_defaults: bool, **given: Any) -> Any:
-        switches = {name: given.pop(f"collector_{name}") for name in COLLECTORS}
-        given["collectors"] = frozenset(
-            name
-            for name, is_on in switches.items()
-            if (not disable_defaults if is_on is None else is_on)
-        )
-        return command(**given)
-
-    for name in reversed(COLLECTORS):
-        called = click.option(
-            f"--collector.{name}/--no-collector.{name}",
-            f"collector_{name}",
-            default=None,
-            help=f"{_HELP[name]}  [default: on]",
-        )(called)
-    return click.option(
-        "--collector.disable-defaults",
-        "disable_defaults",
-        is_flag=True,
-        help="Switch off the collectors that are not named.",
-    )(called)

@@ -6,15 +6,15 @@ from libhamiregion.errors import needs_extra
 
 with needs_extra(__name__, "exporter"):
     from .collectors import COLLECTORS
+    from .exporter import HAMI_VERSIONS, NodeExporter
     from .families import FAMILIES, MetricFamily
     from .http import MetricsServer
     from .listening import ListenError
-    from .node_exporter import HAMI_VERSIONS, NodeExporter
     from .text import CONTENT_TYPE
     from .web_config import WebConfigError
 
 if TYPE_CHECKING:
-    from .collector import RegionCollector
+    from .region_collector import RegionCollector
 
 __all__ = [
     "COLLECTORS",
@@ -31,10 +31,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # It takes 2 MiB of prometheus-client, which a server does without.
+    # prometheus-client takes 2 MiB, which a server does without.
     if name == "RegionCollector":
         with needs_extra(name, "exporter"):
-            from .collector import RegionCollector
+            from .region_collector import RegionCollector
 
         return RegionCollector
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

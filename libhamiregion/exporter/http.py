@@ -24,10 +24,9 @@ import attrs
 
 from libhamiregion.text import error_text, printable
 
-from . import overview_page
 from .listening import listen_on
-from .log_lines import RepeatedEvents
-from .passwords import Passwords, TooManyChecks
+from .overview import HEADERS
+from .passwords import Busy, Passwords
 from .text import CONTENT_TYPE
 from .web_config import WebConfig, WebConfigError, load_web_config
 
@@ -60,7 +59,7 @@ _GZIP: Final = 31
 _CHUNK_BYTES: Final = 128 * 1024
 # The C struct that says: on close, forget what was not sent.
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
-_NOT_ACCEPTED: Final = re.compile(r"q=0(\.0*)?")
+_GZIP_ACCEPTED: Final = re.compile(r"\bgzip\b(?! *; *q=0(\.0*)?(,|$))", re.IGNORECASE)
 
 
 class Source(Protocol):
@@ -72,8 +71,8 @@ class Source(Protocol):
     def not_ready(self) -> str | None:
         """Why scrapes are not complete; None if they are. Waits for nothing."""
 
-    def overview(self, first: int = 0, opened: str | None = None) -> Any:
-        """What the page shows."""
+    def page(self, query: str = "") -> bytes:
+        """The page for people."""
 
 
 class MetricsServer:
@@ -117,7 +116,6 @@ class MetricsServer:
         self.healthy = healthy
         self.scrapes = ScrapeCoalescer(source)
         self.passwords = Passwords(DEADLINE_S)
-        self.failures = RepeatedEvents(_log)
         self._sockets = listen_on((listen,) if isinstance(listen, str) else tuple(listen))
         self.urls = tuple(self._url(each) for each in self._sockets)
         self._waker, self._woken = socket.socketpair()
@@ -230,7 +228,7 @@ class MetricsServer:
             return False  # the client has gone already
         except OSError as error:
             # Such as no room for one more file, which passes.
-            self.failures.failed("accept", f"no new connections for a moment: {error.strerror}")
+            _log.warning("no new connections for a moment: %s", error.strerror)
             time.sleep(1.0)
             return False
         thread = threading.Thread(
@@ -270,10 +268,8 @@ class MetricsServer:
         try:
             if not connection.is_ended:
                 _Handler(connection, ("", 0), self)  # type: ignore[arg-type]
-        except (OSError, ValueError) as error:
-            _log.debug("connection ended: %r", error)
-        except Exception as error:  # noqa: BLE001 (one client must not end anything else)
-            self.failures.failed("client", f"{type(error).__name__}: {error_text(error)}", error)
+        except Exception:  # noqa: BLE001 (one client must not end anything else)
+            _log.debug("connection ended", exc_info=True)
         finally:
             self._forget(connection)
 
@@ -372,8 +368,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(reply.status)
         self.send_header("Content-Type", reply.content_type)
         self.send_header("X-Content-Type-Options", "nosniff")
-        if reply.size is not None:
-            self.send_header("Content-Length", str(reply.size))
+        self.send_header("Content-Length", str(reply.size))
         if self.close_connection:
             self.send_header("Connection", "close")
         for name, value in reply.headers.items():
@@ -404,14 +399,13 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._metrics()
             if path == "/":
                 return self._page()
-        except TooManyChecks:
-            return Reply.of(503, "too many passwords to check", {"Retry-After": "5"})
-        except ScrapeTimeout as timeout:
-            self.server.failures.failed("scrape", str(timeout))
-            return Reply.of(503, str(timeout))
+        except Busy as busy:
+            _log.debug("%s", busy)
+            return Reply.of(503, str(busy), {"Retry-After": "5"})
         except Exception as error:  # noqa: BLE001 (the log has it; other requests go on)
-            message = f"{type(error).__name__}: {error_text(error)}"
-            self.server.failures.failed(printable(path, 80), message, error)
+            reason = printable(f"{path}: {type(error).__name__}: {error_text(error)}", 400)
+            _log.warning("%s", reason)
+            _log.debug("its traceback", exc_info=error)
             return Reply.of(500, "it failed; the exporter's log says why")
         return Reply.of(404, "nothing here; the metrics are at /metrics")
 
@@ -427,7 +421,7 @@ class _Handler(BaseHTTPRequestHandler):
         if reason is None:
             return Reply.of(200, "ready")
         # The reason may name directories: only for those who may see the metrics.
-        with contextlib.suppress(TooManyChecks):
+        with contextlib.suppress(Busy):
             if self._is_allowed():
                 return Reply.of(503, f"not ready: {reason}")
         return Reply.of(503, "not ready")
@@ -437,19 +431,14 @@ class _Handler(BaseHTTPRequestHandler):
         is_gzip = accepts_gzip(self.headers.get("accept-encoding", ""))
         if is_gzip:
             headers["Content-Encoding"] = "gzip"
-        if self.command == "HEAD":
-            return Reply(200, CONTENT_TYPE, (), None, headers)
         body = self.server.scrapes.get()
         if is_gzip:
             return Reply(200, CONTENT_TYPE, (body.data,), len(body.data), headers)
         return Reply(200, CONTENT_TYPE, body.text(), body.text_bytes, headers)
 
     def _page(self) -> Reply:
-        if self.command == "HEAD":
-            return Reply(200, _HTML, (), None, overview_page.HEADERS)
-        query = urlsplit(self.path).query.encode("latin-1", "replace")
-        page = overview_page.page_bytes(self.server.source, query)
-        return Reply(200, _HTML, (page,), len(page), overview_page.HEADERS)
+        page = self.server.source.page(urlsplit(self.path).query)
+        return Reply(200, _HTML, (page,), len(page), HEADERS)
 
     def version_string(self) -> str:
         return "hamiregion"
@@ -460,12 +449,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 @attrs.frozen
 class Reply:
-    """An answer; `size` is None if only a scrape would tell it."""
+    """An answer, with the size of its parts."""
 
     status: int
     content_type: str
     parts: Iterable[bytes]
-    size: int | None
+    size: int
     headers: Mapping[str, str]
 
     @classmethod
@@ -482,18 +471,10 @@ def accepts_gzip(header: str) -> bool:
     Args:
         header: Accept-Encoding; empty if there is none.
     """
-    for part in header.split(","):
-        name, _, quality = part.partition(";")
-        if name.strip().lower() == "gzip":
-            return not _NOT_ACCEPTED.fullmatch(quality.replace(" ", ""))
-    return False
+    return _GZIP_ACCEPTED.search(header) is not None
 
 
 # ---- scrapes -------------------------------------------------------------------------------------
-
-
-class ScrapeTimeout(Exception):
-    """Another scrape has not come to its end in time."""
 
 
 @attrs.frozen(eq=False)
@@ -548,12 +529,12 @@ class ScrapeCoalescer:
         """Return a scrape that began after this call.
 
         Raises:
-            ScrapeTimeout: Another scrape takes too long.
+            Busy: Another scrape takes too long.
             Exception: Whatever the source raised.
         """
         asked_s = time.monotonic()
         if not self._lock.acquire(timeout=_SCRAPE_S):
-            raise ScrapeTimeout(f"a scrape has been under way for {self.running_s:.0f} s")
+            raise Busy(f"a scrape has been under way for {self.running_s:.0f} s")
         try:
             if self._began_s < asked_s:
                 began_s = self._running_since_s = time.monotonic()

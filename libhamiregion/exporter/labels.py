@@ -1,45 +1,35 @@
-"""Label texts: escaped once, kept, and bounded in how many different ones there may be."""
+"""Label texts: names of containers and processes, safe to show, in Prometheus' notation."""
 
 from __future__ import annotations
 
+import os
 import re
-import threading
-from itertools import islice
 from typing import TYPE_CHECKING
+
+import attrs
 
 from libhamiregion.text import printable
 
+from .families import BY_NAME, CONTAINER
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from libhamiregion.node import HostProcess
+    from libhamiregion.node import Container, NodeNames
+    from libhamiregion.node.cgroups import ContainerId
 
-    from .families import MetricFamily
-
-#: What stands for all values that are too many.
+#: Stands for all values that are too many.
 OTHER = "other"
 
 # Names of Kubernetes have 253 characters at most: none of those is cut.
 _VALUE_LIMIT = 253
-# A container has 16 devices at most, and real ones keep their uuids.
-_UUIDS_PER_CONTAINER = 64
-# A container that goes and comes again has no new allowance: a region outside the roots comes and
-# goes as its owner maps it.
-_GONE_CONTAINERS = 1024
-# Regions that only their path tells apart belong to no container: anybody can make some.
-_PATHS = 256
-# A process calls itself what it likes.
 _PROGRAM_LIMIT = 64
-
-_MOST_LABELS = 16
-
-_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\(.)")
 
 
 def safe_value(text: str) -> str:
-    r"""A label's value from outside: one line of printable characters, not too long.
+    r"""Make a label's value of a text from outside: printable characters, not too many.
 
     >>> safe_value("a\nb")
     'a\\nb'
@@ -48,7 +38,7 @@ def safe_value(text: str) -> str:
 
 
 def program_of(command: str) -> str:
-    r"""The program of a command line: its first word's last part, without its arguments.
+    r"""Name the program of a command line: arguments can hold secrets.
 
     >>> program_of("/usr/bin/python3 train.py --token secret")
     'python3'
@@ -58,178 +48,128 @@ def program_of(command: str) -> str:
     return printable(name, _PROGRAM_LIMIT)
 
 
-def constant_labels(labels: Mapping[str, str] | None, taken: Collection[str]) -> dict[str, str]:
-    """Labels that somebody wants on every series, checked.
-
-    Args:
-        labels: Name to value.
-        taken: The names that series have already.
-
-    Raises:
-        ValueError: A name that no label can have, or one that is taken; or too many.
-    """
-    found = {}
-    for name, value in (labels or {}).items():
-        if not _NAME.match(name) or name.startswith(("__", "label_")):
-            raise ValueError(
-                f"{name!r} is no name for a label: letters, digits and _, and neither __ nor label_"
-                " at the beginning"
-            )
-        if name in taken:
-            raise ValueError(f"metrics have a label {name!r} of their own; choose another name")
-        found[name] = safe_value(value)
-    if len(found) > _MOST_LABELS:
-        raise ValueError(f"{len(found)} labels; {_MOST_LABELS} at most")
-    return found
-
-
-def label_text(names: Sequence[str], *values: str) -> bytes:
-    r"""Names and values as a sample line has them, without the braces.
+def label_text(names: Sequence[str], *values: str) -> str:
+    r"""Write names and values as a sample line has them, without the braces.
 
     >>> label_text(("pod", "device_uuid"), 'a"b', "GPU-1")
-    b'pod="a\\"b",device_uuid="GPU-1"'
+    'pod="a\\"b",device_uuid="GPU-1"'
     """
     pairs = zip(names, values, strict=True)
-    return ",".join([f'{name}="{_escaped(value)}"' for name, value in pairs]).encode()
+    return ",".join([f'{name}="{_escaped(value)}"' for name, value in pairs])
 
 
 def _escaped(value: str) -> str:
-    if "\\" in value or '"' in value or "\n" in value:
-        return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    return value
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def read_labels(text: bytes) -> dict[str, str]:
-    r"""The names and values in a label text.
+def read_labels(text: str) -> dict[str, str]:
+    r"""Read the names and values of a label text.
 
-    >>> read_labels(b'pod="a\\"b",zone="vGPU"')
+    >>> read_labels('pod="a\\"b",zone="vGPU"')
     {'pod': 'a"b', 'zone': 'vGPU'}
     """
     return {
         name: _ESCAPE.sub(lambda found: "\n" if found[1] == "n" else found[1], value)
-        for name, value in _LABEL.findall(text.decode())
+        for name, value in _LABEL.findall(text)
     }
 
 
-class LabelRows:
-    """The label texts of many series.
+@attrs.frozen
+class ContainerLabels:
+    """The names of a container in labels.
+
+    Where no file of the node names a pod, ``namespace`` is empty and ``pod`` is the pod's UID.
+    HAMi's monitor leaves such containers out.
 
     Attributes:
-        texts: One for each row.
+        namespace: The pod's namespace; empty outside Kubernetes and where it is not known.
+        pod: The pod's name, else its UID; empty outside Kubernetes.
+        container: Its name or its claim's; else the claim's UID, the container's id, or a path.
+        pod_uid: Empty outside Kubernetes, and of a claim.
+        monitor: The label text that HAMi's metrics begin with.
+        own: The label text of `families.CONTAINER`.
     """
 
-    __slots__ = ("_named", "_renamed", "texts")
+    namespace: str
+    pod: str
+    container: str
+    pod_uid: str
+    monitor: str = attrs.field(init=False)
+    own: str = attrs.field(init=False)
 
-    def __init__(self, texts: Sequence[bytes]) -> None:
-        self.texts = texts
-        self._named: dict[tuple[tuple[str, str], ...], list[dict[str, str]]] = {}
-        self._renamed: LabelRows | None = None
+    def __attrs_post_init__(self) -> None:
+        names = ("namespace", "pod", "container")
+        text = label_text(names, self.namespace, self.pod, self.container)
+        object.__setattr__(self, "monitor", text)
+        object.__setattr__(self, "own", f"{text},{label_text(('pod_uid',), self.pod_uid)}")
 
-    @classmethod
-    def joined(cls, several: Iterable[LabelRows]) -> LabelRows:
-        """The texts of several, one after the other."""
-        return cls([text for each in several for text in each.texts])
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def named(self, family: MetricFamily) -> list[dict[str, str]]:
-        """The labels of each row as a mapping, with the family's constant ones; kept."""
-        found = self._named.get(family.constant)
-        if found is None:
-            found = self._named[family.constant] = [
-                {**read_labels(text), **dict(family.constant)} for text in self.texts
-            ]
-        return found
-
-    def renamed(self, names: Mapping[str, str]) -> LabelRows:
-        """Give the labels other names, and leave labels without one out; kept once made.
-
-        Rows that are the same without these become one.
-        """
-        if self._renamed is None:
-            rows = [
-                {names[name]: value for name, value in read_labels(text).items() if name in names}
-                for text in self.texts
-            ]
-            texts = (label_text(tuple(row), *row.values()) for row in rows)
-            self._renamed = LabelRows(list(dict.fromkeys(texts)))
-        return self._renamed
-
-
-#: Of a family without labels.
-NO_LABELS = LabelRows([b""])
-
-
-class CardinalityLimiter:
-    """Bounds what containers may write into labels over time, and not only at one moment.
-
-    A container can show another uuid, or its processes another program, at every look. Prometheus
-    keeps each series that it has ever seen for weeks, so the number of different values is bounded.
-
-    Threads: may be shared.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # The containers that have been gone for longest come first, those that are there last.
-        self._uuids: dict[tuple[str, ...], set[tuple[int, str]]] = {}
-        self._paths: set[str] = set()
-        self._programs: dict[tuple[int, int], str] = {}
-
-    def uuid(self, container: tuple[str, ...], index: int, uuid: str) -> str:
-        """The uuid of a container's device as a label: itself, or `OTHER` if there were too many.
+    def text(self, name: str, *values: str) -> str:
+        """The label text of a series about this container.
 
         Args:
-            container: What tells it from others, as `keep_containers` gets it.
-            index: Of the device.
-            uuid: As its region has it.
+            name: Of the family.
+            values: What follows the container.
         """
-        with self._lock:
-            known = self._uuids.setdefault(container, set())
-            if (index, uuid) not in known:
-                if len(known) >= _UUIDS_PER_CONTAINER:
-                    return OTHER
-                known.add((index, uuid))
-            return uuid
+        labels = BY_NAME[name].labels
+        own, more = (self.own, 4) if labels[: len(CONTAINER)] == CONTAINER else (self.monitor, 3)
+        return f"{own},{label_text(labels[more:], *values)}" if values else own
 
-    def path(self, path: str) -> str:
-        """The path of a region as a label, where nothing else tells its container: or `OTHER`."""
-        with self._lock:
-            if path not in self._paths:
-                if len(self._paths) >= _PATHS:
-                    return OTHER
-                self._paths.add(path)
-            return path
+    @classmethod
+    def of(cls, container: Container) -> ContainerLabels:
+        """Name a container by the node's files."""
+        name = container.pod_name
+        own = (
+            container.used_by
+            or container.directory_name
+            or (None if name is None else name.container)
+            or container.claim_uid
+            or (None if container.container_id is None else container.container_id.id)
+            or container.directory
+            or container.region_path
+        )
+        pod = None if name is None else name.pod
+        return cls(
+            safe_value((name and name.namespace) or ""),
+            safe_value(pod or container.pod_uid or ""),
+            safe_value(own or ""),
+            safe_value(container.pod_uid or ""),
+        )
 
-    def program(self, process: HostProcess | None) -> str:
-        """The program of a process: of its command line the first word's last part.
+    @classmethod
+    def of_cgroup(cls, names: NodeNames, container_id: ContainerId | None) -> ContainerLabels:
+        """Name what a cgroup tells of a process that belongs to none of the node's containers."""
+        if container_id is None:
+            return cls("", "", "", "")
+        found = names.resolve(container_id.pod_uid, None, container_id.id)
+        namespace, pod, container = (
+            (None, None, None) if found is None else (found.namespace, found.pod, found.container)
+        )
+        pod_uid = container_id.pod_uid or ""
+        values = (namespace or "", pod or pod_uid, container or "", pod_uid)
+        return cls(*map(safe_value, values))
 
-        As it was when it was first asked for. Arguments can hold secrets, and change with every
-        job.
-        """
-        if process is None:
-            return ""
-        key = (process.pid, process.start_time_ticks)
-        with self._lock:
-            known = self._programs.get(key)
-            if known is None:
-                known = self._programs[key] = program_of(process.command)
-            return known
 
-    def keep_containers(self, containers: Iterable[tuple[str, ...]]) -> None:
-        """Forget other containers, once too many have gone after them."""
-        with self._lock:
-            here = set(containers) & self._uuids.keys()
-            for labels in here:
-                self._uuids[labels] = self._uuids.pop(labels)
-            gone = len(self._uuids) - len(here)
-            for longest_gone in list(islice(self._uuids, max(0, gone - _GONE_CONTAINERS))):
-                del self._uuids[longest_gone]
+def hidden_by_others(labels: Mapping[Container, ContainerLabels]) -> set[Container]:
+    """Find the containers that another one of the same names replaces in HAMi's metrics.
 
-    def keep_programs(self, processes: Iterable[HostProcess]) -> None:
-        """Forget the programs of all other processes."""
-        pids = {(process.pid, process.start_time_ticks) for process in processes}
-        with self._lock:
-            for ended in self._programs.keys() - pids:
-                del self._programs[ended]
+    The newest is shown: for some minutes a pod that was made again has its old directory too.
+    Prometheus refuses two series with the same labels.
+    """
+    newest: dict[str, Container] = {}
+    hidden: set[Container] = set()
+    for container, each in labels.items():
+        other = newest.setdefault(each.monitor, container)
+        if other is not container:
+            old, new = sorted((other, container), key=_rank)
+            newest[each.monitor] = new
+            hidden.add(old)
+    return hidden
+
+
+def _rank(container: Container) -> tuple[bool, int, str]:
+    path = container.directory or container.region_path or ""
+    try:
+        changed_ns = os.lstat(container.directory or "").st_mtime_ns
+    except OSError:
+        changed_ns = 0
+    return container.region is not None, changed_ns, path

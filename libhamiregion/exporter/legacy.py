@@ -4,57 +4,48 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import families
-from .labels import LabelRows
+from .families import FORMER, FORMER_LABELS, MEMORY_PARTS
+from .labels import label_text, read_labels
 from .text import Series
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .families import MetricFamily
-
 _WRAP = (1 << 64) - 1
-_PARTS = (
-    families.MEMORY_USED,
-    families.MEMORY_CONTEXT,
-    families.MEMORY_MODULE,
-    families.MEMORY_BUFFER,
-)
-
-
-def with_sources(wanted: frozenset[MetricFamily]) -> frozenset[MetricFamily]:
-    """These families, and those that the former ones among them are made of."""
-    sources = {now for now, before in families.FORMER.items() if before in wanted}
-    return wanted | sources.union(_PARTS if families.MEMORY_PARTS in wanted else ())
+_USED = "hami_vgpu_memory_used_bytes"
+_PARTS = [f"hami_vgpu_memory_{part}_bytes" for part in ("context", "module", "buffer")]
 
 
 def former_series(series: Iterable[Series]) -> list[Series]:
     """Series under their former names, as far as they had one."""
-    by_family = {each.family: each for each in series}
+    by_name = {each.name: each for each in series}
     found = [
-        Series(
-            before,
-            by_family[now].labels.renamed(families.FORMER_LABELS),
-            by_family[now].cells,
-            by_family[now].rows,
-        )
-        for now, before in families.FORMER.items()
-        if now in by_family
+        Series.of(before, dict(zip(_renamed(by_name[now]), by_name[now].values, strict=True)))
+        for now, before in FORMER.items()
+        if now in by_name
     ]
-    if by_family.keys() >= set(_PARTS):
-        found.append(_memory_parts(*(by_family[each] for each in _PARTS)))
+    if _USED in by_name:
+        found.append(_memory_parts(by_name[_USED], *(by_name[each] for each in _PARTS)))
     return found
+
+
+def _renamed(series: Series) -> list[str]:
+    """Give labels their former names; those without one are left out."""
+    texts = []
+    for text in series.labels:
+        labels = {FORMER_LABELS.get(name): value for name, value in read_labels(text).items()}
+        names = [name for name in labels if name is not None]
+        texts.append(label_text(names, *(labels[name] for name in names)))
+    return texts
 
 
 def _memory_parts(used: Series, *parts: Series) -> Series:
     """The family that has sizes as the values of labels."""
-    texts = []
-    assert used.rows is not None  # noqa: S101 (those of devices have rows)
-    for labels, row in zip(
-        used.labels.renamed(families.FORMER_LABELS).texts, used.rows, strict=True
-    ):
-        context, module, data = (each.cells[row] for each in parts)
-        rest = (used.cells[row] - context - module - data) & _WRAP
-        sizes = b',context="%d",module="%d",data="%d",offset="%d"' % (context, module, data, rest)
-        texts.append(labels + sizes)
-    return Series(families.MEMORY_PARTS, LabelRows(texts), used.cells, used.rows)
+    found: dict[str, float | None] = {}
+    columns = (used.values, *(each.values for each in parts))
+    for labels, total, *sizes in zip(_renamed(used), *columns, strict=True):
+        if total is not None:
+            shown = (*sizes, (total - sum(sizes)) & _WRAP)
+            texts = label_text(("context", "module", "data", "offset"), *map(str, shown))
+            found[f"{labels},{texts}"] = total
+    return Series.of(MEMORY_PARTS, found)

@@ -1,279 +1,237 @@
-"""What the exporter's page shows: one observation of the node, chosen and bounded for people."""
+"""The page at ``/``: what `hamiregion top` shows, made on the server. It loads and runs nothing."""
 
 from __future__ import annotations
 
+import base64
+import functools
 import hashlib
 import os
+import re
 import time
-from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs
 
-import attrs
-
+from libhamiregion import __version__
+from libhamiregion.html_template import html_template
 from libhamiregion.node import SLOT_STATES, Severity, driver_gap
-from libhamiregion.node.join import NO_ROW, Join
+from libhamiregion.node.rows import NO_ROW
 from libhamiregion.text import printable
-from libhamiregion.units import sm_limit_or_none
+from libhamiregion.units import format_size, sm_limit_or_none
+
+from .labels import program_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable
 
-    from libhamiregion.node import Container, Finding, HostProcess, Observation
-    from libhamiregion.node.nvml import NvmlDevice
+    import jinja2
 
-    from .state import CollectedState
+    from .collectors import DoctorCollector
+    from .scrape import Scrape, ShownRegion
 
-#: How often a page asks for a new one.
+#: How often a browser asks for a new page.
 PAGE_INTERVAL_S = 5.0
-#: A page is for looking at: what is more stands on the next one, or in the metrics.
+#: Further containers are on the next page.
 CONTAINERS_PER_PAGE = 250
 _PROCESSES = 64
 _FINDINGS = 25
 _MISSING = 25
 _GAPS = 10
 _GPUS = 32
+_TEXT_LIMIT: Final = 500
+_NAME_LIMIT: Final = 80
+_HERE: Final = Path(__file__).parent
+_STYLE: Final = (_HERE / "overview.css").read_text(encoding="utf-8")
+_STYLE_HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+
+#: For the answer: no script, nothing from elsewhere, no style but the page's own, no frame around.
+HEADERS: Final = {
+    "content-security-policy": (
+        f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src data:;"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cache-control": "no-store",
+    "referrer-policy": "no-referrer",
+}
 
 
-@attrs.frozen
-class DeviceFigures:
-    """One device of a container. None is unlimited, or not known of what the driver says."""
-
-    index: int
-    uuid: str | None
-    memory_used_bytes: int
-    memory_limit_bytes: int | None
-    sm_percent: int | None
-    sm_limit_percent: int | None
-    memory_driver_bytes: int | None = None
-
-    @property
-    def memory_ratio(self) -> float | None:
-        """Used memory as a share of the limit; None without a limit."""
-        limit = self.memory_limit_bytes
-        return None if limit is None else self.memory_used_bytes / limit
-
-
-@attrs.frozen
-class ProcessFigures:
-    """One slot of a container; `process` is None where it is not alive or not known."""
-
-    pid: int
-    state: str
-    process: HostProcess | None
-    memory_used_bytes: int
-
-
-@attrs.frozen
-class ContainerFigures:
-    """A container with its devices; its processes only where they were asked for.
-
-    Attributes:
-        key: Names it in the page's address.
-        namespace: Of the pod, raw text; None if it is not known.
-        pod: Its name, else its UID.
-        name: Its own name.
-        devices: One entry per device.
-        states: How many slots of each state.
-        processes: The first of them; None where they were not asked for.
-    """
-
-    key: str
-    namespace: str | None
-    pod: str | None
-    name: str | None
-    devices: tuple[DeviceFigures, ...]
-    states: Mapping[str, int]
-    processes: tuple[ProcessFigures, ...] | None = None
-
-    @property
-    def fullness(self) -> float:
-        """The highest share of a limit that it uses; without limits below all others."""
-        ratios = (each.memory_ratio for each in self.devices)
-        return max((ratio for ratio in ratios if ratio is not None), default=-1.0)
-
-
-@attrs.frozen
-class Overview:
-    """What one page of the overview shows.
-
-    Attributes:
-        node: The node's name.
-        containers: The chosen ones, the fullest first.
-        count: How many there are in all.
-        first: The place of the first of these among all.
-        gpus: What the driver says of the GPUs.
-        missing: Containers without a region, with the reason.
-        missing_count: How many of them there are.
-        findings: What the doctor found, the gravest first.
-        finding_count: How many findings there are.
-        gaps: What could not be looked at, as sentences.
-        driver_gap: Why there are no figures of the driver; None if there are.
-        ages_s: What was looked at, and how long ago; None if never.
-    """
-
-    node: str
-    containers: tuple[ContainerFigures, ...]
-    count: int
-    first: int
-    gpus: tuple[NvmlDevice, ...]
-    missing: tuple[tuple[str, str], ...]
-    missing_count: int
-    findings: tuple[Finding, ...]
-    finding_count: int
-    gaps: tuple[str, ...]
-    driver_gap: str | None
-    ages_s: Mapping[str, float | None]
-
-
-def key_of(container: Container) -> str:
-    """What names a container in an address: nothing that it has chosen stands there."""
-    name = container.directory or f"{container.container_id} {container.path_in_namespace}"
-    return hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
-
-
-def make_overview(
-    node_name: str,
-    observation: Observation,
-    state: CollectedState,
-    looked_at_s: Mapping[str, float | None],
-    *,
-    first: int = 0,
-    opened: str | None = None,
-) -> Overview:
-    """Choose what a page shows.
+def page_html(node_name: str, scrape: Scrape, doctor: DoctorCollector, query: str) -> bytes:
+    """Write the page: containers by their names, a bounded number of everything.
 
     Args:
         node_name: The node's name.
-        observation: What stands on the node.
-        state: What the collectors have found: findings, and whose pod is gone.
-        looked_at_s: When collectors have last looked, Unix seconds.
-        first: How many containers to leave out, which stand on the pages before.
-        opened: The key of the container whose processes are shown.
+        scrape: The node's containers.
+        doctor: Has the findings.
+        query: Of the page's address: ``from`` is how many containers to leave out, ``open`` the
+            key of the one whose processes are shown.
+
+    Raises:
+        ModuleNotFoundError: jinja2 is missing, which the extra ``exporter`` installs.
     """
-    there = [
-        (row, container)
-        for row, container in enumerate(observation.containers)
-        if observation.table.regions.code[row] == 0 and container not in state.gone
-    ]
-    driver = _driver_memory(observation, state)
-    made = [_container(row, each, observation, driver, opened) for row, each in there]
-    made.sort(key=lambda each: (-each.fullness, each.namespace or "", each.pod or "", each.key))
-    first = max(0, min(first, len(made) - 1)) if made else 0
-    missing = [each for each in observation.missing if each not in state.gone]
-    now_s = time.time()
-    gravest_first = list(Severity)
-    findings = sorted(state.findings, key=lambda each: gravest_first.index(each.severity))
-    doctor_s = looked_at_s.get("doctor")
-    return Overview(
-        node=node_name,
-        containers=tuple(made[first : first + CONTAINERS_PER_PAGE]),
-        count=len(made),
-        first=first,
-        gpus=() if observation.sample is None else observation.sample.devices[:_GPUS],
-        missing=tuple(
-            (" / ".join(filter(None, _names(each))), each.missing.message if each.missing else "")
+    asked = {name: values[0] for name, values in parse_qs(query[:200]).items()}
+    first = int(asked["from"]) if re.fullmatch("[0-9]{1,6}", asked.get("from", "")) else 0
+    opened = asked["open"] if re.fullmatch("[0-9a-f]{16}", asked.get("open", "")) else None
+    observation = scrape.observation
+    by_name = sorted(scrape.regions, key=lambda each: (each.labels.own, each.row))
+    first = max(0, min(first, len(by_name) - 1))
+    driven = _driver_memory(scrape)
+    missing = [each for each in observation.missing if each not in scrape.hidden]
+    order = list(Severity)
+    findings = sorted(doctor.findings, key=lambda each: order.index(each.severity))
+    page = {
+        "node": node_name,
+        "containers": [
+            _container(scrape, each, driven, opened)
+            for each in by_name[first : first + CONTAINERS_PER_PAGE]
+        ],
+        "count": len(by_name),
+        "first": first,
+        "gpus": () if observation.sample is None else observation.sample.devices[:_GPUS],
+        "missing": [
+            (scrape.labels[each], "" if each.missing is None else each.missing.message)
             for each in missing[:_MISSING]
-        ),
-        missing_count=len(missing),
-        findings=tuple(findings[:_FINDINGS]),
-        finding_count=len(findings),
-        gaps=tuple(printable(each.reason, 300) for each in observation.gaps[:_GAPS]),
-        driver_gap=_driver_gap(observation),
-        ages_s={
-            "regions": now_s - observation.regions_read_at_ns / 1e9,
-            "processes": None
-            if observation.states is None
-            else time.monotonic() - observation.processes_read_s,
-            "driver": None
-            if observation.sample is None
-            else now_s - observation.sample.taken_at_ns / 1e9,
-            "doctor": None if doctor_s is None else now_s - doctor_s,
+        ],
+        "missing_count": len(missing),
+        "findings": findings[:_FINDINGS],
+        "finding_count": len(findings),
+        "gaps": [each.reason for each in observation.gaps[:_GAPS]],
+        "driver_gap": _driver_gap(scrape),
+        "ages_s": _ages_s(scrape, doctor),
+    }
+    return _template().render(page=page, opened=opened).encode("utf-8", "replace")
+
+
+def _ages_s(scrape: Scrape, doctor: DoctorCollector) -> dict[str, float | None]:
+    observation, now_s, clock_s = scrape.observation, time.time(), time.monotonic()
+    sample, states = observation.sample, observation.states
+    return {
+        "regions": now_s - observation.regions_read_at_ns / 1e9,
+        "processes": None if states is None else clock_s - observation.processes_read_s,
+        "driver": None if sample is None else now_s - sample.taken_at_ns / 1e9,
+        "doctor": None if doctor.diagnosed_s is None else clock_s - doctor.diagnosed_s,
+    }
+
+
+def _driver_gap(scrape: Scrape) -> str | None:
+    """Why there are no figures of the driver, as one sentence."""
+    observation = scrape.observation
+    reasons = [gap.reason for gap in observation.gaps if gap.kind == "driver"]
+    return reasons[0] if reasons else driver_gap(observation.processes, observation.sample)
+
+
+def _driver_memory(scrape: Scrape) -> Callable[[int], int | None]:
+    """Find the driver's figure of a container's device; None if it is not known."""
+    if scrape.observation.states is None or _driver_gap(scrape) is not None:
+        return lambda _: None
+    found = scrape.join.device_sums("memory_used_bytes")
+    return lambda row: None if found.rows[row] == NO_ROW else found.sums[row]
+
+
+def _container(
+    scrape: Scrape, shown: ShownRegion, driven: Callable[[int], int | None], opened: str | None
+) -> dict[str, Any]:
+    table, slots = scrape.observation.table, scrape.observation.states
+    first = table.regions.first_process[shown.row]
+    end = first + table.regions.process_count[shown.row]
+    states = {}
+    if slots is not None:
+        counts = {name: slots.states.count(at, first, end) for at, name in enumerate(SLOT_STATES)}
+        states = {name: count for name, count in counts.items() if count}
+    container = shown.container
+    # In an address: nothing that the container has chosen.
+    name = container.directory or f"{container.container_id} {container.path_in_namespace}"
+    key = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+    return {
+        "key": key,
+        "labels": shown.labels,
+        "states": states,
+        "devices": [_device(scrape, shown, row, driven(row)) for row in shown.devices],
+        "processes": _processes(scrape, shown, range(first, end)) if key == opened else None,
+    }
+
+
+def _device(scrape: Scrape, shown: ShownRegion, row: int, driven: int | None) -> dict[str, Any]:
+    devices = scrape.observation.table.devices
+    used, limit = devices.memory_used_bytes[row], devices.memory_limit_bytes[row]
+    return {
+        "index": devices.index[row],
+        "uuid": devices.uuid(row),
+        "used": used,
+        "limit": limit or None,
+        "ratio": used / limit if limit else None,
+        "driver": driven,
+        "sm": devices.sm_util_percent[row] if shown.has_utilization else None,
+        "sm_limit": sm_limit_or_none(devices.sm_limit_percent[row]),
+    }
+
+
+def _processes(scrape: Scrape, shown: ShownRegion, rows: range) -> list[dict[str, Any]]:
+    table, slots = scrape.observation.table, scrape.observation.states
+    cells, first = table.usages.memory_used_bytes, table.processes.first_usage
+    used = {at: sum(cells[first[at] : first[at] + len(shown.devices)]) for at in rows}
+    return [
+        {
+            "pid": table.processes.pid[at],
+            "state": "unknown" if slots is None else SLOT_STATES[slots.states[at]],
+            "process": None if slots is None else slots.processes.get(at),
+            "used": used[at],
+        }
+        for at in sorted(rows, key=lambda at: -used[at])[:_PROCESSES]
+    ]
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    return html_template(
+        _HERE / "overview.html",
+        style=_STYLE,
+        text_limit=_TEXT_LIMIT,
+        filters={
+            "size": lambda nbytes: "unlimited" if nbytes is None else format_size(nbytes),
+            "name": lambda text: printable(text, _NAME_LIMIT) if text else "\u2013",
+            "program": program_of,
+            "age": _age,
+            "code": _code,
+            "level": _level,
+        },
+        values={
+            "version": __version__,
+            "interval_s": round(PAGE_INTERVAL_S),
+            "per_page": CONTAINERS_PER_PAGE,
         },
     )
 
 
-def _driver_gap(observation: Observation) -> str | None:
-    """Why there are no figures of the driver, as one sentence."""
-    for gap in observation.gaps:
-        if gap.kind == "driver":
-            return printable(gap.reason, 300)
-    reason = driver_gap(observation.processes, observation.sample)
-    return None if reason is None else printable(reason, 300)
+def _code(text: str) -> str:
+    """Escape a sentence, with the parts between backticks as code.
+
+    >>> str(_code("run `hamiregion ps` <now>"))
+    'run <code>hamiregion ps</code> &lt;now&gt;'
+    """
+    import markupsafe
+
+    escaped = str(markupsafe.escape(printable(text, _TEXT_LIMIT)))
+    marked = re.sub("`([^`]+)`", r"<code>\1</code>", escaped)
+    return markupsafe.Markup(marked)  # noqa: S704 (escaped above)
 
 
-def _names(container: Container) -> tuple[str | None, str | None, str | None]:
-    name = container.pod_name
-    if name is None:
-        return None, container.pod_uid, container.name
-    return name.namespace, name.pod or container.pod_uid, container.name
+def _age(seconds: float | None) -> str:
+    """Say how old something is.
+
+    >>> _age(None), _age(0.4), _age(75), _age(7300)
+    ('not yet', 'now', '75 s ago', '2 h ago')
+    """
+    if seconds is None:
+        return "not yet"
+    if seconds < 1:
+        return "now"
+    if seconds < 120:
+        return f"{seconds:.0f} s ago"
+    return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
 
 
-def _driver_memory(observation: Observation, state: CollectedState) -> Sequence[int | None]:
-    """What the driver says of each device of the read; None where it is not known."""
-    nothing = [None] * len(observation.table.devices)
-    if observation.states is None:
-        return nothing
-    if driver_gap(observation.processes, observation.sample) is not None:
-        return nothing
-    found = Join(observation, state.known).device_sums("memory_used_bytes")
-    return [
-        None if row == NO_ROW else used for used, row in zip(found.sums, found.rows, strict=True)
-    ]
-
-
-def _container(
-    row: int,
-    container: Container,
-    observation: Observation,
-    driver: Sequence[int | None],
-    opened: str | None,
-) -> ContainerFigures:
-    table, slots = observation.table, observation.states
-    regions, devices = table.regions, table.devices
-    first, count = regions.first_process[row], regions.process_count[row]
-    rows = range(first, first + count)
-    states: Counter[str] = Counter()
-    if slots is not None:
-        states.update(SLOT_STATES[slots.states[at]] for at in rows)
-    has_utilization = container.region is not None and container.region.layout.has_utilization
-    start = regions.first_device[row]
-    key = key_of(container)
-    namespace, pod, name = _names(container)
-    return ContainerFigures(
-        key,
-        namespace,
-        pod,
-        name,
-        tuple(
-            DeviceFigures(
-                devices.index[at],
-                devices.uuid(at),
-                devices.memory_used_bytes[at],
-                devices.memory_limit_bytes[at] or None,
-                devices.sm_util_percent[at] if has_utilization else None,
-                sm_limit_or_none(devices.sm_limit_percent[at]),
-                driver[at],
-            )
-            for at in range(start, start + regions.device_rows[row])
-        ),
-        dict(states),
-        _processes(observation, rows, regions.device_rows[row]) if key == opened else None,
-    )
-
-
-def _processes(
-    observation: Observation, rows: range, device_count: int
-) -> tuple[ProcessFigures, ...]:
-    table, slots = observation.table, observation.states
-    used, first = table.usages.memory_used_bytes, table.processes.first_usage
-    found = [
-        ProcessFigures(
-            table.processes.pid[at],
-            "unknown" if slots is None else SLOT_STATES[slots.states[at]],
-            None if slots is None else slots.processes.get(at),
-            sum(used[first[at] : first[at] + device_count]),
-        )
-        for at in rows
-    ]
-    found.sort(key=lambda each: -each.memory_used_bytes)
-    return tuple(found[:_PROCESSES])
+def _level(ratio: float | None) -> str:
+    """Name the colour of a bar: as `hamiregion top` has them."""
+    if ratio is None or ratio < 0.7:
+        return "good"
+    return "over" if ratio >= 0.9 else "near"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import secrets
@@ -15,19 +14,17 @@ if TYPE_CHECKING:
 
 # Programs that make such hashes cut there; bcrypt 5 raises instead.
 _BCRYPT_BYTES: Final = 72
-# Each keeps a thread and a connection.
-_WAITING_LIMIT: Final = 16
 
 
-class TooManyChecks(Exception):
-    """Too many passwords wait to be checked."""
+class Busy(Exception):
+    """A request that has waited too long for others; the message says for what."""
 
 
 class Passwords:
     """Checks passwords one at a time, and remembers the last right one of each user.
 
-    A password that was right before is known at once, however many guesses wait. What is remembered
-    is hashed with a secret of this process.
+    A password that was right before is known at once, however many guesses wait. It is kept hashed
+    with a secret of this process.
 
     Threads: may be shared.
 
@@ -40,7 +37,6 @@ class Passwords:
         self._secret = secrets.token_bytes(32)
         self._right: dict[str, bytes] = {}
         self._checking = threading.Lock()
-        self._places = threading.BoundedSemaphore(_WAITING_LIMIT)
 
     def allow(self, users: Mapping[str, str], header: str) -> bool:
         """Whether a request may see everything.
@@ -50,7 +46,7 @@ class Passwords:
             header: Authorization; empty if there is none.
 
         Raises:
-            TooManyChecks: Too many other checks wait, or they did not end in time.
+            Busy: Other checks did not end in time.
         """
         if not users:
             return True
@@ -58,35 +54,21 @@ class Passwords:
         if given is None:
             return False
         user, password = given
-        hashed = users.get(user)
+        # An unknown user takes as long as a known one.
+        hashed = users.get(user) or next(iter(users.values()))
         # The hash is part of it: a password that was right for another hash is not known.
-        known = (hashed or "").encode() + b"\0" + password
-        digest = hashlib.blake2b(known, key=self._secret).digest()
-        if hashed is not None and self._is_known(user, digest):
+        digest = hashlib.blake2b(hashed.encode() + password, key=self._secret).digest()
+        if user in users and hmac.compare_digest(self._right.get(user, b""), digest):
             return True
-        # An unknown user takes as long as one that there is.
-        slowest = max(users.values(), key=_cost)
-        is_right = self._check(slowest if hashed is None else hashed, password)
-        if hashed is None or not is_right:
-            return False
-        self._right[user] = digest
-        return True
-
-    def _check(self, hashed: str, password: bytes) -> bool:
-        if not self._places.acquire(blocking=False):
-            raise TooManyChecks
+        if not self._checking.acquire(timeout=self._timeout_s):
+            raise Busy("too many passwords to check")
         try:
-            if not self._checking.acquire(timeout=self._timeout_s):
-                raise TooManyChecks
-            try:
-                return _matches(hashed, password)
-            finally:
-                self._checking.release()
+            is_right = _matches(hashed, password) and user in users
         finally:
-            self._places.release()
-
-    def _is_known(self, user: str, digest: bytes) -> bool:
-        return hmac.compare_digest(self._right.get(user, b""), digest)
+            self._checking.release()
+        if is_right:
+            self._right[user] = digest
+        return is_right
 
 
 def credentials(header: str) -> tuple[str, bytes] | None:
@@ -97,17 +79,12 @@ def credentials(header: str) -> tuple[str, bytes] | None:
     try:
         user, separator, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
         return (user.decode(), password) if separator else None
-    except (binascii.Error, ValueError):
+    except ValueError:
         return None
-
-
-def _cost(hashed: str) -> int:
-    return int(hashed[4:6])
 
 
 def _matches(hashed: str, password: bytes) -> bool:
     import bcrypt
 
     # bcrypt takes no NUL, and no hash was made of one.
-    cut = password[:_BCRYPT_BYTES].replace(b"\0", b"")
-    return bcrypt.checkpw(cut, hashed.encode()) and b"\0" not in password
+    return b"\0" not in password and bcrypt.checkpw(password[:_BCRYPT_BYTES], hashed.encode())

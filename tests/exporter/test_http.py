@@ -68,7 +68,7 @@ class TextSource:
     def not_ready(self) -> str | None:
         return self.reason
 
-    def overview(self, _first: int = 0, _opened: str | None = None) -> Any:
+    def page(self, _query: str = "") -> bytes:
         raise RuntimeError("no page here")
 
 
@@ -213,7 +213,7 @@ def test_a_stop_finishes_the_answer_under_way(serve: Callable[..., MetricsServer
 
 def test_a_port_in_use_is_one_line(serve: Callable[..., MetricsServer]) -> None:
     taken = serve().urls[0].rpartition("/")[2]
-    with pytest.raises(ListenError, match="the port is in use"):
+    with pytest.raises(ListenError, match="Address already in use"):
         MetricsServer(TextSource(), taken)
 
 

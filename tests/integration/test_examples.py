@@ -449,7 +449,7 @@ def test_the_exporter_of_the_compose_file_finds_a_container_of_docker(
     (tmp_path / "none").mkdir()
     held = ",".join(f"+{name.lower()}" for name in added)
     rights = [f"--bounding-set=-all,{held}", f"--inh-caps=-all,{held}", "--no-new-privs"]
-    words = [sys.executable, "-m", "libhamiregion", *command, "--once", "--no-collector.nvml"]
+    words = [sys.executable, "-m", "libhamiregion", *command, "--once"]
     done = subprocess.run(
         ["setpriv", *rights, *words, "--root", str(tmp_path / "none")],
         capture_output=True,

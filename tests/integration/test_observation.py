@@ -460,7 +460,7 @@ def test_an_agents_tasks_and_its_exporter_look_at_the_node_once(
             if hasattr(task, "_max_age_s"):
                 task._max_age_s = PATIENCE_S
         tasks[4]._watcher._max_age_s = PATIENCE_S  # type: ignore[attr-defined]
-        exporter = NodeExporter(node, observer=observer, interval_s=2 * PATIENCE_S)
+        exporter = NodeExporter(node, observer=observer, max_age_s=2 * PATIENCE_S)
         with contextlib.ExitStack() as stack:
             for task in tasks:
                 stack.callback(task.stop)
@@ -469,7 +469,7 @@ def test_an_agents_tasks_and_its_exporter_look_at_the_node_once(
             observer.observe()
             for task in tasks:
                 task.run()
-            exporter.refresh()
+            exporter.render()
     assert looks == {"sample": 1, "scan": 1, "snapshot": 1, "refresh": looks["refresh"]}
     assert looks["refresh"] <= 1
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from exporter_process import exporter_process
 from exposition import NodeFiles
 from fake_nvml.scenes import CARD, GPU, MIB
 from golden_regions import NAMES
 from prometheus_server import Prometheus, needs_prometheus, prometheus_server
+from support.exporter_process import exporter_process
 from support.wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def exporter_port(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) 
     driver: FakeDriver = FakeDriver(nvml_library, directory / "nvml-scene")
     driver.play(CARD, f"process 0 compute {program.pid} {512 * MIB}")
     words = (
-        *("--legacy-metrics", "--node-name", "gpu-node-1", "--interval", "0.5"),
+        *("--legacy-metrics", "--node-name", "gpu-node-1"),
         *("--root", files.root, "--pod-logs", files.logs, "--library", nvml_library),
     )
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 from containers import containers, needs_namespaces
-from exposition import NodeFiles, exporter_of, look
+from exposition import NodeFiles, exporter_of, parsed
 from fake_kubernetes.server import container_id
 from own_cgroups import cgroup_of_pod, needs_cgroups
 
@@ -96,7 +96,7 @@ def test_its_metrics_and_rows_are_the_main_containers(scene: Scene) -> None:
     assert seen(node) == ("team-a", "bert-0", "train")
     (container,) = node.containers
     assert (container.directory_name, container.used_by) == ("fetch", "train")
-    found = look(exporter_of(scene.node()))
+    found = parsed(exporter_of(scene.node()).render())
     (key,) = (each for each in found.samples if each[0] == LIMIT)
     assert dict(key[1])["container"] == "train"
     assert seen(scene.node()) == ("team-a", "bert-0", "train")

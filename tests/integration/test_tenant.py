@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from containers import UNSHARE, needs_namespaces
-from exporter_process import environment, exporter_process
 from exposition import NodeFiles, parsed
 from hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
 from namespaces import needs_first_namespace
 from own_cgroups import cgroup_of_pod, needs_cgroups
+from support.exporter_process import environment, exporter_process
 from support.region_file import RegionFile
 from support.scrapers import ask
 from support.stress import scaled
@@ -232,7 +232,7 @@ def test_a_hostile_tenant_harms_only_itself(tmp_path: Path, actor: MakeActor) ->
         )
 
     with contextlib.ExitStack() as stack:
-        exporter = stack.enter_context(exporter_process(*where, "--no-collector.nvml"))
+        exporter = stack.enter_context(exporter_process(*where))
         with events.open("wb") as log:
             agent = subprocess.Popen(
                 [*AGENT, *where, *SHIPPED, "--json"],

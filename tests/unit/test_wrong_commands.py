@@ -149,7 +149,7 @@ COMMANDS: dict[str, int] = {
     "exporter --listen 9394": 2,
     "exporter --listen :99999": 2,
     "exporter --port 9394": 2,
-    "exporter --interval 15s": 2,
+    "exporter --collector gpus": 2,
     "exporter --resync-interval 5": 2,
     "exporter --root node --web-config none.yaml": 1,
     "exporter --root node --web-config node": 1,

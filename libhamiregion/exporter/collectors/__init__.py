@@ -1,4 +1,4 @@
-"""The work behind the scrapes: one collector each module, switched by ``--collector.NAME``."""
+"""The parts of a scrape, one file each; `NodeExporter` makes them."""
 
 from .containers import ContainersCollector
 from .doctor import DoctorCollector
@@ -7,7 +7,7 @@ from .nvml import NvmlCollector
 from .processes import ProcessesCollector
 from .unaccounted import UnaccountedCollector
 
-#: What can be switched; containers are always looked for.
+#: Collectors that can be left out; containers are always shown.
 COLLECTORS = ("nvml", "processes", "unaccounted", "locks", "doctor")
 
 __all__ = [

@@ -1,193 +1,159 @@
-"""Which containers there are, what they are called, and which of them are left-overs."""
+"""Figures of the regions: HAMi's metrics of containers, and ours about limits and launches."""
 
 from __future__ import annotations
 
-import os
 import time
-from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
-import attrs
-
-from libhamiregion.exporter import families
-from libhamiregion.exporter.identity import identity_of
-from libhamiregion.exporter.labels import OTHER, label_text, safe_value
+from libhamiregion.exporter.labels import OTHER, ContainerLabels, label_text, safe_value
+from libhamiregion.exporter.scrape import slot_sums
 from libhamiregion.exporter.text import Series
+from libhamiregion.node.containers import MissingReason, missing_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterator
 
-    from libhamiregion.exporter.identity import Identity
-    from libhamiregion.exporter.labels import CardinalityLimiter
-    from libhamiregion.exporter.state import CollectedState
-    from libhamiregion.node import Container, Gap, Observer
+    from libhamiregion.exporter.scrape import Scrape
+    from libhamiregion.node import Container
 
-# A name that is not known yet is asked for again, and a claim's holders; others do not change.
-_ASK_UNNAMED_S = 30.0
-_ASK_GONE_S = 60.0
+# Columns of devices; HAMi's monitor leaves out slots of status 0, and devices without a uuid.
+_MONITOR = {
+    "hami_vgpu_memory_used_bytes": "memory_used_bytes",
+    "hami_container_device_memory_bytes": "memory_used_bytes",
+    "hami_vgpu_memory_context_bytes": "memory_context_bytes",
+    "hami_vgpu_memory_module_bytes": "memory_module_bytes",
+    "hami_vgpu_memory_buffer_bytes": "memory_data_bytes",
+    "hami_container_device_utilization_ratio": "sm_util_percent",
+}
 # Gaps with a series of their own; the rest is summed up by kind.
-_GAPS_SHOWN = 256
+_GAPS = 256
+_WRAP = (1 << 64) - 1
 
 
 class ContainersCollector:
-    """Finds containers that came or went, and names them.
-
-    Args:
-        observer: Observes the node.
-        limiter: Bounds what containers may write into labels.
-        gone_after_s: How old a directory must be to be taken for a left-over; None means never.
-        max_age_s: How old an observation may be; 0 takes one at each turn, for those that follow.
-        slots: Whether those look at slots.
-    """
+    """Shows what stands in the regions, which containers have none, and what could not be read."""
 
     name = "containers"
 
-    def __init__(
-        self,
-        observer: Observer,
-        limiter: CardinalityLimiter,
-        gone_after_s: float | None,
-        *,
-        max_age_s: float = 0.0,
-        slots: bool = True,
-    ) -> None:
-        self._observer = observer
-        self._node = observer.node
-        self._limiter = limiter
-        self._max_age_s = max_age_s
-        self._slots = slots
-        self._gone = GoneContainers(observer, gone_after_s)
-        self._named_s = -_ASK_UNNAMED_S
-        self._named: tuple[Container, ...] | None = None
-
-    def ask_again(self) -> None:
-        """Have the next look ask for all names, and for all left-overs."""
-        self._named_s = -_ASK_UNNAMED_S
-        self._gone.ask_again()
-
-    def collect(self, state: CollectedState) -> CollectedState:
-        """Look for containers, and name those that are new."""
-        observation = self._observer.observe(max_age_s=self._max_age_s, slots=self._slots)
-        identities = self._identities(state.identities)
-        try:
-            gone = self._gone.among(identities)
-        except Exception:
-            # The names found are lost with this look, so that the next one has to ask again.
-            self._named = None
-            raise
-        if gone != state.gone:
-            state = attrs.evolve(state, gone=gone)
-        if identities is not state.identities:
-            state = attrs.evolve(state, identities=identities)
-            self._limiter.keep_containers(each.labels for each in identities.values())
-        return state.with_series(self.name, [_gaps(observation.gaps, identities)])
-
-    def _identities(self, before: Mapping[Container, Identity]) -> Mapping[Container, Identity]:
-        now_s = time.monotonic()
-        asks_unnamed = now_s - self._named_s >= _ASK_UNNAMED_S
-        containers = self._node.containers
-        if containers is self._named and not asks_unnamed:
-            return before
-        found = {}
-        for container in containers:
-            known = before.get(container)
-            # The containers that hold a claim change; the name of a container does not.
-            is_named = known is not None and known.is_named
-            is_open = not is_named or container.claim_uid is not None
-            if known is None or (asks_unnamed and is_open):
-                now = identity_of(self._node, container, self._limiter)
-                known = now if known != now else known
-            found[container] = known
-        # Only now: where a resolver fails, the next look asks again.
-        self._named = containers
-        if asks_unnamed:
-            self._named_s = now_s
-        is_same = found.keys() == before.keys() and all(
-            identity is before[container] for container, identity in found.items()
-        )
-        return before if is_same else found
+    def collect(self, scrape: Scrape) -> Iterator[Series]:
+        """Make the series."""
+        yield from _of_devices(scrape)
+        regions = scrape.observation.table.regions
+        shown, texts = scrape.regions, [each.labels.own for each in scrape.regions]
+        priority, marks = regions.priority, regions.recent_kernel
+        rows = [each.row for each in shown]
+        yield Series("hamiregion_container_priority", texts, [priority[row] for row in rows])
+        yield Series("hamiregion_container_blocked", texts, [int(marks[row] < 0) for row in rows])
+        yield _infos(scrape)
+        yield _claims(scrape)
+        reasons = dict(_reasons(scrape))
+        name = "hamiregion_container_missing_info"
+        missing = {scrape.labels[each].text(name, why): 1 for each, why in reasons.items()}
+        yield Series.of(name, missing)
+        counts = {"present": len(shown), "missing": len(reasons)}
+        yield Series.by_label("hamiregion_containers", counts)
+        yield _gaps(scrape)
 
 
-def _gaps(gaps: Sequence[Gap], identities: Mapping[Container, Identity]) -> Series:
-    """How much could not be looked at, by container where it is known."""
-    counts: defaultdict[bytes, int] = defaultdict(int)
-    for number, gap in enumerate(gaps):
-        identity = None if gap.container is None else identities.get(gap.container)
-        names = ("",) * len(families.CONTAINER) if identity is None else identity.labels
+def _of_devices(scrape: Scrape) -> Iterator[Series]:
+    table = scrape.observation.table
+    devices, regions = table.devices, table.regions
+    named = {row for row in scrape.device_labels if devices.uuid(row)}
+    measured = {row for each in scrape.regions if each.has_utilization for row in each.devices}
+    statuses = table.processes.status.tolist()
+    inactive = (
+        [slot for slot, status in enumerate(statuses) if status == 0] if 0 in statuses else []
+    )
+    for name, column in _MONITOR.items():
+        cells, left_out = getattr(devices, column), slot_sums(table, inactive, column)
+        some = named & measured if column == "sm_util_percent" else named
+        values = {row: (cells[row] - left_out.get(row, 0)) & _WRAP for row in some}
+        yield scrape.by_device(name, values.get)
+    now_s, launched_s = int(time.time()), regions.last_kernel_time_s
+    elapsed = [max(0, now_s - at_s) if at_s else None for at_s in launched_s]
+    region_of, limits = devices.region, devices.memory_limit_bytes
+    yield scrape.by_device(
+        "hami_container_last_kernel_elapsed_seconds",
+        lambda row: elapsed[region_of[row]] if row in named else None,
+    )
+    yield scrape.by_device(
+        "hami_vgpu_memory_limit_bytes", lambda row: limits[row] if row in named else None
+    )
+    yield scrape.by_device(
+        "hamiregion_unnamed_device_memory_limit_bytes",
+        lambda row: None if row in named else limits[row],
+    )
+    used, sm_limits = devices.memory_used_bytes, devices.sm_limit_percent
+    yield scrape.by_device("hamiregion_device_memory_counted_bytes", used.__getitem__)
+    yield scrape.by_device(
+        "hamiregion_device_sm_limit_ratio",
+        lambda row: sm_limits[row] / 100 if 0 < sm_limits[row] < 100 else None,
+    )
+
+
+def _infos(scrape: Scrape) -> Series:
+    name = "hamiregion_container_info"
+    texts = []
+    for each in scrape.regions:
+        layout = "" if each.container.region is None else each.container.region.layout.value
+        texts.append(each.labels.text(name, container_id_of(scrape, each.row), layout))
+    return Series(name, texts, [1] * len(texts))
+
+
+def container_id_of(scrape: Scrape, row: int) -> str:
+    """The id of a region's container: by its processes, else by a region outside the roots."""
+    container, states = scrape.observation.containers[row], scrape.observation.states
+    proof = None if states is None else states.proved.get(row)
+    users = () if proof is None else (*proof.alive.values(), *proof.unlisted)
+    ids = dict.fromkeys(each.container.id for each in users if each.container is not None)
+    if container.claim_uid is not None and len(ids) > 1:
+        return ""  # each process has its own
+    if ids:
+        return next(iter(ids))
+    return "" if container.container_id is None else container.container_id.id
+
+
+def _claims(scrape: Scrape) -> Series:
+    """Resource claims, with each pod of the node that holds one."""
+    rows: set[tuple[str, ...]] = set()
+    for container in scrape.labels:
+        claim = container.claim
+        if claim is not None:
+            about = claim.claim, claim.namespace
+            rows.update((*about, pod or "", "") for pod in claim.pods or (None,))
+        elif container.claim_uid is not None:
+            rows.add((container.claim_uid, "", "", ""))
+    names = ("claim", "namespace", "pod", "container")
+    texts = sorted(label_text(names, *map(safe_value, row)) for row in rows)
+    return Series("hamiregion_claim_info", texts, [1] * len(texts))
+
+
+def _reasons(scrape: Scrape) -> Iterator[tuple[Container, str]]:
+    """Why the other containers are not shown."""
+    observation = scrape.observation
+    for row, container in enumerate(observation.containers):
+        if observation.table.regions.code[row] != 0:
+            error = observation.table.error(row)
+            reason = MissingReason.FAILED if error is None else missing_for(error).reason
+            yield container, reason.value
+        elif container in scrape.hidden:
+            yield container, scrape.hidden[container]
+    for container in observation.missing:
+        missing = container.missing
+        reason = MissingReason.FAILED if missing is None else missing.reason
+        yield container, scrape.hidden.get(container, reason.value)
+
+
+def _gaps(scrape: Scrape) -> Series:
+    """How much could not be read, by container where it is known."""
+    name = "hamiregion_observation_gaps"
+    counts: Counter[str] = Counter()
+    for number, gap in enumerate(scrape.observation.gaps):
+        labels: Any = None if gap.container is None else scrape.labels.get(gap.container)
         container_id = "" if gap.container_id is None else safe_value(gap.container_id.id)
-        if number >= _GAPS_SHOWN:
-            names, container_id = ("", "", OTHER, ""), ""
-        counts[label_text(families.GAPS.labels, *names, container_id, gap.kind)] += gap.count
-    return Series.of(families.GAPS, counts)
-
-
-class GoneContainers:
-    """Tells which containers a deleted pod has left behind.
-
-    HAMi's monitor deletes such a directory once its pod is gone from the API and its time is some
-    minutes back. This library deletes nothing; it stops telling of them. All of this must hold: the
-    directory's time is `after_s` back; kubelet has no log directory of the pod, but one of another
-    pod; no process maps the region for writing, and /proc shows all of them.
-
-    Threads: one at a time.
-
-    Args:
-        observer: Observes the node.
-        after_s: How old the directory must be; None means that none is ever taken for gone.
-    """
-
-    def __init__(self, observer: Observer, after_s: float | None) -> None:
-        self._observer = observer
-        self._node = observer.node
-        self._after_s = after_s
-        self._asked_s = -_ASK_GONE_S
-        self._last: frozenset[Container] = frozenset()
-
-    def ask_again(self) -> None:
-        """Have the next call ask."""
-        self._asked_s = -_ASK_GONE_S
-
-    def among(self, identities: Mapping[Container, Identity]) -> frozenset[Container]:
-        """Find the containers that are gone; resolvers are asked once a minute."""
-        now_s = time.monotonic()
-        if self._after_s is None:
-            return frozenset()
-        if now_s - self._asked_s < _ASK_GONE_S:
-            return self._last & identities.keys()
-        self._asked_s = now_s
-        gone = [each for each in identities if self._is_old(each) and not self._is_known(each)]
-        self._last = frozenset(self._unused(gone))
-        return self._last
-
-    def _is_old(self, container: Container) -> bool:
-        if container.directory is None or container.pod_uid is None or self._after_s is None:
-            return False
-        try:
-            changed_s = os.lstat(container.directory).st_mtime
-        except OSError:
-            return False
-        return time.time() - changed_s > self._after_s
-
-    def _is_known(self, container: Container) -> bool:
-        """Whether kubelet has the pod's directory, or its directories cannot be listed."""
-        uid = container.pod_uid
-        return uid is None or self._node.names.has_pod(uid) is not False
-
-    def _unused(self, containers: Iterable[Container]) -> list[Container]:
-        """Find the containers that no process uses, proved by a complete /proc."""
-        candidates = list(containers)
-        if not candidates:
-            return []
-        observation = self._observer.observe()
-        snapshot, states = observation.snapshot, observation.proved()
-        processes = self._node.processes
-        if not processes.is_complete:
-            return []
-        used = {each for each in candidates if processes.hides_users_of(each.pod_uid)}
-        regions = snapshot.table.regions
-        for row, container in enumerate(snapshot.containers):
-            first = regions.first_process[row]
-            slots = states.states[first : first + regions.process_count[row]]
-            if slots.strip(b"\2") or states.unlisted.get(row):
-                used.add(container)
-        return [each for each in candidates if each not in used]
+        if number >= _GAPS:
+            labels, container_id = ContainerLabels("", "", OTHER, ""), ""
+        labels = labels or ContainerLabels("", "", "", "")
+        counts[labels.text(name, container_id, gap.kind)] += gap.count
+    return Series.of(name, counts)

@@ -1,114 +1,86 @@
-"""What `hamiregion doctor` would find, counted."""
+"""Findings of `hamiregion doctor`, counted."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
-import attrs
-
-from libhamiregion.exporter import families
-from libhamiregion.exporter.labels import label_text
-from libhamiregion.exporter.slot_sums import sum_slots
+from libhamiregion.exporter.scrape import slot_sums
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import FindingKind, diagnose
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable, Iterator
 
-    from libhamiregion.exporter.state import CollectedState, ProcessLabels
-    from libhamiregion.node import (
-        Container,
-        Finding,
-        NodeSnapshot,
-        Observer,
-    )
+    from libhamiregion.exporter.scrape import Scrape
+    from libhamiregion.node import Finding, Observer
+
+_INTERVAL_S = 60.0
 
 
 class DoctorCollector:
-    """Counts what the doctor finds, in one pass over an observation.
+    """Diagnoses once a minute, in an observation of a scrape.
 
-    A finding that a healthy node can show for a moment counts only if it is in two passes.
+    A finding that a healthy node can show for a moment counts only if it is in two diagnoses.
 
     Args:
         observer: Observes the node.
-        max_age_s: How old an observation may be.
+
+    Attributes:
+        findings: What counts, as of the last diagnosis.
+        diagnosed_s: Monotonic time of that; None before the first.
     """
 
     name = "doctor"
 
-    def __init__(self, observer: Observer, max_age_s: float) -> None:
+    def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._max_age_s = max_age_s
         self._passing: set[Hashable] = set()
+        self._series: tuple[Series, ...] = ()
+        self.findings: tuple[Finding, ...] = ()
+        self.diagnosed_s: float | None = None
 
-    def collect(self, state: CollectedState) -> CollectedState:
-        """Diagnose once."""
-        observation = self._observer.observe(max_age_s=self._max_age_s)
-        snapshot = observation.snapshot
-        if state.labels is None:
-            # The next collection of processes makes the labels.
-            return state
-        found = diagnose(
-            self._observer.node, observation=observation, observer=self._observer, settle_s=0
-        )
-        believed = self._believed(found)
-        series = self._series(believed, state, snapshot, state.labels)
-        return attrs.evolve(state, findings=tuple(believed)).with_series(self.name, series)
+    def collect(self, scrape: Scrape) -> tuple[Series, ...]:
+        """Return the series of the last diagnosis."""
+        began_s = time.monotonic()
+        if self.diagnosed_s is None or began_s - self.diagnosed_s >= _INTERVAL_S:
+            found = diagnose(
+                self._observer.node,
+                observation=scrape.observation,
+                observer=self._observer,
+                settle_s=0,
+            )
+            passing = {_key(each) for each in found if each.kind.explanation.is_transient}
+            unsure = passing - self._passing
+            self._passing = passing
+            self.findings = tuple(each for each in found if _key(each) not in unsure)
+            self._series = tuple(_series(scrape, self.findings))
+            self.diagnosed_s = began_s
+        return self._series
 
-    def _believed(self, found: Iterable[Finding]) -> list[Finding]:
-        """Without what can be there for a moment on a healthy node and was not there last time."""
-        before, self._passing = self._passing, set()
-        believed = []
-        for finding in found:
-            if finding.kind.explanation.is_transient:
-                key = (finding.kind, finding.container, finding.device, finding.pid)
-                self._passing.add(key)
-                if key not in before:
-                    continue
-            believed.append(finding)
-        return believed
 
-    def _series(
-        self,
-        findings: Iterable[Finding],
-        state: CollectedState,
-        snapshot: NodeSnapshot,
-        labels: ProcessLabels,
-    ) -> list[Series]:
-        totals = dict.fromkeys(FindingKind, 0)
-        of_container: defaultdict[bytes, float] = defaultdict(int)
-        orphans: defaultdict[Container, set[int]] = defaultdict(set)
-        for finding in findings:
-            totals[finding.kind] += 1
-            container = finding.container
-            identity = None if container is None else state.identities.get(container)
-            if container is None or identity is None:
-                continue
-            values = (finding.kind.value, finding.severity.value)
-            of_container[identity.text(families.CONTAINER_FINDINGS.labels, *values)] += 1
-            # While its process is idle it may as well be an earlier one's.
-            proved = finding.kind is FindingKind.SLOT_MOVED and finding.cause == "orphaned"
-            if proved and finding.pid is not None:
-                orphans[container].add(finding.pid)
-        kinds = {label_text(("kind",), kind.value): count for kind, count in totals.items()}
-        return [
-            Series.of(families.FINDINGS, kinds),
-            Series.of(families.CONTAINER_FINDINGS, of_container),
-            self._orphaned(orphans, snapshot, labels),
-        ]
+def _key(finding: Finding) -> Hashable:
+    return finding.kind, finding.container, finding.device, finding.pid
 
-    @staticmethod
-    def _orphaned(
-        orphans: defaultdict[Container, set[int]], snapshot: NodeSnapshot, labels: ProcessLabels
-    ) -> Series:
-        """What orphaned slots hold, by device."""
-        table = snapshot.table
-        regions, pids = table.regions, table.processes.pid
-        chosen = bytearray(len(pids))
-        for row, container in enumerate(snapshot.containers) if orphans else ():
-            first = regions.first_process[row]
-            for at in range(first, first + regions.process_count[row]):
-                chosen[at] = pids[at] in orphans.get(container, ())
-        sums = sum_slots(table, bytes(chosen), table.usages.memory_used_bytes)
-        return labels.series_of_devices(families.MEMORY_ORPHANED, sums)
+
+def _series(scrape: Scrape, findings: tuple[Finding, ...]) -> Iterator[Series]:
+    totals = Counter(each.kind for each in findings)
+    kinds = {kind.value: totals[kind] for kind in FindingKind}
+    yield Series.by_label("hamiregion_findings", kinds)
+    name = "hamiregion_container_findings"
+    of_container: Counter[str] = Counter()
+    orphans = set()
+    for each in findings:
+        labels = None if each.container is None else scrape.labels.get(each.container)
+        if labels is not None:
+            of_container[labels.text(name, each.kind.value, each.severity.value)] += 1
+        # While its process is idle it may as well be an earlier one's.
+        if each.kind is FindingKind.SLOT_MOVED and each.cause == "orphaned":
+            orphans.add((each.container, each.pid))
+    yield Series.of(name, of_container)
+    table, containers = scrape.observation.table, scrape.observation.containers
+    slots = zip(table.processes.region, table.processes.pid, strict=True) if orphans else ()
+    orphaned = [at for at, (row, pid) in enumerate(slots) if (containers[row], pid) in orphans]
+    sums = slot_sums(table, orphaned, "memory_used_bytes")
+    yield scrape.by_device("hamiregion_device_memory_orphaned_bytes", lambda row: sums.get(row, 0))

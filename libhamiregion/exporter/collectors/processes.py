@@ -1,314 +1,172 @@
-"""Which processes stand behind the slots, and what the driver says of them."""
+"""Processes with a slot: what they use by their region and by the driver, and how many are dead."""
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
-from operator import is_not
 from typing import TYPE_CHECKING
 
-import attrs
+from libhamiregion.exporter.labels import OTHER, label_text
+from libhamiregion.exporter.scrape import slot_sums
+from libhamiregion.exporter.text import Series
+from libhamiregion.node import SLOT_STATES, driver_gap
+from libhamiregion.node.rows import NO_ROW
 
-from libhamiregion.exporter import families
-from libhamiregion.exporter.identity import duplicates_hidden
-from libhamiregion.exporter.labels import OTHER, LabelRows
-from libhamiregion.exporter.slot_sums import sum_slots
-from libhamiregion.exporter.state import ProcessLabels, ShownProcesses
-from libhamiregion.exporter.text import NO_ROW, Series
-from libhamiregion.node.driver_lists import driver_gap
-from libhamiregion.node.join import Join
-
-from .driver_series import DriverRows, series_of_processes
+from .containers import container_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator
 
-    from libhamiregion.exporter.identity import Identity
-    from libhamiregion.exporter.labels import CardinalityLimiter
-    from libhamiregion.exporter.state import CollectedState
-    from libhamiregion.node import (
-        Container,
-        HostProcess,
-        Observer,
-    )
-    from libhamiregion.region_set import RegionTable
+    from libhamiregion.exporter.scrape import Scrape, ShownRegion
+    from libhamiregion.node import HostProcess
 
-# Of `SlotStates.states`, with the label for each.
-_STATES = ((1, "alive"), (2, "dead"), (0, "unknown"))
-# Translates states to whether they are "dead".
-_IS_DEAD = bytes(number == 2 for number in range(256))
-
-
-# A container's processes with series of their own, and those times devices, of it and of the node;
-# the rest is summed up.
-_PROCESSES_PER_CONTAINER = 64
-_ROWS_PER_CONTAINER = 512
-_ROWS_PER_NODE = 16_384
+# The one cap of series: pairs of process and device of one container; the rest is summed up.
+_PAIRS_PER_CONTAINER = 256
+_ALIVE, _DEAD = SLOT_STATES.index("alive"), SLOT_STATES.index("dead")
+_DRIVER = {
+    "hamiregion_process_memory_driver_bytes": "memory_used_bytes",
+    "hamiregion_process_driver_sm_utilization_ratio": "sm_util_percent",
+    "hamiregion_process_driver_enc_utilization_ratio": "enc_util_percent",
+    "hamiregion_process_driver_dec_utilization_ratio": "dec_util_percent",
+}
 
 
 class ProcessesCollector:
-    """Proves which processes use which region, and adds the driver's figures of them.
-
-    Args:
-        observer: Observes the node.
-        limiter: Bounds what containers may write into labels.
-        max_age_s: How old an observation may be.
-    """
+    """Shows the processes that are proved, and how many slots are of dead ones."""
 
     name = "processes"
 
-    def __init__(
-        self,
-        observer: Observer,
-        limiter: CardinalityLimiter,
-        max_age_s: float,
-    ) -> None:
-        self._observer = observer
-        self._max_age_s = max_age_s
-        self._limiter = limiter
-        self._labels: ProcessLabels | None = None
-        self._driver_rows: DriverRows | None = None
-        self._counted: tuple[ProcessLabels, set[int | None], list[Series]] | None = None
+    def collect(self, scrape: Scrape) -> Iterator[Series]:
+        """Make the series.
 
-    def collect(self, state: CollectedState) -> CollectedState:
-        """Look once at all slots, and at what the driver lists beside them."""
-        observation = self._observer.observe(max_age_s=self._max_age_s)
-        join = Join(observation, state.known)
-        states, snapshot = join.pairs.states, observation.snapshot
-        labels = self._current_labels(join, state)
-        figures: list[Series] = []
+        Raises:
+            OSError: /proc could not be listed.
+        """
+        observation = scrape.observation
+        table, states = observation.table, observation.proved().states
+        dead = [at for at, state in enumerate(states) if state == _DEAD] if _DEAD in states else []
+        sums = slot_sums(table, dead, "memory_used_bytes")
+        yield scrape.by_device("hamiregion_device_memory_dead_bytes", lambda row: sums.get(row, 0))
+        rows = _ProcessRows(scrape)
+        yield from _counts(scrape, rows)
+        yield rows.counted("hamiregion_process_memory_used_bytes", "memory_used_bytes")
+        yield rows.counted("hamiregion_process_sm_utilization_ratio", "sm_util_percent")
         if driver_gap(observation.processes, observation.sample) is None:
-            used = join.device_sums("memory_used_bytes")
-            figures = [
-                *series_of_processes(join, self._current_driver_rows(join, labels)),
-                labels.series_of_devices(families.MEMORY_DRIVER, used.sums, used.rows),
-            ]
-        dead = states.states.translate(_IS_DEAD)
-        sums = sum_slots(snapshot.table, dead, snapshot.table.usages.memory_used_bytes)
-        series = [
-            *self._counts(join, state, labels),
-            labels.series_of_devices(families.MEMORY_DEAD, sums),
-            *_series_of_slots(labels, snapshot.table),
-            *figures,
-        ]
-        return attrs.evolve(
-            state,
-            container_ids=labels.container_ids,
-            known=join.known,
-            labels=labels,
-            uncounted=(*join.uncounted, *join.on_other_devices),
-        ).with_series(self.name, series)
-
-    # ---- what is kept ----------------------------------------------------------------------------
-
-    def _current_labels(self, join: Join, state: CollectedState) -> ProcessLabels:
-        sources = (join.pairs, state.identities, state.gone)
-        labels = self._labels
-        if labels is None or any(map(is_not, labels.sources, sources)):
-            labels = self._labels = self._new_labels(join, state, sources)
-        return labels
-
-    def _current_driver_rows(self, join: Join, labels: ProcessLabels) -> DriverRows:
-        rows = self._driver_rows
-        if rows is None or rows.labels is not labels or rows.known is not join.known:
-            rows = self._driver_rows = DriverRows.of(labels, join.known)
-        return rows
-
-    def _new_labels(
-        self, join: Join, state: CollectedState, sources: tuple[object, ...]
-    ) -> ProcessLabels:
-        before, pairs = self._labels, join.pairs
-        table, states = join.observation.table, pairs.states
-        hidden = state.gone | duplicates_hidden(state.identities)
-        regions, devices, pids = table.regions, table.devices, table.processes.pid
-        shown: dict[Container, tuple[int, ShownProcesses]] = {}
-        usages, sums = array("I"), array("I")
-        folded = bytearray(len(pids))
-        unmeasured: list[range] = []
-        ids: dict[Container, str] = {}
-        device_rows = array("I")
-        device_texts: list[bytes] = []
-        first_labels: dict[int, tuple[int, ShownProcesses]] = {}
-        left = _ROWS_PER_NODE
-        for row, container in enumerate(join.observation.containers):
-            identity = state.identities.get(container)
-            if regions.code[row] != 0 or identity is None:
-                continue
-            first, count = regions.first_process[row], regions.process_count[row]
-            found = [
-                (pids[at], states.processes[at])
-                for at in range(first, first + count)
-                if at in states.processes
-            ]
-            proved = states.proved.get(row)
-            container_id = _container_id(container, found, proved.unlisted if proved else ())
-            if container_id:
-                ids[container] = container_id
-            if container in hidden:
-                continue
-            places: list[tuple[int, str]] = []
-            start = regions.first_device[row]
-            at_device = range(start, start + regions.device_rows[row])
-            for at in at_device:
-                # Empty where the container has not said yet which devices it has.
-                index, uuid = devices.index[at], devices.uuid(at) or ""
-                safe = self._limiter.uuid(identity.labels, index, uuid)
-                places.append((index, safe))
-                device_rows.append(at)
-                device_texts.append(identity.text(families.DEVICE, str(index), safe))
-            if found:
-                known = None if before is None else before.shown.get(container)
-                made = self._show(identity, container_id, found, places, left, known)
-                left -= len(made.alone) * len(places)
-                before_it = len(usages)
-                shown[container] = first_labels[row] = before_it, made
-                usages.extend([NO_ROW] * len(made.labels))
-                sums.extend([NO_ROW] * len(made.labels))
-                if container.region is None or not container.region.layout.has_utilization:
-                    unmeasured.append(range(before_it, len(usages)))
-                taken: set[int] = set()
-                for at in range(first, first + count):
-                    own = made.alone.get(pids[at])
-                    # A pid that stands in several slots is one process: the rest is summed.
-                    if own is not None and pids[at] not in taken:
-                        taken.add(pids[at])
-                        for number, device in enumerate(at_device):
-                            usage = table.processes.first_usage[at] + device - start
-                            usages[before_it + own + number] = usage
-                    elif own is not None or pids[at] in made.folded:
-                        folded[at] = 1
-                        for number, device in enumerate(at_device):
-                            sums[before_it + made.others + number] = device
-        of_pairs = array("I")
-        for slot, device in zip(pairs.slots, pairs.devices, strict=True):
-            region = table.processes.region[slot]
-            of_region = first_labels.get(region)
-            if of_region is None:
-                of_pairs.append(NO_ROW)
-            else:
-                before_it, made = of_region
-                own = made.alone.get(pids[slot], made.others)
-                of_pairs.append(before_it + own + device - regions.first_device[region])
-        return ProcessLabels(
-            sources=sources,
-            shown=shown,
-            labels=LabelRows.joined(each.labels for _, each in shown.values()),
-            usages=usages,
-            sums=sums,
-            folded=bytes(folded),
-            unmeasured=unmeasured,
-            of_pairs=of_pairs,
-            container_ids=ids,
-            device_rows=device_rows,
-            device_labels=LabelRows(device_texts),
-        )
-
-    def _show(
-        self,
-        identity: Identity,
-        container_id: str,
-        found: Sequence[tuple[int, HostProcess]],
-        devices: Sequence[tuple[int, str]],
-        left: int,
-        known: tuple[int, ShownProcesses] | None,
-    ) -> ShownProcesses:
-        """Which proved processes of a container get series of their own; the rest is summed up."""
-        most = min(_ROWS_PER_CONTAINER, left) // max(1, len(devices))
-        most = min(_PROCESSES_PER_CONTAINER, most)
-        alone, folded = found[:most], found[most:]
-        key = (identity, container_id, tuple(found), most, tuple(devices))
-        if known is not None and known[1].key == key:
-            return known[1]
-        texts = [
-            identity.text(families.PROCESS, own_id, str(index), uuid, *pids)
-            for own_id, *pids in (
-                *(
-                    (
-                        container_id if process.container is None else process.container.id,
-                        str(pid),
-                        str(process.pid),
-                    )
-                    for pid, process in alone
-                ),
-                (container_id, OTHER, OTHER),
+            yield from (rows.driven(name, column) for name, column in _DRIVER.items())
+            driven = scrape.join.device_sums("memory_used_bytes")
+            yield scrape.by_device(
+                "hamiregion_device_memory_driver_bytes",
+                lambda row: None if driven.rows[row] == NO_ROW else driven.sums[row],
             )
-            for index, uuid in devices
-        ]
-        return ShownProcesses(
-            key,
-            LabelRows(texts),
-            len(devices),
-            {pid: number * len(devices) for number, (pid, _) in enumerate(alone)},
-            frozenset(pid for pid, _ in folded),
+
+
+class _ProcessRows:
+    """The label texts of all processes with their devices; those of one slot follow each other.
+
+    Attributes:
+        folded: Label text of a container to the number of its processes that are summed up.
+    """
+
+    def __init__(self, scrape: Scrape) -> None:
+        self._scrape = scrape
+        self._texts: list[str] = []
+        # Row of a slot to its first label text.
+        self._first: dict[int, int] = {}
+        self._unmeasured: set[int] = set()
+        self.folded: dict[str, float | None] = {}
+        found: dict[int, list[tuple[int, HostProcess]]] = {}
+        table = scrape.observation.table
+        for slot, process in scrape.observation.proved().processes.items():
+            found.setdefault(table.processes.region[slot], []).append((slot, process))
+        for shown in scrape.regions:
+            if shown.row in found and shown.devices:
+                self._add(shown, found[shown.row])
+
+    def _add(self, shown: ShownRegion, found: list[tuple[int, HostProcess]]) -> None:
+        table, states = self._scrape.observation.table, self._scrape.observation.proved().states
+        container_id = container_id_of(self._scrape, shown.row)
+        pids = table.processes.pid
+        alone = found[: _PAIRS_PER_CONTAINER // len(shown.devices)]
+        for slot, process in alone:
+            id_ = container_id if process.container is None else process.container.id
+            self._first[slot] = self._add_texts(shown, id_, str(pids[slot]), str(process.pid))
+        if len(alone) < len(found):
+            self.folded[shown.labels.own] = len(found) - len(alone)
+        start = table.regions.first_process[shown.row]
+        end = start + table.regions.process_count[shown.row]
+        if not shown.has_utilization:
+            self._unmeasured.update(range(start, end))
+        if states.count(_ALIVE, start, end) > len(alone):
+            # A pid that is in several slots is one process: the others are summed up as well.
+            others = self._add_texts(shown, container_id, OTHER, OTHER)
+            rest = (at for at in range(start, end) if states[at] == _ALIVE)
+            self._first.update((at, others) for at in rest if at not in self._first)
+
+    def _add_texts(self, shown: ShownRegion, container_id: str, pid: str, host_pid: str) -> int:
+        first = len(self._texts)
+        before = f"{shown.labels.monitor},{label_text(('container_id',), container_id)}"
+        after = label_text(("pid", "host_pid"), pid, host_pid)
+        devices = self._scrape.device_labels
+        self._texts += [f"{before},{devices[row]},{after}" for row in shown.devices]
+        return first
+
+    def counted(self, name: str, column: str) -> Series:
+        """Series of a column of the regions."""
+        table = self._scrape.observation.table
+        regions, processes, cells = table.regions, table.processes, getattr(table.usages, column)
+        is_percent = column == "sm_util_percent"
+        pairs = (
+            (first + device, cells[processes.first_usage[slot] + device])
+            for slot, first in self._first.items()
+            if not (is_percent and slot in self._unmeasured)
+            for device in range(regions.device_rows[processes.region[slot]])
         )
+        return self._series(name, pairs)
 
-    def _counts(self, join: Join, state: CollectedState, labels: ProcessLabels) -> list[Series]:
-        """Processes by state; made anew when one comes or goes."""
-        observation, states = join.observation, join.pairs.states
-        snapshot = observation.snapshot
-        uncounted = join.uncounted
-        escaped_pids = {row.host_pid for row in uncounted if row.state == "escaped"}
-        if self._counted is not None and self._counted[:2] == (labels, escaped_pids):
-            return self._counted[2]
-        regions, unlisted = snapshot.table.regions, states.unlisted
-        escaped = Counter(row.container for row in uncounted if row.state == "escaped")
-        counts: dict[bytes, float] = {}
-        folded: dict[bytes, float] = {}
-        hidden = state.gone | duplicates_hidden(state.identities)
-        unread = {gap.container: gap.count for gap in observation.gaps if gap.kind == "slots"}
-        for row, container in enumerate(snapshot.containers):
-            identity = state.identities.get(container)
-            if regions.code[row] != 0 or identity is None or container in hidden:
-                continue
-            first = regions.first_process[row]
-            slots = states.states[first : first + regions.process_count[row]]
-            by_state = {name: slots.count(number) for number, name in _STATES}
-            of_row = unlisted.get(row, ())
-            by_state["unlisted"] = sum(each.pid not in escaped_pids for each in of_row)
-            by_state["escaped"] = escaped[container]
-            if container in unread:
-                by_state["unread"] = unread[container]
-            for name, count in by_state.items():
-                text = identity.text(families.CONTAINER_PROCESSES.labels, name)
-                counts[text] = count
-            shown = labels.shown.get(container)
-            if shown is not None and shown[1].folded:
-                folded[identity.text(families.CONTAINER)] = len(shown[1].folded)
-        series = [
-            Series.of(families.CONTAINER_PROCESSES, counts),
-            Series.of(families.PROCESSES_FOLDED, folded),
-        ]
-        self._counted = labels, escaped_pids, series
-        return series
+    def driven(self, name: str, column: str) -> Series:
+        """Series of a figure of the driver."""
+        join, table = self._scrape.join, self._scrape.observation.table
+        first_device, regions = table.regions.first_device, table.processes.region
+        figures = join.figures(column)
+        rows = zip(join.pairs.slots, join.pairs.devices, join.rows_of_pairs, strict=True)
+        pairs = (
+            (self._first[slot] + device - first_device[regions[slot]], figures[row])
+            for slot, device, row in rows
+            if row != NO_ROW and figures[row] >= 0 and slot in self._first
+        )
+        return self._series(name, pairs)
+
+    def _series(self, name: str, pairs: Iterable[tuple[int, int]]) -> Series:
+        values: list[float | None] = [None] * len(self._texts)
+        for at, figure in pairs:
+            values[at] = (values[at] or 0) + figure
+        if name.endswith("_ratio"):
+            values = [None if value is None else value / 100 for value in values]
+        return Series(name, self._texts, values)
 
 
-def _series_of_slots(labels: ProcessLabels, table: RegionTable) -> list[Series]:
-    """What stands in the slots of the proved processes."""
-    found = []
-    for family in (families.PROCESS_MEMORY, families.PROCESS_SM):
-        cells = getattr(table.usages, str(family.column))
-        # A copy: the snapshot is much larger.
-        columns = [(memoryview(bytes(cells)).cast("Q"), labels.usages)]
-        if any(labels.folded):
-            columns.append((memoryview(sum_slots(table, labels.folded, cells)), labels.sums))
-        for column, at in columns:
-            measured = array("I", at)
-            for unmeasured in labels.unmeasured if family is families.PROCESS_SM else ():
-                # 0 would say that they are idle.
-                none = array("I", [NO_ROW]) * len(unmeasured)
-                measured[unmeasured.start : unmeasured.stop] = none
-            found.append(Series(family, labels.labels, column, measured))
-    return found
-
-
-def _container_id(
-    container: Container, found: Sequence[tuple[int, HostProcess]], unlisted: Sequence[HostProcess]
-) -> str:
-    """The id of a container, as its processes tell, or its region outside the roots."""
-    users = (*(process for _, process in found), *unlisted)
-    ids = dict.fromkeys(each.container.id for each in users if each.container is not None)
-    if container.claim_uid is not None and len(ids) > 1:
-        return ""  # each process has its own
-    if ids:
-        return next(iter(ids))
-    return "" if container.container_id is None else container.container_id.id
+def _counts(scrape: Scrape, rows: _ProcessRows) -> Iterator[Series]:
+    """Processes by state."""
+    name = "hamiregion_container_processes"
+    observation, states = scrape.observation, scrape.observation.proved()
+    regions, unlisted = observation.table.regions, states.unlisted
+    escaped = [each for each in scrape.join.uncounted if each.state == "escaped"]
+    escaped_pids = {each.host_pid for each in escaped}
+    escapes = Counter(each.container for each in escaped)
+    unread = {gap.container: gap.count for gap in observation.gaps if gap.kind == "slots"}
+    counts: dict[str, float | None] = {}
+    for shown in scrape.regions:
+        first = regions.first_process[shown.row]
+        end = first + regions.process_count[shown.row]
+        by_state = {
+            state: states.states.count(number, first, end)
+            for number, state in enumerate(SLOT_STATES)
+        }
+        users = unlisted.get(shown.row, ())
+        by_state["unlisted"] = sum(each.pid not in escaped_pids for each in users)
+        by_state["escaped"] = escapes[shown.container]
+        if shown.container in unread:
+            by_state["unread"] = unread[shown.container]
+        for state, count in by_state.items():
+            counts[f'{shown.labels.own},state="{state}"'] = count
+    yield Series.of(name, counts)
+    yield Series.of("hamiregion_container_processes_folded", rows.folded)

@@ -5,84 +5,78 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from libhamiregion.exporter import families
-from libhamiregion.exporter.identity import identity_of_unknown
-from libhamiregion.exporter.labels import OTHER, label_text, safe_value
+from libhamiregion.exporter.families import UNACCOUNTED
+from libhamiregion.exporter.labels import (
+    OTHER,
+    ContainerLabels,
+    label_text,
+    program_of,
+    safe_value,
+)
 from libhamiregion.exporter.text import Series
 
 if TYPE_CHECKING:
-    from libhamiregion.exporter.families import MetricFamily
-    from libhamiregion.exporter.identity import Identity
-    from libhamiregion.exporter.labels import CardinalityLimiter
-    from libhamiregion.exporter.state import CollectedState
-    from libhamiregion.node import Node
+    from collections.abc import Iterator
 
-_FIGURES = (
-    (families.UNACCOUNTED_MEMORY, "memory_driver_bytes"),
-    (families.UNACCOUNTED_SM, "driver_sm_percent"),
-    (families.UNACCOUNTED_ENC, "driver_enc_percent"),
-    (families.UNACCOUNTED_DEC, "driver_dec_percent"),
-)
-# Processes and devices with series of their own: of all, and of one container.
-_ROWS = 512
-_ROWS_PER_CONTAINER = 64
+    from libhamiregion.exporter.scrape import Scrape
+    from libhamiregion.node import NodeNames
+
+_PREFIX = "hamiregion_unaccounted_process_"
+_FIGURES = {
+    "memory_driver_bytes": "memory_driver_bytes",
+    "driver_sm_utilization_ratio": "driver_sm_percent",
+    "driver_enc_utilization_ratio": "driver_enc_percent",
+    "driver_dec_utilization_ratio": "driver_dec_percent",
+}
+# Pairs of process and device with series of their own, of all and of one container.
+_PAIRS = 512
+_PAIRS_PER_CONTAINER = 64
 
 
 class UnaccountedCollector:
-    """Tells what nvidia-smi shows and no region does, with the container that it is in.
+    """Shows what nvidia-smi shows and no region does, with the container that it is in.
 
     The rest of too many is summed up per GPU, without a name.
 
     Args:
-        node: The node.
-        limiter: Bounds what processes may call themselves.
+        names: Names containers that are none of the node's.
     """
 
     name = "unaccounted"
 
-    def __init__(self, node: Node, limiter: CardinalityLimiter) -> None:
-        self._node = node
-        self._limiter = limiter
+    def __init__(self, names: NodeNames) -> None:
+        self._names = names
 
-    def collect(self, state: CollectedState) -> CollectedState:
-        """Make series of what the look at processes has left over."""
-        rows = state.uncounted
-        found: dict[MetricFamily, dict[bytes, float]] = {family: {} for family, _ in _FIGURES}
-        sums: defaultdict[tuple[MetricFamily, str, str], int] = defaultdict(int)
-        names: dict[str, Identity] = {}
-        per_container: Counter[str] = Counter()
-        total = 0
-        for row in rows:
+    def collect(self, scrape: Scrape) -> Iterator[Series]:
+        """Make the series.
+
+        Raises:
+            OSError: /proc could not be listed.
+        """
+        found: defaultdict[str, dict[str, float | None]] = defaultdict(dict)
+        pairs: Counter[str] = Counter()
+        for row in (*scrape.join.uncounted, *scrape.join.on_other_devices):
             container_id = "" if row.container_id is None else row.container_id.id
-            identity = None if row.container is None else state.identities.get(row.container)
             for device in row.devices:
                 index = "" if device.driver_index is None else str(device.driver_index)
-                uuid = safe_value(device.uuid or "")
-                labels = None
-                # The host's own processes have no container.
-                crowded = container_id != "" and (
-                    per_container[container_id] >= _ROWS_PER_CONTAINER
-                )
-                if total < _ROWS and not crowded:
-                    total += 1
-                    per_container[container_id] += 1
-                    shown = identity or identity_of_unknown(self._node, row.container_id, names)
-                    program = self._limiter.program(row.process)
-                    # A slot of another device does not account for this one.
-                    kind = row.state if row.pid is None else "other_device"
-                    values = (container_id, index, uuid, str(row.host_pid), program, kind)
-                    labels = shown.text(families.UNACCOUNTED, *values)
-                for family, figure in _FIGURES:
-                    value: int | None = getattr(device, figure)
-                    if value is None:
-                        continue
-                    if labels is None:
-                        sums[family, index, uuid] += value
-                    else:
-                        found[family].setdefault(labels, value)
-        for (family, index, uuid), value in sums.items():
-            rest = label_text(families.UNACCOUNTED, "", "", "", "", index, uuid, OTHER, "", "")
-            found[family][rest] = value
-        self._limiter.keep_programs(row.process for row in rows if row.process is not None)
-        series = [Series.of(family, rows) for family, rows in found.items()]
-        return state.with_series(self.name, series)
+                gpu = (index, safe_value(device.uuid or ""))
+                # Processes of the host have no container.
+                is_crowded = bool(container_id) and pairs[container_id] >= _PAIRS_PER_CONTAINER
+                if is_crowded or pairs.total() >= _PAIRS:
+                    values = ("", "", "", "", *gpu, OTHER, "", "")
+                else:
+                    pairs[container_id] += 1
+                    of = scrape.labels.get(row.container) if row.container is not None else None
+                    labels = of or ContainerLabels.of_cgroup(self._names, row.container_id)
+                    program = program_of(row.process.command) if row.process is not None else ""
+                    # A slot on another device does not account for this one.
+                    state = row.state if row.pid is None else "other_device"
+                    names = (labels.namespace, labels.pod, labels.container, container_id)
+                    values = (*names, *gpu, str(row.host_pid), program, state)
+                text = label_text(UNACCOUNTED, *values)
+                for name, attribute in _FIGURES.items():
+                    figure = getattr(device, attribute)
+                    if figure is not None:
+                        number = figure / 100 if name.endswith("_ratio") else figure
+                        found[name][text] = (found[name].get(text) or 0) + number
+        yield from (Series.of(_PREFIX + name, values) for name, values in found.items())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import pytest
+
 from support.command_line import call
 from support.scrapers import ask
 from support.wait import PATIENCE_S, eventually

@@ -17,6 +17,13 @@ from libhamiregion.exporter import NodeExporter
 from libhamiregion.node.doctor.findings import FindingKind
 from libhamiregion.node.node_lock import LockUse, NodeLock
 
+
+@pytest.fixture(autouse=True)
+def _at_each_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Diagnose at each scrape, and not once a minute."""
+    monkeypatch.setattr("libhamiregion.exporter.collectors.doctor._INTERVAL_S", 0.0)
+
+
 UUIDS = ["GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-1111-111111111111"]
 
 
@@ -63,10 +70,9 @@ def test_what_can_pass_is_believed_when_it_is_seen_twice(
     process("attach")
     RegionFile(path, Layout.V1_2).put("slot_hostpid", 0)
     with files.open() as node:
-        exporter = NodeExporter(node, interval_s=3600)
+        exporter = NodeExporter(node, max_age_s=0)
         found = parsed(exporter.render())
         assert found.value("hamiregion_findings", kind=kind.value) == 0
-        exporter.refresh()
         assert parsed(exporter.render()).value("hamiregion_findings", kind=kind.value) == 1
 
 
@@ -84,9 +90,8 @@ def test_an_orphaned_slot_is_told_with_what_it_froze(
     move_last_into(file, 0)
     file.put("proc_num", 1)
     with files.open() as node, at_work(file, 2):
-        exporter = NodeExporter(node)
-        exporter.refresh()
-        exporter.refresh()
+        exporter = NodeExporter(node, max_age_s=0)
+        exporter.render()
         found = parsed(exporter.render())
     name = "hamiregion_device_memory_orphaned_bytes"
     assert found.value("hamiregion_findings", kind="slot_moved") == 1
@@ -107,10 +112,9 @@ def test_limits_that_an_agent_has_switched_off_are_looked_at_again_when_that_may
     lock = NodeLock(LockUse.FEEDBACK)
     with files.open() as node, contextlib.closing(lock):
         lock.hold([str(files.root)])
-        exporter = NodeExporter(node, interval_s=3600)
+        exporter = NodeExporter(node, max_age_s=0)
 
         def off_after_a_turn(severity: str) -> float:
-            exporter.refresh()
             found = parsed(exporter.render())
             return len(found.series("hamiregion_container_findings", severity=severity))
 

@@ -59,8 +59,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeNode]:
 def url(fake: FakeNode) -> Iterator[str]:
     with (
         Node(fake.root, names=NodeNames(fake.pod_logs)) as node,
-        NodeExporter(node, node_name="gpu-node-7") as exporter,
-        MetricsServer(exporter, HERE) as server,
+        MetricsServer(NodeExporter(node, node_name="gpu-node-7"), HERE) as server,
     ):
         yield server.urls[0]
 
@@ -95,8 +94,8 @@ def test_the_page_shows_what_top_shows_and_runs_and_loads_nothing(
         assert "no .cache file" in text
         assert "1 dead" in text
         assert "dead process still counted" in text, "what the doctor found"
-        # The fullest first, with a bar as long as its share of the limit.
-        assert text.index("bert-0") < text.index("whisper-0") < text.index("llama-0")
+        # By name, each with a bar as long as its share of the limit.
+        assert text.index("bert-0") < text.index("llama-0") < text.index("whisper-0")
         widths = page.evaluate(
             "[...document.querySelectorAll('#containers + .panel .row')].map(row => {"
             " const bar = row.querySelector('svg');"
@@ -105,7 +104,7 @@ def test_the_page_shows_what_top_shows_and_runs_and_loads_nothing(
             " / bar.getBoundingClientRect().width : 0; })"
         )
         assert widths[0] == pytest.approx(0.99, abs=0.01)
-        assert widths[-1] == 0, "nothing is full where nothing limits"
+        assert widths[2] == 0, "nothing is full where nothing limits"
         assert page.evaluate("document.querySelectorAll('.over').length") == 1
         # Its own style is allowed, and applied.
         assert page.evaluate("getComputedStyle(document.querySelector('.row')).display") == "grid"
@@ -189,8 +188,7 @@ def test_the_page_is_behind_the_passwords_of_the_metrics(fake: FakeNode, tmp_pat
     config.write_text(json.dumps({"basic_auth_users": {"me": word}}))
     with (
         Node(fake.root) as node,
-        NodeExporter(node) as exporter,
-        MetricsServer(exporter, HERE, web_config=config) as server,
+        MetricsServer(NodeExporter(node), HERE, web_config=config) as server,
     ):
         refused = ask(server.urls[0], "/")
         assert (refused.status, "GPU" in refused.text) == (401, False)
@@ -209,8 +207,7 @@ def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
     (files.root / f"{'x' * 200}_{HOSTILE}").mkdir()
     with (
         files.open() as node,
-        NodeExporter(node) as exporter,
-        MetricsServer(exporter, HERE) as server,
+        MetricsServer(NodeExporter(node), HERE) as server,
         browser.open(f"{server.urls[0]}/") as page,
     ):
         assert (page.status, page.messages, page.failures) == (200, [], [])
@@ -224,14 +221,13 @@ def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_containers_that_are_equally_full_stand_by_namespace_and_pod(tmp_path: Path) -> None:
+def test_containers_are_in_the_order_of_namespace_and_pod(tmp_path: Path) -> None:
     with FakeNode(tmp_path / "machine") as fake:
         for namespace, pod in (("b", "job-2"), ("a", "job-4"), ("b", "job-1"), ("a", "job-3")):
             fake.add("train", pod=pod, namespace=namespace, processes=0)
         with (
             Node(fake.root, names=NodeNames(fake.pod_logs)) as node,
-            NodeExporter(node) as exporter,
-            MetricsServer(exporter, HERE) as server,
+            MetricsServer(NodeExporter(node), HERE) as server,
         ):
             text = ask(server.urls[0], "/").text
     assert re.findall(r">(job-\d)<", text) == ["job-3", "job-4", "job-1", "job-2"]
@@ -248,8 +244,7 @@ def test_a_page_of_many_containers_is_bounded_and_leads_to_the_others(
         files.region(f"c{number}", pod=f"job-{number}", memory_limits=["4GiB", "2GiB"])
     with (
         files.open() as node,
-        NodeExporter(node, collectors=("processes",)) as exporter,
-        MetricsServer(exporter, HERE) as server,
+        MetricsServer(NodeExporter(node, collectors=("processes",)), HERE) as server,
     ):
         seen: set[str] = set()
         for first in range(0, count, CONTAINERS_PER_PAGE):

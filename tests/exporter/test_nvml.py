@@ -1,6 +1,5 @@
 """What the driver says: GPUs, MIG devices, and processes, with a region and without."""
 
-import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -8,15 +7,13 @@ from pathlib import Path
 
 import pytest
 from containers import needs_namespaces
-from exposition import WITHOUT_DOCTOR, Exposition, NodeFiles, parsed
+from exposition import WITHOUT_DOCTOR, Exposition, NodeFiles, exporter_of, parsed
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from gpu_node import GpuNode, container_id, gpu_nodes
 from own_cgroups import needs_cgroups
-from support.region_file import RegionFile
 from support.wait import PATIENCE_S, eventually
 
-from libhamiregion import Layout
 from libhamiregion.exporter import HAMI_VERSIONS, NodeExporter
 from libhamiregion.exporter.collectors import processes, unaccounted
 from libhamiregion.node import Node, NvmlSample, NvmlSampler, ProcessTable
@@ -56,7 +53,7 @@ def exported(node: Node, sampler: NvmlSampler, **options: object) -> Exposition:
         node,
         sampler=sampler,
         node_name="worker-1",
-        **{"collectors": WITHOUT_DOCTOR, **options},  # type: ignore[arg-type]
+        **{"collectors": WITHOUT_DOCTOR, "max_age_s": 0.0, **options},  # type: ignore[arg-type]
     )
     return parsed(exporter.render())
 
@@ -143,61 +140,14 @@ def test_a_driver_that_goes_takes_its_series_with_it_and_nothing_else(
     files = NodeFiles(tmp_path)
     files.region(uuids=[GPU])
     with files.open() as node:
-        exporter = NodeExporter(node, sampler=sampler, collectors=WITHOUT_DOCTOR)
+        exporter = exporter_of(node, sampler=sampler)
         assert "hami_host_gpu_memory_used_bytes" in parsed(exporter.render()).names
         fake_driver.unload()
-        exporter.refresh()
         found = parsed(exporter.render())
     assert "hami_host_gpu_memory_used_bytes" not in found.names
     assert found.value("hamiregion_nvml_up") == 0
     assert found.labels("hamiregion_nvml_info")["state"] == "driver_not_loaded"
     assert found.value("hami_vgpu_memory_used_bytes") == 0
-
-
-def test_what_the_driver_says_does_not_hang_on_the_rest_and_nothing_holds_for_ever(
-    tmp_path: Path,
-    fake_driver: FakeDriver,
-    sampler: NvmlSampler,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("libhamiregion.exporter.schedule._OVERDUE_S", 0.5)
-    fake_driver.play(CARD)
-    files = NodeFiles(tmp_path)
-    region = RegionFile(files.region(uuids=[GPU]), Layout.V1_2)
-    proc = tmp_path / "proc"
-    proc.symlink_to("/proc")
-    looked = {"hamiregion_container_processes", "hamiregion_device_memory_dead_bytes"}
-
-    def names() -> set[str]:
-        return parsed(exporter.render()).names
-
-    def values() -> set[tuple[str, float]]:
-        return {(name, value) for (name, _), value in parsed(exporter.render()).samples.items()}
-
-    with (
-        files.open(proc=proc) as node,
-        NodeExporter(
-            node,
-            sampler=sampler,
-            collectors=WITHOUT_DOCTOR,
-            interval_s=0.05,
-        ) as exporter,
-    ):
-        # What takes longer than that, for all the processes of this machine, is not shown.
-        eventually(lambda: {"hami_host_gpu_memory_used_bytes", *looked} <= names())
-        proc.unlink()
-        # A process that has not been proved yet makes /proc necessary.
-        region.add_process(os.getpid())
-        eventually(lambda: looked.isdisjoint(names()))
-        eventually(lambda: "hami_host_gpu_memory_used_bytes" in names())
-        fake_driver.unload()
-        eventually(lambda: ("hamiregion_nvml_up", 0) in values())
-        assert "hami_host_gpu_memory_used_bytes" not in names()
-        found = parsed(exporter.render())
-        assert found.value("hami_vgpu_memory_used_bytes") == 0, "regions are read all the same"
-        fake_driver.play(CARD)
-        proc.symlink_to("/proc")
-        eventually(lambda: {"hami_host_gpu_memory_used_bytes", *looked} <= names())
 
 
 class HangingSampler(NvmlSampler):
@@ -225,14 +175,14 @@ def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
     with (
         sampler,
         files.open() as node,
-        NodeExporter(node, sampler=sampler, collectors=WITHOUT_DOCTOR, interval_s=0.1) as exporter,
     ):
+        exporter = exporter_of(node, sampler=sampler)
         found = parsed(exporter.render())
         assert found.value("hamiregion_nvml_up") == 0
         assert found.labels("hamiregion_nvml_info")["state"] == "no_answer"
         assert exporter.not_ready() is None, "the regions can be read"
         files.region(pod="late", uuids=[GPU])
-        eventually(lambda: b'"late"' in exporter.render(names={"hami_vgpu_memory_used_bytes"}))
+        assert b'"late"' in exporter.render(names={"hami_vgpu_memory_used_bytes"})
         assert sampler.asked == 1, "nobody asks again while one question is open"
         sampler.answers.set()
         eventually(lambda: parsed(exporter.render()).value("hamiregion_nvml_up") == 1)
@@ -327,17 +277,15 @@ def test_the_page_has_the_drivers_memory_of_each_device_where_it_is_known(
         f"process 1 compute {unknown} unavailable",
     )
     with node.open() as opened:
-        exporter = NodeExporter(opened, sampler=sampler, collectors=WITHOUT_DOCTOR)
-        exporter.refresh()
-        (container,) = exporter.overview().containers
-    assert [each.memory_driver_bytes for each in container.devices] == [140 * MIB, None]
+        page = exporter_of(opened, sampler=sampler).page().decode()
+    assert page.count(">driver 140 MiB<") == page.count(">driver ") == 1
 
 
 @needs_namespaces
 def test_the_drivers_figures_of_processes_without_series_of_their_own_are_summed_up(
     node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_PROCESSES_PER_CONTAINER", 1)
+    monkeypatch.setattr(processes, "_PAIRS_PER_CONTAINER", 2)
     pod = node.add(pod="bert-0", uuids=[GPU, OTHER])
     host_pids = [pod.attach()[1] for _ in range(4)]
     memory = [f"process 0 compute {pid} {MIB << at}" for at, pid in enumerate(host_pids)]
@@ -479,13 +427,13 @@ def test_too_many_of_them_are_summed_up_per_gpu(
     fake_driver.play(CARD, *lines)
     name = "hamiregion_unaccounted_process_memory_driver_bytes"
     with node.open() as opened:
-        monkeypatch.setattr(unaccounted, "_ROWS_PER_CONTAINER", 2)
+        monkeypatch.setattr(unaccounted, "_PAIRS_PER_CONTAINER", 2)
         found = exported(opened, sampler)
         assert len(found.series(name)) == 2 + 1 + 1
         assert found.value(name, host_pid="other") == 2 * MIB
         assert found.labels(name, host_pid="other")["device_uuid"] == GPU
         assert found.value(name, host_pid=str(bystander)) == MIB
-        monkeypatch.setattr(unaccounted, "_ROWS", 1)
+        monkeypatch.setattr(unaccounted, "_PAIRS", 1)
         found = exported(opened, sampler)
         assert len(found.series(name)) == 1 + 1
         assert sum(found.series(name).values()) == 5 * MIB

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exposition import WITHOUT_DOCTOR, Exposition, NodeFiles, parsed, pod_of
+from exposition import Exposition, NodeFiles, exporter_of, parsed, pod_of
 from golden_regions import NAMES, GoldenRegion
 from support.region_file import RegionFile
 
 from libhamiregion import Layout, __version__, open_region
-from libhamiregion.exporter import NodeExporter
 
 # What the first device of a container is called in either generation of names.
 LABELS = ("namespace", "pod", "container", "vdevice_index", "device_uuid")
@@ -25,7 +24,7 @@ class Served:
         self.regions = {name: self.files.golden(name) for name in NAMES}
         self.before_s = int(time.time())
         with self.files.open() as node:
-            exporter = NodeExporter(node, legacy=legacy, collectors=WITHOUT_DOCTOR)
+            exporter = exporter_of(node, legacy=legacy)
             self.exposition: Exposition = parsed(exporter.render())
         self.after_s = int(time.time())
 
@@ -187,7 +186,7 @@ def test_slots_of_status_0_count_for_libvgpu_and_not_for_the_monitor(tmp_path: P
     file.put("slot_status", 0, slot=1)
     gone = golden.expected["processes"][1]["devices"]
     with files.open() as node:
-        found = parsed(NodeExporter(node, legacy=True, collectors=WITHOUT_DOCTOR).render())
+        found = parsed(exporter_of(node, legacy=True).render())
     for device in (0, 1):
         at = {"vdevice_index": str(device)}
         enforced = golden.expected["device_used"][device]
@@ -211,7 +210,7 @@ def test_a_kernel_of_the_future_was_just_now(tmp_path: Path, ahead_s: int) -> No
     RegionFile(golden.path, golden.layout).put("last_kernel_time", last_s)
     with files.open() as node:
         begun_s = time.time()
-        found = parsed(NodeExporter(node, collectors=WITHOUT_DOCTOR).render())
+        found = parsed(exporter_of(node).render())
         ended_s = time.time()
     values = found.series("hami_container_last_kernel_elapsed_seconds").values()
     assert len(values) == 2
@@ -224,7 +223,7 @@ def test_a_first_launch_makes_a_series_appear(tmp_path: Path) -> None:
     file = RegionFile(files.region(uuids=["GPU-a"]), Layout.V1_2)
     file.put("last_kernel_time", 0)
     with files.open() as node:
-        exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR)
+        exporter = exporter_of(node)
         assert parsed(exporter.render()).series("hami_container_last_kernel_elapsed_seconds") == {}
         file.put("last_kernel_time", int(time.time()) + 60)
         assert parsed(exporter.render()).value("hami_container_last_kernel_elapsed_seconds") == 0
@@ -234,7 +233,7 @@ def test_a_device_without_a_uuid_has_no_series_until_it_has_one(tmp_path: Path) 
     files = NodeFiles(tmp_path)
     file = RegionFile(files.region(memory_limits=["1GiB", "2GiB"]), Layout.V1_2)
     with files.open() as node:
-        exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR)
+        exporter = exporter_of(node)
         first = parsed(exporter.render())
         assert first.series("hami_vgpu_memory_limit_bytes") == {}
         assert len(first.series("hamiregion_container_info")) == 1
@@ -254,8 +253,7 @@ def test_while_no_device_is_named_ours_alone_have_use_and_limit_with_an_empty_uu
         slot.charge(0, 2 << 30)
         RegionFile(path, Layout.V1_2).put("device_num", 0)
         with files.open() as node:
-            exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR)
-            exporter.refresh()
+            exporter = exporter_of(node)
             found = parsed(exporter.render())
             labels = {"vdevice_index": "0", "device_uuid": ""}
             assert found.value("hamiregion_device_memory_counted_bytes", **labels) == 2 << 30
@@ -268,7 +266,7 @@ def test_while_no_device_is_named_ours_alone_have_use_and_limit_with_an_empty_uu
     named = files.region(pod="named", memory_limits=["1GiB"], uuids=["GPU-1"])
     assert named.exists()
     with files.open() as node:
-        found = parsed(NodeExporter(node, collectors=WITHOUT_DOCTOR).render())
+        found = parsed(exporter_of(node).render())
     assert found.labels("hami_vgpu_memory_limit_bytes")["device_uuid"] == "GPU-1"
     counted = found.series("hamiregion_device_memory_counted_bytes")
     assert {dict(each)["device_uuid"] for each in counted} == {"", "GPU-1"}

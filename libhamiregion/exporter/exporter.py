@@ -1,0 +1,321 @@
+"""The exporter: one observation of the node for each scrape, shown by collectors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+from libhamiregion import __version__
+from libhamiregion.node.observation import Observer
+from libhamiregion.text import error_text, printable
+
+from .collectors import (
+    COLLECTORS,
+    ContainersCollector,
+    DoctorCollector,
+    LocksCollector,
+    NvmlCollector,
+    ProcessesCollector,
+    UnaccountedCollector,
+)
+from .families import BY_NAME, FAMILIES
+from .gone import GoneContainers
+from .labels import label_text, safe_value
+from .legacy import former_series
+from .overview import PAGE_INTERVAL_S, page_html
+from .scrape import Scrape
+from .text import Series, text_pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    from libhamiregion.node import Container, Node, NvmlSampler, Observation
+
+    from .labels import ContainerLabels
+
+_log = logging.getLogger(__name__)
+
+#: Versions of HAMi whose labels of GPUs differ; the last is the default.
+HAMI_VERSIONS = ("2.10", "2.11")
+
+_ROOTS = 64
+_PAUSED = "_paused"
+_READY_AGE_S = 30.0
+_LINE = 400
+
+
+class Collector(Protocol):
+    """One part of a scrape."""
+
+    @property
+    def name(self) -> str:
+        """The value of the labels ``collector`` and ``stage``."""
+
+    def collect(self, scrape: Scrape) -> Iterable[Series]:
+        """Make the series of an observation."""
+
+
+@attrs.define
+class _Run:
+    """How a collector went the last time, and how often it has failed."""
+
+    succeeded_at_s: float | None = None
+    duration_s: float = 0.0
+    errors: int = 0
+    is_failing: bool = False
+
+
+class NodeExporter:
+    """All metrics of one node.
+
+        with Node() as node, NvmlSampler(sensors=True) as sampler:
+            text = NodeExporter(node, sampler=sampler).render()
+
+    A scrape takes one observation of the node, and every collector makes series of it. What one of
+    them cannot show is absent, logged, and counted in ``hamiregion_errors_total``.
+
+    Threads: may be shared; one scrape is made at a time. The node may be refreshed by others as
+    well. Node and sampler stay the caller's.
+
+    Args:
+        node: The node.
+        sampler: Asks the driver; None leaves its figures out.
+        node_name: The value of ``node`` in HAMi's metrics of GPUs; None means ``$NODE_NAME``, else
+            the host's name.
+        legacy: Whether to export the former names of HAMi's monitor as well.
+        hami_version: Whose labels the metrics of GPUs have, one of `HAMI_VERSIONS`.
+        collectors: Of `COLLECTORS` those that work; None means all. HAMi's own metrics need
+            ``nvml`` alone.
+        max_age_s: How old an observation may be that a scrape shows.
+        gone_after_s: A directory that has been left alone for so long, that no process uses and
+            whose pod kubelet does not know any more, has no figures: HAMi's monitor would delete
+            it. None shows them all.
+        counters: Counters of an agent in this program, by name; asked at each scrape. Names that
+            end in ``_paused`` are 0 or 1.
+        observer: Observes the node for others in this program too; None makes one of `node` and
+            `sampler`.
+
+    Raises:
+        ValueError: A collector or a version that there is not.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        sampler: NvmlSampler | None = None,
+        node_name: str | None = None,
+        legacy: bool = False,
+        hami_version: str = HAMI_VERSIONS[-1],
+        collectors: Collection[str] | None = None,
+        max_age_s: float = 1.0,
+        gone_after_s: float | None = 300.0,
+        counters: Callable[[], Mapping[str, int]] | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        chosen = COLLECTORS if collectors is None else collectors
+        for name in chosen:
+            if name not in COLLECTORS:
+                raise ValueError(f"no collector {name!r}; there are {', '.join(COLLECTORS)}")
+        if hami_version not in HAMI_VERSIONS:
+            raise ValueError(f"no labels of HAMi {hami_version!r}; {' or '.join(HAMI_VERSIONS)}")
+        self.node = node
+        self.node_name = node_name or os.environ.get("NODE_NAME") or os.uname().nodename
+        self.legacy = legacy
+        observer = observer or Observer(node, sampler=sampler if "nvml" in chosen else None)
+        self._observer = observer
+        self._max_age_s = max_age_s
+        self._with_slots = not {"processes", "unaccounted", "doctor"}.isdisjoint(chosen)
+        self._counters = counters
+        self._gone = GoneContainers(observer, gone_after_s)
+        self._doctor = DoctorCollector(observer)
+        optional: list[Collector] = [
+            ProcessesCollector(),
+            UnaccountedCollector(node.names),
+            LocksCollector(node),
+            self._doctor,
+        ]
+        if observer.asks_driver:
+            optional.insert(0, NvmlCollector(self.node_name, hami_version))
+        self._collectors: list[Collector] = [
+            ContainersCollector(),
+            *(each for each in optional if each.name in chosen),
+        ]
+        self._runs = {each.name: _Run() for each in self._collectors}
+        self._lock = threading.Lock()
+        self._labels: Mapping[Container, ContainerLabels] = {}
+        self._unreadable: dict[str, OSError] = {}
+        self._scrapes, self._scrape_s, self._scrape_errors = 0, 0.0, 0
+
+    def __repr__(self) -> str:
+        return f"<NodeExporter of {self.node!r}>"
+
+    def not_ready(self) -> str | None:
+        """Why scrapes are not complete: a short reason; None if they are.
+
+        Observes the node if nobody has for 30 s.
+
+        Raises:
+            RegionClosed: The node has been closed.
+            NodeBusy: Another observation does not come back.
+        """
+        node = self.node
+        self._observer.observe(max_age_s=_READY_AGE_S, slots=False)
+        if node.scanned_roots:
+            return None
+        for error in node.root_errors.values():
+            reason = f"no directory of containers can be listed: {error_text(error)}"
+            return printable(reason, _LINE)
+        if node.containers:
+            return None
+        return printable(
+            f"there is none of {', '.join(node.roots)}, and no region elsewhere", _LINE
+        )
+
+    def page(self, query: str = "") -> bytes:
+        """Write the page for people, in HTML.
+
+        Args:
+            query: Of the page's address.
+
+        Raises:
+            RegionClosed: The node has been closed.
+            NodeBusy: Another observation does not come back.
+        """
+        with self._lock:
+            scrape = self._scrape(PAGE_INTERVAL_S)
+            if self._doctor in self._collectors:
+                self._run(self._doctor, scrape)
+        return page_html(self.node_name, scrape, self._doctor, query)
+
+    # ---- a scrape --------------------------------------------------------------------------------
+
+    def render(self, *, names: Collection[str] | None = None) -> bytes:
+        """All metrics as text, in Prometheus' format 0.0.4.
+
+        Regions that cannot be read have no figures and a series that says why.
+
+        Args:
+            names: Only the families of these names; None means all.
+
+        Raises:
+            RegionClosed: The node has been closed.
+            NodeBusy: Another observation does not come back.
+        """
+        return b"".join(self.pieces(names=names))
+
+    def pieces(self, *, names: Collection[str] | None = None) -> Iterator[bytes]:
+        """The text of `render` in pieces, for servers: the whole text never exists.
+
+        Args:
+            names: As for `render`.
+
+        Raises:
+            RegionClosed, NodeBusy: As `render`.
+        """
+        began_s = time.perf_counter()
+        try:
+            yield from text_pieces(self.gather(names))
+        except Exception:
+            self._scrape_errors += 1
+            raise
+        finally:
+            self._scrapes += 1
+            self._scrape_s += time.perf_counter() - began_s
+
+    def gather(self, names: Collection[str] | None = None) -> list[Series]:
+        """The series of each family, in the order of the table of families.
+
+        Args:
+            names: As for `render`.
+
+        Raises:
+            RegionClosed, NodeBusy: As `render`.
+        """
+        with self._lock:
+            scrape = self._scrape(self._max_age_s)
+            made = [each for one in self._collectors for each in self._run(one, scrape)]
+            made += self._of_exporter(scrape.observation)
+        if self.legacy:
+            made += former_series(made)
+        places = {family.name: place for place, family in enumerate(FAMILIES)}
+        wanted = [each for each in made if names is None or each.name in names]
+        return sorted(wanted, key=lambda each: places[each.name])
+
+    def _scrape(self, max_age_s: float) -> Scrape:
+        observation = self._observer.observe(max_age_s=max_age_s, slots=self._with_slots)
+        self._log_unreadable_roots()
+        scrape = Scrape.of(observation, self._gone.among(observation), self._labels)
+        self._labels = scrape.labels
+        return scrape
+
+    def _log_unreadable_roots(self) -> None:
+        before, self._unreadable = self._unreadable, self.node.root_errors
+        for root in self._unreadable.keys() - before.keys():
+            reason = error_text(self._unreadable[root])
+            _log.warning("%s; the containers there are not seen", printable(reason, _LINE))
+        for root in before.keys() - self._unreadable.keys():
+            _log.info("%s is readable again", printable(root, _LINE))
+
+    def _run(self, collector: Collector, scrape: Scrape) -> Iterable[Series]:
+        """Run a collector; one that fails has no series."""
+        run = self._runs[collector.name]
+        began_s = time.perf_counter()
+        try:
+            made = list(collector.collect(scrape))
+        except Exception as error:  # noqa: BLE001 (the others go on)
+            made = []
+            run.errors += 1
+            if not run.is_failing:
+                reason = printable(f"{type(error).__name__}: {error_text(error)}", _LINE)
+                _log.warning("%s: %s", collector.name, reason)
+                _log.debug("its traceback", exc_info=error)
+            run.is_failing = True
+        else:
+            if run.is_failing:
+                _log.info("%s: recovered", collector.name)
+            run.is_failing = False
+            run.succeeded_at_s = time.time()
+        run.duration_s = time.perf_counter() - began_s
+        return made
+
+    def _of_exporter(self, observation: Observation) -> Iterator[Series]:
+        """Series of the node as a whole, the exporter itself, and an agent in this program."""
+        node, runs = self.node, self._runs
+        roots = dict.fromkeys(node.scanned_roots, 1) or dict.fromkeys(node.roots, 0)
+        roots.update(dict.fromkeys(node.root_errors, 0))
+        shown = {safe_value(root): roots[root] for root in list(roots)[:_ROOTS]}
+        yield Series.by_label("hamiregion_root_readable", shown)
+        yield Series("hamiregion_proc_complete", [""], [int(observation.processes.is_complete)])
+        for name, value_of in (
+            ("refresh_timestamp_seconds", lambda run: run.succeeded_at_s),
+            ("errors_total", lambda run: run.errors),
+            ("collector_success", lambda run: int(not run.is_failing)),
+            ("collector_duration_seconds", lambda run: run.duration_s),
+        ):
+            by_name = {each: value_of(run) for each, run in runs.items()}
+            yield Series.by_label(f"hamiregion_{name}", by_name)
+        yield Series.by_label("hamiregion_errors_total", {"scrape": self._scrape_errors})
+        name = "hamiregion_scrape_duration_seconds"
+        yield Series(name, [""], [self._scrape_s], "_sum")
+        yield Series(name, [""], [self._scrapes], "_count")
+        counted = {} if self._counters is None else self._counters()
+        paused = {each: count for each, count in counted.items() if each.endswith(_PAUSED)}
+        events = {each: count for each, count in counted.items() if each not in paused}
+        tasks = {each.removesuffix(_PAUSED): count for each, count in paused.items()}
+        yield Series.by_label("hamiregion_agent_events_total", events)
+        yield Series.by_label("hamiregion_agent_paused", tasks)
+        machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, "")
+        # There is no HAMi of which a version could be told, and Go has not built this.
+        hami = (f"libhamiregion {__version__}", "", "", "", "", machine and f"linux/{machine}")
+        for name, values in (
+            ("hami_build_info", hami),
+            ("hamiregion_build_info", (__version__, platform.python_version())),
+        ):
+            yield Series(name, [label_text(BY_NAME[name].labels, *values)], [1])

@@ -1,0 +1,77 @@
+"""Containers that a deleted pod has left behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from libhamiregion.node import Container, Observation, Observer
+
+_CHECK_S = 60.0
+
+
+class GoneContainers:
+    """Finds the containers of pods that are gone.
+
+    HAMi's monitor deletes such a directory once its pod is gone from the API and its time is some
+    minutes back. The exporter deletes nothing and leaves them out. All of this must hold: the
+    directory's time is `after_s` back; kubelet has no log directory of the pod, but one of another
+    pod; no process maps the region for writing, and /proc shows all of them.
+
+    Threads: one at a time.
+
+    Args:
+        observer: Observes the node, if an observation has no slots.
+        after_s: How old the directory must be; None means that none is ever gone.
+    """
+
+    def __init__(self, observer: Observer, after_s: float | None) -> None:
+        self._observer = observer
+        self._after_s = after_s
+        self._checked_s = -_CHECK_S
+        self._gone: frozenset[Container] = frozenset()
+
+    def among(self, observation: Observation) -> frozenset[Container]:
+        """Find those of an observation; looks for more once a minute."""
+        now_s = time.monotonic()
+        present = frozenset((*observation.containers, *observation.missing))
+        if self._after_s is not None and now_s - self._checked_s >= _CHECK_S:
+            self._checked_s = now_s
+            names, before_s = self._observer.node.names, time.time() - self._after_s
+            left = {
+                each
+                for each in present
+                if each.directory is not None
+                and each.pod_uid is not None
+                and _changed_s(each.directory) < before_s
+                and names.has_pod(each.pod_uid) is False
+            }
+            self._gone = frozenset(left and left.difference(self._used(observation, left)))
+        return self._gone & present
+
+    def _used(self, observation: Observation, left: set[Container]) -> Iterator[Container]:
+        """Those that a process may use."""
+        if observation.states is None:
+            observation = self._observer.observe()
+        states, processes = observation.states, observation.processes
+        if states is None or not processes.is_complete:
+            yield from left
+            return
+        yield from (each for each in left if processes.hides_users_of(each.pod_uid))
+        regions = observation.table.regions
+        for row, container in enumerate(observation.containers):
+            first = regions.first_process[row]
+            slots = states.states[first : first + regions.process_count[row]]
+            if slots.strip(b"\2") or states.unlisted.get(row):
+                yield container
+
+
+def _changed_s(directory: str) -> float:
+    try:
+        return os.lstat(directory).st_mtime
+    except OSError:
+        return float("inf")

@@ -1,0 +1,158 @@
+"""One scrape: an observation of the node, and the label texts of its rows."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import attrs
+
+from libhamiregion.node.rows import Join
+
+from .labels import ContainerLabels, hidden_by_others, label_text, safe_value
+from .text import Series
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from libhamiregion.node import Container, Observation
+    from libhamiregion.region_set import RegionTable
+
+#: Reasons why a container is not shown, besides those of `MissingReason`.
+SAME_NAMES = "same_names"
+POD_GONE = "pod_gone"
+# Sums of libvgpu are modulo 2^64.
+_WRAP = (1 << 64) - 1
+
+
+class ShownRegion(NamedTuple):
+    """A region with figures: its row, its container, the rows of its devices."""
+
+    row: int
+    container: Container
+    labels: ContainerLabels
+    devices: range
+
+    @property
+    def has_utilization(self) -> bool:
+        """Whether its layout has utilisation: elsewhere 0 would say that it is idle."""
+        region = self.container.region
+        return region is not None and region.layout.has_utilization
+
+
+@attrs.frozen(eq=False, slots=False)
+class Scrape:
+    """What one scrape shows; every collector gets it.
+
+    Attributes:
+        observation: The node.
+        labels: The names of each container.
+        hidden: Containers without figures, with the reason.
+    """
+
+    observation: Observation
+    labels: Mapping[Container, ContainerLabels]
+    hidden: Mapping[Container, str]
+
+    @classmethod
+    def of(
+        cls,
+        observation: Observation,
+        gone: Collection[Container] = (),
+        known: Mapping[Container, ContainerLabels] | None = None,
+    ) -> Scrape:
+        """Name the containers of an observation.
+
+        Args:
+            observation: The node.
+            gone: Containers of pods that have been deleted.
+            known: `labels` of the last scrape: kubelet forgets a pod before its directory goes.
+        """
+        labels = {}
+        for each in (*observation.containers, *observation.missing):
+            before = known.get(each) if known and each.claim_uid is None else None
+            labels[each] = before if before and before.namespace else ContainerLabels.of(each)
+        hidden = dict.fromkeys(hidden_by_others(labels), SAME_NAMES)
+        return cls(observation, labels, {**hidden, **dict.fromkeys(gone, POD_GONE)})
+
+    @cached_property
+    def regions(self) -> list[ShownRegion]:
+        """The regions that are shown."""
+        regions = self.observation.table.regions
+        columns = zip(
+            self.observation.containers,
+            regions.code,
+            regions.first_device,
+            regions.device_rows,
+            strict=True,
+        )
+        return [
+            ShownRegion(row, container, self.labels[container], range(first, first + count))
+            for row, (container, code, first, count) in enumerate(columns)
+            if code == 0 and container not in self.hidden
+        ]
+
+    @cached_property
+    def device_labels(self) -> dict[int, str]:
+        """Row of a device to what follows the container in its label text."""
+        devices = self.observation.table.devices
+        names = ("vdevice_index", "device_uuid")
+        # The uuid is empty until the container's first process begins with CUDA.
+        return {
+            row: label_text(names, str(devices.index[row]), safe_value(devices.uuid(row) or ""))
+            for shown in self.regions
+            for row in shown.devices
+        }
+
+    @cached_property
+    def _device_texts(self) -> list[str]:
+        texts = self.device_labels
+        return [
+            f"{each.labels.monitor},{texts[row]}" for each in self.regions for row in each.devices
+        ]
+
+    @cached_property
+    def join(self) -> Join:
+        """Slots, processes and the driver's lists.
+
+        Raises:
+            OSError: /proc could not be listed.
+        """
+        return Join(self.observation)
+
+    def by_device(self, name: str, value_of: Callable[[int], float | None]) -> Series:
+        """Series of containers' devices, from the row of a device to its number."""
+        return Series(name, self._device_texts, list(map(value_of, self.device_labels)))
+
+    def by_container(
+        self, name: str, values: Iterable[tuple[Container, float | None]], *more: str
+    ) -> Series:
+        """Series of containers.
+
+        Args:
+            name: The family's name.
+            values: Containers and numbers.
+            more: Values of the labels that follow the container's.
+        """
+        return Series.of(
+            name, {self.labels[each].text(name, *more): value for each, value in values}
+        )
+
+
+def slot_sums(table: RegionTable, slots: Iterable[int], column: str) -> dict[int, int]:
+    """Sum up a column of some slots, by row of the device.
+
+    Args:
+        table: One read.
+        slots: Rows of ``table.processes``.
+        column: Of ``table.usages``.
+    """
+    regions, processes, cells = table.regions, table.processes, getattr(table.usages, column)
+    sums: dict[int, int] = {}
+    for slot in slots:
+        region, usage = processes.region[slot], processes.first_usage[slot]
+        first = regions.first_device[region]
+        for device in range(regions.device_rows[region]):
+            used = sums.get(first + device, 0) + cells[usage + device]
+            sums[first + device] = used & _WRAP
+    return sums

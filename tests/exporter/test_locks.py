@@ -1,0 +1,55 @@
+"""Locks that are held for long, and those that are only busy."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from exposition import NodeFiles, parsed
+from lock_bytes import hold
+from support.actors import Actor
+from support.region_file import RegionFile
+
+from libhamiregion import Layout
+from libhamiregion.exporter import NodeExporter
+from libhamiregion.exporter.collectors import LocksCollector
+from libhamiregion.exporter.scrape import Scrape
+from libhamiregion.node import Node, NodeSnapshot, Observer
+
+UUID = "GPU-00000000-0000-0000-0000-000000000000"
+
+
+def test_a_lock_that_goes_from_hand_to_hand_is_not_held(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    file = RegionFile(files.region(uuids=[UUID]), Layout.V1_2)
+    hold(file, 1)
+
+    class Watched(Node):
+        """Between two checks the lock is another's."""
+
+        def snapshot(self) -> NodeSnapshot:
+            file.put("owner_pid", file.get("owner_pid") + moves)
+            return super().snapshot()
+
+    with Watched(files.root) as node:
+        for moves, count in ((1, 0), (0, 1)):  # noqa: B007 (`Watched` reads it)
+            scrape = Scrape.of(Observer(node).observe(slots=False))
+            (held,) = LocksCollector(node).collect(scrape)
+            assert len(held.labels) == count
+
+
+def test_a_lock_that_stays_held_is_told_with_its_age(
+    files: NodeFiles, exporter: NodeExporter, actor: Callable[..., Actor]
+) -> None:
+    path = files.region(pod="held", uuids=[UUID])
+    files.region(pod="free", uuids=[UUID])
+    held = "hamiregion_lock_same_owner_seconds"
+    holder = actor(path)
+    assert not parsed(exporter.render()).series(held)
+    holder("lock")
+    ages = []
+    for _ in range(3):
+        found = parsed(exporter.render())
+        assert found.labels(held)["pod"] == "held"
+        ages.append(found.value(held))
+    assert 0 < ages[0] < ages[1] < ages[2], "it is the same hold as before"
+    holder("unlock")
+    assert not parsed(exporter.render()).series(held)

@@ -1,0 +1,59 @@
+"""Text from series, as Prometheus takes it."""
+
+from __future__ import annotations
+
+import math
+
+from exposition import parsed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libhamiregion.exporter import families
+from libhamiregion.exporter.labels import label_text
+from libhamiregion.exporter.text import Series, text_pieces
+
+USED = "hami_vgpu_memory_used_bytes"
+
+
+def device(pod: str) -> str:
+    return label_text(families.DEVICE, "ns", pod, "main", "0", "GPU-%s-{}")
+
+
+def text(*series: Series) -> bytes:
+    return b"".join(text_pieces(series))
+
+
+def test_a_family_has_its_help_its_type_and_a_line_per_series() -> None:
+    series = Series.of(USED, {device("a"): 2**64 - 1, device("b"): 0})
+    rest = 'container="main",vdevice_index="0",device_uuid="GPU-%s-{}",zone="vGPU"}'
+    assert text(series).decode().splitlines() == [
+        f"# HELP hami_vgpu_memory_used_bytes {families.BY_NAME[USED].help}",
+        "# TYPE hami_vgpu_memory_used_bytes gauge",
+        f'hami_vgpu_memory_used_bytes{{namespace="ns",pod="a",{rest} 18446744073709551615',
+        f'hami_vgpu_memory_used_bytes{{namespace="ns",pod="b",{rest} 0',
+    ]
+
+
+def test_a_family_without_samples_is_not_there() -> None:
+    assert text(Series.of(USED, {})) == b""
+    assert text(Series.of(USED, {device("a"): None})) == b""
+
+
+def test_one_family_in_two_parts_has_its_help_once_also_if_the_first_is_empty() -> None:
+    first, nothing = Series.of(USED, {device("a"): 7}), Series.of(USED, {})
+    for parts in ((first, first), (nothing, first), (first, nothing)):
+        assert text(*parts).count(b"# HELP") == 1
+    name = "hamiregion_scrape_duration_seconds"
+    sums = [Series(name, [""], [0.25], "_sum"), Series(name, [""], [3], "_count")]
+    assert text(*sums).decode().splitlines()[1:] == [
+        f"# TYPE {name} summary",
+        f"{name}_sum 0.25",
+        f"{name}_count 3",
+    ]
+
+
+@given(st.one_of(st.floats(), st.integers(-(2**53), 2**53)))
+def test_numbers_read_back_as_they_were(value: float) -> None:
+    series = Series("hamiregion_nvml_up", [""], [value])
+    back = parsed(text(series)).value("hamiregion_nvml_up")
+    assert back == float(value) or (math.isnan(back) and math.isnan(value))
