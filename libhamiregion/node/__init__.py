@@ -6,10 +6,8 @@ from .containers import Container, MissingReason
 from .doctor import Finding, FindingKind, Repair, Severity, diagnose, repair
 from .kubernetes import KubernetesError
 from .names import ClaimName, NodeNames, PodName
-from .node import Node, NodeBusy
-from .node_changes import NodeChanges
+from .node import Node, NodeBusy, NodeSnapshot
 from .node_pods import NodePods
-from .node_snapshot import NodeSnapshot
 from .nvml import NvmlSample, NvmlSampler, NvmlState
 from .observation import ContainerDetails, Gap, Observation, Observer
 from .process_reader import HostProcess, ProcessGap
@@ -18,7 +16,7 @@ from .roots import RootsUnreadable
 from .rows import NodeProcess, ProcessDeviceRow, driver_gap, node_processes
 from .selector import PodNamesUnknown, Selector
 from .slots import SLOT_STATES, RegionProcesses, SlotStates
-from .views import ContainerView
+from .views import ContainerView as ContainerView  # noqa: PLC0414
 
 # A program that sets up no logging gets none of it on its standard error.
 logging.getLogger("libhamiregion").addHandler(logging.NullHandler())
@@ -28,7 +26,6 @@ __all__ = [
     "ClaimName",
     "Container",
     "ContainerDetails",
-    "ContainerView",
     "Finding",
     "FindingKind",
     "Gap",
@@ -37,7 +34,6 @@ __all__ = [
     "MissingReason",
     "Node",
     "NodeBusy",
-    "NodeChanges",
     "NodeNames",
     "NodePods",
     "NodeProcess",

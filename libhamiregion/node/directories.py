@@ -1,4 +1,4 @@
-"""A container's directory, and which of its files is the region."""
+"""The containers' directories in the roots, and which of their files is the region."""
 
 from __future__ import annotations
 
@@ -14,33 +14,26 @@ import attrs
 from libhamiregion.errors import RegionError
 from libhamiregion.region import open_in_container
 
-from .change_detector import is_readable_and_current
-from .containers import (
-    NO_FILE,
-    Container,
-    MissingReason,
-    MissingRegion,
-    missing_for,
-)
+from .containers import NO_FILE, Container, MissingReason, MissingRegion, missing_for
+from .roots import ENTRIES_LIMIT, settled_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from libhamiregion.region import Region
 
-    from .change_detector import Stamp
     from .names import NodeNames
+    from .roots import Roots, Stamp
 
 _REGION_SUFFIX = ".cache"
-#: How many entries are looked at of a directory that containers can write. They can make as many
-#: files as they like; real directories hold three or four.
-ENTRIES_LIMIT = 4_096
 _FILES_LIMIT = 64
 _CANDIDATES_LIMIT = 8
-# A directory's time can stand still while it changes: the kernel's clock ticks every 1 to 10 ms.
-_TIME_GRAIN_NS = 100_000_000
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NO_DIRECTORY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_FLOODED = MissingRegion(
+    MissingReason.FAILED,
+    f"more than {ENTRIES_LIMIT:,} files, and no .cache file among those that were listed",
+)
 
 
 @attrs.frozen
@@ -49,28 +42,13 @@ class File:
 
     Attributes:
         name: Raw.
-        id: Device and inode.
-        regular: Whether it is a regular file, which alone can become a region.
+        inode: Its inode number.
+        is_regular: Whether it is a regular file; no other can become a region.
     """
 
     name: str
-    id: tuple[int, int]
-    regular: bool
-
-
-@attrs.frozen
-class Listing:
-    """What a container's directory held.
-
-    Attributes:
-        stamp: Of the directory; None if it could change once more without a sign.
-        files: Those that may be regions, newest first.
-        cut: Whether there was more than was looked at.
-    """
-
-    stamp: Stamp | None
-    files: tuple[File, ...]
-    cut: bool
+    inode: int
+    is_regular: bool
 
 
 @attrs.frozen
@@ -78,28 +56,177 @@ class DirectoryScan:
     """A container's directory between two scans.
 
     Attributes:
-        stamp: Of the directory as it was; None if it has to be looked into each time.
-        container: What was found.
-        files: Of its files that may be regions.
+        stamp: Of the directory; None if it has to be scanned each time.
+        container: The container.
+        files: Its files that may be regions, newest first.
     """
 
     stamp: Stamp | None
     container: Container
     files: tuple[File, ...] = ()
 
+    def has_changed(self) -> bool:
+        """Whether the directory or the region is not as it was."""
+        region = self.container.region
+        return (
+            self.stamp is None
+            or _stamp_of(str(self.container.directory)) != self.stamp
+            or (region is not None and not is_readable_and_current(region))
+        )
 
-def settled_stamp(status: os.stat_result, now_ns: int) -> Stamp | None:
-    """A stamp of a directory's state; None if it could change once more without a sign.
 
-    By the time of the last change, which nobody can set: that of the last modification anybody can.
+class RootContainers:
+    """The containers whose directories lie in the roots.
+
+    Only directories and regions that have changed are scanned again.
+
+    Threads: one at a time.
+
+    Args:
+        roots: The roots.
+        names: Names containers.
     """
-    if now_ns - status.st_ctime_ns <= _TIME_GRAIN_NS:
-        return None
-    return status.st_dev, status.st_ino, status.st_ctime_ns
+
+    def __init__(self, roots: Roots, names: NodeNames) -> None:
+        self._roots = roots
+        self._names = names
+        self._scans: dict[str, DirectoryScan] = {}
+        self._directories: Mapping[str, Mapping[str, str]] = {}
+        # None if something has changed since.
+        self._containers: tuple[Container, ...] | None = ()
+
+    @property
+    def containers(self) -> tuple[Container, ...]:
+        """All of them, by root and directory; the same object while nothing changes."""
+        if self._containers is None:
+            scans = self._scans
+            self._containers = tuple(
+                [scans[each].container for each in self._directories if each in scans]
+            )
+        return self._containers
+
+    def files(self) -> set[tuple[int, str]]:
+        """Inode and name of every file that may be a region."""
+        return {(file.inode, file.name) for scan in self._scans.values() for file in scan.files}
+
+    def scan(self) -> None:
+        """Bring them up to date with the directories.
+
+        After an exception, everything found until then is kept.
+        """
+        directories = self._roots.scan()
+        if directories is not self._directories:
+            self._containers = None
+            self._directories = directories
+            for gone in self._scans.keys() - directories.keys():
+                del self._scans[gone]
+        for directory, fields in directories.items():
+            before = self._scans.get(directory)
+            if before is not None and not before.has_changed():
+                continue
+            scan = scan_directory(directory, fields, before, self._names)
+            if scan is None:
+                self._containers = self._containers if before is None else None
+                self._scans.pop(directory, None)
+            elif before is not None and is_unchanged(before.container, scan.container):
+                self._scans[directory] = attrs.evolve(scan, container=before.container)
+            else:
+                self._scans[directory] = scan
+                self._containers = None
+
+    def replace(self, container: Container, named: Container) -> None:
+        """Put a container in the place of another one, if that one is still there."""
+        directory = container.directory or ""
+        scan = self._scans.get(directory)
+        if scan is not None and scan.container is container:
+            self._containers = None
+            self._scans[directory] = attrs.evolve(scan, container=named)
+
+    def clear(self) -> None:
+        """Forget all; their regions are the caller's to close."""
+        self._containers = None
+        self._scans.clear()
 
 
-def list_directory(path: str) -> Listing:
+def scan_directory(
+    directory: str, fields: Mapping[str, str], before: DirectoryScan | None, names: NodeNames
+) -> DirectoryScan | None:
+    """Find a container's region, or why there is none. The newest file that is a region counts.
+
+    Args:
+        directory: Its path.
+        fields: Attributes of the container, as `read_name` reads them from the directory's name.
+        before: The last scan; its open region is kept if it is still good, and is the caller's to
+            close if not.
+        names: Names the container.
+
+    Returns:
+        The scan; None if there is no such directory.
+    """
+    kept = None if before is None else before.container.region
+    if kept is not None and not is_readable_and_current(kept):
+        kept = None
+    container = Container(**fields, directory=directory, names=names)  # type: ignore[arg-type]
+    try:
+        stamp, files, is_cut = list_directory(directory)
+    except OSError as error:
+        if error.errno in _NO_DIRECTORY:
+            return None
+        # A passing error, such as a lack of descriptors, says nothing against an open region.
+        if before is not None and kept is not None:
+            return attrs.evolve(before, stamp=None)
+        return DirectoryScan(None, attrs.evolve(container, missing=missing_for(error)))
+    if not files and kept is None:
+        missing = _FLOODED if is_cut else NO_FILE
+        return DirectoryScan(None if is_cut else stamp, attrs.evolve(container, missing=missing))
+    region, path, failure = _open_newest(directory, files, kept)
+    # A regular file that is no region may become one without a change of the directory.
+    is_settled = region is not None and not any(
+        file.is_regular for file in files[: _number_of(path, directory, files)]
+    )
+    others = (file.name for file in files if f"{directory}/{file.name}" != path)
+    return DirectoryScan(
+        stamp if is_settled else None,
+        attrs.evolve(
+            container,
+            region_path=path,
+            region=region,
+            missing=None if region is not None else failure,
+            other_files=tuple(others),
+        ),
+        files,
+    )
+
+
+def _number_of(path: str | None, directory: str, files: tuple[File, ...]) -> int:
+    names = [f"{directory}/{file.name}" for file in files]
+    return names.index(path) if path in names else len(names)
+
+
+def _open_newest(
+    directory: str, files: tuple[File, ...], kept: Region | None
+) -> tuple[Region | None, str | None, MissingRegion | None]:
+    """The newest region and its path; without one the newest file and why it is none."""
+    newest: tuple[None, str | None, MissingRegion | None] = (None, None, None)
+    for file in files:
+        path = f"{directory}/{file.name}"
+        if kept is not None and path == kept.path:
+            return kept, path, None
+        try:
+            return open_in_container(path), path, None
+        except (RegionError, OSError) as error:
+            if newest[1] is None:
+                newest = (None, path, missing_for(error))
+    # It may be behind more files than were tried.
+    return newest if kept is None else (kept, kept.path, None)
+
+
+def list_directory(path: str) -> tuple[Stamp | None, tuple[File, ...], bool]:
     """List the files of a directory that a container can write; never follows a link.
+
+    Returns:
+        A stamp of the directory, the files that may be regions, newest first, and whether there
+        are more files than were listed.
 
     Raises:
         OSError: It cannot be listed.
@@ -108,100 +235,26 @@ def list_directory(path: str) -> Listing:
     descriptor = os.open(path, _OPEN)
     try:
         stamp = settled_stamp(os.fstat(descriptor), now_ns)
-        found: list[tuple[bool, int, File]] = []
-        seen = 0
+        found: list[tuple[bool, int, str, int]] = []
         with os.scandir(descriptor) as entries:
             for entry in islice(entries, ENTRIES_LIMIT):
-                seen += 1
                 if not entry.name.endswith(_REGION_SUFFIX):
                     continue
                 try:
                     status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                regular = stat.S_ISREG(status.st_mode)
-                file = File(entry.name, (status.st_dev, status.st_ino), regular)
-                # What cannot be a region comes last: it must not keep one from being tried.
-                found.append((regular, status.st_mtime_ns, file))
+                is_regular = stat.S_ISREG(status.st_mode)
+                # Files that cannot be a region come last: they must not keep one from being tried.
+                found.append((is_regular, status.st_mtime_ns, entry.name, status.st_ino))
                 if len(found) == _FILES_LIMIT:
                     break
-            cut = next(entries, None) is not None
+            is_cut = next(entries, None) is not None
     finally:
         os.close(descriptor)
-    found.sort(key=lambda each: (each[0], each[1], each[2].name), reverse=True)
-    files = tuple(file for _, _, file in found[:_CANDIDATES_LIMIT])
-    return Listing(stamp, files, cut or len(found) > len(files))
-
-
-def scan_directory(
-    directory: str, whose: Mapping[str, str], before: DirectoryScan | None, names: NodeNames
-) -> DirectoryScan | None:
-    """Find a container's region, or why there is none.
-
-    The newest file that is a region counts.
-
-    Args:
-        directory: Its path.
-        whose: What its name says, as `read_name` gives it.
-        before: What was found last time; what it has open is kept if it is still good, and is the
-            caller's to close if not.
-        names: Names the container.
-
-    Returns:
-        What there is now; None if it is no directory.
-    """
-    kept = None if before is None else before.container.region
-    if kept is not None and not is_readable_and_current(kept):
-        kept = None
-    container = Container(**whose, directory=directory, names=names)  # type: ignore[arg-type]
-    try:
-        listing = list_directory(directory)
-    except OSError as error:
-        if error.errno in _NO_DIRECTORY:
-            return None
-        # What passes, such as a lack of descriptors, says nothing against an open region.
-        if before is not None and kept is not None:
-            return attrs.evolve(before, stamp=None)
-        return DirectoryScan(None, attrs.evolve(container, missing=missing_for(error)))
-    if not listing.files and kept is None:
-        if listing.cut:
-            return DirectoryScan(None, attrs.evolve(container, missing=_FLOODED))
-        return DirectoryScan(listing.stamp, attrs.evolve(container, missing=NO_FILE))
-    return _choose(container, listing, kept)
-
-
-def _choose(container: Container, listing: Listing, kept: Region | None) -> DirectoryScan:
-    region: Region | None = None
-    missing: MissingRegion | None = None
-    wanted: str | None = None
-    # Whether the files are what they will be until the directory changes.
-    settled = True
-    for file in listing.files:
-        path = f"{container.directory}/{file.name}"
-        try:
-            is_kept = kept is not None and path == kept.path
-            region = kept if is_kept else open_in_container(path)
-        except (RegionError, OSError) as error:
-            settled = settled and not file.regular
-            if missing is None:
-                missing, wanted = missing_for(error), path
-        else:
-            wanted = path
-            break
-    if region is None and kept is not None:
-        region, wanted = kept, kept.path  # behind more files than were tried
-    names = (file.name for file in listing.files)
-    return DirectoryScan(
-        listing.stamp if settled and region is not None else None,
-        attrs.evolve(
-            container,
-            region_path=wanted,
-            region=region,
-            missing=None if region is not None else missing,
-            other_files=tuple(name for name in names if f"{container.directory}/{name}" != wanted),
-        ),
-        listing.files,
-    )
+    newest = sorted(found, reverse=True)[:_CANDIDATES_LIMIT]
+    files = tuple(File(name, inode, is_regular) for is_regular, _, name, inode in newest)
+    return stamp, files, is_cut
 
 
 def is_unchanged(before: Container, after: Container) -> bool:
@@ -214,7 +267,29 @@ def is_unchanged(before: Container, after: Container) -> bool:
     )
 
 
-_FLOODED = MissingRegion(
-    MissingReason.FAILED,
-    f"more than {ENTRIES_LIMIT:,} files, and no .cache file among those that were looked at",
-)
+def is_readable(region: Region) -> bool:
+    """Whether a snapshot of an open region succeeds."""
+    try:
+        region.snapshot()
+    except (RegionError, OSError):
+        return False
+    return True
+
+
+def is_readable_and_current(region: Region) -> bool:
+    """`is_readable`, and its name still leads to it."""
+    try:
+        return not region.is_stale() and is_readable(region)
+    except RegionError:
+        return False
+
+
+def _stamp_of(directory: str) -> Stamp | None:
+    """The directory's stamp now; None if there is none."""
+    try:
+        status = os.lstat(directory)
+    except OSError:
+        return None
+    if not stat.S_ISDIR(status.st_mode):
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns

@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING
 
 import attrs
@@ -17,12 +16,10 @@ from libhamiregion.region import open_in_container
 from libhamiregion.region_set import RegionSet
 
 from .cgroups import is_pod_uid
+from .directories import RootContainers
 from .names import NodeNames, kubelet_claims
-from .node_changes import changes_between
-from .node_snapshot import NodeSnapshot
 from .outside import OutsideRegions
 from .processes import ProcessTable
-from .root_containers import RootContainers
 from .roots import Roots
 from .selector import PodNamesUnknown, Selector
 from .slots import SlotTracker
@@ -35,38 +32,54 @@ if TYPE_CHECKING:
 
     from libhamiregion.errors import PathLike
     from libhamiregion.region import Region
+    from libhamiregion.region_set import RegionTable
 
     from .containers import Container
     from .names import PodName
-    from .node_changes import NodeChanges
     from .slots import RegionProcesses, SlotStates
 
 
 _log = logging.getLogger(__name__)
 
-
-class NodeBusy(TimeoutError):
-    """Another thread's look at the node has not come back: the system may never answer it."""
-
-
-# A look takes a second or two; the first one, on a node of thousands of busy processes, twenty.
+# A refresh takes a second or two; the first one, on a node of thousands of busy processes, twenty.
 _LOOK_TIMEOUT_S = 30.0
-
 # A container whose name is not known yet is asked for again.
 _NAME_AGAIN_S = 30.0
 
-_nodes: weakref.WeakSet[Node] = weakref.WeakSet()
+
+class NodeBusy(TimeoutError):
+    """Another thread's refresh of the node has not returned: the system may never answer it."""
 
 
-def _leave_in_child() -> None:
-    # Another thread of the parent may have been inside, and does not exist in the child.
-    for node in _nodes:
-        node._refreshing = threading.RLock()
-        node._lock = threading.RLock()
-        node._closed = "belongs to the process that made it"
+@attrs.frozen
+class NodeSnapshot:
+    """All regions of a node, read in one native call.
 
+    Attributes:
+        containers: The containers with a region, one per row of ``table.regions``.
+        missing: The containers without.
+        table: The figures, as `RegionSet.read` gives them.
+    """
 
-os.register_at_fork(after_in_child=_leave_in_child)
+    containers: tuple[Container, ...]
+    missing: tuple[Container, ...]
+    table: RegionTable
+
+    def named_table(self) -> RegionTable:
+        """Return the table with the columns namespace, pod and container too, in its frames.
+
+        ``snapshot.named_table().devices.to_pandas()`` names the container of each row. A name that
+        is not known is null; the pod's UID is part of the path.
+        """
+        return self.table.with_identity(
+            namespace=[each.namespace for each in self.containers],
+            pod=[each.pod for each in self.containers],
+            container=[each.name for each in self.containers],
+        )
+
+    def _repr_html_(self) -> str:
+        """Show the devices in a notebook."""
+        return self.named_table()._repr_html_()
 
 
 class Node:
@@ -76,22 +89,22 @@ class Node:
             node.refresh()
             table = node.snapshot().table
 
-    A refresh costs two `stat` calls per container where nothing has changed, all of them in one
-    call into the core; only what has changed is listed and opened. No process is signalled, no file
-    written, no link followed.
+    A refresh costs two `stat` calls and a snapshot per container that has not changed; only changed
+    directories are listed, and their regions opened. No process is signalled, no file written, no
+    link followed.
 
-    Threads: may be shared. Refreshes and views take turns, and raise `NodeBusy` where one does not
-    come back; `snapshot` does not wait for them, but for the moment in which what they have found
-    is taken over. Fork: as `Region`; make a new one in the child.
+    Threads: may be shared. Refreshes exclude each other, and raise `NodeBusy` if one does not
+    return; `snapshot` waits only for the moment in which the results of a refresh are taken over.
+    Fork: a child makes its own Node.
 
     Args:
         root: The directory that holds the ``<podUID>_<container>`` directories, or one called
             ``claims`` that holds those of resource claims; several of them; or patterns as in a
             shell (``/data/*/containers``). None means ``containers`` and ``claims`` below
             ``$CONTAINER_VGPU_MOUNT`` or ``$HOOK_PATH`` if one is set, else those of HAMi, its DRA
-            driver, KAI, volcano and this user's ``hamiregion run`` that exist, provided that nobody
-            but root and this user could have made them.
-        proc: The root of /proc, where it is mounted elsewhere.
+            driver, KAI, volcano and this user's ``hamiregion run`` that exist, provided that only
+            root and this user could have made them.
+        proc: The root of /proc, if it is mounted elsewhere.
         names: Names of containers, pods and claims; None means the files of kubelet and Docker
             below /var.
         outside: Whether to look for regions outside the roots as well, through the processes that
@@ -99,9 +112,9 @@ class Node:
 
     Attributes:
         roots: As given, absolute.
-        proc: The root of /proc, absolute.
         names: Names containers.
         processes: The node's processes.
+        looks_outside: Whether it looks for regions outside the roots as well.
     """
 
     def __init__(
@@ -124,23 +137,23 @@ class Node:
         self._roots = Roots(given)
         self.roots = self._roots.paths
         self.names = NodeNames(claims=kubelet_claims(proc)) if names is None else names
-        self._inside = RootContainers(self._roots, self.names)
+        self.looks_outside = outside
         self.processes = ProcessTable(proc)
-        self._look_outside = outside
-        self._logged_problem: str | None = None
+        self._inside = RootContainers(self._roots, self.names)
         self._outside = OutsideRegions(self.processes, self.names)
         self._slots = SlotTracker(self.processes)
-        self._named_s = float("-inf")
-        self._named: SlotStates | None = None
+        self._named: tuple[SlotStates | None, float] = (None, 0.0)
+        self._logged_problem: str | None = None
+        self._pid = os.getpid()
+        self._is_closed = False
         # Held while directories and /proc are read.
         self._refreshing = threading.RLock()
-        # Held for moments only, inside the other one: guards the set, the containers and the rows.
+        # Held for moments only, inside the other one: guards the set and the containers.
         self._lock = threading.RLock()
         self._set = RegionSet()
-        self._closed = ""
         self._containers: tuple[Container, ...] = ()
+        # Containers with and without a region; None if these have changed.
         self._rows: tuple[tuple[Container, ...], tuple[Container, ...]] | None = None
-        _nodes.add(self)
 
     @property
     def root_errors(self) -> dict[str, OSError]:
@@ -156,7 +169,7 @@ class Node:
 
         None also if no directory was given and regions outside the roots are looked for.
         """
-        if self._look_outside and not self._roots.given:
+        if self.looks_outside and not self._roots.given:
             return None
         return self._roots.problem
 
@@ -169,11 +182,6 @@ class Node:
     def directories(self) -> tuple[str, ...]:
         """The roots that exist now, patterns expanded, links resolved, each directory once."""
         return self._roots.directories()
-
-    @property
-    def looks_outside(self) -> bool:
-        """Whether it looks for regions outside the roots as well."""
-        return self._look_outside
 
     @property
     def proc(self) -> str:
@@ -192,25 +200,25 @@ class Node:
         self.close()
 
     def __repr__(self) -> str:
-        state = f"{len(self._containers)} containers" if not self._closed else "closed"
+        state = "closed" if self._is_closed else f"{len(self._containers)} containers"
         return f"<Node {', '.join(self.roots)}: {state}>"
 
     @contextlib.contextmanager
     def _one_look(self) -> Iterator[None]:
-        """One look at a time. A file system that never answers must not hang more than one."""
-        # A forked child has another lock.
-        lock = self._refreshing
-        if not lock.acquire(timeout=_LOOK_TIMEOUT_S):
-            raise NodeBusy(f"another look at this node has not come back for {_LOOK_TIMEOUT_S:g} s")
+        """Exclude other refreshes. A file system that never answers must hang only one."""
+        if not self._refreshing.acquire(timeout=_LOOK_TIMEOUT_S):
+            raise NodeBusy(
+                f"another refresh of this node has not returned for {_LOOK_TIMEOUT_S:g} s"
+            )
         try:
             yield
         finally:
-            lock.release()
+            self._refreshing.release()
 
     def close(self) -> None:
-        """Close all regions; may be called again. A look that does not come back keeps its own."""
+        """Close all regions; may be called again. A refresh that does not return keeps its own."""
         with contextlib.suppress(NodeBusy), self._one_look(), self._lock:
-            self._closed = self._closed or "has been closed"
+            self._is_closed = True
             self._set.close()
             self._inside.clear()
             self._outside.clear()
@@ -223,8 +231,10 @@ class Node:
         Raises:
             RegionClosed: After `close`, or in a forked child.
         """
-        if self._closed:
-            raise RegionClosed(f"the Node {self._closed}; make a new one")
+        if self._pid != os.getpid():
+            raise RegionClosed("the Node belongs to the process that made it; make a new one")
+        if self._is_closed:
+            raise RegionClosed("the Node has been closed; make a new one")
 
     # ---- which containers there are --------------------------------------------------------------
 
@@ -236,46 +246,47 @@ class Node:
         """
         return self._containers
 
-    def refresh(self, *, processes: bool = True) -> NodeChanges:
-        """Find what has changed since the last refresh.
+    def refresh(self, *, processes: bool = True) -> bool:
+        """Find the containers, and open their regions.
 
         Args:
             processes: Read /proc as well, and look there for regions outside the roots. Without it
-                `processes`, and what was found there, stay as they are.
+                `processes`, and the regions found there, stay as they are.
 
         Returns:
-            What is different now. What went wrong with a container is in its `missing`, with a
-            root in `root_errors`.
+            Whether `containers` has changed. A container's problem is in its `missing`, a root's
+            in `root_errors`.
 
         Raises:
             RegionClosed: After `close`, or in a forked child.
             RootsUnreadable: Roots were given, and none of them can be listed. `containers` is up
                 to date all the same. Without given roots, a missing directory is logged.
-            OSError: /proc cannot be listed; then nothing has changed. `NodeBusy` where another
-                thread's look has not come back for 30 s.
+            OSError: /proc cannot be listed; then nothing has changed. `NodeBusy` if another
+                thread's refresh has not returned for 30 s.
         """
+        self.check_open()
         with self._one_look():
             self.check_open()
             before = self._containers
-            # Before the directories: what is mapped by now has its directory by then.
+            # Before the directories: a region that is mapped by now has its directory by then.
             if processes:
                 self.processes.refresh()
             try:
                 self._inside.scan()
-                if processes and self._look_outside:
+                if processes and self.looks_outside:
                     self._scan_outside()
             finally:
-                # Also where it was interrupted: what has been opened and closed so far counts.
+                # Also if it was interrupted: regions opened and closed so far count.
                 self._take_over()
             problem = self.root_problem
             if problem != self._logged_problem and problem is not None and not self._roots.given:
                 _log.warning("%s", problem)
             self._logged_problem = problem
             self._roots.check()
-            return changes_between(before, self._containers)
+            return self._containers is not before
 
     def _take_over(self) -> None:
-        """Make what was found what the node has: its containers, the regions that are read."""
+        """Publish the containers that were found, and have their regions read."""
         # Mostly there is none outside, and this the same object as long as nothing changes.
         now = self._inside.containers + tuple(self._outside.containers)
         with self._lock:
@@ -295,7 +306,7 @@ class Node:
         inside = set()
         for container in self._inside.containers:
             if container.region is not None:
-                # Closed by somebody else: the next refresh sees to it.
+                # Closed by the caller: the next refresh opens it again.
                 with contextlib.suppress(RegionClosed):
                     inside.add(self.processes.identity(container.region))
         self._outside.scan(inside, self._inside.files())
@@ -305,12 +316,13 @@ class Node:
     def snapshot(self) -> NodeSnapshot:
         """Read all regions in one native call.
 
-        A region that fails has its code and no rows (`RegionTable.error` tells why); the next
-        refresh opens it anew or says what is wrong with it.
+        A region that fails has its code and no rows (`RegionTable.error` has the reason); the next
+        refresh opens it again or says what is wrong with it.
 
         Raises:
             RegionClosed: After `close`, or in a forked child.
         """
+        self.check_open()
         with self._lock:
             self.check_open()
             table = self._set.read()
@@ -323,27 +335,24 @@ class Node:
             return NodeSnapshot(*self._rows, table)
 
     def slots(self, snapshot: NodeSnapshot, *, anew: bool = False) -> SlotStates:
-        """Tell which slots of a snapshot are of live processes: cheap enough for every few seconds.
+        """Find out which slots of a snapshot are of live processes: `SlotTracker` says how.
 
-        A region's last proof holds while the pids and host pids in its slots are what they were,
-        the same processes map it and none of them has ended; only what has changed is proved anew.
-        /proc is read for that once a minute at least. Call `refresh` with ``processes=False`` and
-        `snapshot` before it.
+        Call `refresh` with ``processes=False`` and `snapshot` before it.
 
         Args:
             snapshot: The last one.
-            anew: Prove every region, for those who look once.
+            anew: Prove every region, even if nothing has changed.
 
         Raises:
             RegionClosed: After `close`, or in a forked child.
             OSError: /proc cannot be listed.
         """
+        self.check_open()
         with self._one_look():
-            self.check_open()
             states = self._slots.update(snapshot.containers, snapshot.table, self.match, anew=anew)
-            now_s = time.monotonic()
-            if states is not self._named or now_s - self._named_s >= _NAME_AGAIN_S:
-                self._named, self._named_s = states, now_s
+            named, named_s = self._named
+            if states is not named or time.monotonic() - named_s >= _NAME_AGAIN_S:
+                self._named = states, time.monotonic()
                 for row, found in states.proved.items():
                     container = snapshot.containers[row]
                     used_by = self._user_of(container, found)
@@ -366,9 +375,8 @@ class Node:
         if user is None or container.pod_uid is None or user.pod_uid != container.pod_uid:
             return None
         name = self.names.resolve(None, None, user.id)
-        return (
-            None if name is None or name.container == container.directory_name else name.container
-        )
+        used_by = None if name is None else name.container
+        return None if used_by == container.directory_name else used_by
 
     def renamed(self, snapshot: NodeSnapshot) -> NodeSnapshot:
         """Return a snapshot with the names that `slots` has found out since it was taken.
@@ -399,7 +407,7 @@ class Node:
         )
 
     def _strangers_to(self, container: Container, pids: Iterable[int]) -> list[tuple[int, int]]:
-        """Find processes that have no slot in a container's region, without asking what they map.
+        """`ProcessTable.other_pod_processes` for a container of this node.
 
         Raises:
             RegionClosed: Its region has been closed.
@@ -423,12 +431,12 @@ class Node:
             namespace: Pattern of the pod's namespace, as in a shell.
             pod: Pattern of the pod's name, or of its UID.
             container: Pattern of the container's name, or of its id.
-            allow_unnamed: Leave containers out whose pods' names no resolver knows, where a
-                pattern asks for these names.
+            allow_unnamed: Leave containers out whose pods' names are not known, if a pattern asks
+                for these names.
 
         Raises:
-            PodNamesUnknown: A pattern asks for names of pods, and of some containers that it may
-                mean nobody knows them; unless that is allowed.
+            PodNamesUnknown: A pattern asks for names of pods, and those of some containers that it
+                may mean are not known; unless that is allowed.
         """
         selector = Selector(namespace=namespace, pod=pod, container=container)
         unnamed = [each for each in self._containers if selector.might_match(each)]
@@ -468,6 +476,6 @@ class Node:
 
 
 def _comparable_pod(container: Container) -> str | None:
-    """A container's pod where it can be held against a cgroup's; directories have any name."""
+    """A container's pod if it can be compared with a cgroup's; directories have any name."""
     pod_uid = container.pod_uid
     return pod_uid if pod_uid is not None and is_pod_uid(pod_uid) else None

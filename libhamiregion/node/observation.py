@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
-import weakref
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -28,8 +26,7 @@ if TYPE_CHECKING:
 
     from .cgroups import ContainerId
     from .containers import Container
-    from .node import Node
-    from .node_snapshot import NodeSnapshot
+    from .node import Node, NodeSnapshot
     from .nvml.models import NvmlSample
     from .nvml.sampler import NvmlSampler
     from .processes import ProcessTable
@@ -177,20 +174,6 @@ class Observation:
                 yield ContainerDetails(container)
 
 
-_observers: weakref.WeakSet[Observer] = weakref.WeakSet()
-
-
-def _leave_in_child() -> None:
-    # Another thread of the parent may have been inside, and does not exist in the child.
-    for observer in _observers:
-        observer._observing = threading.Lock()
-        observer._last = None
-        observer._last_read = None
-
-
-os.register_at_fork(after_in_child=_leave_in_child)
-
-
 class Observer:
     """Takes observations of a node, and hands the last one to all who can do with its age.
 
@@ -243,7 +226,6 @@ class Observer:
         self._last_read: tuple[float, NodeSnapshot] | None = None
         self._read_at_ns = 0
         self._processes_read_s = float("-inf")
-        _observers.add(self)
 
     @property
     def asks_driver(self) -> bool:

@@ -15,8 +15,8 @@ from libhamiregion.layouts import LAYOUTS
 from libhamiregion.region import open_region
 
 from . import procfs
-from .change_detector import is_readable
 from .containers import Container, MissingReason, MissingRegion, missing_for
+from .directories import is_readable
 from .procfs import Gone
 from .workers import Blocked
 

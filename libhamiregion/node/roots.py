@@ -1,30 +1,73 @@
-"""The roots: the directories that hold those of the containers."""
+"""The roots: the directories that hold those of the containers, and how these are called.
+
+docs/node.md has the versions that the default roots were established from.
+"""
 
 from __future__ import annotations
 
 import errno
 import glob
 import os
+import re
 import stat
 import time
+from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
 from libhamiregion.launch.run_directory import run_bases
 
-from .directories import ENTRIES_LIMIT, settled_stamp
-from .places import DEFAULT_ROOTS, read_name
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .change_detector import Stamp
-
-# A node has some hundred containers at most. Where all may write, as with KAI, `ENTRIES_LIMIT`.
+#: HAMi's and KAI's resource isolator's, volcano-vgpu's from 1.12 on, volcano-vgpu's before, and
+#: HAMi's DRA driver's.
+DEFAULT_ROOTS = (
+    "/usr/local/vgpu/containers",
+    "/usr/local/vgpu/vgpu/containers",
+    "/tmp/vgpu/containers",  # noqa: S108 (volcano's path)
+    "/usr/local/vgpu/claims",
+)
+# Pattern of a root, and how the directories in it are called; the first that fits counts. The
+# groups are attributes of `Container`. By the root, because a container of KAI's can make
+# directories beside its own, and must not make one that passes for a claim.
+_NAMES = (
+    ("*/claims", re.compile(r"(?P<claim_uid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")),
+    ("*", re.compile(r"(?P<pod_uid>[^_]+)_(?P<directory_name>.+)", re.DOTALL)),
+)
+#: The most entries that are listed of a directory that containers can write. They can make as many
+#: files as they like; real directories hold three or four.
+ENTRIES_LIMIT = 4_096
+# A node has some hundred containers at most. If all may write there, as with KAI, `ENTRIES_LIMIT`.
 _ROOT_ENTRIES_LIMIT = 20_000
+# A directory's time can be the same while it changes: the kernel's clock ticks every 1 to 10 ms.
+_TIME_GRAIN_NS = 100_000_000
+
+#: Device, inode and time of the last change (ctime, ns) of a directory. Nobody can set that time.
+Stamp: TypeAlias = "tuple[int, int, int]"
+
+
+def read_name(root: str, directory_name: str) -> dict[str, str] | None:
+    """Whose a directory is, as attributes of `Container`; None if it is no container's.
+
+    >>> read_name("/usr/local/vgpu/containers", "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f_train_0")
+    {'pod_uid': '0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f', 'directory_name': 'train_0'}
+    >>> read_name("/usr/local/vgpu/claims", "6f1c0d8e-9f2b-4f0a-8a51-0c5f6d1e2a3b")
+    {'claim_uid': '6f1c0d8e-9f2b-4f0a-8a51-0c5f6d1e2a3b'}
+    """
+    names = next(names for pattern, names in _NAMES if fnmatchcase(root, pattern))
+    found = names.fullmatch(directory_name)
+    return None if found is None else found.groupdict()
+
+
+def settled_stamp(status: os.stat_result, now_ns: int) -> Stamp | None:
+    """A stamp of a directory's state; None if it could change once more without a sign."""
+    if now_ns - status.st_ctime_ns <= _TIME_GRAIN_NS:
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 class RootsUnreadable(OSError):
@@ -46,27 +89,34 @@ class RootsUnreadable(OSError):
 
 
 class _Distrusted(PermissionError):
-    """A directory that anybody may have made."""
+    """A directory that any user may have made."""
 
 
 @attrs.frozen
 class _RootListing:
+    """One root.
+
+    Attributes:
+        stamp: Of the root; None if it has to be listed again.
+        names: Name of a directory to its fields, as `read_name` has them.
+        limit: How many entries are listed.
+        is_cut: Whether there are more.
+    """
+
     stamp: Stamp | None
-    #: What each directory's name says, as `read_name` gives it.
     names: Mapping[str, Mapping[str, str]]
-    #: How many entries are looked at, and whether there are more.
-    most: int
-    cut: bool
+    limit: int
+    is_cut: bool
 
 
 class Roots:
     """Lists the roots, and again only those that have changed.
 
     Args:
-        given: The roots that somebody asked for; None for those where HAMi and volcano put theirs.
+        given: The roots that were asked for; None for the default ones.
 
     Attributes:
-        given: Whether somebody asked for them.
+        given: Whether roots were asked for.
         paths: As given, absolute.
         errors: Root to error, for those that the last scan could not list, or not whole.
         scanned: The directories that it could list.
@@ -86,7 +136,6 @@ class Roots:
         self.errors: dict[str, OSError] = {}
         self.scanned: tuple[str, ...] = ()
         self._listings: dict[str, _RootListing] = {}
-        self._matched: dict[str, list[str]] = {}
         self._found: dict[str, Mapping[str, str]] = {}
 
     def check(self) -> None:
@@ -115,9 +164,9 @@ class Roots:
         return tuple(root for root in self._expanded({}) if os.path.isdir(root))  # noqa: PTH112
 
     def scan(self) -> dict[str, Mapping[str, str]]:
-        """The containers' directories there are, in order: path to what its name says.
+        """The containers' directories, in order: path to the fields in its name.
 
-        The very same object as last time if they are the same.
+        The same object as last time if they are the same.
         """
         errors: dict[str, OSError] = {}
         listings: dict[str, _RootListing] = {}
@@ -128,32 +177,29 @@ class Roots:
                 if shown not in self._optional or not isinstance(error, FileNotFoundError):
                     errors[shown] = error
                 lasting = isinstance(error, (FileNotFoundError, NotADirectoryError, _Distrusted))
-                # What passes, such as a lack of descriptors, takes no container away.
+                # A passing error, such as a lack of descriptors, takes no container away.
                 if not lasting and root in self._listings:
                     listings[root] = self._listings[root]
                 continue
-            if listings[root].cut:
-                most = listings[root].most
-                message = f"more than {most:,} entries; the others are left out"
+            if listings[root].is_cut:
+                message = f"more than {listings[root].limit:,} entries; the others are left out"
                 errors[shown] = OSError(errno.EOVERFLOW, message, shown)
-        before, self._listings = self._listings, listings
+        is_same = list(map(id, self._listings.values())) == list(map(id, listings.values()))
+        self._listings = listings
         self.errors = errors
         self.scanned = tuple(root for root in listings if root not in errors)
-        if list(before) == list(listings) and all(
-            before[root] is each for root, each in listings.items()
-        ):
-            return self._found
-        found = {
-            f"{root}/{name}": whose
-            for root, each in listings.items()
-            for name, whose in each.names.items()
-        }
-        if list(found) != list(self._found):
-            self._found = found
+        if not is_same:
+            found = {
+                f"{root}/{name}": fields
+                for root, each in listings.items()
+                for name, fields in each.names.items()
+            }
+            if list(found) != list(self._found):
+                self._found = found
         return self._found
 
     def _expanded(self, errors: dict[str, OSError]) -> dict[str, str]:
-        """Resolved root to the way it was found by."""
+        """Resolved root to the path that led to it."""
         found: dict[str, str] = {}
         known: set[tuple[int, int]] = set()
         for pattern in self.paths:
@@ -173,10 +219,8 @@ class Roots:
     def _matches(self, pattern: str, errors: dict[str, OSError]) -> list[str]:
         if not glob.has_magic(pattern) or os.path.lexists(pattern):
             return [pattern]
-        # What has matched and is still there matches; glob keeps silent about what went wrong.
-        matches = {*glob.glob(pattern), *self._matched.get(pattern, ())}  # noqa: PTH207
+        matches = glob.glob(pattern)  # noqa: PTH207
         directories = sorted(each for each in matches if os.path.isdir(each))  # noqa: PTH112
-        self._matched[pattern] = directories
         if not directories and pattern not in self._optional:
             errors[pattern] = FileNotFoundError(errno.ENOENT, "no directory matches", pattern)
         return directories
@@ -193,22 +237,22 @@ class Roots:
         known = self._listings.get(root)
         if known is not None and stamp is not None and known.stamp == stamp:
             return known
-        most = ENTRIES_LIMIT if status.st_mode & stat.S_IWOTH else _ROOT_ENTRIES_LIMIT
+        limit = ENTRIES_LIMIT if status.st_mode & stat.S_IWOTH else _ROOT_ENTRIES_LIMIT
         with os.scandir(root) as entries:
-            found = list(islice(entries, most + 1))
+            found = list(islice(entries, limit + 1))
         names = {}
-        for entry in sorted(found[:most], key=lambda each: each.name):
-            whose = read_name(root, entry.name)
-            if whose is not None and entry.is_dir(follow_symlinks=False):
-                names[entry.name] = whose
-        return _RootListing(stamp, names, most, len(found) > most)
+        for entry in sorted(found[:limit], key=lambda each: each.name):
+            fields = read_name(root, entry.name)
+            if fields is not None and entry.is_dir(follow_symlinks=False):
+                names[entry.name] = fields
+        return _RootListing(stamp, names, limit, len(found) > limit)
 
 
 def _check_makers(path: str) -> None:
-    """Only root and this user have made the directory and what is around it.
+    """Make sure that only root and this user can have made a directory and those around it.
 
     A default root can lie in a directory that all users may write, such as /tmp, and any of them
-    could make it. In a sticky one nobody else can replace what is there.
+    could make it. In a sticky one no other user can replace it.
     """
     trusted = {0, os.geteuid()}
     at = Path(path)
@@ -216,7 +260,7 @@ def _check_makers(path: str) -> None:
         status = os.lstat(each)
         if status.st_uid not in trusted:
             message = (
-                f"not taken unasked: {str(each)!r} belongs to user {status.st_uid}, who may have"
+                f"not used by default: {str(each)!r} belongs to user {status.st_uid}, who may have"
                 " made it up; name this root if it is right"
             )
             raise _Distrusted(errno.EPERM, message, path)

@@ -20,7 +20,7 @@ from support.region_file import RegionFile, RegionFileFactory
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, Region, RegionClosed, RegionStale, create_region, open_region
-from libhamiregion.node import Container, MissingReason, Node, NodeChanges, ProcessTable, outside
+from libhamiregion.node import Container, MissingReason, Node, ProcessTable, outside
 from libhamiregion.node.doctor.slot_file import slots_behind
 
 GIB = 1 << 30
@@ -92,8 +92,8 @@ def test_a_private_region_is_one_of_the_nodes(start: Starter, node: Node, tmp_pa
         assert region_of(found).memory_limit(0) == 2 * GIB
         inside.end()
         eventually(lambda: not (cgroup / "cgroup.procs").read_text())
-    changes = node.refresh()
-    assert found in changes.removed
+    assert node.refresh()
+    assert found not in node.containers
     assert region_of(found).closed
 
 
@@ -110,8 +110,6 @@ def test_a_view_finds_it_at_once_and_proves_what_is_dead(
     (view,) = (each for each in details(node) if inside.host_pid in each.container.pids)
     assert view.processes is not None
     assert {slot.pid: slot.state for slot in view.processes.slots} == {1: "alive", dead: "dead"}
-    # A view has left nothing to report.
-    assert not mapped_by(node.refresh().added, inside.host_pid)
 
 
 @needs_namespaces
@@ -149,8 +147,8 @@ def test_it_stays_while_anybody_maps_it_and_goes_with_the_last(
     with node.open(found) as opened:
         assert opened.path.startswith(f"/proc/{survivor.pid_here}/map_files/")
     survivor.kill()
-    changes = node.refresh()
-    assert found in changes.removed
+    assert node.refresh()
+    assert found not in node.containers
     with pytest.raises(RegionClosed):
         before.snapshot()
     with pytest.raises(RegionClosed):
@@ -168,7 +166,8 @@ def test_who_only_reads_neither_makes_nor_keeps_one(
     found = refreshed(node, writer.pid_here)
     assert found.pids == (writer.pid_here,)
     writer.kill()
-    assert found in node.refresh().removed
+    node.refresh()
+    assert found not in node.containers
 
 
 def test_what_this_process_maps_itself_does_not_count(node: Node, region: RegionFile) -> None:
@@ -183,9 +182,10 @@ def test_a_scan_without_processes_leaves_it_as_it_is(
     user = actor(region)
     found = refreshed(node, user.pid_here)
     user.kill()
-    assert node.refresh(processes=False) == NodeChanges()
+    assert not node.refresh(processes=False)
     assert found in node.containers
-    assert found in node.refresh().removed
+    node.refresh()
+    assert found not in node.containers
 
 
 # ---- what becomes of its file ----
@@ -208,7 +208,7 @@ def test_a_file_that_was_unlinked_is_read_on_where_it_was_open(
         missing = refreshed(late, user.pid_here).missing
         assert missing is not None
         assert missing.reason is MissingReason.STALE
-        assert not mapped_by(late.refresh().replaced, user.pid_here)
+        assert refreshed(late, user.pid_here).missing is missing
 
 
 def test_a_file_that_took_its_name_is_another_region(
@@ -241,7 +241,7 @@ def test_one_that_is_damaged_while_it_is_open_says_so_and_comes_back(
     assert broken.missing is not None
     assert broken.missing.reason is MissingReason.NOT_READY
     # As long as it stays so nothing is reported.
-    assert not mapped_by(node.refresh().replaced, user.pid_here)
+    assert refreshed(node, user.pid_here) is broken
     region.put_bytes(0, content)
     again = refreshed(node, user.pid_here)
     region_of(again).snapshot()
@@ -267,7 +267,9 @@ def test_a_region_of_the_roots_is_not_found_a_second_time(
         "damaged",
         "two",
     ]
-    assert not any(each.directory for each in node.refresh().replaced)
+    before = [each for each in node.containers if each.directory]
+    node.refresh()
+    assert [each for each in node.containers if each.directory] == before
 
 
 def test_a_directory_that_appears_while_processes_are_read_is_still_inside(

@@ -32,7 +32,6 @@ from libhamiregion.node import (
     SLOT_STATES,
     Gap,
     Node,
-    NodeChanges,
     NvmlSample,
     NvmlSampler,
     Observation,
@@ -402,7 +401,7 @@ def test_a_region_that_could_not_be_read_has_its_error_in_its_view(node: Node, r
     # Between the look at directories and the read it is cut.
     refresh = node.refresh
 
-    def cut(*, processes: bool = True) -> NodeChanges:
+    def cut(*, processes: bool = True) -> bool:
         found = refresh(processes=processes)
         truncate(path, 4096)
         return found

@@ -21,7 +21,7 @@ from libhamiregion.cli.verbs import hamiregion
 from libhamiregion.exporter import COLLECTORS, NodeExporter, collectors, families
 from libhamiregion.node import Node, NodeNames, NvmlSampler
 from libhamiregion.node.node_pods import NodePod
-from libhamiregion.node.places import DEFAULT_ROOTS
+from libhamiregion.node.roots import DEFAULT_ROOTS
 from libhamiregion.plan import Limits, apply_diff, diff_plan, load_plan
 from libhamiregion.plan.annotations import plan_of_pods
 from libhamiregion.plan.diff import value_now

@@ -28,7 +28,6 @@ from libhamiregion.node import (
     PodName,
     ProcessTable,
     directories,
-    root_containers,
 )
 from libhamiregion.node import node as node_module
 
@@ -187,7 +186,7 @@ def test_a_look_that_hangs_hangs_no_other_for_long_and_reading_not_at_all(
     inside.wait()
     try:
         for look in (node.refresh, lambda: node.slots(node.snapshot())):
-            with pytest.raises(NodeBusy, match="has not come back"):
+            with pytest.raises(NodeBusy, match="has not returned"):
                 look()
         node.close()
         assert only(node).region is not None, "what hangs may use it"
@@ -281,14 +280,15 @@ def test_an_interrupted_refresh_leaves_a_node_that_can_be_used(
     for number in range(3):
         root.region(f"c{number}")
     looks = itertools.count()
+    scan = directories.scan_directory
 
     def interrupted(*arguments: Any) -> Any:
         if next(looks) == 2:
             raise KeyboardInterrupt
-        return directories.scan_directory(*arguments)
+        return scan(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(root_containers, "scan_directory", interrupted)
+        patch.setattr(directories, "scan_directory", interrupted)
         with pytest.raises(KeyboardInterrupt):
             node.refresh(processes=False)
         assert len(node.containers) == len(node.snapshot().containers) == 2

@@ -63,11 +63,10 @@ def test_a_newer_region_takes_over_once_it_is_one(root: Root, node: Node) -> Non
     assert opened(node).region is first.region
     newer.unlink()
     create_region(newer, priority=0)
-    changes = refresh(node)
+    assert refresh(node)
     second = opened(node)
     assert second.region_path == str(newer)
     assert second.other_files == ("a.cache",)
-    assert (len(changes.removed), changes.replaced) == (1, (second,))
     assert first.region is not None
     with pytest.raises(RegionClosed):
         first.region.snapshot()
@@ -132,7 +131,7 @@ def test_a_directory_that_becomes_a_link_during_the_look_is_not_followed(
     path, other = root.region(), root.region()
     listed = directories.list_directory
 
-    def swapped(directory: str) -> directories.Listing:
+    def swapped(directory: str) -> object:
         listing = listed(directory)
         if directory == str(path.parent):
             path.parent.rename(path.parent.with_name("moved"))

@@ -62,10 +62,8 @@ def test_a_pattern_stands_for_every_directory_that_matches(tmp_path: Path) -> No
         assert node.root_errors == {}
         Root(tmp_path / "four/containers").container("four")
         shutil.rmtree(tmp_path / "one")
-        changes = refresh(node)
+        assert refresh(node)
         assert names(node) == ["four", "two"]
-        assert [each.name for each in changes.added] == ["four"]
-        assert [each.name for each in changes.removed] == ["one"]
 
 
 def test_a_pattern_that_matches_nothing_says_so(tmp_path: Path) -> None:
@@ -185,8 +183,9 @@ def test_thousands_of_entries_are_found_and_looked_into_once(tmp_path: Path) -> 
         (root.path / f"{pod_uid()}_c.limits").touch()
     with Node(root) as node:
         settle(root.path)
-        assert len(refresh(node).added) == 1500
+        refresh(node)
         before = node.containers
+        assert len(before) == 1500
         assert not refresh(node)
         assert node.containers is before
 
