@@ -1,24 +1,23 @@
-"""What runs for long on a node: feedback, repair, driver figures, plans, stale directories."""
+"""The node agent: feedback, repair, driver figures, plans, stale directories."""
 
-from .driver_figures import DriverFigures
-from .feedback import Feedback
-from .other_writers import OtherWriterRuns
-from .plans import PlanKeeper
+from .driver_figures import UsageSync
+from .feedback import Feedback, OtherWriterRuns
+from .loop import PlanKeeper, RootWatch, Task, TaskRunner
 from .priority_rule import LaunchState, Verdict, decide
 from .repair import RepairLoop
-from .stale_directories import StaleDirectoryCollector
-from .tasks import Task, TaskRunner
+from .stale_directories import StaleDirectoryCleaner
 
 __all__ = [
-    "DriverFigures",
     "Feedback",
     "LaunchState",
     "OtherWriterRuns",
     "PlanKeeper",
     "RepairLoop",
-    "StaleDirectoryCollector",
+    "RootWatch",
+    "StaleDirectoryCleaner",
     "Task",
     "TaskRunner",
+    "UsageSync",
     "Verdict",
     "decide",
 ]

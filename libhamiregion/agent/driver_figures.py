@@ -1,51 +1,53 @@
-"""The driver's figures in the regions where libvgpu's own watcher does not write them."""
+"""Writes the driver's figures to regions where libvgpu's own watcher does not."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections import defaultdict
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
 from libhamiregion.errors import ProcessNotInRegion, RegionError, RegionNotFound, RegionStale
 from libhamiregion.node.backoff import owner_of
-from libhamiregion.node.driver_lists import driver_gap
 from libhamiregion.node.events import container_words, silent
-from libhamiregion.node.observation import SHARED_AGE_S, Observer
-from libhamiregion.node.views import observed_views
+from libhamiregion.node.rows import NO_ROW, Join, driver_gap
+from libhamiregion.region import open_in_container
 
-from .figure_changes import FIGURE_COLUMNS, MEMORY, FigureChanges
-from .tasks import Task, run_each
+from .loop import Task, region_key, run_each
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from libhamiregion.models import ProcessDeviceUsage, RegionSnapshot
     from libhamiregion.node.containers import Container
     from libhamiregion.node.events import Emit
-    from libhamiregion.node.matching import HostProcess
     from libhamiregion.node.node import Node
-    from libhamiregion.node.nvml import NvmlProcess, NvmlSample, NvmlSampler
     from libhamiregion.node.observation import Observation
-    from libhamiregion.node.views import ContainerView
+    from libhamiregion.node.process_reader import HostProcess
+    from libhamiregion.node.rows import KnownJoin
     from libhamiregion.region import Region
     from libhamiregion.slot import SlotChange
 
-# A figure of one slot: the slot's pid, the device's index, the field.
-_Figure: TypeAlias = "tuple[int, int, str]"
-# A process in a region: the file, and pid and start time.
-_Process: TypeAlias = "tuple[tuple[str, tuple[int, int]], int, int]"
+    from .loop import RegionKey
 
-_PERCENTS = tuple(field for field in FIGURE_COLUMNS if field != MEMORY)
+# A process with its slot: the region, pid and start time.
+_Process: TypeAlias = "tuple[RegionKey, int, int]"
+# One figure of a slot: the slot's pid, the device's index, the place in _FIELDS.
+_Figure: TypeAlias = "tuple[int, int, int]"
+# The figures of a slot on one device, in the order of _FIELDS.
+_Row: TypeAlias = "tuple[int, ...]"
+
+_FIELDS: Final = ("monitor_used_bytes", "sm_util_percent", "enc_util_percent", "dec_util_percent")
+_COLUMNS: Final = ("memory_monitor_bytes", *_FIELDS[1:])
+_NVML_COLUMNS: Final = ("memory_used_bytes", *_FIELDS[1:])
+_UNKNOWN: Final[_Row] = (-1, -1, -1, -1)
 # The agent gives its tasks 5 s to give back.
-_GIVE_BACK_S = 4.0
+_GIVE_BACK_S: Final = 4.0
 
 
 @attrs.define(eq=False)
 class _WrittenFigures:
-    """The figures that stand in a region as this process has written them.
+    """The figures in a region that this process has written.
 
     Attributes:
         container: The container, as of the last pass.
@@ -56,79 +58,94 @@ class _WrittenFigures:
     figures: dict[_Figure, int] = attrs.field(factory=dict)
 
 
-class DriverFigures(Task):
-    """Writes NVML's memory and utilisation into slots whose figures stand still.
+@attrs.frozen(eq=False)
+class _Slot:
+    """The slot of a living process.
 
-    libvgpu's watcher does it itself, every 120 ms, in processes whose container has an SM limit and
-    whose host pid it knows. Where it does not, a figure stands still: it is the same at two looks,
-    and other than what the driver says at the second. Only then is it written; what moves by
-    itself is libvgpu's. Having written a figure, this goes on with it until it moves by itself.
+    Attributes:
+        pid: The pid in the slot.
+        process: The process.
+        stored: Its figures in the region, by the device's index.
+        driver: The driver's figures of the process; -1 is unknown.
+    """
+
+    pid: int
+    process: HostProcess
+    stored: dict[int, _Row] = attrs.field(factory=dict)
+    driver: dict[int, _Row] = attrs.field(factory=dict)
+
+    def without_watcher(self, before: Mapping[int, _Row]) -> dict[_Figure, int]:
+        """Return the driver's figures, if one that differs is the same as before."""
+        found: dict[_Figure, int] = {}
+        unchanged = False
+        for index, driver in self.driver.items():
+            stored, last = self.stored[index], before.get(index, _UNKNOWN)
+            if driver == stored:
+                continue
+            for place, value in enumerate(driver):
+                if value >= 0 and value != stored[place]:
+                    found[self.pid, index, place] = value
+                    unchanged = unchanged or stored[place] == last[place]
+        return found if unchanged else {}
+
+    def note(self, figure: _Figure, value: int) -> None:
+        """Take over a figure that was written."""
+        _, index, place = figure
+        row = self.stored[index]
+        self.stored[index] = (*row[:place], value, *row[place + 1 :])
+
+
+class UsageSync(Task):
+    """Writes NVML's memory and utilisation into slots whose figures do not change.
+
+    libvgpu's watcher writes them every 120 ms, in processes whose container has an SM limit and
+    whose host pid it knows. A figure that is the same in two observations, and not the driver's,
+    has no watcher: it is written, and kept up until it changes by itself.
 
     Figures that cannot be kept up any more, because the task is stopped, the driver does not answer
     or /proc cannot be read, become 0: an old figure would look like a new one.
 
-    One sample of NVML serves all regions. Only processes that are proved to be the slot's get
-    anything. A container whose lock is not free is left alone for more and more passes.
+    Only processes that are proved to be the slot's get figures. A container whose lock is not free
+    is skipped for more and more passes.
 
     Args:
         node: The node.
-        sampler: Asked once per pass.
         dry_run: Write nothing, and report what would be written.
-        observer: Observes the node for other tasks as well, and asks the driver in place of
-            `sampler`; None makes one.
         emit: Gets the events.
     """
 
     name = "figures"
     counted = ("runs", "writes", "processes", "errors")
+    needs = "slots"
     interval_s = 10.0
     #: How long to wait for a region's lock.
     timeout_s = 0.2
 
-    def __init__(
-        self,
-        node: Node,
-        sampler: NvmlSampler,
-        *,
-        dry_run: bool = False,
-        observer: Observer | None = None,
-        emit: Emit = silent,
-    ) -> None:
+    def __init__(self, node: Node, *, dry_run: bool = False, emit: Emit = silent) -> None:
         super().__init__(emit)
         self._node = node
-        self._observer = observer or Observer(node, sampler=sampler)
-        self._max_age_s = 0.0 if observer is None else min(SHARED_AGE_S, self.interval_s / 2)
-        # Of each process the tracker tells when it ends; the rest of /proc changes slowly.
-        self._processes_max_age_s = 0.0 if observer is None else self.interval_s
-        self._last: Observation | None = None
         self._dry_run = dry_run
-        # By owner: whether something may be written in this pass.
-        self._turns: dict[str, bool] = {}
-        self._changes = FigureChanges()
-        # What stood at the last pass in the slots that it has looked at, and has written to.
-        self._seen: dict[_Process, dict[_Figure, int]] = {}
-        # Regions in which the last pass has left figures that are not kept up any more.
-        self._left: set[str] = set()
-        self._written: dict[str, _WrittenFigures] = {}
+        self._last: Observation | None = None
+        self._known: KnownJoin | None = None
+        # The figures of the last pass, in all slots.
+        self._seen: dict[_Process, Mapping[int, _Row]] = {}
+        self._written: dict[RegionKey, _WrittenFigures] = {}
         self._gap: str | None = None
-        # Held while something is written, so that nothing is once giving back has begun.
+        # Held while something is written: nothing is written once giving back has begun.
         self._writing = threading.Lock()
         self._ended = False
 
-    def start(self) -> None:
+    def start(self, observe: Callable[[], Observation]) -> None:  # noqa: ARG002 (nothing to see)
         """Begin."""
         self._ended = False
 
-    def run(self) -> None:
-        """Look once at all slots, and write the figures that stand still.
+    def run(self, observation: Observation) -> None:
+        """Compare all slots with the driver once, and write the figures that do not change.
 
         Raises:
             OSError: /proc cannot be listed.
         """
         try:
-            observation = self._observer.observe(
-                max_age_s=self._max_age_s, processes_max_age_s=self._processes_max_age_s
-            )
             if observation.driver_error is not None:
                 raise observation.driver_error
             observation.proved()
@@ -136,267 +153,218 @@ class DriverFigures(Task):
             self._withdraw()
             raise
         if observation is self._last:
-            # The same look twice tells nothing of what moves.
-            return
-        self._last, sample = observation, observation.sample
+            return  # the same observation does not show what has changed
+        self._last = observation
         gap = "the driver does not answer"
-        if sample is not None:
-            gap = driver_gap(self._node.processes, sample) or ""
+        if observation.sample is not None:
+            gap = driver_gap(self._node.processes, observation.sample) or ""
         if gap and gap != self._gap:
             self.events.emit("no_driver", f"no figures of the driver: {gap}")
         self._gap = gap
-        if gap or sample is None:
+        if gap:
             self._withdraw()
             return
         self.count("runs")
-        before, self._seen = self._seen, {}
         containers = [*observation.containers, *observation.missing]
         self.events.retain(containers)
         self.backoff.retain(list(map(owner_of, containers)))
-        regions = {each.region.path for each in containers if each.region is not None}
-        for path in self._written.keys() - regions:
-            del self._written[path]
-        self._turns.clear()
-        due = self._due(observation)
-        for view in observed_views(self._node, observation, due) if due else ():
+        before, self._seen = self._seen, {}
+        slots = self._slots(observation)
+        here = {each.region_path for each in containers}
+        for key in self._written.keys() - slots.keys():
+            if key[0] not in here:
+                del self._written[key]
+        # Outside the roots one owner can have many regions.
+        failed: set[str] = set()
+        for key, (container, found) in slots.items():
+            owner = owner_of(container)
             try:
-                self._look_at(view, sample, before)
+                if self._sync(key, container, found, before, skip=owner in failed):
+                    self.backoff.recovered(owner)
+                    self.events.recovered(container)
             except (RegionError, OSError) as error:
+                failed.add(owner)
                 self.count("errors")
-                self._end_turn(owner_of(view.container))
-                self.events.failed(
-                    "the driver's figures could not be written", error, view.container
-                )
-        for owner, has_turn in self._turns.items():
-            if has_turn:
-                self.backoff.recovered(owner)
+                self.backoff.failed(owner)
+                what = "the driver's figures could not be written"
+                self.events.failed(what, error, container)
 
-    def _due(self, observation: Observation) -> set[Container]:
-        """The containers that have to be looked at slot by slot."""
-        left, self._left = self._left, set()
-        found = {
-            *self._changes.due(observation, self._written),
-            # Their slots stand in no columns.
-            *(gap.container for gap in observation.gaps if gap.kind == "slots" and gap.container),
-        }
-        found.update(each for each in observation.containers if each.region_path in left)
-        return found
-
-    def _look_at(
-        self, view: ContainerView, sample: NvmlSample, before: Mapping[_Process, dict[_Figure, int]]
-    ) -> None:
-        region, snapshot, processes = view.container.region, view.snapshot, view.processes
-        if region is None or snapshot is None or processes is None:
-            return
-        if not snapshot.layout.has_lock:
-            return
-        file = (region.path, region.file_id)
-        has_utilization = snapshot.layout.has_utilization
-        uuids = {device.index: device.uuid for device in snapshot.devices}
-        written = self._written.get(region.path, _WrittenFigures(view.container))
-        written.container = view.container
-        standing: dict[_Figure, int] = {}
-        proved: set[int] = set()
-        # What the driver says where it differs, and the slots that have a figure that stands still.
-        differs: dict[_Figure, int] = {}
-        still: dict[int, HostProcess] = {}
-        for usage, slot in zip(snapshot.processes, processes.slots, strict=True):
-            process = slot.process
-            last: dict[_Figure, int] = {}
-            now: dict[_Figure, int] = {}
-            if process is not None:
-                proved.add(slot.pid)
-                key = (file, process.pid, process.start_time_ticks)
-                last = before.get(key) or {
-                    (slot.pid, *figure): stood
-                    for figure, stood in self._changes.stood(region, process).items()
-                }
-                self._seen[key] = now
-            for device in usage.devices:
-                uuid = uuids[device.index]
-                driver = None
-                if uuid is not None and process is not None:
-                    driver = sample.process(uuid, process.pid)
-                for field, stands, says in _figures(device, driver, has_utilization):
-                    figure = (slot.pid, device.index, field)
-                    standing[figure] = stands
-                    if driver is None or process is None:
-                        continue
-                    now[figure] = stands
-                    if says is not None and says != stands:
-                        differs[figure] = says
-                        if stands == last.get(figure):
-                            still[slot.pid] = process
-        # What has moved by itself since is libvgpu's again.
-        for figure in [
-            each for each in written.figures if standing.get(each) != written.figures[each]
-        ]:
-            del written.figures[figure]
-        lost = [figure for figure in written.figures if figure[0] not in proved]
-        owner = owner_of(view.container)
-        if lost:
-            self._left.add(region.path)
-        if (still or lost) and self._has_turn(owner):
-            if still:
-                wanted = {
-                    figure: (standing[figure], says)
-                    for figure, says in differs.items()
-                    if figure[0] in still
-                }
-                self._write(view, still, wanted)
-            self._set_to_0(written, lost)
-            self._left.discard(region.path)
-            self.events.recovered(view.container)
-
-    def _has_turn(self, owner: str) -> bool:
-        if owner not in self._turns:
-            self._turns[owner] = not self.backoff.should_skip(owner)
-        return self._turns[owner]
-
-    def _end_turn(self, owner: str) -> None:
-        """Write into none of an owner's regions any more: outside the roots one can have many."""
-        if self._turns.get(owner, True):
-            self._turns[owner] = False
-            self.backoff.failed(owner)
+    def _sync(
+        self,
+        key: RegionKey,
+        container: Container,
+        slots: Mapping[int, _Slot],
+        before: Mapping[_Process, Mapping[int, _Row]],
+        *,
+        skip: bool,
+    ) -> bool:
+        """Write the figures of one region; return whether there were any."""
+        wanted: dict[_Figure, int] = {}
+        for slot in slots.values():
+            process = (key, slot.process.pid, slot.process.start_time_ticks)
+            self._seen[process] = slot.stored
+            wanted |= slot.without_watcher(before.get(process, {}))
+        lost: list[_Figure] = []
+        written = self._written.get(key)
+        if written is not None:
+            written.container = container
+            lost = [figure for figure in written.figures if figure[0] not in slots]
+            for pid, index, place in written.figures.keys() - lost:
+                # A figure that has changed by itself is libvgpu's again.
+                if slots[pid].stored[index][place] != written.figures[pid, index, place]:
+                    del written.figures[pid, index, place]
+        if not (wanted or lost) or skip or self.backoff.should_skip(owner_of(container)):
+            return False
+        if wanted:
+            self._write(key, container, slots, wanted)
+        if written is not None and lost:
+            self._set_to_0(key, written, lost)
+        return True
 
     def _write(
         self,
-        view: ContainerView,
-        still: Mapping[int, HostProcess],
-        found: Mapping[_Figure, tuple[int, int]],
+        key: RegionKey,
+        container: Container,
+        slots: Mapping[int, _Slot],
+        wanted: Mapping[_Figure, int],
     ) -> None:
-        """Write the figures of which what stands is what the observation has found."""
-        with self._node.open(view.container) as region, self._writing:
+        """Write figures, unless they have changed since the observation."""
+        with self._node.open(container) as region, self._writing:
             if self._ended:
                 return
-            standing = _standing(region.snapshot())
-            wanted = {
-                figure: says
-                for figure, (stands, says) in found.items()
-                if standing.get(figure) == stands
+            now = _stored(region)
+            still = {
+                (pid, index, place): value
+                for (pid, index, place), value in wanted.items()
+                if now.get((pid, index, place)) == slots[pid].stored[index][place]
             }
-            if not self._dry_run:
-                # Before: some may be written when it fails. What does not stand is forgotten later.
-                written = self._written.setdefault(region.path, _WrittenFigures(view.container))
-                written.figures.update(wanted)
-            slots: defaultdict[tuple[int, int], dict[str, int]] = defaultdict(dict)
-            for (pid, device, field), says in wanted.items():
-                slots[pid, device][field] = says
-            changes = [
-                change
-                for (pid, device), values in slots.items()
-                for change in self._store(region, pid, device, values)
-            ]
-            file = (region.path, region.file_id)
-            if not self._dry_run:
-                self.count("writes", len(changes))
-                self.count("processes", len({change.pid for change in changes}))
-            for change in changes:
-                process = still[change.pid]
-                if self._dry_run:
-                    self.events.emit(
-                        "would_write",
-                        f"{change.field} of process {change.pid} would become {change.after}, from"
-                        f" {change.before}",
-                        view.container,
-                        distinct=change.field,
-                        pid=change.pid,
-                        host_pid=process.pid,
-                        field=change.field,
-                        device=change.device,
-                        before=change.before,
-                        after=change.after,
-                    )
-                elif change.device is not None:
-                    # If it still stands there at the next look, libvgpu does not write it.
-                    figure = (change.pid, change.device, change.field)
-                    key = (file, process.pid, process.start_time_ticks)
-                    self._seen[key][figure] = change.after
+            if self._dry_run:
+                self._report_dry_run(container, self._store(region, still))
+                return
+            # Before the stores: some may have been made when one fails.
+            self._written.setdefault(key, _WrittenFigures(container)).figures.update(still)
+            changes = self._store(region, still)
+            self.count("writes", len(changes))
+            self.count("processes", len({change.pid for change in changes}))
+            for figure, value in still.items():
+                # If the next observation shows the same, there is still no watcher.
+                slots[figure[0]].note(figure, value)
+
+    def _report_dry_run(self, container: Container, changes: list[SlotChange]) -> None:
+        for change in changes:
+            self.events.emit(
+                "would_write",
+                f"{change.field} of process {change.pid} would become {change.after}, from"
+                f" {change.before}",
+                container,
+                distinct=change.field,
+                pid=change.pid,
+                field=change.field,
+                device=change.device,
+                before=change.before,
+                after=change.after,
+            )
+
+    def _slots(
+        self, observation: Observation
+    ) -> dict[RegionKey, tuple[Container, dict[int, _Slot]]]:
+        """Collect the slots of living processes, by region and pid; of layouts with a lock."""
+        join = Join(observation, self._known)
+        self._known = join.known
+        table = observation.table
+        regions, processes = table.regions, table.processes
+        by_row: dict[int, tuple[Container, dict[int, _Slot]]] = {}
+        found: dict[RegionKey, tuple[Container, dict[int, _Slot]]] = {}
+        for row, container in enumerate(observation.containers):
+            region = container.region
+            if region is not None and region.layout.has_lock and regions.code[row] == 0:
+                by_row[row] = found[region_key(region)] = container, {}
+        columns = [getattr(table.usages, name).tolist() for name in _COLUMNS]
+        stored = list(zip(*columns, strict=True))
+        driver = list(zip(*map(join.figures, _NVML_COLUMNS), strict=True))
+        rows = zip(join.pairs.slots, join.pairs.devices, join.rows_of_pairs, strict=True)
+        for slot, device, row in rows:
+            region_row, pid = processes.region[slot], processes.pid[slot]
+            if region_row not in by_row:
+                continue
+            container, slots = by_row[region_row]
+            if pid not in slots:
+                slots[pid] = _Slot(pid, join.pairs.states.processes[slot])
+            index = table.devices.index[device]
+            usage = processes.first_usage[slot] + device - regions.first_device[region_row]
+            slots[pid].stored[index] = stored[usage]
+            if row != NO_ROW:
+                has_utilization = container.region and container.region.layout.has_utilization
+                figures = driver[row] if has_utilization else (driver[row][0], *_UNKNOWN[1:])
+                slots[pid].driver[index] = figures
+        return found
 
     # ---- the end ---------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Set the figures to 0 that still stand as they were written."""
+        """Set the figures to 0 that still have the written value."""
         with self._writing:
             self._ended = True
         self._withdraw()
 
     def pending_cleanup(self) -> tuple[str, ...]:
-        """The containers in which figures of the driver stand that nobody keeps up."""
+        """List the containers with figures that are not kept up."""
         return tuple(
-            f"the driver's figures stand in {container_words(each.container)}"
+            f"old figures of the driver are in {container_words(each.container)}"
             for each in self._written.copy().values()
             if any(each.figures.values())
         )
 
     def _withdraw(self) -> None:
         self._seen.clear()
-        self._left.clear()
-        self._changes.forget()
         run_each(self._give_back, list(self._written.items()), _GIVE_BACK_S)
 
-    def _give_back(self, entry: tuple[str, _WrittenFigures]) -> None:
-        path, written = entry
+    def _give_back(self, entry: tuple[RegionKey, _WrittenFigures]) -> None:
+        key, written = entry
         try:
-            self._set_to_0(written, list(written.figures))
+            self._set_to_0(key, written, list(written.figures))
         except (RegionStale, RegionNotFound):
-            pass  # the region is gone, and what was written into it with it
+            pass  # the region is gone, and with it the figures
         except (RegionError, OSError) as error:
             self.count("errors")
-            self.events.failed("the driver's figures stand", error, written.container)
+            self.events.failed("old figures of the driver stay", error, written.container)
             return
-        self._written.pop(path, None)
+        self._written.pop(key, None)
 
-    def _set_to_0(self, written: _WrittenFigures, figures: list[_Figure]) -> None:
-        """Set those of these figures to 0 that still stand as they were written."""
-        stale = {figure for figure in figures if written.figures[figure]}
-        path = written.container.region_path
-        container = next((each for each in self._node.containers if each.region_path == path), None)
-        if not stale or container is None or container.region is None:
-            return
-        with self._node.open(container) as region:
-            for process in region.snapshot().processes:
-                for device in process.devices:
-                    fields = [
-                        field
-                        for field in FIGURE_COLUMNS
-                        if (figure := (process.pid, device.index, field)) in stale
-                        and getattr(device, FIGURE_COLUMNS[field][0]) == written.figures[figure]
-                    ]
-                    self._store(region, process.pid, device.index, dict.fromkeys(fields, 0))
+    def _set_to_0(
+        self, key: RegionKey, written: _WrittenFigures, figures: Iterable[_Figure]
+    ) -> None:
+        """Set those of these figures to 0 that still have the written value."""
+        old = {figure for figure in figures if written.figures[figure]}
+        if old:
+            with open_in_container(key[0], writable=True) as region:
+                if region.file_id == key[1]:
+                    now = _stored(region)
+                    same = {each for each in old if now.get(each) == written.figures[each]}
+                    self._store(region, dict.fromkeys(same, 0))
         for figure in figures:
             del written.figures[figure]
 
-    def _store(
-        self, region: Region, pid: int, device: int, values: Mapping[str, int]
-    ) -> list[SlotChange]:
-        """Store figures in a slot; what was changed, or would be."""
+    def _store(self, region: Region, figures: Mapping[_Figure, int]) -> list[SlotChange]:
+        """Store figures; return the changes, also with a dry run."""
         how: dict[str, Any] = {"dry_run": self._dry_run, "timeout_s": self.timeout_s}
+        rows: dict[tuple[int, int], list[int | None]] = {}
+        for (pid, index, place), value in figures.items():
+            rows.setdefault((pid, index), [None] * len(_FIELDS))[place] = value
         changes: list[SlotChange] = []
-        with contextlib.suppress(ProcessNotInRegion):  # it has left since the snapshot
-            if MEMORY in values:
-                changes.append(region.set_monitor_used(pid, device, values[MEMORY], **how))
-            sm, enc, dec = map(values.get, _PERCENTS)
-            if (sm, enc, dec) != (None, None, None):
-                changes += region.set_utilization(pid, device, sm=sm, enc=enc, dec=dec, **how)
+        for (pid, index), (memory, sm, enc, dec) in rows.items():
+            with contextlib.suppress(ProcessNotInRegion):  # it has left
+                if memory is not None:
+                    changes.append(region.set_monitor_used(pid, index, memory, **how))
+                if (sm, enc, dec) != (None, None, None):
+                    changes += region.set_utilization(pid, index, sm=sm, enc=enc, dec=dec, **how)
         return [change for change in changes if change.before != change.after]
 
 
-def _standing(snapshot: RegionSnapshot) -> dict[_Figure, int]:
+def _stored(region: Region) -> dict[_Figure, int]:
     return {
-        (process.pid, device.index, field): getattr(device, standing)
-        for process in snapshot.processes
+        (process.pid, device.index, place): getattr(device, column)
+        for process in region.snapshot().processes
         for device in process.devices
-        for field, (standing, _) in FIGURE_COLUMNS.items()
+        for place, column in enumerate(_COLUMNS)
     }
-
-
-def _figures(
-    device: ProcessDeviceUsage, driver: NvmlProcess | None, has_utilization: bool
-) -> list[tuple[str, int, int | None]]:
-    """Field, what stands in the region, what the driver says."""
-    return [
-        (field, getattr(device, standing), None if driver is None else getattr(driver, said))
-        for field, (standing, said) in FIGURE_COLUMNS.items()
-        if has_utilization or field == MEMORY
-    ]

@@ -1,89 +1,75 @@
-"""Directories of pods that are gone are removed, as HAMi's monitor does it: with more proof."""
+"""Removes directories of pods that are gone, as HAMi's monitor does, with more proof."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
+import stat
 import time
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from libhamiregion.node.cgroups import is_pod_uid
 from libhamiregion.node.containers import Container
 from libhamiregion.node.events import silent
-from libhamiregion.node.observation import SHARED_AGE_S, Observer
-from libhamiregion.node.outside import mapped_regions
-from libhamiregion.text import error_text
+from libhamiregion.text import error_text, printable
 
-from .quarantine import (
-    Budget,
-    NotRemoved,
-    give_back,
-    look_at,
-    opened_root,
-    quarantine,
-    quarantined_container,
-    quarantined_in,
-    remove_quarantined,
-)
-from .tasks import Task
+from .loop import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from libhamiregion.errors import PathLike
     from libhamiregion.node.events import Emit
     from libhamiregion.node.node import Node
+    from libhamiregion.node.observation import Observation
 
-    from .quarantine import DirectoryLook
+#: HAMi's monitor waits as long unless HAMI_RESYNC_INTERVAL says otherwise.
+GONE_AFTER_S: Final = 300.0
 
-#: What HAMi's monitor waits unless HAMI_RESYNC_INTERVAL says otherwise.
-GONE_AFTER_S = 300.0
-
-_LONGEST_INTERVAL_S = 30.0
-# An unlink takes some 10 us: a pass is over in a second, whatever a container has left behind, and
-# one directory takes a quarter of it at most.
-_ENTRIES_PER_PASS = 20_000
-_DIRECTORIES_PER_PASS = 100
-_PODS_LIMIT = 100_000
-# What Kubernetes lets a container be called.
-_CONTAINER = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?\Z")
+_LONGEST_INTERVAL_S: Final = 30.0
+# A real directory holds three or four files; an unlink takes some 10 us.
+_ENTRIES_PER_PASS: Final = 5_000
+_ENTRIES_PER_DIRECTORY: Final = 1_000
+_PODS_LIMIT: Final = 100_000
+_SHOWN: Final = 5
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+# No pod's UID: neither HAMi's monitor nor this library takes it for a container's directory.
+_GONE: Final = ".gone-"
 
 
 class _PodsUnknown(Exception):
-    """Which pods there are cannot be told now; the message says why."""
+    """It is not known which pods exist; the message says why."""
 
 
-class StaleDirectoryCollector(Task):
+class StaleDirectoryCleaner(Task):
     """Removes the directories of pods that are gone.
 
-    Removed is a directory ``<podUID>_<container>`` of a root of which all of this holds:
+    HAMi from 2.11 on does it itself, in its device plugin: there, leave this task out.
 
-    - Kubelet has no directory for the pod, neither for its logs nor for its volumes, for
-      `gone_after_s`; and kubelet's directories have shown that they are this node's: they know a
-      pod of which processes run here.
-    - No process is in the pod's cgroup, and none maps a file of the directory as a region's users
-      do. This needs a /proc that shows every process of the node.
-    - Neither it nor what is directly inside has changed for `gone_after_s`.
+    A directory ``<podUID>_<container>`` of a root is removed if all of this is true:
 
-    Where one of this cannot be told, nothing is removed. First the directory gets a name that
-    nobody uses, ``.gone-<podUID>-<number>-<container>`` in the same root, so that a pod of the same
-    UID (a static one that comes back) gets a directory of its own; then the proof is taken once
-    more, and the directory is emptied, without following anything and 20,000 entries per pass. What
-    a killed agent has begun, the next one ends. Another agent, and HAMi's monitor, may do the same
-    at the same time.
+    - Kubelet has had no directory for the pod, neither for its logs nor for its volumes, for
+      `gone_after_s`; and kubelet's directories know a pod of which processes run on this node.
+    - No process is in the pod's cgroup, and none maps a file of the directory for writing. This
+      needs a /proc that shows every process of the node.
+    - Neither the directory nor its entries have changed for `gone_after_s`.
 
-    Events (task ``removal``): ``removed`` or ``would_remove``, ``failed``, ``paused`` and
+    If one of this is not known, nothing is removed. First the directory is renamed to
+    ``.gone-<number>``, so that a static pod that comes back gets a directory of its own; then the
+    proof is taken once more. Then its files are unlinked, 1,000 a pass, and the directory itself.
+    Subdirectories with content stay, and are reported. The next agent goes on after a killed one.
+
+    Events (task ``removal``): ``removed`` or ``would_remove``, ``left``, ``failed``, ``paused`` and
     ``resumed``.
 
     Args:
-        node: The node; of its roots, those that only root and this user can have made.
+        node: The node.
         pod_logs: Kubelet's directory of logs, with the directories ``<namespace>_<pod>_<uid>``.
         kubelet_pods: Kubelet's directory of volumes, with the directories ``<uid>``. In a pod that
             shares the host's processes, ``/proc/1/root/var/lib/kubelet/pods`` needs no mount.
         gone_after_s: For how long a pod has to be gone.
         dry_run: Remove nothing, and report which pods are gone.
-        observer: Observes the node for other tasks as well; None makes one.
         emit: Gets the events.
 
     Raises:
@@ -92,8 +78,7 @@ class StaleDirectoryCollector(Task):
 
     name = "removal"
     counted = ("runs", "directories", "entries", "errors")
-    #: How many entries a pass touches at most.
-    entries_per_pass = _ENTRIES_PER_PASS
+    needs = "processes"
 
     def __init__(
         self,
@@ -103,7 +88,6 @@ class StaleDirectoryCollector(Task):
         kubelet_pods: PathLike = "/var/lib/kubelet/pods",
         gone_after_s: float = GONE_AFTER_S,
         dry_run: bool = False,
-        observer: Observer | None = None,
         emit: Emit = silent,
     ) -> None:
         if not gone_after_s > 0:
@@ -111,36 +95,30 @@ class StaleDirectoryCollector(Task):
         super().__init__(emit)
         self.interval_s = min(gone_after_s / 2, _LONGEST_INTERVAL_S)
         self._node = node
-        self._observer = observer or Observer(node)
-        self._max_age_s = 0.0 if observer is None else min(SHARED_AGE_S, self.interval_s / 2)
-        self._processes_max_age_s = 0.0 if observer is None else self.interval_s
         self._sources = (os.fspath(pod_logs), os.fspath(kubelet_pods))
         self._gone_after_s = gone_after_s
         self._dry_run = dry_run
-        # Since when the pod of a directory is absent, on the clock that is never set.
+        # Since when the pod of a directory is absent, on the monotonic clock.
         self._absent_since_s: dict[str, float] = {}
         self._why: str | None = None
 
     @property
     def paused(self) -> str | None:
-        """Why nothing is removed now; None while what can be proved is removed."""
+        """The reason why nothing is removed now; None if there is none."""
         return self._why
 
     def counters(self) -> Mapping[str, int]:
-        """How often what has happened, and ``removal_paused``."""
+        """Return the counters, and ``removal_paused``."""
         return {**super().counters(), "removal_paused": int(self._why is not None)}
 
     # ---- one pass --------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Look once, and remove what has been gone for long enough.
+    def run(self, observation: Observation) -> None:
+        """Remove the directories whose pods have been gone for long enough.
 
         Raises:
             OSError: /proc cannot be listed.
         """
-        observation = self._observer.observe(
-            max_age_s=self._max_age_s, slots=False, processes_max_age_s=self._processes_max_age_s
-        )
         if observation.processes_error is not None:
             raise observation.processes_error
         self.count("runs")
@@ -155,12 +133,16 @@ class StaleDirectoryCollector(Task):
             self._note(str(unknown))
             return
         self._note(None)
-        due = [(path, each) for path, each in candidates.items() if self._is_due(path, each, alive)]
-        # Huge ones, of which the removal has begun, come last.
-        self._remove_all(sorted(due, key=lambda each: _is_quarantined(each[0])))
+        began = self.counters()["removal_entries"]
+        for path, container in candidates.items():
+            is_due = self._is_due(path, container, alive)
+            if self.counters()["removal_entries"] - began > _ENTRIES_PER_PASS:
+                break
+            if is_due and not self.backoff.should_skip(path):
+                self._try_to_remove(path, container)
 
     def _candidates(self) -> dict[str, Container]:
-        """Directories that could be removed, by path."""
+        """List directories that could be removed, by path; those that are renamed come last."""
         roots = frozenset(self._node.scanned_roots)
         found = {
             each.directory: each
@@ -169,29 +151,20 @@ class StaleDirectoryCollector(Task):
             and os.path.dirname(each.directory) in roots  # noqa: PTH120
             and each.pod_uid is not None
             and is_pod_uid(each.pod_uid)
-            # With a second underscore it would be a directory of kubelet's logs.
-            and _CONTAINER.match(each.directory_name or "")
         }
         for root in roots:
-            try:
-                with opened_root(root) as descriptor:
-                    begun = quarantined_in(descriptor)
-            except (OSError, NotRemoved):
-                continue  # reported where something is to be removed from it
-            for directory_name, (uid, name) in begun.items():
-                path = f"{root}/{directory_name}"
-                found[path] = Container(uid, name, path)
+            with contextlib.suppress(OSError), os.scandir(root) as entries:
+                for entry in islice(entries, _PODS_LIMIT):
+                    if entry.name.startswith(_GONE) and entry.is_dir(follow_symlinks=False):
+                        found[entry.path] = Container("removed", entry.name, entry.path)
         return found
 
     def _alive(self, candidates: Iterable[Container]) -> frozenset[str]:
-        """The pods among these that are there.
+        """Return the pods among these that exist.
 
         Raises:
-            _PodsUnknown: It cannot be told.
+            _PodsUnknown: This is not known.
         """
-        asked = frozenset(each.pod_uid for each in candidates if each.pod_uid is not None)
-        if not asked:
-            return asked
         processes = self._node.processes
         if not processes.is_complete:
             raise _PodsUnknown(
@@ -206,121 +179,157 @@ class StaleDirectoryCollector(Task):
                 "no process of any pod runs here that would show that kubelet's directories are"
                 " this node's"
             )
-        return asked & (running | _known_to_kubelet(self._sources, running))
+        known = running | _known_to_kubelet(self._sources, running)
+        return frozenset(each.pod_uid for each in candidates if each.pod_uid in known)
 
     def _note(self, why: str | None) -> None:
-        """Report when it begins, and when it ends, that nothing can be told."""
+        """Report a pause, and its end."""
         if why is not None and why != self._why:
             self.events.emit("paused", f"nothing is removed: {why}")
         elif why is None and self._why is not None:
-            self.events.emit(
-                "resumed", f"which pods are gone can be told again; it had paused: {self._why}"
-            )
+            self.events.emit("resumed", f"removing again; it had paused: {self._why}")
         self._why = why
 
     def _is_due(self, path: str, container: Container, alive: frozenset[str]) -> bool:
-        """Note whether the pod is there; whether it has been gone for long enough."""
+        """Note whether the pod exists; return whether it has been gone for long enough."""
         if container.pod_uid in alive:
             self._absent_since_s.pop(path, None)
             return False
         now_s = time.monotonic()
-        if path not in self._absent_since_s:
-            self._absent_since_s[path] = now_s
-            if self._dry_run:
-                self.events.emit(
-                    "would_remove",
-                    f"its pod is gone; would be removed after {self._gone_after_s:g} s of that",
-                    container,
-                )
+        since_s = self._absent_since_s.setdefault(path, now_s)
         if self._dry_run:
+            if since_s == now_s:
+                message = f"its pod is gone; would be removed after {self._gone_after_s:g} s"
+                self.events.emit("would_remove", message, container)
             return False
-        return _is_quarantined(path) or now_s - self._absent_since_s[path] >= self._gone_after_s
+        return now_s - since_s >= self._gone_after_s
 
     # ---- removing --------------------------------------------------------------------------------
 
-    def _remove_all(self, due: list[tuple[str, Container]]) -> None:
-        left, tries = self.entries_per_pass, _DIRECTORIES_PER_PASS
-        for path, container in due:
-            if left <= 0 or tries <= 0:
-                break
-            if self.backoff.should_skip(path):
-                continue
-            tries -= 1
-            given = min(left, max(1, self.entries_per_pass // 4))
-            budget = Budget(given)
-            try:
-                gone = self._remove(path, container, budget)
-            except FileNotFoundError:
-                pass  # somebody else has removed it
-            except (OSError, NotRemoved, _PodsUnknown) as error:
-                self.count("errors")
-                self.backoff.failed(path)
-                self.events.failed(f"{path} was not removed", error, container)
-            else:
-                self.backoff.recovered(path)
-                self.events.recovered(container)
-                if gone:
-                    self.count("directories")
-                    self.events.emit("removed", "its pod is gone; removed", container)
-            self.count("entries", budget.removed)
-            left -= given - budget.left
+    def _try_to_remove(self, path: str, container: Container) -> None:
+        try:
+            is_done = self._remove(path, container)
+        except FileNotFoundError:
+            return  # another process has removed it
+        except (OSError, _PodsUnknown) as error:
+            self.count("errors")
+            self.backoff.failed(path)
+            self.events.failed(f"{path} was not removed", error, container)
+            return
+        if is_done:
+            self.backoff.recovered(path)
+            self.events.recovered(container)
 
-    def _remove(self, path: str, container: Container, budget: Budget) -> bool:
-        """Remove a directory as far as the budget goes; whether it is gone."""
+    def _remove(self, path: str, container: Container) -> bool:
+        """Rename a directory and remove it, as far as possible; False if it is in use or young."""
         parent, name = os.path.split(path)
-        with opened_root(parent) as root:
-            look = look_at(root, name)
-            if self._is_in_use(look, container):
+        with _opened(parent) as root:
+            with _opened(name, root) as directory:
+                changed_ns, is_used = self._look(directory, container)
+            if is_used:
                 return False
-            if not _is_quarantined(path):
-                if time.time_ns() - look.changed_ns < self._gone_after_s * 1e9:
+            if not name.startswith(_GONE):
+                if time.time_ns() - changed_ns < self._gone_after_s * 1e9:
                     return False
-                name = self._quarantine(root, name, container, look)
-            return remove_quarantined(root, name, budget)
+                name = self._take_away(root, name, container)
+            stays = self._empty(root, name)
+            if stays is None:
+                self.count("directories")
+                self.events.emit("removed", "its pod is gone; removed", container)
+            elif stays:
+                self.backoff.failed(path)
+                names = ", ".join(printable(each, 60) for each in stays[:_SHOWN])
+                message = f"{len(stays)} entries of {parent}/{name} stay: {names}"
+                self.events.emit("left", message, container)
+                return False
+        return True
 
-    def _is_in_use(self, look: DirectoryLook, container: Container) -> bool:
-        """Whether a process maps a file of it as a region's users do, or may.
+    def _look(self, directory: int, container: Container) -> tuple[int, bool]:
+        """Return the last change of a directory and its entries, and whether it may be in use."""
+        status = os.fstat(directory)
+        changed_ns, inodes = status.st_ctime_ns, []
+        with os.scandir(directory) as entries:
+            for entry in islice(entries, _ENTRIES_PER_DIRECTORY):
+                with contextlib.suppress(FileNotFoundError):
+                    inside = entry.stat(follow_symlinks=False)
+                    changed_ns = max(changed_ns, inside.st_ctime_ns)
+                    if stat.S_ISREG(inside.st_mode):
+                        inodes.append(inside.st_ino)
+        processes, device = self._node.processes, status.st_dev
+        if container.region is not None:
+            # On some file systems maps has another device number than stat.
+            device = processes.identity(container.region)[0]
+        is_used = processes.hides_users_of(container.pod_uid) or any(
+            processes.mappers(device, inode, writable=True) for inode in inodes
+        )
+        return changed_ns, is_used
 
-        By the inode alone: what a device is called differs between maps and stat. A file of that
-        number elsewhere only puts the removal off.
-        """
-        processes = self._node.processes
-        used = {each.inode for each in mapped_regions(processes)}
-        return processes.hides_users_of(container.pod_uid) or not look.inodes.isdisjoint(used)
+    def _take_away(self, root: int, name: str, container: Container) -> str:
+        """Rename a directory, and prove once more that nothing uses it; returns its new name.
 
-    def _quarantine(self, root: int, name: str, container: Container, look: DirectoryLook) -> str:
-        """Take the directory out of everybody's way, and prove once more that nobody misses it.
-
-        A process that has not reached it by now does not find it any more; one that has is seen.
+        A process that has not opened it by now does not find it any more.
 
         Raises:
-            NotRemoved: Its pod is there again, or it is in use; it has its name again.
-            _PodsUnknown: It cannot be told; it has its name again.
-            OSError: It cannot be renamed, or /proc cannot be listed.
+            OSError, _PodsUnknown: It has its name again.
         """
-        named = (container.pod_uid or "", container.directory_name or "")
-        quarantined = quarantine(root, name, named, look)
+        gone = f"{_GONE}{os.urandom(8).hex()}"
+        os.rename(name, gone, src_dir_fd=root, dst_dir_fd=root)
         try:
             self._node.processes.refresh()
-            # A file of it can have been made since the first look.
-            if self._alive([container]) or self._is_in_use(look_at(root, quarantined), container):
-                raise NotRemoved("its pod is there again")
+            with _opened(gone, root) as directory:
+                _, is_used = self._look(directory, container)
+            if is_used or self._alive([container]):
+                raise _PodsUnknown("its pod is there again")
         except BaseException:
-            give_back(root, quarantined, name)
+            os.rename(gone, name, src_dir_fd=root, dst_dir_fd=root)
             raise
-        return quarantined
+        return gone
+
+    def _empty(self, root: int, name: str) -> list[str] | None:
+        """Remove a directory with its files and empty directories.
+
+        Each step names an entry of an open directory and unlinks the entry itself, so that no link
+        is followed and no mount is entered.
+
+        Returns:
+            The entries that cannot be removed; None if the directory is gone.
+        """
+        stays, has_more = [], False
+        with _opened(name, root) as directory, os.scandir(directory) as entries:
+            for number, entry in enumerate(entries):
+                if number >= _ENTRIES_PER_DIRECTORY:
+                    has_more = True
+                    break
+                remove = os.rmdir if entry.is_dir(follow_symlinks=False) else os.unlink
+                try:
+                    remove(entry.name, dir_fd=directory)
+                except FileNotFoundError:
+                    continue  # another process has removed it
+                except OSError:
+                    stays.append(entry.name)
+                else:
+                    self.count("entries")
+        if stays or has_more:
+            return stays
+        os.rmdir(name, dir_fd=root)
+        self.count("entries")
+        return None
 
 
-def _is_quarantined(path: str) -> bool:
-    return quarantined_container(os.path.basename(path)) is not None  # noqa: PTH119
+@contextlib.contextmanager
+def _opened(name: str, parent: int | None = None) -> Iterator[int]:
+    descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _known_to_kubelet(sources: Iterable[str], running: frozenset[str]) -> frozenset[str]:
-    """The pods that kubelet has a directory for.
+    """Return the pods that kubelet has a directory for.
 
-    A pod has gone when it has neither logs nor volumes. One that waits for its volumes has no logs
-    yet, and one whose volumes are gone has logs until kubelet tidies up: so both directories have
-    to be readable, and to know a pod that runs.
+    A pod that waits for its volumes has no logs yet, and one whose volumes are gone has logs until
+    kubelet collects them: so both directories have to be readable, and to know a running pod.
 
     Raises:
         _PodsUnknown: A directory cannot be listed, or is not this node's.

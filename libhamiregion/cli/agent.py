@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from libhamiregion.agent import (
-    DriverFigures,
     Feedback,
     PlanKeeper,
     RepairLoop,
-    StaleDirectoryCollector,
+    StaleDirectoryCleaner,
+    UsageSync,
 )
 from libhamiregion.node import NvmlSampler, Observer
 from libhamiregion.plan import PlanReconciler
@@ -167,7 +167,7 @@ def agent(
     runner = run_service(
         "agent",
         node,
-        lambda log: _tasks(observer, sampler, log, node_choice, dry_run=dry_run, **wanted),
+        lambda log: _tasks(observer, log, node_choice, dry_run=dry_run, **wanted),
         as_json=as_json,
         once=once,
         dry_run=dry_run,
@@ -234,7 +234,6 @@ def _check(
 
 def _tasks(
     observer: Observer,
-    sampler: NvmlSampler,
     log: ServiceLog,
     node_choice: options.NodeChoice,
     *,
@@ -258,16 +257,14 @@ def _tasks(
             dry_run=dry_run,
             assume_alone=assume_alone,
             waits=metrics,
-            observer=observer,
             emit=log,
         )
     if repair:
         yield RepairLoop(node, dry_run=dry_run, observer=observer, emit=log)
-        yield DriverFigures(node, sampler, dry_run=dry_run, observer=observer, emit=log)
+        yield UsageSync(node, dry_run=dry_run, emit=log)
     if remove_gone:
-        yield StaleDirectoryCollector(
+        yield StaleDirectoryCleaner(
             node,
-            observer=observer,
             pod_logs=node_choice.pod_logs,
             kubelet_pods=kubelet_pods,
             gone_after_s=gone_after_s,
@@ -276,7 +273,7 @@ def _tasks(
         )
     if plan_path is not None or from_annotations:
         choice = PlanChoice(plan_path, from_annotations, node_choice)
-        watcher = PlanReconciler(node, choice.sources(), state, observer=observer, emit=log)
+        watcher = PlanReconciler(node, choice.sources(), state, emit=log)
         yield PlanKeeper(watcher, waits=metrics)
 
 

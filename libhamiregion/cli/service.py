@@ -6,9 +6,9 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from libhamiregion.agent import OtherWriterRuns, TaskRunner
-from libhamiregion.agent.roots import RootWatch
-from libhamiregion.agent.tasks import run_each
+from libhamiregion.agent import OtherWriterRuns, RootWatch, TaskRunner
+from libhamiregion.agent.loop import run_each
+from libhamiregion.node import Observer
 from libhamiregion.plan import PlanLocked
 
 from .failures import FAILED, PROBLEMS, Failure
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from libhamiregion.agent import Task
-    from libhamiregion.node import Node, Observer
+    from libhamiregion.node import Node
 
 _CLOSING_S = 3.0
 
@@ -52,7 +52,7 @@ def run_service(
         as_json: Whether events are objects.
         once: Whether to make one pass, with the events as the answer on stdout.
         dry_run: Whether the tasks write nothing; said at the start.
-        observer: What the tasks observe the node with; None lets each observe for itself.
+        observer: Observes the node for the tasks; None makes one.
         extra_services: Starts what else the process does; returns what ends it.
 
     Raises:
@@ -63,7 +63,8 @@ def run_service(
         log = ServiceLog(as_json=as_json, lost=stop.ask, on_stdout=once)
         log.capture_logging("warning")
         wanted = list(tasks(log))
-        runner = TaskRunner([RootWatch(node, observer=observer, emit=log), *wanted], emit=log)
+        roots = RootWatch(node, emit=log)
+        runner = TaskRunner(observer or Observer(node), [roots, *wanted], emit=log)
         refusals: list[Exception] = []
 
         def begin() -> None:

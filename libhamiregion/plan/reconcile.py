@@ -12,7 +12,6 @@ import attrs
 from libhamiregion.node.backoff import Backoff
 from libhamiregion.node.events import EventReporter, silent
 from libhamiregion.node.node_lock import LockUse, NodeLock, NodeLocked
-from libhamiregion.node.observation import SHARED_AGE_S, Observer
 from libhamiregion.text import printable
 
 from .apply import change_container, exact_rules
@@ -173,12 +172,11 @@ class PlanReconciler:
     Threads: `start`, `run` and `stop` are for one at a time; `counters` may be called from others.
 
     Args:
-        node: The node. Another task may refresh it as well.
+        node: The node. Each pass works on its last refresh.
         sources: The sources of the plan; if they set the same value, the later one counts. `stop`
             closes them.
         state: The state directory; None means as `apply_diff`.
         force: Allow what `diff_plan` allows with it.
-        observer: Observes the node for other tasks as well; None makes one.
         emit: Gets the events.
 
     Attributes:
@@ -193,12 +191,9 @@ class PlanReconciler:
         state: PathLike | None = None,
         *,
         force: bool = False,
-        observer: Observer | None = None,
         emit: Emit = silent,
     ) -> None:
         self._node = node
-        self._observer = observer or Observer(node)
-        self._max_age_s = 0.0 if observer is None else SHARED_AGE_S
         self._sources = tuple(sources)
         self._files = {each.path for each in self._sources if isinstance(each, PlanFile)}
         self._state = PlanState(state)
@@ -275,7 +270,6 @@ class PlanReconciler:
         if reading.plan is not self.plan:
             cause = "plan"
             self._take(reading.plan)
-        self._observer.read_regions(max_age_s=self._max_age_s)
         # A root may have appeared since.
         self._exclude_others()
         baselines.refresh(self._node)

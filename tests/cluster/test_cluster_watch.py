@@ -14,7 +14,7 @@ from plan_scene import GIB, PlanScene
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.agent import PlanKeeper, TaskRunner
-from libhamiregion.node import KubernetesError, NodePods
+from libhamiregion.node import KubernetesError, NodePods, Observer
 from libhamiregion.plan import PlanReconciler, PodAnnotations
 
 MEMORY = "hamiregion.io/memory-limit"
@@ -104,7 +104,7 @@ def test_an_annotation_reaches_its_region(
     with scene.node() as there:
         keeper = PlanKeeper(PlanReconciler(there, [pods], scene.state))
         keeper.interval_s = 3600.0
-        runner = TaskRunner([keeper])
+        runner = TaskRunner(Observer(there), [keeper])
         pods.start()
         runner.start()
         taken = []

@@ -22,16 +22,16 @@ from typing_extensions import Self
 # Its intervals are no options, and HAMi's monitor is called as in these tests.
 PROGRAM = f"""
 import faulthandler, os, signal
-from libhamiregion.agent import DriverFigures, Feedback, PlanKeeper, RepairLoop, tasks
+from libhamiregion.agent import UsageSync, Feedback, PlanKeeper, RepairLoop, loop
 from libhamiregion.cli.app import main
-from libhamiregion.node import matching
-for each in (DriverFigures, Feedback, PlanKeeper):
+from libhamiregion.node import process_reader
+for each in (UsageSync, Feedback, PlanKeeper):
     each.interval_s = 0.02
-tasks.Task.interval_s = float(os.environ.get("TEST_INTERVAL_S", "10"))
-RepairLoop.interval_s = tasks.Task.interval_s
-tasks.STUCK_AFTER_S = float(os.environ.get("TEST_STUCK_AFTER_S", "60"))
-tasks._LAST_PASS_S = float(os.environ.get("TEST_LAST_PASS_S", "15"))
-matching.MONITOR_NAMES = frozenset({{{MONITOR!r}}})
+loop.Task.interval_s = float(os.environ.get("TEST_INTERVAL_S", "10"))
+RepairLoop.interval_s = loop.Task.interval_s
+loop.STUCK_AFTER_S = float(os.environ.get("TEST_STUCK_AFTER_S", "60"))
+loop._LAST_PASS_S = float(os.environ.get("TEST_LAST_PASS_S", "15"))
+process_reader.MONITOR_NAMES = frozenset({{{MONITOR!r}}})
 faulthandler.register(signal.SIGUSR1)
 main()
 """

@@ -18,7 +18,7 @@ from run_scene import RunScene
 
 from libhamiregion.agent import Feedback
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.node import Node, NvmlSampler, matching
+from libhamiregion.node import Node, NvmlSampler, process_reader
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +78,7 @@ def exporter(files: NodeFiles) -> Iterator[NodeExporter]:
 @pytest.fixture(autouse=True)
 def own_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The feedback heeds no fake monitor of another test that runs at the same time."""
-    monkeypatch.setattr(matching, "MONITOR_NAMES", frozenset({MONITOR}))
+    monkeypatch.setattr(process_reader, "MONITOR_NAMES", frozenset({MONITOR}))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from typing_extensions import Self
 import libhamiregion
 from libhamiregion import Layout, create_region
 from libhamiregion.agent import Task
+from libhamiregion.node import Observation, Observer
 from libhamiregion.node.events import Event
 
 # What HAMi's monitor is called in these tests: those of other programs that test have other names.
@@ -57,6 +58,20 @@ def launch(file: RegionFile) -> None:
 def values(file: RegionFile) -> tuple[int, int]:
     """The two fields that the feedback writes."""
     return file.get("recent_kernel"), file.get("utilization_switch")
+
+
+def one_pass(task: Task) -> None:
+    """Observe the node anew and run a task on it, as the agent's loop does."""
+    task.run(_seen(task))
+
+
+def start_task(task: Task) -> None:
+    task.start(lambda: _seen(task))
+
+
+def _seen(task: Task) -> Observation:
+    observer = Observer(task._node)  # type: ignore[attr-defined]
+    return observer.observe(slots=task.needs == "slots", processes_max_age_s=0.0)
 
 
 @contextlib.contextmanager

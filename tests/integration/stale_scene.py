@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from node_scene import Events
+from node_scene import Events, one_pass
 from own_cgroups import cgroup_of_pod
 from support.wait import eventually
 
 from libhamiregion import create_region
-from libhamiregion.agent import StaleDirectoryCollector
+from libhamiregion.agent import StaleDirectoryCleaner
 from libhamiregion.node import Node
 from libhamiregion.node.events import Event
 
@@ -87,18 +87,13 @@ class StaleScene:
             create_region(directory / "usage.cache")
         return directory
 
-    def collector(
-        self, *, entries_per_pass: int = 20_000, **options: Any
-    ) -> StaleDirectoryCollector:
+    def cleaner(self, **options: Any) -> StaleDirectoryCleaner:
         node = Node([self.root, *options.pop("roots", ())], **options.pop("node", {}))
         self._opened.callback(node.close)
         options = {"gone_after_s": SOON_S, "emit": self._emit, **options}
-        collector = StaleDirectoryCollector(
-            node, pod_logs=self.logs, kubelet_pods=self.pods, **options
-        )
-        collector.entries_per_pass = entries_per_pass
-        collector.interval_s = SOON_S
-        return collector
+        cleaner = StaleDirectoryCleaner(node, pod_logs=self.logs, kubelet_pods=self.pods, **options)
+        cleaner.interval_s = SOON_S
+        return cleaner
 
     def _emit(self, event: Event) -> None:
         # Another test's process may be one whose maps are too long to be read.
@@ -112,11 +107,11 @@ class StaleScene:
         return lambda: bool(self.events.of(event))
 
 
-def until(collector: StaleDirectoryCollector, condition: Callable[[], object]) -> None:
+def until(cleaner: StaleDirectoryCleaner, condition: Callable[[], object]) -> None:
     """Do passes until the condition is true."""
 
     def passed() -> object:
-        collector.run()
+        one_pass(cleaner)
         return condition()
 
     eventually(passed)

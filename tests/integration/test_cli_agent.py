@@ -364,13 +364,12 @@ def removal(scene: StaleScene, *more: str) -> tuple[str, ...]:
 
 def leave_what_root_may_not_touch(directory: Path) -> None:
     """As a container's own user does: closed, and so that only an owner may unlink."""
-    for name, mode in (("closed", 0), ("sticky", 0o1777)):
-        inner = directory / name / "inner"
-        inner.mkdir(parents=True)
-        (inner / "file").touch()
-        for each in (inner / "file", inner, directory / name):
-            os.chown(each, 1234, 1234)
-            each.chmod(mode)
+    for name in ("closed", "sticky"):
+        (directory / name).touch(0)
+        os.chown(directory / name, 1234, 1234)
+    (directory / "empty").mkdir(0)
+    os.chown(directory, 1234, 1234)
+    directory.chmod(0o1777)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """The driver's figures, written where libvgpu's own watcher does not write them."""
 
 import threading
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from containers import Container, Starter, needs_namespaces
@@ -13,17 +13,28 @@ from support.region_file import RegionFile
 from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, open_region
-from libhamiregion.agent import DriverFigures
-from libhamiregion.node import Node, NvmlSampler
+from libhamiregion.agent import UsageSync
+from libhamiregion.node import Node, NvmlSampler, Observer
 
 Attached: TypeAlias = tuple[RegionFile, Container]
 
 pytestmark = [needs_first_namespace, needs_namespaces]
 
 
+class ObservedSync(UsageSync):
+    """Observes the node itself for each pass, as the agent's loop does."""
+
+    def __init__(self, node: Node, sampler: NvmlSampler, **options: Any) -> None:
+        super().__init__(node, **options)
+        self._observer = Observer(node, sampler=sampler)
+
+    def once(self) -> None:
+        self.run(self._observer.observe(processes_max_age_s=0.0))
+
+
 @pytest.fixture
-def task(node: Node, nvml_sampler: NvmlSampler, events: Events) -> DriverFigures:
-    return DriverFigures(node, nvml_sampler, emit=events.append)
+def task(node: Node, nvml_sampler: NvmlSampler, events: Events) -> ObservedSync:
+    return ObservedSync(node, nvml_sampler, emit=events.append)
 
 
 def plays(driver: FakeDriver, process: Container, memory: int, sm: int) -> None:
@@ -34,11 +45,11 @@ def plays(driver: FakeDriver, process: Container, memory: int, sm: int) -> None:
     )
 
 
-def play_twice(driver: FakeDriver, process: Container, task: DriverFigures) -> None:
+def play_twice(driver: FakeDriver, process: Container, task: ObservedSync) -> None:
     """What stands still is written at the second look."""
     for _ in range(2):
         plays(driver, process, 300 * MIB, 61)
-        task.run()
+        task.once()
 
 
 @pytest.fixture
@@ -61,7 +72,7 @@ def figures(file: RegionFile) -> tuple[int, int]:
 def test_what_stands_still_is_written_at_the_second_look_and_kept_up(
     scene: NodeScene,
     start: Starter,
-    task: DriverFigures,
+    task: ObservedSync,
     fake_driver: FakeDriver,
     layout: Layout,
 ) -> None:
@@ -69,16 +80,16 @@ def test_what_stands_still_is_written_at_the_second_look_and_kept_up(
     process = start()
     process.tell("attach", file.path)
     plays(fake_driver, process, 300 * MIB, 61)
-    task.run()
+    task.once()
     assert figures(file) == (0, 0), "libvgpu may be about to write it"
-    task.run()
+    task.once()
     sm = 61 if layout.has_utilization else 0
     assert figures(file) == (300 * MIB, sm)
     plays(fake_driver, process, 310 * MIB, 42)
-    task.run()
+    task.once()
     assert figures(file) == (310 * MIB, 42 if layout.has_utilization else 0)
     fake_driver.play(CARD)
-    task.run()
+    task.once()
     assert figures(file) == (0, 0), "who is not listed uses nothing"
     counters = task.counters()
     assert counters["figures_runs"] == 4
@@ -87,7 +98,7 @@ def test_what_stands_still_is_written_at_the_second_look_and_kept_up(
 
 
 def test_devices_are_matched_by_uuid_and_what_the_driver_does_not_know_stays(
-    scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver
+    scene: NodeScene, start: Starter, task: ObservedSync, fake_driver: FakeDriver
 ) -> None:
     file = scene.container("a", uuids=[OTHER, GPU])
     process = start()
@@ -104,7 +115,7 @@ def test_devices_are_matched_by_uuid_and_what_the_driver_does_not_know_stays(
         "error nvmlDeviceGetProcessUtilization 999 1",
     )
     for _ in range(2):
-        task.run()
+        task.once()
     with open_region(file) as region:
         found = region.snapshot().processes[0].devices
     assert [
@@ -113,7 +124,7 @@ def test_devices_are_matched_by_uuid_and_what_the_driver_does_not_know_stays(
 
 
 def test_what_moves_by_itself_is_libvgpus(
-    attached: Attached, task: DriverFigures, fake_driver: FakeDriver
+    attached: Attached, task: ObservedSync, fake_driver: FakeDriver
 ) -> None:
     """The watcher's samples are of other moments than the agent's, and neither is to win."""
     file, process = attached
@@ -126,7 +137,7 @@ def test_what_moves_by_itself_is_libvgpus(
 
     for second in range(4):
         libvgpu_writes(second)
-        task.run()
+        task.once()
         assert figures(file) == ((299 + second) * MIB, 40 + second)
     assert task.counters()["figures_writes"] == 0
     play_twice(fake_driver, process, task)
@@ -135,14 +146,14 @@ def test_what_moves_by_itself_is_libvgpus(
     # As when a host pid has been put right, and its watcher finds the process.
     for second in range(10, 13):
         libvgpu_writes(second)
-        task.run()
+        task.once()
         assert figures(file) == ((299 + second) * MIB, 40 + second)
     assert task.counters()["figures_writes"] == written
     assert task.pending_cleanup() == ()
 
 
 def test_only_a_process_that_is_proved_to_be_the_slots_gets_figures(
-    scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver
+    scene: NodeScene, start: Starter, task: ObservedSync, fake_driver: FakeDriver
 ) -> None:
     """Not one that the region names, and not a dead one."""
     file = scene.container("a", uuids=[GPU])
@@ -152,7 +163,7 @@ def test_only_a_process_that_is_proved_to_be_the_slots_gets_figures(
     file.add_process(4_000_000, host_pid=stranger.host_pid)
     plays(fake_driver, stranger, 300 * MIB, 61)
     for _ in range(3):
-        task.run()
+        task.once()
     assert figures(file) == (0, 0)
     assert task.counters()["figures_writes"] == 0
 
@@ -167,9 +178,9 @@ def test_a_dry_run_says_what_it_would_write(
     file, process = attached
     plays(fake_driver, process, 300 * MIB, 61)
     before = file.content()
-    task = DriverFigures(node, nvml_sampler, dry_run=True, emit=events.append)
+    task = ObservedSync(node, nvml_sampler, dry_run=True, emit=events.append)
     for _ in range(2):
-        task.run()
+        task.once()
     assert file.content() == before
     said = {(e.detail["field"], e.detail["before"], e.detail["after"]) for e in events}
     assert ("monitor_used_bytes", 0, 300 * MIB) in said
@@ -177,18 +188,18 @@ def test_a_dry_run_says_what_it_would_write(
 
 
 def test_without_a_driver_it_says_so_once_and_waits_for_one(
-    attached: Attached, task: DriverFigures, fake_driver: FakeDriver, events: Events
+    attached: Attached, task: ObservedSync, fake_driver: FakeDriver, events: Events
 ) -> None:
     file, process = attached
     for _ in range(3):
-        task.run()
+        task.once()
     assert events.kinds() == ["no_driver"]
     plays(fake_driver, process, 300 * MIB, 61)
     for _ in range(2):
-        task.run()
+        task.once()
     assert figures(file) == (300 * MIB, 61)
     fake_driver.unload()
-    task.run()
+    task.once()
     assert events.kinds() == ["no_driver", "no_driver"]
     assert figures(file) == (0, 0)
 
@@ -215,7 +226,7 @@ def test_a_container_that_holds_its_lock_does_not_keep_the_others_waiting(
             *(f"sample 0 {pid} 100 {sm} 0 0 0" for pid in pids),
         )
 
-    task = DriverFigures(node, nvml_sampler, emit=events.append)
+    task = ObservedSync(node, nvml_sampler, emit=events.append)
     task.timeout_s = 0.01
     held, done = threading.Event(), threading.Event()
 
@@ -230,7 +241,7 @@ def test_a_container_that_holds_its_lock_does_not_keep_the_others_waiting(
         assert held.wait(PATIENCE_S)
         for sm in range(10, 20):
             play(sm)
-            task.run()
+            task.once()
         assert figures(files[1]) == (MIB, 19)
         assert figures(files[0]) == (0, 0)
         # Of passes 2 to 10 it is tried in the 2nd, 4th and 7th.
@@ -241,13 +252,13 @@ def test_a_container_that_holds_its_lock_does_not_keep_the_others_waiting(
         thread.join()
     for sm in range(20, 30):
         play(sm)
-        task.run()
+        task.once()
     assert figures(files[0])[0] == MIB
     assert events.kinds("stuck")[2:] == ["recovered"]
 
 
 def test_figures_that_are_not_kept_up_any_more_become_0(
-    attached: Attached, task: DriverFigures, fake_driver: FakeDriver
+    attached: Attached, task: ObservedSync, fake_driver: FakeDriver
 ) -> None:
     """At the end, and where the driver or /proc cannot be asked: old ones look like new ones."""
     file, process = attached
@@ -256,18 +267,18 @@ def test_figures_that_are_not_kept_up_any_more_become_0(
         play_twice(fake_driver, process, task)
         assert figures(file) == (300 * MIB, 61)
         (left,) = task.pending_cleanup()
-        assert left.startswith("the driver's figures stand in ")
+        assert left.startswith("old figures of the driver are in ")
         assert left.endswith("/a")
 
     write()
     fake_driver.unload()
-    task.run()
+    task.once()
     assert figures(file) == (0, 0)
     fake_driver.play()
     write()
     proc, task._node.processes.proc = task._node.processes.proc, "/no/such"
     with pytest.raises(OSError, match="No such"):
-        task.run()
+        task.once()
     assert figures(file) == (0, 0)
     task._node.processes.proc = proc
     write()
@@ -278,12 +289,12 @@ def test_figures_that_are_not_kept_up_any_more_become_0(
     assert task.pending_cleanup() == ()
     plays(fake_driver, process, 300 * MIB, 61)
     for _ in range(3):
-        task.run()
+        task.once()
     assert figures(file) == (0, 33), "a pass that hung writes nothing after the end"
 
 
 def test_figures_that_cannot_be_taken_back_are_told(
-    attached: Attached, task: DriverFigures, fake_driver: FakeDriver, events: Events
+    attached: Attached, task: ObservedSync, fake_driver: FakeDriver, events: Events
 ) -> None:
     file, process = attached
     play_twice(fake_driver, process, task)
@@ -292,21 +303,21 @@ def test_figures_that_cannot_be_taken_back_are_told(
         task.stop()
     assert figures(file) == (300 * MIB, 61)
     assert len(task.pending_cleanup()) == 1
-    assert "the driver's figures stand: " in events.of("failed")[0].message
+    assert "old figures of the driver stay: " in events.of("failed")[0].message
 
 
 def test_processes_and_containers_that_come_and_go_leave_nothing_behind(
-    attached: Attached, task: DriverFigures, fake_driver: FakeDriver
+    attached: Attached, task: ObservedSync, fake_driver: FakeDriver
 ) -> None:
     file, process = attached
     for number in range(4):
         pid, host_pid = process.child("spawn")
         process.tell(f"@{pid}", "attach", file.path)
         fake_driver.play(CARD, f"process 0 compute {host_pid} {number * MIB + MIB}")
-        task.run()
+        task.once()
         process.tell("kill", pid)
-        task.run()
+        task.once()
     file.path.unlink()
-    task.run()
+    task.once()
     assert task._seen == task._written == {}
     assert task.counters()["figures_errors"] == 0

@@ -8,15 +8,24 @@ from typing import Any
 
 import pytest
 from namespaces import needs_first_namespace
-from node_scene import GPU, OTHER_GPU, Events, NodeScene, OtherWriter, launch, stopping, values
+from node_scene import (
+    GPU,
+    OTHER_GPU,
+    Events,
+    NodeScene,
+    OtherWriter,
+    launch,
+    one_pass,
+    stopping,
+    values,
+)
 from support.region_file import RegionFile
-from support.wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S
 
-from libhamiregion import Layout, RegionClosed, create_region
-from libhamiregion.agent import Feedback, LaunchState, Verdict, other_writers
+from libhamiregion import Layout, create_region
+from libhamiregion.agent import Feedback, LaunchState, Verdict
 from libhamiregion.agent import feedback as feedback_module
 from libhamiregion.node import Container, Node
-from libhamiregion.node import node as node_module
 
 pytestmark = needs_first_namespace
 
@@ -45,10 +54,10 @@ def test_one_region_of_each_layout_is_blocked_and_goes_on(
     urgent = scene.container("urgent", priority=0)
     waiting = [scene.container(f"low-{n}", layout=each) for n, each in enumerate(Layout)]
     launch(urgent)
-    feedback.run()
+    one_pass(feedback)
     assert values(urgent) == (1, 0)
     assert [values(file) for file in waiting] == [(-1, 1)] * 5
-    feedback.run()
+    one_pass(feedback)
     assert values(urgent) == (0, 0)
     assert [values(file) for file in waiting] == [(0, 0)] * 5
     for number in range(5):
@@ -64,7 +73,7 @@ def test_nothing_but_the_two_fields_is_written(scene: NodeScene, feedback: Feedb
     files = [scene.container("urgent", priority=0), scene.container("low", sm_limits=[30])]
     launch(files[0])
     before = [file.content() for file in files]
-    feedback.run()
+    one_pass(feedback)
     for file, old in zip(files, before, strict=True):
         offsets = file.layout.offsets
         changed = {at for at, (a, b) in enumerate(zip(old, file.content(), strict=True)) if a != b}
@@ -77,33 +86,6 @@ def test_nothing_but_the_two_fields_is_written(scene: NodeScene, feedback: Feedb
         assert changed <= allowed
 
 
-def test_regions_that_stand_as_the_rule_wants_them_are_judged_again_when_one_has_changed(
-    scene: NodeScene, feedback: Feedback, between: Callable[[Callable[[], object]], None]
-) -> None:
-    judged: list[None] = []
-    between(lambda: judged.append(None))
-    file, urgent = scene.container("low"), scene.container("urgent", priority=0)
-
-    def settle() -> None:
-        # A directory that is a moment old is looked at anew.
-        eventually(lambda: passes_judged() == 0)
-
-    def passes_judged() -> int:
-        judged.clear()
-        feedback.run()
-        return len(judged)
-
-    settle()
-    assert values(file) == values(urgent) == (0, 0)
-    file.put("utilization_switch", 1)
-    assert passes_judged() == 1
-    assert values(file) == (0, 0)
-    settle()
-    launch(urgent)
-    feedback.run()
-    assert values(file) == (-1, 1)
-
-
 def test_a_launch_between_reading_and_writing_is_not_lost_and_does_not_save_from_a_block(
     scene: NodeScene, feedback: Feedback, between: Callable[[Callable[[], object]], None]
 ) -> None:
@@ -112,7 +94,7 @@ def test_a_launch_between_reading_and_writing_is_not_lost_and_does_not_save_from
     busy.put("recent_kernel", 1)
     launch(urgent)
     between(lambda: (launch(busy), launch(low)))
-    feedback.run()
+    one_pass(feedback)
     assert busy.get("recent_kernel") == 2, "it would be 0 without compare-and-set"
     assert low.get("recent_kernel") == -1
     assert feedback.counters()["feedback_launches_kept"] == 1
@@ -125,7 +107,7 @@ def test_a_negative_priority_does_not_stop_priority_0(scene: NodeScene, feedback
         hostile.put("priority", priority)
         launch(hostile)
         launch(urgent)
-        feedback.run()
+        one_pass(feedback)
         assert (values(hostile), values(urgent)) == ((1, 1), (1, 1))
 
 
@@ -141,7 +123,7 @@ def test_who_has_no_directory_there_blocks_nobody(scene: NodeScene, tmp_path: Pa
         assert any(
             (each.path_in_namespace or "").endswith(str(evil.path)) for each in node.containers
         )
-        Feedback(node, assume_alone=True).run()
+        one_pass(Feedback(node, assume_alone=True))
     assert (low.get("recent_kernel"), evil.get("recent_kernel")) == (1, 100_000)
 
 
@@ -156,7 +138,7 @@ def test_hostile_numbers_cost_nothing_and_break_nothing(
             odd.put("priority", priority)
             odd.put("utilization_switch", -(2**31))
             launch(other)
-            feedback.run()
+            one_pass(feedback)
             assert odd.get("utilization_switch") in {0, 1}
             assert odd.get("recent_kernel") in {-1, 0, 2**31 - 2} or mark == odd.get(
                 "recent_kernel"
@@ -180,7 +162,7 @@ def test_what_was_written_is_taken_back_at_the_end(
         file.put("recent_kernel", 0)
     launch(urgent)
     task = Feedback(node, emit=events.append)
-    task.run()
+    one_pass(task)
     assert (values(low), values(left)) == ((-1, 1), (0, 0))
     # Somebody has decided otherwise since: that stays.
     left.put("utilization_switch", 7)
@@ -199,11 +181,11 @@ def test_a_switch_that_was_changed_twice_becomes_what_it_was_before_the_first(
     task = Feedback(node)
     launch(first)
     second.put("recent_kernel", 0)
-    task.run()
+    one_pass(task)
     assert (first.get("utilization_switch"), second.get("utilization_switch")) == (0, 0)
     launch(first)
     launch(second)
-    task.run()
+    one_pass(task)
     assert (first.get("utilization_switch"), second.get("utilization_switch")) == (1, 1)
     assert [each.split()[-1] for each in task.pending_cleanup()] == ["found"], "of the second only"
     # A mark below 0 that is not from here stays.
@@ -223,13 +205,13 @@ def test_after_the_end_nothing_is_written_also_by_a_pass_that_hung(
     late.put("recent_kernel", 0)
     launch(urgent)
     task = Feedback(node)
-    task.run()
+    one_pass(task)
     assert low.get("recent_kernel") == -1
     hangs, goes_on = threading.Event(), threading.Event()
     between(lambda: (hangs.set(), goes_on.wait(PATIENCE_S)))
     for file in (urgent, late):
         launch(file)
-    stuck = threading.Thread(target=task.run, daemon=True)
+    stuck = threading.Thread(target=one_pass, args=(task,), daemon=True)
     stuck.start()
     assert hangs.wait(PATIENCE_S)
     task.stop()
@@ -237,31 +219,6 @@ def test_after_the_end_nothing_is_written_also_by_a_pass_that_hung(
     goes_on.set()
     stuck.join()
     assert (low.get("recent_kernel"), late.get("recent_kernel")) == (0, 2)
-
-
-def test_what_was_written_is_taken_back_although_other_writers_cannot_be_looked_for(
-    scene: NodeScene,
-    node: Node,
-    feedback: Feedback,
-    events: Events,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    urgent, low = scene.container("urgent", priority=0), scene.container("low")
-    launch(urgent)
-    feedback.run()
-    assert values(low) == (-1, 1)
-    # What has been read since is looked at.
-    node.refresh()
-
-    def fails(_: Node) -> tuple[object, ...]:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr("libhamiregion.agent.other_writers.find_monitors", fails)
-    feedback.stop()
-    assert values(low)[0] == 0
-    assert feedback.pending_cleanup() == ()
-    (failed,) = events.of("failed")
-    assert failed.message == "other writers could not be looked for: Too many open files"
 
 
 def test_a_region_found_blocked_and_kept_blocked_is_unblocked_at_the_end(
@@ -272,58 +229,10 @@ def test_a_region_found_blocked_and_kept_blocked_is_unblocked_at_the_end(
     launch(urgent)
     low.put("recent_kernel", -1)
     task = Feedback(node)
-    task.run()
+    one_pass(task)
     assert low.get("recent_kernel") == -1
     task.stop()
     assert low.get("recent_kernel") == 0
-
-
-@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), RegionClosed("closed")])
-def test_what_was_blocked_is_unblocked_at_the_end_also_where_nobody_can_be_looked_for(
-    scene: NodeScene,
-    node: Node,
-    feedback: Feedback,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-) -> None:
-    urgent, low = scene.container("urgent", priority=0), scene.container("low")
-    launch(urgent)
-    feedback.run()
-    assert values(low)[0] == -1
-    node.refresh()
-
-    def fails(_: Node) -> None:
-        raise error
-
-    monkeypatch.setattr(other_writers, "find_monitors", fails)
-    feedback.stop()
-    assert values(low)[0] == 0
-    assert feedback.pending_cleanup() == ()
-
-
-def test_while_another_look_at_the_node_hangs_the_regions_that_are_known_follow_the_rule(
-    scene: NodeScene, node: Node, feedback: Feedback, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node_module, "_LOOK_TIMEOUT_S", 0.01)
-    urgent, low = scene.container("urgent", priority=0), scene.container("low")
-    feedback.run()
-    inside, done = threading.Event(), threading.Event()
-
-    def hang() -> None:
-        with node._one_look():
-            inside.set()
-            done.wait()
-
-    thread = threading.Thread(target=hang, daemon=True)
-    thread.start()
-    inside.wait()
-    try:
-        launch(urgent)
-        feedback.run()
-        assert values(low)[0] == -1
-    finally:
-        done.set()
-        thread.join()
 
 
 def test_a_region_that_could_not_be_read_in_the_last_pass_is_unblocked_at_the_end(
@@ -332,12 +241,12 @@ def test_a_region_that_could_not_be_read_in_the_last_pass_is_unblocked_at_the_en
     urgent, low = scene.container("urgent", priority=0), scene.container("low")
     launch(urgent)
     task = Feedback(node)
-    task.run()
+    one_pass(task)
     assert low.get("recent_kernel") == -1
     devices = low.get("device_num")
     low.put("device_num", 99)
     launch(urgent)
-    task.run()
+    one_pass(task)
     low.put("device_num", devices)
     task.stop()
     assert (low.get("recent_kernel"), task.pending_cleanup()) == (0, ())
@@ -350,12 +259,12 @@ def test_what_cannot_be_taken_back_is_reported_and_stays_to_be_taken_back(
     other = scene.container("other")
     launch(urgent)
     task = Feedback(node, emit=events.append)
-    task.run()
+    one_pass(task)
     devices = low.get("device_num")
     low.put("device_num", 99)
     task.stop()
     (failed,) = events.of("failed")
-    assert failed.message.split(": ")[1] == "what was written stands"
+    assert failed.message.split(": ")[1] == "not given back"
     assert (failed.container or "").endswith("/low")
     assert task.counters()["feedback_errors"] == 1
     (phrase,) = task.pending_cleanup()
@@ -373,7 +282,7 @@ def test_a_container_that_writes_against_its_block_is_blocked_again_and_reported
     for _ in range(4):
         launch(urgent)
         launch(low)
-        feedback.run()
+        one_pass(feedback)
         assert low.get("recent_kernel") == -1
     assert events.kinds("low") == ["blocked"] * 3
     assert feedback.counters()["feedback_blocks"] == 4
@@ -389,7 +298,7 @@ def test_a_container_that_makes_its_region_anew_again_and_again_leaves_nothing_b
         low.path.unlink()
         low.path.write_bytes(content)
         launch(low)
-        feedback.run()
+        one_pass(feedback)
         assert low.get("recent_kernel") == -1
         assert len(feedback._written) <= 2
 
@@ -428,7 +337,7 @@ def test_what_was_written_into_a_region_that_is_gone_is_gone_with_it(
     other = scene.container("other", uuids=[GPU])
     launch(urgent)
     task = Feedback(node, emit=events.append)
-    task.run()
+    one_pass(task)
     assert (values(low)[0], values(other)[0]) == (-1, -1)
     harm(low)
     task.stop()
@@ -466,7 +375,7 @@ def test_one_bad_container_does_not_keep_the_others_from_their_turn(
             between(harms)
         for _ in range(2):
             launch(first)
-            task.run()
+            one_pass(task)
             assert (values(first), values(last)) == ((1, 0), (-1, 1))
         assert task.counters()["feedback_errors"] <= 1
 
@@ -488,11 +397,11 @@ def test_a_failure_that_lasts_is_reported_seldom_and_its_end_once(
         patch.setattr(node, "open", refused)
         for _ in range(9):
             launch(file)
-            feedback.run()
+            one_pass(feedback)
     assert events.kinds() == ["failed"] * 4
     assert f"written: {file.path}: Operation not permitted (8 times now)" in events[-1].message
     assert feedback.counters()["feedback_errors"] == 9
-    feedback.run()
+    one_pass(feedback)
     assert events.kinds()[4:] == ["limiting_off", "recovered"]
 
 
@@ -507,7 +416,7 @@ def test_a_dry_run_says_all_and_writes_nothing(
     low.put("recent_kernel", 0)
     before = urgent.content(), low.content()
     task = Feedback(node, dry_run=True, emit=events.append)
-    task.run()
+    one_pass(task)
     task.stop()
     assert (urgent.content(), low.content()) == before
     said = {

@@ -1,6 +1,5 @@
 """One observation of the node: what it holds, how old it is, and what it could not look at."""
 
-import contextlib
 import threading
 import time
 from collections import Counter
@@ -18,15 +17,16 @@ from support.actors import MakeActor
 from support.region_file import RegionFile, truncate
 from support.wait import PATIENCE_S, eventually
 
-from libhamiregion import Layout, RegionClosed, RegionStale, create_region, open_region
+from libhamiregion import Layout, RegionClosed, RegionStale, create_region
 from libhamiregion.agent import (
-    DriverFigures,
     Feedback,
     PlanKeeper,
     RepairLoop,
-    StaleDirectoryCollector,
+    RootWatch,
+    StaleDirectoryCleaner,
+    TaskRunner,
+    UsageSync,
 )
-from libhamiregion.agent.roots import RootWatch
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.node import (
     SLOT_STATES,
@@ -124,32 +124,6 @@ def test_regions_alone_are_read_without_the_driver_and_proc(node: Node, root: Ro
     assert node.processes.read_at_ns == proc_read_at_ns
     # They are no observation.
     assert observer.observe(max_age_s=PATIENCE_S) is observed
-
-
-def test_the_feedback_reads_the_regions_anew_beside_an_older_observation(
-    node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sampler = HeldSampler()
-    sampler.may_answer.set()
-    urgent = root.region("urgent", uuids=["GPU-0"], priority=0)
-    other = root.region("other", uuids=["GPU-0"], priority=1)
-    monkeypatch.setattr(Feedback, "interval_s", PATIENCE_S)
-    monkeypatch.setattr("libhamiregion.agent.feedback.SHARED_AGE_S", 0.0)
-    observer = Observer(node, sampler=sampler, slots=True)
-    feedback = Feedback(node, assume_alone=True, observer=observer)
-    with (
-        open_region(urgent, writable=True) as busy,
-        open_region(other, writable=True) as waiting,
-    ):
-        busy.set_recent_kernel(0)
-        waiting.set_recent_kernel(0)
-        feedback.run()
-        assert waiting.recent_kernel == 0
-        busy.set_recent_kernel(5)
-        feedback.run()
-        assert waiting.recent_kernel == -1
-    feedback.stop()
-    assert sampler.asked == 1
 
 
 def test_one_without_slots_does_not_serve_those_who_want_them(node: Node, root: Root) -> None:
@@ -441,36 +415,28 @@ def test_an_agents_tasks_and_its_exporter_look_at_the_node_once(
         counting(node, "snapshot")
         observer = Observer(node, sampler=sampler, slots=True, processes_max_age_s=4.0)
         tasks = [
-            Feedback(node, assume_alone=True, observer=observer),
+            Feedback(node, assume_alone=True),
             RepairLoop(node, observer=observer),
-            DriverFigures(node, sampler, observer=observer),
-            StaleDirectoryCollector(node, observer=observer),
-            PlanKeeper(
-                PlanReconciler(
-                    node, [PlanFile(plan(tmp_path))], tmp_path / "state", observer=observer
-                )
-            ),
-            RootWatch(node, observer=observer),
+            UsageSync(node),
+            StaleDirectoryCleaner(node),
+            PlanKeeper(PlanReconciler(node, [PlanFile(plan(tmp_path))], tmp_path / "state")),
+            RootWatch(node),
         ]
-        # What the doctor suspects it looks at again, by itself.
-        tasks[1].settle_s = 0.0  # type: ignore[attr-defined]
-        # However slow the machine is, they are at it together.
         for task in tasks:
-            if hasattr(task, "_max_age_s"):
-                task._max_age_s = PATIENCE_S
-        tasks[4]._watcher._max_age_s = PATIENCE_S  # type: ignore[attr-defined]
+            # However slow the machine is, they run together.
+            task.interval_s = 2 * PATIENCE_S
+        # The doctor observes again what may pass.
+        tasks[1].settle_s = 0.0  # type: ignore[attr-defined]
         exporter = NodeExporter(node, observer=observer, max_age_s=2 * PATIENCE_S)
-        with contextlib.ExitStack() as stack:
-            for task in tasks:
-                stack.callback(task.stop)
-                task.start()
-            looks.clear()
-            observer.observe()
-            for task in tasks:
-                task.run()
-            exporter.render()
+        looks.clear()
+        runner, done = TaskRunner(observer, tasks), threading.Event()
+        runner.start(once=True, finished=done.set)
+        assert done.wait(PATIENCE_S)
+        exporter.render()
+        assert runner.failures == 0
+        runner.stop()
     assert looks == {"sample": 1, "scan": 1, "snapshot": 1, "refresh": looks["refresh"]}
-    assert looks["refresh"] <= 1
+    assert looks["refresh"] <= 2
 
 
 def plan(directory: Path) -> Path:

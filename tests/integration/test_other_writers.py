@@ -7,11 +7,20 @@ from pathlib import Path
 import pytest
 from containers import containers, needs_namespaces
 from namespaces import needs_first_namespace
-from node_scene import MONITOR, Events, NodeScene, OtherWriter, launch, stopping, values
+from node_scene import (
+    MONITOR,
+    Events,
+    NodeScene,
+    OtherWriter,
+    launch,
+    one_pass,
+    start_task,
+    stopping,
+    values,
+)
 from own_cgroups import cgroup_of_pod
 
 from libhamiregion.agent import Feedback, OtherWriterRuns
-from libhamiregion.agent.other_writers import WriterWatch
 from libhamiregion.node import Node
 from libhamiregion.node.writers import find_monitors
 
@@ -23,12 +32,12 @@ def test_where_hamis_monitor_runs_it_does_not_start(scene: NodeScene, feedback: 
     for name in (MONITOR, f"/usr/bin/{MONITOR}"):
         with OtherWriter(name, files) as monitor:
             with pytest.raises(OtherWriterRuns, match=f"process {monitor.pid}") as told:
-                feedback.start()
+                start_task(feedback)
             (other,) = told.value.others
             assert (other.evidence, other.pid) == ("name", monitor.pid)
     # A name alone is none: any pod could stop the feedback by it.
     with OtherWriter(MONITOR):
-        feedback.start()
+        start_task(feedback)
 
 
 def test_a_monitor_that_was_listed_before_it_maps_a_region_is_found_at_the_next_refresh(
@@ -50,15 +59,14 @@ def test_who_holds_two_regions_open_for_writing_is_taken_for_a_monitor(
     files = [scene.container("a"), scene.container("b")]
     with OtherWriter("python3", files) as other:
         with pytest.raises(OtherWriterRuns, match="maps regions of 2 pods for writing") as told:
-            feedback.start()
+            start_task(feedback)
         assert [(each.evidence, each.pid) for each in told.value.others] == [("mapping", other.pid)]
 
 
 @needs_namespaces
 def test_processes_of_the_containers_are_no_writers(scene: NodeScene, node: Node) -> None:
     files = [scene.container("a"), scene.container("b")]
-    watch = WriterWatch(node)
-    with contextlib.closing(watch), containers() as start:
+    with containers() as start:
         for file in files:
             inside = start()
             inside.tell("attach", file.path)
@@ -66,7 +74,7 @@ def test_processes_of_the_containers_are_no_writers(scene: NodeScene, node: Node
             inside.tell(f"@{pid}", "map", file.path)
         for _ in range(3):
             node.refresh()
-            assert watch.look() == ()
+            assert find_monitors(node) == ()
 
 
 def test_writing_stops_when_a_monitor_appears_and_goes_on_when_it_has_gone(
@@ -76,27 +84,18 @@ def test_writing_stops_when_a_monitor_appears_and_goes_on_when_it_has_gone(
     task = Feedback(node, emit=events.append)
     with stopping(task):
         launch(urgent)
-        task.run()
+        one_pass(task)
         assert low.get("recent_kernel") == -1
         with OtherWriter(MONITOR, [urgent, low]) as monitor:
             before = urgent.content(), low.content()
             for _ in range(3):
-                task.run()
+                one_pass(task)
             assert {each.pid for each in task.paused} == {monitor.pid}
             assert task.counters()["feedback_paused"] == 1
             (paused,) = events.of("paused")
             assert "nothing is written: " in paused.message
-        for _ in range(2):
-            task.run()
-        assert task.paused, "it has been gone for two passes only"
-        with OtherWriter(MONITOR, [low]):
-            task.run()
-        # The count of passes without another writer has begun anew.
-        for _ in range(2):
-            task.run()
-        assert task.paused
         assert (urgent.content(), low.content()) == before
-        task.run()
+        one_pass(task)
         assert task.paused == ()
         (resumed,) = events.of("resumed")
         assert "it had paused: HAMi's monitor runs: process" in resumed.message
@@ -104,23 +103,14 @@ def test_writing_stops_when_a_monitor_appears_and_goes_on_when_it_has_gone(
         assert task.counters()["feedback_pauses"] == 1
 
 
-@pytest.mark.parametrize("is_gone", [True, False])
-def test_what_another_writer_has_taken_over_is_not_taken_back(
-    scene: NodeScene, node: Node, is_gone: bool
-) -> None:
-    """Whether the last pass has seen it, or it has come since."""
+def test_what_another_writer_has_taken_over_is_not_taken_back(scene: NodeScene, node: Node) -> None:
     urgent, low = scene.container("urgent", priority=0), scene.container("low")
     launch(urgent)
     task = Feedback(node)
-    task.run()
+    one_pass(task)
     with OtherWriter(MONITOR, [urgent, low]):
-        if is_gone:
-            task.run()
-            assert task.paused
-        else:
-            node.refresh()
-            task.stop()
-    node.refresh()
+        one_pass(task)
+        assert task.paused
     task.stop()
     assert low.get("recent_kernel") == -1
 
@@ -139,22 +129,22 @@ def test_a_pod_that_holds_a_region_cannot_pass_for_a_monitor(
                 with expected, Node(scene.root) as fresh:
                     task = Feedback(fresh)
                     try:
-                        task.start()
+                        start_task(task)
                     finally:
                         task.stop()
 
 
 def test_two_agents_exclude_each_other(scene: NodeScene, node: Node, feedback: Feedback) -> None:
     file = scene.container("a")
-    feedback.start()
+    start_task(feedback)
     second = Feedback(node)
     with pytest.raises(OtherWriterRuns, match="another agent runs: a process has locked"):
-        second.start()
+        start_task(second)
     launch(file)
-    second.run()
+    one_pass(second)
     assert file.get("recent_kernel") == 2
     feedback.stop()
-    second.start()
+    start_task(second)
     second.stop()
 
 
@@ -163,13 +153,13 @@ def test_the_lock_is_on_the_directory_whatever_its_name(
 ) -> None:
     link = tmp_path / "another-way"
     link.symlink_to(scene.root)
-    feedback.start()
+    start_task(feedback)
     with Node(link) as same, pytest.raises(OtherWriterRuns):
-        Feedback(same).start()
+        start_task(Feedback(same))
     elsewhere = NodeScene(tmp_path / "other-containers")
     with Node(elsewhere.root) as other:
         task = Feedback(other)
-        task.start()
+        start_task(task)
         task.stop()
 
 
@@ -180,8 +170,8 @@ def test_where_processes_are_hidden_it_starts_only_if_told_that_it_is_alone(
     proc.mkdir()
     with Node(scene.root, proc=proc) as node:
         with pytest.raises(OtherWriterRuns, match="does not show all processes") as told:
-            Feedback(node).start()
+            start_task(Feedback(node))
         assert told.value.others[0].evidence == "hidden"
         task = Feedback(node, assume_alone=True)
-        task.start()
+        start_task(task)
         task.stop()

@@ -13,7 +13,7 @@ import pytest
 from containers import Container, Starter, needs_namespaces
 from lock_bytes import hold, is_free
 from namespaces import needs_first_namespace
-from node_scene import Events, NodeScene
+from node_scene import Events, NodeScene, one_pass
 from slot_bytes import LOCKABLE
 from support.region_file import RegionFile
 from support.stress import scaled
@@ -22,7 +22,7 @@ from support.wait import PATIENCE_S, eventually
 from libhamiregion import Layout, open_region
 from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
 from libhamiregion.cli.service_log import ServiceLog
-from libhamiregion.node import FindingKind, Node, diagnose
+from libhamiregion.node import FindingKind, Node, Observer, diagnose
 from libhamiregion.node.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def test_host_pids_dead_processes_and_a_dead_lock_are_put_right(
     assert used(file) == 2 * MIB
     hold(file, dead)
 
-    loop.run()
+    one_pass(loop)
     assert is_free(file)
     assert {pid: host for pid, host in host_pids(file).items() if host} == {
         1: process.host_pid,
@@ -98,7 +98,7 @@ def test_host_pids_dead_processes_and_a_dead_lock_are_put_right(
     assert set(events.kinds()) == {"repaired"}
     assert len(events) == 3
 
-    loop.run()
+    one_pass(loop)
     assert len(events) == 3, "there is nothing left to do"
 
 
@@ -109,13 +109,13 @@ def test_what_is_never_repaired_has_nobody_wait_for_it(
     file = scene.container("a", sm_limits=[50])
     process = start()
     process.tell("attach", file.path)
-    loop.run()
+    one_pass(loop)
     file.put("utilization_switch", 0)
     kinds = [each.kind for each in diagnose(loop._node, settle_s=0)]
     assert FindingKind.SM_LIMIT_OFF in kinds
     loop.settle_s = 100.0
     began_s = time.monotonic()
-    loop.run()
+    one_pass(loop)
     assert time.monotonic() - began_s < loop.settle_s
 
 
@@ -125,15 +125,15 @@ def test_what_could_not_be_repaired_is_looked_at_again_though_nothing_changes(
     file = scene.container("a")
     process = start()
     process.tell("attach", file.path)
-    loop.run()
+    one_pass(loop)
     loop.timeout_s = 0.01
     loop.backoff = NoBackoff()
     process.tell("kill", child(process, file)[0])
     with open_region(file, writable=True) as region, region.lock():
-        loop.run()
-        loop.run()
+        one_pass(loop)
+        one_pass(loop)
         assert loop.counters()["repair_errors"] == 2
-    loop.run()
+    one_pass(loop)
     assert loop.counters()["repair_dead_process_counted"] == 1
     assert used(file) == 0
 
@@ -143,11 +143,11 @@ def test_wrong_host_pids_of_every_kind(scene: NodeScene, start: Starter, loop: R
     first, second = start(), start()
     for process, file in ((first, files[0]), (second, files[1])):
         process.tell("attach", file.path)
-    loop.run()
+    one_pass(loop)
     # Its own inside, nobody's, a stranger's, that of the other container's process.
     for number, lie in enumerate((1, 4_100_000, os.getpid(), second.host_pid)):
         files[0].put("slot_hostpid", lie)
-        loop.run()
+        one_pass(loop)
         assert host_pids(files[0]) == {1: first.host_pid}
         assert loop.counters()["repair_host_pid_wrong"] == 2 + number + 1
     assert host_pids(files[1]) == {1: second.host_pid}
@@ -165,7 +165,7 @@ def test_what_a_live_process_holds_is_left_alone_and_the_others_get_their_turn(
     loop.timeout_s = 0.01
     with open_region(stuck, writable=True) as region, region.lock():
         for number in range(6):
-            loop.run()
+            one_pass(loop)
             # Whatever it calls its region.
             stuck.path = stuck.path.rename(stuck.path.with_name(f"{number}.cache"))
         assert host_pids(stuck) == {1: None}
@@ -175,7 +175,7 @@ def test_what_a_live_process_holds_is_left_alone_and_the_others_get_their_turn(
         assert events.kinds("stuck") == ["failed"] * 2
         assert events.kinds("fine") == ["repaired"]
     for _ in range(9):
-        loop.run()
+        one_pass(loop)
     assert host_pids(stuck) == {1: processes[0].host_pid}
 
 
@@ -191,13 +191,13 @@ def test_who_spoils_its_lock_again_and_again_is_mended_more_and_more_seldom(
         while passes[-1] == 0 or not is_free(files[0]):
             assert time.monotonic() < deadline
             hold(files[0], 0)
-            loop.run()
+            one_pass(loop)
             passes[-1] += 1
         assert passes[-1] >= least, passes
     # The others do not wait for it.
     hold(files[1], 0)
     hold(files[2], 0)
-    eventually(lambda: (loop.run(), is_free(files[1]) and is_free(files[2]))[1])
+    eventually(lambda: (one_pass(loop), is_free(files[1]) and is_free(files[2]))[1])
 
 
 def test_a_container_that_refills_its_table_makes_few_and_short_lines(
@@ -214,7 +214,7 @@ def test_a_container_that_refills_its_table_makes_few_and_short_lines(
             file.add_process(100_000 + number * 1000 + pid, {0: MIB})
         # One pass on a busy machine may have no time to prove all of them dead, and says so.
         while loop.counters()["repair_dead_process_counted"] <= number:
-            loop.run()
+            one_pass(loop)
     lines = capsys.readouterr().err.splitlines()
     assert loop.counters()["repair_dead_process_counted"] == 8
     # The 1st, 2nd, 4th and 8th time, and the host pid.
@@ -233,7 +233,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(
     process.tell("kill", dead)
     before = file.content()
     loop = RepairLoop(node, dry_run=True, emit=events.append)
-    loop.run()
+    one_pass(loop)
     assert file.content() == before
     assert set(events.kinds()) == {"would_repair"}
     assert {each.detail["kind"] for each in events} == {
@@ -249,13 +249,13 @@ def test_where_not_everybody_can_be_seen_that_is_said_once(
     scene.container("one")
     with Node(scene.root) as node:
         loop = RepairLoop(node, emit=events.append)
-        loop.run()
+        one_pass(loop)
         assert events == []
         with monkeypatch.context() as patch:
             patch.setattr(type(node.processes), "is_complete", False)
             for _ in range(2):
-                loop.run()
-        loop.run()
+                one_pass(loop)
+        one_pass(loop)
     assert [each.event for each in events] == ["hidden", "visible"]
 
 
@@ -271,7 +271,7 @@ def test_it_mends_while_containers_come_and_go(
     tasks = [RepairLoop(node, emit=events.append), Feedback(node, emit=events.append)]
     for task in tasks:
         task.interval_s = 0.02
-    runner = TaskRunner(tasks, emit=events.append)
+    runner = TaskRunner(Observer(node), tasks, emit=events.append)
     failure: list[BaseException] = []
 
     def come_and_go() -> None:

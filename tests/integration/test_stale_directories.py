@@ -2,22 +2,26 @@
 
 import os
 import shutil
+import stat
+import subprocess
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from namespaces import NEW_NAMESPACE, needs_first_namespace
+from node_scene import one_pass
 from own_cgroups import cgroup_of_pod, needs_cgroups
 from stale_scene import SOON_S, StaleScene, gone, names, process_in, running_pod, until
 from support.actors import ProcessFactory
 from support.wait import eventually
 
 from libhamiregion import create_region
-from libhamiregion.agent import TaskRunner, stale_directories
+from libhamiregion.agent import TaskRunner
+from libhamiregion.node import Observer, ProcessTable
 
 pytestmark = [needs_first_namespace, needs_cgroups]
 
@@ -48,7 +52,6 @@ def test_the_directory_of_a_pod_that_is_gone_is_removed_and_nothing_else(
         scene.container(with_volumes, region=False),
         scene.container("not-a-uid"),
         scene.container(str(uuid.uuid4()).upper()),
-        scene.container(name=f"bert-0_{uuid.uuid4()}"),
         elsewhere,
     ]
     (scene.root / f"{uuid.uuid4()}_train.limits").write_text("{}")
@@ -57,8 +60,8 @@ def test_the_directory_of_a_pod_that_is_gone_is_removed_and_nothing_else(
     uid = str(uuid.uuid4())
     directories = [scene.container(uid), scene.container(uid, "init"), scene.container("ab" * 16)]
     (directories[0] / "libvgpu.so").write_bytes(b"\x7fELF")
-    collector = scene.collector()
-    until(collector, gone(*directories))
+    cleaner = scene.cleaner()
+    until(cleaner, gone(*directories))
     assert names(scene.root) == before
     assert all(each.is_dir() for each in kept)
     events = scene.events.of("removed")
@@ -68,7 +71,7 @@ def test_the_directory_of_a_pod_that_is_gone_is_removed_and_nothing_else(
         f"{'ab' * 16}/train",
     }
     assert scene.events.kinds() == ["removed"] * 3
-    counters = collector.counters()
+    counters = cleaner.counters()
     assert counters["removal_directories"] == 3
     assert counters["removal_entries"] == 3 + 4
     assert counters["removal_errors"] == counters["removal_paused"] == 0
@@ -80,40 +83,40 @@ def test_the_directory_of_a_claim_is_left_to_its_driver(scene: StaleScene) -> No
     claim.mkdir(parents=True)
     create_region(claim / "a.cache")
     directory = scene.container()
-    collector = scene.collector(roots=(claims,))
-    until(collector, gone(directory))
+    cleaner = scene.cleaner(roots=(claims,))
+    until(cleaner, gone(directory))
     assert names(claim) == ["a.cache"]
 
 
 def test_a_pod_that_is_there_again_begins_anew(scene: StaleScene) -> None:
     directory = scene.container()
     uid = directory.name.partition("_")[0]
-    collector = scene.collector(gone_after_s=0.3)
-    collector.run()
+    cleaner = scene.cleaner(gone_after_s=0.3)
+    one_pass(cleaner)
     scene.add_pod(uid)
     time.sleep(0.3)
-    collector.run()
+    one_pass(cleaner)
     scene.remove_pod(uid)
     began = time.monotonic()
-    collector.run()
-    until(collector, gone(directory))
+    one_pass(cleaner)
+    until(cleaner, gone(directory))
     assert time.monotonic() - began >= 0.3
 
 
 def test_a_directory_that_the_device_plugin_has_just_touched_stays(scene: StaleScene) -> None:
     """It sets the mode again whenever it gives a pod its devices; no time that is set hides it."""
     directory = scene.container()
-    collector = scene.collector(gone_after_s=0.5)
-    collector.run()
-    collector._absent_since_s[str(directory)] -= 3600
+    cleaner = scene.cleaner(gone_after_s=0.5)
+    one_pass(cleaner)
+    cleaner._absent_since_s[str(directory)] -= 3600
     directory.chmod(0o777)
     os.utime(directory, (0, 0))
     touched = time.time()
-    collector.run()
+    one_pass(cleaner)
     # On a busy machine that may have taken as long.
     if directory.is_dir():
         os.utime(directory / "usage.cache", (4e9, 4e9))
-        until(collector, gone(directory))
+        until(cleaner, gone(directory))
     # The file system's clock may be some milliseconds behind.
     assert time.time() - touched >= 0.45
 
@@ -155,19 +158,19 @@ def test_a_source_that_does_not_know_this_node_stops_everything(
     scene: StaleScene, where: str, how: str
 ) -> None:
     directory = scene.container()
-    collector = scene.collector()
-    collector.run()
+    cleaner = scene.cleaner()
+    one_pass(cleaner)
     why = break_source({"logs": scene.logs, "pods": scene.pods}[where], how, scene.alive)
     for _ in range(3):
         time.sleep(SOON_S)
         # Another process of this machine that does not show what it maps pauses it as well.
-        until(collector, lambda: collector.paused == why)
+        until(cleaner, lambda: cleaner.paused == why)
     assert directory.is_dir()
     assert {each.message for each in scene.events} == {f"nothing is removed: {why}"}
-    assert collector.counters()["removal_paused"] == 1
+    assert cleaner.counters()["removal_paused"] == 1
     if (where, how) == ("pods", "foreign"):
         (scene.pods / scene.alive).mkdir()
-        until(collector, gone(directory))
+        until(cleaner, gone(directory))
         assert scene.events.kinds()[-2:] == ["resumed", "removed"]
         assert scene.events.of("resumed")[0].message.endswith(f"it had paused: {why}")
 
@@ -176,11 +179,11 @@ def test_where_no_pod_runs_nothing_shows_that_kubelets_directories_are_right(
     scene: StaleScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = scene.container()
-    collector = scene.collector()
-    collector.run()
+    cleaner = scene.cleaner()
+    one_pass(cleaner)
     time.sleep(SOON_S)
-    monkeypatch.setattr(type(collector._node.processes), "__iter__", lambda _: iter(()))
-    collector.run()
+    monkeypatch.setattr(type(cleaner._node.processes), "__iter__", lambda _: iter(()))
+    one_pass(cleaner)
     assert directory.is_dir()
     (event,) = scene.events
     assert "no process of any pod runs here" in event.message
@@ -191,10 +194,10 @@ def test_processes_that_cannot_be_seen_stop_everything(scene: StaleScene) -> Non
     process_factory = ProcessFactory(*NEW_NAMESPACE)
     try:
         inside = process_factory.actor()
-        collector = scene.collector(node={"proc": f"/proc/{inside.pid_here}/root/proc"})
+        cleaner = scene.cleaner(node={"proc": f"/proc/{inside.pid_here}/root/proc"})
         for _ in range(3):
             time.sleep(SOON_S)
-            collector.run()
+            one_pass(cleaner)
     finally:
         process_factory.close()
     assert directory.is_dir()
@@ -205,115 +208,185 @@ def test_processes_that_cannot_be_seen_stop_everything(scene: StaleScene) -> Non
 # ---- processes -----------------------------------------------------------------------------------
 
 
+def test_while_a_process_of_the_pod_runs_it_stays(scene: StaleScene) -> None:
+    directory = scene.container()
+    uid = directory.name.partition("_")[0]
+    cleaner = scene.cleaner()
+    with cgroup_of_pod(uid, "cd" * 32) as cgroup, process_in(cgroup):
+        for _ in range(3):
+            time.sleep(SOON_S)
+            one_pass(cleaner)
+        assert directory.is_dir()
+    until(cleaner, gone(directory))
+
+
 def test_while_a_process_maps_the_region_it_stays(scene: StaleScene) -> None:
     directory = scene.container()
     # An older region of the directory counts as well.
     shutil.copy(directory / "usage.cache", directory / "newer.cache")
-    collector = scene.collector()
+    cleaner = scene.cleaner()
     process_factory = ProcessFactory()
     try:
         mapper = process_factory.actor(directory / "usage.cache")
         onlooker = process_factory.actor(directory / "usage.cache", writable=False)
         for _ in range(3):
             time.sleep(SOON_S)
-            collector.run()
+            one_pass(cleaner)
         assert directory.is_dir()
         mapper.kill()
-        until(collector, gone(directory))
+        until(cleaner, gone(directory))
         assert onlooker("region.snapshot").layout, "who only reads keeps what it has"
     finally:
         process_factory.close()
     assert scene.events.kinds() == ["removed"]
 
 
-def test_while_a_process_of_the_pod_runs_it_stays(scene: StaleScene) -> None:
-    directory = scene.container()
-    uid = directory.name.partition("_")[0]
-    collector = scene.collector()
-    with cgroup_of_pod(uid, "cd" * 32) as cgroup, process_in(cgroup):
-        for _ in range(3):
-            time.sleep(SOON_S)
-            collector.run()
-        assert directory.is_dir()
-    until(collector, gone(directory))
+@pytest.fixture
+def between(
+    scene: StaleScene, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[], object]], None]:
+    """Have something happen once, when a directory has just been renamed."""
+
+    def arrange(happens: Callable[[], object]) -> None:
+        refresh, pending = ProcessTable.refresh, [happens]
+
+        def late(table: ProcessTable) -> None:
+            if scene.quarantined() and pending:
+                pending.pop()()
+            refresh(table)
+
+        monkeypatch.setattr(ProcessTable, "refresh", late)
+
+    return arrange
+
+
+Between = Callable[[Callable[[], object]], None]
 
 
 def test_a_pod_that_comes_back_at_the_last_moment_gets_its_directory_back(
-    scene: StaleScene, monkeypatch: pytest.MonkeyPatch
+    scene: StaleScene, between: Between
 ) -> None:
     directory = scene.container()
-    uid = directory.name.partition("_")[0]
     before = (directory / "usage.cache").read_bytes()
-    renamed = stale_directories.quarantine
-
-    def comes_back(*words: Any) -> str:
-        name = renamed(*words)
-        scene.add_pod(uid)
-        return name
-
-    monkeypatch.setattr(stale_directories, "quarantine", comes_back)
-    until(scene.collector(), scene.saw("failed"))
+    between(lambda: scene.add_pod(directory.name.partition("_")[0]))
+    until(scene.cleaner(), scene.saw("failed"))
     assert scene.quarantined() == []
     assert (directory / "usage.cache").read_bytes() == before
     assert f"{directory} was not removed: its pod is there again" in scene.events[0].message
 
 
-def test_a_region_that_is_made_at_the_last_moment_is_in_use(
-    scene: StaleScene, monkeypatch: pytest.MonkeyPatch
+def test_a_region_that_is_mapped_at_the_last_moment_is_in_use(
+    scene: StaleScene, between: Between
 ) -> None:
     directory = scene.container()
-    renamed = stale_directories.quarantine
     process_factory = ProcessFactory()
-
-    def is_made(*words: Any) -> str:
-        shutil.copy(directory / "usage.cache", directory / "newer.cache")
-        process_factory.actor(directory / "newer.cache")
-        return renamed(*words)
-
-    monkeypatch.setattr(stale_directories, "quarantine", is_made)
+    between(lambda: process_factory.actor(scene.quarantined()[0] / "usage.cache"))
     try:
-        until(scene.collector(), scene.saw("failed"))
+        until(scene.cleaner(), scene.saw("failed"))
         assert scene.quarantined() == []
-        assert names(directory) == ["newer.cache", "usage.cache"]
+        assert names(directory) == ["usage.cache"]
     finally:
         process_factory.close()
 
 
-def test_a_static_pod_that_comes_back_loses_nothing(scene: StaleScene) -> None:
-    uid = "ab" * 16
-    directory = scene.container(uid)
-    for number in range(40):
-        (directory / str(number)).touch()
-    collector = scene.collector(entries_per_pass=40)
-    until(collector, scene.quarantined)
-    scene.add_pod(uid)
-    again = scene.container(uid)
-    (begun,) = scene.quarantined()
-    left = len(list(begun.iterdir()))
-    for _ in range(3):
-        collector.run()
-    assert again.is_dir()
-    assert len(list(begun.iterdir())) == left, "it may still be mounted somewhere"
-    scene.remove_pod(uid)
-    until(collector, lambda: not again.exists() and not scene.quarantined())
-    assert scene.events.kinds() == ["removed", "removed"]
+# ---- the removal ---------------------------------------------------------------------------------
 
 
-# ---- several of them -----------------------------------------------------------------------------
+@pytest.fixture
+def treasure(tmp_path: Path) -> Path:
+    """A directory outside, which nobody may touch."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("precious")
+    return outside
 
 
-def test_what_a_killed_agent_has_begun_another_ends(scene: StaleScene) -> None:
+def test_files_of_every_kind_are_removed_and_no_link_is_followed(
+    scene: StaleScene, treasure: Path
+) -> None:
     directory = scene.container()
-    uid = directory.name.partition("_")[0]
-    for number in range(40):
-        (directory / str(number)).touch()
-    killed = scene.collector(entries_per_pass=40)
-    until(killed, scene.quarantined)
-    assert not directory.exists()
-    assert scene.events == []
-    until(scene.collector(), lambda: not scene.quarantined())
-    (event,) = scene.events
-    assert event.container == f"{uid}/train"
+    (directory / "to-file").symlink_to(treasure / "file")
+    (directory / "to-directory").symlink_to(treasure)
+    os.link(treasure / "file", directory / "hard-link")
+    os.mkfifo(directory / "fifo")
+    os.mknod(directory / "socket", 0o666 | stat.S_IFSOCK)
+    (directory / "two\nlines \udcff\x1b[2J").touch()
+    (directory / "empty").mkdir()
+    until(scene.cleaner(), lambda: gone(directory)() and not scene.quarantined())
+    assert (treasure / "file").read_text() == "precious"
+    assert scene.events.kinds() == ["removed"]
+
+
+def test_what_stays_is_reported_and_holds_up_nothing_else(scene: StaleScene) -> None:
+    filled, other = scene.container(), scene.container()
+    (filled / "sub\x1b" / "deeper").mkdir(parents=True)
+    cleaner = scene.cleaner()
+    until(cleaner, gone(filled, other))
+    until(cleaner, scene.saw("left"))
+    (begun,) = scene.quarantined()
+    assert names(begun) == ["sub\x1b"]
+    (left, *_) = scene.events.of("left")
+    assert left.message.endswith(f"1 entries of {begun} stay: sub\\x1b")
+    (begun / "sub\x1b" / "deeper").rmdir()
+    # A killed agent leaves such a directory as well: another one goes on with it.
+    until(scene.cleaner(), lambda: not scene.quarantined())
+    assert scene.events[-1].message.endswith(f"{begun.name}: its pod is gone; removed")
+
+
+def test_a_huge_directory_takes_several_passes(scene: StaleScene) -> None:
+    huge, small = scene.container(region=False), scene.container(region=False)
+    for number in range(1_500):
+        (huge / str(number)).touch()
+    cleaner = scene.cleaner()
+    until(cleaner, gone(huge, small))
+    assert scene.quarantined()
+    until(cleaner, lambda: not scene.quarantined())
+    assert cleaner.counters()["removal_entries"] == 1_500 + 2
+
+
+MOUNTED = """
+import subprocess, sys, time
+from pathlib import Path
+from libhamiregion.agent import StaleDirectoryCleaner
+from libhamiregion.node import Node, Observer
+
+what, outside, directory = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+target = {"itself": directory, "directory": directory / "mounted", "file": directory / "file"}[what]
+if what == "file":
+    target.touch()
+    outside = outside / "file"
+else:
+    target.mkdir(exist_ok=True)
+subprocess.run(["mount", "--bind", outside, target], check=True)
+events = []
+with Node(directory.parent) as node:
+    logs, pods = sys.argv[4:6]
+    cleaner = StaleDirectoryCleaner(
+        node, pod_logs=logs, kubelet_pods=pods, gone_after_s=0.05, emit=events.append
+    )
+    for _ in range(4):
+        cleaner.run(Observer(node).observe(slots=False, processes_max_age_s=0.0))
+        time.sleep(0.06)
+print(*(each.message for each in events), sep="\\n")
+"""
+
+
+@pytest.mark.slow(keep=1)
+@pytest.mark.parametrize("what", ["itself", "directory", "file"])
+def test_what_is_mounted_survives(scene: StaleScene, treasure: Path, what: str) -> None:
+    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode != 0:
+        pytest.skip("needs the right to make mount namespaces")
+    directory = scene.container(region=False)
+    words = [sys.executable, "-c", MOUNTED, what, treasure, directory, scene.logs, scene.pods]
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (treasure / "file").read_text() == "precious"
+    assert ("Device or resource busy" if what == "itself" else " stay: ") in done.stdout
 
 
 def test_two_agents_and_a_monitor_do_each_other_no_harm(scene: StaleScene) -> None:
@@ -321,8 +394,10 @@ def test_two_agents_and_a_monitor_do_each_other_no_harm(scene: StaleScene) -> No
     for directory in directories:
         for number in range(20):
             (directory / str(number)).touch()
-    collectors = [scene.collector(entries_per_pass=400) for _ in range(2)]
-    runners = [TaskRunner([each], emit=scene.events.append) for each in collectors]
+    cleaners = [scene.cleaner() for _ in range(2)]
+    runners = [
+        TaskRunner(Observer(each._node), [each], emit=scene.events.append) for each in cleaners
+    ]
     for runner in runners:
         runner.start()
     monitor = threading.Thread(
@@ -334,18 +409,18 @@ def test_two_agents_and_a_monitor_do_each_other_no_harm(scene: StaleScene) -> No
     monitor.join()
     for runner in runners:
         runner.stop()
-    assert set(scene.events.kinds()) == {"removed"}
-    assert all(each.counters()["removal_errors"] == 0 for each in collectors)
+    assert set(scene.events.kinds()) <= {"removed"}
+    assert all(each.counters()["removal_errors"] == 0 for each in cleaners)
     assert (scene.root / f"{scene.alive}_train" / "usage.cache").exists()
 
 
 def test_a_dry_run_says_once_what_it_would_remove(scene: StaleScene) -> None:
     directory = scene.container()
     before = directory.stat().st_ctime_ns
-    collector = scene.collector(dry_run=True)
+    cleaner = scene.cleaner(dry_run=True)
     for _ in range(3):
         time.sleep(SOON_S)
-        collector.run()
+        one_pass(cleaner)
     assert scene.events.kinds("train") == ["would_remove"]
     assert directory.stat().st_ctime_ns == before
-    assert collector.counters()["removal_directories"] == 0
+    assert cleaner.counters()["removal_directories"] == 0

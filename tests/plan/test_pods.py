@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from fake_kubernetes.server import FakeApi
 from plan_scene import GIB, PlanScene
+from support.plan_watching import ObservedReconciler
 from support.wait import PATIENCE_S, eventually
 
-from libhamiregion.agent.plans import PlanKeeper
-from libhamiregion.agent.tasks import TaskRunner
-from libhamiregion.node import NodePods
+from libhamiregion.agent import PlanKeeper, TaskRunner
+from libhamiregion.node import NodePods, Observer
 from libhamiregion.plan import Limits, PlanFile, PlanReconciler, PodAnnotations, PodApiError
 
 pytest.importorskip("ijson", reason="needs the extra kubernetes")
@@ -147,7 +147,7 @@ def test_an_annotation_reaches_its_region_without_waiting_for_the_interval(
     with scene.node() as node:
         keeper = PlanKeeper(PlanReconciler(node, [pods], scene.state))
         keeper.interval_s = 3600.0
-        runner = TaskRunner([keeper])
+        runner = TaskRunner(Observer(node), [keeper])
         pods.start()
         runner.start()
         try:
@@ -193,7 +193,7 @@ def test_limits_follow_the_annotations_of_pods(api: FakeApi, watch: Watch, tmp_p
     pods = watch()
     file = PlanFile(scene.plan_file("{select: {pod: bert-0}, set: {memory_limit: 7GiB}}"))
     with scene.node() as node:
-        watcher = PlanReconciler(node, [file, pods], scene.state)
+        watcher = ObservedReconciler(node, [file, pods], scene.state)
 
         def until(limits: list[int]) -> None:
             eventually(lambda: watcher.run() or memory() == limits)  # type: ignore[func-returns-value]

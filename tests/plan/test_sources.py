@@ -11,6 +11,7 @@ from support.plan_watching import FIVE, SIX, Changing, Watch, aged, memory, set_
 from support.wait import eventually
 
 from libhamiregion.agent import PlanKeeper, TaskRunner
+from libhamiregion.node import Node, Observer
 from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.plan import (
     LimitPlan,
@@ -163,12 +164,12 @@ def test_a_held_pod_is_neither_set_nor_given_back(scene: PlanScene, watch: Watch
     assert source.closed
 
 
-def test_it_runs_as_a_task_of_an_agent(scene: PlanScene, watch: Watch) -> None:
+def test_it_runs_as_a_task_of_an_agent(scene: PlanScene, node: Node, watch: Watch) -> None:
     region = scene.container()
     set_plan(scene, SIX)
     keeper = PlanKeeper(watch())
     keeper.interval_s = 0.01
-    runner = TaskRunner([keeper])
+    runner = TaskRunner(Observer(node), [keeper])
     runner.start()
     try:
         eventually(lambda: memory(region) == [6 * GIB, 6 * GIB])

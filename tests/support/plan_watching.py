@@ -1,5 +1,6 @@
 """Watchers of plans on a scene, and sources that say what they are told."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from typing import Any
 from integration.node_scene import Events
 from plan_scene import PlannedRegion, PlanScene, plan_yaml
 
-from libhamiregion.node import Node
+from libhamiregion.node import Node, RootsUnreadable
 from libhamiregion.plan import (
     LimitPlan,
     PlanFile,
@@ -23,6 +24,19 @@ FIVE = "{select: {}, set: {memory_limit: 5GiB}}"
 Watch = Callable[..., PlanReconciler]
 
 
+class ObservedReconciler(PlanReconciler):
+    """Refreshes the node before each pass, as the agent's loop does."""
+
+    def __init__(self, node: Node, *words: Any, **options: Any) -> None:
+        super().__init__(node, *words, **options)
+        self._observed = node
+
+    def run(self) -> None:
+        with contextlib.suppress(RootsUnreadable):
+            self._observed.refresh(processes=False)
+        super().run()
+
+
 def watches(scene: PlanScene, node: Node, events: Events) -> Iterator[Watch]:
     """For a fixture: makes watchers that keep the scene on a plan, and stops them."""
     made: list[PlanReconciler] = []
@@ -30,7 +44,7 @@ def watches(scene: PlanScene, node: Node, events: Events) -> Iterator[Watch]:
     def watch(*sources: PlanSource, **options: Any) -> PlanReconciler:
         chosen = sources or [PlanFile(scene.directory / "plan.yaml")]
         options = {"state": scene.state, "emit": events.append, **options}
-        made.append(PlanReconciler(node, chosen, **options))
+        made.append(ObservedReconciler(node, chosen, **options))
         return made[-1]
 
     yield watch

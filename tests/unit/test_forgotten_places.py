@@ -16,7 +16,7 @@ from plan_scene import PlanScene, plan, plan_nodes, plan_scene
 import libhamiregion
 import libhamiregion.cli
 from libhamiregion import Region
-from libhamiregion.agent import StaleDirectoryCollector
+from libhamiregion.agent import StaleDirectoryCleaner
 from libhamiregion.cli.verbs import hamiregion
 from libhamiregion.exporter import COLLECTORS, NodeExporter, collectors, families
 from libhamiregion.node import Node, NodeNames, NvmlSampler
@@ -74,9 +74,9 @@ LIBRARY: dict[tuple[str, str], tuple[Callable[..., Any], str]] = {
     ("exporter", "gone_after_s"): (NodeExporter, "gone_after_s"),
     ("exporter", "proc"): (Node, "proc"),
     ("exporter", "pod_logs"): (NodeNames, "pod_logs"),
-    ("agent", "gone_after_s"): (StaleDirectoryCollector, "gone_after_s"),
-    ("agent", "kubelet_pods"): (StaleDirectoryCollector, "kubelet_pods"),
-    ("agent", "pod_logs"): (StaleDirectoryCollector, "pod_logs"),
+    ("agent", "gone_after_s"): (StaleDirectoryCleaner, "gone_after_s"),
+    ("agent", "kubelet_pods"): (StaleDirectoryCleaner, "kubelet_pods"),
+    ("agent", "pod_logs"): (StaleDirectoryCleaner, "pod_logs"),
     ("lock recover", "watch_s"): (Region.recover_lock, "watch_s"),
 }
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 from support.wait import PATIENCE_S, eventually
 
-from libhamiregion.agent import Task, TaskRunner, tasks
-from libhamiregion.agent.roots import RootWatch
-from libhamiregion.node import ClaimName, Container, Node, NodeNames
+from libhamiregion.agent import RootWatch, Task, TaskRunner, loop
+from libhamiregion.node import ClaimName, Container, Node, NodeNames, Observation, Observer
 from libhamiregion.node.backoff import Backoff, owner_of
 from libhamiregion.node.cgroups import ContainerId
 from libhamiregion.node.events import Event, EventReporter, container_label
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -35,12 +35,14 @@ class Counting(Task):
         self.gate: threading.Event | None = None
         self.left: tuple[str, ...] = ()
 
-    def start(self) -> None:
+    def start(self, observe: Callable[[], Observation]) -> None:
+        assert observe().containers == ()
         self.started += 1
         if self.refusal is not None:
             raise self.refusal
 
-    def run(self) -> None:
+    def run(self, observation: Observation) -> None:
+        assert observation.containers == ()
         self.passes += 1
         self.count("passes")
         if self.gate is not None:
@@ -57,6 +59,13 @@ class Counting(Task):
         return self.left
 
 
+@pytest.fixture
+def observer(tmp_path: Path) -> Iterator[Observer]:
+    """Observes a node without containers."""
+    with Node(tmp_path) as node:
+        yield Observer(node)
+
+
 def once(runner: TaskRunner) -> tuple[str, ...]:
     """One pass of each task."""
     done = threading.Event()
@@ -65,10 +74,10 @@ def once(runner: TaskRunner) -> tuple[str, ...]:
     return runner.stop()
 
 
-def test_who_is_prepared_before_the_start_is_prepared_once() -> None:
+def test_who_is_prepared_before_the_start_is_prepared_once(observer: Observer) -> None:
     """An agent that may not run ends before it says that it listens."""
     task = Counting("a")
-    runner = TaskRunner([task])
+    runner = TaskRunner(observer, [task])
     for _ in range(2):
         runner.prepare()
     assert (task.started, task.passes) == (1, 0)
@@ -76,11 +85,11 @@ def test_who_is_prepared_before_the_start_is_prepared_once() -> None:
     assert (task.started, task.passes, task.stopped) == (1, 1, 1)
 
 
-def test_a_task_that_fails_goes_on_and_stops_no_other() -> None:
+def test_a_task_that_fails_goes_on_and_stops_no_other(observer: Observer) -> None:
     events: list[Event] = []
     bad, good = Counting("bad"), Counting("good")
     bad.error = OSError(5, "no \x1b[31mluck\n", "/some/path")
-    runner = TaskRunner([bad, good], emit=events.append)
+    runner = TaskRunner(observer, [bad, good], emit=events.append)
     runner.start()
     eventually(lambda: bad.passes > 20 and good.passes > 20)
     assert runner.stop() == ("bad: it could not be stopped in order",)
@@ -97,10 +106,10 @@ def test_a_task_that_fails_goes_on_and_stops_no_other() -> None:
     assert (bad.stopped, good.stopped) == (1, 1)
 
 
-def test_a_task_that_is_woken_does_not_wait_for_its_time() -> None:
+def test_a_task_that_is_woken_does_not_wait_for_its_time(observer: Observer) -> None:
     task = Counting("one")
     task.interval_s = 3600.0
-    runner = TaskRunner([task])
+    runner = TaskRunner(observer, [task])
     runner.start()
     for passes in (1, 2, 3):
         eventually(lambda: task.passes >= passes)  # noqa: B023
@@ -108,10 +117,10 @@ def test_a_task_that_is_woken_does_not_wait_for_its_time() -> None:
     assert runner.stop() == ()
 
 
-def test_a_slow_task_delays_no_other_and_catches_up_on_nothing() -> None:
+def test_a_slow_task_delays_no_other_and_catches_up_on_nothing(observer: Observer) -> None:
     slow, quick = Counting("slow"), Counting("quick")
     slow.gate = threading.Event()
-    runner = TaskRunner([slow, quick])
+    runner = TaskRunner(observer, [slow, quick])
     runner.start()
     eventually(lambda: quick.passes > 50)
     assert slow.passes == 1
@@ -121,15 +130,16 @@ def test_a_slow_task_delays_no_other_and_catches_up_on_nothing() -> None:
 
 
 def test_a_pass_that_hangs_is_reported_and_everything_is_given_back_all_the_same(
+    observer: Observer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tasks, "_LAST_PASS_S", 0.05)
-    monkeypatch.setattr(tasks, "STUCK_AFTER_S", 0.05)
+    monkeypatch.setattr(loop, "_LAST_PASS_S", 0.05)
+    monkeypatch.setattr(loop, "STUCK_AFTER_S", 0.05)
     events: list[Event] = []
     stuck, good = Counting("stuck"), Counting("good")
     stuck.gate = threading.Event()
     stuck.left = tuple(f"launches of {number} are blocked" for number in range(7))
-    runner = TaskRunner([stuck, good], emit=events.append)
+    runner = TaskRunner(observer, [stuck, good], emit=events.append)
     runner.start()
     eventually(lambda: "stuck" in runner.stuck())
     # On a busy machine the good one, too, may be in a pass for longer than that.
@@ -145,31 +155,32 @@ def test_a_pass_that_hangs_is_reported_and_everything_is_given_back_all_the_same
 
 
 def test_a_task_whose_end_hangs_does_not_keep_the_others_from_giving_back(
+    observer: Observer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tasks, "_GIVE_BACK_S", 0.05)
+    monkeypatch.setattr(loop, "_GIVE_BACK_S", 0.05)
     gate = threading.Event()
     stuck, good = Counting("stuck"), Counting("good")
     monkeypatch.setattr(stuck, "stop", lambda: gate.wait(PATIENCE_S))
-    assert "stuck: it could not be stopped in order" in once(TaskRunner([stuck, good]))
+    assert "stuck: it could not be stopped in order" in once(TaskRunner(observer, [stuck, good]))
     eventually(lambda: good.stopped == 1)
     gate.set()
 
 
-def test_a_task_that_refuses_to_start_keeps_all_from_starting() -> None:
+def test_a_task_that_refuses_to_start_keeps_all_from_starting(observer: Observer) -> None:
     first, second, third = Counting("first"), Counting("second"), Counting("third")
     second.refusal = RuntimeError("somebody else does it")
-    runner = TaskRunner([first, second, third])
+    runner = TaskRunner(observer, [first, second, third])
     with pytest.raises(RuntimeError, match="somebody else does it"):
         runner.start()
     assert [each.passes for each in (first, second, third)] == [0, 0, 0]
     assert [each.stopped for each in (first, second, third)] == [1, 1, 0]
 
 
-def test_once_is_one_pass_of_each() -> None:
+def test_once_is_one_pass_of_each(observer: Observer) -> None:
     bad, good = Counting("bad"), Counting("good")
     bad.error = ValueError("no")
-    runner = TaskRunner([bad, good])
+    runner = TaskRunner(observer, [bad, good])
     once(runner)
     assert (bad.passes, good.passes) == (1, 1)
     assert (bad.stopped, good.stopped) == (1, 1)
@@ -307,16 +318,17 @@ def test_a_directory_that_cannot_be_listed_is_reported_once_and_so_is_its_return
     one.mkdir()
     said: list[Event] = []
     with Node([str(one), str(other)]) as node:
+        observer = Observer(node)
         watch = RootWatch(node, emit=said.append)
-        watch.run()
-        watch.run()
+        watch.run(observer.observe())
+        watch.run(observer.observe())
         assert [each.message for each in said] == [
             f"{other}: No such file or directory; its containers are not seen"
         ]
         other.mkdir()
-        watch.run()
+        watch.run(observer.observe())
         one.rmdir()
-        watch.run()
+        watch.run(observer.observe())
     assert [(each.task, each.event) for each in said] == [
         ("roots", "unreadable"),
         ("roots", "readable"),
