@@ -1,11 +1,10 @@
-"""Checks: files and directories, and what processes map that is no region any more."""
+"""Checks of files: regions that cannot be read, are lost, or have foreign users."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import resource
-import stat
 from collections import Counter, defaultdict
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -25,17 +24,15 @@ if TYPE_CHECKING:
 
     from libhamiregion.node.containers import Container, MissingRegion
     from libhamiregion.node.matching import HostProcess
-    from libhamiregion.node.outside import MappedRegion
-    from libhamiregion.node.views import ContainerView
 
-    from .findings import DoctorContext, Finding, UsedRegion
+    from .context import ChecksOfNode, ChecksOfRegion, DoctorContext, ObservedRegion
+    from .findings import Finding
 
 _PAGE = resource.getpagesize()
-# What maps shows for a layout that is mapped as a whole.
+# The length that maps shows for a layout that is mapped as a whole.
 _WHOLE = {layout: -(-layout.size_bytes // _PAGE) * _PAGE for layout in LAYOUTS}
 _MESSAGE_LIMIT = 400
 _PATH_LIMIT = 300
-_CUT_SHORT = "it was cut short"
 # A process can map any number of files that look like regions.
 _LOST_PER_CONTAINER = 16
 
@@ -52,132 +49,93 @@ def unreadable_roots(context: DoctorContext) -> Iterator[Finding]:
         )
 
 
-# ---- Containers whose region cannot be read -----------------------------------------------------
+# ---- regions that cannot be read ----------------------------------------------------------------
 
 
 def missing_regions(context: DoctorContext) -> Iterator[Finding]:
-    """Containers without a region, and files that are gone from under their processes."""
-    short = _short_files(context)
-    explained: set[int] = set()
-    for mapped in _lost_mappings(context, short):
-        # Not by the device: on overlay and btrfs maps and stat call it by different numbers.
-        own, size = short.get((mapped.inode, mapped.name), (None, None))
-        outside = [
-            view.container
-            for view in context.views
-            if view.container.directory is None
-            and view.container.region is None
-            and set(view.container.pids) & set(mapped.pids)
-        ]
-        explained.update(id(each) for each in (own, *outside))
-        users = _users(context, mapped)
-        container = own or _only_one_of_pod(context, users) or next(iter(outside), None)
-        # Without one it is of a region that this node does not look at.
-        if users and container is not None:
-            yield _lost(mapped, users, container, size)
-    for view in context.views:
-        container, missing = view.container, _missing(view)
-        if (
-            missing is not None
-            and missing.reason is not MissingReason.NO_FILE
-            and id(container) not in explained
-            and not isinstance(view.error, RegionClosed)
-        ):
-            reason = missing.reason.value
-            file = PurePath(container.region_path or "").name
-            yield finding(
-                FindingKind.REGION_MISSING,
-                container,
-                f"no region: {reason.replace('_', ' ')}{f' ({shown(file)})' if file else ''}",
-                printable(missing.message, limit=_MESSAGE_LIMIT),
-                cause=reason,
-            )
+    """Containers without a region, and processes whose region was deleted or truncated."""
+    unreadable = _unreadable(context)
+    explained: set[Container | None] = set()
+    for container, lost in _lost_regions(context, unreadable):
+        explained.add(container)
+        yield lost
+    for container, missing in unreadable.items():
+        if missing.reason is MissingReason.NO_FILE or container in explained:
+            continue
+        reason = missing.reason.value
+        file = PurePath(container.region_path or "").name
+        yield finding(
+            FindingKind.REGION_MISSING,
+            container,
+            f"no region: {reason.replace('_', ' ')}{f' ({shown(file)})' if file else ''}",
+            printable(missing.message, limit=_MESSAGE_LIMIT),
+            cause=reason,
+        )
 
 
-def _missing(view: ContainerView) -> MissingRegion | None:
-    return view.container.missing if view.error is None else missing_for(view.error)
-
-
-def _is_cut_short(view: ContainerView) -> bool:
-    missing = _missing(view)
-    return missing is not None and (
-        missing.reason in {MissingReason.NOT_READY, MissingReason.STALE}
-        or (missing.reason is MissingReason.UNKNOWN_LAYOUT and _CUT_SHORT in missing.message)
-    )
-
-
-def _short_files(context: DoctorContext) -> dict[tuple[int, str], tuple[Container, int]]:
-    """The files of containers that are too short to be a region, with their sizes."""
-    found = {}
-    for view in context.views:
-        path = view.container.region_path
-        if view.container.directory is not None and path is not None and _is_cut_short(view):
-            with contextlib.suppress(OSError):
-                status = os.lstat(path)
-                if stat.S_ISREG(status.st_mode):
-                    key = status.st_ino, PurePath(path).name
-                    found[key] = (view.container, status.st_size)
+def _unreadable(context: DoctorContext) -> dict[Container, MissingRegion]:
+    observation = context.observation
+    found = {each: each.missing for each in observation.missing if each.missing is not None}
+    for row, container in enumerate(observation.containers):
+        error = observation.table.error(row)
+        # One that was closed meanwhile is the next observation's.
+        if error is not None and not isinstance(error, RegionClosed):
+            found[container] = missing_for(error)
     return found
 
 
-def _lost_mappings(
-    context: DoctorContext, short: dict[tuple[int, str], tuple[Container, int]]
-) -> Iterator[MappedRegion]:
-    """What processes map that was a region, and whose file was deleted or cut short."""
-    processes = context.node.processes
-    failed = {id(view.container) for view in context.views if view.snapshot is None}
-    read = set()
-    for each in context.node.containers:
-        if each.region is not None and id(each) not in failed:
-            with contextlib.suppress(RegionClosed):
-                read.add(processes.identity(each.region))
-    short_outside = {
-        view.container.pids
-        for view in context.views
-        if view.container.directory is None
-        and view.container.region is None
-        and _is_cut_short(view)
-    }
+def _lost_regions(
+    context: DoctorContext, unreadable: dict[Container, MissingRegion]
+) -> Iterator[tuple[Container, Finding]]:
+    """Files that processes map as a region, and that were deleted or truncated."""
+    processes = context.processes
+    # Not by the device: on overlay and btrfs maps and stat have different numbers for it.
+    files: dict[tuple[int, str], tuple[Container, int]] = {}
+    by_pod: defaultdict[str | None, list[Container]] = defaultdict(list)
+    for each in (*context.observation.containers, *context.observation.missing):
+        if each.directory is not None:
+            by_pod[each.pod_uid].append(each)
+    outside: dict[int, Container] = {}
+    for each in unreadable:
+        if each.directory is None:
+            outside.update(dict.fromkeys(each.pids, each))
+        elif each.region_path is not None:
+            with contextlib.suppress(OSError):
+                status = os.lstat(each.region_path)
+                key = status.st_ino, PurePath(each.region_path).name
+                files[key] = each, status.st_size
     tried: Counter[str] = Counter()
-    for mapped in mapped_regions(processes, without=read):
+    for mapped in mapped_regions(processes, without=context.identities.keys()):
         tried[mapped.payer] += 1
         if tried[mapped.payer] > _LOST_PER_CONTAINER:
             continue
         now = resolve(processes, mapped)
-        if now.deleted or (now.inode, now.name) in short or now.pids in short_outside:
-            yield now
+        own, size = files.get((now.inode, now.name), (None, 0))
+        users = {
+            process: mapping
+            for process, mapping in processes.mappings((now.device, now.inode))
+            # A monitor maps the region of a container that has gone for a while.
+            if mapping.writable and process not in context.onlookers and not is_monitor(process)
+        }
+        cut = own is not None and any(
+            size + _PAGE <= mapping.length_bytes for mapping in users.values()
+        )
+        if not users or not (now.deleted or cut):
+            continue
+        pods = {each.container.pod_uid for each in users if each.container is not None} - {None}
+        of_pods = [each for pod in pods for each in by_pod[pod]]
+        only = of_pods[0] if len(of_pods) == 1 else outside.get(now.pids[0])
+        container = own or only
+        # Without one this node does not look at that region.
+        if container is not None:
+            state = "/proc shows as deleted" if now.deleted else f"is {size} bytes long now"
+            path = shown(now.path_in_namespace, _PATH_LIMIT)
+            yield container, _lost(container, [*users], f"{path}, which {state}", now.deleted)
 
 
-def _users(context: DoctorContext, mapped: MappedRegion) -> list[HostProcess]:
-    # A monitor goes on mapping the region of a container that has gone.
-    bystanders = {process for used in context.used for process in used.processes.onlookers}
-    return [
-        process
-        for process in context.node.processes.mappers(mapped.device, mapped.inode, writable=True)
-        if process not in bystanders and not is_monitor(process)
-    ]
-
-
-def _only_one_of_pod(context: DoctorContext, users: Sequence[HostProcess]) -> Container | None:
-    """The container of the pod that these processes belong to, if it has one alone."""
-    pods = {process.container.pod_uid for process in users if process.container is not None}
-    found = [
-        view.container
-        for view in context.views
-        if view.container.directory is not None and view.container.pod_uid in pods
-    ]
-    return found[0] if len(found) == 1 else None
-
-
-def _lost(
-    mapped: MappedRegion, users: Sequence[HostProcess], container: Container, size: int | None
-) -> Finding:
+def _lost(container: Container, users: Sequence[HostProcess], what: str, deleted: bool) -> Finding:
     several = len(users) > 1
     count = count_text(len(users), "process")
-    deleted = mapped.deleted
-    now = "/proc shows as deleted" if deleted else f"is {size or 0} bytes long now"
-    if size is None and not deleted:
-        now = "is too short now"
     return finding(
         FindingKind.REGION_LOST,
         container,
@@ -185,17 +143,16 @@ def _lost(
         if deleted
         else f"the region of {count} was cut short",
         f"{pids_text([process.pid for process in users])} of the host{command_of(users[0])}"
-        f" {'map' if several else 'maps'} {shown(mapped.path_in_namespace, _PATH_LIMIT)},"
-        f" which {now}",
+        f" {'map' if several else 'maps'} {what}",
         pid=only_or_none([process.ns_pids[-1] for process in users]),
         cause="deleted" if deleted else "cut_short",
     )
 
 
-# ---- Another libvgpu, or another pod ------------------------------------------------------------
+# ---- another libvgpu, or another pod ------------------------------------------------------------
 
 
-def newer_layouts(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
+def newer_layouts(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Regions of a version that is not known yet."""
     newer = used.snapshot.layout_newer
     if newer is not None:
@@ -209,7 +166,7 @@ def newer_layouts(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]
         )
 
 
-def borrowed_directories(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:
+def borrowed_directories(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Regions that processes of another pod use.
 
     A monitor maps other pods' regions too, and has no libvgpu.
@@ -220,18 +177,19 @@ def borrowed_directories(context: DoctorContext, used: UsedRegion) -> Iterator[F
     by_pod: defaultdict[str, list[HostProcess]] = defaultdict(list)
     for process in used.processes.onlookers:
         pod = None if process.container is None else process.container.pod_uid
-        if pod not in (None, own) and context.node.processes.has_libvgpu(process):
+        if pod not in (None, own) and context.processes.has_libvgpu(process):
             by_pod[pod].append(process)
     if not by_pod:
         return
-    pods = [_pod_words(context, pod) for pod in by_pod]
+    first, *others = [_pod_words(context, pod) for pod in by_pod]
+    pods = f"{first} and {count_text(len(others), 'other')}" if others else first
     users = [process for each in by_pod.values() for process in each]
     yield finding(
         FindingKind.DIRECTORY_BORROWED,
         used.container,
-        f"{count_text(len(users), 'process')} of {_some(pods)} in this container's region",
+        f"{count_text(len(users), 'process')} of {pods} in this container's region",
         f"{pids_text([process.pid for process in users])} of the host{command_of(users[0])}, with"
-        f" libvgpu loaded, in the cgroup of {_some(pods)}; the directory is pod {shown(own)}'s",
+        f" libvgpu loaded, in the cgroup of {pods}; the directory is pod {shown(own)}'s",
     )
 
 
@@ -240,16 +198,12 @@ def _pod_words(context: DoctorContext, pod_uid: str) -> str:
     return f"pod {pod_uid if name is None or name.pod is None else f'{name.namespace}/{name.pod}'}"
 
 
-def _some(pods: Sequence[str]) -> str:
-    return pods[0] if len(pods) == 1 else f"{pods[0]} and {count_text(len(pods) - 1, 'other')}"
-
-
-def mixed_layouts(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:
-    """Regions that several generations of libvgpu work on."""
+def mixed_layouts(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
+    """Regions that several generations of libvgpu use."""
     layout = used.snapshot.layout
     whole = _WHOLE[layout]
     others = {length: each for each, length in _WHOLE.items() if length % whole}
-    processes = context.node.processes
+    processes = context.processes
     for process, mapping in processes.mappings(processes.identity(used.region)):
         other = others.get(mapping.length_bytes)
         if other is not None and process in used.users:
@@ -275,3 +229,14 @@ def mixed_layouts(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]
             " libvgpu 2.8.1 makes it longer when it opens it",
             cause="file_size",
         )
+
+
+CHECKS_OF_NODE: ChecksOfNode = {
+    unreadable_roots: {FindingKind.ROOT_UNREADABLE},
+    missing_regions: {FindingKind.REGION_LOST, FindingKind.REGION_MISSING},
+}
+CHECKS: ChecksOfRegion = {
+    mixed_layouts: {FindingKind.LAYOUT_MIXED},
+    newer_layouts: {FindingKind.LAYOUT_NEWER},
+    borrowed_directories: {FindingKind.DIRECTORY_BORROWED},
+}

@@ -1,41 +1,45 @@
-"""Checks: process slots, and the host pids in them."""
+"""Checks of the process table: slots, seqlocks, host pids, and the lock."""
 
 from __future__ import annotations
 
+import errno
 import os
+import struct
+import sys
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from libhamiregion.errors import SearchCutShort
-from libhamiregion.layouts import SLOT_CAPACITY
+from libhamiregion.errors import RegionStale, SearchCutShort
+from libhamiregion.layouts import SLOT_CAPACITY, Layout
 from libhamiregion.units import format_size
 
+from .context import memory_bytes
 from .findings import (
     FindingKind,
     Severity,
     command_of,
     count_text,
     finding,
-    key_of,
-    memory_bytes,
     only_or_none,
     pids_text,
     shown,
 )
-from .slot_file import odd_seqlocks, slots_behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from libhamiregion.lock import LockState
     from libhamiregion.models import ProcessUsage
     from libhamiregion.node.matching import HostProcess
+    from libhamiregion.region import Region
 
-    from .findings import DoctorContext, Finding, UsedRegion
+    from .context import ChecksOfNode, ChecksOfRegion, DoctorContext, ObservedRegion
+    from .findings import Finding
 
-_NEARLY_FULL = SLOT_CAPACITY * 9 // 10
 #: No GPU has as much: above, a counter has gone below zero.
 IMPOSSIBLE_BYTES = 1 << 50
+_NEARLY_FULL = SLOT_CAPACITY * 9 // 10
 # A container can have a thousand processes, each with something wrong.
 _FINDINGS_PER_REGION = 16
 
@@ -44,57 +48,59 @@ def _size(nbytes: int) -> str:
     return "an impossible number of bytes" if nbytes >= IMPOSSIBLE_BYTES else format_size(nbytes)
 
 
-def dead_processes(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
+# ---- slots --------------------------------------------------------------------------------------
+
+
+def dead_processes(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Dead processes whose memory still counts; one finding for all of a region."""
     dead = [
         usage
         for usage, match in used.slots
         if match.state == "dead" and usage.pid != 0 and memory_bytes(usage)
     ]
-    more, sums = used.left_out("dead")
-    for usage in dead:
-        sums.update({each.index: each.memory_used_bytes for each in usage.devices})
-    nbytes = sum(sums.values())
-    if not nbytes:
+    if not dead:
         return
     pids = [usage.pid for usage in dead]
-    devices = sorted(index for index, used_bytes in sums.items() if used_bytes)
-    where = f"device{'' if len(devices) == 1 else 's'} {', '.join(map(str, devices))}"
+    size = _size(sum(map(memory_bytes, dead)))
+    devices = sorted(
+        {each.index for usage in dead for each in usage.devices if each.memory_used_bytes}
+    )
     yield finding(
         FindingKind.DEAD_PROCESS_COUNTED,
         used.container,
-        f"{_size(nbytes)} of {count_text(len(dead) + more, 'dead process')} still counted",
-        f"{pids_text(pids, more)}: no process that maps this region"
-        f" has that pid, and /proc shows all processes; {_size(nbytes)} on {where}",
+        f"{size} of {count_text(len(dead), 'dead process')} still counted",
+        f"{pids_text(pids)}: no process that maps this region has that pid, and /proc shows all"
+        f" processes; {size} on device{'' if len(devices) == 1 else 's'}"
+        f" {', '.join(map(str, devices))}",
         device=only_or_none(devices),
-        pid=None if more else only_or_none(pids),
+        pid=only_or_none(pids),
     )
 
 
-def slots_without_pid(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
+def slots_without_pid(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Slots of pid 0 among those that count."""
+    # Generations with seqlocks take it for a dead one; only what it holds does harm.
+    late = used.snapshot.layout.has_seqlock
     empty = [usage for usage, _ in used.slots if usage.pid == 0]
-    if used.has_seqlock:
-        # These generations take it for a dead one; only what it holds does harm.
+    if late:
         empty = [usage for usage in empty if memory_bytes(usage)]
     if empty:
-        late = used.has_seqlock
         yield finding(
             FindingKind.SLOT_WITHOUT_PID,
             used.container,
             f"{count_text(len(empty), 'slot')} in use with pid 0",
-            f"of {count_text(used.slot_count, 'slot')}, {len(empty)} or more have pid 0 and count"
+            f"{len(empty)} of {count_text(len(used.slots), 'slot')} have pid 0 and count"
             f" {_size(sum(map(memory_bytes, empty)))}; layout {used.snapshot.layout.value}",
             severity=Severity.WARNING if late else None,
             consequence="what it holds counts against the limit" if late else None,
         )
 
 
-def slot_table_fill(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
+def slot_table_fill(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """A table that is full, or nearly."""
-    taken = used.slot_count
+    taken = len(used.slots)
     if taken >= _NEARLY_FULL:
-        dead = sum(match.state == "dead" for _, match in used.slots) + used.left_out("dead")[0]
+        dead = sum(match.state == "dead" for _, match in used.slots)
         yield finding(
             FindingKind.SLOT_TABLE_FULL,
             used.container,
@@ -105,33 +111,32 @@ def slot_table_fill(context: DoctorContext, used: UsedRegion) -> Iterator[Findin
 
 
 def unobserved_processes(context: DoctorContext) -> Iterator[Finding]:
-    """Processes of containers that could not be looked at; the driver and roots stand elsewhere."""
-    diagnosed = {id(view.container) for view in context.views}
+    """Processes of containers that could not be read."""
     for gap in context.observation.gaps:
-        if gap.kind == "processes" and id(gap.container) in diagnosed:
+        if gap.kind == "processes" and gap.container is not None:
             yield finding(
                 FindingKind.NOT_OBSERVED,
                 gap.container,
-                f"{count_text(gap.count, 'process')} of the container could not be looked at",
+                f"{count_text(gap.count, 'process')} of the container could not be read",
                 gap.reason,
             )
 
 
 def unknown_processes(context: DoctorContext) -> Iterator[Finding]:
-    """Slots about which nothing can be said; one finding where /proc is the reason."""
-    unknown = []
-    for used in context.used:
-        pids = [match.pid for _, match in used.slots if match.state == "unknown"]
-        count = len(pids) + used.left_out("unknown")[0]
-        if count:
-            unknown.append((used, pids, count))
-    processes = context.node.processes
+    """Slots whose processes are not known; one finding if /proc is the reason."""
+    proved = context.observation.proved().proved
+    unknown = {
+        context.observation.containers[row]: pids
+        for row, found in proved.items()
+        if (pids := [pid for pid in found.pids if found.state(pid) == "unknown"])
+    }
+    processes = context.processes
     if unknown and not processes.is_complete:
-        slots = sum(count for _, _, count in unknown)
-        hidden = f"does not let {count_text(len(processes.visibility.unreadable), 'process')} be"
-        hidden += " looked into"
-        if not processes.visibility.sees_host:
-            hidden = "is not that of the host's pid namespace, or hides processes"
+        slots = sum(map(len, unknown.values()))
+        hidden = "is not that of the host's pid namespace, or hides processes"
+        if processes.visibility.sees_host:
+            refused = count_text(len(processes.visibility.unreadable), "process")
+            hidden = f"does not let {refused} be read"
         yield finding(
             FindingKind.PROCESSES_UNKNOWN,
             None,
@@ -140,29 +145,28 @@ def unknown_processes(context: DoctorContext) -> Iterator[Finding]:
             cause="sight",
         )
         return
-    for used, pids, count in unknown:
+    for container, pids in unknown.items():
         yield finding(
             FindingKind.PROCESSES_UNKNOWN,
-            used.container,
-            f"{count_text(count, 'slot')} cannot be judged",
-            f"{pids_text(pids, count - len(pids))}: several processes that map the region could be"
-            " meant, or one that stands outside the container, or there was no time to look at all"
-            " of them",
-            pid=only_or_none(pids) if count == 1 else None,
+            container,
+            f"{count_text(len(pids), 'slot')} cannot be judged",
+            f"{pids_text(pids)}: several processes that map the region match, or one outside the"
+            " container, or there was no time to read all of them",
+            pid=only_or_none(pids),
             cause="ambiguous",
             advice="see who else maps the file: no other container should have it mounted",
         )
 
 
-def moved_slots(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:
-    """Live processes that write behind the last slot that counts, or stand in two that count."""
+def moved_slots(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
+    """Live processes that write behind the last slot that counts, or have two that count."""
     living = {process.ns_pids[-1]: process for process in used.users}
     counting = Counter(usage.pid for usage, _ in used.slots if memory_bytes(usage))
     twice = {pid for pid, slots in counting.items() if slots > 1 and pid in living}
-    behind = slots_behind(used.region, used.slot_count) if living else {}
+    behind = slots_behind(used.region, len(used.slots)) if living else {}
     if not (twice or living.keys() & behind.keys()):
         return
-    # Slots of earlier processes stand there too, and pids are used again: the core has the proof.
+    # Earlier processes leave slots there, and pids are used again: the core has the proof.
     try:
         found = used.region.repair_slots(proc=context.node.proc, dry_run=True)
     except SearchCutShort as error:
@@ -170,23 +174,21 @@ def moved_slots(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:
             FindingKind.PROCESSES_UNKNOWN,
             used.container,
             f"{count_text(len(error.pids), 'slot')} cannot be judged",
-            f"{pids_text(list(error.pids))}: there was no time to look at all processes",
+            f"{pids_text(error.pids)}: there was no time to read all processes",
             pid=only_or_none(error.pids),
             cause="no_time",
-            advice="look again; if it lasts, some process of the node is very expensive to look at",
+            advice="run it again; if it lasts, reading some process of the node takes very long",
         )
         found = error.done
     moved = [pid for pid in dict.fromkeys((*found.repaired, *found.left)) if pid in living]
     for pid in moved[:_FINDINGS_PER_REGION]:
         cause, what = "orphaned", "writes to a slot that does not count"
-        where = f"slot {behind.get(pid)}, and only the first {used.slot_count} count"
+        where = f"slot {behind.get(pid)}, and only the first {len(used.slots)} count"
         if pid in twice:
-            cause, what = "doubled", "stands in two slots that count"
-            where = f"{counting[pid]} of the {used.slot_count} slots that count"
-        evidence = (
-            f"pid {pid} stands in {where}; process"
-            f" {living[pid].pid}{command_of(living[pid])} is alive"
-        )
+            cause, what = "doubled", "has two slots that count"
+            where = f"{counting[pid]} of the {len(used.slots)} slots that count"
+        process = living[pid]
+        evidence = f"pid {pid} has {where}; process {process.pid}{command_of(process)} is alive"
         if pid in found.repaired:
             yield finding(
                 FindingKind.SLOT_MOVED,
@@ -202,68 +204,62 @@ def moved_slots(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:
                 FindingKind.SLOT_MOVED,
                 used.container,
                 f"process {pid} may be counted wrongly",
-                f"{evidence} and idle: which of its slots it writes to cannot be told",
+                f"{evidence} and idle: which of its slots it writes to is not known",
                 severity=Severity.INFO,
                 pid=pid,
                 cause="idle",
-                consequence="its memory may count as it was some time ago, or twice",
+                consequence="an old figure of its memory may count, or twice its memory",
                 advice="repair while it allocates or frees memory, or restart it",
                 repairable=False,
             )
 
 
-def stuck_seqlocks(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:
+def stuck_seqlocks(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Seqlocks that stay odd."""
-    matches = {match.pid: match for usage, match in used.slots if not usage.settled}
-    if not (matches and used.has_seqlock):
-        return
-    odd = odd_seqlocks(used.region, used.slot_count, matches)
-    dead = [pid for pid in odd if matches[pid].state == "dead"]
+    layout = used.snapshot.layout
+    odd = [match for usage, match in used.slots if layout.has_seqlock and not usage.settled]
+    dead = [match.pid for match in odd if match.state == "dead"]
     if dead:
         yield finding(
             FindingKind.SEQLOCK_STUCK,
             used.container,
             f"seqlock of {count_text(len(dead), 'dead process')} left odd",
-            f"{pids_text(dead)} {'is' if len(dead) == 1 else 'are'} dead, and the seqlock stands at"
-            f" {', '.join(str(odd[pid]) for pid in dead[:8])}",
+            f"{pids_text(dead)} {'is' if len(dead) == 1 else 'are'} dead, and the seqlock is odd",
             pid=only_or_none(dead),
             cause="dead_writer",
         )
-    for pid in [pid for pid in odd if pid not in dead][:_FINDINGS_PER_REGION]:
-        what = ("seqlock", key_of(used.container), pid)
-        stood_s = context.unchanged_for_s(what, odd[pid], partial(_has_moved, used, pid, odd[pid]))
-        if stood_s is None:
-            continue
-        process = matches[pid].process
-        life = "whether its process lives cannot be told"
+    for match in [each for each in odd if each.state != "dead"][:_FINDINGS_PER_REGION]:
+        process = match.process
+        life = "whether its process lives is not known"
         if process is not None:
             life = f"its process {process.pid}{command_of(process)} is alive"
-        yield finding(
+        suspect = finding(
             FindingKind.SEQLOCK_STUCK,
             used.container,
-            f"seqlock of process {pid} stays odd",
-            f"it has stood at {odd[pid]} for {stood_s:.1f} s; {life}",
-            pid=pid,
+            f"seqlock of process {match.pid} stays odd",
+            f"a writer is inside at every check; {life}",
+            pid=match.pid,
             cause="unknown_writer" if process is None else "live_writer",
-            advice="see whether the process is stopped: `kill -CONT` lets it go on. If it is not,"
-            " two of its threads were inside at once: restart it",
+            advice="if the process is stopped, `kill -CONT` continues it; if not, two of its"
+            " threads were inside at once: restart it",
             repairable=False,
+            is_transient=True,
         )
+        context.suspects[suspect] = partial(_has_written, used.region, match.pid)
+        yield suspect
 
 
-def _has_moved(used: UsedRegion, pid: int, seqlock: int) -> bool:
-    return odd_seqlocks(used.region, used.slot_count, {pid}) != {pid: seqlock}
+def _has_written(region: Region, pid: int) -> bool:
+    return all(usage.settled or usage.pid != pid for usage in region.snapshot().processes)
 
 
-# ---- host pids
-
-_ERRORS = {"swapped", "foreign"}
+# ---- host pids ----------------------------------------------------------------------------------
 
 
-def wrong_host_pids(context: DoctorContext, used: UsedRegion) -> Iterator[Finding]:
+def wrong_host_pids(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Live processes whose slot has another host pid than their own; one finding per cause."""
-    # Elsewhere the pids of this /proc are not those that the driver tells.
-    if not context.node.processes.visibility.sees_host:
+    # Elsewhere the pids of this /proc are not those that the driver has.
+    if not context.processes.visibility.sees_host:
         return
     wrong: dict[str, list[tuple[ProcessUsage, HostProcess]]] = {}
     for usage, process in used.alive:
@@ -272,19 +268,19 @@ def wrong_host_pids(context: DoctorContext, used: UsedRegion) -> Iterator[Findin
     for cause, found in wrong.items():
         usage, process = found[0]
         pids = [each.pid for each, _ in found]
+        several = len(found) > 1
         what, why = _words(context, used, cause, usage.host_pid or 0)
-        who = f"{len(found)} processes have" if len(found) > 1 else f"process {usage.pid} has"
+        who = f"{len(found)} processes have" if several else f"process {usage.pid} has"
         yield finding(
             FindingKind.HOST_PID_WRONG,
             used.container,
-            f"{who} {what}" + ("" if len(found) > 1 else f"; it is {process.pid}"),
+            f"{who} {what}" + ("" if several else f"; it is {process.pid}"),
             f"hostpid in the slot of pid {usage.pid} is {usage.host_pid or 0}{why}; /proc shows"
             f" that process {process.pid}{command_of(process)} maps this region and has pid"
-            f" {usage.pid} in its own namespace"
-            + (f"; so with {pids_text(pids)}" if len(found) > 1 else ""),
+            f" {usage.pid} in its own namespace" + (f"; so with {pids_text(pids)}" * several),
             pid=only_or_none(pids),
             cause=cause,
-            severity=Severity.ERROR if cause in _ERRORS else None,
+            severity=Severity.ERROR if cause in {"swapped", "foreign"} else None,
         )
 
 
@@ -294,30 +290,229 @@ def _cause(context: DoctorContext, usage: ProcessUsage) -> str:
         return "missing"
     if stored == usage.pid:
         return "container_pid"
-    if stored in context.proved:
+    if stored in context.with_slot:
         return "swapped"
     # The table leaves kernel threads out, and threads of processes.
     exists = stored > 0 and os.path.exists(f"{context.node.proc}/{stored}/stat")  # noqa: PTH110
     return "foreign" if exists else "dead"
 
 
-def _words(context: DoctorContext, used: UsedRegion, cause: str, stored: int) -> tuple[str, str]:
-    """What a process has for its host pid, and what that number is."""
+def _words(
+    context: DoctorContext, used: ObservedRegion, cause: str, stored: int
+) -> tuple[str, str]:
+    """Return what a process has as its host pid, and what that number is."""
     if cause == "missing":
         return "no host pid", ""
     if cause == "container_pid":
         return "its own pid as host pid", ", the same as its pid"
     if cause == "dead":
-        return "a host pid that nobody has", ", and there is no such process"
+        return "a host pid of no process", ", and there is no such process"
     if cause == "foreign":
-        stranger = command_of(context.node.processes.get(stored))
-        return "a stranger's host pid", f"{stranger}, which has no slot in any region"
-    other, pid = context.proved[stored]
-    whose = "the same region"
-    if other is not used.container:
+        command = command_of(context.processes.get(stored))
+        return "a foreign host pid", f"{command}, which has no slot in any region"
+    other, pid = context.with_slot[stored]
+    if other is used.container:
+        whose = "the same region"
+    elif other.claim_uid is not None:
+        whose = f"claim {other.claim_uid}"
+    elif other.directory is None:
+        whose = "a container outside the roots"
+    else:
         whose = f"container {shown(other.directory_name)} of pod {shown(other.pod_uid)}"
-        if other.claim_uid is not None:
-            whose = f"claim {other.claim_uid}"
-        if other.directory is None:
-            whose = "a container outside the roots"
     return f"the host pid of process {pid} of {whose}", f", which is process {pid} of {whose}"
+
+
+# ---- the lock -----------------------------------------------------------------------------------
+
+
+def locks(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
+    """Check a region's lock and start-up semaphore."""
+    has_startup_lock = used.snapshot.layout is Layout.V1_1_POSTINIT
+    if used.semaphore == 1 and not used.snapshot.owner_pid and not has_startup_lock:
+        return
+    state = used.region.lock_state(proc=context.node.proc)
+    if state.damaged:
+        yield _impossible(used, "the lock's semaphore", state.semaphore_value, "lock")
+    elif state.held:
+        yield _held(context, used, state)
+    startup = state.postinit_value
+    if startup is not None and startup > 1:
+        yield _impossible(used, "the start-up semaphore", startup, "startup")
+    elif startup == 0 and context.is_unused(used):
+        yield finding(
+            FindingKind.LOCK_STUCK,
+            used.container,
+            "the start-up semaphore is taken and no process uses the region",
+            "sem_postinit is 0, and /proc shows no process that maps the file for writing",
+            cause="startup",
+        )
+
+
+def _impossible(used: ObservedRegion, which: str, value: int, cause: str) -> Finding:
+    return finding(
+        FindingKind.SEMAPHORE_IMPOSSIBLE,
+        used.container,
+        f"{which} is {value}" + (", though there is a signature" if value == 1 else ""),
+        "it may be 0 (taken), or 1 (free) without a signature",
+        cause=cause,
+    )
+
+
+def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Finding:
+    owner, region, before = state.owner_pid, used.region, used.snapshot.owner_pid
+    on_host = "" if state.owner_host_pid is None else f" ({state.owner_host_pid} on the host)"
+    who = "a tool with libhamiregion" if state.by_library else f"process {owner}{on_host}"
+    pid = None if state.by_library else owner
+    waiters = f"{count_text(state.waiters, 'waiter')} asleep on it"
+    if state.owner_life == "dead":
+        return finding(
+            FindingKind.LOCK_STUCK,
+            used.container,
+            f"the lock is held by {who}, which is dead",
+            "the semaphore is 0 and its signature is of no process that maps this region;"
+            f" {waiters}",
+            pid=pid,
+            cause="dead_owner",
+        )
+    if owner is None:
+        unused = context.is_unused(used)
+        proof = "no process maps the file for writing" if unused else "nothing has moved"
+        suspect = finding(
+            FindingKind.LOCK_STUCK,
+            used.container,
+            "the lock is taken without a signature",
+            f"the semaphore is 0 and owner_pid is 0; {proof}",
+            cause="ownerless",
+            is_transient=not unused,
+        )
+        if unused:
+            return suspect
+
+        def has_moved() -> bool:
+            now = region.lock_state(proc=context.node.proc)
+            return not now.held or now.owner_pid is not None
+    else:
+        process = context.processes.get(state.owner_host_pid or 0)
+        known = state.owner_life == "alive"
+        life = f"it is alive{command_of(process)}" if known else "whether it lives is not known"
+        suspect = finding(
+            FindingKind.LOCK_STUCK,
+            used.container,
+            f"the lock was held by {who} at every check",
+            f"releases between two checks are not seen; {life}; {waiters}",
+            pid=pid,
+            cause="live_owner" if known else "unknown_owner",
+            advice="see what the process does: if it is stopped, `kill -CONT` continues it; if it"
+            " hangs in the driver, end it, then run `hamiregion doctor --repair --root DIR`",
+            repairable=False,
+            severity=Severity.WARNING,
+            is_transient=True,
+        )
+
+        def has_moved() -> bool:
+            # `lock_state` would search /proc for the owner each time.
+            return region.snapshot().owner_pid != before
+
+    context.suspects[suspect] = has_moved
+    return suspect
+
+
+# ---- slots that a snapshot leaves out -----------------------------------------------------------
+
+_HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PID = struct.Struct("<i")
+# Set in the slots of this library's processes, also by those that never count.
+_MARK_FLAG = 1 << 62
+
+
+def slots_behind(region: Region, count: int) -> dict[int, int]:
+    """Return, by pid, the slots from `count` on that a process may remember as its own.
+
+    Processes of 2.8.1 and later remember their slot. They have a seqlock in it, also in layout 1.1,
+    where they keep it at layout 1.2's place; slots that older processes left there are stale.
+
+    The file is read, not the mapping: a truncated file then reads as short, without a signal.
+
+    Raises:
+        RegionStale: The path leads to another file now.
+        RegionClosed: After `Region.close`.
+        OSError: The file cannot be opened.
+    """
+    layout = region.layout
+    if not (layout.has_seqlock or layout is Layout.V1_1):
+        return {}
+    descriptor = _open(region)
+    try:
+        found = dict(_pids(descriptor, layout, count))
+        if layout is Layout.V1_1:
+            return {p: slot for p, slot in found.items() if _seqlock(descriptor, layout, slot)}
+        return found
+    finally:
+        os.close(descriptor)
+
+
+def _open(region: Region) -> int:
+    if "/map_files/" in region.path:
+        # Outside the roots: by this process's own mapping, so that no container's path is walked.
+        info = region._mapping()
+        end = -(-(info.address + info.mapped_bytes) // _PAGE) * _PAGE
+        return os.open(f"/proc/self/map_files/{info.address:x}-{end:x}", _READ)
+    held = os.open(region.path, _HOLD)
+    try:
+        status = os.fstat(held)
+        if (status.st_dev, status.st_ino) != region.file_id:
+            raise RegionStale(f"{region.path!r} has been replaced; open it again", path=region.path)
+        # What replaces the file now is not opened: of a device that can do harm.
+        return os.open(f"/proc/self/fd/{held}", _READ)
+    finally:
+        os.close(held)
+
+
+def _seqlock(descriptor: int, layout: Layout, slot: int) -> int:
+    stride, procs = layout.offsets["slot_stride"] or 0, layout.offsets["procs"] or 0
+    start = procs + slot * stride + (Layout.V1_2.offsets["slot_seqlock"] or 0)
+    return int.from_bytes(os.pread(descriptor, 8, start), sys.byteorder) & ~_MARK_FLAG
+
+
+def _pids(descriptor: int, layout: Layout, first: int) -> Iterator[tuple[int, int]]:
+    """Yield pid and slot of slots from `first` on whose pid is not 0.
+
+    Holes of the file are skipped, not read: most of a region is hole.
+    """
+    stride = layout.offsets["slot_stride"] or 0
+    base = (layout.offsets["procs"] or 0) + (layout.offsets["slot_pid"] or 0)
+    slot = first
+    while slot < SLOT_CAPACITY:
+        try:
+            data = os.lseek(descriptor, base + slot * stride, os.SEEK_DATA)
+            hole = os.lseek(descriptor, data, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return
+        # A pid can begin before the data in which it ends.
+        slot = max(slot, -(-(data - _PID.size - base) // stride))
+        end = min(SLOT_CAPACITY, max(slot + 1, -(-(hole - base) // stride)))
+        read = os.pread(descriptor, (end - slot) * stride, base + slot * stride)
+        for at, offset in enumerate(range(0, len(read) - _PID.size + 1, stride)):
+            (pid,) = _PID.unpack_from(read, offset)
+            if pid:
+                yield pid, slot + at
+        slot = end
+
+
+CHECKS_OF_NODE: ChecksOfNode = {
+    unknown_processes: {FindingKind.PROCESSES_UNKNOWN},
+    unobserved_processes: {FindingKind.NOT_OBSERVED},
+}
+CHECKS: ChecksOfRegion = {
+    locks: {FindingKind.LOCK_STUCK, FindingKind.SEMAPHORE_IMPOSSIBLE},
+    stuck_seqlocks: {FindingKind.SEQLOCK_STUCK},
+    slots_without_pid: {FindingKind.SLOT_WITHOUT_PID},
+    moved_slots: {FindingKind.SLOT_MOVED, FindingKind.PROCESSES_UNKNOWN},
+    dead_processes: {FindingKind.DEAD_PROCESS_COUNTED},
+    slot_table_fill: {FindingKind.SLOT_TABLE_FULL},
+    wrong_host_pids: {FindingKind.HOST_PID_WRONG},
+}

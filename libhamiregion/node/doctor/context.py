@@ -1,0 +1,227 @@
+"""What the checks examine: one observation of a node, region by region."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
+
+import attrs
+
+from libhamiregion.errors import RegionClosed, RegionError
+from libhamiregion.node.node_lock import LockUse, is_node_locked
+from libhamiregion.node.process_rows import node_processes
+from libhamiregion.node.writers import find_monitors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from libhamiregion.models import ProcessUsage, RegionSnapshot
+    from libhamiregion.node.containers import Container
+    from libhamiregion.node.matching import HostProcess, RegionProcesses, SlotMatch
+    from libhamiregion.node.node import Node
+    from libhamiregion.node.node_process import NodeProcess
+    from libhamiregion.node.observation import Observation
+    from libhamiregion.node.processes import FileIdentity, ProcessTable
+    from libhamiregion.region import Region
+
+    from .findings import Finding, FindingKind
+
+    # Each check with the kinds that it can find.
+    ChecksOfNode: TypeAlias = dict[Callable[["DoctorContext"], Iterator[Finding]], set[FindingKind]]
+    ChecksOfRegion: TypeAlias = dict[
+        Callable[["DoctorContext", "ObservedRegion"], Iterator[Finding]], set[FindingKind]
+    ]
+
+_LOW_HALF = 0xFFFFFFFF
+
+
+def memory_bytes(usage: ProcessUsage) -> int:
+    """Return what a slot counts over all devices."""
+    return sum(device.memory_used_bytes for device in usage.devices)
+
+
+@attrs.frozen(slots=False, eq=False)
+class ObservedRegion:
+    """A region that was read, and the processes of its slots.
+
+    Attributes:
+        container: The container.
+        region: The region, open for reading.
+        snapshot: Its content.
+        processes: The processes of its slots, and others that map it.
+        semaphore: The value of its lock's semaphore; None if not known.
+    """
+
+    container: Container
+    region: Region
+    snapshot: RegionSnapshot
+    processes: RegionProcesses
+    semaphore: int | None = None
+
+    @cached_property
+    def slots(self) -> tuple[tuple[ProcessUsage, SlotMatch], ...]:
+        """Each slot with its process."""
+        return tuple(zip(self.snapshot.processes, self.processes.slots, strict=True))
+
+    @cached_property
+    def alive(self) -> tuple[tuple[ProcessUsage, HostProcess], ...]:
+        """Live processes with the slot that they write to."""
+        # Of two slots with one pid the last is the original, the other one a copy of it.
+        last = {usage.pid: (usage, match.process) for usage, match in self.slots}
+        return tuple((usage, process) for usage, process in last.values() if process is not None)
+
+    @cached_property
+    def users(self) -> tuple[HostProcess, ...]:
+        """The live processes that use the region, with a slot or without."""
+        return (*self.processes.alive.values(), *self.processes.unlisted)
+
+
+def look(node: Node, container: Container) -> ObservedRegion:
+    """Read a region now and /proc after it, the order that proves a process dead.
+
+    Raises:
+        RegionError: The region cannot be read.
+        OSError: /proc cannot be listed.
+    """
+    region = container.region
+    if region is None:
+        raise RegionClosed("the container has no region any more")
+    snapshot = region.snapshot()
+    # What these map is kept for minutes.
+    users = node.processes.mappers(*node.processes.identity(region))
+    node.processes.refresh({each.pid for each in users})
+    pids = [process.pid for process in snapshot.processes]
+    processes = node.match(container, pids, snapshot.taken_at_ns)
+    return ObservedRegion(container, region, snapshot, processes)
+
+
+@attrs.define(slots=False)
+class DoctorContext:
+    """One observation of a node, and what it proves about several regions together.
+
+    Attributes:
+        node: The node.
+        observation: The observation, with its slots.
+        suspects: Findings that count only if something stands still, with a function that returns
+            whether it has moved.
+    """
+
+    node: Node
+    observation: Observation
+    suspects: dict[Finding, Callable[[], bool]] = attrs.field(factory=dict)
+
+    @property
+    def processes(self) -> ProcessTable:
+        """The processes of the node."""
+        return self.observation.processes
+
+    def regions(self) -> Iterator[ObservedRegion]:
+        """Yield all regions, one at a time: a container can fill all slots of its own.
+
+        Regions whose slots the observation has left out are read now.
+        """
+        states, table = self.observation.proved(), self.observation.table
+        unread = {gap.container for gap in self.observation.gaps if gap.kind == "slots"}
+        for row, container in enumerate(self.observation.containers):
+            found = None
+            processes = states.proved.get(row)
+            # What is closed meanwhile is the next observation's.
+            with contextlib.suppress(RegionError):
+                if container in unread:
+                    found = look(self.node, container)
+                elif table.regions.code[row] == 0 and container.region and processes:
+                    snapshot = table.snapshot(row, container.region)
+                    semaphore = table.regions.semaphore[row] & _LOW_HALF
+                    found = ObservedRegion(
+                        container, container.region, snapshot, processes, semaphore
+                    )
+            if found is not None:
+                yield found
+
+    @cached_property
+    def identities(self) -> dict[FileIdentity, Container]:
+        """The readable regions, by the identity of their file."""
+        found = {}
+        codes = self.observation.table.regions.code
+        for code, container in zip(codes, self.observation.containers, strict=True):
+            if code == 0 and container.region is not None:
+                with contextlib.suppress(RegionClosed):
+                    found[self.processes.identity(container.region)] = container
+        return found
+
+    @cached_property
+    def with_slot(self) -> dict[int, tuple[Container, int]]:
+        """Live processes with a slot: host pid to container and pid."""
+        containers, table = self.observation.containers, self.observation.table
+        regions, pids = table.processes.region, table.processes.pid
+        alive = self.observation.proved().processes
+        return {each.pid: (containers[regions[at]], pids[at]) for at, each in alive.items()}
+
+    @cached_property
+    def onlookers(self) -> frozenset[HostProcess]:
+        """Processes that map a region of another container, as monitors do."""
+        proved = self.observation.proved().proved.values()
+        return frozenset(process for each in proved for process in each.onlookers)
+
+    @cached_property
+    def rows(self) -> tuple[NodeProcess, ...]:
+        """The node's processes with the driver's figures; empty without the driver."""
+        if self.observation.sample is None:
+            return ()
+        return node_processes(self.node, self.observation)
+
+    @cached_property
+    def alive_rows(self) -> dict[Container | None, list[NodeProcess]]:
+        """The rows of live processes with a slot, by container."""
+        found = defaultdict(list)
+        for row in self.rows:
+            if row.state == "alive":
+                found[row.container].append(row)
+        return found
+
+    def is_unused(self, used: ObservedRegion) -> bool:
+        """Return whether it is certain that no process uses a region."""
+        processes = self.processes
+        return (
+            processes.is_complete
+            and not processes.hides_users_of(used.container.pod_uid)
+            and not processes.mappers(*processes.identity(used.region), writable=True)
+        )
+
+    def competes(self, used: ObservedRegion) -> bool:
+        """Return whether live processes of another region use one of a region's GPUs."""
+        uuids = {device.uuid for device in used.snapshot.devices} - {None}
+        return any(
+            container is not used.container and not uuids.isdisjoint(theirs)
+            for container, theirs in self._uuids_in_use
+        )
+
+    @cached_property
+    def _uuids_in_use(self) -> list[tuple[Container, set[str | None]]]:
+        table, proved = self.observation.table, self.observation.proved().proved
+        found = []
+        for row, processes in proved.items():
+            first = table.regions.first_device[row]
+            rows = range(first, first + table.regions.device_rows[row])
+            if processes.alive:
+                uuids = {table.devices.uuid(each) for each in rows}
+                found.append((self.observation.containers[row], uuids))
+        return found
+
+    @cached_property
+    def writer_may_run(self) -> bool:
+        """Whether a program that writes launch marks and SM switches runs, or may run unseen."""
+        # A process of a pod that has a region of its own is no monitor.
+        tenants = {each.pod_uid for each in self.identities.values()} - {None}
+        hidden = any(
+            gap.container is None or gap.container.pod_uid not in tenants
+            for gap in self.processes.gaps
+        )
+        return (
+            hidden
+            or not self.processes.is_complete
+            or bool(find_monitors(self.node))
+            or is_node_locked(self.node.directories, LockUse.FEEDBACK)
+        )
