@@ -21,12 +21,11 @@ def explained(kind: FindingKind) -> str:
     """One kind as a section."""
     says = kind.explanation
     twice = ", if it is seen twice" if says.is_transient else ""
-    repair = says.repair or "leaves it alone"
+    repair = f"- `--repair` {_ended(says.repair)}\n" if says.repair else ""
     return (
         f"### `{kind.value}`\n\n{says.what} Usually {says.severity.value}{twice}.\n\n"
         f"- Consequence: {_ended(says.consequence)}\n"
-        f"- What to do: {_ended(says.advice)}\n"
-        f"- `--repair` {_ended(repair)}\n"
+        f"- What to do: {_ended(says.advice)}\n{repair}"
     )
 
 

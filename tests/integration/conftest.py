@@ -9,10 +9,10 @@ import pynvml
 import pytest
 from container_factory import close_factory
 from containers import Starter, containers
-from doctor_node_scenes import DoctorNode
 from exposition import NodeFiles, exporter_of
 from fake_nvml.driver import STATE, FakeDriver
 from fake_nvml.scenes import initialisations
+from node.doctor.doctor_node import DoctorNode
 from node_scene import MONITOR, Events, NodeScene
 from run_scene import RunScene
 

@@ -68,14 +68,14 @@ class ContainerFactory:
         with theirs:
             self._process = subprocess.Popen([sys.executable, str(SCRIPT)], stdin=theirs)
 
-    def fork(self, kind: str, depth: int) -> ForkedProcess:
-        """A process that serves as a container of that module, so many pid namespaces below.
+    def fork(self, depth: int) -> ForkedProcess:
+        """A process that serves as a container, so many pid namespaces below.
 
         It finds the directory and the environment that this process has now, but /proc shows that
         of the factory.
         """
         (its_input, commands), (answers, its_output) = os.pipe(), os.pipe()
-        request = json.dumps([kind, depth, str(Path.cwd()), dict(os.environ)]).encode()
+        request = json.dumps([depth, str(Path.cwd()), dict(os.environ)]).encode()
         socket.send_fds(self._socket, [request], [its_input, its_output])
         os.close(its_input)
         os.close(its_output)

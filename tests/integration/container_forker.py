@@ -7,18 +7,18 @@ without an interpreter of its own for each. It maps no region itself.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import json
 import os
 import signal
 import socket
+
+import container_process
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWPID = 0x20000000
 MS_REC_PRIVATE = 0x4000 | 1 << 18
 MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
 PR_SET_PDEATHSIG = 1
-KINDS = ("container_process", "doctor_process")
 
 
 def checked(result: int) -> None:
@@ -40,21 +40,17 @@ def enter_namespace(libc: ctypes.CDLL) -> None:
     checked(libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID_NODEV_NOEXEC, None))
 
 
-def become(
-    libc: ctypes.CDLL, kind: str, depth: int, directory: str, environment: dict[str, str]
-) -> None:
+def become(libc: ctypes.CDLL, depth: int, directory: str, environment: dict[str, str]) -> None:
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
     for _ in range(depth):
         enter_namespace(libc)
-    importlib.import_module(kind).main()
+    container_process.main()
 
 
 def main(requests: socket.socket) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    for kind in KINDS:
-        importlib.import_module(kind)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         request, fds, _, _ = socket.recv_fds(requests, 1 << 20, 2)

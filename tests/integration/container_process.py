@@ -23,6 +23,7 @@ class Container:
         self.regions: list[Region] = []
         self.slots: list[Slot] = []
         self.libraries: list[mmap.mmap] = []
+        self.locks: list[Any] = []
         self.children: dict[int, tuple[Any, Any]] = {}
 
     def pid(self) -> int:
@@ -38,13 +39,41 @@ class Container:
             self.libraries.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         return os.getpid()
 
+    def map_bytes(self, path: str, nbytes: str) -> int:
+        """Map the first bytes of a region, as a libvgpu that knows another layout does."""
+        with open(path, "r+b") as file:  # noqa: PTH123
+            self.libraries.append(mmap.mmap(file.fileno(), int(nbytes)))
+        return os.getpid()
+
+    def lock(self) -> int:
+        """Hold the lock of the region mapped last."""
+        self.locks.append(self.regions[-1].lock())
+        self.locks[-1].__enter__()
+        return os.getpid()
+
+    def unlock(self) -> int:
+        self.locks.pop().__exit__(None, None, None)
+        return os.getpid()
+
+    def lock_again_and_again(self) -> int:
+        """Take the lock and give it back, half of the time each, until killed."""
+
+        def work() -> None:
+            while True:
+                with self.regions[-1].lock(10):
+                    time.sleep(0.001)
+                time.sleep(0.001)
+
+        threading.Thread(target=work, daemon=True).start()
+        return os.getpid()
+
     def attach(self, path: str) -> int:
         self.map(path)
         self.slots.append(self.regions[-1].attach())
         return self.slots[-1].pid
 
-    def charge(self, nbytes: str) -> int:
-        self.slots[-1].charge(0, int(nbytes))
+    def charge(self, nbytes: str, kind: str = "data") -> int:
+        self.slots[-1].charge(0, int(nbytes), kind)  # type: ignore[arg-type]
         return int(nbytes)
 
     def close(self) -> None:

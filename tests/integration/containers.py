@@ -19,7 +19,7 @@ from support.wait import PATIENCE_S
 
 from libhamiregion import Region, RegionSnapshot, open_region
 from libhamiregion.node import HostProcess, ProcessTable, RegionProcesses
-from libhamiregion.node.doctor.findings import memory_bytes
+from libhamiregion.node.doctor.context import memory_bytes
 
 SCRIPT = Path(__file__).with_name("container_process.py")
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -44,8 +44,6 @@ def children_of(pid: int) -> list[int]:
 class Container:
     """A process `depth` pid namespaces below this one, and its children."""
 
-    script = SCRIPT
-
     def __init__(
         self,
         depth: int = 1,
@@ -54,11 +52,11 @@ class Container:
     ) -> None:
         self.process: subprocess.Popen[str] | ForkedProcess
         if not prefix and not environment:
-            self.process = factory().fork(self.script.stem, depth)
+            self.process = factory().fork(depth)
         else:
             # What /proc shows of an environment is what a program was started with.
             self.process = subprocess.Popen(
-                [*prefix, *UNSHARE * depth, sys.executable, str(self.script)],
+                [*prefix, *UNSHARE * depth, sys.executable, str(SCRIPT)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from doctor_node_scenes import DoctorNode
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD
 from gpu_node import container_id
 from hostile_processes import locked_process
+from node.doctor.doctor_node import DoctorNode
 from node_scene import NodeScene
 from own_cgroups import cgroup_of_pod, needs_cgroups
 from support.command_line import call

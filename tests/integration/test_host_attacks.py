@@ -24,7 +24,7 @@ from libhamiregion.node import (
     process_reader,
     procfs,
 )
-from libhamiregion.node.doctor.slot_file import slots_behind
+from libhamiregion.node.doctor.slots import slots_behind
 
 
 @pytest.fixture

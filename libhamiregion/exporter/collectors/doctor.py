@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from libhamiregion.exporter.scrape import slot_sums
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import FindingKind, diagnose
+from libhamiregion.node.doctor import confirmed
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -36,7 +37,7 @@ class DoctorCollector:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._passing: set[Hashable] = set()
+        self._before: set[Hashable] = set()
         self._series: tuple[Series, ...] = ()
         self.findings: tuple[Finding, ...] = ()
         self.diagnosed_s: float | None = None
@@ -51,17 +52,12 @@ class DoctorCollector:
                 observer=self._observer,
                 settle_s=0,
             )
-            passing = {_key(each) for each in found if each.kind.explanation.is_transient}
-            unsure = passing - self._passing
-            self._passing = passing
-            self.findings = tuple(each for each in found if _key(each) not in unsure)
+            # What a healthy node can show for a moment counts if the last diagnosis had it too.
+            self.findings = tuple(confirmed(found, self._before))
+            self._before = {each.key for each in found}
             self._series = tuple(_series(scrape, self.findings))
             self.diagnosed_s = began_s
         return self._series
-
-
-def _key(finding: Finding) -> Hashable:
-    return finding.kind, finding.container, finding.device, finding.pid
 
 
 def _series(scrape: Scrape, findings: tuple[Finding, ...]) -> Iterator[Series]:

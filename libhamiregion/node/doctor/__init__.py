@@ -1,8 +1,8 @@
-"""What is wrong on a node, and mending it."""
+"""What is wrong on a node, and its repair."""
 
 from .catalogue import Explanation, FindingKind, Severity
 from .diagnosis import diagnose
-from .findings import Finding
+from .findings import Finding, confirmed
 from .repairs import Repair, repair
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "FindingKind",
     "Repair",
     "Severity",
+    "confirmed",
     "diagnose",
     "repair",
 ]

@@ -92,8 +92,8 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     FindingKind.HOST_PID_WRONG: Explanation(
         Severity.WARNING,
         "A live process's slot has a wrong host pid: none (`missing`), its pid in the container"
-        " (`container_pid`), that of another process with a slot (`swapped`, an error), of any other"
-        " process (`foreign`, an error), or of none (`dead`).",
+        " (`container_pid`), that of another process with a slot (`swapped`, an error) or without"
+        " (`foreign`, an error), or of no process (`dead`).",
         "libvgpu finds a process's figures by this number: its utilisation is 0 or another's, and"
         " its SM limit is off.",
         f"{_REPAIR} stores the right one; `hamiregion agent` keeps it right",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,7 +10,7 @@ import attrs
 
 from libhamiregion.errors import RegionClosed, RegionError
 from libhamiregion.node.node_lock import LockUse, is_node_locked
-from libhamiregion.node.process_rows import node_processes
+from libhamiregion.node.rows import Join, devices_of
 from libhamiregion.node.writers import find_monitors
 
 if TYPE_CHECKING:
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
     from libhamiregion.node.containers import Container
     from libhamiregion.node.matching import HostProcess, RegionProcesses, SlotMatch
     from libhamiregion.node.node import Node
-    from libhamiregion.node.node_process import NodeProcess
     from libhamiregion.node.observation import Observation
     from libhamiregion.node.processes import FileIdentity, ProcessTable
+    from libhamiregion.node.rows import NodeProcess
     from libhamiregion.region import Region
 
     from .findings import Finding, FindingKind
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     ChecksOfRegion: TypeAlias = dict[
         Callable[["DoctorContext", "ObservedRegion"], Iterator[Finding]], set[FindingKind]
     ]
-
-_LOW_HALF = 0xFFFFFFFF
 
 
 def memory_bytes(usage: ProcessUsage) -> int:
@@ -51,14 +48,14 @@ class ObservedRegion:
         region: The region, open for reading.
         snapshot: Its content.
         processes: The processes of its slots, and others that map it.
-        semaphore: The value of its lock's semaphore; None if not known.
+        driver_rows: The live processes with the driver's figures; empty if not known.
     """
 
     container: Container
     region: Region
     snapshot: RegionSnapshot
     processes: RegionProcesses
-    semaphore: int | None = None
+    driver_rows: tuple[NodeProcess, ...] = ()
 
     @cached_property
     def slots(self) -> tuple[tuple[ProcessUsage, SlotMatch], ...]:
@@ -133,9 +130,8 @@ class DoctorContext:
                     found = look(self.node, container)
                 elif table.regions.code[row] == 0 and container.region and processes:
                     snapshot = table.snapshot(row, container.region)
-                    semaphore = table.regions.semaphore[row] & _LOW_HALF
                     found = ObservedRegion(
-                        container, container.region, snapshot, processes, semaphore
+                        container, container.region, snapshot, processes, self._driver_rows(row)
                     )
             if found is not None:
                 yield found
@@ -166,20 +162,13 @@ class DoctorContext:
         return frozenset(process for each in proved for process in each.onlookers)
 
     @cached_property
-    def rows(self) -> tuple[NodeProcess, ...]:
-        """The node's processes with the driver's figures; empty without the driver."""
-        if self.observation.sample is None:
-            return ()
-        return node_processes(self.node, self.observation)
+    def join(self) -> Join | None:
+        """The driver's figures of the node's processes; None without the driver."""
+        return None if self.observation.sample is None else Join(self.observation)
 
-    @cached_property
-    def alive_rows(self) -> dict[Container | None, list[NodeProcess]]:
-        """The rows of live processes with a slot, by container."""
-        found = defaultdict(list)
-        for row in self.rows:
-            if row.state == "alive":
-                found[row.container].append(row)
-        return found
+    def _driver_rows(self, region: int) -> tuple[NodeProcess, ...]:
+        rows = () if self.join is None else self.join.slot_rows(region)
+        return tuple(row for row in rows if row.state == "alive")
 
     def is_unused(self, used: ObservedRegion) -> bool:
         """Return whether it is certain that no process uses a region."""
@@ -203,10 +192,8 @@ class DoctorContext:
         table, proved = self.observation.table, self.observation.proved().proved
         found = []
         for row, processes in proved.items():
-            first = table.regions.first_device[row]
-            rows = range(first, first + table.regions.device_rows[row])
             if processes.alive:
-                uuids = {table.devices.uuid(each) for each in rows}
+                uuids = {table.devices.uuid(each) for each in devices_of(table, row)}
                 found.append((self.observation.containers[row], uuids))
         return found
 

@@ -69,11 +69,13 @@ class Finding:
     repairable: bool
     cause: str | None = None
     is_transient: bool = False
+    _token: int | None = attrs.field(default=None, repr=False)
 
     @property
     def key(self) -> Hashable:
-        """Equal for the same finding in two diagnoses."""
-        return self.kind, key_of(self.container), self.device, self.pid, self.cause
+        """Equal for the same finding in two diagnoses, if nothing has moved in between."""
+        place = key_of(self.container), self.device, self.pid
+        return self.kind, *place, self.cause, self._token
 
     @property
     def paragraph(self) -> str:
@@ -99,8 +101,9 @@ def finding(
     advice: str | None = None,
     repairable: bool | None = None,
     is_transient: bool | None = None,
+    token: int | None = None,
 ) -> Finding:
-    """Make a finding; the catalogue has the defaults."""
+    """Make a finding; the catalogue has the defaults, and `token` is a value that must not move."""
     general = kind.explanation
     # A command that is copied must not repair the whole machine.
     advice = (advice or general.advice).replace("--root DIR", _root_option(container))
@@ -117,6 +120,7 @@ def finding(
         repairable=general.repair is not None if repairable is None else repairable,
         cause=cause,
         is_transient=general.is_transient if is_transient is None else is_transient,
+        token=token,
     )
 
 

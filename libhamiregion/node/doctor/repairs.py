@@ -18,10 +18,10 @@ from .findings import FindingKind, key_of, pids_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from libhamiregion.effects import ValueChange
     from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
     from libhamiregion.region import Region
+    from libhamiregion.slot import SlotChange
 
     from .findings import ContainerKey, Finding
 
@@ -246,7 +246,7 @@ class _RegionRepair(contextlib.ExitStack):
                 )
         raise _NotRepaired("processes come and go too fast")
 
-    def _store_host_pid(self, pid: int, host_pid: int, stored: int) -> ValueChange:
+    def _store_host_pid(self, pid: int, host_pid: int, stored: int) -> SlotChange:
         try:
             return self._region.set_host_pid(pid, host_pid, timeout_s=self._lock_timeout_s)
         except _NotRepaired as error:

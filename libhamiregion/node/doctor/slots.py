@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import struct
@@ -27,7 +28,7 @@ from .findings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from libhamiregion.lock import LockState
     from libhamiregion.models import ProcessUsage
@@ -216,41 +217,47 @@ def moved_slots(context: DoctorContext, used: ObservedRegion) -> Iterator[Findin
 
 def stuck_seqlocks(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Seqlocks that stay odd."""
-    layout = used.snapshot.layout
-    odd = [match for usage, match in used.slots if layout.has_seqlock and not usage.settled]
-    dead = [match.pid for match in odd if match.state == "dead"]
+    matches = {match.pid: match for usage, match in used.slots if not usage.settled}
+    if not (matches and used.snapshot.layout.has_seqlock):
+        return
+    odd = odd_seqlocks(used.region, len(used.slots), matches)
+    dead = [pid for pid in odd if matches[pid].state == "dead"]
     if dead:
         yield finding(
             FindingKind.SEQLOCK_STUCK,
             used.container,
             f"seqlock of {count_text(len(dead), 'dead process')} left odd",
-            f"{pids_text(dead)} {'is' if len(dead) == 1 else 'are'} dead, and the seqlock is odd",
+            f"{pids_text(dead)} {'is' if len(dead) == 1 else 'are'} dead, and the seqlock is"
+            f" {', '.join(str(odd[pid]) for pid in dead[:8])}",
             pid=only_or_none(dead),
             cause="dead_writer",
         )
-    for match in [each for each in odd if each.state != "dead"][:_FINDINGS_PER_REGION]:
-        process = match.process
+    for pid in [each for each in odd if each not in dead][:_FINDINGS_PER_REGION]:
+        process = matches[pid].process
         life = "whether its process lives is not known"
         if process is not None:
             life = f"its process {process.pid}{command_of(process)} is alive"
         suspect = finding(
             FindingKind.SEQLOCK_STUCK,
             used.container,
-            f"seqlock of process {match.pid} stays odd",
-            f"a writer is inside at every check; {life}",
-            pid=match.pid,
+            f"seqlock of process {pid} stays odd",
+            f"it was {odd[pid]} at every check; {life}",
+            pid=pid,
             cause="unknown_writer" if process is None else "live_writer",
             advice="if the process is stopped, `kill -CONT` continues it; if not, two of its"
             " threads were inside at once: restart it",
             repairable=False,
             is_transient=True,
+            token=odd[pid],
         )
-        context.suspects[suspect] = partial(_has_written, used.region, match.pid)
+        context.suspects[suspect] = partial(
+            _has_written, used.region, len(used.slots), {pid: odd[pid]}
+        )
         yield suspect
 
 
-def _has_written(region: Region, pid: int) -> bool:
-    return all(usage.settled or usage.pid != pid for usage in region.snapshot().processes)
+def _has_written(region: Region, count: int, seqlocks: dict[int, int]) -> bool:
+    return odd_seqlocks(region, count, seqlocks) != seqlocks
 
 
 # ---- host pids ----------------------------------------------------------------------------------
@@ -327,9 +334,6 @@ def _words(
 
 def locks(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Check a region's lock and start-up semaphore."""
-    has_startup_lock = used.snapshot.layout is Layout.V1_1_POSTINIT
-    if used.semaphore == 1 and not used.snapshot.owner_pid and not has_startup_lock:
-        return
     state = used.region.lock_state(proc=context.node.proc)
     if state.damaged:
         yield _impossible(used, "the lock's semaphore", state.semaphore_value, "lock")
@@ -443,12 +447,30 @@ def slots_behind(region: Region, count: int) -> dict[int, int]:
     layout = region.layout
     if not (layout.has_seqlock or layout is Layout.V1_1):
         return {}
-    descriptor = _open(region)
-    try:
+    with _opened(region) as descriptor:
         found = dict(_pids(descriptor, layout, count))
         if layout is Layout.V1_1:
             return {p: slot for p, slot in found.items() if _seqlock(descriptor, layout, slot)}
         return found
+
+
+def odd_seqlocks(region: Region, count: int, pids: Container[int]) -> dict[int, int]:
+    """Return, by pid, the odd seqlocks of the first `count` slots: a writer is inside.
+
+    Raises:
+        RegionStale, RegionClosed, OSError: As `slots_behind`.
+    """
+    with _opened(region) as descriptor:
+        slots = {p: s for p, s in _pids(descriptor, region.layout, 0) if s < count and p in pids}
+        seqlocks = {p: _seqlock(descriptor, region.layout, slot) for p, slot in slots.items()}
+    return {pid: seqlock for pid, seqlock in seqlocks.items() if seqlock % 2}
+
+
+@contextlib.contextmanager
+def _opened(region: Region) -> Iterator[int]:
+    descriptor = _open(region)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -472,7 +494,8 @@ def _open(region: Region) -> int:
 
 def _seqlock(descriptor: int, layout: Layout, slot: int) -> int:
     stride, procs = layout.offsets["slot_stride"] or 0, layout.offsets["procs"] or 0
-    start = procs + slot * stride + (Layout.V1_2.offsets["slot_seqlock"] or 0)
+    at = Layout.V1_2 if layout is Layout.V1_1 else layout
+    start = procs + slot * stride + (at.offsets["slot_seqlock"] or 0)
     return int.from_bytes(os.pread(descriptor, 8, start), sys.byteorder) & ~_MARK_FLAG
 
 

@@ -12,9 +12,8 @@ from libhamiregion import Layout
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from doctor_node_scenes import DoctorNode
-
     from libhamiregion.node import FindingKind, Severity
+    from node.doctor.doctor_node import DoctorNode
 
 
 @attrs.frozen

@@ -2,11 +2,11 @@
 
 import pytest
 from containers import needs_namespaces
-from doctor_node_scenes import GIB, DoctorNode
 from namespaces import needs_first_namespace
 
 from libhamiregion import Layout
 from libhamiregion.node import FindingKind, repair
+from node.doctor.doctor_node import GIB, DoctorNode
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 

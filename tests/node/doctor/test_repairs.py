@@ -3,11 +3,11 @@
 import shutil
 
 from containers import needs_namespaces
-from doctor_node_scenes import DoctorNode, Place
 from namespaces import needs_first_namespace
 from support.region_file import truncate
 
 from libhamiregion.node.doctor import FindingKind, repair
+from node.doctor.doctor_node import DoctorNode, Place
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 
@@ -39,8 +39,8 @@ def test_a_region_that_is_gone_and_one_that_is_cut_do_not_end_the_repair_of_othe
     outcomes = [done[each.container] for each in findings]
     assert [each.done for each in outcomes] == [False, True, False, True]
     assert outcomes[0].error is not None
-    assert "is not there any more" in outcomes[0].error
+    assert "is gone" in outcomes[0].error
     assert outcomes[2].error is not None
-    assert "cannot be read any more" in outcomes[2].error
+    assert "truncated" in outcomes[2].error
     for place, host_pid in (first, second):
         assert place.host_pids() == {1: host_pid}

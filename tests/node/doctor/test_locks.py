@@ -2,13 +2,14 @@
 
 import pytest
 from containers import needs_namespaces
-from doctor_node_scenes import DoctorNode
 from lock_bytes import NOBODY, hold, is_free, set_value, value_of
 from namespaces import needs_first_namespace
 from support.wait import eventually
 
 from libhamiregion import Layout
 from libhamiregion.node import FindingKind, diagnose, repair
+from libhamiregion.node.doctor import confirmed
+from node.doctor.doctor_node import DoctorNode
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 
@@ -21,7 +22,7 @@ def test_a_lock_that_nobody_has_signed_for(doctor_node: DoctorNode) -> None:
     assert (found.kind, found.cause) == (FindingKind.LOCK_STUCK, "ownerless")
     assert "no process maps the file" in found.evidence
     (done,) = doctor_node.repair()
-    assert done.actions == ("the lock that nobody had signed for was given back",)
+    assert done.actions == ("the lock without a signature was freed",)
     assert doctor_node.findings() == ()
     place.start()
     hold(place.file, 0)
@@ -65,16 +66,19 @@ def test_a_lock_that_is_taken_and_given_back_is_no_finding(doctor_node: DoctorNo
     eventually(has_been_seen_held)
 
 
-def test_without_waiting_a_held_lock_is_compared_with_earlier_diagnoses(
-    doctor_node: DoctorNode,
-) -> None:
-    """A single look at a lock that is held says nothing, and neither do two at short distance."""
+def test_a_held_lock_counts_if_two_diagnoses_see_the_same_owner(doctor_node: DoctorNode) -> None:
     place = doctor_node.place()
-    inside = place.start()
-    inside.tell("lock")
-    for _ in range(3):
-        assert doctor_node.findings(settle_s=0) == ()
-    inside.tell("unlock")
+    first = place.start()
+    second, _ = place.spawn(first)
+    first.tell("lock")
+    (found,) = doctor_node.findings(settle_s=0)
+    assert (found.kind, found.cause) == (FindingKind.LOCK_STUCK, "live_owner")
+    again = doctor_node.findings(settle_s=0)
+    assert confirmed(again, ()) == []
+    assert confirmed(again, {found.key}) == [*again]
+    first.tell("unlock")
+    first.tell(f"@{second}", "lock")
+    assert confirmed(doctor_node.findings(settle_s=0), {found.key}) == []
 
 
 def test_a_lock_in_the_way_is_an_error_of_each_repair_and_no_more(doctor_node: DoctorNode) -> None:

@@ -2,7 +2,6 @@
 
 import pytest
 from containers import needs_namespaces
-from doctor_node_scenes import GIB, DoctorNode, Place
 from lock_bytes import NOBODY
 from namespaces import needs_first_namespace
 from slot_bytes import account, at_work, move_last_into
@@ -11,6 +10,8 @@ from support.wait import eventually
 
 from libhamiregion import Layout
 from libhamiregion.node import FindingKind, Observer, Severity, diagnose, repair
+from libhamiregion.node.doctor import confirmed
+from node.doctor.doctor_node import GIB, DoctorNode, Place
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 
@@ -61,7 +62,7 @@ def test_an_orphaned_slot(doctor_node: DoctorNode, layout: Layout, host_pid: boo
     # It may be what an earlier process with that pid has left, until it is seen writing.
     (idle,) = (each for each in doctor_node.findings() if each.kind is FindingKind.SLOT_MOVED)
     assert (idle.severity, idle.cause, idle.repairable) == (Severity.INFO, "idle", False)
-    assert f"stands in slot {slot}" in idle.evidence
+    assert f"has slot {slot}," in idle.evidence
     with at_work(place.file, slot):
         eventually(lambda: doctor_node.kinds() == [*others, FindingKind.SLOT_MOVED])
         heals(doctor_node)
@@ -107,15 +108,17 @@ def test_a_process_that_stands_twice(doctor_node: DoctorNode) -> None:
 
 
 def test_a_seqlock_that_moves_is_no_finding(doctor_node: DoctorNode) -> None:
-    """A writer is inside at the first look, and has been in and out by the second."""
+    """A writer is inside at both checks, and has been in and out in between."""
     place = doctor_node.place()
     place.start()
     place.file.put("slot_seqlock", 7)
-    observation = Observer(doctor_node.node, anew=True).observe()
+    (found,) = doctor_node.findings(settle_s=0)
+    assert (found.kind, found.cause) == (FindingKind.SEQLOCK_STUCK, "live_writer")
+    assert confirmed(doctor_node.findings(settle_s=0), {found.key}) != []
     place.file.put("slot_seqlock", 9)
-    assert doctor_node.findings(observation=observation, settle_s=0) == ()
-    place.file.put("slot_seqlock", 11)
-    assert doctor_node.findings(settle_s=0) == ()
+    assert confirmed(doctor_node.findings(settle_s=0), {found.key}) == []
+    with at_work(place.file, 0):
+        assert doctor_node.findings(settle_s=0) == ()
 
 
 # ---- The table ----------------------------------------------------------------------------------

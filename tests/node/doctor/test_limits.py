@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 from containers import needs_namespaces
-from doctor_node_scenes import GIB, GPU, DoctorNode, OddContainer, Place, kinds
 from fake_nvml.driver import FakeDriver
 from namespaces import needs_first_namespace
 
 from libhamiregion.node import FindingKind, NvmlSampler, Severity
 from libhamiregion.node.node_lock import LockUse, NodeLock
+from node.doctor.doctor_node import GIB, GPU, Container, DoctorNode, Place, kinds
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 
@@ -19,9 +19,9 @@ CARD = f"device 0 {GPU} {81920 * MIB} {5000 * MIB} 37 12 NVIDIA H100 80GB HBM3"
 
 
 @pytest.fixture
-def monitor() -> Iterator[OddContainer]:
+def monitor() -> Iterator[Container]:
     """A process outside all containers, which can map regions as a monitor does."""
-    made = OddContainer(0)
+    made = Container(0)
     try:
         yield made
     finally:
@@ -38,7 +38,7 @@ def test_driver_figures_that_agree_are_no_finding(
     place = doctor_node.place()
     inside = place.start()
     pid, second = place.spawn(inside, used=3 * GIB)
-    inside.tell(f"@{pid}", "charge_on", 0, 300 * MIB, "context")
+    inside.tell(f"@{pid}", "charge", 300 * MIB, "context")
     place.file.put("slot_util.sm", 40)
     fake_driver.play(
         CARD,
@@ -109,7 +109,7 @@ def test_utilisation_that_the_region_does_not_record(
 
 
 def test_the_switch_is_off_others_use_the_gpu_and_nobody_runs_who_would_switch_it_on(
-    doctor_node: DoctorNode, monitor: OddContainer
+    doctor_node: DoctorNode, monitor: Container
 ) -> None:
     first, second = doctor_node.place(sm_limits=[50]), doctor_node.place()
     for place in (first, second):
@@ -135,14 +135,12 @@ def blocked(doctor_node: DoctorNode) -> Place:
     return place
 
 
-def test_where_a_monitor_maps_the_regions_they_will_be_unblocked(doctor_node: DoctorNode) -> None:
-    place = blocked(doctor_node)
-    monitor = OddContainer(0)
-    try:
+def test_where_a_monitor_maps_the_regions_they_will_be_unblocked(
+    doctor_node: DoctorNode, monitor: Container
+) -> None:
+    for place in (blocked(doctor_node), doctor_node.place()):
         monitor.tell("map", place.path)
-        assert doctor_node.findings() == ()
-    finally:
-        monitor.end()
+    assert doctor_node.findings() == ()
 
 
 def test_where_an_agent_has_the_directories_locked_they_will_be_unblocked(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from containers import libvgpu, needs_namespaces
-from doctor_node_scenes import GIB, DoctorNode, Place
 from namespaces import needs_first_namespace
 from own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion import create_region
 from libhamiregion.node import Finding, FindingKind, Observer, Severity
+from node.doctor.doctor_node import GIB, DoctorNode, Place
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 

@@ -8,13 +8,13 @@ import time
 
 import pytest
 from containers import needs_namespaces
-from doctor_node_scenes import GIB, DoctorNode, Place
 from lock_bytes import NOBODY, hold, is_free
 from namespaces import needs_first_namespace
 from support.stress import scaled
 
 from libhamiregion import Layout
 from libhamiregion.node import FindingKind
+from node.doctor.doctor_node import GIB, DoctorNode, Place
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 

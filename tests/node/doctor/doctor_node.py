@@ -16,19 +16,12 @@ from libhamiregion.node import Finding, FindingKind, Node, Repair, diagnose, rep
 
 GIB = 1 << 30
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
-SCRIPT = Path(__file__).with_name("doctor_process.py")
 # Long enough to look twice.
 SETTLE_S = 0.03
 
 # In order here, and no other test's: what is known of a pod's processes is known by its UID.
 _OWN = uuid.uuid4().hex[:8]
 _uids = itertools.count(1)
-
-
-class OddContainer(Container):
-    """A process of `doctor_process`, `depth` pid namespaces below."""
-
-    script = SCRIPT
 
 
 class Place:
@@ -44,7 +37,7 @@ class Place:
             self.path, layout=layout, **{"memory_limits": [8 * GIB], "uuids": [GPU], **spec}
         )
         self.file = RegionFile(self.path, layout)
-        self.running: list[OddContainer] = []
+        self.running: list[Container] = []
         #: Of each live process with a slot, its pid there and on the host.
         self.true_host_pids: dict[int, int] = {}
 
@@ -55,19 +48,19 @@ class Place:
         used: int = GIB,
         host_pid: bool = True,
         environment: Mapping[str, str] | None = None,
-    ) -> OddContainer:
+    ) -> Container:
         """A container whose first process uses the region; its host pid is right."""
         inside = self.enter(depth, environment)
         self._attach(inside, inside.host_pid, used, stored=host_pid)
         return inside
 
-    def enter(self, depth: int = 1, environment: Mapping[str, str] | None = None) -> OddContainer:
+    def enter(self, depth: int = 1, environment: Mapping[str, str] | None = None) -> Container:
         """A container whose first process does not use the region; its children do not map it."""
-        self.running.append(OddContainer(depth, environment=environment))
+        self.running.append(Container(depth, environment=environment))
         return self.running[-1]
 
     def spawn(
-        self, inside: OddContainer, *, used: int = GIB, last_pid: str = "", host_pid: bool = True
+        self, inside: Container, *, used: int = GIB, last_pid: str = "", host_pid: bool = True
     ) -> tuple[int, int]:
         """One more process of a container that uses the region: its pid inside and outside."""
         pid, outside = inside.child("spawn", last_pid)
@@ -75,7 +68,7 @@ class Place:
         return pid, outside
 
     def _attach(
-        self, inside: OddContainer, host_pid: int, used: int, *target: str, stored: bool
+        self, inside: Container, host_pid: int, used: int, *target: str, stored: bool
     ) -> None:
         pid = inside.tell(*target, "attach", self.path)
         self.true_host_pids[pid] = host_pid
@@ -84,7 +77,7 @@ class Place:
         if stored:
             self.set_host_pid(pid, host_pid)
 
-    def kill(self, inside: OddContainer, pid: int) -> None:
+    def kill(self, inside: Container, pid: int) -> None:
         """End a process that was spawned, and leave its slot."""
         inside.tell("kill", pid)
         self.forget(pid)

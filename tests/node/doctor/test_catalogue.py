@@ -14,7 +14,7 @@ from libhamiregion.node.doctor.catalogue import CATALOGUE
 from libhamiregion.node.doctor.findings import count_text, finding, pids_text
 from libhamiregion.node.doctor.repairs import ORDER
 
-MAKER = Path(__file__).parents[2] / "docs" / "findings_list.py"
+MAKER = Path(__file__).parents[3] / "docs" / "findings_list.py"
 
 
 def test_every_kind_is_explained() -> None:
@@ -62,10 +62,6 @@ def test_many_pids_are_a_few_and_a_number() -> None:
     assert pids_text([7]) == "pid 7"
     assert pids_text([7, 9]) == "pids 7 and 9"
     assert pids_text(range(10)) == "pids 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
-    assert pids_text(range(10), 5) == "pids 0, 1, 2, 3, 4, 5, 6, 7 and 7 more"
-    # Of a crowded table a view may name none.
-    assert [pids_text([], more) for more in (1, 1008)] == ["1 pid", "1008 pids"]
-    assert pids_text([7], 3) == "pids 7 and 3 more"
     assert [count_text(count, "process") for count in (0, 1, 2)] == [
         "0 processes",
         "1 process",

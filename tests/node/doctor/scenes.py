@@ -10,14 +10,14 @@ import os
 import signal
 
 import attrs
-from doctor_node_scenes import GIB, GPU, DoctorNode
-from doctor_table import Expected, scene
 from lock_bytes import NOBODY, hold, set_value
 from slot_bytes import WITH_SEQLOCK, move_last_into
 from support.region_file import SLOTS
 
 from libhamiregion import Layout, open_region
 from libhamiregion.node import FindingKind, Severity
+from node.doctor.doctor_node import GIB, GPU, DoctorNode
+from node.doctor.scene_table import Expected, scene
 
 GONE = NOBODY + 1
 OTHER_GPU = GPU.replace("0000", "1111")
@@ -257,7 +257,7 @@ def two_processes_that_one_slot_can_mean(node: DoctorNode, layout: Layout) -> No
     Expected(
         FindingKind.LOCK_STUCK, "dead_owner", pid=NOBODY, says=(f"held by process {NOBODY},",)
     ),
-    mended=("the dead owner's lock was given back",),
+    mended=("the dead owner's lock was freed",),
     layouts=BOTH,
 )
 def a_lock_whose_owner_is_gone(node: DoctorNode, layout: Layout) -> None:
@@ -266,7 +266,7 @@ def a_lock_whose_owner_is_gone(node: DoctorNode, layout: Layout) -> None:
     hold(place.file, NOBODY)
 
 
-@scene(Expected(FindingKind.LOCK_STUCK, "dead_owner"), mended=("given back",))
+@scene(Expected(FindingKind.LOCK_STUCK, "dead_owner"), mended=("lock was freed",))
 def a_process_killed_with_the_lock_in_its_hands(node: DoctorNode, layout: Layout) -> None:
     place = node.place(layout)
     inside = place.start()
@@ -277,7 +277,7 @@ def a_process_killed_with_the_lock_in_its_hands(node: DoctorNode, layout: Layout
 
 @scene(
     Expected(FindingKind.LOCK_STUCK, "ownerless", says=("no process maps the file",)),
-    mended=("the lock that nobody had signed for was given back",),
+    mended=("the lock without a signature was freed",),
 )
 def a_lock_that_nobody_has_signed_for_and_nobody_there(node: DoctorNode, layout: Layout) -> None:
     hold(node.place(layout).file, 0)
@@ -294,12 +294,12 @@ def a_lock_that_a_live_process_does_not_give_back(node: DoctorNode, layout: Layo
 
 
 @scene(
-    Expected(FindingKind.SEMAPHORE_IMPOSSIBLE, "lock", says=("stands at 2",)),
+    Expected(FindingKind.SEMAPHORE_IMPOSSIBLE, "lock", says=("is 2",)),
     mended=("the semaphore was set right",),
     attached=True,
 )
 @scene(
-    Expected(FindingKind.SEMAPHORE_IMPOSSIBLE, "lock", says=("stands at 2",)),
+    Expected(FindingKind.SEMAPHORE_IMPOSSIBLE, "lock", says=("is 2",)),
     mended=("the semaphore was set right",),
     attached=False,
 )
@@ -334,7 +334,7 @@ def the_start_up_semaphore(node: DoctorNode, layout: Layout, value: int, attache
     Expected(FindingKind.LOCK_STUCK),
     Expected(FindingKind.DEAD_PROCESS_COUNTED),
     Expected(FindingKind.HOST_PID_WRONG),
-    mended=("given back", "slot of dead process", "host pid"),
+    mended=("lock was freed", "slot of dead process", "host pid"),
 )
 def what_a_lock_of_the_dead_hides(node: DoctorNode, layout: Layout) -> None:
     """What is repaired comes after the lock."""

@@ -1,14 +1,14 @@
 """Each scene of the table: what is found, what a repair mends, and what it leaves alone."""
 
-import doctor_scenes  # noqa: F401 (fills the table)
 import pytest
 from containers import needs_namespaces
-from doctor_node_scenes import DoctorNode, Place
-from doctor_table import SCENES, Expected
 from namespaces import needs_first_namespace
 
+import node.doctor.scenes  # noqa: F401 (fills the table)
 from libhamiregion.node import Finding, FindingKind, diagnose
 from libhamiregion.node.doctor.repairs import ORDER
+from node.doctor.doctor_node import DoctorNode, Place
+from node.doctor.scene_table import SCENES, Expected
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 
