@@ -381,10 +381,7 @@ class Join:
     def _find(self, before: KnownJoin | None) -> KnownJoin:
         pairs, columns, idle = self.pairs, self._columns, self._idle
         # A process that came or went while the driver was asked uses an unknown amount.
-        sampled = {
-            uuid: frozenset(row[0] for row in each.samples).difference(each.rows)
-            for uuid, each in columns.items()
-        }
+        sampled = {uuid: each.sampled.difference(each.rows) for uuid, each in columns.items()}
         lists = (
             {uuid: each.pids for uuid, each in columns.items()},
             {uuid: each is not None for uuid, each in idle.items()},

@@ -1,4 +1,4 @@
-"""What the driver said: frozen attrs classes, units in their names, None where it said nothing."""
+"""What the driver reports: frozen attrs classes, units in their names, None if not known."""
 
 from __future__ import annotations
 
@@ -13,38 +13,31 @@ from .states import NvmlFault, NvmlState
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from .driver import SampledProcess
-
-#: The driver's lists of processes.
-KINDS = ("compute", "graphics", "mps")
-
 
 @attrs.frozen
 class NvmlDevice:
     """One GPU, or one MIG device: a compute instance of a GPU instance.
 
     Attributes:
-        index: NVML index of the GPU, the one of ``nvidia-smi``.
-        uuid: ``GPU-…`` or ``MIG-…``; None where the driver does not tell. That of a lost GPU is
-            remembered.
+        index: NVML index of the GPU, as in ``nvidia-smi``.
+        uuid: ``GPU-…`` or ``MIG-…``; None if not known. That of a lost GPU is remembered.
         name: The driver's name of it.
         state: ``OK``, or why nothing more can be read of it, such as ``GPU_IS_LOST``.
         memory_total_bytes: Its memory.
-        memory_used_bytes: What of it is in use, with what the driver keeps for itself.
+        memory_used_bytes: Memory in use, with the driver's own.
         gpu_util_percent: Share of the last sample period in which a kernel ran.
         memory_util_percent: Share in which its memory was read or written.
-        mig_enabled: Whether MIG is on; False where the GPU has none.
+        mig_enabled: Whether MIG is on; False if the GPU has none.
         mig_devices: Its MIG devices.
         processes_state: ``OK`` if its list of processes is complete.
         utilization_state: ``OK`` if its processes' utilisation could be read; ``NOT_SUPPORTED``
             under MIG, with every driver so far.
         faults: Why the figures that are None are None.
-        temperature_celsius: Of its core. This and what follows is None, without a fault, where the
-            sampler was not told to ask (``sensors=True``).
-        power_usage_watts: What it draws.
+        temperature_celsius: Of its core. This and the next three are None, without a fault, unless
+            the sampler asks for them (``sensors=True``).
+        power_usage_watts: Its power draw.
         ecc_corrected_errors: Memory errors of its lifetime that ECC has corrected.
-        ecc_uncorrected_errors: Those that it could not.
-        slot: Of a MIG device, its number among those of the GPU, as ``nvidia-smi -L`` counts them.
+        ecc_uncorrected_errors: Those that ECC could not correct.
         profile: Of a MIG device, such as ``1g.5gb`` or ``1c.3g.20gb``.
         gpu_instance_id: Of a MIG device, the number of its GPU instance.
         compute_instance_id: Of a MIG device, the number of its compute instance.
@@ -67,7 +60,6 @@ class NvmlDevice:
     power_usage_watts: float | None = None
     ecc_corrected_errors: int | None = None
     ecc_uncorrected_errors: int | None = None
-    slot: int | None = None
     profile: str | None = None
     gpu_instance_id: int | None = None
     compute_instance_id: int | None = None
@@ -75,66 +67,69 @@ class NvmlDevice:
 
 @attrs.frozen
 class NvmlProcess:
-    """What one process uses of one GPU or MIG device.
+    """Usage of one GPU or MIG device by one process.
 
     Attributes:
-        pid: Its pid as the driver tells it: the host's, if asked in the host's pid namespace.
+        pid: Its pid by the driver: the host's, if asked in the host's pid namespace.
         device_index: NVML index of the GPU.
-        device_uuid: Uuid of the GPU, or of the MIG device; None where the driver does not tell.
-        kinds: In which of the driver's lists it stands: ``compute``, ``graphics``, ``mps``; empty
-            in a sample of utilisation.
-        memory_used_bytes: What it uses of the device's memory, in all.
+        device_uuid: Uuid of the GPU, or of the MIG device; None if not known.
+        memory_used_bytes: All of the device's memory that it uses.
         sm_util_percent: Share of the last second's sample in which its kernels ran.
         memory_util_percent: Share in which it read or wrote device memory.
         enc_util_percent: Of the video encoder.
         dec_util_percent: Of the video decoder.
-        sampled_at_us: The time of its newest sample, Unix microseconds; None if it has none.
-        name: The program, as the driver tells it: raw text. Only `NvmlSampler.process_view` asks.
     """
 
     pid: int
     device_index: int
     device_uuid: str | None
-    kinds: tuple[str, ...]
     memory_used_bytes: int | None
     sm_util_percent: int | None
     memory_util_percent: int | None
     enc_util_percent: int | None
     dec_util_percent: int | None
-    sampled_at_us: int | None = None
-    name: str | None = None
+
+
+def _numbers() -> array[int]:
+    return array("q")
 
 
 @attrs.frozen(slots=False)
 class ProcessColumns:
-    """The processes of one GPU, or of one MIG device, as columns; one row per process, by pid.
+    """The processes of one GPU or MIG device as columns, one row per process; -1 is not known.
 
     Attributes:
         device_index: NVML index of the GPU.
-        device_uuid: Uuid of the GPU, or of the MIG device; None where the driver does not tell.
-        pids: The processes.
-        kinds: In which lists they stand: 1 compute, 2 graphics, 4 mps, summed.
-        memory_used_bytes: -1 where not known.
-        sm_util_percent: -1 where not known.
+        device_uuid: Uuid of the GPU, or of the MIG device; None if not known.
+        pids: The processes, sorted.
+        memory_used_bytes: As in `NvmlProcess`.
+        sm_util_percent: As above.
         memory_util_percent: As above.
         enc_util_percent: As above.
         dec_util_percent: As above.
-        sampled_at_us: Of the newest sample; 0 where there is none.
-        samples: The driver's samples of the last second, as it gave them: pid, time in
-            microseconds, SM, memory, encoder, decoder.
+        sampled: Pids that were busy in the last second, also those not in the list.
     """
 
     device_index: int
     device_uuid: str | None
-    pids: array[int] = attrs.field(factory=lambda: array("q"))
-    kinds: bytes = b""
-    memory_used_bytes: array[int] = attrs.field(factory=lambda: array("q"))
-    sm_util_percent: array[int] = attrs.field(factory=lambda: array("b"))
-    memory_util_percent: array[int] = attrs.field(factory=lambda: array("b"))
-    enc_util_percent: array[int] = attrs.field(factory=lambda: array("b"))
-    dec_util_percent: array[int] = attrs.field(factory=lambda: array("b"))
-    sampled_at_us: array[int] = attrs.field(factory=lambda: array("q"))
-    samples: tuple[SampledProcess, ...] = ()
+    pids: array[int] = attrs.field(factory=_numbers)
+    memory_used_bytes: array[int] = attrs.field(factory=_numbers)
+    sm_util_percent: array[int] = attrs.field(factory=_numbers)
+    memory_util_percent: array[int] = attrs.field(factory=_numbers)
+    enc_util_percent: array[int] = attrs.field(factory=_numbers)
+    dec_util_percent: array[int] = attrs.field(factory=_numbers)
+    sampled: frozenset[int] = frozenset()
+
+    @property
+    def figures(self) -> tuple[array[int], ...]:
+        """The columns of figures, in the order of the attributes."""
+        return (
+            self.memory_used_bytes,
+            self.sm_util_percent,
+            self.memory_util_percent,
+            self.enc_util_percent,
+            self.dec_util_percent,
+        )
 
     @cached_property
     def rows(self) -> dict[int, int]:
@@ -142,103 +137,52 @@ class ProcessColumns:
         return {pid: row for row, pid in enumerate(self.pids)}
 
     def process(self, row: int) -> NvmlProcess:
-        """One row as an object."""
-        kinds = self.kinds[row]
-        return NvmlProcess(
-            self.pids[row],
-            self.device_index,
-            self.device_uuid,
-            tuple(name for bit, name in enumerate(KINDS) if kinds & 1 << bit),
-            _known(self.memory_used_bytes[row]),
-            _known(self.sm_util_percent[row]),
-            _known(self.memory_util_percent[row]),
-            _known(self.enc_util_percent[row]),
-            _known(self.dec_util_percent[row]),
-            self.sampled_at_us[row] or None,
-        )
-
-    @property
-    def utilization(self) -> tuple[NvmlProcess, ...]:
-        """The samples as objects."""
-        found = []
-        for pid, at_us, *percents in self.samples:
-            sm, memory, enc, dec = (each if each <= 100 else None for each in percents)
-            place = (self.device_index, self.device_uuid, (), None)
-            found.append(NvmlProcess(pid, *place, sm, memory, enc, dec, at_us))
-        return tuple(found)
-
-
-def _known(figure: int) -> int | None:
-    return None if figure < 0 else figure
+        """Return one row as an object."""
+        known = (None if column[row] < 0 else column[row] for column in self.figures)
+        return NvmlProcess(self.pids[row], self.device_index, self.device_uuid, *known)
 
 
 @attrs.frozen(slots=False)
 class NvmlSample:
-    """All that the driver said at one time. A value: it compares, pickles and may be shared.
+    """All answers of the driver at one time. A value: it compares, and may be shared.
 
     Attributes:
         taken_at_ns: When, Unix nanoseconds.
         state: ``OK``, or why there is nothing.
         fault: The call that failed, for `state` or for `driver_version`; None if none did.
-        driver_version: Such as ``570.124.06``; None where the driver does not tell.
+        driver_version: Such as ``570.124.06``; None if not known.
         devices: The GPUs, by index.
-        columns: The processes on them, one entry per GPU and MIG device, for programs that look
-            often: no object is made per process. On a GPU with MIG a process stands under the MIG
-            device alone.
+        columns: The processes on them, one entry per GPU and MIG device. On a GPU with MIG a
+            process is under the MIG device alone.
         sees_all_processes: Whether the pids are those of the host's namespace and the lists hold
             every process, so that a process that is not listed uses nothing.
     """
 
     taken_at_ns: int
     state: NvmlState
-    fault: NvmlFault | None
-    driver_version: str | None
-    devices: tuple[NvmlDevice, ...]
-    columns: tuple[ProcessColumns, ...]
-    sees_all_processes: bool
+    fault: NvmlFault | None = None
+    driver_version: str | None = None
+    devices: tuple[NvmlDevice, ...] = ()
+    columns: tuple[ProcessColumns, ...] = ()
+    sees_all_processes: bool = False
 
     @cached_property
     def processes(self) -> tuple[NvmlProcess, ...]:
-        """The processes on the GPUs, by GPU and pid.
-
-        A process on several devices stands here once for each of them.
-        """
+        """The processes on the GPUs, by GPU and pid; one entry for each device of a process."""
         return tuple(each.process(row) for each in self.columns for row in range(len(each.pids)))
-
-    @property
-    def utilization(self) -> tuple[NvmlProcess, ...]:
-        """The driver's samples of the last second, as it gives them; several of one process too.
-
-        Inside a container the pids may be the host's, also where those of `processes` are not: some
-        drivers translate the one and not the other. `processes` pairs only what is certain.
-
-        Shell: ``nvidia-smi pmon -c 1 -s u``.
-        """
-        return tuple(sample for each in self.columns for sample in each.utilization)
-
-    @cached_property
-    def pids(self) -> frozenset[int]:
-        """The processes on the GPUs."""
-        return frozenset(pid for each in self.columns for pid in each.pids)
 
     @cached_property
     def _by_uuid(self) -> dict[str | None, ProcessColumns]:
         return {each.device_uuid: each for each in self.columns}
 
     @cached_property
-    def _sampled(self) -> frozenset[tuple[str | None, int]]:
-        return frozenset(
-            (each.device_uuid, sample[0]) for each in self.columns for sample in each.samples
-        )
-
-    @cached_property
-    def _places(self) -> dict[str | None, NvmlDevice]:
+    def _devices(self) -> dict[str | None, NvmlDevice]:
         return {
-            place.uuid: place for device in self.devices for place in (device, *device.mig_devices)
+            each.uuid: each for device in self.devices for each in (device, *device.mig_devices)
         }
 
     def of_pid(self, pid: int, *, without: Collection[str | None] = ()) -> tuple[NvmlProcess, ...]:
-        """What the driver lists of one process, one entry per device.
+        """Return the entries of one process, one per device.
 
         Args:
             pid: Pid in the host's namespace.
@@ -251,28 +195,28 @@ class NvmlSample:
         )
 
     def process(self, device_uuid: str, pid: int) -> NvmlProcess | None:
-        """What a process uses of a GPU or MIG device.
+        """Return a process's usage of a GPU or MIG device; None if nothing is known.
 
-        A process that is not listed uses nothing, where the driver's lists are complete: its
-        figures are 0 then. Where they are not, nothing is known.
+        A process that is not listed uses nothing if the driver's lists are complete: its figures
+        are 0 then.
 
         Args:
             device_uuid: ``GPU-…`` or ``MIG-…``.
             pid: Pid in the host's namespace.
-
-        Returns:
-            The figures; None if nothing is known.
         """
         columns = self._by_uuid.get(device_uuid)
         if columns is not None and pid in columns.rows:
             return columns.process(columns.rows[pid])
-        place = self._places.get(device_uuid)
-        if place is None or not self.sees_all_processes:
+        device = self._devices.get(device_uuid)
+        if (
+            device is None
+            or not self.sees_all_processes
+            or device.processes_state is not NvmlState.OK
+            # With MIG on, the GPU's own entry holds only what no MIG device accounts for.
+            or device.mig_devices
+            # It came or went while the driver was asked.
+            or (columns is not None and pid in columns.sampled)
+        ):
             return None
-        # With MIG on, the GPU's own entry holds only what no MIG device accounts for.
-        if place.processes_state is not NvmlState.OK or place.mig_devices:
-            return None
-        if (device_uuid, pid) in self._sampled:
-            return None  # it came or went while the driver was asked
-        util = 0 if place.utilization_state is NvmlState.OK else None
-        return NvmlProcess(pid, place.index, device_uuid, (), 0, util, util, util, util)
+        util = 0 if device.utilization_state is NvmlState.OK else None
+        return NvmlProcess(pid, device.index, device_uuid, 0, util, util, util, util)

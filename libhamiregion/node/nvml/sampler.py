@@ -1,23 +1,21 @@
-"""The driver's view: devices and their processes.
+"""Sampling the driver: devices and their processes.
 
-What NVML does not tell is None and has a reason; no call of this module raises for it, and nothing
-becomes a 0 that is not one.
+A figure that NVML does not have is None and has a reason; no call raises for it.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import attrs
-
 from libhamiregion.node.proc_visibility import INITIAL_PID_NAMESPACE
 
 from .devices import DeviceReader
 from .driver import Driver
-from .models import NvmlProcess, NvmlSample
+from .models import NvmlSample
 from .states import NvmlCallFailed, NvmlFault, NvmlState
 
 if TYPE_CHECKING:
@@ -29,33 +27,34 @@ if TYPE_CHECKING:
 
 # A count out of range must not become a long loop.
 _MAX_DEVICES = 256
+# A driver that hangs must not keep the program from ending.
+_CLOSE_TIMEOUT_S = 1.0
 
 
 class NvmlSampler:
     """Asks NVML, through nvidia-ml-py, which is imported on first use only.
 
-    A context manager; the first question opens it too. Opening never raises: where there is no
-    driver, every sample has the reason as its state, and the next one tries again.
+    A context manager; the first sample opens it too. Opening never raises: without a driver every
+    sample has the reason as its state, and the next one tries again.
 
         with NvmlSampler() as sampler:
             for device in sampler.sample().devices:
                 print(device.uuid, device.memory_used_bytes)
 
-    Threads: may be shared; one question is asked at a time, and `close` waits for it. NVML counts
-    its initialisations, so several samplers and other users of NVML in one program do not disturb
-    each other. Fork: make a new sampler in the child.
+    Threads: may be shared; one question is asked at a time. NVML counts its initialisations, so
+    that several samplers and other users of NVML in one program do not disturb each other. Fork:
+    make a new sampler in the child.
 
     Args:
-        library: Path of the driver's library, where it is not on the loader's path, for example
-            under the root of a driver container. The library that a program loads first stays.
-        host_namespace: Whether the driver tells this program the host's pids and all processes;
-            None means to find out. In another pid namespace drivers hide processes, and translate
-            the pids of some lists and not of others: a process that is not listed is unknown there,
-            not idle.
+        library: Path of the driver's library, if it is not on the loader's path, for example under
+            the root of a driver container. The library that a program loads first stays.
+        host_namespace: Whether the driver has the host's pids and all processes; None means to find
+            out. In another pid namespace drivers hide processes, and translate the pids of some
+            lists and not of others: a process that is not listed is unknown there, not idle.
         sensors: Whether samples have each GPU's temperature, power and memory errors as well, as
             HAMi's metrics have them. Some GPUs answer these questions only after milliseconds.
-        processes: Whether samples have processes and their utilisation, which is most of what a
-            sample costs. Without them every figure of a process is unknown.
+        processes: Whether samples have processes and their utilisation, which is most of the cost
+            of a sample. Without them every figure of a process is unknown.
     """
 
     def __init__(
@@ -69,12 +68,11 @@ class NvmlSampler:
         if host_namespace is None:
             host_namespace = _in_host_namespace()
         self._sees_all = host_namespace and processes
-        self._driver = Driver(None if library is None else str(library))
+        self._driver = Driver(None if library is None else os.fspath(library))
         self._reader = DeviceReader(
             self._driver, sees_all=self._sees_all, sensors=sensors, processes=processes
         )
-        self._lock = threading.RLock()
-        self._users = 0
+        self._lock = threading.Lock()
         self._state = NvmlState.CLOSED
 
     def __enter__(self) -> Self:
@@ -98,15 +96,11 @@ class NvmlSampler:
         return self._state
 
     def open(self) -> NvmlState:
-        """Initialise NVML. Opened twice, it must be closed twice.
-
-        Returns:
-            The state; never raises for what NVML or the loader says.
+        """Initialise NVML, and return the state; never raises for an answer of NVML or the loader.
 
         Calls ``nvmlInitWithFlags``.
         """
         with self._lock:
-            self._users += 1
             try:
                 self._start()
             except NvmlCallFailed as failure:
@@ -114,44 +108,26 @@ class NvmlSampler:
             return self._state
 
     def close(self) -> None:
-        """Give NVML back once this was closed as often as it was opened; may be called again.
+        """Undo the initialisation; may be called again, and waits 1 s at most for a sample.
 
         Calls ``nvmlShutdown``.
         """
-        with self._lock:
-            self._users = max(0, self._users - 1)
-            if self._users == 0:
+        if self._lock.acquire(timeout=_CLOSE_TIMEOUT_S):
+            try:
                 self._driver.close()
                 self._state = NvmlState.CLOSED
+            finally:
+                self._lock.release()
 
     def _start(self) -> None:
         if not self._driver.is_open:
-            self._reader.forget()
+            # An index may mean another GPU now.
+            self._reader.identities.clear()
             self._driver.open()
         self._state = NvmlState.OK
 
-    def _count(self) -> int:
-        name = "nvmlDeviceGetCount"
-        try:
-            count: int = self._driver.call(name)
-        except NvmlCallFailed as failure:
-            if failure.state is not NvmlState.UNINITIALIZED:
-                raise
-            # Somebody else in this program gave back more than was theirs.
-            self._driver.close()
-            self._start()
-            count = self._driver.call(name)
-        if not 0 <= count <= _MAX_DEVICES:
-            raise NvmlCallFailed(name, NvmlState.OUT_OF_RANGE)
-        return count
-
-    # ---- questions ------------------------------------------------------------------------------
-
     def sample(self) -> NvmlSample:
         """Ask for everything at once: devices, processes, utilisation.
-
-        Returns:
-            What the driver said; its `state` tells if there was nothing to ask.
 
         Calls ``nvmlDeviceGetCount_v2``, ``nvmlSystemGetDriverVersion``, and for each device
         ``nvmlDeviceGetHandleByIndex_v2``, ``nvmlDeviceGetUUID``, ``nvmlDeviceGetName``,
@@ -169,14 +145,15 @@ class NvmlSampler:
             taken_at_ns = time.time_ns()
             try:
                 self._start()
-                count = self._count()
+                count = self._driver.call("nvmlDeviceGetCount")
+                if not 0 <= count <= _MAX_DEVICES:
+                    raise NvmlCallFailed("nvmlDeviceGetCount", NvmlState.OUT_OF_RANGE)
             except NvmlCallFailed as failure:
-                # A driver that was unloaded, or replaced, wants a new initialisation.
+                # A driver that was unloaded, replaced, or shut down by another user of NVML in this
+                # program, wants a new initialisation.
                 self._driver.close()
                 self._state = failure.state
-                return NvmlSample(
-                    taken_at_ns, failure.state, failure.fault("nvml"), None, (), (), False
-                )
+                return NvmlSample(taken_at_ns, failure.state, failure.fault("nvml"))
             version, fault = self._driver_version()
             self._reader.driver_version = version
             readings = [self._reader.read(index) for index in range(count)]
@@ -195,28 +172,6 @@ class NvmlSampler:
             return self._driver.call("nvmlSystemGetDriverVersion"), None
         except NvmlCallFailed as failure:
             return None, failure.fault("driver_version")
-
-    def process_view(self, *, sample: NvmlSample | None = None) -> tuple[NvmlProcess, ...]:
-        """The processes of a sample with the programs' names: pid, name, memory, utilisation.
-
-        Names are raw text of the processes' own choice; escape them before printing.
-
-        Args:
-            sample: The sample whose processes are named; None takes a new one.
-
-        Calls: as `sample`, and ``nvmlSystemGetProcessName``. Shell: ``nvidia-smi
-        --query-compute-apps=pid,name,used_memory --format=csv``.
-        """
-        with self._lock:
-            processes = (self.sample() if sample is None else sample).processes
-            names = {pid: self._name(pid) for pid in {process.pid for process in processes}}
-            return tuple(attrs.evolve(each, name=names[each.pid]) for each in processes)
-
-    def _name(self, pid: int) -> str | None:
-        try:
-            return self._driver.call("nvmlSystemGetProcessName", pid) or None
-        except NvmlCallFailed:
-            return None
 
 
 def _in_host_namespace() -> bool:

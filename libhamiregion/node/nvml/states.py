@@ -80,37 +80,34 @@ class NvmlFault:
         call: The NVML function.
         state: Its answer.
         code: The number that it returned, None where the state comes from no return value.
-        said: What the loader said of the library that was asked for by its path; None for the rest.
+        detail: The loader's message about a library that was named by its path; else None.
     """
 
     figure: str
     call: str
     state: NvmlState
     code: int | None = None
-    said: str | None = None
+    detail: str | None = None
 
     @property
     def message(self) -> str:
         """What failed, how, and what to do, as one sentence."""
         number = f" ({self.code})" if self.state is NvmlState.UNDOCUMENTED else ""
-        return f"{self.call}: {self.said or self.state.explanation}{number}"
+        return f"{self.call}: {self.detail or self.state.explanation}{number}"
 
 
 class NvmlCallFailed(Exception):
     """A call that failed; never leaves the modules about NVML."""
 
     def __init__(
-        self, call: str, state: NvmlState, code: int | None = None, said: str | None = None
+        self, call: str, state: NvmlState, code: int | None = None, detail: str | None = None
     ) -> None:
-        super().__init__(call, state, code, said)
-        self.call = call
+        super().__init__(call, state, code, detail)
         self.state = state
-        self.code = code
-        self.said = said
 
     def fault(self, figure: str) -> NvmlFault:
-        """The failure as a value."""
-        return NvmlFault(figure, self.call, self.state, self.code, self.said)
+        """Return the failure as a value."""
+        return NvmlFault(figure, *self.args)
 
 
 # nvmlReturn_t, part of NVML's binary interface: the members from OK to RESET_TYPE_NOT_SUPPORTED, in
@@ -126,37 +123,23 @@ def state_of(code: int) -> NvmlState:
     return _BY_CODE.get(code, NvmlState.UNDOCUMENTED)
 
 
-# Where there is more to say than the state's own name.
+# If there is more to say than the state's own name.
 _EXPLANATIONS = {
-    NvmlState.UNINITIALIZED: (
-        "NVML is not initialised; another part of this program has shut it down, and the next "
-        "sample starts it again"
-    ),
+    NvmlState.UNINITIALIZED: "another part of this program has shut NVML down; the next sample"
+    " starts it again",
     NvmlState.NOT_SUPPORTED: "this device, or its present mode, does not have the figure",
     NvmlState.NO_PERMISSION: "the driver refuses this user; run as root",
     NvmlState.DRIVER_NOT_LOADED: "the NVIDIA kernel driver is not loaded; load it: modprobe nvidia",
-    NvmlState.LIBRARY_NOT_FOUND: (
-        "libnvidia-ml.so.1 cannot be loaded: there is no NVIDIA driver here, or it is not mounted "
-        "into this container"
-    ),
-    NvmlState.FUNCTION_NOT_FOUND: (
-        "this driver, or this release of nvidia-ml-py, does not know the question; update it"
-    ),
-    NvmlState.GPU_IS_LOST: (
-        "the GPU has fallen off the bus or cannot be reached any more; see dmesg for its Xid, and "
-        "reset it or restart the node"
-    ),
-    NvmlState.RESET_REQUIRED: "the GPU must be reset before it can be used again",
-    NvmlState.LIB_RM_VERSION_MISMATCH: (
-        "the NVML library and the loaded kernel driver are of different versions, as after an "
-        "update; restart the node, or this program if it has an old library open"
-    ),
-    NvmlState.CLOSED: "the sampler is not open",
-    NvmlState.NOT_ASKED: "the sampler does not ask for it",
-    NvmlState.PACKAGE_MISSING: (
-        "the Python package nvidia-ml-py is not installed; pip install nvidia-ml-py"
-    ),
+    NvmlState.LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 cannot be loaded: there is no NVIDIA driver, or"
+    " it is not mounted into this container",
+    NvmlState.FUNCTION_NOT_FOUND: "this driver, or this release of nvidia-ml-py, does not know the"
+    " question; update it",
+    NvmlState.GPU_IS_LOST: "the GPU cannot be reached any more; see dmesg for its Xid, and reset it"
+    " or restart the node",
+    NvmlState.LIB_RM_VERSION_MISMATCH: "the NVML library and the kernel driver have different"
+    " versions, as after an update; restart the node, or this program",
+    NvmlState.PACKAGE_MISSING: "the Python package nvidia-ml-py is not installed; pip install"
+    " nvidia-ml-py",
     NvmlState.NO_FIGURE: "the driver has no such figure for this process or device",
     NvmlState.OUT_OF_RANGE: "the driver gave a number that cannot be right",
-    NvmlState.UNDOCUMENTED: "a return value that NVML's documentation does not have",
 }

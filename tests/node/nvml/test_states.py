@@ -7,13 +7,12 @@ import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, OTHER, SECOND, initialisations
 
-from libhamiregion.node.nvml import NvmlFault, NvmlProcess, NvmlSample, NvmlSampler, NvmlState
+from libhamiregion.node.nvml import NvmlFault, NvmlSample, NvmlSampler, NvmlState
 
-# All that `sample` and `process_view` call, as the library exports it.
+# All calls of `sample`, as the library exports them.
 CALLS = (
     "nvmlInitWithFlags",
     "nvmlSystemGetDriverVersion",
-    "nvmlSystemGetProcessName",
     "nvmlDeviceGetCount_v2",
     "nvmlDeviceGetHandleByIndex_v2",
     "nvmlDeviceGetUUID",
@@ -47,8 +46,6 @@ ANSWERS = {
     ("nvmlDeviceGetMPSComputeRunningProcesses_v3", 13),
     ("nvmlDeviceGetComputeRunningProcesses_v3", 13),
     ("nvmlDeviceGetProcessUtilization", 6),
-    # A program without a name is one that has none.
-    *(("nvmlSystemGetProcessName", code) for code in CODES.values()),
 }
 FIGURES = (
     "memory_total_bytes",
@@ -61,13 +58,13 @@ FIGURES = (
 )
 
 
-def figures(sample: NvmlSample, view: tuple[NvmlProcess, ...]) -> dict[Any, int | None]:
+def figures(sample: NvmlSample) -> dict[Any, int | None]:
     """Every figure of a sample, by what it belongs to and its name."""
     found: dict[Any, int | None] = {}
-    owners: list[tuple[Any, Any]] = [((row.device_index, row.pid), row) for row in view]
+    owners: list[tuple[Any, Any]] = [((row.device_index, row.pid), row) for row in sample.processes]
     for device in sample.devices:
         owners += [((device.index,), device)]
-        owners += [((device.index, "mig", mig.slot), mig) for mig in device.mig_devices]
+        owners += [((device.index, n, "mig"), mig) for n, mig in enumerate(device.mig_devices)]
     for key, owner in owners:
         for name in FIGURES:
             if hasattr(owner, name):
@@ -96,20 +93,19 @@ def test_each_error_of_each_call_is_a_state_and_never_a_wrong_figure(
         f"process 0 graphics 102 {30 * MIB}",
         "sample 0 101 100 61 22 3 4",
         "sample 0 102 100 5 6 7 8",
-        *(f"name {pid} program-{pid}" for pid in (101, 102, 301, 302)),
     )
     fake_driver.play(*scene)
     with NvmlSampler(fake_driver.library, host_namespace=True) as sampler:
-        healthy = figures(sampler.sample(), sampler.process_view())
+        healthy = figures(sampler.sample())
     for name, code in CODES.items():
         # What the older function refuses, the newer one may answer.
         newer = call.replace("ProcessUtilization", "ProcessesUtilizationInfo")
         fake_driver.play(*scene, f"error {call} {code}", f"error {newer} {code}")
         with NvmlSampler(fake_driver.library, host_namespace=True) as sampler:
-            sample, view = sampler.sample(), sampler.process_view()
-            found = figures(sample, view)
+            sample = sampler.sample()
+            found = figures(sample)
             if (call, code) == ("nvmlDeviceGetProcessUtilization", 6):
-                assert {row.sm_util_percent for row in view} == {0, None}
+                assert {row.sm_util_percent for row in sample.processes} == {0, None}
                 continue
             for key, value in found.items():
                 assert value is None or value == healthy[key], (name, key)

@@ -8,7 +8,7 @@ import threading
 import pynvml
 import pytest
 from fake_nvml.driver import FakeDriver
-from fake_nvml.scenes import CARD, GPU, MIB, initialisations
+from fake_nvml.scenes import CARD, GPU, MIB, SECOND, initialisations, states
 
 from libhamiregion.node.nvml import NvmlSampler, NvmlState
 
@@ -19,7 +19,7 @@ def test_initialisations_are_given_back_however_it_is_opened(fake_driver: FakeDr
     assert sampler.state is NvmlState.CLOSED
     assert len(sampler.sample().devices) == 1, "the first question opens it"
     assert initialisations() == 1
-    with sampler, sampler, NvmlSampler(fake_driver.library) as other:
+    with sampler, NvmlSampler(fake_driver.library) as other:
         assert initialisations() == 2
         other.sample()
     assert (sampler.state, initialisations()) == (NvmlState.CLOSED, 0)
@@ -32,6 +32,7 @@ def test_somebody_elses_shutdown_is_survived(fake_driver: FakeDriver) -> None:
     fake_driver.play(CARD)
     with NvmlSampler(fake_driver.library) as sampler:
         pynvml.nvmlShutdown()
+        assert sampler.sample().state is NvmlState.UNINITIALIZED
         assert sampler.sample().state is NvmlState.OK
         assert initialisations() == 1
     assert initialisations() == 0
@@ -45,9 +46,9 @@ def test_threads_share_a_sampler(fake_driver: FakeDriver) -> None:
     def ask() -> None:
         try:
             for _ in range(20):
-                with sampler:
-                    sample = sampler.sample()
+                sample = sampler.sample()
                 assert (sample.state, len(sample.processes)) == (NvmlState.OK, 1)
+                sampler.close()
         except BaseException as error:  # noqa: BLE001
             failures.append(error)
 
@@ -94,7 +95,7 @@ def test_without_the_library_or_the_package_there_is_a_state(fake_driver: FakeDr
         "from libhamiregion.node.nvml import NvmlSampler\n"
         "sampler = NvmlSampler(LIBRARY)\n"
         "sample = sampler.sample()\n"
-        "print(sampler.state.value, sample.fault.message, sampler.process_view())"
+        "print(sampler.state.value, sample.fault.message)"
     )
     missing = "LIBRARY = '/nonexistent/libnvidia-ml.so.1'\n" + ask
     told = run_python(missing, dict(os.environ))
@@ -115,3 +116,62 @@ def test_without_any_library_nvidia_ml_pys_own_search_fails_the_same_way() -> No
         "print(NvmlSampler().open().value)"
     )
     assert run_python(code, dict(os.environ)) == "library_not_found"
+
+
+# ---- sensors ------------------------------------------------------------------------------------
+
+
+def test_the_sensors_are_read_where_they_are_wanted(fake_driver: FakeDriver) -> None:
+    fake_driver.play(CARD, "sensors 0 41 187500 3 1")
+    with NvmlSampler(fake_driver.library, host_namespace=True, sensors=True) as sampler:
+        (device,) = sampler.sample().devices
+    assert device.temperature_celsius == 41
+    assert device.power_usage_watts == 187.5
+    assert (device.ecc_corrected_errors, device.ecc_uncorrected_errors) == (3, 1)
+    assert device.faults == ()
+
+
+def test_who_does_not_want_them_does_not_ask(fake_driver: FakeDriver) -> None:
+    asked = (
+        "nvmlDeviceGetTemperature",
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetTotalEccErrors",
+    )
+    fake_driver.play(CARD, "sensors 0 41 187500 3 1", *(f"error {call} 999" for call in asked))
+    with NvmlSampler(fake_driver.library, host_namespace=True) as sampler:
+        (device,) = sampler.sample().devices
+    assert device.temperature_celsius is None
+    assert device.power_usage_watts is None
+    assert device.faults == ()
+
+
+def test_who_wants_no_processes_does_not_ask_for_them(fake_driver: FakeDriver) -> None:
+    asked = (
+        "nvmlDeviceGetComputeRunningProcesses",
+        "nvmlDeviceGetGraphicsRunningProcesses",
+        "nvmlDeviceGetMPSComputeRunningProcesses",
+        "nvmlDeviceGetProcessUtilization",
+    )
+    fake_driver.play(CARD, "process 0 compute 77 1000", *(f"error {call} 999" for call in asked))
+    with NvmlSampler(fake_driver.library, host_namespace=True, processes=False) as sampler:
+        sample = sampler.sample()
+    (device,) = sample.devices
+    assert device.faults == ()
+    assert device.processes_state is device.utilization_state is NvmlState.NOT_ASKED
+    assert sample.processes == ()
+    assert sample.process(device.uuid, 77) is None, "it is not known, which is not unused"
+
+
+def test_a_card_without_sensors_has_a_reason_for_each(fake_driver: FakeDriver) -> None:
+    fake_driver.play(CARD, SECOND, "sensors 1 70 4000000000 0 0")
+    with NvmlSampler(fake_driver.library, host_namespace=True, sensors=True) as sampler:
+        first, second = sampler.sample().devices
+    assert states(first.faults) == {
+        ("nvmlDeviceGetTemperature", NvmlState.NOT_SUPPORTED),
+        ("nvmlDeviceGetPowerUsage", NvmlState.NOT_SUPPORTED),
+        ("nvmlDeviceGetTotalEccErrors", NvmlState.NOT_SUPPORTED),
+    }
+    assert second.temperature_celsius == 70
+    assert second.ecc_uncorrected_errors == 0
+    assert second.power_usage_watts is None
+    assert states(second.faults) == {("nvmlDeviceGetPowerUsage", NvmlState.OUT_OF_RANGE)}
