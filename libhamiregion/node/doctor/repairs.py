@@ -237,13 +237,13 @@ class _RegionRepair(contextlib.ExitStack):
                 raise _NotRepaired(f"process {finding.pid} cannot be proved alive any more")
             if self._dry_run:
                 return [f"would store host pid {to.pid} for process {at.pid}" for at, to in wrong]
-            if not wrong:
-                return actions
             for usage, process in wrong:
                 change = self._store_host_pid(usage.pid, process.pid, len(actions))
                 actions.append(
                     f"host pid of process {usage.pid}: {change.before or 'none'} -> {change.after}"
                 )
+            if not processes.ended([process for _, process in wrong]):
+                return actions
         raise _NotRepaired("processes come and go too fast")
 
     def _store_host_pid(self, pid: int, host_pid: int, stored: int) -> SlotChange:
