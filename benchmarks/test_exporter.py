@@ -160,7 +160,7 @@ class ByHand:
                 str(name.namespace),
                 str(name.pod),
                 str(container.name),
-                str(devices.index[row]),
+                str(devices.device[row]),
                 str(devices.uuid(row)),
                 "vGPU",
             )

@@ -34,7 +34,8 @@ def plan_night(node: Node) -> list[hami.LimitChange]:
             for device in snapshot.devices:
                 least = max(device.memory_used_bytes, 2**28)
                 if (device.memory_limit_bytes or 0) > least:
-                    changes += region.set_memory_limit(least, device=device.index, dry_run=True)
+                    change = region.set_memory_limit(least, device=device.index, dry_run=True)
+                    changes.append(change)
     return changes
 
 

@@ -7,17 +7,31 @@
 
 from . import frames as frames  # gives tables and snapshots methods
 from ._version import __version__
-from .edits import LimitEdit
-from .effects import Effect, LimitChange, ValueChange
+from .changes import (
+    ANYTHING,
+    Anything,
+    Change,
+    Effect,
+    LimitChange,
+    LimitKind,
+    SlotChange,
+    ValueChange,
+)
+from .edits import Device, Limit, LimitEdit
 from .errors import (
     AmbiguousLayout,
+    LaunchesWouldStop,
     LimitBelowUsage,
     LimitConflict,
+    LockLost,
     LockNotRecoverable,
     LockTimeout,
     MemoryLimitExceeded,
+    NoSuchDevice,
     NotARegion,
+    PathLike,
     ProcessNotInRegion,
+    ReapRefused,
     RegionClosed,
     RegionCorrupt,
     RegionError,
@@ -30,8 +44,7 @@ from .errors import (
     SlotTableFull,
 )
 from .layouts import Layout
-from .limiter import CoreLimiter
-from .lock import LockRecovery, LockState
+from .lock import LockRecovery, LockState, OwnerLife, RegionLock
 from .models import (
     DeviceUsage,
     ProcessDeviceUsage,
@@ -40,37 +53,64 @@ from .models import (
     RegionSnapshot,
 )
 from .region import Region, create_region, identify, open_region, own_region
-from .region_set import RegionSet, RegionTable
-from .slot import ReapedSlot, Slot, SlotChange, SlotRepair
-from .undo import UndoOutcome, undo
+from .region_set import (
+    Columns,
+    DeviceColumns,
+    DeviceRow,
+    ProcessColumns,
+    RegionColumns,
+    RegionSet,
+    RegionTable,
+    UsageColumns,
+)
+from .slots import MemoryKind, ReapedSlot, Slot, SlotRepair
+from .undo import UndoOutcome, UndoStatus, undo
 from .units import EnvironmentLimits, format_size, limits_from_environment, parse_size
 
 __all__ = [
+    "ANYTHING",
     "AmbiguousLayout",
-    "CoreLimiter",
+    "Anything",
+    "Change",
+    "Columns",
+    "Device",
+    "DeviceColumns",
+    "DeviceRow",
     "DeviceUsage",
     "Effect",
     "EnvironmentLimits",
+    "LaunchesWouldStop",
     "Layout",
+    "Limit",
     "LimitBelowUsage",
     "LimitChange",
     "LimitConflict",
     "LimitEdit",
+    "LimitKind",
+    "LockLost",
     "LockNotRecoverable",
     "LockRecovery",
     "LockState",
     "LockTimeout",
+    "MemoryKind",
     "MemoryLimitExceeded",
+    "NoSuchDevice",
     "NotARegion",
+    "OwnerLife",
+    "PathLike",
+    "ProcessColumns",
     "ProcessDeviceUsage",
     "ProcessNotInRegion",
     "ProcessStatus",
     "ProcessUsage",
+    "ReapRefused",
     "ReapedSlot",
     "Region",
     "RegionClosed",
+    "RegionColumns",
     "RegionCorrupt",
     "RegionError",
+    "RegionLock",
     "RegionNotFound",
     "RegionNotReady",
     "RegionPermissionDenied",
@@ -85,6 +125,8 @@ __all__ = [
     "SlotRepair",
     "SlotTableFull",
     "UndoOutcome",
+    "UndoStatus",
+    "UsageColumns",
     "ValueChange",
     "__version__",
     "create_region",

@@ -1,164 +1,427 @@
-"""What an edit asks for, as people write it and as the core takes it."""
+"""Edits of a region: parsed, made in one call of the core, and returned as changes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex, TypeAlias, overload
 
 import attrs
 
 from ._core import ffi, lib
-from .effects import ANYTHING, Anything
+from ._handle import Handle
+from .changes import ANYTHING, Anything, Effect, LimitChange, ValueChange, edit_changes
+from .errors import NoSuchDevice, new_error
 from .layouts import DEVICE_CAPACITY
+from .models import take_snapshot
 from .units import integer, memory_limit_percent, memory_limit_value, sm_limit_value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from .effects import LimitKind
+    CoreEdit = tuple[Any, ...]
 
-#: A device as it is named, by index or uuid; None is every device, or none for a whole region.
-Device: TypeAlias = "SupportsIndex | str | None"
-#: The beginning of a ``struct hr_edit``: kind, device, flags, 0, value and expected value. A device
-#: that is named by its uuid stands there as that.
-CoreEdit: TypeAlias = "tuple[int, int | str, int, int, int, int]"
-#: A field of the whole region that an edit changes.
-RegionField: TypeAlias = Literal["priority", "utilization_switch", "recent_kernel"]
+#: A device by its index (CUDA ordinal) or its uuid.
+Device: TypeAlias = "SupportsIndex | str"
+#: A limit: bytes or percent, text such as "6GiB", "80%" or "unlimited"; None is unlimited.
+Limit: TypeAlias = "SupportsIndex | str | None"
 
-FIELD_KINDS: Final[dict[RegionField, int]] = {
-    "priority": lib.HR_PRIORITY,
-    "utilization_switch": lib.HR_SWITCH,
-    "recent_kernel": lib.HR_RECENT_KERNEL,
-}
-_MEMORY, _SM = lib.HR_MEMORY, lib.HR_SM
-_EXPECT, _PERCENT = lib.HR_EXPECT, lib.HR_PERCENT
-_ALL_DEVICES: Final[int] = lib.HR_ALL_DEVICES
-_EDITS = ffi.typeof("struct hr_edit[]")
-_new = ffi.new
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
-_UINT64_MAX = (1 << 64) - 1
+_UINT64_MAX: Final = (1 << 64) - 1
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class LimitEdit:
     """One value that `Region.edit_limits` shall change, together with others.
 
     Attributes:
-        kind: ``"memory"``, ``"sm"`` or ``"priority"``.
-        value: A memory limit as `Region.set_memory_limit` takes it, an SM limit as
-            `Region.set_sm_limit` does, or the priority.
-        device: Index (CUDA ordinal) or uuid of the device; None is every device of the region. The
+        memory_limit: As `Region.set_memory_limit` takes it. Give one of the first three.
+        sm_limit: As `Region.set_sm_limit` takes it.
+        priority: As `Region.set_priority` takes it.
+        device: Index (CUDA ordinal) or uuid of the device; None is every device of the region. A
             priority has none.
-        expected: Change only where this is the value now, in the same language; None is unlimited.
-            Left out: whatever it is.
+        expected: Change only if this is the present value, in the same language; None is
+            unlimited. Left out: any value.
 
     Raises:
-        ValueError, TypeError: As `Region.set_memory_limit`, `Region.set_sm_limit` and
-            `Region.set_priority`.
+        ValueError, TypeError: As these methods; or not exactly one value.
     """
 
-    kind: LimitKind
-    value: int | str | None
+    memory_limit: int | str | Anything | None = ANYTHING
+    sm_limit: int | str | Anything | None = ANYTHING
+    priority: int | Anything = ANYTHING
     device: int | str | None = None
     expected: int | str | Anything | None = ANYTHING
-    _parsed: CoreEdit = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "_parsed", self._parse())
-
-    def _parse(self) -> CoreEdit:
-        if self.kind == "memory":
-            return memory_edit(self.value, self.device, self.expected)
-        if self.kind == "sm":
-            return sm_edit(self.value, self.device, self.expected)
-        if self.kind != "priority":
-            raise ValueError(f"an edit is of memory, sm or priority, not {self.kind!r}")
-        if self.device is not None:
-            raise ValueError("a priority is the whole region's; name no device")
-        value: Any = self.value
-        expected: Any = self.expected
-        return field_edit("priority", integer("a priority", value, 0, _INT32_MAX), expected)
+        _parse(self)
 
 
-def core_edit(edit: LimitEdit) -> CoreEdit:
-    """A `LimitEdit` in the core's form.
-
-    Raises:
-        TypeError: It is none.
-    """
+def _parse(edit: LimitEdit) -> CoreEdit:
     if not isinstance(edit, LimitEdit):
-        raise TypeError(f"an edit is a LimitEdit(kind, value, device=…), not {type(edit).__name__}")
-    return edit._parsed
+        raise TypeError(f"an edit is a LimitEdit, not {type(edit).__name__}")
+    given = [edit.memory_limit, edit.sm_limit, edit.priority]
+    if given.count(ANYTHING) != len(given) - 1:
+        raise ValueError("a LimitEdit has one of memory_limit, sm_limit and priority")
+    if edit.priority is ANYTHING:
+        kind = lib.HR_MEMORY if edit.sm_limit is ANYTHING else lib.HR_SM
+        limit: Any = edit.memory_limit if edit.sm_limit is ANYTHING else edit.sm_limit
+        return limit_edit(kind, limit, edit.device, edit.expected)
+    if edit.device is not None:
+        raise ValueError("a priority is the whole region's; name no device")
+    return _priority_edit(edit.priority, edit.expected)
 
 
-def memory_edit(
-    limit: SupportsIndex | str | None,
-    device: Device,
-    expected: SupportsIndex | str | Anything | None,
+def limit_edit(
+    kind: int, limit: Limit, device: Device | None, expected: Limit | Anything
 ) -> CoreEdit:
-    """A memory limit, or a percentage of the one that stands there, in the core's form."""
+    """Return the fields of a ``struct hr_edit`` for a limit."""
+    stored = memory_limit_value if kind == lib.HR_MEMORY else sm_limit_value
     flags, compare = 0, 0
     if expected is not ANYTHING:
-        flags, compare = _EXPECT, memory_limit_value(expected)
-    percent = memory_limit_percent(limit) if isinstance(limit, str) else None
+        flags, compare = lib.HR_EXPECT, stored(expected)
+    percent = memory_limit_percent(limit) if kind == lib.HR_MEMORY else None
     if percent is not None:
-        return _MEMORY, _device(device), flags | _PERCENT, 0, percent, compare
-    return _MEMORY, _device(device), flags, 0, memory_limit_value(limit), compare
+        return stored_edit(kind, percent, device, compare, flags | lib.HR_PERCENT)
+    return stored_edit(kind, stored(limit), device, compare, flags)
 
 
-def sm_edit(
-    percent: SupportsIndex | str | None,
-    device: Device,
-    expected: SupportsIndex | str | Anything | None,
+def stored_edit(
+    kind: int, value: int, device: Device | None, expected: int, flags: int = lib.HR_EXPECT
 ) -> CoreEdit:
-    """An SM limit in the core's form."""
-    value = sm_limit_value(percent)
-    if expected is ANYTHING:
-        return _SM, _device(device), 0, 0, value, 0
-    return _SM, _device(device), _EXPECT, 0, value, sm_limit_value(expected)
-
-
-def field_edit(field: RegionField, value: int, expected: SupportsIndex | Anything) -> CoreEdit:
-    """A value of the whole region, of 32 bits, in the core's form."""
-    if expected is ANYTHING:
-        return FIELD_KINDS[field], 0, 0, 0, value & _UINT64_MAX, 0
-    compare = integer("an expected value", expected, _INT32_MIN, _INT32_MAX)
-    return FIELD_KINDS[field], 0, _EXPECT, 0, value & _UINT64_MAX, compare & _UINT64_MAX
-
-
-def stored_edit(kind: LimitKind, value: int, device: int, expected: int) -> CoreEdit:
-    """A limit as it is stored, with no check of its value: for what stood there before.
-
-    An `expected` SM limit that is unlimited stands for every one that is.
-    """
-    return _MEMORY if kind == "memory" else _SM, _device(device), _EXPECT, 0, value, expected
-
-
-def _device(device: Device) -> int | str:
-    if device is None:
-        return _ALL_DEVICES
-    if type(device) is int and 0 <= device < DEVICE_CAPACITY:
-        return device
+    """Return the fields of a ``struct hr_edit``; `value` is as it is stored."""
+    index, uuid = -1, ffi.NULL
     if isinstance(device, str):
         if "\0" in device:
             raise ValueError("a uuid has no NUL character")
-        return device
-    return integer("a device", device, 0, DEVICE_CAPACITY - 1)
+        uuid = ffi.new("char[]", device.encode("utf-8", "surrogateescape"))
+    elif device is not None:
+        index = integer("a device", device)
+        if not 0 <= index < DEVICE_CAPACITY:
+            error = NoSuchDevice(f"a device is 0 to {DEVICE_CAPACITY - 1}, not {device}")
+            error.device = index
+            raise error
+    return kind, index, flags, 0, value, expected, uuid
 
 
-def edit_array(edits: Sequence[CoreEdit]) -> tuple[Any, int, list[Any]]:
-    """The array that ``hr_edit`` takes, its room, and what has to live until that returns."""
-    given: list[tuple[Any, ...]] = []
-    kept: list[Any] = []
-    added = 0
-    for edit in edits:
-        device = edit[1]
-        if isinstance(device, str):
-            uuid = _new("char[]", device.encode("utf-8", "surrogateescape"))
-            kept.append(uuid)
-            given.append((edit[0], 0, *edit[2:], uuid))
-        else:
-            given.append(edit)
-            if device == _ALL_DEVICES:
-                added += DEVICE_CAPACITY - 1
-    raw = _new(_EDITS, given + [()] * added)
-    return raw, len(given) + added, kept
+def _field_edit(kind: int, value: int, expected: Any) -> CoreEdit:
+    """Return the fields of a ``struct hr_edit`` for 32 bits of the whole region."""
+    if expected is ANYTHING:
+        return kind, 0, 0, 0, value & _UINT64_MAX, 0, ffi.NULL
+    compare = integer("an expected value", expected, _INT32_MIN, _INT32_MAX)
+    return kind, 0, lib.HR_EXPECT, 0, value & _UINT64_MAX, compare & _UINT64_MAX, ffi.NULL
+
+
+def _priority_edit(priority: Any, expected: Any) -> CoreEdit:
+    number = integer("a priority", priority, 0, _INT32_MAX)
+    return _field_edit(lib.HR_PRIORITY, number, expected)
+
+
+def _switch(what: str, on: bool) -> int:
+    if not isinstance(on, bool):
+        raise TypeError(f"{what} is True or False, not {type(on).__name__}")
+    return int(on)
+
+
+def device_indices(bits: int) -> tuple[int, ...]:
+    """Return the devices of a set of bits."""
+    return tuple(device for device in range(DEVICE_CAPACITY) if bits & 1 << device)
+
+
+def no_such_device(region: Handle, device: Device, advice: str = "") -> NoSuchDevice:
+    """Make the error for a device that the region does not have."""
+    snapshot = take_snapshot(region)
+    uuids = {each.index: each.uuid for each in snapshot.devices}
+    there = device_indices(region._live(lib.HR_VALUE_DEVICES))
+    listed = ", ".join(
+        f"{index} ({uuids[index]})" if uuids.get(index) else str(index) for index in there
+    )
+    why = "" if snapshot.device_count else ": its container has not reported its devices"
+    error = NoSuchDevice(
+        f"{region.path!r} has no device {device!r}, only {listed}{why}{advice}", path=region.path
+    )
+    error.device = device if isinstance(device, str) else int(device)
+    return error
+
+
+def find_device(region: Handle, device: Device) -> int:
+    """Return the index of a device of the region.
+
+    Raises:
+        NoSuchDevice: Neither an index nor a uuid of one.
+    """
+    if not isinstance(device, str):
+        index = integer("a device", device)
+        if index >= 0 and region._live(lib.HR_VALUE_DEVICES) >> index & 1:
+            return index
+    else:
+        for each in take_snapshot(region).devices:
+            if device and each.uuid == device:
+                return each.index
+    raise no_such_device(region, device)
+
+
+class Edits(Handle):
+    """The edits of a region."""
+
+    __slots__ = ()
+
+    @overload
+    def set_memory_limit(
+        self,
+        limit: Limit,
+        *,
+        device: Device,
+        expected: Limit | Anything = ...,
+        force: bool = ...,
+        dry_run: bool = ...,
+    ) -> LimitChange: ...
+    @overload
+    def set_memory_limit(
+        self,
+        limit: Limit,
+        *,
+        device: None = ...,
+        expected: Limit | Anything = ...,
+        force: bool = ...,
+        dry_run: bool = ...,
+    ) -> tuple[LimitChange, ...]: ...
+    def set_memory_limit(
+        self,
+        limit: Limit,
+        *,
+        device: Device | None = None,
+        expected: Limit | Anything = ANYTHING,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> LimitChange | tuple[LimitChange, ...]:
+        """Change a memory limit, in running processes too: libvgpu reads it at each allocation.
+
+        Args:
+            limit: Bytes; text as `parse_size` takes it; "80%" of the present limit; None or
+                "unlimited".
+            device: Index or uuid; None means every device of the region (`device_indices`), all
+                or none.
+            expected: Change only if this is the present limit (compare-and-set); None is
+                unlimited. Left out: any limit.
+            force: Allow a limit below the memory in use, and any index from 0 to 15.
+            dry_run: Check everything, change nothing.
+
+        Returns:
+            A `LimitChange` in bytes; without `device` a tuple, one per device.
+
+        Raises:
+            NoSuchDevice: The message lists the devices there are.
+            LimitConflict: `expected` did not hold.
+            LimitBelowUsage: The limit is below the memory in use, and `force` was not given.
+            RegionReadOnly: Opened without ``writable=True``.
+            ValueError: A limit of 0 (use None), a text that is no size, a percentage of unlimited.
+            RegionStale, RegionCorrupt, RegionClosed: As `snapshot`.
+
+        Source: docs, What a region is (What an edit changes, and when).
+
+        Shell: ``hamiregion limits set FILE --memory 6GiB``.
+        """
+        edit = limit_edit(lib.HR_MEMORY, limit, device, expected)
+        changes = self._edit([edit], force=force, dry_run=dry_run)
+        return changes if device is None else changes[0]
+
+    @overload
+    def set_sm_limit(
+        self,
+        percent: Limit,
+        *,
+        device: Device,
+        expected: Limit | Anything = ...,
+        force: bool = ...,
+        dry_run: bool = ...,
+    ) -> LimitChange: ...
+    @overload
+    def set_sm_limit(
+        self,
+        percent: Limit,
+        *,
+        device: None = ...,
+        expected: Limit | Anything = ...,
+        force: bool = ...,
+        dry_run: bool = ...,
+    ) -> tuple[LimitChange, ...]: ...
+    def set_sm_limit(
+        self,
+        percent: Limit,
+        *,
+        device: Device | None = None,
+        expected: Limit | Anything = ANYTHING,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> LimitChange | tuple[LimitChange, ...]:
+        """Change an SM limit. `LimitChange.effect` tells whether running processes see it.
+
+        Up to HAMi 2.8.0 a limit on device 0 that had none is refused while processes run: a
+        process that started without one may launch once more and then never again.
+
+        Args:
+            percent: 1 to 100, or text such as "50%"; None, "unlimited" and 100 are unlimited.
+            device: Index or uuid; None means every device of the region (`device_indices`), all
+                or none.
+            expected: Change only if this is the present limit; None is unlimited. Left out: any
+                limit.
+            force: Allow a limit that stops running processes, and any index from 0 to 15.
+            dry_run: Check everything, change nothing.
+
+        Returns:
+            A `LimitChange` in percent; without `device` a tuple, one per device.
+
+        Raises:
+            LaunchesWouldStop: The limit would stop running processes, and `force` was not given.
+            NoSuchDevice, LimitConflict, RegionReadOnly, ValueError, RegionStale, RegionCorrupt,
+            RegionClosed: As `set_memory_limit`.
+
+        Source: docs, What a region is (What an edit changes, and when).
+
+        Shell: ``hamiregion limits set FILE --sm 50``.
+        """
+        edit = limit_edit(lib.HR_SM, percent, device, expected)
+        changes = self._edit([edit], force=force, dry_run=dry_run)
+        return changes if device is None else changes[0]
+
+    def edit_limits(
+        self, edits: Iterable[LimitEdit], *, force: bool = False, dry_run: bool = False
+    ) -> tuple[LimitChange | ValueChange, ...]:
+        """Change several limits and the priority together: all or nothing.
+
+        One call into the core checks all of them, then stores them in order, each by
+        compare-and-swap; if one fails, those before it are put back. A reader may see the first
+        without the last for some 100 ns, and that state stays if this process is killed then.
+
+        Args:
+            edits: The changes, each value of a device once; one without a device is of every
+                device of the region.
+            force: Allow all that `set_memory_limit` and `set_sm_limit` allow with it.
+            dry_run: Check everything, change nothing.
+
+        Returns:
+            The changes in the order of the edits; one per device for an edit of every device.
+
+        Raises:
+            ValueError: The same value twice.
+            NoSuchDevice, LimitConflict, LimitBelowUsage, LaunchesWouldStop, RegionReadOnly,
+            RegionStale, RegionCorrupt, RegionClosed: As `set_memory_limit` and `set_sm_limit`.
+
+        Source: docs, What a region is (What an edit changes, and when).
+        """
+        return self._edit([_parse(edit) for edit in edits], force=force, dry_run=dry_run)
+
+    def _edit(
+        self, edits: Sequence[CoreEdit], *, force: bool = False, dry_run: bool = False
+    ) -> tuple[Any, ...]:
+        """Make edits in one call of the core, all or none: every edit of a region is made here."""
+        room = lib.HR_EDITS_MAX
+        if len(edits) > room:
+            raise ValueError(f"{self.path!r}: a region has at most {room} values to edit at once")
+        raw, error = ffi.new("struct hr_edit[]", room), new_error()
+        raw[0 : len(edits)] = edits
+        flags = (lib.HR_FORCE if force else 0) | (lib.HR_DRY_RUN if dry_run else 0)
+        count = lib.hr_edit(self._handle, raw, len(edits), room, flags, error)
+        if count == lib.HR_ENODEVICE:
+            self._refuse_device(edits[error.found], error.device)
+        return edit_changes(self, raw[0 : self._check(count, error)])
+
+    def _refuse_device(self, edit: CoreEdit, index: int) -> NoReturn:
+        uuid = edit[-1]
+        device = index if uuid == ffi.NULL else ffi.string(uuid).decode("utf-8", "surrogateescape")
+        advice = f"; force=True sets any index from 0 to {DEVICE_CAPACITY - 1}"
+        raise no_such_device(self, device, advice)
+
+    def set_priority(
+        self,
+        n: SupportsIndex,
+        *,
+        expected: SupportsIndex | Anything = ANYTHING,
+        dry_run: bool = False,
+    ) -> ValueChange:
+        """Set the region's priority: 0 is high, 1 is low. Read by HAMi's monitor.
+
+        Args:
+            n: The priority, a 32-bit number.
+            expected: Change only if this is the present value (compare-and-set). Left out: any
+                value.
+            dry_run: Check everything, change nothing.
+
+        Raises:
+            ValueError: Not a 32-bit number, or negative.
+            TypeError: Not an integer.
+            LimitConflict: `expected` did not hold.
+            RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
+        """
+        return self._edit_field(_priority_edit(n, expected), dry_run=dry_run)
+
+    def set_utilization_switch(
+        self, on: bool, *, expected: bool | Anything = ANYTHING, dry_run: bool = False
+    ) -> ValueChange:
+        """Switch SM limiting on or off.
+
+        The environment's ``GPU_CORE_UTILIZATION_POLICY`` (force, disable) overrides it in its
+        processes. HAMi's monitor sets this field every 5 s.
+
+        Args:
+            on: Whether SM limits hold.
+            expected: As in `set_priority`.
+            dry_run: Check everything, change nothing.
+
+        Raises:
+            LimitConflict: `expected` did not hold; a damaged value is neither.
+            TypeError: Neither True nor False.
+            RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
+        """
+        what = "the utilisation switch"
+        compare = ANYTHING if isinstance(expected, Anything) else _switch(what, expected)
+        edit = _field_edit(lib.HR_SWITCH, _switch(what, on), compare)
+        return self._edit_field(edit, dry_run=dry_run)
+
+    def set_recent_kernel(
+        self,
+        n: SupportsIndex,
+        *,
+        expected: SupportsIndex | Anything = ANYTHING,
+        dry_run: bool = False,
+    ) -> ValueChange:
+        """Set the launch mark: 2 as after a launch, -1 blocks launches of SM-limited processes.
+
+        HAMi's monitor sets this field every 5 s. To count it down, give `expected`, so that no
+        launch in between is lost.
+
+        Raises:
+            ValueError: Not a 32-bit number, or below -1.
+            TypeError, LimitConflict, RegionReadOnly, RegionStale, RegionClosed: As `set_priority`.
+        """
+        mark = integer("the launch mark", n, -1, _INT32_MAX)
+        return self._edit_field(_field_edit(lib.HR_RECENT_KERNEL, mark, expected), dry_run=dry_run)
+
+    def _edit_field(self, edit: CoreEdit, *, dry_run: bool) -> ValueChange:
+        change: ValueChange = self._edit([edit], dry_run=dry_run)[0]
+        return change
+
+    def set_burst(self, on: bool, *, dry_run: bool = False) -> ValueChange:
+        """Make the SM limits soft, or hard again, for programs of `hamiregion run`.
+
+        Under a soft limit a program uses idle time of its GPU, and returns to the limit when
+        another program needs it. Running programs see it within half a second. libvgpu's processes
+        are held to the limits. The mark is kept behind the structure that libvgpu maps; setting it
+        makes the file some bytes longer.
+
+        Args:
+            on: Whether they are soft.
+            dry_run: Check everything, change nothing.
+
+        Raises:
+            TypeError: Neither True nor False.
+            ValueError: The layout is older than 1.1.
+            RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
+
+        Shell: ``hamiregion limits set FILE --burst``.
+        """
+        to, error = _switch("burst", on), new_error()
+        code = lib.hr_set_burst(self._handle, to, lib.HR_DRY_RUN if dry_run else 0, error)
+        if code == lib.HR_EINVAL:
+            raise ValueError(f"a region of layout {self.layout.value} has no room for burst")
+        before = self._check(code, error)
+        return ValueChange("burst", before, to, Effect.IMMEDIATE, self.path, self.file_id)

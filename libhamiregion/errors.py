@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ._core import ffi, lib
 from ._version import __version__
 from .layouts import DEVICE_CAPACITY, LAYOUTS, SLOT_CAPACITY, Layout
+from .units import UNLIMITED, format_size, sm_limit_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,7 @@ class RegionError(Exception):
     """Root of this library's errors; never raised itself.
 
     Attributes:
-        path: The region's file, or None where no file is concerned.
+        path: The region's file; None if no file is concerned.
     """
 
     def __init__(self, message: str, *, path: str | None = None) -> None:
@@ -83,6 +84,16 @@ class RegionReadOnly(RegionError):
     """
 
 
+class NoSuchDevice(RegionError, LookupError):
+    """The region has no such device; the message lists those that it has.
+
+    Attributes:
+        device: The index or uuid asked for.
+    """
+
+    device: int | str
+
+
 class LimitConflict(RegionError):
     """A limit, or another value, was not what the caller expected; nothing was changed.
 
@@ -98,29 +109,49 @@ class LimitConflict(RegionError):
 
 
 class LimitBelowUsage(RegionError):
-    """A limit that what runs there cannot bear; nothing was changed. ``force=True`` sets it.
+    """A memory limit below what is in use; nothing was changed. ``force=True`` sets it.
 
-    A memory limit under what is in use: libvgpu would compute the free memory as limit minus usage
-    without a sign up to HAMi 2.9, and programs would see an enormous amount. Or an SM limit where
-    HAMi up to 2.4.0 runs processes that may have started without one: they would stop for good.
+    libvgpu up to HAMi 2.9 computes the free memory as limit minus usage without a sign, and
+    programs would see an enormous amount.
 
     Attributes:
         device: Index of the device.
-        used_bytes: What is in use there; None where it is an SM limit that is refused.
-        requested_bytes: The memory limit asked for; None where it is an SM limit.
+        used_bytes: Memory in use there.
+        requested_bytes: The memory limit asked for.
     """
 
     device: int
-    used_bytes: int | None = None
-    requested_bytes: int | None = None
+    used_bytes: int
+    requested_bytes: int
+
+
+class LaunchesWouldStop(RegionError):
+    """An SM limit that would stop running processes for good; nothing was changed.
+
+    libvgpu up to HAMi 2.8.0 starts what lets launches through only in a process that finds a limit
+    at its start. ``force=True`` sets the limit.
+
+    Attributes:
+        device: Index of the device.
+        processes: Processes in the region.
+        requested_percent: The SM limit asked for.
+    """
+
+    device: int
+    processes: int
+    requested_percent: int
 
 
 class LockTimeout(RegionError, TimeoutError):
     """The region's semaphore was not free within the time given."""
 
 
+class LockLost(RegionError):
+    """The lock was taken away while it was held: its work may have been disturbed."""
+
+
 class LockNotRecoverable(RegionError):
-    """Nothing proves that the lock may be broken; it was left alone."""
+    """No proof that the lock may be broken; it was left alone."""
 
 
 class MemoryLimitExceeded(RegionError, MemoryError):
@@ -128,7 +159,7 @@ class MemoryLimitExceeded(RegionError, MemoryError):
 
     Attributes:
         device: Index of the device.
-        used_bytes: What all processes of the region use there.
+        used_bytes: Memory that all processes of the region use there.
         limit_bytes: The limit.
         requested_bytes: The charge asked for.
     """
@@ -147,21 +178,281 @@ class ProcessNotInRegion(RegionError, LookupError):
     """No slot of the region belongs to that process."""
 
 
-class SearchCutShort(RegionError, TimeoutError):
-    """/proc was not searched to its end, so slots that may be dead processes' were left alone.
+class ReapRefused(RegionError, ValueError):
+    """A process named to `Region.reap` is alive, or cannot be judged from here; its slot stays.
 
-    A later try may succeed: nothing is wrong with the region. Each search has a budget of the
-    processor's time, and containers decide how long looking at their processes takes. `Region.reap`
-    goes on where it stopped, in the same process, within ten minutes.
+    Attributes:
+        pids: These processes, as pids of the container's namespace.
+        done: The slots that were freed all the same.
+    """
+
+    pids: tuple[int, ...] = ()
+    done: Any = ()
+
+
+class SearchCutShort(RegionError, TimeoutError):
+    """/proc was not searched to its end, so slots of possibly dead processes were left alone.
+
+    A later try may succeed: nothing is wrong with the region. Each search has a budget of CPU
+    time, and containers decide how long a scan of their processes takes.
 
     Attributes:
         pids: The processes that were not judged, as pids of the container's namespace; 0 for a slot
-            whose process has taken its pid out.
-        done: What the call has done all the same, and would have returned.
+            whose process has removed its pid.
+        done: The result of the call so far.
     """
 
     pids: tuple[int, ...] = ()
     done: Any = None
+
+
+_CLASSES: dict[int, type[RegionError]] = {
+    lib.HR_ENOTFOUND: RegionNotFound,
+    lib.HR_EACCESS: RegionPermissionDenied,
+    lib.HR_ENOTREGION: NotARegion,
+    lib.HR_ENOTREADY: RegionNotReady,
+    lib.HR_EAMBIGUOUS: AmbiguousLayout,
+    lib.HR_ECORRUPT: RegionCorrupt,
+    lib.HR_ESTALE: RegionStale,
+    lib.HR_ECLOSED: RegionClosed,
+    lib.HR_EFORKED: RegionClosed,
+    lib.HR_EREADONLY: RegionReadOnly,
+    lib.HR_ECONFLICT: LimitConflict,
+    lib.HR_EBELOWUSE: LimitBelowUsage,
+    lib.HR_EUNWATCHED: LaunchesWouldStop,
+    lib.HR_ETIMEOUT: LockTimeout,
+    lib.HR_ELOST: LockLost,
+    lib.HR_ENOTRECOVERABLE: LockNotRecoverable,
+    lib.HR_EMEMORYLIMIT: MemoryLimitExceeded,
+    lib.HR_EFULL: SlotTableFull,
+    lib.HR_ENOPROCESS: ProcessNotInRegion,
+}
+
+# One message per code and reason, or per code. `_words` has the values.
+_MESSAGES: dict[int | tuple[int, int], str] = {
+    lib.HR_ENOTFOUND: "{path} does not exist; a container has its region once something in it uses"
+    " CUDA",
+    lib.HR_EACCESS: "access to {path} was refused ({system}); run as root or as the file's owner",
+    lib.HR_ENOTREGION: "{path} is not a HAMi region: it starts with {found} instead of the magic"
+    " number; give the path of a .cache file that libvgpu made",
+    (lib.HR_ENOTREGION, lib.HR_REASON_LAYOUT): "{path} has layout {found_layout}, not {layout};"
+    " name a layout only if a file can be read as several",
+    (lib.HR_ENOTREGION, lib.HR_REASON_SYMLINK): "{path} is a symbolic link, which a container could"
+    " point anywhere; give the path of the region file itself",
+    (lib.HR_ENOTREGION, lib.HR_REASON_DIRECTORY): "{path} is a directory, not a region file",
+    (lib.HR_ENOTREGION, lib.HR_REASON_FIFO): "{path} is a FIFO, not a region file",
+    (lib.HR_ENOTREGION, lib.HR_REASON_SOCKET): "{path} is a socket, not a region file",
+    (lib.HR_ENOTREGION, lib.HR_REASON_DEVICE): "{path} is a device node, not a region file",
+    lib.HR_ENOTREADY: "{path} is not ready: its magic number is not set yet; try again in a moment",
+    (lib.HR_ENOTREADY, lib.HR_REASON_EMPTY): "{path} is not ready: it is empty; try again in a"
+    " moment",
+    (lib.HR_ENOTREADY, lib.HR_REASON_SHORT): "{path} is not ready: it has {size} bytes, and the"
+    " smallest layout has {wanted}; try again in a moment",
+    lib.HR_EAMBIGUOUS: "{path} can be read as layout {candidates}; name the right one with layout=",
+    lib.HR_ECORRUPT: "{path} is not a usable region: a count or a text was out of range for a"
+    " moment{read_as}",
+    (lib.HR_ECORRUPT, lib.HR_REASON_TRUNCATED): "{path} is not a usable region: the file has {size}"
+    " bytes, too few for its layout; it was cut short{read_as}",
+    (lib.HR_ECORRUPT, lib.HR_REASON_VERSION): "{path} is not a usable region: version {version} in"
+    " a file of {size} bytes fits no known layout; a newer libhamiregion may know it{read_as}",
+    (lib.HR_ECORRUPT, lib.HR_REASON_DEVICE_NUM): "{path} is not a usable region: the number of"
+    f" devices is {{found}}, at most {DEVICE_CAPACITY} are possible{{read_as}}",
+    (lib.HR_ECORRUPT, lib.HR_REASON_PROC_NUM): "{path} is not a usable region: the number of"
+    f" processes is {{signed}}, 0 to {SLOT_CAPACITY} are possible{{read_as}}",
+    (lib.HR_ECORRUPT, lib.HR_REASON_UUID): "{path} is not a usable region: the uuid of device"
+    " {device} is no GPU- or MIG- text{read_as}",
+    lib.HR_ESTALE: "{path} was truncated while it was mapped; open it again",
+    (lib.HR_ESTALE, lib.HR_REASON_REPLACED): "{path} was remade while it was mapped; open it again",
+    lib.HR_ECLOSED: "{path} has been closed; open it again",
+    lib.HR_EFORKED: "{path} was opened before fork(); open it again in the child process",
+    lib.HR_EREADONLY: "{path} was opened for reading; open it with writable=True to change it",
+    (lib.HR_EREADONLY, lib.HR_REASON_VERSION): "{path} has version {version}, newer than"
+    f" libhamiregion {__version__} knows: it can be read, but not changed",
+    (lib.HR_EREADONLY, lib.HR_REASON_LAYOUT): "{path} has layout {layout}, of HAMi 2.4.0 or older:"
+    " its lock and its process slots are read-only; limits can be edited",
+    lib.HR_ECONFLICT: "{path}: {what} is {found_text}, not {wanted_text} as expected; nothing was"
+    " changed",
+    lib.HR_EBELOWUSE: "{path}: device {device} uses {found_text}, more than the limit asked for,"
+    " {wanted_text}; its programs would see an enormous amount of free memory (up to HAMi 2.9)."
+    " Nothing was changed; force=True sets it all the same",
+    lib.HR_EUNWATCHED: "{path}: running processes ({found}) may have started without an SM limit;"
+    " with a limit of {wanted}% each would launch once more and then never again, also after the"
+    " limit is taken back. Set it while nothing runs there. Nothing was changed; force=True sets it"
+    " all the same",
+    lib.HR_ETIMEOUT: "the lock of {path} was not free in time ({owner}); lock_state() tells more,"
+    " and recover_lock() frees it if its holder is proved dead",
+    lib.HR_ELOST: "the lock of {path} was taken away while it was held: others take it from a"
+    " holder that they cannot see after 10 s. Work done under it may have been disturbed",
+    lib.HR_ENOTRECOVERABLE: "the lock of {path} was left alone: it was taken or given back during"
+    " the check (now {owner}), so processes are using it and nothing has to be recovered",
+    (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_ALIVE): "the lock of {path} is held by a live {holder}"
+    " ({owner})",
+    (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_UNKNOWN): "whether the holder of the lock of {path}"
+    " lives cannot be told from here ({owner}): not all processes are visible; run as root on the"
+    " host or in the container",
+    (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_UNWATCHED): "the lock of {path} was left alone: it is"
+    " not signed, so any process that maps the file may hold it; watch it for 10 s, the second"
+    " semaphore for 60 s, or end these processes",
+    (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_RECOVERING): "the lock of {path} was left alone"
+    " ({owner}): another recovery is at work on it; try again when that one has ended",
+    lib.HR_EMEMORYLIMIT: "{path}: device {device} uses {found_size} of {limit_size};"
+    " {wanted_size} more would pass the limit",
+    lib.HR_EFULL: f"all {SLOT_CAPACITY} process slots of {{path}} are taken; reap() empties those"
+    " of dead processes, which are then taken again",
+    lib.HR_ENOPROCESS: "{path} has no slot of a process {found}; snapshot().processes lists them",
+}
+
+#: The fields of the whole region that an edit can change, by the core's kind.
+REGION_FIELDS: dict[int, str] = {
+    lib.HR_PRIORITY: "priority",
+    lib.HR_SWITCH: "utilization_switch",
+    lib.HR_RECENT_KERNEL: "recent_kernel",
+}
+
+
+def new_error() -> Any:
+    """Make a ``struct hr_error`` for a call of the core, which fills it if it fails."""
+    return ffi.new("struct hr_error *")
+
+
+def signed(value: int) -> int:
+    """Return the number that the core has widened to 64 bits without its sign."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def region_error(code: int, path: str, detail: Any) -> Exception:
+    """Make the exception for a negative code of a core function.
+
+    Args:
+        code: The code.
+        path: The region's file, for the message.
+        detail: The ``struct hr_error`` that the call has filled.
+
+    Returns:
+        One of this module's classes; OSError, FileExistsError, RuntimeError or ValueError for an
+        error that is not about a region.
+    """
+    if code == lib.HR_EEXISTS:
+        message = "a region is never created over an existing file; open or remove it"
+        return FileExistsError(errno_codes.EEXIST, message, path)
+    if code == lib.HR_ESYSTEM:
+        return OSError(detail.sys_errno, _system_text(detail.sys_errno), path)
+    if code == lib.HR_EATTACHED:
+        return RuntimeError(f"{path!r}: {_attached_reason(detail)}")
+    if code == lib.HR_EINVAL and detail.device >= 0:
+        return ValueError(_edit_reason(path, detail))
+    if code not in _CLASSES:
+        return ValueError(f"{path!r}: an argument is out of range")
+    message = _MESSAGES.get((code, detail.reason)) or _MESSAGES[code]
+    error = _CLASSES[code](message.format_map(_words(path, detail)), path=path)
+    _add_details(error, detail)
+    if isinstance(error, OSError):
+        error.filename = path
+    return error
+
+
+def _words(path: str, detail: Any) -> dict[str, Any]:
+    """Return the values that messages contain."""
+    layouts = dict(enumerate(each.value for each in LAYOUTS))
+    layout = layouts.get(detail.layout)
+    field = REGION_FIELDS.get(detail.kind)
+    kind = "memory" if detail.kind == lib.HR_MEMORY else "SM"
+    found, wanted = detail.found, detail.wanted
+    return {
+        "path": repr(path),
+        "system": os.strerror(detail.sys_errno),
+        "size": detail.file_size,
+        "device": detail.device,
+        "found": found,
+        "wanted": wanted,
+        "signed": signed(found),
+        "version": f"{found >> 32}.{found & 0xFFFFFFFF}",
+        "layout": layout,
+        "found_layout": layouts.get(found),
+        "read_as": "" if layout is None else f" (read as layout {layout})",
+        "candidates": " and ".join(each.value for each in _candidates(detail)),
+        "what": field or f"the {kind} limit of device {detail.device}",
+        "found_text": limit_text(detail.kind, found),
+        "wanted_text": limit_text(detail.kind, wanted),
+        "found_size": format_size(found),
+        "wanted_size": format_size(wanted),
+        "limit_size": format_size(detail.limit),
+        "owner": f"owner_pid {found}" if found else "not signed",
+        "holder": f"process, pid {wanted} here" if wanted else "writer of this library",
+    }
+
+
+def limit_or_value(kind: int, stored: int) -> int | None:
+    """Return a stored value as Python shows it: None for no limit."""
+    if kind == lib.HR_MEMORY:
+        return stored or None
+    return sm_limit_or_none(stored) if kind == lib.HR_SM else signed(stored)
+
+
+def limit_text(kind: int, stored: int) -> str:
+    """Return a stored value for people."""
+    value = limit_or_value(kind, stored)
+    if value is None:
+        return UNLIMITED
+    if kind == lib.HR_MEMORY:
+        return f"{format_size(value)} ({value} bytes)"
+    return f"{value}%" if kind == lib.HR_SM else str(value)
+
+
+def _add_details(error: RegionError, detail: Any) -> None:
+    if isinstance(error, AmbiguousLayout):
+        error.candidates = _candidates(detail)
+    elif isinstance(error, LimitConflict):
+        error.device = None if detail.kind in REGION_FIELDS else detail.device
+        error.found = limit_or_value(detail.kind, detail.found)
+        error.expected = limit_or_value(detail.kind, detail.wanted)
+    elif isinstance(error, LaunchesWouldStop):
+        error.device = detail.device
+        error.processes, error.requested_percent = detail.found, detail.wanted
+    elif isinstance(error, LimitBelowUsage | MemoryLimitExceeded):
+        error.device = detail.device
+        error.used_bytes, error.requested_bytes = detail.found, detail.wanted
+        if isinstance(error, MemoryLimitExceeded):
+            error.limit_bytes = detail.limit
+
+
+def _candidates(detail: Any) -> tuple[Layout, ...]:
+    return tuple(layout for layout in LAYOUTS if detail.candidates & 1 << layout.number)
+
+
+def _system_text(number: int) -> str:
+    # Only the opening of a leased file gives this.
+    if number == errno_codes.EWOULDBLOCK:
+        return (
+            "a process, of its container most likely, holds a lease on the file (F_SETLEASE), so it"
+            " cannot be opened now; the kernel ends the lease after /proc/sys/fs/lease-break-time"
+            " seconds, so try again; /proc/locks names the process"
+        )
+    return os.strerror(number)
+
+
+def _attached_reason(detail: Any) -> str:
+    if detail.reason == lib.HR_REASON_FOREIGN_MAPPING:
+        return (
+            "another library in this process, such as libvgpu, has the region mapped and accounts "
+            "for the process; its slot is not taken away from it"
+        )
+    if detail.reason == lib.HR_REASON_SAME_PID:
+        return (
+            f"a live process of another pid namespace has the pid {detail.found} in the region: "
+            "start this one with another pid, or give the two containers a region each"
+        )
+    return "this process is attached to the region already"
+
+
+def _edit_reason(path: str, detail: Any) -> str:
+    if detail.wanted:
+        return (
+            f"{path!r}: the memory limit of device {detail.device} is "
+            f"{limit_text(lib.HR_MEMORY, detail.found)}, and {detail.wanted}% of that is no limit; "
+            "nothing was changed"
+        )
+    return f"{path!r}: the same limit of device {detail.device} is edited twice in one call"
 
 
 def search_cut_short(path: str, pids: tuple[int, ...], done: Any) -> SearchCutShort:
@@ -180,250 +471,10 @@ def search_cut_short(path: str, pids: tuple[int, ...], done: Any) -> SearchCutSh
 
 _PIDS_SHOWN = 8
 
-_CLASSES: dict[int, type[RegionError]] = {
-    lib.HR_ENOTFOUND: RegionNotFound,
-    lib.HR_EACCESS: RegionPermissionDenied,
-    lib.HR_ENOTREGION: NotARegion,
-    lib.HR_ENOTREADY: RegionNotReady,
-    lib.HR_EAMBIGUOUS: AmbiguousLayout,
-    lib.HR_ECORRUPT: RegionCorrupt,
-    lib.HR_ESTALE: RegionStale,
-    lib.HR_ECLOSED: RegionClosed,
-    lib.HR_EFORKED: RegionClosed,
-    lib.HR_EREADONLY: RegionReadOnly,
-    lib.HR_ECONFLICT: LimitConflict,
-    lib.HR_EBELOWUSE: LimitBelowUsage,
-    lib.HR_EUNWATCHED: LimitBelowUsage,
-    lib.HR_ETIMEOUT: LockTimeout,
-    lib.HR_ELOST: LockTimeout,
-    lib.HR_ENOTRECOVERABLE: LockNotRecoverable,
-    lib.HR_EMEMORYLIMIT: MemoryLimitExceeded,
-    lib.HR_EFULL: SlotTableFull,
-    lib.HR_ENOPROCESS: ProcessNotInRegion,
-}
-
-_LOCK_CODES = {lib.HR_ELOST, lib.HR_ETIMEOUT, lib.HR_ENOTRECOVERABLE}
-
-_KINDS = {
-    lib.HR_REASON_SYMLINK: "a symbolic link, which a container could point anywhere",
-    lib.HR_REASON_DIRECTORY: "a directory",
-    lib.HR_REASON_FIFO: "a FIFO",
-    lib.HR_REASON_SOCKET: "a socket",
-    lib.HR_REASON_DEVICE: "a device node",
-}
-
-
-_ERROR = ffi.typeof("struct hr_error *")
-
-
-def new_error() -> Any:
-    """A ``struct hr_error`` for a call of the core, which fills it if it fails."""
-    return ffi.new(_ERROR)
-
-
-def region_error(code: int, path: str, detail: Any) -> Exception:
-    """Make the exception for a negative code of a core function.
-
-    Args:
-        code: The code.
-        path: The region's file, for the message.
-        detail: The ``struct hr_error`` that the call has filled.
-
-    Returns:
-        One of this module's classes; OSError, FileExistsError or ValueError for what is not about
-        a region.
-    """
-    if code == lib.HR_EEXISTS:
-        return FileExistsError(
-            errno_codes.EEXIST,
-            "a region is never created over an existing file; open or remove it",
-            path,
-        )
-    if code == lib.HR_ESYSTEM:
-        return OSError(detail.sys_errno, _system_text(detail.sys_errno), path)
-    if code == lib.HR_EATTACHED:
-        return RuntimeError(f"{path!r}: {attached_reason(detail)}")
-    if code not in _CLASSES:
-        return ValueError(f"{path!r}: an argument is out of range")
-    error = _CLASSES[code](_message(code, repr(path), detail), path=path)
-    if isinstance(error, OSError):
-        error.filename = path
-    if isinstance(error, AmbiguousLayout):
-        error.candidates = _candidates(detail)
-    return error
-
-
-def _system_text(number: int) -> str:
-    # Of what is done to regions only the opening of a leased file gives this.
-    if number == errno_codes.EWOULDBLOCK:
-        return (
-            "a process, of its container most likely, holds a lease on the file (F_SETLEASE), so it"
-            " cannot be opened now; the kernel ends the lease after /proc/sys/fs/lease-break-time"
-            " seconds, so try again; /proc/locks names the process"
-        )
-    return os.strerror(number)
-
-
-def attached_reason(detail: Any) -> str:
-    """Say why a process cannot be attached, or cannot have its slot back."""
-    if detail.reason == lib.HR_REASON_FOREIGN_MAPPING:
-        return (
-            "another library in this process, such as libvgpu, has the region mapped and accounts "
-            "for the process; its slot is not taken away from it"
-        )
-    if detail.reason == lib.HR_REASON_SAME_PID:
-        return (
-            f"a live process of another pid namespace has the pid {detail.found} in the region: "
-            "start this one with another pid, or give the two containers a region each"
-        )
-    return "this process is attached to the region already"
-
-
-def _candidates(detail: Any) -> tuple[Layout, ...]:
-    return tuple(layout for layout in LAYOUTS if detail.candidates & 1 << layout.number)
-
-
-def _message(code: int, path: str, detail: Any) -> str:
-    if code == lib.HR_ENOTFOUND:
-        return f"{path} does not exist; a container has its region once something in it uses CUDA"
-    if code == lib.HR_EACCESS:
-        reason = os.strerror(detail.sys_errno)
-        return f"access to {path} was refused ({reason}); run as root or as the file's owner"
-    if code == lib.HR_ENOTREGION:
-        return _not_a_region(path, detail)
-    if code == lib.HR_ENOTREADY:
-        return _not_ready(path, detail)
-    if code == lib.HR_EAMBIGUOUS:
-        names = " and ".join(layout.value for layout in _candidates(detail))
-        return f"{path} can be read as layout {names}; name the right one with layout="
-    if code == lib.HR_ECORRUPT:
-        return f"{path} is not a usable region: {_corruption(detail)}"
-    if code == lib.HR_ESTALE:
-        done = "remade" if detail.reason == lib.HR_REASON_REPLACED else "truncated"
-        return f"{path} was {done} while it was mapped; open it again"
-    if code in _LOCK_CODES:
-        return _lock_message(code, path, detail)
-    return _state_message(code, path, detail)
-
-
-def _lock_message(code: int, path: str, detail: Any) -> str:
-    if code == lib.HR_ELOST:
-        return (
-            f"the lock of {path} was taken away while it was held: others take it from a holder "
-            "that they cannot see after 10 s. What was done under it may have been disturbed"
-        )
-    owner = f"owner_pid {detail.found}" if detail.found else "nobody has signed for it"
-    if code == lib.HR_ETIMEOUT:
-        return (
-            f"the lock of {path} was not free in time ({owner}); lock_state() tells more, and "
-            "recover_lock() frees it where its holder is proved dead"
-        )
-    if detail.reason == lib.HR_REASON_ALIVE:
-        who = f"process, pid {detail.wanted} here" if detail.wanted else "writer of this library"
-        return f"the lock of {path} is held by a live {who} ({owner})"
-    if detail.reason == lib.HR_REASON_UNKNOWN:
-        return (
-            f"whether the holder of the lock of {path} lives cannot be told from here ({owner}): "
-            "its processes are not all visible; run as root on the host or in the container"
-        )
-    if detail.reason == lib.HR_REASON_UNWATCHED:
-        return (
-            f"the lock of {path} was left alone: nobody has signed for it, so that any process "
-            "that maps the file may hold it; watch it for 10 s, the second semaphore for 60 s, or "
-            "end these processes"
-        )
-    if detail.reason == lib.HR_REASON_RECOVERING:
-        return (
-            f"the lock of {path} was left alone ({owner}): another recovery has been at work on it "
-            "all the time; try again when that one has ended"
-        )
-    return (
-        f"the lock of {path} was left alone: it was taken or given back while it was looked at "
-        f"(now {owner}), so processes are using it and nothing has to be recovered"
-    )
-
-
-def _state_message(code: int, path: str, detail: Any) -> str:
-    if code == lib.HR_ENOPROCESS:
-        return f"{path} has no slot of a process {detail.found}; snapshot().processes lists them"
-    if code == lib.HR_EFORKED:
-        return f"{path} was opened before fork(); open it again in the child process"
-    if code == lib.HR_ECLOSED:
-        return f"{path} has been closed; open it again"
-    if code == lib.HR_EREADONLY and detail.reason == lib.HR_REASON_VERSION:
-        return (
-            f"{path} has version {_version(detail.found)}, newer than libhamiregion {__version__} "
-            "knows: it can be read, but not changed; a newer libhamiregion may know it"
-        )
-    if code == lib.HR_EREADONLY and detail.reason == lib.HR_REASON_LAYOUT:
-        return (
-            f"{path} has layout {LAYOUTS[detail.layout].value}, of HAMi 2.4.0 or older: its lock "
-            "and its process slots are read-only; limits can be edited"
-        )
-    if code == lib.HR_EREADONLY:
-        return f"{path} was opened for reading; open it with writable=True to change it"
-    if code == lib.HR_EFULL:
-        return (
-            f"all {SLOT_CAPACITY} process slots of {path} are taken; reap() empties those of dead "
-            "processes, which are then taken again"
-        )
-    return f"{path}: the region refuses this ({code})"
-
-
-def _not_a_region(path: str, detail: Any) -> str:
-    if detail.reason == lib.HR_REASON_LAYOUT:
-        return (
-            f"{path} has layout {LAYOUTS[detail.found].value}, not {LAYOUTS[detail.layout].value}; "
-            "name a layout only where a file can be read as several"
-        )
-    kind = _KINDS.get(detail.reason)
-    if kind is not None:
-        return f"{path} is {kind}; give the path of the region file itself"
-    return (
-        f"{path} is not a HAMi region: it starts with {detail.found} instead of the magic number; "
-        "give the path of a .cache file that libvgpu made"
-    )
-
-
-def _not_ready(path: str, detail: Any) -> str:
-    if detail.reason == lib.HR_REASON_EMPTY:
-        what = "it is empty"
-    elif detail.reason == lib.HR_REASON_SHORT:
-        what = f"it has {detail.file_size} bytes, and the smallest layout has {detail.wanted}"
-    else:
-        what = "its magic number is not set yet"
-    return f"{path} is not ready: {what}; it may be in the making, try again in a moment"
-
-
-def _version(found: int) -> str:
-    return f"{found >> 32}.{found & 0xFFFFFFFF}"
-
-
-def _corruption(detail: Any) -> str:
-    signed = detail.found - (1 << 64) if detail.found >= 1 << 63 else detail.found
-    if detail.reason == lib.HR_REASON_TRUNCATED:
-        what = f"the file has {detail.file_size} bytes, too few for its layout; it was cut short"
-    elif detail.reason == lib.HR_REASON_VERSION:
-        what = (
-            f"version {_version(detail.found)} in a file of {detail.file_size} bytes fits no known "
-            "layout; a newer libhamiregion may know it"
-        )
-    elif detail.reason == lib.HR_REASON_DEVICE_NUM:
-        what = f"the number of devices is {detail.found}, at most {DEVICE_CAPACITY} are possible"
-    elif detail.reason == lib.HR_REASON_PROC_NUM:
-        what = f"the number of processes is {signed}, 0 to {SLOT_CAPACITY} are possible"
-    elif detail.reason == lib.HR_REASON_UUID:
-        what = f"the uuid of device {detail.device} is no GPU- or MIG- text"
-    else:
-        what = "a count or a text was out of range for a moment"
-    if detail.layout < len(LAYOUTS):
-        what += f" (read as layout {LAYOUTS[detail.layout].value})"
-    return what
-
 
 @contextlib.contextmanager
 def needs_extra(what: str, extra: str) -> Iterator[None]:
-    """Have an import within say which extra installs what is missing."""
+    """Let a failing import name the extra that installs the missing package."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -17,7 +17,14 @@ from .errors import RegionError
 from .layouts import LAYOUTS
 from .models import RegionSnapshot
 from .region import Region
-from .region_set import Columns, DeviceColumns, RegionSet, RegionTable
+from .region_set import (
+    Columns,
+    DeviceColumns,
+    ProcessColumns,
+    RegionColumns,
+    RegionSet,
+    RegionTable,
+)
 from .units import format_size, sm_limit_or_none
 
 if TYPE_CHECKING:
@@ -35,8 +42,8 @@ _CONVERT: dict[str, Callable[[int], Any]] = {
     "host_pid": lambda pid: pid or None,
     "last_kernel_time_s": lambda time_s: time_s or None,
 }
-# Row numbers, and what only this library reads.
-_LEFT_OUT = {"code", "semaphore", "region", "process", "index", "device_rows"}
+# Row numbers, and figures that only this library reads.
+_LEFT_OUT = {"code", "semaphore", "region", "process", "device", "device_rows"}
 _TEXTS = {"path", "error", "layout", "uuid"}
 _FLAGS = {"settled", "utilization_switch"}
 # Only a damaged region holds larger numbers.
@@ -54,59 +61,46 @@ def _own_cells(columns: Columns) -> Cells:
     return cells
 
 
-def _devices(devices: DeviceColumns) -> Cells:
-    cells = _own_cells(devices)
-    limited = zip(cells["memory_limit_bytes"], devices.memory_used_bytes, strict=True)
-    # As `DeviceUsage.memory_free_bytes`.
-    free = [None if limit is None else max(0, limit - used) for limit, used in limited]
-    uuids = [devices.uuid(row) for row in range(len(devices))]
-    return {"device": list(devices.index), "uuid": uuids, **cells, "memory_free_bytes": free}
-
-
-def _usages(table: RegionTable, regions: Sequence[int]) -> Cells:
-    devices, usages = table.devices, table.usages
-    places = zip(devices.region, devices.index, strict=True)
-    uuids = {place: devices.uuid(row) for row, place in enumerate(places)}
-    return {
-        "pid": [table.processes.pid[process] for process in usages.process],
-        "uuid": [uuids[place] for place in zip(regions, usages.device, strict=True)],
-        **_own_cells(usages),
-    }
-
-
-def _regions(table: RegionTable) -> Cells:
-    errors = [table.error(row) for row in range(len(table))]
-    cells = {
-        name: [
-            None if code else cell for code, cell in zip(table.regions.code, column, strict=True)
-        ]
-        for name, column in _own_cells(table.regions).items()
-    }
-    return {"error": [None if error is None else str(error) for error in errors], **cells}
-
-
 def _to_dict(columns: Columns) -> Cells:
     """Return the columns by name: path and identity of each row's region, then the table's own.
 
     None is unlimited, not known, or a number of 2**63 and above.
     """
-    table = RegionTable(*columns._source)
+    table = RegionTable(columns._read)
+    devices, usages = table.devices, table.usages
     regions: Sequence[int] = range(len(table))
-    if columns._name == "regions":
-        cells = _regions(table)
-    elif columns._name == "usages":
-        regions = [table.processes.region[process] for process in table.usages.process]
-        cells = _usages(table, regions)
-    else:
+    cells = _own_cells(columns)
+    if isinstance(columns, RegionColumns):
+        errors = [table.error(row) for row in regions]
+        for name, column in cells.items():
+            cells[name] = [None if errors[row] else cell for row, cell in enumerate(column)]
+        cells = {"error": [None if error is None else str(error) for error in errors], **cells}
+    elif isinstance(columns, ProcessColumns):
         regions = columns.region
-        cells = _devices(columns) if isinstance(columns, DeviceColumns) else _own_cells(columns)
-    whose = {"path": table.paths, **table.identity}
-    return {**{name: [texts[row] for row in regions] for name, texts in whose.items()}, **cells}
+    elif isinstance(columns, DeviceColumns):
+        regions = columns.region
+        limited = zip(cells["memory_limit_bytes"], columns.memory_used_bytes, strict=True)
+        free = [None if limit is None else max(0, limit - used) for limit, used in limited]
+        uuids = [columns.uuid(row) for row in range(len(columns))]
+        own: Cells = {"device": list(columns.device), "uuid": uuids}
+        cells = {**own, **cells, "memory_free_bytes": free}
+    else:
+        regions = [table.processes.region[process] for process in usages.process]
+        places = zip(devices.region, devices.device, strict=True)
+        by_place = {place: devices.uuid(row) for row, place in enumerate(places)}
+        cells = {
+            "pid": [table.processes.pid[process] for process in usages.process],
+            "device": list(usages.device),
+            "uuid": [by_place[place] for place in zip(regions, usages.device, strict=True)],
+            **cells,
+        }
+    names = {"path": table.paths, **table.identity}
+    return {**{name: [texts[row] for row in regions] for name, texts in names.items()}, **cells}
 
 
 def _typed(columns: Columns, text: Any, flag: Any, number: Any) -> dict[str, tuple[Any, Any]]:
-    """The cells and the type of each column."""
-    texts = {*_TEXTS, *RegionTable(*columns._source).identity}
+    """Return the cells and the type of each column."""
+    texts = {*_TEXTS, *columns._read.identity}
     return {
         name: (cells, text if name in texts else flag if name in _FLAGS else number)
         for name, cells in _to_dict(columns).items()

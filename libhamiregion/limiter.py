@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any, Final, SupportsIndex
 
 from ._core import ffi, lib
+from ._handle import in_slices, nanoseconds
 from .errors import new_error, region_error
 from .layouts import DEVICE_CAPACITY
 from .region import Region
 from .units import integer
-
-# How long one call waits in C, where Python cannot see Ctrl-C.
-_SLICE_NS: Final = 100_000_000
 
 _MAX_BLOCKS: Final = 2**63 - 1
 _UNLIMITED: Final = 100
@@ -112,26 +109,16 @@ class CoreLimiter:
 only tick() fills it
         """
         count = integer("blocks", blocks, 0, _MAX_BLOCKS)
-        if timeout_s is not None and not timeout_s >= 0:
-            raise ValueError(f"timeout_s must be 0 or more seconds, or None: {timeout_s!r}")
-        if self._take(count, 0):
-            return
-        if timeout_s is None:
-            timeout_s = math.inf
-        deadline = time.monotonic() + timeout_s
-        while (left := deadline - time.monotonic()) > 0:
-            if self._take(count, min(_SLICE_NS, math.ceil(left * 1e9)) if left < 1 else _SLICE_NS):
-                return
-        raise TimeoutError(
-            f"no tokens for a launch of {count} blocks within {timeout_s:g} s: "
-            f"the bucket is at {self.tokens} and only tick() fills it"
+        timeout_ns = nanoseconds(math.inf if timeout_s is None else timeout_s)
+        code = in_slices(
+            lambda slice_ns: lib.hr_limiter_acquire(self._handle, count, slice_ns, ffi.NULL),
+            timeout_ns,
         )
-
-    def _take(self, blocks: int, timeout_ns: int) -> bool:
-        taken: bool = (
-            lib.hr_limiter_acquire(self._handle, blocks, timeout_ns, ffi.NULL) == lib.HR_OK
-        )
-        return taken
+        if code:
+            raise TimeoutError(
+                f"no tokens for a launch of {count} blocks within {timeout_s:g} s: "
+                f"the bucket is at {self.tokens} and only tick() fills it"
+            )
 
     def tick(self, util_percent: SupportsIndex) -> None:
         """Make one step of 120 ms.

@@ -1,68 +1,28 @@
-"""The region's semaphore: taking it, telling who has it, freeing it with proof."""
+"""The region's semaphore: take it, report its owner, free it with proof."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 
 from ._core import ffi, lib
+from ._handle import Handle, in_slices, nanoseconds, proc_root
 from .errors import new_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
-    from .region import Region
+    from .errors import PathLike
 
-OWNER_LIVES = {lib.HR_DEAD: "dead", lib.HR_ALIVE: "alive", lib.HR_LIVENESS_UNKNOWN: "unknown"}
-_MAX_NS = (1 << 62) - 1
-_MAX_S = _MAX_NS / 1e9
-SLICE_NS = 100_000_000
-
-_lock = lib.hr_lock
-_unlock = lib.hr_unlock
-_end_lock = lib.hr_end_lock
-_TIMEOUT = lib.HR_ETIMEOUT
-_TICKET = ffi.typeof("struct hr_ticket *")
-_new, _gc = ffi.new, ffi.gc
-
-
-def nanoseconds(timeout_s: float) -> int:
-    """A timeout as the core takes it.
-
-    Raises:
-        TypeError: No number.
-        ValueError: Negative, or NaN.
-    """
-    if not isinstance(timeout_s, int | float):
-        raise TypeError(f"a timeout is a number of seconds, not {type(timeout_s).__name__}")
-    if 0 <= timeout_s < _MAX_S:
-        return int(timeout_s * 1e9)
-    if timeout_s >= _MAX_S:
-        return _MAX_NS
-    raise ValueError(f"a timeout is 0 or more seconds, not {timeout_s!r}")
-
-
-_TIMED_OUT = (lib.HR_ETIMEOUT,)
-
-
-def in_slices(
-    call: Callable[[int], int], timeout_ns: int, until: tuple[int, ...] = _TIMED_OUT
-) -> int:
-    """Make a call of the core that waits, a tenth of a second at a time.
-
-    Python hears of a signal, Ctrl-C for one, only between two calls. `until` are the codes that a
-    call gives which has waited in vain.
-    """
-    deadline_ns = time.monotonic_ns() + timeout_ns
-    left_ns = timeout_ns
-    while True:
-        code = call(min(left_ns, SLICE_NS))
-        if code not in until or left_ns <= SLICE_NS:
-            return code
-        left_ns = max(0, deadline_ns - time.monotonic_ns())
+#: Whether the process that holds a lock lives.
+OwnerLife: TypeAlias = Literal["dead", "alive", "unknown"]
+_OWNER_LIVES: dict[int, OwnerLife] = {
+    lib.HR_DEAD: "dead",
+    lib.HR_ALIVE: "alive",
+    lib.HR_LIVENESS_UNKNOWN: "unknown",
+}
 
 
 @attrs.frozen
@@ -71,17 +31,16 @@ class LockState:
 
     Attributes:
         held: Whether the semaphore is taken.
-        owner_pid: The signature as HAMi reads it, usually a pid in the container's namespace; None
-            where nobody has signed.
-        owner_host_pid: The owner's pid in this process's /proc; None if it is not there, or has
-            signed with a number.
-        owner_life: ``"alive"``, ``"dead"`` or ``"unknown"``; None where nobody has signed.
-        by_library: Signed by this library with a number, as it does unless it is attached.
+        owner_pid: The owner's pid in the container's namespace; None if the lock is not signed, or
+            signed by this library for a process that has no pid there.
+        owner_host_pid: The owner's pid in this process's /proc; None if it is not known.
+        owner_life: ``"alive"``, ``"dead"`` or ``"unknown"``; None if the lock is not signed.
+        by_library: Signed by this library for a process that is not attached.
         semaphore_value: 1 is free, 0 is taken.
-        damaged: The value is above 1, or above 0 though somebody has signed: then the lock excludes
-            nobody, until `Region.recover_lock` mends it.
+        damaged: The value is above 1, or above 0 though the lock is signed: it excludes no one
+            until `Region.recover_lock` mends it.
         waiters: Sleeping waiters, as glibc 2.21 and later count them.
-        postinit_value: Of the second semaphore; None where the layout has none.
+        postinit_value: Of the second semaphore; None if the layout has none.
         held_for_s: For how long every call on this Region has found the same owner. Releases
             between two calls are not seen: a busy lock can have a high value. 0 if it is free.
     """
@@ -89,7 +48,7 @@ class LockState:
     held: bool
     owner_pid: int | None
     owner_host_pid: int | None
-    owner_life: str | None
+    owner_life: OwnerLife | None
     by_library: bool
     semaphore_value: int
     damaged: bool
@@ -100,12 +59,12 @@ class LockState:
 
 @attrs.frozen
 class LockRecovery:
-    """What `Region.recover_lock` has done; false if nothing was wrong.
+    """The repairs of `Region.recover_lock`; false if nothing was wrong.
 
     Attributes:
         dead_owner: A dead owner's lock was given back.
-        ownerless: A lock that nobody had signed for was given back.
-        impossible_value: The semaphore stood above 1, or above 0 though somebody had signed.
+        ownerless: An unsigned lock was given back.
+        impossible_value: The semaphore was above 1, or above 0 though the lock was signed.
         postinit: The second semaphore was given back.
     """
 
@@ -116,14 +75,6 @@ class LockRecovery:
 
     def __bool__(self) -> bool:
         return any(attrs.astuple(self))
-
-
-def ticket(end: Any) -> Any:
-    """What a call of the core stores its taking in, from within the call.
-
-    When it is dropped, `end` undoes what still stands, in C: no signal's handler can come between.
-    """
-    return _gc(_new(_TICKET), end)
 
 
 class RegionLock:
@@ -138,31 +89,27 @@ class RegionLock:
 
     __slots__ = ("_region", "_ticket", "_timeout_ns")
 
-    def __init__(self, region: Region, timeout_ns: int) -> None:
+    def __init__(self, region: Handle, timeout_ns: int) -> None:
         self._region = region
         self._timeout_ns = timeout_ns
-        self._ticket = _gc(_new(_TICKET), _end_lock)
+        # Owns the lock from within the call that takes it; dropped, it gives the lock back.
+        self._ticket = ffi.gc(ffi.new("struct hr_ticket *"), lib.hr_end_lock)
 
     def __enter__(self) -> None:
-        handle = self._region._handle
+        handle, ticket, error = self._region._handle, self._ticket, new_error()
         # An outer block may be this very object's.
-        turn = self._ticket.turn
-        error = new_error()
+        turn = ticket.turn
         try:
-            code = _lock(handle, self._ticket, min(self._timeout_ns, SLICE_NS), error)
-            if code == _TIMEOUT and self._timeout_ns > SLICE_NS:
-                left_ns = self._timeout_ns - SLICE_NS
-                code = in_slices(
-                    lambda slice_ns: _lock(handle, self._ticket, slice_ns, error), left_ns
-                )
+            code = in_slices(
+                lambda slice_ns: lib.hr_lock(handle, ticket, slice_ns, error), self._timeout_ns
+            )
         except BaseException:
             # A signal's handler runs after the call that has taken the lock, if it was that one.
-            if self._ticket.turn != turn:
-                _end_lock(self._ticket)
+            if ticket.turn != turn:
+                lib.hr_end_lock(ticket)
             raise
-        if code:
-            busy = "this thread holds the lock already; it is not re-entrant"
-            self._region._fail_busy(code, error, busy)
+        busy = "this thread holds the lock already; it is not re-entrant"
+        self._region._check(code, error, busy)
 
     def __exit__(
         self,
@@ -171,6 +118,109 @@ class RegionLock:
         traceback: TracebackType | None,
     ) -> None:
         error = new_error()
-        code = _unlock(self._region._handle, error)
-        if code:
-            self._region._fail_busy(code, error, "the lock is not held")
+        code = lib.hr_unlock(self._region._handle, error)
+        self._region._check(code, error, "the lock is not held")
+
+
+class Locks(Handle):
+    """The lock of a region."""
+
+    __slots__ = ()
+
+    def lock(self, timeout_s: float = 1.0) -> RegionLock:
+        """Return the region's semaphore as a context manager, taken by libvgpu's own protocol.
+
+        Hold it for microseconds only: libvgpu's processes wait for it, and after 10 s one of them
+        takes it away from a holder that is no process of the container. A holder that is attached
+        keeps it. Not re-entrant. Reading never needs it.
+
+        A dead holder of this library that was not attached is replaced at once; any other one that
+        does not leave needs `recover_lock`.
+
+        Args:
+            timeout_s: How long to wait; 0 tries once.
+
+        Raises:
+            LockTimeout: Not free in time.
+            LockLost: On leaving: it was taken away meanwhile.
+            RuntimeError: This thread holds it already.
+            RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
+
+        Source: docs, The protocol (The lock).
+        """
+        return RegionLock(self, nanoseconds(timeout_s))
+
+    def lock_state(self, *, proc: PathLike = "/proc") -> LockState:
+        """Return whether the lock is held, by which process, and whether that lives.
+
+        Changes nothing, and works read-only. Alive means: a process that maps this very file has
+        the owner's pid in one of its namespaces, or the kernel says so of an owner of this library.
+        ``"unknown"`` if /proc does not show enough.
+
+        Args:
+            proc: The root of /proc, if it is mounted elsewhere.
+
+        Raises:
+            RegionStale, RegionClosed: As `snapshot`.
+
+        Shell: ``hamiregion lock status FILE``.
+        """
+        out, error = ffi.new("struct hr_lock_state *"), new_error()
+        self._check(lib.hr_get_lock_state(self._handle, proc_root(proc), out, error), error)
+        return LockState(
+            held=out.value == 0,
+            owner_pid=None if out.is_ours else out.owner_pid or None,
+            owner_host_pid=out.owner_pid_here or None,
+            owner_life=_OWNER_LIVES[out.owner_liveness] if out.owner_pid else None,
+            by_library=bool(out.is_ours),
+            semaphore_value=out.value,
+            damaged=bool(out.is_damaged),
+            waiters=out.waiters,
+            postinit_value=None if self.layout.offsets["sem_postinit"] is None else out.postinit,
+            held_for_s=self._held_for_s(out.value, out.owner_pid),
+        )
+
+    def _held_for_s(self, value: int, owner: int) -> float:
+        now, seen = time.monotonic(), self._lock_seen
+        if value != 0 or seen is None or seen[0] != owner:
+            seen = owner, now
+        self._lock_seen = None if value else seen
+        return now - seen[1]
+
+    def recover_lock(self, *, proc: PathLike = "/proc", watch_s: float = 10.5) -> LockRecovery:
+        """Free a lock that no process can hold any more, never one that a live process holds.
+
+        Proof is: the owner is dead; or the lock is unsigned, or its signature cannot be judged, and
+        no other process has the file open; or it is unsigned and was unchanged for 10 s, longer
+        than any holder can need; or the semaphore's value contradicts its owner. For the second
+        semaphore, which is never signed, 60 s.
+
+        Args:
+            proc: The root of /proc, if it is mounted elsewhere.
+            watch_s: How long to watch an unsigned lock while others map the file. 0 does not wait;
+                60 and more also judge the second semaphore. A signal whose handler takes longer
+                than 0.1 s begins the watch anew.
+
+        Returns:
+            The repairs; false if nothing was wrong.
+
+        Raises:
+            LockNotRecoverable: There is no proof; the message says what is missing.
+            RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
+            RuntimeError: This thread holds the lock.
+
+        Source: docs, The protocol (Recovery). Shell: ``hamiregion lock recover FILE``.
+        """
+        root, watch_ns = proc_root(proc), nanoseconds(watch_s)
+        progress, error = ffi.new("struct hr_recovery *"), new_error()
+        # A signal ends the call, so that its handler runs; the next one goes on from there.
+        code = lib.HR_EINTERRUPTED
+        while code == lib.HR_EINTERRUPTED:
+            code = lib.hr_recover_lock(self._handle, root, watch_ns, progress, error)
+        self._check(code, error, "this thread holds the lock; there is nothing to recover")
+        return LockRecovery(
+            dead_owner=bool(progress.done & lib.HR_RECOVERED_OWNER),
+            ownerless=bool(progress.done & lib.HR_RECOVERED_OWNERLESS),
+            impossible_value=bool(progress.done & lib.HR_RECOVERED_VALUE),
+            postinit=bool(progress.done & lib.HR_RECOVERED_POSTINIT),
+        )

@@ -1,4 +1,4 @@
-"""What a snapshot is made of: frozen attrs classes, units in their names."""
+"""Snapshots: frozen attrs classes, decoded when they are first used."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ._core import ffi
+from ._core import ffi, lib
+from .errors import NoSuchDevice, new_error
 from .layouts import Layout
+from .units import sm_limit_or_none
 
+if TYPE_CHECKING:
+    from ._handle import Handle
 
-def unfrozen(cls: type) -> Any:
-    """Make a class with the same slots as a frozen attrs class, and nothing else.
-
-    The generated ``__init__`` of a frozen class stores through ``object.__setattr__``: 1,000 ns
-    for nine fields. An empty instance of this one, nine plain stores and an assignment to
-    ``__class__``, which is allowed between classes of the same slots, come to 130 ns.
-    """
-    slots = tuple(field.name for field in attrs.fields(cls))
-    return type(f"_{cls.__name__}", cls.__bases__, {"__slots__": slots})
+# Not cleared: the core overwrites all that is read.
+_new_buffer = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class ProcessStatus(enum.IntEnum):
@@ -185,17 +182,21 @@ class RegionSnapshot(_Lazy):
             return None
         return max(0.0, self.taken_at_ns / 1e9 - self.last_kernel_time_s)
 
-    def device(self, index: int) -> DeviceUsage:
-        """The device with that index.
+    def device(self, device: int | str) -> DeviceUsage:
+        """Return the device with that index or uuid.
 
         Raises:
-            IndexError: The snapshot has no such device.
+            NoSuchDevice: The snapshot has no such device.
         """
-        for device in self.devices:
-            if device.index == index:
-                return device
-        there = ", ".join(str(device.index) for device in self.devices) or "none"
-        raise IndexError(f"{self.path!r} has no device {index!r}; there are {there}")
+        for each in self.devices:
+            if device in (each.index, each.uuid):
+                return each
+        there = ", ".join(str(each.index) for each in self.devices) or "none"
+        error = NoSuchDevice(
+            f"{self.path!r} has no device {device!r}, only {there}", path=self.path
+        )
+        error.device = device
+        raise error
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as dicts, tuples, numbers, text and None: what `json.dumps` takes.
@@ -220,69 +221,53 @@ class RegionSnapshot(_Lazy):
             # Reached only while a slot is empty, which all of them are until the first use.
             if name not in _FIELDS:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            _take_apart(self)
+            _decode(self)
             return getattr(self, name)
 
 
-# To be filled, then turned into the frozen class by an assignment to `__class__`.
-_ProcessDevice = unfrozen(ProcessDeviceUsage)
-_Process = unfrozen(ProcessUsage)
-_Device = unfrozen(DeviceUsage)
-_Snapshot = unfrozen(RegionSnapshot)
-
 _FIELDS = tuple(attrs.fields_dict(RegionSnapshot))
-# What `lazy_snapshot` leaves empty. A snapshot that has been handed out stays what it is, so its
-# slots are filled through their descriptors.
-(
-    _set_taken_at_ns,
-    _set_device_count,
-    _set_devices,
-    _set_processes,
-    _set_priority,
-    _set_utilization_switch,
-    _set_recent_kernel,
-    _set_last_kernel_time_s,
-    _set_owner_pid,
-    _set_settled,
-) = (getattr(RegionSnapshot, name).__set__ for name in _FIELDS[3:])
+# A snapshot that has been handed out stays what it is, so its slots are filled past attrs.
+_set = object.__setattr__
 
-# struct hr_snapshot, hr_device, hr_process and hr_usage of csrc/region.h; x skips
-# what is not shown.
+# struct hr_snapshot, hr_device, hr_process and hr_usage of csrc/api.h; x skips hidden fields.
 _HEAD = struct.Struct("<4Q4I4i8x")
 _DEVICE = struct.Struct("<6Q8x4Q96s")
 _PROCESS = struct.Struct("<3iI")
 _USAGE = struct.Struct("<4Q8x4Q")
 
-# The layouts without `last_kernel_time`. Looking a member up costs more than comparing with it.
-_NO_UTIL, _UNVERSIONED = Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED
+
+def take_snapshot(region: Handle) -> RegionSnapshot:
+    """Read a region in one call of the core; nothing is decoded yet."""
+    error = new_error()
+    while True:
+        size = region._buffer_bytes
+        raw = _new_buffer("char[]", size)
+        code = lib.hr_snapshot(region._handle, raw, size, error)
+        if code != lib.HR_ENOSPACE:
+            region._check(code, error)
+            return lazy_snapshot(raw, region)
+        # More processes may attach between two tries; the largest snapshot always fits.
+        wanted = error.wanted + error.wanted // 2
+        region._buffer_bytes = min(wanted, lib.HR_SNAPSHOT_MAX_BYTES)
 
 
-@lru_cache(maxsize=256)
-def _indexes(shown: int) -> tuple[int, ...]:
-    return tuple(index for index in range(shown.bit_length()) if shown & 1 << index)
-
-
-def lazy_snapshot(
-    raw: Any, path: str, layout: Layout, layout_newer: tuple[int, int] | None
-) -> RegionSnapshot:
-    """Wrap what `hr_snapshot` wrote into `raw`; nothing is decoded yet."""
-    snapshot = _Snapshot()
-    snapshot._source = raw
-    snapshot.path = path
-    snapshot.layout = layout
-    snapshot.layout_newer = layout_newer
-    snapshot.__class__ = RegionSnapshot
-    return snapshot  # type: ignore[no-any-return]
+def lazy_snapshot(raw: Any, region: Handle) -> RegionSnapshot:
+    """Wrap a snapshot of the core; nothing is decoded yet."""
+    snapshot = RegionSnapshot.__new__(RegionSnapshot)
+    _set(snapshot, "_source", raw)
+    _set(snapshot, "path", region.path)
+    _set(snapshot, "layout", region.layout)
+    _set(snapshot, "layout_newer", region.layout_newer)
+    return snapshot
 
 
 @lru_cache(maxsize=1024)
 def uuid_text(raw: bytes) -> str | None:
-    """The uuid of 96 bytes that the core has found plausible; None if unset."""
-    text = raw.rstrip(b"\0").decode("ascii")
-    return text or None
+    """Return the uuid of 96 bytes that the core has found plausible; None if unset."""
+    return raw.rstrip(b"\0").decode("ascii") or None
 
 
-def _take_apart(snapshot: RegionSnapshot) -> None:
+def _decode(snapshot: RegionSnapshot) -> None:
     # Two threads may both come here; they store equal values.
     buffer = ffi.buffer(snapshot._source)
     (
@@ -299,79 +284,46 @@ def _take_apart(snapshot: RegionSnapshot) -> None:
         utilization_switch,
         recent_kernel,
     ) = _HEAD.unpack_from(buffer)
-    layout = snapshot.layout
-    if layout is _NO_UTIL or layout is _UNVERSIONED:
+    if snapshot.layout.offsets["last_kernel_time"] is None:
         last_kernel_time_s = None
-    indexes = _indexes(shown)
-    _set_devices(snapshot, _devices(buffer, indexes))
-    _set_processes(snapshot, _processes(buffer, process_count, span, indexes))
-    _set_taken_at_ns(snapshot, taken_at_ns)
-    _set_device_count(snapshot, device_count)
-    _set_priority(snapshot, priority)
-    _set_utilization_switch(snapshot, utilization_switch != 0)
-    _set_recent_kernel(snapshot, recent_kernel)
-    _set_last_kernel_time_s(snapshot, last_kernel_time_s)
-    _set_owner_pid(snapshot, owner_pid)
-    _set_settled(snapshot, settled != 0)
+    indexes = [index for index in range(span) if shown & 1 << index]
+    values = (
+        taken_at_ns,
+        device_count,
+        _devices(buffer, indexes),
+        _processes(buffer, process_count, span, indexes),
+        priority,
+        utilization_switch != 0,
+        recent_kernel,
+        last_kernel_time_s,
+        owner_pid,
+        settled != 0,
+    )
+    for name, value in zip(_FIELDS[3:], values, strict=True):
+        _set(snapshot, name, value)
 
 
-def _devices(buffer: Any, indexes: tuple[int, ...]) -> tuple[DeviceUsage, ...]:
+def _devices(buffer: Any, indexes: list[int]) -> tuple[DeviceUsage, ...]:
     devices = []
     for index in indexes:
-        device = _Device()
-        device.index = index
-        (
-            limit,
-            sm_limit,
-            device.memory_used_bytes,
-            device.memory_context_bytes,
-            device.memory_module_bytes,
-            device.memory_data_bytes,
-            device.memory_monitor_bytes,
-            device.sm_util_percent,
-            device.enc_util_percent,
-            device.dec_util_percent,
-            uuid,
-        ) = _DEVICE.unpack_from(buffer, _HEAD.size + index * _DEVICE.size)
-        device.uuid = uuid_text(uuid)
-        device.memory_limit_bytes = limit or None
-        device.sm_limit_percent = sm_limit if 0 < sm_limit < 100 else None
-        device.__class__ = DeviceUsage
-        devices.append(device)
+        values = _DEVICE.unpack_from(buffer, _HEAD.size + index * _DEVICE.size)
+        limit, sm_limit, used, context, module, data, monitor, *utilization, uuid = values
+        memory = limit or None, used, context, module, data, monitor
+        sm_percent = sm_limit_or_none(sm_limit)
+        devices.append(DeviceUsage(index, uuid_text(uuid), *memory, sm_percent, *utilization))
     return tuple(devices)
 
 
-def _processes(
-    buffer: Any, count: int, span: int, indexes: tuple[int, ...]
-) -> tuple[ProcessUsage, ...]:
+def _processes(buffer: Any, count: int, span: int, indexes: list[int]) -> tuple[ProcessUsage, ...]:
     at = _HEAD.size + span * _DEVICE.size
-    process_bytes, usage_bytes = _PROCESS.size, _USAGE.size
-    unpack_usage = _USAGE.unpack_from
     processes = []
     for _ in range(count):
-        process = _Process()
-        process.pid, host_pid, process.status, settled = _PROCESS.unpack_from(buffer, at)
-        at += process_bytes
-        usages = []
-        for index in indexes:
-            usage = _ProcessDevice()
-            usage.index = index
-            (
-                usage.memory_used_bytes,
-                usage.memory_context_bytes,
-                usage.memory_module_bytes,
-                usage.memory_data_bytes,
-                usage.memory_monitor_bytes,
-                usage.sm_util_percent,
-                usage.enc_util_percent,
-                usage.dec_util_percent,
-            ) = unpack_usage(buffer, at + index * usage_bytes)
-            usage.__class__ = ProcessDeviceUsage
-            usages.append(usage)
-        at += span * usage_bytes
-        process.host_pid = host_pid or None
-        process.devices = tuple(usages)
-        process.settled = settled == 1
-        process.__class__ = ProcessUsage
-        processes.append(process)
+        pid, host_pid, status, settled = _PROCESS.unpack_from(buffer, at)
+        at += _PROCESS.size
+        usages = tuple(
+            ProcessDeviceUsage(index, *_USAGE.unpack_from(buffer, at + index * _USAGE.size))
+            for index in indexes
+        )
+        at += span * _USAGE.size
+        processes.append(ProcessUsage(pid, host_pid or None, status, usages, settled == 1))
     return tuple(processes)

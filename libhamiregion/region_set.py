@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
+
+import attrs
 
 from ._core import ffi, lib
 from .errors import RegionClosed, RegionError, region_error
 from .models import lazy_snapshot, uuid_text
 from .region import Region, absolute_path, open_region
+from .units import sm_limit_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,64 +23,26 @@ if TYPE_CHECKING:
     from .errors import PathLike
     from .models import RegionSnapshot
 
-# The columns' names, in the order of the enums in csrc/region.h.
-_FIGURES = [
-    "memory_used_bytes",
-    "memory_context_bytes",
-    "memory_module_bytes",
-    "memory_data_bytes",
-    "memory_offset_bytes",
-    "memory_monitor_bytes",
-    "sm_util_percent",
-    "enc_util_percent",
-    "dec_util_percent",
-]
-_COLUMNS = {
-    "regions": [
-        "code",
-        "layout",
-        "taken_at_ns",
-        "settled",
-        "device_count",
-        "process_count",
-        "priority",
-        "utilization_switch",
-        "recent_kernel",
-        "last_kernel_time_s",
-        "owner_pid",
-        "semaphore",
-        "first_device",
-        "device_rows",
-        "first_process",
-    ],
-    "devices": ["region", "index", "memory_limit_bytes", "sm_limit_percent", *_FIGURES],
-    "processes": ["region", "pid", "host_pid", "status", "settled", "first_usage"],
-    "usages": ["process", "device", *_FIGURES],
-}
-_UNSIGNED = {
-    *("taken_at_ns", "last_kernel_time_s", "owner_pid", "semaphore"),
-    *("memory_limit_bytes", "sm_limit_percent", *_FIGURES),
-}
-
-# Not cleared: what is shown has been written.
+# Not cleared: all that is shown has been written.
 _new_memory = ffi.new_allocator(should_clear_after_alloc=False)
-_CELL_BYTES = 8
-
-# Bound once: 256 regions are read in well under 0.1 ms.
-_read_set = lib.hr_read_set
+_CELL_BYTES: Final = 8
 
 #: Bytes of the snapshots of one read, unless regions with few processes take more: 4,096 containers
 #: with 2 devices and 4 processes each take 6 MiB.
-MAX_READ_BYTES = 8 << 20
-_UNCAPPED = 0xFFFF_FFFF
-_CAPPED_USAGES = 1024
+MAX_READ_BYTES: Final = 8 << 20
+_UNCAPPED: Final = 0xFFFF_FFFF
+_CAPPED_USAGES: Final = 1024
 
 
-# The columns get memory behind the snapshots: of its own, it would be given back to the system and
-# faulted in again with each table that comes and goes. Snapshot and columns of a usage take 72 and
-# 88 bytes, of a process with one usage 88 and 136, of a device 184 and 200, of a region 96 and 120.
-_COLUMN_BYTES_PER_BYTE = 2
-_PADDING_BYTES = 8 * _CELL_BYTES * sum(map(len, _COLUMNS.values()))
+@attrs.frozen(eq=False)
+class _Read:
+    """The result of one `RegionSet.read`: snapshots in the core's form, and errors by row."""
+
+    paths: tuple[str, ...]
+    memory: Any
+    size: Any
+    errors: dict[int, RegionError | OSError]
+    identity: Mapping[str, Sequence[str | None]] = attrs.field(factory=dict)
 
 
 class Columns:
@@ -85,41 +50,32 @@ class Columns:
 
     numpy takes a column without a copy (``numpy.asarray(table.devices.memory_used_bytes)``). Cells
     are 64 bits wide, format ``q`` or ``Q``. The columns of a table are made together, when the
-    first of them is asked for. `to_dict`, `to_pandas` and `to_polars` give typed columns that say
-    which region and device each row is about, signed so that differences are right, with null for
+    first of them is used. `to_dict`, `to_pandas` and `to_polars` give typed columns that say which
+    region and device each row is about, signed so that differences are right, with null for
     unlimited.
+
+    Attributes:
+        columns: The names of the columns, in order.
     """
 
-    def __init__(
-        self,
-        name: str,
-        source: tuple[Any, ...],
-        table: int,
-        rows: int,
-        start: int,
-    ) -> None:
-        self._name = name
-        # What its `RegionTable` is made of, and not that one itself: both would wait for the
-        # garbage collector.
-        self._source = source
-        self._table = table
-        self._columns = columns = _COLUMNS[name]
-        self._rows = rows
-        # Columns that lie a multiple of 4,096 bytes apart are written at half the speed.
-        self._step = rows | 8
-        self._start = start
-        self._end = start + len(columns) * self._step * _CELL_BYTES
+    _table: ClassVar[int]
+    columns: ClassVar[tuple[str, ...]]
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the columns, in order."""
-        return tuple(self._columns)
+    def __init__(self, read: _Read, rows: int) -> None:
+        # Not the `RegionTable` itself: such a cycle would wait for the garbage collector.
+        self._read = read
+        self._rows = rows
+
+    def __init_subclass__(cls) -> None:
+        # In the order of the enums in csrc/api.h: a table's own columns, then the figures.
+        declared = [each.__annotations__ for each in cls.__mro__ if each not in (Columns, object)]
+        cls.columns = tuple(name for names in declared for name in names)
 
     def __len__(self) -> int:
         return self._rows
 
     def __repr__(self) -> str:
-        return f"<Columns {self._rows} rows: {', '.join(self.columns)}>"
+        return f"<{type(self).__name__} {self._rows} rows: {', '.join(self.columns)}>"
 
     if TYPE_CHECKING:
         # Given by `frames`.
@@ -127,46 +83,90 @@ class Columns:
         to_pandas: Callable[[], Any]
         to_polars: Callable[[], Any]
         _repr_html_: Callable[[], str]
+    else:
 
-    def __getattr__(self, name: str) -> memoryview:
-        # Reached only while the columns are not there yet, or for what does not exist.
-        if name.startswith("_"):
-            # Of an object that is being copied: it has nothing yet.
-            raise AttributeError(name)
-        if name not in self._columns:
-            raise AttributeError(f"no column {name!r}; there are {', '.join(self._columns)}")
-        cells = self._cells(self._table, self._start, self._end)
-        signed, unsigned = cells.cast("q"), cells.cast("Q")
-        found, start, rows, step = self.__dict__, 0, self._rows, self._step
-        for column in self._columns:
-            view = unsigned if column in _UNSIGNED else signed
-            # Another thread may be here too: it finds the same numbers, and the first one's view.
-            found.setdefault(column, view[start : start + rows])
-            start += step
-        column_found: memoryview = found[name]
-        return column_found
+        def __getattr__(self, name: str) -> memoryview:
+            # Reached only while the columns are not there yet, or for a wrong name.
+            if name not in self.columns:
+                raise AttributeError(f"no column {name!r}; there are {', '.join(self.columns)}")
+            # Columns that lie a multiple of 4,096 bytes apart are written at half the speed.
+            step = self._rows | 8
+            cells = self._cells(self._table, len(self.columns) * step * _CELL_BYTES, step)
+            for number, column in enumerate(self.columns):
+                view = cells.cast("Q" if column in _UNSIGNED else "q")
+                self.__dict__[column] = view[number * step : number * step + self._rows]
+            return self.__dict__[name]
 
-    def _cells(self, table: int, start: int, end: int) -> memoryview:
-        paths, memory = self._source[:2]
-        lib.hr_columns(memory, len(paths), table, memory + start, self._step)
-        return memoryview(ffi.buffer(memory))[start:end].toreadonly()
+    def _cells(self, table: int, size_bytes: int, step: int) -> memoryview:
+        cells = _new_memory("char[]", size_bytes)
+        lib.hr_columns(self._read.memory, len(self._read.paths), table, cells, step)
+        return memoryview(ffi.buffer(cells)).toreadonly()
 
 
-class DeviceColumns(Columns):
-    """The devices of all regions, with their uuids."""
+class _Figures:
+    memory_used_bytes: memoryview
+    memory_context_bytes: memoryview
+    memory_module_bytes: memoryview
+    memory_data_bytes: memoryview
+    memory_offset_bytes: memoryview
+    memory_monitor_bytes: memoryview
+    sm_util_percent: memoryview
+    enc_util_percent: memoryview
+    dec_util_percent: memoryview
 
-    _uuids: memoryview | None = None
+
+class RegionColumns(Columns):
+    """The regions, one row each; `code` is 0, or negative if the region could not be read.
+
+    `semaphore` has the value in the low 32 bits, the waiters in the high ones. `first_device` and
+    `first_process` are rows of the other tables, `device_rows` their number. `last_kernel_time_s`
+    and `owner_pid` are 0 if unknown.
+    """
+
+    _table = lib.HR_TABLE_REGIONS
+
+    code: memoryview
+    layout: memoryview
+    taken_at_ns: memoryview
+    settled: memoryview
+    device_count: memoryview
+    process_count: memoryview
+    priority: memoryview
+    utilization_switch: memoryview
+    recent_kernel: memoryview
+    last_kernel_time_s: memoryview
+    owner_pid: memoryview
+    semaphore: memoryview
+    first_device: memoryview
+    device_rows: memoryview
+    first_process: memoryview
+
+
+class DeviceColumns(Columns, _Figures):
+    """The devices of all regions, with the sums over their processes, and their uuids.
+
+    Unlimited is 0 in `memory_limit_bytes`, and 0 or 100 and above in `sm_limit_percent`. `region`
+    is a row of `RegionTable.regions`, `device` the index in that region.
+    """
+
+    _table = lib.HR_TABLE_DEVICES
+
+    region: memoryview
+    device: memoryview
+    memory_limit_bytes: memoryview
+    sm_limit_percent: memoryview
 
     @property
     def uuid_bytes(self) -> memoryview:
-        """The uuids as they stand in the regions, 96 bytes a row, padded with NUL."""
-        if self._uuids is None:
-            end = self._end + self._rows * lib.HR_UUID_BYTES
-            self._uuids = self._cells(lib.HR_TABLE_UUIDS, self._end, end)
-        return self._uuids
+        """The uuids as the regions have them, 96 bytes a row, padded with NUL."""
+        if "_uuid_cells" not in self.__dict__:
+            size_bytes = self._rows * lib.HR_UUID_BYTES
+            self.__dict__["_uuid_cells"] = self._cells(lib.HR_TABLE_UUIDS, size_bytes, 0)
+        cells: memoryview = self.__dict__["_uuid_cells"]
+        return cells
 
     def uuid(self, row: int) -> str | None:
-        """The uuid of the device in that row; None if unset.
+        """Return the uuid of the device in that row; None if unset.
 
         Raises:
             IndexError: No such row.
@@ -177,73 +177,130 @@ class DeviceColumns(Columns):
         return uuid_text(bytes(self.uuid_bytes[start : start + lib.HR_UUID_BYTES]))
 
 
+class ProcessColumns(Columns):
+    """The process slots in use of all regions; `host_pid` is 0 if unknown.
+
+    `region` is a row of `RegionTable.regions`, `first_usage` one of `RegionTable.usages`.
+    """
+
+    _table = lib.HR_TABLE_PROCESSES
+
+    region: memoryview
+    pid: memoryview
+    host_pid: memoryview
+    status: memoryview
+    settled: memoryview
+    first_usage: memoryview
+
+
+class UsageColumns(Columns, _Figures):
+    """The use of each process on each listed device.
+
+    `process` is a row of `RegionTable.processes`, `device` the index in that region.
+    """
+
+    _table = lib.HR_TABLE_USAGES
+
+    process: memoryview
+    device: memoryview
+
+
+# Each column's format is `Q` if it is here, else `q`.
+_UNSIGNED: Final = {
+    *("taken_at_ns", "last_kernel_time_s", "owner_pid", "semaphore"),
+    *("memory_limit_bytes", "sm_limit_percent", *_Figures.__annotations__),
+}
+
+
+@attrs.frozen
+class DeviceRow:
+    """One device of one region, of `RegionTable.rows`.
+
+    Attributes:
+        path: The region's file.
+        namespace: Of the pod; None if the table has no such column, or the name is unknown.
+        pod: The pod's name, likewise.
+        container: The container's name, likewise.
+        device: Index of the device.
+        uuid: None until something in the container initialises NVML.
+        memory_limit_bytes: None if unlimited.
+        memory_used_bytes: Sum over the processes.
+        memory_free_bytes: Limit minus usage, never below 0; None if unlimited.
+        sm_limit_percent: 1 to 99, or None if unlimited.
+        sm_util_percent: Sum over the processes, so it can pass 100; 0 if the layout has none.
+    """
+
+    path: str
+    namespace: str | None
+    pod: str | None
+    container: str | None
+    device: int
+    uuid: str | None
+    memory_limit_bytes: int | None
+    memory_used_bytes: int
+    memory_free_bytes: int | None
+    sm_limit_percent: int | None
+    sm_util_percent: int
+
+
 class RegionTable:
-    """What one `RegionSet.read` found. A value: later reads do not change it.
+    """The result of one `RegionSet.read`. A value: later reads do not change it.
 
     Rows refer to each other by row number: `devices.region` and `processes.region` to `regions`,
-    `usages.process` to `processes`; `first_…` columns point the other way. Unlimited stays 0, as
-    it stands in the file.
+    `usages.process` to `processes`; `first_…` columns point the other way.
 
     Attributes:
         paths: The regions' files, one per row of `regions`.
-        regions: One row per region; `code` is 0, or negative where it could not be read.
-        devices: One row per device that the region's snapshot would list, with the sums over its
-            processes.
+        regions: One row per region.
+        devices: One row per device that the region's snapshot would list.
         processes: One row per process slot in use.
         usages: One row per process and listed device.
         identity: Name to one text per region: columns that frames have beside the path. Empty
             unless `with_identity` gave some.
     """
 
-    regions: Columns
-    devices: DeviceColumns
-    processes: Columns
-    usages: Columns
-
-    def __init__(
-        self,
-        paths: tuple[str, ...],
-        memory: Any,
-        start: int,
-        size: Any,
-        errors: dict[int, RegionError | OSError],
-        identity: Mapping[str, Sequence[str | None]] | None = None,
-    ) -> None:
-        self.paths = paths
-        self.identity = identity or {}
-        self._source = (paths, memory, start, size, errors, identity)
-        self._errors = errors
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Columns:
-            # Reached only while the tables are not there yet, which costs a read nothing.
-            if name not in RegionTable.__annotations__:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            source, count, found = self._source, len(self), self.__dict__
-            start, size = source[2:4]
-            for table, number, rows in (
-                ("regions", lib.HR_TABLE_REGIONS, count),
-                ("processes", lib.HR_TABLE_PROCESSES, size.processes),
-                ("usages", lib.HR_TABLE_USAGES, size.usages),
-                # Last: behind their columns the uuids follow.
-                ("devices", lib.HR_TABLE_DEVICES, size.devices),
-            ):
-                kind = DeviceColumns if table == "devices" else Columns
-                made = kind(table, source, number, rows, start)
-                found.setdefault(table, made)
-                start = made._end
-            return found[name]
+    def __init__(self, read: _Read) -> None:
+        self._read = read
+        self.paths = read.paths
+        self.identity = read.identity
+        self.regions = RegionColumns(read, len(read.paths))
+        self.devices = DeviceColumns(read, read.size.devices)
+        self.processes = ProcessColumns(read, read.size.processes)
+        self.usages = UsageColumns(read, read.size.usages)
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __repr__(self) -> str:
-        return f"<RegionTable of {len(self)} regions, {len(self._errors)} of them with errors>"
+        errors = len(self._read.errors)
+        return f"<RegionTable of {len(self)} regions, {errors} of them with errors>"
 
     if TYPE_CHECKING:
         # Given by `frames`.
         def _repr_html_(self) -> str: ...
+
+    def rows(self) -> Iterator[DeviceRow]:
+        """Iterate over the devices of all regions, joined with their regions' names."""
+        devices = self.devices
+        nameless = (None,) * len(self)
+        namespaces, pods, containers = (
+            self.identity.get(name, nameless) for name in ("namespace", "pod", "container")
+        )
+        for row, region in enumerate(devices.region):
+            limit, used = devices.memory_limit_bytes[row] or None, devices.memory_used_bytes[row]
+            yield DeviceRow(
+                path=self.paths[region],
+                namespace=namespaces[region],
+                pod=pods[region],
+                container=containers[region],
+                device=devices.device[row],
+                uuid=devices.uuid(row),
+                memory_limit_bytes=limit,
+                memory_used_bytes=used,
+                memory_free_bytes=None if limit is None else max(0, limit - used),
+                sm_limit_percent=sm_limit_or_none(devices.sm_limit_percent[row]),
+                sm_util_percent=devices.sm_util_percent[row],
+            )
 
     def with_identity(self, **columns: Sequence[str | None]) -> RegionTable:
         """Return the same table, whose frames say more about each region than its path.
@@ -259,12 +316,12 @@ class RegionTable:
                 raise TypeError(f"{name} is a list with one text per region, not str")
             if len(cells) != len(self):
                 raise ValueError(f"{name} has {len(cells)} cells for {len(self)} regions")
-        return RegionTable(*self._source[:5], {**self.identity, **columns})
+        return RegionTable(attrs.evolve(self._read, identity={**self.identity, **columns}))
 
     def snapshot(self, row: int, region: Region) -> RegionSnapshot:
-        """What this read found in one region, as `Region.snapshot` has it; nothing is read again.
+        """Return one region's data as `Region.snapshot` does; nothing is read again.
 
-        Where `RegionSet.read` has left a region's processes out, they are missing here too.
+        Without processes if `RegionSet.read` has left them out.
 
         Args:
             row: The region's row.
@@ -276,39 +333,26 @@ class RegionTable:
         """
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
-        error = self._errors.get(row)
+        error = self.error(row)
         if error is not None:
             raise error
-        memory, size = self._source[1], self._source[3]
+        memory = self._read.memory
         members = ffi.cast("struct hr_member *", memory)
         start = members[row].at
-        end = members[row + 1].at if row + 1 < len(self) else size.bytes
+        end = members[row + 1].at if row + 1 < len(self) else self._read.size.bytes
         raw = ffi.new("char[]", end - start)
         ffi.memmove(raw, memory + start, end - start)
-        return lazy_snapshot(raw, *region._identity)
+        return lazy_snapshot(raw, region)
 
     def error(self, row: int) -> RegionError | OSError | None:
-        """Why the region in that row could not be read; None if it was."""
-        return self._errors.get(row)
-
-
-class _Members:
-    """The open regions of a set at one time, in the order of their rows."""
-
-    __slots__ = ("handles", "paths", "regions", "since")
-
-    def __init__(self, regions: tuple[Region, ...], since: object) -> None:
-        # They keep the handles alive while a read is under way.
-        self.regions = regions
-        self.handles = ffi.new("hr_region *[]", [region._handle for region in regions])
-        self.paths = tuple([region.path for region in regions])
-        self.since = since
+        """Return why the region in that row could not be read; None if it was."""
+        return self._read.errors.get(row)
 
 
 class RegionSet:
     """Many regions, read together.
 
-    Files that cannot be opened do not stop the others: `errors` tells why. Threads and signal
+    Files that cannot be opened do not stop the others: `errors` has the reasons. Threads and signal
     handlers: any call may be made during any other; a region that is closed while it is read has
     `RegionClosed` for its error. Fork: as `Region`.
 
@@ -319,27 +363,15 @@ class RegionSet:
         errors: Path to error, for the files that could not be opened.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_change",
-        "_closed",
-        "_members",
-        "_regions",
-        "_room_bytes",
-        "errors",
-    )
-
     # A handler may interrupt between any two instructions, in the thread that would have to let go
     # of a lock first. So there is none: each step on `_regions` is one that nothing can interrupt.
 
     def __init__(self, paths: Iterable[PathLike] = ()) -> None:
         if isinstance(paths, str | bytes | os.PathLike):
             raise TypeError("a RegionSet takes several paths; put a single one into a list")
-        # By path where the set has opened it, by itself where it was adopted.
+        # By path if the set has opened it, by itself if it was adopted.
         self._regions: dict[str | Region, Region] = {}
-        # Another one after each change of `_regions`.
-        self._change = object()
-        self._members = _Members((), self._change)
+        self._handles: tuple[tuple[Region, ...], Any] = (), ffi.new("hr_region *[]", 0)
         self._room_bytes = 0
         self._closed = False
         self.errors: dict[str, RegionError | OSError] = {}
@@ -399,41 +431,26 @@ class RegionSet:
         """
         self._check_open()
         absolute = absolute_path(path)
+        self._drop(absolute)
         try:
             region = open_region(absolute)
         except (RegionError, OSError) as error:
-            self._drop(absolute)
             self.errors[absolute] = error
             return False
-        self._drop(absolute)
-        try:
-            self._put(absolute, region)
-        except RegionClosed:
-            region.close()
-            raise
         self.errors.pop(absolute, None)
+        self._put(absolute, region)
         return True
 
-    def adopt(self, region: Region) -> None:
-        """Take over an open region, beside those with the same path if there are any.
-
-        The set closes it from now on.
-
-        Raises:
-            RegionClosed: After `close`; the region stays the caller's.
-        """
+    def _adopt(self, region: Region) -> None:
+        """Take over an open region, alongside those with the same path if there are any."""
         self._check_open()
-        if not isinstance(region, Region):
-            raise TypeError(
-                f"adopt() takes an open Region, not {type(region).__name__}; add() takes a path"
-            )
         self._put(region, region)
 
     def discard(self, which: PathLike | Region) -> None:
-        """Close one region and forget it, and its error; nothing happens if it is not there.
+        """Close one region and forget it, and its error; a no-op if it is not there.
 
         Args:
-            which: The path of one that was added, or one that was adopted.
+            which: The path of one that was added, or a region of the set.
         """
         key = which if isinstance(which, Region) else absolute_path(which)
         self._drop(key)
@@ -442,16 +459,14 @@ class RegionSet:
 
     def _put(self, key: str | Region, region: Region) -> None:
         while self._regions.setdefault(key, region) is not region:
-            self._drop(key)  # somebody else has put one there since
-        self._change = object()
+            self._drop(key)  # another thread has put one there since
         if self._closed:
-            # Since we looked: close() may have missed this one.
-            self._regions.pop(key, None)
+            # Since the check: close() may have missed this one.
+            self._drop(key)
             self._check_open()
 
     def _drop(self, key: str | Region) -> None:
         region = self._regions.pop(key, None)
-        self._change = object()
         if region is not None:
             region.close()
 
@@ -459,24 +474,15 @@ class RegionSet:
         """Close all regions; may be called again, and from a signal handler."""
         self._closed = True
         while self._regions:
-            with contextlib.suppress(KeyError):  # somebody else has taken the last one
+            with contextlib.suppress(KeyError):  # another thread has taken the last one
                 _, region = self._regions.popitem()
                 region.close()
-        self._change = object()
-
-    def _current_members(self) -> _Members:
-        # In this order: a change after the first line shows in the next read.
-        change = self._change
-        members = self._members
-        if members.since is not change:
-            members = self._members = _Members(tuple(self._regions.values()), change)
-        return members
 
     def read(self) -> RegionTable:
         """Read all regions in one call into the core.
 
         A region that fails (truncated, say) has its code and no other rows; the rest is not
-        affected. Where all snapshots together would take more than 8 MiB, regions with more than
+        affected. If all snapshots together would take more than 8 MiB, regions with more than
         1,024 usages (processes times devices) have no rows of processes, and `process_count` 0; the
         sums of their devices are whole: containers can fill their tables.
 
@@ -484,16 +490,18 @@ class RegionSet:
             RegionClosed: After `close`.
         """
         self._check_open()
-        members = self._current_members()
-        count = len(members.paths)
+        regions, handles = self._handles
+        if regions != (now := self.regions):
+            regions, handles = now, ffi.new("hr_region *[]", [each._handle for each in now])
+            self._handles = regions, handles
         size = ffi.new("struct hr_set_size *")
         max_usages = _UNCAPPED
         while True:
             room = self._room_bytes
-            memory = _new_memory("char[]", room + _COLUMN_BYTES_PER_BYTE * room + _PADDING_BYTES)
-            bytes_free = min(room, MAX_READ_BYTES) if max_usages == _UNCAPPED else room
-            failed = _read_set(
-                members.handles, count, memory, bytes_free, max_usages, size, ffi.NULL
+            memory = _new_memory("char[]", room)
+            usable = min(room, MAX_READ_BYTES) if max_usages == _UNCAPPED else room
+            failed = lib.hr_read_set(
+                handles, len(regions), memory, usable, max_usages, size, ffi.NULL
             )
             if failed >= 0:
                 break
@@ -501,9 +509,9 @@ class RegionSet:
                 max_usages = _CAPPED_USAGES
             else:
                 # A quarter more than needed, so that a new process does not cost a second read.
-                self._room_bytes = (size.bytes + size.bytes // 4) // _CELL_BYTES * _CELL_BYTES
-        errors = _errors_in(memory, members.paths) if failed else {}
-        return RegionTable(members.paths, memory, room, size, errors)
+                self._room_bytes = size.bytes + size.bytes // 4
+        paths = tuple([each.path for each in regions])
+        return RegionTable(_Read(paths, memory, size, _errors_in(memory, paths) if failed else {}))
 
 
 def _errors_in(memory: Any, paths: tuple[str, ...]) -> dict[int, RegionError | OSError]:

@@ -128,7 +128,11 @@ def region_file(tmp_path: Path) -> RegionFileFactory:
         made += 1
         path = tmp_path / (name or f"region-{made}.cache")
         create_region(path, layout=layout, **spec)
-        return RegionFile(path, layout)
+        file = RegionFile(path, layout)
+        if "uuids" not in spec:
+            # As libvgpu leaves it until something in the container initialises NVML.
+            file.put("device_num", 0)
+        return file
 
     return make
 

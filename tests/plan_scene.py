@@ -65,6 +65,8 @@ class PlanScene:
         directory.mkdir()
         given = {"memory_limits": ("8GiB", "4GiB"), "sm_limits": (50,), "uuids": GPUS, **spec}
         create_region(directory / "usage.cache", layout=layout, **given)
+        if not given.get("uuids"):
+            RegionFile(directory / "usage.cache", layout).put("device_num", 0)
         return PlannedRegion(directory / "usage.cache", layout, uid)
 
     def name_pod(self, uid: str, namespace: str | None, pod: str, container: str = "train") -> None:

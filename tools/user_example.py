@@ -28,17 +28,17 @@ def free_bytes(device: hami.DeviceUsage) -> int:
     return 0 if free is None else free
 
 
-def lower(path: Path) -> tuple[hami.LimitChange, ...]:
+def lower(path: Path) -> hami.LimitChange:
     """Give the container half of what it has on its first device."""
     with hami.open_region(path, writable=True) as region:
         limit = region.memory_limit(0)
         assert_type(limit, int | None)
         if limit is None:
             raise ValueError(f"{path}: device 0 is unlimited")
-        changes = region.set_memory_limit(limit // 2, device=0, expected=limit)
-        assert_type(changes, tuple[hami.LimitChange, ...])
-        region.set_sm_limit(50)
-        return changes
+        change = region.set_memory_limit(limit // 2, device=0, expected=limit)
+        assert_type(change, hami.LimitChange)
+        assert_type(region.set_sm_limit(50), tuple[hami.LimitChange, ...])
+        return change
 
 
 def main(directory: Path) -> None:
@@ -47,7 +47,7 @@ def main(directory: Path) -> None:
     hami.create_region(path, memory_limits=["2GiB"], sm_limits=[100])
     assert hami.identify(path) is hami.Layout.V1_2
 
-    (change,) = lower(path)
+    change = lower(path)
     assert (change.before, change.after) == (2 * GIB, GIB), change
 
     with hami.open_region(path) as region:
@@ -66,7 +66,10 @@ def main(directory: Path) -> None:
     assert_type(table.devices.uuid(0), str | None)
     assert_type(snapshot.to_dict(), dict[str, Any])
     with hami.open_region(path, writable=True) as region:
-        edits = [hami.LimitEdit("memory", "50%", 0), hami.LimitEdit("sm", None, 0)]
+        edits = [
+            hami.LimitEdit(memory_limit="50%", device=0),
+            hami.LimitEdit(sm_limit=None, device=0),
+        ]
         assert_type(
             region.edit_limits(edits, dry_run=True), tuple[hami.LimitChange | hami.ValueChange, ...]
         )

@@ -19,6 +19,7 @@ from .loop import Task, region_key, run_each
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from libhamiregion.changes import SlotChange
     from libhamiregion.node.containers import Container
     from libhamiregion.node.events import Emit
     from libhamiregion.node.node import Node
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from libhamiregion.node.process_reader import HostProcess
     from libhamiregion.node.rows import KnownJoin
     from libhamiregion.region import Region
-    from libhamiregion.slot import SlotChange
 
     from .loop import RegionKey
 
@@ -290,7 +290,7 @@ class UsageSync(Task):
             container, slots = by_row[region_row]
             if pid not in slots:
                 slots[pid] = _Slot(pid, join.pairs.states.processes[slot])
-            index = table.devices.index[device]
+            index = table.devices.device[device]
             usage = processes.first_usage[slot] + device - regions.first_device[region_row]
             slots[pid].stored[index] = stored[usage]
             if row != NO_ROW:

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from libhamiregion import RegionError
+from libhamiregion import NoSuchDevice, RegionError
 from libhamiregion.text import error_text, printable
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def bad_arguments() -> Iterator[None]:
     """Turn what the library says about an argument into a usage error, exit code 2."""
     try:
         yield
+    except NoSuchDevice as error:
+        raise click.UsageError(in_command_words(str(error))) from None
     except RegionError:
         raise
     except (TypeError, ValueError) as error:

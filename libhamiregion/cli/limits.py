@@ -10,7 +10,7 @@ import attrs
 import click
 
 from libhamiregion import LimitChange, LimitEdit, open_region
-from libhamiregion.effects import ANYTHING
+from libhamiregion.changes import ANYTHING
 from libhamiregion.text import printable
 
 from . import options
@@ -23,7 +23,7 @@ from .targets import Targets, for_each, target_options
 
 if TYPE_CHECKING:
     from libhamiregion import Layout, Region, ValueChange
-    from libhamiregion.effects import Anything
+    from libhamiregion.changes import Anything
 
     from .tables import Block
 
@@ -205,9 +205,9 @@ def _edits(
     edits = []
     with bad_arguments():
         if memory is not None:
-            edits.append(LimitEdit("memory", memory, device, expected))
+            edits.append(LimitEdit(memory_limit=memory, device=device, expected=expected))
         if sm is not None:
-            edits.append(LimitEdit("sm", sm, device, expected))
+            edits.append(LimitEdit(sm_limit=sm, device=device, expected=expected))
     return edits
 
 

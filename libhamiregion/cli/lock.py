@@ -106,12 +106,12 @@ def state_sentence(state: LockState) -> str:
     Damage comes first: such a lock excludes nobody.
     """
     if state.damaged:
-        signed = "" if state.owner_pid is None else " though somebody has signed"
+        signed = "" if state.owner_life is None else " though somebody has signed"
         value = state.semaphore_value
         return f"damaged: the semaphore stands at {value}{signed}, and so excludes nobody"
     if not state.held:
         words = "free"
-    elif state.owner_pid is None:
+    elif state.owner_life is None:
         words = "held, but nobody has signed for it"
     else:
         owner = OWN_WORDS if state.by_library else f"pid {state.owner_pid}"

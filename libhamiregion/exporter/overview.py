@@ -154,7 +154,7 @@ def _device(scrape: Scrape, shown: ShownRegion, row: int, driven: int | None) ->
     devices = scrape.observation.table.devices
     used, limit = devices.memory_used_bytes[row], devices.memory_limit_bytes[row]
     return {
-        "index": devices.index[row],
+        "index": devices.device[row],
         "uuid": devices.uuid(row),
         "used": used,
         "limit": limit or None,

@@ -99,7 +99,7 @@ class Scrape:
         names = ("vdevice_index", "device_uuid")
         # The uuid is empty until the container's first process begins with CUDA.
         return {
-            row: label_text(names, str(devices.index[row]), safe_value(devices.uuid(row) or ""))
+            row: label_text(names, str(devices.device[row]), safe_value(devices.uuid(row) or ""))
             for shown in self.regions
             for row in shown.devices
         }

@@ -298,7 +298,7 @@ class Node:
                 self._set.discard(region)
             for each in now:
                 if each.region is not None and each.region not in known:
-                    self._set.adopt(each.region)
+                    self._set._adopt(each.region)
             self._rows = None
             self._containers = now
 
@@ -460,6 +460,8 @@ class Node:
         known = container.region
         if known is None:
             raise ValueError("the container has no region")
+        if known.closed:
+            raise RegionClosed(f"{known.path!r} is of an earlier refresh", path=known.path)
         file_id = known.file_id
         region = None
         if container.directory is None:

@@ -14,7 +14,7 @@ import attrs
 
 from libhamiregion._core import ffi, lib
 from libhamiregion.errors import RegionClosed, RegionStale, new_error, region_error
-from libhamiregion.slot import attached_slots
+from libhamiregion.slots import attached_slots
 
 from . import procfs
 from .process_reader import ProcessReader, gaps_of
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from collections.abc import Mapping as MappingOf
 
+    from libhamiregion._handle import Handle
     from libhamiregion.errors import PathLike
     from libhamiregion.region import Region
 
@@ -327,7 +328,7 @@ class ProcessTable:
 
     # ---- the files that they map -----------------------------------------------------------------
 
-    def identity(self, region: Region) -> FileIdentity:
+    def identity(self, region: Handle) -> FileIdentity:
         """A region's device and inode as maps prints them.
 
         `os.stat` gives another device number on some file systems (btrfs, overlay).

@@ -298,7 +298,7 @@ def devices_of(table: RegionTable, region: int) -> range:
 
 def _key_of(table: RegionTable) -> tuple[bytes, ...]:
     devices = table.devices
-    columns = (devices.region, devices.index, devices.uuid_bytes)
+    columns = (devices.region, devices.device, devices.uuid_bytes)
     return tuple(each.tobytes() for each in (*columns, table.regions.code, table.processes.pid))
 
 
@@ -477,7 +477,7 @@ class Join:
         if not (without_slot or unplaced or pairs.ambiguous):
             return DeviceSums(sums, rows, users)
         for device, (region, index, uuid) in enumerate(
-            zip(devices.region, devices.index, pairs.uuids, strict=True)
+            zip(devices.region, devices.device, pairs.uuids, strict=True)
         ):
             container = observation.containers[region]
             more = without_slot.get((container, index), ())
@@ -547,7 +547,7 @@ class Join:
             entry = None
             if sample is not None and process is not None and not self._is_newer(process) and named:
                 entry = sample.process(named, process.pid)
-            index = table.devices.index[row]
+            index = table.devices.device[row]
             if entry is not None:
                 yield ProcessDeviceRow.of_driver(entry, index, used, sm)
             else:
@@ -647,7 +647,7 @@ class Join:
                 rows = devices_of(table, row)
                 # Of two devices with one uuid the first counts.
                 indexes = {
-                    table.devices.uuid(each): table.devices.index[each] for each in reversed(rows)
+                    table.devices.uuid(each): table.devices.device[each] for each in reversed(rows)
                 }
             found.append(ContainerFacts.of(container, proved.get(row), indexes))
         return (*found, *(ContainerFacts.of(each, None, None) for each in observation.missing))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import attrs
 
-from libhamiregion.errors import LimitBelowUsage, LimitConflict, RegionError
+from libhamiregion.errors import LaunchesWouldStop, LimitBelowUsage, LimitConflict, RegionError
 from libhamiregion.layouts import DEVICE_CAPACITY
 from libhamiregion.node.selector import Selector
 from libhamiregion.text import printable
@@ -30,7 +30,7 @@ from .state import PlanState, write_new
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from libhamiregion.effects import LimitChange, ValueChange
+    from libhamiregion.changes import LimitChange, ValueChange
     from libhamiregion.errors import PathLike
     from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
@@ -139,7 +139,7 @@ def change_container(node: Node, change: ContainerDiff, *, force: bool = False) 
             made = region.edit_limits(edits, force=force or bool(former))
     except LimitConflict as error:
         return ContainerOutcome(change, "conflict", printable(str(error)))
-    except LimitBelowUsage as error:
+    except (LimitBelowUsage, LaunchesWouldStop) as error:
         return ContainerOutcome(change, "refused", printable(str(error)))
     except (RegionError, OSError, ValueError) as error:
         return ContainerOutcome(change, "failed", printable(str(error)))

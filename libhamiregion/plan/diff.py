@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import attrs
 
+from libhamiregion.changes import ANYTHING, Effect
 from libhamiregion.edits import LimitEdit
-from libhamiregion.effects import ANYTHING, Effect
-from libhamiregion.errors import LimitBelowUsage, RegionError
+from libhamiregion.errors import LaunchesWouldStop, LimitBelowUsage, NoSuchDevice, RegionError
 from libhamiregion.node.containers import MissingReason
 from libhamiregion.text import printable
 from libhamiregion.units import format_size, memory_limit_percent
@@ -22,7 +22,6 @@ from .plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitField
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from libhamiregion.effects import LimitKind
     from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
     from libhamiregion.node.selector import Selector
@@ -54,11 +53,6 @@ UnappliedReason: TypeAlias = Literal[
     "changed",
 ]
 
-_KINDS: Final[dict[LimitField, LimitKind]] = {
-    "memory_limit": "memory",
-    "sm_limit": "sm",
-    "priority": "priority",
-}
 _NAMES: Final = {"memory_limit": "memory limit", "sm_limit": "SM limit", "priority": "priority"}
 
 
@@ -116,7 +110,8 @@ class PlannedEdit:
     @property
     def limit_edit(self) -> LimitEdit:
         """The edit of the region, which is refused if the value is no longer `before`."""
-        return LimitEdit(_KINDS[self.field], self.after, self.device, self.before)
+        value: dict[str, Any] = {self.field: self.after}
+        return LimitEdit(**value, device=self.device, expected=self.before)
 
     @property
     def words(self) -> str:
@@ -302,7 +297,11 @@ def value_now(region: Region, key: ValueKey) -> int | None:
     field, device = key
     # A region's methods are named as a plan's fields.
     value: Any = getattr(region, field)
-    found: int | None = value if device is None else value(device)
+    try:
+        found: int | None = value if device is None else value(device)
+    except NoSuchDevice:
+        # Of a container that has not reported its devices: one with neither limit nor use.
+        return None
     return found
 
 
@@ -400,18 +399,20 @@ class _Comparison:
                 continue
             try:
                 self.region.edit_limits([edit.limit_edit], dry_run=True)
-            except LimitBelowUsage as error:
-                rules = () if edit.rule is None else (edit.rule,)
-                reason: UnappliedReason = "stops_launches"
+            except LaunchesWouldStop:
                 message = (
                     "a running process that started without an SM limit would launch once more and"
                     " then never again"
                 )
-                if edit.field == "memory_limit":
-                    reason = "below_usage"
-                    used, limit = format_size(error.used_bytes or 0), format_size(edit.after or 0)
-                    message = f"device {edit.device} uses {used}, more than the plan's {limit}"
-                yield Unapplied(self.container, reason, message, rules, edit.device)
+                yield self._refused(edit, "stops_launches", message)
+            except LimitBelowUsage as error:
+                used, limit = format_size(error.used_bytes), format_size(error.requested_bytes)
+                message = f"device {edit.device} uses {used}, more than the plan's {limit}"
+                yield self._refused(edit, "below_usage", message)
+
+    def _refused(self, edit: PlannedEdit, reason: UnappliedReason, message: str) -> Unapplied:
+        rules = () if edit.rule is None else (edit.rule,)
+        return Unapplied(self.container, reason, message, rules, edit.device)
 
 
 def _former_device(select: Selector) -> list[int]:

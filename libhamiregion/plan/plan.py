@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import attrs
 
-from libhamiregion.effects import ANYTHING, Anything
+from libhamiregion.changes import ANYTHING, Anything
 from libhamiregion.units import (
     integer,
     memory_limit_percent,

@@ -58,7 +58,7 @@ def read_samples(observation: Observation) -> dict[Allocation, Sample]:
     for row, (region, index, used, limit, sm_limit, sm) in enumerate(
         zip(
             devices.region.tolist(),
-            devices.index.tolist(),
+            devices.device.tolist(),
             devices.memory_used_bytes.tolist(),
             devices.memory_limit_bytes.tolist(),
             devices.sm_limit_percent.tolist(),

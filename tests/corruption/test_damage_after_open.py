@@ -64,7 +64,6 @@ def test_a_device_count_out_of_range_is_corrupt(region: Region, file: RegionFile
             refused(region, READS[name], RegionCorrupt, said)
         for name in ("set_memory_limit", "set_sm_limit"):
             refused(region, EDITS[name], RegionCorrupt, said)
-        assert region.memory_used(0) == 5
         file.put("device_num", 1)
         assert region.snapshot().device_count == 1
 

@@ -71,7 +71,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_directory(tmp_path: Path) -> None:
-    hint = "give the path of the region file itself"
+    hint = "not a region file"
     (tmp_path / "a.cache").mkdir()
     for path in (tmp_path / "a.cache", "/"):
         refused(path, NotARegion, "a directory", hint)
@@ -167,7 +167,7 @@ def test_an_empty_or_short_file_is_not_ready(tmp_path: Path) -> None:
     path = tmp_path / "a.cache"
     path.write_bytes(b"")
     refused(path, RegionNotReady, "it is empty", "try again in a moment")
-    hint = "it may be in the making, try again in a moment"
+    hint = "try again in a moment"
     for start, size in itertools.product((MAGIC, bytes(4)), (1, 3, 4, 2000, SMALLEST - 1)):
         path.write_bytes(start[:size])
         truncate(path, size)

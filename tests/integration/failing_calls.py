@@ -98,7 +98,10 @@ def editing(scene: Scene) -> Iterator[None]:
     with hami.open_region(scene.path, writable=True) as region:
         yield
         region.edit_limits(
-            [hami.LimitEdit("memory", "6GiB", 0), hami.LimitEdit("memory", "3GiB", 1)]
+            [
+                hami.LimitEdit(memory_limit="6GiB", device=0),
+                hami.LimitEdit(memory_limit="3GiB", device=1),
+            ]
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from libhamiregion import create_region, open_region, region
+from libhamiregion import create_region, edits, open_region
 from libhamiregion._core import lib
 from libhamiregion.cli.app import main
 
@@ -45,10 +45,20 @@ def die_around(number: int, *, before: bool) -> Callable[..., int]:
     return edited
 
 
+class KillingCore:
+    """The core, but for the function that edits."""
+
+    def __init__(self, edit: Callable[..., int]) -> None:
+        self.hr_edit = edit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(lib, name)
+
+
 def call(edit: Callable[..., int], *words: str) -> NoReturn:
     """Run the command in this process, which has been forked for it."""
     try:
-        region._edit = edit  # type: ignore[attr-defined]
+        edits.lib = KillingCore(edit)
         sys.argv = ["hamiregion", *words]
         main()
     except SystemExit as end:

@@ -247,7 +247,7 @@ def test_an_unsigned_lock_may_be_that_of_one_inside(
 ) -> None:
     member, recoverer = inside(file), outside(file)
     hold(file, 0)
-    with pytest.raises(LockNotRecoverable, match="nobody has signed"):
+    with pytest.raises(LockNotRecoverable, match="not signed"):
         recoverer("region.recover_lock", watch_s=0)
     member.kill()
     assert recoverer("region.recover_lock", watch_s=0).ownerless

@@ -113,13 +113,13 @@ def test_a_repair_frees_the_slot_of_the_dead_without_reading_a_neighbours_maps(
     file = scene.container("victim", pod_uid=OURS)
     file.add_process(neighbour.pid, {0: 640})
     left_out: list[Collection[tuple[int, int]]] = []
-    reap = Region._reap
+    reap = Region.reap
 
-    def noted(*args: Any, strangers: Collection[tuple[int, int]], **options: Any) -> Any:
-        left_out.append(strangers)
-        return reap(*args, strangers=strangers, **options)
+    def noted(*args: Any, excluded: Collection[tuple[int, int]], **options: Any) -> Any:
+        left_out.append(excluded)
+        return reap(*args, excluded=excluded, **options)
 
-    monkeypatch.setattr(Region, "_reap", noted)
+    monkeypatch.setattr(Region, "reap", noted)
     with Node(scene.root) as node:
 
         def is_repaired() -> bool:

@@ -154,7 +154,7 @@ def dead(
     """Those of some pids in slots that are proved dead."""
     for pid in set(asked).difference(pids(file)):
         file.add_process(pid, {0: 640})
-    found = region._reap(None, proc.directory, dry_run=True, timeout_s=PATIENCE_S, **options)
+    found = region.reap(proc=proc.directory, dry_run=True, timeout_s=PATIENCE_S, **options)
     return {each.pid for each in found}
 
 
@@ -224,7 +224,7 @@ def test_a_stranger_is_not_asked_what_it_maps_but_its_successor_is(
     strangers = [(99, 1), (100, 4321), (101, 4321), (102, 0)]
 
     def found() -> set[int]:
-        return dead(region, file, fake_proc, [5, 6], strangers=strangers)
+        return dead(region, file, fake_proc, [5, 6], excluded=strangers)
 
     assert found() == set()
     fields = " ".join(["S", *["0"] * 18, "{}", *["0"] * 30])

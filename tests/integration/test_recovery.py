@@ -151,7 +151,7 @@ def test_an_unsigned_lock_is_left_alone_while_another_process_may_hold_it(
     other = actor(file)
     hold(file, 0)
     before = file.content()
-    message = "nobody has signed for it, .* watch it for 10 s, the second semaphore for 60 s"
+    message = "not signed, .* watch it for 10 s, the second semaphore for 60 s"
     with pytest.raises(LockNotRecoverable, match=message) as caught:
         recover(file, watch_s)
     assert caught.value.path == str(file.path)

@@ -157,7 +157,7 @@ def test_a_percentage_is_of_what_stands_there_or_stood_there_before_the_plan(
     assert [edit[3] for edit in edits(found)] == [6172, 2 * GIB]
     with open_region(region.path, writable=True) as opened:
         # The core rounds alike.
-        assert opened.set_memory_limit("50%", device=0, dry_run=True)[0].after == 6172
+        assert opened.set_memory_limit("50%", device=0, dry_run=True).after == 6172
     baselines = {str(region.path.parent): {("memory_limit", 1): Baseline(8 * GIB, (4 * GIB,))}}
     with scene.node() as node:
         (found,) = diff_plan(node, plan(half), baselines=baselines).containers

@@ -25,7 +25,9 @@ from libhamiregion import (
     AmbiguousLayout,
     Layout,
     LimitBelowUsage,
+    LimitChange,
     LimitConflict,
+    NoSuchDevice,
     NotARegion,
     Region,
     RegionCorrupt,
@@ -119,7 +121,7 @@ def check_live(region: Region, snapshot: RegionSnapshot) -> None:
 
 def check_table(table: RegionTable, snapshot: RegionSnapshot) -> None:
     assert table.error(0) is None
-    assert table.devices.index.tolist() == [device.index for device in snapshot.devices]
+    assert table.devices.device.tolist() == [device.index for device in snapshot.devices]
     assert table.processes.pid.tolist() == [process.pid for process in snapshot.processes]
     for row, device in enumerate(snapshot.devices):
         assert table.devices.uuid(row) == device.uuid
@@ -207,9 +209,10 @@ def check_edits(region: Region) -> None:
         lambda: region.set_sm_limit(17),
     ):
         result = attempt(call)
-        assert isinstance(result, (tuple, LimitBelowUsage, LimitConflict))
-    region.set_memory_limit(777, device=5, force=True)
-    assert region.memory_limit(5) == 777
+        assert isinstance(result, (tuple, LimitChange, LimitBelowUsage, LimitConflict))
+    device = region.device_indices[-1]
+    region.set_memory_limit(777, device=device, force=True)
+    assert region.memory_limit(device) == 777
     region.set_priority(3)
     assert region.priority == 3
 
@@ -285,7 +288,7 @@ def test_random_bytes_under_an_open_region_give_a_documented_error_or_a_picture(
             result = attempt(call)
             if isinstance(result, RegionError):
                 event(type(result).__name__)
-                assert type(result) in {RegionCorrupt, RegionStale}
+                assert type(result) in {NoSuchDevice, RegionCorrupt, RegionStale}
                 assert result.path == str(place)
             elif isinstance(result, RegionSnapshot):
                 check_invariants(result)
@@ -334,11 +337,11 @@ def test_what_is_set_is_what_is_got(
     priority, recent_kernel, switch = numbers
     with open_region(file, writable=True) as region:
         for device, limit, percent in edits:
-            (change,) = region.set_memory_limit(limit, device=device, force=True)
+            change = region.set_memory_limit(limit, device=device, force=True)
             assert (change.before, change.after) == (limits.get(device), limit)
             limits[device] = limit
             off = percent in {None, 100}
-            (sm_change,) = region.set_sm_limit(percent, device=device, force=True)
+            sm_change = region.set_sm_limit(percent, device=device, force=True)
             assert (sm_change.before, sm_change.after) == (
                 sm_limits.get(device),
                 None if off else percent,
@@ -348,8 +351,9 @@ def test_what_is_set_is_what_is_got(
         region.set_recent_kernel(recent_kernel)
         region.set_utilization_switch(switch)
     with open_region(file) as region:
-        assert [region.memory_limit(d) for d in range(16)] == [limits.get(d) for d in range(16)]
-        assert [region.sm_limit(d) for d in range(16)] == [sm_limits.get(d) for d in range(16)]
+        for device in region.device_indices:
+            assert region.memory_limit(device) == limits.get(device)
+            assert region.sm_limit(device) == sm_limits.get(device)
         assert (region.priority, region.recent_kernel, region.utilization_switch) == numbers
         check_invariants(region.snapshot())
 
@@ -385,12 +389,14 @@ def test_what_is_created_is_what_is_read(
     )
     with open_region(place) as region:
         assert region.layout is layout
-        assert [region.memory_limit(d) for d in range(len(memory_limits))] == memory_limits
-        assert [region.sm_limit(d) for d in range(len(sm_limits))] == [
-            None if percent == 100 else percent for percent in sm_limits
-        ]
+        count = len(uuids) or len(memory_limits)
+        assert region.device_count == count
+        for device, limit in enumerate(memory_limits[:count]):
+            assert region.memory_limit(device) == limit
+        for device, percent in enumerate(sm_limits[:count]):
+            assert region.sm_limit(device) == (None if percent == 100 else percent)
         assert region.priority == priority
-        assert region.uuids == tuple(uuids)
+        assert region.uuids == (tuple(uuids) or (None,) * count)
         assert plain(region.snapshot()) == reference.snapshot(place.read_bytes(), layout)
 
 

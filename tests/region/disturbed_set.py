@@ -54,7 +54,7 @@ class Reader:
             self.set.discard(path)
         elif deed == 2:
             self.adopted.append(open_region(path))
-            self.set.adopt(self.adopted[-1])
+            self.set._adopt(self.adopted[-1])
         elif deed == 3:
             self.read()
         else:

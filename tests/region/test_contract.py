@@ -33,7 +33,7 @@ PUBLIC = {
     name: getattr(package, name)
     for package in PACKAGES
     for name in package.__all__
-    if name != "__version__"
+    if inspect.isclass(getattr(package, name)) or inspect.isroutine(getattr(package, name))
 }
 
 

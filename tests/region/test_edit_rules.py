@@ -11,15 +11,19 @@ import pytest
 from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import (
-    CoreLimiter,
+    ANYTHING,
+    Anything,
     Effect,
+    LaunchesWouldStop,
     Layout,
     LimitBelowUsage,
     LimitEdit,
+    NoSuchDevice,
     Region,
     create_region,
     open_region,
 )
+from libhamiregion.limiter import CoreLimiter
 
 
 @pytest.fixture(params=list(Layout))
@@ -39,7 +43,9 @@ NO_WATCHER = (Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED)
 NAMING: dict[str, Callable[[Region, Any], object]] = {
     "memory": lambda region, device: region.set_memory_limit("1GiB", device=device),
     "sm": lambda region, device: region.set_sm_limit(50, device=device),
-    "together": lambda region, device: region.edit_limits([LimitEdit("memory", GIB, device)]),
+    "together": lambda region, device: region.edit_limits(
+        [LimitEdit(memory_limit=GIB, device=device)]
+    ),
 }
 
 
@@ -52,12 +58,12 @@ def test_a_device_that_the_region_does_not_have_is_refused(
     with open_region(file, writable=True) as region:
         for device in (2, 9, 15, "GPU-third", "", "0", "GPU-first\x00"):
             said = r"0 \(GPU-first\), 1 \(MIG-second\)|NUL"
-            with pytest.raises(ValueError, match=said) as error:
+            with pytest.raises((NoSuchDevice, ValueError), match=said) as error:
                 call(region, device)
             assert device == "GPU-first\x00" or repr(device) in str(error.value)
             assert region.device_indices == (0, 1)
         for device in (-1, 16, 2**40):
-            with pytest.raises(ValueError, match="a device is 0 to 15, not"):
+            with pytest.raises(NoSuchDevice, match="a device is 0 to 15, not"):
                 call(region, device)
     assert file.content() == before
 
@@ -77,7 +83,9 @@ def test_a_forced_device_does_not_become_one_of_the_region(region_file: RegionFi
     with open_region(file, writable=True) as region:
         region.set_memory_limit("1GiB", device=9, force=True)
         assert [change.device for change in region.set_memory_limit("2GiB")] == [0, 1]
-        assert region.memory_limit(9) == GIB
+        with pytest.raises(NoSuchDevice):
+            region.memory_limit(9)
+    assert file.get("limit", device=9) == GIB
 
 
 def test_before_nvml_a_device_is_one_up_to_the_last_limit_or_use(
@@ -86,7 +94,7 @@ def test_before_nvml_a_device_is_one_up_to_the_last_limit_or_use(
     file = region_file(layout, memory_limits=["4GiB", "4GiB"])
     with open_region(file, writable=True) as region:
         assert region.device_indices == (0, 1)
-        with pytest.raises(ValueError, match="only 0, 1: its container"):
+        with pytest.raises(NoSuchDevice, match="only 0, 1: its container"):
             region.set_memory_limit("1GiB", device=2)
         for device in range(16):
             file.put("sm_limit", 50, device=device)
@@ -107,13 +115,13 @@ def test_a_first_limit_says_how_many_devices_a_fresh_region_has(
     with open_region(region_file(uuids=()), writable=True) as region:
         assert region.device_indices == tuple(range(16)), "nothing says how many"
         region.set_memory_limit("1GiB", device=0)
-        with pytest.raises(ValueError, match="has no device 1, only 0: its container has not"):
+        with pytest.raises(NoSuchDevice, match="has no device 1, only 0: its container has not"):
             region.set_memory_limit("1GiB", device=1)
         region.set_memory_limit("1GiB", device=1, force=True)
         assert region.device_indices == (0, 1)
     # Edits of one call are judged by what stood there before all of them.
     with open_region(region_file(uuids=()), writable=True) as region:
-        region.edit_limits([LimitEdit("memory", "1GiB", device) for device in range(3)])
+        region.edit_limits([LimitEdit(memory_limit="1GiB", device=device) for device in range(3)])
         assert region.device_indices == (0, 1, 2)
 
 
@@ -121,7 +129,9 @@ def test_the_same_device_by_two_names_stands_twice(region_file: RegionFileFactor
     file = region_file(uuids=UUIDS)
     before = file.content()
     with open_region(file, writable=True) as region, pytest.raises(ValueError, match="twice"):
-        region.edit_limits([LimitEdit("sm", 10, 1), LimitEdit("sm", 20, "MIG-second")])
+        region.edit_limits(
+            [LimitEdit(sm_limit=10, device=1), LimitEdit(sm_limit=20, device="MIG-second")]
+        )
     assert file.content() == before
 
 
@@ -129,9 +139,9 @@ def test_a_limit_below_use_names_its_device_among_several(region_file: RegionFil
     file = region_file(memory_limits=["4GiB"] * 2, uuids=UUIDS)
     file.add_process(1, {1: 2 * GIB})
     edits = [
-        LimitEdit("priority", 0),
-        LimitEdit("memory", GIB, "GPU-first"),
-        LimitEdit("memory", GIB, "MIG-second"),
+        LimitEdit(priority=0),
+        LimitEdit(memory_limit=GIB, device="GPU-first"),
+        LimitEdit(memory_limit=GIB, device="MIG-second"),
     ]
     with open_region(file, writable=True) as region:
         with pytest.raises(LimitBelowUsage, match="device 1 uses 2 GiB") as error:
@@ -152,7 +162,7 @@ def test_an_sm_limit_that_would_stop_running_processes_is_refused(
     before = file.content()
     calls: list[Callable[[Region, bool], Any]] = [
         lambda region, force: region.set_sm_limit(30, force=force),
-        lambda region, force: region.edit_limits([LimitEdit("sm", 30, 0)], force=force),
+        lambda region, force: region.edit_limits([LimitEdit(sm_limit=30, device=0)], force=force),
     ]
     for call in calls:
         file.put("sm_limit", 100)
@@ -161,15 +171,15 @@ def test_an_sm_limit_that_would_stop_running_processes_is_refused(
             if layout not in NO_WATCHER:
                 assert call(region, False)[0].effect is not Effect.STOPS_LAUNCHES
                 continue
-            told = r": 1 process may have started without an SM limit.*force=True"
-            with pytest.raises(LimitBelowUsage, match=told) as error:
+            with pytest.raises(LaunchesWouldStop, match="force=True") as error:
                 call(region, False)
-            assert (error.value.device, error.value.used_bytes) == (0, None)
+            refused = error.value
+            assert (refused.device, refused.processes, refused.requested_percent) == (0, 1, 30)
             assert file.content() == before
             assert call(region, True)[0].effect is Effect.STOPS_LAUNCHES
             # Another level, and off, is seen as ever.
-            assert region.set_sm_limit(40, device=0)[0].effect is Effect.NEW_PROCESSES
-            assert region.set_sm_limit(None, device=0)[0].effect is Effect.IMMEDIATE
+            assert region.set_sm_limit(40, device=0).effect is Effect.NEW_PROCESSES
+            assert region.set_sm_limit(None, device=0).effect is Effect.IMMEDIATE
 
 
 def test_while_nothing_runs_and_on_other_devices_than_the_first_an_sm_limit_stops_nothing(
@@ -181,7 +191,7 @@ def test_while_nothing_runs_and_on_other_devices_than_the_first_an_sm_limit_stop
         assert region.set_sm_limit(30)[0].effect is not Effect.STOPS_LAUNCHES
         region.set_sm_limit(None)
         file.add_process(7)
-        assert region.set_sm_limit(30, device=1)[0].effect is Effect.NEW_PROCESSES
+        assert region.set_sm_limit(30, device=1).effect is Effect.NEW_PROCESSES
 
 
 def test_in_1_1_only_a_process_that_found_100_can_be_limited_later(
@@ -193,9 +203,9 @@ def test_in_1_1_only_a_process_that_found_100_can_be_limited_later(
     with open_region(file, writable=True) as region:
         for stored in (0, 101, 100_000):
             file.put("sm_limit", stored)
-            with pytest.raises(LimitBelowUsage):
+            with pytest.raises(LaunchesWouldStop):
                 region.set_sm_limit(30, device=0)
-            assert region.set_sm_limit(30, device=0, force=True)[0].effect is Effect.STOPS_LAUNCHES
+            assert region.set_sm_limit(30, device=0, force=True).effect is Effect.STOPS_LAUNCHES
 
 
 # ---- one value, one language ----
@@ -212,23 +222,23 @@ def test_limits_in_the_words_of_people(region_file: RegionFileFactory) -> None:
     file = region_file(memory_limits=[7], sm_limits=[7], uuids=UUIDS)
     with open_region(file, writable=True) as region:
         for limit, stored in words:
-            assert region.set_memory_limit(limit, device=0)[0].after == stored
-            assert region.edit_limits([LimitEdit("memory", limit, 0)])[0].after == stored
+            assert region.set_memory_limit(limit, device=0).after == stored
+            assert region.edit_limits([LimitEdit(memory_limit=limit, device=0)])[0].after == stored
         for limit, stored in percentages:
-            assert region.set_sm_limit(limit, device=0)[0].after == stored
-            assert region.edit_limits([LimitEdit("sm", limit, 0)])[0].after == stored
+            assert region.set_sm_limit(limit, device=0).after == stored
+            assert region.edit_limits([LimitEdit(sm_limit=limit, device=0)])[0].after == stored
 
 
 def test_a_percentage_of_memory_is_of_each_devices_limit(region_file: RegionFileFactory) -> None:
     file = region_file(memory_limits=["10GiB", "5GiB"], uuids=UUIDS)
     with open_region(file, writable=True) as region:
         assert [change.after for change in region.set_memory_limit("80%")] == [8 * GIB, 4 * GIB]
-        (change,) = region.edit_limits([LimitEdit("memory", "150 %", 1, expected="4GiB")])
+        (change,) = region.edit_limits([LimitEdit(memory_limit="150 %", device=1, expected="4GiB")])
         assert (change.before, change.after) == (4 * GIB, 6 * GIB)
         region.set_memory_limit("unlimited", device=1)
         for call in (
             lambda: region.set_memory_limit("80%"),
-            lambda: region.edit_limits([LimitEdit("memory", "80%", 1)]),
+            lambda: region.edit_limits([LimitEdit(memory_limit="80%", device=1)]),
         ):
             with pytest.raises(ValueError, match="device 1 is unlimited, and 80% of that"):
                 call()
@@ -256,17 +266,17 @@ def test_a_region_is_created_with_the_same_words(region_file: RegionFileFactory)
 NUMBERS: dict[str, Callable[[Region, Any], object]] = {
     "limit": lambda region, n: region.set_memory_limit(n, device=0),
     "expected limit": lambda region, n: region.set_memory_limit(9, device=0, expected=n),
-    "limit together": lambda region, n: region.edit_limits([LimitEdit("memory", n, 0)]),
+    "limit together": lambda region, n: region.edit_limits([LimitEdit(memory_limit=n, device=0)]),
     "SM limit": lambda region, n: region.set_sm_limit(n, device=0),
     "expected SM limit": lambda region, n: region.set_sm_limit(9, device=0, expected=n),
     "device to edit": lambda region, n: region.set_sm_limit(50, device=n),
-    "device together": lambda region, n: region.edit_limits([LimitEdit("sm", 50, n)]),
+    "device together": lambda region, n: region.edit_limits([LimitEdit(sm_limit=50, device=n)]),
     "device's limit": lambda region, n: region.memory_limit(n),
     "device's SM limit": lambda region, n: region.sm_limit(n),
     "device's use": lambda region, n: region.memory_used(n),
     "priority": lambda region, n: region.set_priority(n),
     "expected priority": lambda region, n: region.set_priority(1, expected=n),
-    "priority together": lambda region, n: region.edit_limits([LimitEdit("priority", n)]),
+    "priority together": lambda region, n: region.edit_limits([LimitEdit(priority=n)]),
     "launch mark": lambda region, n: region.set_recent_kernel(n),
     "expected launch mark": lambda region, n: region.set_recent_kernel(1, expected=n),
     "pid": lambda region, n: region.suspend(n),
@@ -328,3 +338,8 @@ def test_the_switch_is_true_or_false(expected: Any, region_file: RegionFileFacto
             if not isinstance(expected, int):
                 with pytest.raises(TypeError):
                     call(1, expected=expected)
+
+
+def test_anything_is_the_expected_value_that_is_left_out() -> None:
+    assert isinstance(ANYTHING, Anything)
+    assert LimitEdit(sm_limit=5).expected is ANYTHING

@@ -35,10 +35,10 @@ def test_all_values_change_in_the_order_given(
     with open_region(path, writable=True) as region:
         changes = region.edit_limits(
             [
-                LimitEdit("memory", "5GiB", device=0, expected=4 * GIB),
-                LimitEdit("sm", 30, device=1, expected=None),
-                LimitEdit("memory", None, device=1),
-                LimitEdit("priority", 0, expected=1),
+                LimitEdit(memory_limit="5GiB", device=0, expected=4 * GIB),
+                LimitEdit(sm_limit=30, device=1, expected=None),
+                LimitEdit(memory_limit=None, device=1),
+                LimitEdit(priority=0, expected=1),
             ]
         )
         assert stored(region) == [0, 5 * GIB, 50, None, 30]
@@ -54,12 +54,12 @@ def test_one_conflict_leaves_everything_as_it_was(region_file: RegionFileFactory
     file = region_file(memory_limits=["4GiB", "3GiB"])
     with open_region(file.path, writable=True) as region:
         before = stored(region)
-        first = LimitEdit("memory", "5GiB", device=0)
+        first = LimitEdit(memory_limit="5GiB", device=0)
         with pytest.raises(LimitConflict, match=r"device 1 is 3 GiB .* not 2 GiB") as error:
-            region.edit_limits([first, LimitEdit("memory", GIB, device=1, expected=2 * GIB)])
+            region.edit_limits([first, LimitEdit(memory_limit=GIB, device=1, expected=2 * GIB)])
         assert (error.value.device, error.value.found) == (1, 3 * GIB)
         with pytest.raises(LimitConflict, match="priority is 1, not 7 as expected") as error:
-            region.edit_limits([first, LimitEdit("priority", 0, expected=7)])
+            region.edit_limits([first, LimitEdit(priority=0, expected=7)])
         assert (error.value.device, error.value.found, error.value.expected) == (None, 1, 7)
         assert stored(region) == before
 
@@ -68,7 +68,7 @@ def test_a_dry_run_checks_and_stores_nothing(region_file: RegionFileFactory) -> 
     file = region_file(memory_limits=["4GiB"])
     before = file.path.read_bytes()
     with open_region(file.path, writable=True) as region:
-        change = region.edit_limits([LimitEdit("memory", GIB, device=0)], dry_run=True)
+        change = region.edit_limits([LimitEdit(memory_limit=GIB, device=0)], dry_run=True)
         assert change == (LimitChange(0, 4 * GIB, GIB, Effect.IMMEDIATE, "memory"),)
         assert region.set_recent_kernel(0, expected=2, dry_run=True).before == 2
         assert region.set_utilization_switch(False, dry_run=True).after == 0
@@ -79,31 +79,31 @@ def test_a_dry_run_checks_and_stores_nothing(region_file: RegionFileFactory) -> 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (("sm", 0, 0), "1 to 100 percent"),
-        (("memory", 0, 0), "say .unlimited."),
-        (("memory", "0%", 0), "say .unlimited."),
-        (("memory", 1, 0, "80%"), "of what"),
-        (("priority", 1, 0), "whole region's"),
-        (("priority", -1), "a priority is 0 to 2147483647, not -1"),
-        (("priority", 1 << 31), "a priority is 0 to 2147483647, not 2147483648"),
-        (("power", 1, 0), "not 'power'"),
-        (("sm", 50, 16), "a device is 0 to 15"),
-        (("sm", 50, "GPU-\0"), "NUL"),
+        ({"sm_limit": 0}, "1 to 100 percent"),
+        ({"memory_limit": 0}, "say .unlimited."),
+        ({"memory_limit": "0%"}, "say .unlimited."),
+        ({"memory_limit": 1, "expected": "80%"}, "of what"),
+        ({"priority": 1, "device": 0}, "whole region's"),
+        ({"priority": -1}, "a priority is 0 to 2147483647, not -1"),
+        ({"priority": 1 << 31}, "a priority is 0 to 2147483647, not 2147483648"),
+        ({}, "one of"),
+        ({"memory_limit": 1, "sm_limit": None}, "one of"),
+        ({"sm_limit": 50, "device": "GPU-\0"}, "NUL"),
     ],
 )
 def test_what_is_no_edit_is_a_value_error_where_it_is_written(
-    edit: tuple[Any, ...], message: str
+    edit: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        LimitEdit(*edit)
+        LimitEdit(**edit)
 
 
 @pytest.mark.parametrize(
     ("edits", "message"),
     [
-        ([LimitEdit("memory", 1, device=0), LimitEdit("memory", 2, device=0)], "twice"),
-        ([LimitEdit("sm", 50), LimitEdit("sm", 40, device=1)], "device 1 stands twice"),
-        ([LimitEdit("sm", 50), LimitEdit("sm", 40)], "device 0 stands twice"),
+        ([LimitEdit(memory_limit=1, device=0), LimitEdit(memory_limit=2, device=0)], "twice"),
+        ([LimitEdit(sm_limit=50), LimitEdit(sm_limit=40, device=1)], "device 1 is edited twice"),
+        ([LimitEdit(sm_limit=50), LimitEdit(sm_limit=40)], "device 0 is edited twice"),
     ],
 )
 def test_what_no_region_takes_is_a_value_error_and_changes_nothing(
@@ -115,7 +115,7 @@ def test_what_no_region_takes_is_a_value_error_and_changes_nothing(
         open_region(file.path, writable=True) as region,
         pytest.raises(ValueError, match=message),
     ):
-        region.edit_limits([LimitEdit("priority", 0), *edits])
+        region.edit_limits([LimitEdit(priority=0), *edits])
     assert file.path.read_bytes() == before
 
 
@@ -127,13 +127,15 @@ def test_an_edit_without_a_device_is_of_every_device(
     with open_region(file.path, writable=True) as region:
         devices = region.device_indices
         assert len(devices) == (2 if limits else 16)
-        changes = region.edit_limits([LimitEdit("memory", "2GiB"), LimitEdit("sm", 30)])
+        changes = region.edit_limits([LimitEdit(memory_limit="2GiB"), LimitEdit(sm_limit=30)])
         told = [(each.kind, each.device) for each in changes if isinstance(each, LimitChange)]
         assert told == [(kind, device) for kind in ("memory", "sm") for device in devices]
         assert {region.memory_limit(each) for each in devices} == {2 * GIB}
         assert {region.sm_limit(each) for each in devices} == {30}
         with pytest.raises(LimitConflict):
-            region.edit_limits([LimitEdit("sm", 40), LimitEdit("memory", "1GiB", expected="3GiB")])
+            region.edit_limits(
+                [LimitEdit(sm_limit=40), LimitEdit(memory_limit="1GiB", expected="3GiB")]
+            )
         assert {region.sm_limit(each) for each in devices} == {30}
 
 
@@ -144,7 +146,7 @@ def test_no_edit_at_all_changes_nothing(region_file: RegionFileFactory) -> None:
 
 def test_a_reader_edits_nothing(region_file: RegionFileFactory) -> None:
     with open_region(region_file().path) as region, pytest.raises(RegionReadOnly):
-        region.edit_limits([LimitEdit("priority", 0)])
+        region.edit_limits([LimitEdit(priority=0)])
 
 
 def test_no_launch_is_lost_by_who_counts_down(region_file: RegionFileFactory) -> None:
@@ -188,7 +190,7 @@ def test_two_processes_never_both_win_a_compare_and_set(region_file: RegionFileF
             with open_region(path, writable=True) as region:
                 while (now := region.priority) < rounds:
                     try:
-                        region.edit_limits([LimitEdit("priority", now + 1, expected=now)])
+                        region.edit_limits([LimitEdit(priority=now + 1, expected=now)])
                         won += 1
                     except LimitConflict:
                         pass

@@ -151,12 +151,11 @@ def test_live_values_are_those_of_the_file(golden: GoldenRegion) -> None:
         assert region.priority == expected["priority"]
         assert region.utilization_switch is (expected["utilization_switch"] == 1)
         assert region.recent_kernel == expected["recent_kernel"]
-        limits = [region.memory_limit(device) for device in range(16)]
-        assert limits == [limit or None for limit in expected["memory_limit"]]
-        sm_limits = [region.sm_limit(device) for device in range(16)]
-        assert sm_limits == [sm_or_none(percent) for percent in expected["sm_limit"]]
-        used = [region.memory_used(device) for device in range(16)]
-        assert used == expected["device_used"] + [0] * (16 - expected["device_num"])
+        assert region.device_indices == tuple(range(expected["device_num"]))
+        for device in region.device_indices:
+            assert region.memory_limit(device) == (expected["memory_limit"][device] or None)
+            assert region.sm_limit(device) == sm_or_none(expected["sm_limit"][device])
+            assert region.memory_used(device) == expected["device_used"][device]
 
 
 def test_last_kernel_time_is_there_from_1_1_on(golden: GoldenRegion) -> None:

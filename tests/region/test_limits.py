@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forked import in_child
 from support.region_file import RegionFile, RegionFileFactory, locate
 
 from libhamiregion import (
@@ -20,7 +19,6 @@ from libhamiregion import (
     LimitConflict,
     LimitEdit,
     Region,
-    RegionClosed,
     ValueChange,
     open_region,
 )
@@ -71,7 +69,7 @@ def test_a_memory_limit_is_stored_in_bytes(layout: Layout, region_file: RegionFi
             (None, 0),
         ):
             changes = region.set_memory_limit(given, device=1)
-            assert changes == (LimitChange(1, before, stored or None, IMMEDIATE, "memory"),)
+            assert changes == LimitChange(1, before, stored or None, IMMEDIATE, "memory")
             before = stored or None
             assert region.memory_limit(1) == before
             assert region.snapshot().device(1).memory_limit_bytes == before
@@ -125,7 +123,7 @@ def test_an_sm_limit_is_stored_in_percent_and_unlimited_as_100(
     with open_region(file, writable=True) as region:
         for given, stored in ((1, 1), (50, 50), (99, 99), (100, 100), (None, 100)):
             after = stored if stored < 100 else None
-            (change,) = region.set_sm_limit(given, device=1)
+            change = region.set_sm_limit(given, device=1)
             assert (change.device, change.before, change.after) == (1, before, after)
             before = after
             assert region.sm_limit(1) == after
@@ -175,8 +173,8 @@ def test_any_device_can_be_forced(region_file: RegionFileFactory) -> None:
     file = region_file(uuids=UUIDS)
     with open_region(file, writable=True) as region:
         changes = region.set_memory_limit(5, device=15, force=True)
-        assert changes == (LimitChange(15, None, 5, IMMEDIATE, "memory"),)
-        assert region.set_sm_limit(5, device=14, force=True)[0].device == 14
+        assert changes == LimitChange(15, None, 5, IMMEDIATE, "memory")
+        assert region.set_sm_limit(5, device=14, force=True).device == 14
     assert limits_in(file) == [0] * 15 + [5]
     assert sm_limits_in(file) == [100] * 14 + [5, 100]
 
@@ -214,7 +212,7 @@ def test_what_is_no_limit_is_not_expected(expected: Any, region_file: RegionFile
     with open_region(region_file(), writable=True) as region:
         for call in (
             lambda: region.set_memory_limit(5, expected=expected),
-            lambda: region.edit_limits([LimitEdit("memory", 5, 0, expected)]),
+            lambda: region.edit_limits([LimitEdit(memory_limit=5, device=0, expected=expected)]),
         ):
             with pytest.raises(ValueError, match=r"unlimited|80%"):
                 call()
@@ -241,7 +239,7 @@ def test_all_unlimited_sm_limits_are_one_and_the_same(region_file: RegionFileFac
             with pytest.raises(LimitConflict) as error:
                 region.set_sm_limit(50, expected=99, device=0)
             assert (error.value.found, error.value.expected) == (None, 99)
-            (change,) = region.set_sm_limit(50, expected=expected, device=0)
+            change = region.set_sm_limit(50, expected=expected, device=0)
             assert (change.before, change.after) == (None, 50)
             with pytest.raises(LimitConflict):
                 region.set_sm_limit(60, expected=expected, device=0)
@@ -408,8 +406,8 @@ def test_device_0_decides_for_running_processes(
     file = region_file(layout, sm_limits=(50, 50), uuids=UUIDS)
     both = [IMMEDIATE if layout in LOOK_AT_LAUNCH else NEW_PROCESSES] * 2
     with open_region(file, writable=True) as region:
-        assert region.set_sm_limit(None, device=1)[0].effect is NEW_PROCESSES
-        assert region.set_sm_limit(50, device=1)[0].effect is NEW_PROCESSES
+        assert region.set_sm_limit(None, device=1).effect is NEW_PROCESSES
+        assert region.set_sm_limit(50, device=1).effect is NEW_PROCESSES
         assert [change.effect for change in region.set_sm_limit(None)] == both
         assert [change.effect for change in region.set_sm_limit(50)] == both
         region.set_sm_limit(None, device=1)
@@ -490,20 +488,20 @@ def test_a_limit_that_is_no_size_can_be_expected_and_put_back(
     file = region_file(uuids=UUIDS)
     file.put("limit", 2**64 - 1, device=0)
     with open_region(file, writable=True) as region:
-        (change,) = region.set_memory_limit("4GiB", device=0, expected=region.memory_limit(0))
+        change = region.set_memory_limit("4GiB", device=0, expected=region.memory_limit(0))
         assert change.before == 2**64 - 1
         region.set_memory_limit(change.before, device=0, expected="4GiB")
         assert region.memory_limit(0) == 2**64 - 1
-        region.edit_limits([LimitEdit("memory", "5GiB", 0, 2**64 - 1)])
+        region.edit_limits([LimitEdit(memory_limit="5GiB", device=0, expected=2**64 - 1)])
 
 
 @pytest.mark.parametrize(
     ("kind", "value", "expected"),
     [
-        ("memory", "4GiB", 2**64 + 8 * GIB),
-        ("memory", "4GiB", -1),
-        ("sm", 50, -5),
-        ("sm", 50, 2**64 + 100),
+        ("memory_limit", "4GiB", 2**64 + 8 * GIB),
+        ("memory_limit", "4GiB", -1),
+        ("sm_limit", 50, -5),
+        ("sm_limit", 50, 2**64 + 100),
         ("priority", 1, 2**32 + 1),
     ],
 )
@@ -515,7 +513,7 @@ def test_what_no_value_can_be_is_not_expected(
     before = file.content()
     device = None if kind == "priority" else 0
     with open_region(file, writable=True) as region, pytest.raises(ValueError):  # noqa: PT011
-        region.edit_limits([LimitEdit(kind, value, device, expected)])
+        region.edit_limits([LimitEdit(**{kind: value}, device=device, expected=expected)])
     assert file.content() == before
 
 
@@ -540,17 +538,3 @@ def test_the_changes_of_several_devices_are_read_while_they_are_there(
         env={**os.environ, "MALLOC_PERTURB_": "165"},
         check=True,
     )
-
-
-def test_a_child_of_fork_is_told_so_of_the_files_identity_too(
-    region_file: RegionFileFactory,
-) -> None:
-    with open_region(region_file()) as region:
-        assert region.file_id[1] > 0
-
-        def ask() -> str:
-            with pytest.raises(RegionClosed) as raised:
-                _ = region.file_id
-            return str(raised.value)
-
-        assert "closed" in in_child(ask)

@@ -11,10 +11,11 @@ from support.region_file import RegionFile, RegionFileFactory, locate
 
 from libhamiregion import (
     Layout,
+    LockLost,
     LockRecovery,
-    LockTimeout,
     Region,
     RegionClosed,
+    RegionLock,
     RegionReadOnly,
     RegionStale,
     open_region,
@@ -104,7 +105,7 @@ def test_the_two_oldest_layouts_refuse_locks_and_slots_by_name(
                 call(region)
         assert file.content() == before
         assert region.lock_state().semaphore_value == 1
-        assert region.set_memory_limit(7, device=0)[0].before == 5
+        assert region.set_memory_limit(7, device=0).before == 5
 
 
 def test_accounting_refuses_under_the_own_lock(
@@ -140,7 +141,7 @@ def test_leaving_a_lock_that_was_taken_away_is_a_lock_timeout_and_posts_nothing(
     file: RegionFile,
 ) -> None:
     with open_region(file, writable=True) as region:
-        with pytest.raises(LockTimeout, match="taken away"), region.lock():
+        with pytest.raises(LockLost), region.lock():
             file.put("owner_pid", NOBODY)
         assert (value_of(file), file.get("owner_pid")) == (0, NOBODY)
 
@@ -236,3 +237,8 @@ def test_a_recovery_is_true_if_anything_was_done() -> None:
     assert not nothing
     for field in fields:
         assert attrs.evolve(nothing, **{field: True}), field
+
+
+def test_a_lock_has_a_public_type(file: RegionFile) -> None:
+    with open_region(file, writable=True) as region:
+        assert isinstance(region.lock(), RegionLock)

@@ -14,6 +14,7 @@ from libhamiregion import (
     EnvironmentLimits,
     Layout,
     LimitChange,
+    NoSuchDevice,
     ProcessDeviceUsage,
     ProcessStatus,
     ProcessUsage,
@@ -179,8 +180,11 @@ def test_device_finds_by_index_not_by_position(region_file: RegionFileFactory) -
         snapshot = region.snapshot()
     assert [found.index for found in snapshot.devices] == [0, 9]
     assert snapshot.device(9).memory_used_bytes == 4
+    made.put("uuids", b"GPU-nine", device=9)
+    with open_region(made) as region:
+        assert region.snapshot().device("GPU-nine").index == 9
     for absent in (1, 10, 16, -1):
-        with pytest.raises(IndexError, match=f"no device {absent}"):
+        with pytest.raises(NoSuchDevice, match=f"no device {absent}"):
             snapshot.device(absent)
 
 

@@ -51,7 +51,7 @@ def test_nothing_moves_under_a_live_process_in_no_layout(
         # The dead at the end stay as well: libvgpu may be about to remove one of them.
         assert pids(file) == [DEAD, one.pid, DEAD + 1, two.pid, DEAD + 2, DEAD + 3]
         assert [slot_bytes(file, 1), slot_bytes(file, 3)] == live
-        assert (region.memory_used(0), region.memory_used(3)) == (3, 0)
+        assert region.memory_used(0) == 3
         for process in (one, two):
             process("slot.charge", 0, 10)
             process("slot.release", 0, 5)

@@ -18,6 +18,7 @@ from support.wait import PATIENCE_S
 
 from libhamiregion import (
     Layout,
+    NoSuchDevice,
     ProcessStatus,
     Region,
     RegionClosed,
@@ -198,9 +199,9 @@ def busy(region_file: RegionFileFactory, layout: Layout) -> RegionFile:
 def test_usage_is_summed_over_all_slots_in_use_whatever_their_status(busy: RegionFile) -> None:
     with open_region(busy) as region:
         snapshot = region.snapshot()
-        live = [region.memory_used(device) for device in range(16)]
+        live = [region.memory_used(device) for device in region.device_indices]
     assert [device.memory_used_bytes for device in snapshot.devices] == [3 * GIB + 5, GIB + 3]
-    assert live == [3 * GIB + 5, GIB + 3] + [0] * 14
+    assert live == [3 * GIB + 5, GIB + 3]
 
 
 def test_slots_behind_proc_num_are_not_there(busy: RegionFile) -> None:
@@ -358,15 +359,19 @@ def test_live_values_follow_the_file(layout: Layout, region_file: RegionFileFact
     file = region_file(layout, memory_limits=(GIB,), sm_limits=(30,))
     with open_region(file) as region:
         assert (region.memory_limit(0), region.sm_limit(0), region.priority) == (GIB, 30, 1)
-        file.put("limit", 5, device=15)
-        file.put("sm_limit", 99, device=15)
+        with pytest.raises(NoSuchDevice):
+            region.memory_limit(2)
+        file.put("limit", 5, device=2)
+        file.put("sm_limit", 99, device=2)
         file.put("device_num", 3)
-        file.add_process(1, {15: 6})
-        assert region.memory_limit(15) == 5
-        assert region.sm_limit(15) == 99
+        file.put("uuids", b"GPU-third", device=2)
+        file.add_process(1, {2: 6})
         assert region.device_count == 3
-        assert region.uuids == (None, None, None)
-        assert region.memory_used(15) == 6
+        assert region.uuids == (None, None, "GPU-third")
+        for device in (2, "GPU-third"):
+            assert region.memory_limit(device) == 5
+            assert region.sm_limit(device) == 99
+            assert region.memory_used(device) == 6
 
 
 def test_the_largest_number_in_the_file_is_a_value_not_an_error(
@@ -378,7 +383,7 @@ def test_the_largest_number_in_the_file_is_a_value_not_an_error(
     file.put("priority", -1)
     with open_region(file) as region:
         # A failure in the same thread just before must not be taken for this call's.
-        with pytest.raises(ValueError, match="device"):
+        with pytest.raises(NoSuchDevice):
             region.memory_limit(16)
         assert region.memory_limit(0) == 2**64 - 1
         assert region.last_kernel_time_s == 2**64 - 1
@@ -396,7 +401,7 @@ def test_devices_are_0_to_15(region_file: RegionFileFactory) -> None:
                 lambda device=device: region.set_sm_limit(1, device=device),
             )
             for call in calls:
-                with pytest.raises(ValueError, match="0 to 15"):
+                with pytest.raises(NoSuchDevice):
                     call()
 
 

@@ -19,15 +19,21 @@ from support.region_file import SLOTS, RegionFile, RegionFileFactory
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import (
+    Columns,
+    DeviceColumns,
+    DeviceRow,
     Layout,
     NotARegion,
+    ProcessColumns,
     RegionClosed,
+    RegionColumns,
     RegionCorrupt,
     RegionNotFound,
     RegionSet,
     RegionSnapshot,
     RegionStale,
     RegionTable,
+    UsageColumns,
     create_region,
     open_region,
 )
@@ -62,7 +68,7 @@ FIGURES = [
     "enc_util_percent",
     "dec_util_percent",
 ]
-DEVICE_COLUMNS = ["region", "index", "memory_limit_bytes", "sm_limit_percent", *FIGURES]
+DEVICE_COLUMNS = ["region", "device", "memory_limit_bytes", "sm_limit_percent", *FIGURES]
 PROCESS_COLUMNS = ["region", "pid", "host_pid", "status", "settled", "first_usage"]
 USAGE_COLUMNS = ["process", "device", *FIGURES]
 TABLES = {
@@ -129,7 +135,8 @@ def rows_of(table: RegionTable, row: int, snapshot: RegionSnapshot) -> None:
             if name == "sm_limit_percent" and value is None:
                 assert devices.sm_limit_percent[at] in {0, 100}
             elif name != "uuid":
-                assert getattr(devices, name)[at] == (value or 0)
+                column = "device" if name == "index" else name
+                assert getattr(devices, column)[at] == (value or 0)
         at += 1
     at = regions.first_process[row]
     for process in snapshot.processes:
@@ -375,9 +382,9 @@ def test_an_open_region_is_taken_over_beside_others_of_its_path(
         create_region(file, priority=0)
         new = open_region(file)
         assert old.file_id != new.file_id == (file.path.stat().st_dev, file.path.stat().st_ino)
-        region_set.adopt(old)
-        region_set.adopt(new)
-        region_set.adopt(new)
+        region_set._adopt(old)
+        region_set._adopt(new)
+        region_set._adopt(new)
         assert region_set.paths == (str(file.path),) * 3
         assert region_set.regions[1:] == (old, new)
         assert region_set.read().regions.priority.tolist() == [1, 1, 0]
@@ -391,10 +398,8 @@ def test_an_open_region_is_taken_over_beside_others_of_its_path(
     assert new.closed
     with open_region(file) as region:
         with pytest.raises(RegionClosed):
-            region_set.adopt(region)
+            region_set._adopt(region)
         assert not region.closed
-    with pytest.raises(RegionClosed):
-        region.file_id  # noqa: B018
 
 
 def test_what_cannot_be_opened_does_not_stop_the_others(
@@ -706,3 +711,45 @@ def test_a_read_that_would_be_too_large_leaves_out_the_processes_of_full_tables(
             assert list(capped.devices.memory_used_bytes) == [5, 300, 0, 0, 600]
         full.put("proc_num", 2)
         assert list(regions.read().regions.process_count) == [1, 2]
+
+
+def test_rows_join_devices_with_their_regions_and_have_none_for_unlimited(
+    region_file: RegionFileFactory,
+) -> None:
+    limited = region_file(
+        memory_limits=["8GiB", None], sm_limits=[30, 0x64], uuids=["GPU-a", "GPU-b"]
+    )
+    limited.add_process(7, {0: 3 * 2**30, 1: 5})
+    with RegionSet([limited, region_file(memory_limits=["1GiB"])]) as region_set:
+        table = region_set.read()
+    first, second, third = table.rows()
+    assert isinstance(first, DeviceRow)
+    assert (first.path, first.pod, first.device, first.uuid) == (
+        str(limited.path),
+        None,
+        0,
+        "GPU-a",
+    )
+    assert (first.memory_limit_bytes, first.memory_free_bytes) == (8 * 2**30, 5 * 2**30)
+    assert (second.memory_limit_bytes, second.memory_free_bytes) == (None, None)
+    assert (first.sm_limit_percent, second.sm_limit_percent) == (30, None)
+    assert (second.memory_used_bytes, third.memory_used_bytes) == (5, 0)
+    named = table.with_identity(namespace=["research", None], pod=["bert-0", None])
+    assert [row.pod for row in named.rows()] == ["bert-0", "bert-0", None]
+    assert [row.namespace for row in named.rows()] == ["research", "research", None]
+
+
+def test_columns_are_declared_for_completion_and_type_checkers(file: RegionFile) -> None:
+    with RegionSet([file]) as region_set:
+        table = region_set.read()
+    for columns, kind in (
+        (table.regions, RegionColumns),
+        (table.devices, DeviceColumns),
+        (table.processes, ProcessColumns),
+        (table.usages, UsageColumns),
+    ):
+        assert isinstance(columns, kind)
+        assert isinstance(columns, Columns)
+        declared = {name for each in kind.__mro__ for name in getattr(each, "__annotations__", {})}
+        assert {*columns.columns} <= declared
+    assert len(table.devices.uuid_bytes) == 96 * len(table.devices)

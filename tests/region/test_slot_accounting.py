@@ -225,7 +225,7 @@ def test_a_device_without_a_limit_takes_everything(region_file: RegionFileFactor
     file.add_process(NOBODY, {5: 2**63})
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(5, 2**61)
-        assert region.memory_used(5) == 2**63 + 2**61
+        assert region.snapshot().device(5).memory_used_bytes == 2**63 + 2**61
 
 
 def test_processes_share_one_limit(

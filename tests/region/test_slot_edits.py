@@ -3,7 +3,6 @@
 import itertools
 import os
 import struct
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +10,6 @@ from lock_bytes import NOBODY, hold, is_free, let_go
 from slot_bytes import LOCKABLE, differences, put_slot, slot_bytes
 from support.actors import MakeActor
 from support.region_file import DEVICES, RegionFile, RegionFileFactory, locate
-from support.wait import PATIENCE_S
 
 from libhamiregion import (
     Effect,
@@ -304,40 +302,3 @@ def test_suspending_says_where_a_process_may_not_obey(
         unsure = layout is Layout.V1_2
         effect = Effect.IF_SM_LIMITED if unsure else Effect.IMMEDIATE
         assert region.suspend(PID, dry_run=True).effect is effect
-
-
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize("what", ["allocating", "launching", "another launches", None])
-def test_a_suspended_process_that_goes_on_is_seen(
-    what: str | None, region_file: RegionFileFactory
-) -> None:
-    file = region_file()
-    file.add_process(PID)
-    file.add_process(PID + 1, status=1 if what == "another launches" else 2)
-    over = threading.Event()
-
-    def go_on() -> None:
-        for turn in itertools.count(1):
-            if over.wait(0.05):
-                return
-            if what == "allocating":
-                file.put("slot_used.data", turn << 20)
-                file.put("slot_used.total", turn << 20)
-            elif what is not None:
-                file.put("last_kernel_time", 1_790_000_000 + turn)
-
-    with open_region(file, writable=True) as region:
-        region.suspend(PID)
-        process = threading.Thread(target=go_on, daemon=True)
-        process.start()
-        try:
-            seen = region.suspended_activity(PID, watch_s=PATIENCE_S if what in GOES_ON else 1.5)
-            assert seen == (what if what in GOES_ON else None)
-        finally:
-            over.set()
-            process.join()
-        region.resume(PID)
-        assert region.suspended_activity(PID, watch_s=PATIENCE_S) is None
-
-
-GOES_ON = ("allocating", "launching")

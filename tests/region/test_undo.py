@@ -16,6 +16,7 @@ from libhamiregion import (
     LimitChange,
     LimitEdit,
     Region,
+    SlotChange,
     UndoOutcome,
     ValueChange,
     create_region,
@@ -38,7 +39,7 @@ def every_edit(region: Region) -> Changes:
     return [
         *region.set_memory_limit("80%"),
         *region.set_sm_limit(30),
-        *region.edit_limits([LimitEdit("memory", "1GiB", device=1), LimitEdit("priority", 0)]),
+        *region.edit_limits([LimitEdit(memory_limit="1GiB", device=1), LimitEdit(priority=0)]),
         region.set_utilization_switch(True),
         region.set_recent_kernel(2),
     ]
@@ -68,7 +69,7 @@ def test_a_value_that_somebody_else_has_set_since_stays(file: RegionFile) -> Non
     assert (first.status, first.message) == ("undone", None)
     assert second.status == "conflict"
     assert "device 1 is 5 GiB" in str(second)
-    assert str(first) == f"undone: {file.path}: device 0: memory limit back from 6.4 GiB to 8 GiB"
+    assert str(first) == f"undone: {file.path}: device 0: memory limit is 8 GiB again"
     start = f"conflict: {file.path}: device 1: memory limit not put back from 3.2 GiB to 4 GiB: "
     assert str(second).startswith(start)
 
@@ -78,15 +79,15 @@ def test_what_stood_there_in_between_is_not_told_as_what_stands_there_again(
 ) -> None:
     with open_region(file.path, writable=True) as region:
         changes = [
-            *region.set_sm_limit(20, device=0),
+            region.set_sm_limit(20, device=0),
             region.set_priority(7),
-            *region.set_sm_limit("unlimited", device=0),
+            region.set_sm_limit("unlimited", device=0),
         ]
         sentences = [str(each).removeprefix(f"undone: {file.path}: ") for each in undo(changes)]
     assert sentences == [
-        "device 0: SM limit back from unlimited to 50 %",
-        "priority back from 7 to 1",
-        "device 0: SM limit back from unlimited to 50 %",
+        "device 0: SM limit is 50 % again",
+        "priority is 1 again",
+        "device 0: SM limit is 50 % again",
     ]
     assert changes[0].value_words(changes[0].after) == "20 %"  # type: ignore[arg-type]
 
@@ -119,7 +120,7 @@ def test_an_unlimited_sm_limit_goes_back_to_the_very_value(
 
 def test_a_change_that_is_undone_by_hand_is_not_needed(file: RegionFile) -> None:
     with open_region(file.path, writable=True) as region:
-        changes = region.set_memory_limit("6GiB", device=0)
+        changes = [region.set_memory_limit("6GiB", device=0)]
         region.set_memory_limit("8GiB", device=0)
     (outcome,) = undo(changes)
     assert str(outcome) == f"not_needed: {file.path}: device 0: memory limit is 8 GiB already"
@@ -163,7 +164,7 @@ def test_a_file_that_was_removed_or_replaced_is_not_written(file: RegionFile) ->
     other = file.path.with_name("other.cache")
     create_region(other, memory_limits=["6GiB"], uuids=UUIDS[:1])
     with open_region(file.path, writable=True) as region:
-        changes = region.set_memory_limit("6GiB", device=0)
+        changes = [region.set_memory_limit("6GiB", device=0)]
     other.replace(file.path)
     (outcome,) = undo(changes)
     assert (outcome.status, outcome.message) == ("gone", "another file is there by now")
@@ -173,38 +174,45 @@ def test_a_file_that_was_removed_or_replaced_is_not_written(file: RegionFile) ->
     assert statuses(undo(changes)) == ["gone"]
 
 
-@pytest.mark.parametrize("used", [3, 7], ids=["beginning", "on the way"])
-def test_a_value_goes_back_as_far_as_what_runs_there_bears_it(
-    region_file: RegionFileFactory, used: int
+def test_a_value_goes_back_at_once_not_by_way_of_the_values_in_between(
+    region_file: RegionFileFactory,
 ) -> None:
-    """Not by way of what the job has set in between, which nothing has to bear once more."""
-    beginning, between = (8, 2) if used == 3 else (6, 8)
-    file = region_file(memory_limits=[f"{beginning}GiB"], uuids=UUIDS[:1])
+    file = region_file(memory_limits=["8GiB"], uuids=UUIDS[:1])
     with open_region(file.path, writable=True) as region:
         changes = [
-            *region.set_memory_limit(f"{between}GiB"),
+            region.set_memory_limit("2GiB", device=0),
             region.set_priority(0),
-            *region.set_memory_limit("7GiB"),
+            region.set_memory_limit("7GiB", device=0),
         ]
-        file.add_process(os.getpid(), {0: used * GIB})
-        first = "undone" if used < beginning else "refused"
-        assert statuses(undo(changes)) == [first, "undone", "undone"]
+        file.add_process(os.getpid(), {0: 3 * GIB})
+        assert statuses(undo(changes)) == ["undone"] * 3
         assert region.memory_limit(0) == 8 * GIB
+        lower = region.set_memory_limit("9GiB", device=0)
+        file.add_process(os.getpid(), {0: 6 * GIB})
+        assert statuses(undo([lower])) == ["refused"]
+        assert statuses(undo([lower], force=True)) == ["undone"]
 
 
-def test_changes_that_others_have_stopped_are_judged_one_by_one(file: RegionFile) -> None:
+def test_a_suspension_goes_back_unless_someone_else_has_ended_it(file: RegionFile) -> None:
+    file.add_process(7)
     with open_region(file.path, writable=True) as region:
-        changes = [
-            each
-            for size in ("7GiB", "6GiB", "5GiB")
-            for each in region.set_memory_limit(size, device=0)
-        ]
+        change = SlotChange.from_dict(json.loads(json.dumps(region.suspend(7).to_dict())))
+        assert str(change) == f"{file.path}: process 7: status 1 -> 2"
+        assert statuses(undo([change])) == ["undone"]
+        assert statuses(undo([change])) == ["not_needed"]
+        file.put("slot_status", 0)
+        assert statuses(undo([change])) == ["conflict"]
+        file.put("slot_pid", 8)
+        assert statuses(undo([change])) == ["gone"]
+
+
+def test_a_value_that_someone_else_has_set_to_one_in_between_stays(file: RegionFile) -> None:
+    with open_region(file.path, writable=True) as region:
+        changes = [region.set_memory_limit(size, device=0) for size in ("7GiB", "6GiB", "5GiB")]
         region.set_memory_limit("6GiB", device=0)
-        assert statuses(undo(changes)) == ["undone", "undone", "not_needed"]
-        assert region.memory_limit(0) == 8 * GIB
-        region.set_memory_limit("1GiB", device=0)
         assert statuses(undo(changes)) == ["conflict"] * 3
-        assert region.memory_limit(0) == GIB
+        region.set_memory_limit("8GiB", device=0)
+        assert statuses(undo(changes)) == ["not_needed"] * 3
 
 
 def test_one_that_cannot_be_undone_does_not_stop_the_others(
@@ -258,7 +266,7 @@ def test_what_a_plan_has_changed_is_undone_but_for_what_others_changed(tmp_path:
 def test_only_changes_of_limits_can_be_undone(file: RegionFile) -> None:
     with open_region(file.path, writable=True) as region:
         change = region.set_priority(0)
-        for wrong in (None, 7, "changes", LimitEdit("priority", 0)):
-            with pytest.raises(TypeError, match="takes a list of LimitChange and ValueChange"):
+        for wrong in (None, 7, "changes", LimitEdit(priority=0)):
+            with pytest.raises(TypeError, match="takes changes"):
                 undo([change, wrong])  # type: ignore[list-item]
         assert region.priority == 0

@@ -81,14 +81,18 @@ PYTHON: dict[str, tuple[Callable[[Any], Any], type[BaseException], str]] = {
     "a directory for a file": (
         lambda it: open_region(it.at),
         hami.NotARegion,
-        "is a directory; give the path of the region file itself",
+        "is a directory, not a region file",
     ),
     "a link": (lambda it: open_region(it.at / "link.cache"), hami.NotARegion, "a symbolic link"),
-    "a FIFO": (lambda it: open_region(it.at / "fifo"), hami.NotARegion, "is a FIFO; give the path"),
+    "a FIFO": (
+        lambda it: open_region(it.at / "fifo"),
+        hami.NotARegion,
+        "is a FIFO, not a",
+    ),
     "an empty file": (
         lambda it: open_region(it.at / "empty.cache"),
         hami.RegionNotReady,
-        "is empty; it may be in the making, try again",
+        "is empty; try again",
     ),
     "another file": (
         lambda it: open_region(it.at / "notes.txt"),
@@ -121,7 +125,7 @@ PYTHON: dict[str, tuple[Callable[[Any], Any], type[BaseException], str]] = {
     "another layout": (
         lambda it: open_region(it.region, layout=hami.Layout.UNVERSIONED),
         hami.NotARegion,
-        "has layout 1.2, not unversioned; name a layout only where",
+        "has layout 1.2, not unversioned; name a layout only if",
     ),
     "a timeout as text": (
         lambda it: open_region(it.region, timeout_s="1s"),
@@ -303,22 +307,22 @@ PYTHON: dict[str, tuple[Callable[[Any], Any], type[BaseException], str]] = {
     ),
     "a device beyond the last": (
         lambda it: it.writing.set_memory_limit("6GiB", device=2),
-        ValueError,
+        hami.NoSuchDevice,
         f"has no device 2, only 0 .{UUID}., 1",
     ),
     "a device that no layout has": (
         lambda it: it.writing.set_memory_limit("6GiB", device=99),
-        ValueError,
+        hami.NoSuchDevice,
         "a device is 0 to 15, not 99",
     ),
     "the last device as in a list": (
         lambda it: it.writing.set_memory_limit("6GiB", device=-1),
-        ValueError,
+        hami.NoSuchDevice,
         "a device is 0 to 15, not -1",
     ),
     "a device as PyTorch has it": (
         lambda it: it.writing.set_memory_limit("6GiB", device="cuda:0"),
-        ValueError,
+        hami.NoSuchDevice,
         "has no device 'cuda:0', only 0",
     ),
     "several devices": (
@@ -332,9 +336,9 @@ PYTHON: dict[str, tuple[Callable[[Any], Any], type[BaseException], str]] = {
         "an edit is a LimitEdit.*, not tuple",
     ),
     "an edit of nothing known": (
-        lambda it: it.writing.edit_limits([LimitEdit("mem", "6GiB", device=0)]),  # type: ignore[arg-type]
+        lambda it: it.writing.edit_limits([LimitEdit(device=0)]),
         ValueError,
-        "an edit is of memory, sm or priority, not 'mem'",
+        "one of memory_limit, sm_limit and priority",
     ),
     "a word for a switch": (
         lambda it: it.writing.set_utilization_switch("off"),
@@ -370,13 +374,13 @@ PYTHON: dict[str, tuple[Callable[[Any], Any], type[BaseException], str]] = {
     # ---- reading -----------------------------------------------------------------------------
     "a device of a snapshot": (
         lambda it: it.reading.snapshot().device(5),
-        IndexError,
-        "has no device 5; there are 0, 1",
+        hami.NoSuchDevice,
+        "has no device 5, only 0, 1",
     ),
     "a device by text": (
         lambda it: it.reading.memory_limit("0"),
-        TypeError,
-        "a device is an integer, not str",
+        hami.NoSuchDevice,
+        "has no device '0', only 0",
     ),
     "a set of one path": (
         lambda it: RegionSet(it.region),
@@ -387,11 +391,6 @@ PYTHON: dict[str, tuple[Callable[[Any], Any], type[BaseException], str]] = {
         lambda it: RegionSet([it.reading]),  # type: ignore[list-item]
         TypeError,
         "a region's path is text .*, not Region",
-    ),
-    "a path to adopt": (
-        lambda it: it.regions.adopt(it.region),
-        TypeError,
-        "adopt.. takes an open Region, not PosixPath; add.. takes a path",
     ),
     "a column that is none": (
         lambda it: it.table.devices.memory_used,

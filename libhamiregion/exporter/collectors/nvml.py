@@ -95,7 +95,7 @@ def _mig_devices(scrape: Scrape, sample: NvmlSample) -> Series:
                 continue
             ids = mig.gpu_instance_id, mig.compute_instance_id
             if None not in ids:
-                values = (str(devices.index[row]), gpu.uuid, mig.uuid, mig.profile or "")
+                values = (str(devices.device[row]), gpu.uuid, mig.uuid, mig.profile or "")
                 text = shown.labels.text(name, *map(safe_value, values), *map(str, ids))
                 found[text] = 1
     return Series.of(name, found)

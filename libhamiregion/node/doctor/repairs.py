@@ -18,10 +18,10 @@ from .findings import FindingKind, key_of, pids_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from libhamiregion.changes import SlotChange
     from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
     from libhamiregion.region import Region
-    from libhamiregion.slot import SlotChange
 
     from .findings import ContainerKey, Finding
 
@@ -263,11 +263,10 @@ class _RegionRepair(contextlib.ExitStack):
             ]
         if self._freed is None:
             pids = {each.pid for each in self._region.snapshot().processes}
-            freed = self._region._reap(
-                None,
-                self._node.proc,
+            freed = self._region.reap(
+                proc=self._node.proc,
                 timeout_s=self._lock_timeout_s,
-                strangers=self._node._strangers_to(self._container, pids),
+                excluded=self._node._strangers_to(self._container, pids),
             )
             self._freed = {
                 slot.pid: f"slot of dead process {slot.pid}"

@@ -363,10 +363,9 @@ def _impossible(used: ObservedRegion, which: str, value: int, cause: str) -> Fin
 
 
 def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Finding:
-    owner, region, before = state.owner_pid, used.region, used.snapshot.owner_pid
+    pid, region, before = state.owner_pid, used.region, used.snapshot.owner_pid
     on_host = "" if state.owner_host_pid is None else f" ({state.owner_host_pid} on the host)"
-    who = "a tool with libhamiregion" if state.by_library else f"process {owner}{on_host}"
-    pid = None if state.by_library else owner
+    who = "a tool with libhamiregion" if state.by_library else f"process {pid}{on_host}"
     waiters = f"{count_text(state.waiters, 'waiter')} asleep on it"
     if state.owner_life == "dead":
         return finding(
@@ -378,7 +377,7 @@ def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Fin
             pid=pid,
             cause="dead_owner",
         )
-    if owner is None:
+    if state.owner_life is None:
         unused = context.is_unused(used)
         proof = "no process maps the file for writing" if unused else "nothing has moved"
         suspect = finding(
@@ -394,7 +393,7 @@ def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Fin
 
         def has_moved() -> bool:
             now = region.lock_state(proc=context.node.proc)
-            return not now.held or now.owner_pid is not None
+            return not now.held or now.owner_life is not None
     else:
         process = context.processes.get(state.owner_host_pid or 0)
         known = state.owner_life == "alive"

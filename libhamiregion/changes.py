@@ -1,0 +1,264 @@
+"""What an edit has changed, and from when on running processes notice."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import attrs
+
+from ._core import lib
+from .errors import REGION_FIELDS, limit_or_value, signed
+from .layouts import Layout
+from .text import printable
+from .units import UNLIMITED, format_size, sm_limit_or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from typing_extensions import Self
+
+    from ._handle import Handle
+
+#: Which limit of a device.
+LimitKind: TypeAlias = Literal["memory", "sm"]
+
+
+class Effect(str, enum.Enum):
+    """From when on an edit holds. Equal to its value, a plain string.
+
+    Source: docs, What a region is (What an edit changes, and when).
+    """
+
+    #: In running processes too, within a second.
+    IMMEDIATE = "immediate"
+    #: In processes that start from now on; running ones keep what they read at their start.
+    NEW_PROCESSES = "new_processes"
+    #: Running processes that started without an SM limit launch once more and then never again,
+    #: also when the limit is taken back; the others notice at their next launch.
+    STOPS_LAUNCHES = "stops_launches"
+    #: Of `Region.suspend`: within a second up to HAMi 2.9. From 2.10 on not at all, as no device
+    #: that the container has reported has an SM limit; the region does not tell which HAMi uses it.
+    IF_SM_LIMITED = "if_sm_limited"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Anything(enum.Enum):
+    """The type of `ANYTHING`."""
+
+    ANYTHING = "anything"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+#: The value of ``expected`` if it is left out: any present value may be replaced.
+ANYTHING: Final = Anything.ANYTHING
+
+
+def _pair(numbers: Sequence[int]) -> tuple[int, int]:
+    # JSON has lists only.
+    first, second = numbers
+    return first, second
+
+
+class _Change:
+    """Base of all changes: sentences, and how they travel as JSON."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        change: Any = self
+        return f"{printable(change.path)}: {self.words}"
+
+    @property
+    def words(self) -> str:
+        """What has changed, as a sentence without the file."""
+        change: Any = self
+        before, after = self.value_words(change.before), self.value_words(change.after)
+        return f"{change.name} {before} -> {after}"
+
+    def value_words(self, value: int | None) -> str:
+        """Return a value of this field for people."""
+        return str(value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON takes them; `from_dict` makes an equal change of them."""
+        fields = {field.name: getattr(self, field.name) for field in attrs.fields(type(self))}  # type: ignore[arg-type]
+        effect = fields["effect"] and fields["effect"].value
+        return {**fields, "effect": effect, "file_id": list(fields["file_id"])}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Make a change from the result of `to_dict`, also after a round trip through JSON.
+
+        Raises:
+            ValueError: Other fields; the message lists them.
+        """
+        known = {field.name: field for field in attrs.fields(cls)}  # type: ignore[arg-type]
+        needed = {name for name, field in known.items() if field.default is attrs.NOTHING}
+        if not isinstance(fields, dict) or not needed <= fields.keys() <= known.keys():
+            found = sorted(fields) if isinstance(fields, dict) else type(fields).__name__
+            raise ValueError(f"a {cls.__name__} has the fields {sorted(known)}, not {found}")
+        return cls(**fields)
+
+
+@attrs.frozen(weakref_slot=False)
+class LimitChange(_Change):
+    """One device's limit, as it was and as it is now. ``str()`` of it is a sentence.
+
+    A value: it pickles, and travels as JSON by `to_dict` and `from_dict`, so that another process
+    can call `undo` on another day.
+
+    Attributes:
+        device: Index of the device (CUDA ordinal).
+        before: Bytes or percent, None if it was unlimited.
+        after: Bytes or percent, None if it is unlimited.
+        effect: Whether running processes see it.
+        kind: ``"memory"`` or ``"sm"``.
+        path: The region's file.
+        file_id: Device and inode of that file, by which `undo` recognises it.
+        stored_before: The number in the file, for `undo`: an unlimited SM limit is 0, 100 or more
+            there. None if it is not known; `undo` stores 100 then.
+    """
+
+    device: int
+    before: int | None
+    after: int | None
+    effect: Effect = attrs.field(converter=Effect)
+    kind: LimitKind
+    path: str = attrs.field(default="", eq=False, repr=False)
+    file_id: tuple[int, int] = attrs.field(default=(0, 0), eq=False, repr=False, converter=_pair)
+    stored_before: int | None = attrs.field(default=None, eq=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Which limit it is, for people."""
+        return f"device {self.device}: {'memory' if self.kind == 'memory' else 'SM'} limit"
+
+    def value_words(self, value: int | None) -> str:
+        """Return a value of this limit for people."""
+        if value is None:
+            return UNLIMITED
+        return format_size(value) if self.kind == "memory" else f"{value} %"
+
+
+@attrs.frozen(weakref_slot=False)
+class ValueChange(_Change):
+    """A field of the whole region, as it was and as it is now. ``str()`` of it is a sentence.
+
+    A value, as `LimitChange`.
+
+    Attributes:
+        field: ``priority``, ``utilization_switch``, ``recent_kernel`` or ``burst``.
+        before: The raw value before; utilization_switch and burst are 0 or 1.
+        after: The raw value now.
+        effect: Whether running processes see it.
+        path: The region's file.
+        file_id: Device and inode of that file, by which `undo` recognises it.
+    """
+
+    field: str
+    before: int
+    after: int
+    effect: Effect = attrs.field(converter=Effect)
+    path: str = attrs.field(default="", eq=False, repr=False)
+    file_id: tuple[int, int] = attrs.field(default=(0, 0), eq=False, repr=False, converter=_pair)
+
+    @property
+    def name(self) -> str:
+        """Which value it is, for people."""
+        return self.field
+
+
+@attrs.frozen(weakref_slot=False)
+class SlotChange(_Change):
+    """One value of a process slot, as it was and as it is now. ``str()`` of it is a sentence.
+
+    A value, as `LimitChange`.
+
+    Attributes:
+        pid: The process, in the container's namespace.
+        field: ``host_pid``, ``status``, ``monitor_used_bytes``, or ``sm``, ``enc``, ``dec`` with
+            ``_util_percent``.
+        device: Index of the device, None if the value is not per device.
+        before: The value before.
+        after: The value now.
+        effect: Of a status: whether the process obeys it. None for other values.
+        path: The region's file.
+        file_id: Device and inode of that file, by which `undo` recognises it.
+    """
+
+    pid: int
+    field: str
+    device: int | None
+    before: int
+    after: int
+    effect: Effect | None = attrs.field(
+        default=None, eq=False, repr=False, converter=attrs.converters.optional(Effect)
+    )
+    path: str = attrs.field(default="", eq=False, repr=False)
+    file_id: tuple[int, int] = attrs.field(default=(0, 0), eq=False, repr=False, converter=_pair)
+
+    @property
+    def name(self) -> str:
+        """Which value it is, for people."""
+        where = "" if self.device is None else f" on device {self.device}"
+        return f"process {self.pid}: {self.field}{where}"
+
+
+#: Whatever an edit returns, and `undo` takes.
+Change: TypeAlias = LimitChange | ValueChange | SlotChange
+
+
+def edit_changes(region: Handle, edits: Sequence[Any]) -> tuple[Any, ...]:
+    """Return one change for each ``struct hr_edit`` that ``hr_edit`` has filled in."""
+    gate = _launch_gate_effect(region.layout, edits)
+    changes: list[LimitChange | ValueChange] = []
+    for edit in edits:
+        kind = edit.kind
+        before, after = limit_or_value(kind, edit.before), limit_or_value(kind, edit.after)
+        effect = Effect.IMMEDIATE
+        if kind == lib.HR_SM:
+            is_gated = gate is not None and (before is None) != (after is None)
+            effect = gate if is_gated and gate is not None else Effect.NEW_PROCESSES
+        elif kind == lib.HR_SWITCH and region.layout is Layout.V1_1_POSTINIT:
+            # 2.8.1 reads the switch at a process's start.
+            effect = Effect.NEW_PROCESSES
+        if kind in REGION_FIELDS:
+            values = signed(edit.before), signed(edit.after)
+            change: Any = ValueChange(
+                REGION_FIELDS[kind], *values, effect, region.path, region.file_id
+            )
+        else:
+            limit_kind: LimitKind = "memory" if kind == lib.HR_MEMORY else "sm"
+            change = LimitChange(
+                edit.device,
+                before,
+                after,
+                effect,
+                limit_kind,
+                region.path,
+                region.file_id,
+                edit.before,
+            )
+        changes.append(change)
+    return tuple(changes)
+
+
+def _launch_gate_effect(layout: Layout, edits: Sequence[Any]) -> Effect | None:
+    """Return the effect of an edit that gives device 0 an SM limit, or takes the last one away.
+
+    Up to HAMi 2.8.0 a running process checks at each launch whether device 0 has a limit, for all
+    of its devices; the limit's height it remembers from its start. Elsewhere None.
+    """
+    if layout in {Layout.V1_1_POSTINIT, Layout.V1_2}:
+        return None
+    for edit in edits:
+        if edit.kind == lib.HR_SM and edit.device == 0:
+            limits = sm_limit_or_none(edit.before), sm_limit_or_none(edit.after)
+            if limits.count(None) == 1:
+                return Effect.STOPS_LAUNCHES if edit.stops_launches else Effect.IMMEDIATE
+    return None

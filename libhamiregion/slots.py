@@ -1,0 +1,522 @@
+"""Process slots: be a process of a region, edit others' slots, free and repair them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
+
+import attrs
+
+from ._core import ffi, lib
+from ._handle import Handle, in_slices, nanoseconds, proc_root
+from .changes import Effect, SlotChange
+from .errors import ReapRefused, new_error, search_cut_short, signed
+from .layouts import DEVICE_CAPACITY, SLOT_CAPACITY, Layout
+from .models import ProcessStatus, take_snapshot
+from .units import integer
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+    from types import TracebackType
+    from typing import SupportsIndex
+
+    from typing_extensions import Self
+
+    from .errors import PathLike
+
+#: What memory is charged for: CUDA contexts, modules (code) or buffers.
+MemoryKind: TypeAlias = Literal["context", "module", "data"]
+
+_KINDS: Final = {"context": lib.HR_CONTEXT, "module": lib.HR_MODULE, "data": lib.HR_DATA}
+_MAX_BYTES: Final = (1 << 62) - 1
+_MAX_PID: Final = (1 << 31) - 1
+_DETACHED: Final = "the slot is detached; attach again"
+_HOLDS_LOCK: Final = "this thread holds the lock; the call takes it itself"
+# The codes of hr_detach() after which the process is attached no more.
+_ENDS_ATTACHMENT: Final = {lib.HR_OK, lib.HR_EDETACHED, lib.HR_ESTALE, lib.HR_ECORRUPT}
+#: The fields of a slot that an edit can change, with the core's number.
+SLOT_FIELDS: Final = {
+    "host_pid": lib.HR_SLOT_HOST_PID,
+    "status": lib.HR_SLOT_STATUS,
+    "monitor_used_bytes": lib.HR_SLOT_MONITOR_USED,
+    "sm_util_percent": lib.HR_SLOT_SM,
+    "enc_util_percent": lib.HR_SLOT_ENC,
+    "dec_util_percent": lib.HR_SLOT_DEC,
+}
+
+
+@attrs.frozen
+class ReapedSlot:
+    """A dead process's slot that was freed.
+
+    Attributes:
+        pid: The process, in the container's namespace.
+        memory_bytes: What the slot still counted, over all devices.
+        removed: Whether the slot is gone, as all at the end of the table are when no other process
+            of the region lives; False if it was emptied where it stands.
+    """
+
+    pid: int
+    memory_bytes: int
+    removed: bool
+
+
+@attrs.frozen
+class SlotRepair:
+    """What `Region.repair_slots` found, as pids in the container's namespace.
+
+    Attributes:
+        repaired: Live processes that were put right: each of them counts once, in the slot that it
+            writes to.
+        left: Live processes that may be counted wrongly and were left alone: which slot is theirs
+            cannot be told while they are idle. Repair again while they allocate or free memory.
+    """
+
+    repaired: tuple[int, ...]
+    left: tuple[int, ...]
+
+
+class Slot:
+    """This process's place in a region. Made by `Region.attach`; a context manager.
+
+    Keep it: a slot that is dropped is detached, and its memory counts no more. A slot that is still
+    attached when the interpreter ends is detached then.
+
+    Threads: may be shared. Fork: in the child every call raises `RegionClosed`; the parent's slot
+    is not touched.
+
+    Attributes:
+        pid: The pid in the slot.
+        region: The region that it belongs to.
+    """
+
+    __slots__ = ("__weakref__", "_attached", "_ticket", "_timeout_ns", "pid", "region")
+
+    def __init__(self, region: Handle, timeout_ns: int) -> None:
+        self.region = region
+        self.pid = os.getpid()
+        self._timeout_ns = timeout_ns
+        self._attached = False
+        # Owns the attachment from within the call that makes it; dropped, it detaches.
+        self._ticket = ffi.gc(ffi.new("struct hr_ticket *"), lib.hr_end_attachment)
+        handle, ticket, error = region._handle, self._ticket, new_error()
+        try:
+            code = in_slices(
+                lambda slice_ns: lib.hr_attach(handle, ticket, slice_ns, error), timeout_ns
+            )
+            region._check(code, error, _HOLDS_LOCK)
+            self._attached = True
+            _slots.add(self)
+        except BaseException:
+            lib.hr_end_attachment(ticket)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.detach()
+
+    def __repr__(self) -> str:
+        return f"<Slot pid {self.pid}{'' if self._attached else ', detached'}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Slot cannot be pickled; attach in the other process")
+
+    def charge(
+        self, device: SupportsIndex, nbytes: SupportsIndex, kind: MemoryKind = "data"
+    ) -> None:
+        """Count memory on a device, as libvgpu does before an allocation.
+
+        The sum over all processes, plus `nbytes`, must stay within the limit, which is read each
+        time. Two processes of this library never pass it together. A process of libvgpu that asks
+        at the same moment may pass it with this one if the layout accounts without the lock (HAMi
+        2.8.1 and later): libvgpu does not check again after it has added.
+
+        Raises:
+            MemoryLimitExceeded: It would pass the limit; nothing was counted.
+            ValueError: No such device or kind, or a negative number.
+            RuntimeError: The slot is detached.
+            LockTimeout: The region's lock was not free within the attachment's timeout; nothing was
+                counted.
+            RegionStale, RegionCorrupt, RegionClosed: As `Region.snapshot`.
+        """
+        self._account(lib.hr_charge, device, nbytes, kind)
+
+    def release(
+        self, device: SupportsIndex, nbytes: SupportsIndex, kind: MemoryKind = "data"
+    ) -> None:
+        """Give back memory that was charged.
+
+        Raises:
+            ValueError: More than this process has charged there; nothing was changed.
+            RuntimeError, LockTimeout, RegionStale, RegionCorrupt, RegionClosed: As `charge`.
+        """
+        self._account(lib.hr_release, device, nbytes, kind)
+
+    def _account(
+        self, account: Any, device: SupportsIndex, nbytes: SupportsIndex, kind: str
+    ) -> None:
+        if kind not in _KINDS:
+            raise ValueError(f"a kind is context, module or data, not {kind!r}")
+        index = integer("a device", device, 0, DEVICE_CAPACITY - 1)
+        count = integer("a number of bytes", nbytes, 0, _MAX_BYTES)
+        if not self._attached:
+            raise RuntimeError(_DETACHED)
+        handle, number, error = self.region._handle, _KINDS[kind], new_error()
+        code = in_slices(
+            lambda slice_ns: account(handle, index, number, count, slice_ns, error),
+            self._timeout_ns,
+        )
+        if code == lib.HR_EINVAL:
+            raise ValueError(
+                f"this process has charged {error.found} bytes of {kind} on device {index}: "
+                f"{count} are too many"
+            )
+        if code == lib.HR_EDETACHED:
+            raise RuntimeError(_DETACHED)
+        self.region._check(code, error, _HOLDS_LOCK)
+
+    def detach(self) -> None:
+        """Leave the region, with all that is still charged. May be called again.
+
+        The slot is removed if it is the last one; else it stays where it is, empty, and is reused
+        when this process, or after its end another one, attaches.
+
+        Raises:
+            LockTimeout: The region's lock was not free within the attachment's timeout; the slot
+                stays.
+            RegionStale, RegionCorrupt: As `Region.snapshot`; there is nothing to detach from then.
+        """
+        if not self._attached:
+            return
+        handle, error = self.region._handle, new_error()
+        code = in_slices(lambda slice_ns: lib.hr_detach(handle, slice_ns, error), self._timeout_ns)
+        self._attached = code not in _ENDS_ATTACHMENT
+        if code != lib.HR_EDETACHED:
+            self.region._check(code, error, _HOLDS_LOCK)
+
+
+_slots: weakref.WeakSet[Slot] = weakref.WeakSet()
+
+
+def attached_slots() -> list[Slot]:
+    """Return the slots that this process has now."""
+    return [slot for slot in _slots if slot._attached]
+
+
+# In C: this thread's locks are given back and all slots detached, whatever is interrupted.
+atexit.register(lib.hr_leave_all)
+
+
+class Slots(Handle):
+    """The process slots of a region."""
+
+    __slots__ = ()
+
+    def attach(self, *, timeout_s: float = 10.0) -> Slot:
+        """Become a process of the region, as libvgpu does when a program starts to use CUDA.
+
+        Meant for processes inside the container: libvgpu takes a slot whose pid does not exist in
+        the container's namespace for a dead one, and removes it. A slot that has this process's
+        pid already is taken for a predecessor's; in another namespace it may be a live one's.
+
+        Args:
+            timeout_s: How long this and each call on the slot may wait for the region's lock.
+
+        Returns:
+            The slot; keep it, and leave it by `Slot.detach` or as a context manager. A killed
+            process's slot keeps counting until it is reaped.
+
+        Raises:
+            SlotTableFull: All slots are taken.
+            RuntimeError: This process is attached to the region already, or has libvgpu loaded,
+                which has a slot of its own for it.
+            LockTimeout: The lock was not free in time.
+            RegionReadOnly, RegionStale, RegionCorrupt, RegionClosed: As `set_memory_limit`.
+
+        Source: docs, The protocol (Attach).
+        """
+        return Slot(self, nanoseconds(timeout_s))
+
+    def set_host_pid(
+        self,
+        pid: SupportsIndex,
+        host_pid: SupportsIndex,
+        *,
+        dry_run: bool = False,
+        timeout_s: float = 1.0,
+    ) -> SlotChange:
+        """Store the host's pid of a process for libvgpu.
+
+        If libvgpu found none, this makes its utilisation count, and switches SM limiting on,
+        within 120 ms.
+
+        Args:
+            pid: The process, in the container's namespace.
+            host_pid: Its pid in the host's namespace; 0 = unknown.
+            dry_run: Change nothing.
+            timeout_s: How long to wait for the lock.
+
+        Raises:
+            ProcessNotInRegion: No slot has that pid.
+            LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As `lock`.
+        """
+        return self._edit_slot(pid, {"host_pid": host_pid}, None, dry_run, timeout_s)[0]
+
+    def set_utilization(
+        self,
+        pid: SupportsIndex,
+        device: SupportsIndex,
+        *,
+        sm: SupportsIndex | None = None,
+        enc: SupportsIndex | None = None,
+        dec: SupportsIndex | None = None,
+        dry_run: bool = False,
+        timeout_s: float = 1.0,
+    ) -> tuple[SlotChange, ...]:
+        """Store a process's utilisation of a device, in percent; None leaves a value as it is.
+
+        Raises:
+            ValueError: Not 0 to 100, or the layout has no such figures.
+            ProcessNotInRegion, LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As
+                `set_host_pid`.
+        """
+        given = {"sm_util_percent": sm, "enc_util_percent": enc, "dec_util_percent": dec}
+        values = {
+            field: integer("a utilisation in percent", percent, 0, 100)
+            for field, percent in given.items()
+            if percent is not None
+        }
+        return self._edit_slot(pid, values, device, dry_run, timeout_s)
+
+    def set_monitor_used(
+        self,
+        pid: SupportsIndex,
+        device: SupportsIndex,
+        nbytes: SupportsIndex,
+        *,
+        dry_run: bool = False,
+        timeout_s: float = 1.0,
+    ) -> SlotChange:
+        """Store the driver's figure of a process's memory on a device.
+
+        Raises:
+            ValueError: No such device, or a negative number.
+            ProcessNotInRegion, LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As
+                `set_host_pid`.
+        """
+        values = {"monitor_used_bytes": nbytes}
+        return self._edit_slot(pid, values, device, dry_run, timeout_s)[0]
+
+    def suspend(
+        self, pid: SupportsIndex, *, dry_run: bool = False, timeout_s: float = 1.0
+    ) -> SlotChange:
+        """Block a process's CUDA calls, within a second, until `resume`.
+
+        From HAMi 2.10 on a process obeys only if a device that its container has reported has an
+        SM limit of 1 to 99. Layout 1.2 does not tell 2.9 from 2.10: without such a limit the
+        change's `effect` is `Effect.IF_SM_LIMITED`.
+
+        Raises:
+            ProcessNotInRegion, LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As
+                `set_host_pid`.
+
+        Shell: ``hamiregion suspend FILE PID``.
+        """
+        values = {"status": int(ProcessStatus.SUSPENDED)}
+        (change,) = self._edit_slot(pid, values, None, dry_run, timeout_s)
+        snapshot = take_snapshot(self)
+        reported = snapshot.devices[: snapshot.device_count]
+        is_limited = any(device.sm_limit_percent is not None for device in reported)
+        is_sure = is_limited or self.layout is not Layout.V1_2
+        return attrs.evolve(change, effect=Effect.IMMEDIATE if is_sure else Effect.IF_SM_LIMITED)
+
+    def resume(
+        self, pid: SupportsIndex, *, dry_run: bool = False, timeout_s: float = 1.0
+    ) -> SlotChange:
+        """Let a suspended process continue, within a second.
+
+        Raises:
+            ProcessNotInRegion, LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As
+                `set_host_pid`.
+
+        Shell: ``hamiregion resume FILE PID``.
+        """
+        values = {"status": int(ProcessStatus.RUNNING)}
+        (change,) = self._edit_slot(pid, values, None, dry_run, timeout_s)
+        return attrs.evolve(change, effect=Effect.IMMEDIATE)
+
+    def _edit_slot(
+        self,
+        pid: SupportsIndex,
+        values: Mapping[str, SupportsIndex],
+        device: SupportsIndex | None,
+        dry_run: bool,
+        timeout_s: float,
+    ) -> tuple[SlotChange, ...]:
+        """Store values by field, all under one lock."""
+        pid = integer("a pid", pid, 1, _MAX_PID)
+        index = None if device is None else integer("a device", device, 0, DEVICE_CAPACITY - 1)
+        edits = [
+            (SLOT_FIELDS[field], index or 0, integer(field, to, 0, _MAX_BYTES), 0)
+            for field, to in values.items()
+        ]
+        raw, error = ffi.new("struct hr_slot_edit[]", edits), new_error()
+        code = in_slices(
+            lambda slice_ns: lib.hr_edit_slot(
+                self._handle, pid, raw, len(edits), int(dry_run), slice_ns, error
+            ),
+            nanoseconds(timeout_s),
+        )
+        if code == lib.HR_EINVAL:
+            names = ", ".join(values)
+            raise ValueError(f"{self.path!r}: its layout has no {names}, or the value is too large")
+        self._check(code, error, _HOLDS_LOCK)
+        return tuple(
+            SlotChange(
+                pid,
+                field,
+                index,
+                signed(edit.before) if field in {"host_pid", "status"} else edit.before,
+                edit.to,
+                None,
+                self.path,
+                self.file_id,
+            )
+            for field, edit in zip(values, raw, strict=True)
+        )
+
+    def reap(
+        self,
+        pids: Iterable[SupportsIndex] | None = None,
+        *,
+        proc: PathLike = "/proc",
+        dry_run: bool = False,
+        timeout_s: float = 1.0,
+        excluded: Collection[tuple[int, int]] = (),
+    ) -> tuple[ReapedSlot, ...]:
+        """Free the slots of dead processes, whose memory still counts against the limit.
+
+        Dead is proved through /proc: no process that maps this very file has that pid in any of
+        its namespaces. No slot is ever moved: a dead one is emptied where it is. If no other
+        process of the region lives, those at the end of the table are removed. Seqlocks that the
+        dead left odd are mended.
+
+        Args:
+            pids: Pids of the container's namespace; None means all that are proved dead.
+            proc: The root of /proc, if it is mounted elsewhere.
+            dry_run: Change nothing.
+            timeout_s: How long to wait for the lock.
+            excluded: Processes that are known to use other regions only, as pid and start time in
+                clock ticks, sorted; their maps are not read.
+
+        Returns:
+            The freed slots.
+
+        Raises:
+            ReapRefused: One of `pids` is alive, or cannot be judged from here; the others have
+                been freed, and are its `done`.
+            ProcessNotInRegion: One of `pids` has no slot; nothing was done.
+            SearchCutShort: Slots could not be judged, because /proc was not searched to its end;
+                the others have been freed, and are its `done`. A later call of this process goes
+                on from there, so it is worth trying again.
+            LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As `lock`.
+
+        Shell: ``hamiregion reap FILE``.
+        """
+        wanted = [integer("a pid", pid, 1, _MAX_PID) for pid in pids or ()]
+        if pids is not None and not wanted:
+            return ()
+        strangers = ffi.new("struct hr_stranger[]", [(start, pid) for pid, start in excluded])
+        out, error = ffi.new("struct hr_reap[]", SLOT_CAPACITY), new_error()
+        root = proc_root(proc)
+        code = in_slices(
+            lambda slice_ns: lib.hr_reap_without(
+                self._handle,
+                root,
+                strangers,
+                len(strangers),
+                wanted,
+                len(wanted),
+                int(dry_run),
+                slice_ns,
+                out,
+                error,
+            ),
+            nanoseconds(timeout_s),
+        )
+        slots = out[0 : self._check(code, error, _HOLDS_LOCK)]
+        freed = tuple(
+            ReapedSlot(slot.pid, slot.bytes, slot.what == lib.HR_REAP_REMOVED)
+            for slot in slots
+            if slot.what in {lib.HR_REAP_REMOVED, lib.HR_REAP_EMPTIED}
+        )
+        kept = {slot.pid: slot.what for slot in slots if slot.what in _WHY_KEPT}
+        if kept:
+            why = ", ".join(_WHY_KEPT[what].format(pid) for pid, what in kept.items())
+            refused = ReapRefused(f"{self.path!r}: {why}", path=self.path)
+            refused.pids, refused.done = tuple(kept), freed
+            raise refused
+        missed = tuple(slot.pid for slot in slots if slot.what == lib.HR_REAP_CUT_SHORT)
+        if missed:
+            raise search_cut_short(self.path, missed, freed)
+        return freed
+
+    def repair_slots(
+        self, *, proc: PathLike = "/proc", dry_run: bool = False, timeout_s: float = 1.0
+    ) -> SlotRepair:
+        """Repair the slots of live processes that were moved without their knowledge.
+
+        libvgpu 2.8.1 and later moves slots when it removes dead ones. The process goes on writing
+        to its old slot, which counts no more. The table is extended to include that slot, and its
+        frozen copy is emptied: afterwards the process counts once. A slot must be seen changing,
+        within 20 ms, because earlier processes with the same pids leave slots behind as well; idle
+        processes are left alone, and named in the answer.
+
+        Args:
+            proc: The root of /proc, if it is mounted elsewhere.
+            dry_run: Only return the processes concerned; works on a read-only region, and takes no
+                lock through such a one.
+            timeout_s: How long to wait for the lock.
+
+        Returns:
+            The repaired processes, and those that may be counted wrongly and were left alone.
+
+        Raises:
+            SearchCutShort: /proc was not searched to its end; its `done` is the result so far. A
+                later call of this process goes on from there, so it is worth trying again.
+            LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As `lock`.
+
+        Source: docs, The protocol (Orphaned slots).
+        """
+        out, error = ffi.new("struct hr_slot_repair[]", SLOT_CAPACITY), new_error()
+        root = proc_root(proc)
+        code = in_slices(
+            lambda slice_ns: lib.hr_repair_slots(
+                self._handle, root, int(dry_run), slice_ns, out, error
+            ),
+            nanoseconds(timeout_s),
+        )
+        slots = out[0 : self._check(code, error, _HOLDS_LOCK)]
+        repair = SlotRepair(
+            repaired=tuple(slot.pid for slot in slots if slot.what == lib.HR_REPAIR_DONE),
+            left=tuple(slot.pid for slot in slots if slot.what == lib.HR_REPAIR_LEFT),
+        )
+        missed = tuple(slot.pid for slot in slots if slot.what == lib.HR_REPAIR_CUT_SHORT)
+        if missed:
+            raise search_cut_short(self.path, missed, repair)
+        return repair
+
+
+_WHY_KEPT: Final[dict[int, str]] = {
+    lib.HR_REAP_ALIVE: "process {} is alive and keeps its slot",
+    lib.HR_REAP_UNKNOWN: "whether process {} lives cannot be told from here, so it keeps its slot",
+}
