@@ -150,7 +150,7 @@ class NodeExporter:
         self._runs = {each.name: _Run() for each in self._collectors}
         self._lock = threading.Lock()
         self._labels: Mapping[Container, ContainerLabels] = {}
-        self._unreadable: dict[str, OSError] = {}
+        self._unreadable: set[str] = set()
         self._scrapes, self._scrape_s, self._scrape_errors = 0, 0.0, 0
 
     def __repr__(self) -> str:
@@ -250,18 +250,14 @@ class NodeExporter:
 
     def _scrape(self, max_age_s: float) -> Scrape:
         observation = self._observer.observe(max_age_s=max_age_s, slots=self._with_slots)
-        self._log_unreadable_roots()
+        errors = self.node.root_errors
+        for root in errors.keys() - self._unreadable:
+            reason = printable(error_text(errors[root]), _LINE)
+            _log.warning("%s; the containers there are not seen", reason)
+        self._unreadable = set(errors)
         scrape = Scrape.of(observation, self._gone.among(observation), self._labels)
         self._labels = scrape.labels
         return scrape
-
-    def _log_unreadable_roots(self) -> None:
-        before, self._unreadable = self._unreadable, self.node.root_errors
-        for root in self._unreadable.keys() - before.keys():
-            reason = error_text(self._unreadable[root])
-            _log.warning("%s; the containers there are not seen", printable(reason, _LINE))
-        for root in before.keys() - self._unreadable.keys():
-            _log.info("%s is readable again", printable(root, _LINE))
 
     def _run(self, collector: Collector, scrape: Scrape) -> Iterable[Series]:
         """Run a collector; one that fails has no series."""

@@ -64,7 +64,7 @@ _HAMI: dict[tuple[str, ...], dict[str, str]] = {
         "hami_host_gpu_power_usage_watts": "Power that the GPU draws.",
     },
     (*HOST, "error_type"): {
-        "hami_host_gpu_ecc_errors_total": "Memory errors of the GPU's lifetime.",
+        "hami_host_gpu_ecc_errors_total": "Memory errors of the GPU's lifetime."
     },
     DEVICE: {
         "hami_vgpu_memory_used_bytes": (
@@ -83,16 +83,16 @@ _HAMI: dict[tuple[str, ...], dict[str, str]] = {
         ),
     },
     (*DEVICE, "mig_uuid", "profile", "gpu_instance_id", "compute_instance_id"): {
-        "hami_mig_device_info": "The MIG device of a container; device_uuid is the GPU's.",
+        "hami_mig_device_info": "The MIG device of a container; device_uuid is the GPU's."
     },
     ("version", "revision", "build_date", "go_version", "compiler", "platform"): {
-        "hami_build_info": "The program that serves these metrics in place of HAMi's monitor.",
+        "hami_build_info": "The program that serves these metrics in place of HAMi's monitor."
     },
 }
 
 _OWN: dict[tuple[str, ...], dict[str, str]] = {
     (*CONTAINER, "container_id", "layout"): {
-        "hamiregion_container_info": "A container with a region; its id where it is known.",
+        "hamiregion_container_info": "A container with a region; its id where it is known."
     },
     ("claim", "namespace", "pod", "container"): {
         "hamiregion_claim_info": (
@@ -101,7 +101,7 @@ _OWN: dict[tuple[str, ...], dict[str, str]] = {
         ),
     },
     (*CONTAINER, "reason"): {
-        "hamiregion_container_missing_info": "A container without figures, and the reason.",
+        "hamiregion_container_missing_info": "A container without figures, and the reason."
     },
     CONTAINER: {
         "hamiregion_container_priority": "Priority of the container's launches; 0 is most urgent.",
@@ -121,7 +121,7 @@ _OWN: dict[tuple[str, ...], dict[str, str]] = {
         ),
     },
     (*CONTAINER, "kind", "severity"): {
-        "hamiregion_container_findings": "Findings of hamiregion doctor about a container.",
+        "hamiregion_container_findings": "Findings of hamiregion doctor about a container."
     },
     DEVICE: {
         "hamiregion_device_memory_counted_bytes": (
@@ -160,25 +160,21 @@ _OWN: dict[tuple[str, ...], dict[str, str]] = {
         )
     },
     ("version", "python_version"): {
-        "hamiregion_build_info": "This exporter's version, and Python's.",
+        "hamiregion_build_info": "This exporter's version, and Python's."
     },
     ("region",): {
-        "hamiregion_containers": "Containers of the node: present with figures, missing without.",
+        "hamiregion_containers": "Containers of the node: present with figures, missing without."
     },
-    ("kind",): {
-        "hamiregion_findings": "Findings of hamiregion doctor on this node.",
-    },
+    ("kind",): {"hamiregion_findings": "Findings of hamiregion doctor on this node."},
     ("root",): {
-        "hamiregion_root_readable": "1 if the directory of containers could be listed, else 0.",
+        "hamiregion_root_readable": "1 if the directory of containers could be listed, else 0."
     },
     (*CONTAINER, "container_id", "kind"): {
         "hamiregion_observation_gaps": (
             "Slots, processes, roots or drivers that could not be read: unknown, not dead."
         ),
     },
-    ("state", "driver"): {
-        "hamiregion_nvml_info": "The driver's answer, and its version.",
-    },
+    ("state", "driver"): {"hamiregion_nvml_info": "The driver's answer, and its version."},
     ("stage",): {
         "hamiregion_refresh_timestamp_seconds": "When the stage last succeeded, Unix time.",
         "hamiregion_errors_total": "Failures of the exporter itself.",
@@ -187,12 +183,8 @@ _OWN: dict[tuple[str, ...], dict[str, str]] = {
         "hamiregion_collector_success": "1 if the collector succeeded the last time, else 0.",
         "hamiregion_collector_duration_seconds": "Time that the collector took the last time.",
     },
-    ("event",): {
-        "hamiregion_agent_events_total": "Work that an agent in this program has done.",
-    },
-    ("task",): {
-        "hamiregion_agent_paused": "1 if a task of an agent in this program waits.",
-    },
+    ("event",): {"hamiregion_agent_events_total": "Work that an agent in this program has done."},
+    ("task",): {"hamiregion_agent_paused": "1 if a task of an agent in this program waits."},
     (): {
         "hamiregion_proc_complete": "1 if /proc shows every process of the node, else 0.",
         "hamiregion_nvml_up": "1 if the driver answered; absent if it is not asked.",

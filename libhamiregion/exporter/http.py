@@ -17,7 +17,7 @@ import threading
 import time
 import zlib
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import attrs
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from libhamiregion.errors import PathLike
 
+    from .exporter import NodeExporter
+
 _log = logging.getLogger(__name__)
 
 DEFAULT_LISTEN: Final = "127.0.0.1:9394"
@@ -51,28 +53,13 @@ _CHECK_INTERVAL_S: Final = 0.5
 # A new connection waits until the one whose place it takes had this long for its client.
 _GRACE_S: Final = 0.2
 _LAST_CALL_S: Final = 0.3
-# Threads of ended connections that still wait for a scrape or a password.
-_THREADS: Final = 4 * CONNECTIONS
 _PLAIN: Final = "text/plain; charset=utf-8"
-_HTML: Final = "text/html; charset=utf-8"
+_CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="hamiregion", charset="UTF-8"'}
 _GZIP: Final = 31
 _CHUNK_BYTES: Final = 128 * 1024
 # The C struct that says: on close, forget what was not sent.
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
 _GZIP_ACCEPTED: Final = re.compile(r"\bgzip\b(?! *; *q=0(\.0*)?(,|$))", re.IGNORECASE)
-
-
-class Source(Protocol):
-    """Where metrics and the page come from, such as a `NodeExporter`."""
-
-    def pieces(self) -> Iterator[bytes]:
-        """The text of a scrape in pieces."""
-
-    def not_ready(self) -> str | None:
-        """Why scrapes are not complete; None if they are. Waits for nothing."""
-
-    def page(self, query: str = "") -> bytes:
-        """The page for people."""
 
 
 class MetricsServer:
@@ -104,7 +91,7 @@ class MetricsServer:
 
     def __init__(
         self,
-        source: Source,
+        source: NodeExporter,
         listen: str | Iterable[str] = DEFAULT_LISTEN,
         *,
         web_config: PathLike | None = None,
@@ -117,10 +104,11 @@ class MetricsServer:
         self.scrapes = ScrapeCoalescer(source)
         self.passwords = Passwords(DEADLINE_S)
         self._sockets = listen_on((listen,) if isinstance(listen, str) else tuple(listen))
-        self.urls = tuple(self._url(each) for each in self._sockets)
-        self._waker, self._woken = socket.socketpair()
+        scheme = "http" if self.web.tls is None else "https"
+        names = [each.getsockname()[:2] for each in self._sockets]
+        hosts = [(f"[{host}]" if ":" in host else host, port) for host, port in names]
+        self.urls = tuple(f"{scheme}://{host}:{port}" for host, port in hosts)
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
         self._connections: dict[_Connection, threading.Thread] = {}
         self.is_stopping = False
 
@@ -134,11 +122,6 @@ class MetricsServer:
     def __repr__(self) -> str:
         return f"<MetricsServer {' '.join(self.urls)}>"
 
-    def _url(self, listener: socket.socket) -> str:
-        host, port = listener.getsockname()[:2]
-        scheme = "http" if self.web.tls is None else "https"
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
     def run(self) -> None:
         """Serve until `stop`, SIGTERM or SIGINT, and finish the answers under way.
 
@@ -146,7 +129,7 @@ class MetricsServer:
         """
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: self._ask_to_stop())
+                signal.signal(number, lambda *_: setattr(self, "is_stopping", True))
             signal.signal(signal.SIGHUP, lambda *_: self.reload())
         try:
             self._accept_until_stopped()
@@ -156,17 +139,15 @@ class MetricsServer:
 
     def start(self) -> None:
         """Serve in a thread of its own."""
-        if self._thread is not None:
-            raise RuntimeError("this server has been started already")
         self._thread = threading.Thread(target=self.run, name="hamiregion-http", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Stop serving and wait until it has stopped. May be called again."""
-        self._ask_to_stop()
+        self.is_stopping = True
         if self._thread is None:
             self._close_listeners()
-        elif self._thread is not threading.current_thread():
+        else:
             self._thread.join()
 
     def reload(self) -> None:
@@ -187,26 +168,19 @@ class MetricsServer:
             self.web = found
             _log.info("the web configuration was read again")
 
-    def _ask_to_stop(self) -> None:
-        self.is_stopping = True
-        with contextlib.suppress(OSError):
-            self._waker.send(b".")
-
     def _close_listeners(self) -> None:
-        for each in (*self._sockets, self._waker, self._woken):
+        for each in self._sockets:
             each.close()
 
     # ---- connections -----------------------------------------------------------------------------
 
     def _accept_until_stopped(self) -> None:
         with selectors.DefaultSelector() as selector:
-            for each in (*self._sockets, self._woken):
+            for each in self._sockets:
                 selector.register(each, selectors.EVENT_READ)
             while not self.is_stopping:
-                ready = selector.select(_CHECK_INTERVAL_S if self._connections else None)
-                for key, _ in ready:
-                    if key.fileobj is not self._woken:
-                        self._accept(key.fileobj)
+                for key, _ in selector.select(_CHECK_INTERVAL_S):
+                    self._accept(key.fileobj)
                 now_s = time.monotonic()
                 for connection in self._open_connections():
                     if connection.deadline_s < now_s:
@@ -222,8 +196,7 @@ class MetricsServer:
         """Take one new connection; returns whether there was one."""
         self._make_room()
         try:
-            accepted, _ = listener.accept()
-            connection = _Connection(accepted)
+            connection = _Connection(listener.accept()[0])
         except (BlockingIOError, ConnectionError):
             return False  # the client has gone already
         except OSError as error:
@@ -234,15 +207,8 @@ class MetricsServer:
         thread = threading.Thread(
             target=self._serve, args=(connection,), name="hamiregion-client", daemon=True
         )
-        with self._lock:
-            count = len(self._connections)
-            self._connections[connection] = thread
-        if count >= _THREADS:
-            connection.end()
-        try:
-            thread.start()
-        except RuntimeError:  # no room for one more thread
-            self._forget(connection)
+        self._connections[connection] = thread
+        thread.start()
         return True
 
     def _make_room(self) -> None:
@@ -256,13 +222,7 @@ class MetricsServer:
         oldest.end()
 
     def _open_connections(self) -> list[_Connection]:
-        with self._lock:
-            return [each for each in self._connections if not each.is_ended]
-
-    def _forget(self, connection: _Connection) -> None:
-        with self._lock:
-            self._connections.pop(connection, None)
-        connection.close()
+        return [each for each in list(self._connections) if not each.is_ended]
 
     def _serve(self, connection: _Connection) -> None:
         try:
@@ -271,13 +231,13 @@ class MetricsServer:
         except Exception:  # noqa: BLE001 (one client must not end anything else)
             _log.debug("connection ended", exc_info=True)
         finally:
-            self._forget(connection)
+            self._connections.pop(connection, None)
+            connection.close()
 
     def _finish(self) -> None:
         """Wait for the answers under way, and end the other connections."""
         deadline_s = time.monotonic() + DEADLINE_S
-        with self._lock:
-            open_now = dict(self._connections)
+        open_now = dict(self._connections)
         for connection in open_now:
             if connection.state in ("idle", "reading"):
                 connection.end()
@@ -385,26 +345,25 @@ class _Handler(BaseHTTPRequestHandler):
             # It is not read, so nothing after it can be.
             self.close_connection = True
             return Reply.of(413, "no request here has a body")
-        path = urlsplit(self.path).path
+        url = urlsplit(self.path)
         try:
-            if path == "/healthz":
+            if url.path == "/healthz":
                 reason = self.server.healthy()
                 return Reply.of(200, "ok") if reason is None else Reply.of(503, reason)
-            if path == "/readyz":
+            if url.path == "/readyz":
                 return self._readiness()
             if not self._is_allowed():
-                challenge = {"WWW-Authenticate": 'Basic realm="hamiregion", charset="UTF-8"'}
-                return Reply.of(401, "a user and password are needed", challenge)
-            if path == "/metrics":
+                return Reply.of(401, "a user and password are needed", _CHALLENGE)
+            if url.path == "/metrics":
                 return self._metrics()
-            if path == "/":
-                return self._page()
+            if url.path == "/":
+                page = self.server.source.page(url.query)
+                return Reply(200, "text/html; charset=utf-8", (page,), len(page), HEADERS)
         except Busy as busy:
-            _log.debug("%s", busy)
             return Reply.of(503, str(busy), {"Retry-After": "5"})
         except Exception as error:  # noqa: BLE001 (the log has it; other requests go on)
-            reason = printable(f"{path}: {type(error).__name__}: {error_text(error)}", 400)
-            _log.warning("%s", reason)
+            reason = f"{url.path}: {type(error).__name__}: {error_text(error)}"
+            _log.warning("%s", printable(reason, 400))
             _log.debug("its traceback", exc_info=error)
             return Reply.of(500, "it failed; the exporter's log says why")
         return Reply.of(404, "nothing here; the metrics are at /metrics")
@@ -415,30 +374,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _readiness(self) -> Reply:
         hangs_s = self.server.scrapes.running_s
-        reason = self.server.source.not_ready()
         if hangs_s > DEADLINE_S:
-            reason = f"a scrape has been under way for {hangs_s:.0f} s"
+            reason: str | None = f"a scrape has been under way for {hangs_s:.0f} s"
+        else:
+            reason = self.server.source.not_ready()
         if reason is None:
             return Reply.of(200, "ready")
         # The reason may name directories: only for those who may see the metrics.
-        with contextlib.suppress(Busy):
-            if self._is_allowed():
-                return Reply.of(503, f"not ready: {reason}")
-        return Reply.of(503, "not ready")
+        return Reply.of(503, f"not ready: {reason}" if self._is_allowed() else "not ready")
 
     def _metrics(self) -> Reply:
         headers = {"Vary": "Accept-Encoding"}
-        is_gzip = accepts_gzip(self.headers.get("accept-encoding", ""))
-        if is_gzip:
-            headers["Content-Encoding"] = "gzip"
         body = self.server.scrapes.get()
-        if is_gzip:
-            return Reply(200, CONTENT_TYPE, (body.data,), len(body.data), headers)
-        return Reply(200, CONTENT_TYPE, body.text(), body.text_bytes, headers)
-
-    def _page(self) -> Reply:
-        page = self.server.source.page(urlsplit(self.path).query)
-        return Reply(200, _HTML, (page,), len(page), HEADERS)
+        if not accepts_gzip(self.headers.get("accept-encoding", "")):
+            return Reply(200, CONTENT_TYPE, body.text(), body.text_bytes, headers)
+        headers["Content-Encoding"] = "gzip"
+        return Reply(200, CONTENT_TYPE, (body.data,), len(body.data), headers)
 
     def version_string(self) -> str:
         return "hamiregion"
@@ -512,7 +463,7 @@ class ScrapeCoalescer:
         source: Makes the text.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: NodeExporter) -> None:
         self._source = source
         self._lock = threading.Lock()
         self._began_s = float("-inf")

@@ -15,15 +15,12 @@ from urllib.parse import parse_qs
 from libhamiregion import __version__
 from libhamiregion.html_template import html_template
 from libhamiregion.node import SLOT_STATES, Severity, driver_gap
-from libhamiregion.node.rows import NO_ROW
 from libhamiregion.text import printable
 from libhamiregion.units import format_size, sm_limit_or_none
 
 from .labels import program_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import jinja2
 
     from .collectors import DoctorCollector
@@ -74,14 +71,13 @@ def page_html(node_name: str, scrape: Scrape, doctor: DoctorCollector, query: st
     observation = scrape.observation
     by_name = sorted(scrape.regions, key=lambda each: (each.labels.own, each.row))
     first = max(0, min(first, len(by_name) - 1))
-    driven = _driver_memory(scrape)
     missing = [each for each in observation.missing if each not in scrape.hidden]
     order = list(Severity)
     findings = sorted(doctor.findings, key=lambda each: order.index(each.severity))
     page = {
         "node": node_name,
         "containers": [
-            _container(scrape, each, driven, opened)
+            _container(scrape, each, opened)
             for each in by_name[first : first + CONTAINERS_PER_PAGE]
         ],
         "count": len(by_name),
@@ -119,17 +115,7 @@ def _driver_gap(scrape: Scrape) -> str | None:
     return reasons[0] if reasons else driver_gap(observation.processes, observation.sample)
 
 
-def _driver_memory(scrape: Scrape) -> Callable[[int], int | None]:
-    """Find the driver's figure of a container's device; None if it is not known."""
-    if scrape.observation.states is None or _driver_gap(scrape) is not None:
-        return lambda _: None
-    found = scrape.join.device_sums("memory_used_bytes")
-    return lambda row: None if found.rows[row] == NO_ROW else found.sums[row]
-
-
-def _container(
-    scrape: Scrape, shown: ShownRegion, driven: Callable[[int], int | None], opened: str | None
-) -> dict[str, Any]:
+def _container(scrape: Scrape, shown: ShownRegion, opened: str | None) -> dict[str, Any]:
     table, slots = scrape.observation.table, scrape.observation.states
     first = table.regions.first_process[shown.row]
     end = first + table.regions.process_count[shown.row]
@@ -145,12 +131,12 @@ def _container(
         "key": key,
         "labels": shown.labels,
         "states": states,
-        "devices": [_device(scrape, shown, row, driven(row)) for row in shown.devices],
+        "devices": [_device(scrape, shown, row) for row in shown.devices],
         "processes": _processes(scrape, shown, range(first, end)) if key == opened else None,
     }
 
 
-def _device(scrape: Scrape, shown: ShownRegion, row: int, driven: int | None) -> dict[str, Any]:
+def _device(scrape: Scrape, shown: ShownRegion, row: int) -> dict[str, Any]:
     devices = scrape.observation.table.devices
     used, limit = devices.memory_used_bytes[row], devices.memory_limit_bytes[row]
     return {
@@ -159,7 +145,7 @@ def _device(scrape: Scrape, shown: ShownRegion, row: int, driven: int | None) ->
         "used": used,
         "limit": limit or None,
         "ratio": used / limit if limit else None,
-        "driver": driven,
+        "driver": scrape.driver_memory.get(row),
         "sm": devices.sm_util_percent[row] if shown.has_utilization else None,
         "sm_limit": sm_limit_or_none(devices.sm_limit_percent[row]),
     }

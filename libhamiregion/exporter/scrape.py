@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 
-from libhamiregion.node.rows import Join
+from libhamiregion.node import driver_gap
+from libhamiregion.node.rows import NO_ROW, Join, devices_of
 
 from .labels import ContainerLabels, hidden_by_others, label_text, safe_value
 from .text import Series
@@ -78,18 +79,11 @@ class Scrape:
     @cached_property
     def regions(self) -> list[ShownRegion]:
         """The regions that are shown."""
-        regions = self.observation.table.regions
-        columns = zip(
-            self.observation.containers,
-            regions.code,
-            regions.first_device,
-            regions.device_rows,
-            strict=True,
-        )
+        table = self.observation.table
         return [
-            ShownRegion(row, container, self.labels[container], range(first, first + count))
-            for row, (container, code, first, count) in enumerate(columns)
-            if code == 0 and container not in self.hidden
+            ShownRegion(row, container, self.labels[container], devices_of(table, row))
+            for row, container in enumerate(self.observation.containers)
+            if table.regions.code[row] == 0 and container not in self.hidden
         ]
 
     @cached_property
@@ -120,23 +114,18 @@ class Scrape:
         """
         return Join(self.observation)
 
+    @cached_property
+    def driver_memory(self) -> dict[int, int]:
+        """Row of a device to the memory of the container's processes there, by the driver."""
+        observation = self.observation
+        if observation.states is None or driver_gap(observation.processes, observation.sample):
+            return {}
+        found = self.join.device_sums("memory_used_bytes")
+        return {row: found.sums[row] for row in self.device_labels if found.rows[row] != NO_ROW}
+
     def by_device(self, name: str, value_of: Callable[[int], float | None]) -> Series:
         """Series of containers' devices, from the row of a device to its number."""
         return Series(name, self._device_texts, list(map(value_of, self.device_labels)))
-
-    def by_container(
-        self, name: str, values: Iterable[tuple[Container, float | None]], *more: str
-    ) -> Series:
-        """Series of containers.
-
-        Args:
-            name: The family's name.
-            values: Containers and numbers.
-            more: Values of the labels that follow the container's.
-        """
-        return Series.of(
-            name, {self.labels[each].text(name, *more): value for each, value in values}
-        )
 
 
 def slot_sums(table: RegionTable, slots: Iterable[int], column: str) -> dict[int, int]:
@@ -147,12 +136,10 @@ def slot_sums(table: RegionTable, slots: Iterable[int], column: str) -> dict[int
         slots: Rows of ``table.processes``.
         column: Of ``table.usages``.
     """
-    regions, processes, cells = table.regions, table.processes, getattr(table.usages, column)
+    processes, cells = table.processes, getattr(table.usages, column)
     sums: dict[int, int] = {}
     for slot in slots:
-        region, usage = processes.region[slot], processes.first_usage[slot]
-        first = regions.first_device[region]
-        for device in range(regions.device_rows[region]):
-            used = sums.get(first + device, 0) + cells[usage + device]
-            sums[first + device] = used & _WRAP
+        devices = devices_of(table, processes.region[slot])
+        for usage, device in enumerate(devices, processes.first_usage[slot]):
+            sums[device] = (sums.get(device, 0) + cells[usage]) & _WRAP
     return sums

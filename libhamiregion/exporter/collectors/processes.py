@@ -9,7 +9,7 @@ from libhamiregion.exporter.labels import OTHER, label_text
 from libhamiregion.exporter.scrape import slot_sums
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import SLOT_STATES, driver_gap
-from libhamiregion.node.rows import NO_ROW
+from libhamiregion.node.rows import NO_ROW, devices_of
 
 from .containers import container_id_of
 
@@ -52,11 +52,8 @@ class ProcessesCollector:
         yield rows.counted("hamiregion_process_sm_utilization_ratio", "sm_util_percent")
         if driver_gap(observation.processes, observation.sample) is None:
             yield from (rows.driven(name, column) for name, column in _DRIVER.items())
-            driven = scrape.join.device_sums("memory_used_bytes")
-            yield scrape.by_device(
-                "hamiregion_device_memory_driver_bytes",
-                lambda row: None if driven.rows[row] == NO_ROW else driven.sums[row],
-            )
+            name = "hamiregion_device_memory_driver_bytes"
+            yield scrape.by_device(name, scrape.driver_memory.get)
 
 
 class _ProcessRows:
@@ -112,13 +109,13 @@ class _ProcessRows:
     def counted(self, name: str, column: str) -> Series:
         """Series of a column of the regions."""
         table = self._scrape.observation.table
-        regions, processes, cells = table.regions, table.processes, getattr(table.usages, column)
+        processes, cells = table.processes, getattr(table.usages, column)
         is_percent = column == "sm_util_percent"
         pairs = (
             (first + device, cells[processes.first_usage[slot] + device])
             for slot, first in self._first.items()
             if not (is_percent and slot in self._unmeasured)
-            for device in range(regions.device_rows[processes.region[slot]])
+            for device in range(len(devices_of(table, processes.region[slot])))
         )
         return self._series(name, pairs)
 
