@@ -247,14 +247,15 @@ def test_an_overlay_takes_the_place_of_another_one_of_its_kind(steered: str) -> 
 
 
 @needs_kubectl
-def test_the_jobs_are_what_kubernetes_and_the_command_line_accept() -> None:
-    documents = documents_of(kustomize(DEPLOY / "jobs"))
+@pytest.mark.parametrize(("directory", "count"), [("jobs", 2), ("jobs/repair", 1)])
+def test_the_jobs_are_what_kubernetes_and_the_command_line_accept(
+    directory: str, count: int
+) -> None:
+    documents = documents_of(kustomize(DEPLOY / directory))
     check_schemas(documents)
-    specs = pod_specs(documents)
-    assert len(documents) == len(job_files())
-    assert specs
-    for spec in specs:
-        check_pod(spec)
+    assert len(documents) == count
+    (spec,) = pod_specs(documents)
+    check_pod(spec)
 
 
 def test_the_plans_in_config_maps_are_plans() -> None:
