@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from libhamiregion.exporter.labels import OTHER, label_text
+from libhamiregion.exporter.labels import OTHER
 from libhamiregion.exporter.scrape import slot_sums
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import SLOT_STATES, driver_gap
@@ -85,7 +85,7 @@ class _ProcessRows:
         alone = found[: _PAIRS_PER_CONTAINER // len(shown.devices)]
         for slot, process in alone:
             id_ = container_id if process.container is None else process.container.id
-            self._first[slot] = self._add_texts(shown, id_, str(pids[slot]), str(process.pid))
+            self._first[slot] = self._add_texts(shown, id_, pids[slot], process.pid)
         if len(alone) < len(found):
             self.folded[shown.labels.own] = len(found) - len(alone)
         start = table.regions.first_process[shown.row]
@@ -98,10 +98,13 @@ class _ProcessRows:
             rest = (at for at in range(start, end) if states[at] == _ALIVE)
             self._first.update((at, others) for at in rest if at not in self._first)
 
-    def _add_texts(self, shown: ShownRegion, container_id: str, pid: str, host_pid: str) -> int:
+    def _add_texts(
+        self, shown: ShownRegion, container_id: str, pid: object, host_pid: object
+    ) -> int:
         first = len(self._texts)
-        before = f"{shown.labels.monitor},{label_text(('container_id',), container_id)}"
-        after = label_text(("pid", "host_pid"), pid, host_pid)
+        # Nothing here needs to be escaped: ids are hexadecimal.
+        before = f'{shown.labels.monitor},container_id="{container_id}"'
+        after = f'pid="{pid}",host_pid="{host_pid}"'
         devices = self._scrape.device_labels
         self._texts += [f"{before},{devices[row]},{after}" for row in shown.devices]
         return first
