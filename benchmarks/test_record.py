@@ -58,7 +58,7 @@ def test_write(directory: Path, timed: Callable[..., Any]) -> None:
         timed(look, work=f"a look of the recorder written, {NODE}, half busy")
         ended = next(numbers)
     with Recording(directory / "written.db") as recording:
-        written = make_report(recording, T0, T0 + ended * 15_000, by="pod")
+        written = make_report([recording], T0, T0 + ended * 15_000, by="pod")
     assert len(written.rows) == 256, "what is not written costs nothing"
     assert {each.memory_peak_bytes for each in written.rows} == {2 * n * GIB for n in range(2, 7)}
 
@@ -71,7 +71,7 @@ def test_report(directory: Path, timed: Callable[..., Any]) -> None:
     with Recording(path) as recording:
 
         def report() -> str:
-            hour = make_report(recording, T0, T0 + 3_600_000, by="namespace", points=CHART_POINTS)
+            hour = make_report([recording], T0, T0 + 3_600_000, by="namespace", points=CHART_POINTS)
             return report_html(hour)
 
         page = timed(report, work=f"report_html of an hour of that, {NODE}")

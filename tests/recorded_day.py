@@ -167,9 +167,14 @@ def looks(
 
 
 def record(
-    path: Path, which: Iterable[Tenant], *, interval_s: int = 15, until_s: int = DAY_S
+    path: Path,
+    which: Iterable[Tenant],
+    *,
+    interval_s: int = 15,
+    until_s: int = DAY_S,
+    node: str = "gpu-node-07",
 ) -> None:
     """Write the day into a recording."""
-    with RecordingWriter(path, interval_s=interval_s, node="gpu-node-07") as writer:
+    with RecordingWriter(path, interval_s=interval_s, node=node) as writer:
         for second, samples in looks(which, interval_s=interval_s, until_s=until_s):
             writer.write(samples, at_ms=(MIDNIGHT_S + second) * 1000)

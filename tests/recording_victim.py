@@ -9,8 +9,8 @@ GIB = 1 << 30
 
 def start_writer(path: str) -> RecordingWriter:
     """Make a writer whose file is small and whose runs are short: it trims all the time."""
-    writer = RecordingWriter(path, interval_s=15, retention_s=3_600, max_size_bytes=4 << 20)
-    writer._rows_per_run = 400
+    writer = RecordingWriter(path, interval_s=15, retention_s=3_600, max_size_bytes=16 << 20)
+    writer._looks_per_run = 10
     return writer
 
 

@@ -26,7 +26,7 @@ def main() -> None:
         record(path, tenants())
         span = (MIDNIGHT_S * 1000, (MIDNIGHT_S + DAY_S) * 1000)
         with Recording(path) as recording:
-            report = make_report(recording, *span, by="namespace", points=240)
+            report = make_report([recording], *span, by="namespace", points=240)
         text = report_html(report, zone=dt.timezone.utc)
         # Where it was recorded on this machine is of no interest.
         page.write_text(text.replace(str(path), "/var/lib/hamiregion/node.db"), encoding="utf-8")

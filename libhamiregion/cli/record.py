@@ -1,19 +1,18 @@
-"""`hamiregion record`: write down what a node's containers hold and use, for reports."""
+"""`hamiregion record`: record usage of a node's containers, for reports."""
 
 from __future__ import annotations
 
-import os
 import platform
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from libhamiregion import format_size, parse_size
-from libhamiregion.node import Observer
+from libhamiregion.node import NvmlSampler, Observer
 from libhamiregion.node.events import EventReporter
-from libhamiregion.node.nvml import NvmlSampler
 from libhamiregion.report import Recorder, Recording, RecordingError, RecordingWriter
 from libhamiregion.report.recorder import read_samples
 from libhamiregion.report.writer import (
@@ -40,9 +39,9 @@ if TYPE_CHECKING:
 
     from .options import DriverChoice, NodeChoice
 
-
-# A look that is being made when the end is asked for may take so long.
+# At the end a look may take so long to finish.
 _LAST_LOOK_S = 15.0
+_DRIVER_TIMEOUT_S = 5.0
 
 
 @click.command(
@@ -59,7 +58,7 @@ _LAST_LOOK_S = 15.0
     type=options.NO_DIRECTORY,
     required=True,
     metavar="FILE",
-    help="The recording; made if it is not there, else continued.",
+    help="The recording; created, or continued.",
 )
 @click.option(
     "--interval",
@@ -68,27 +67,21 @@ _LAST_LOOK_S = 15.0
     default=DEFAULT_INTERVAL_S,
     show_default=True,
     metavar="SECONDS",
-    help="From look to look.",
+    help="Sampling interval.",
 )
 @click.option(
     "--retention",
     "retention_s",
     type=options.Parsed("period", options.none_or(UNLIMITED, parse_duration)),
     default=f"{DEFAULT_RETENTION_S / 86_400:g}d",
-    show_default=True,
-    metavar="PERIOD",
-    help="How much recorded time to keep: 90m, 24h, 7d, 2w, or `unlimited`.",
 )
 @click.option(
     "--max-size",
     "max_size_bytes",
     type=options.Parsed("size", options.none_or(UNLIMITED, parse_size)),
     default=format_size(DEFAULT_MAX_SIZE_BYTES).replace(" ", ""),
-    show_default=True,
-    metavar="SIZE",
-    help="Size of the file at most; the oldest goes first.  4MiB or more, or `unlimited`.",
 )
-@click.option("--once", is_flag=True, help="One look, then end: for cron, or to try it.")
+@click.option("--once", is_flag=True, help="Record one sample and exit.")
 @options.driver_options
 @options.node_options
 @options.dry_run_option
@@ -102,40 +95,19 @@ def record(
     as_json: bool,
     **bounds: Any,
 ) -> None:
-    """Write down what the containers of this node hold and use, for `hamiregion report`.
-
-    FILE is an SQLite database.  A look writes only what has changed, all of it or nothing: a
-    recorder that is killed loses no look that was done.  An idle node costs a megabyte a day, 256
-    busy containers with two devices each some 20 to 130.
-
-    \b
-    hamiregion record --to /var/lib/hamiregion/node.db
-    hamiregion report --from /var/lib/hamiregion/node.db --since 24h --to report.html
-
-    One recorder per FILE, and nothing is made beside a FILE that is no recording.  A disk that is
-    full, or read-only, does not end it, nor keep it from beginning: it says so on stderr (at the
-    1st, 2nd, 4th, 8th time), tries again at every look, and what it missed is a gap.  Readers need
-    not be kept out.
-
-    Ended by Ctrl-C or SIGTERM.  Exit codes: 0 ended in order, 1 failed (FILE is no recording, or
-    damaged, or another recorder's, or cannot be made there at all; with --once: the look could not
-    be written), 2 wrong usage.
-
-    JSON: one object per look, with the keys look, allocations (containers' devices seen), rows
-    (written), whole (whether everything was written: at the start, each hour, after a gap) and
-    size_bytes; for a look that failed, error and message.  With --dry-run: path, dry_run, and
-    readings, a list of objects with the fields of Allocation and Sample.
-    """  # noqa: D301 (click looks for the character itself)
+    """Record the usage of this node's containers in a file, for `hamiregion report`."""
+    name = node_choice.node_name or platform.node() or None
     try:
         with node_choice.open() as node:
             if dry_run:
                 _dry_run(path, node, as_json=as_json)
                 return
-            name = node_choice.node_name or platform.node() or None
-            with RecordingWriter(path, node=name, must_open=once, **bounds) as writer:
+            with RecordingWriter(path, node=name, **bounds) as writer:
                 # Not closed: a driver that does not answer would keep this from ending.
                 sampler = None if driver.no_driver else NvmlSampler(driver.library)
-                recorder = Recorder(node, writer, sampler=sampler)
+                timeout_s = min(_DRIVER_TIMEOUT_S, writer.interval_s / 4)
+                observer = Observer(node, sampler=sampler, driver_timeout_s=timeout_s)
+                recorder = Recorder(observer, writer)
                 every = "once" if once else f"every {writer.interval_s:g} s"
                 log = _Log(node, f"{every} to {printable(path)}", as_json=as_json)
                 if once:
@@ -173,27 +145,23 @@ def _run(recorder: Recorder, log: _Log) -> None:
             end_unfinished([f"a look has not ended within {_LAST_LOOK_S:g} s; it is not recorded"])
     for failure in failures:
         raise failure
-    log.ended()
 
 
 class _Log:
-    """What is said while it runs: the first look, what goes wrong, and when it is right again."""
+    """Reports the first look, failures, and recovery."""
 
     def __init__(self, node: Node, where: str, *, as_json: bool) -> None:
         self._node = node
-        self._where = where
+        self._where: str | None = where
         self._as_json = as_json
         self._reporter = EventReporter("record", ServiceLog(as_json=as_json))
-        self._looks = 0
-        self._size_bytes = 0
 
     def looked(self, written: Written) -> None:
-        self._looks += 1
-        self._size_bytes = written.size_bytes
         if self._as_json:
             write_json("look/1", written)
-        elif self._looks == 1:
+        elif self._where is not None:
             write(f"recording {_devices(written.allocations)} {self._where}\n")
+            self._where = None
         self._reporter.recovered()
         for warning in node_warnings(self._node):
             self._reporter.emit("warning", warning, distinct=warning)
@@ -205,14 +173,9 @@ class _Log:
             )
         self._reporter.failed("this look is a gap, the next is tried", error)
 
-    def ended(self) -> None:
-        if not self._as_json:
-            size = format_size(self._size_bytes)
-            write(f"ended after {count(self._looks, 'look')}; the file has {size}\n")
-
 
 def _dry_run(path: str, node: Node, *, as_json: bool) -> None:
-    if os.path.exists(path):  # noqa: PTH110
+    if Path(path).exists():
         Recording(path).close()
     samples = read_samples(Observer(node).observe())
     if as_json:

@@ -1,4 +1,4 @@
-"""`hamiregion report`: who held and used what, from a recording or a Prometheus."""
+"""`hamiregion report`: usage over time, from recordings or a Prometheus."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import contextlib
 import datetime as dt
 import json
 import os
-import re
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +23,9 @@ from libhamiregion.report import (
     report_html,
     report_json,
 )
-from libhamiregion.report.making import DEFAULT_HEADROOM
+from libhamiregion.report.aggregate import DEFAULT_HEADROOM
 from libhamiregion.report.models import LEVELS
-from libhamiregion.report.page import CHART_POINTS
-from libhamiregion.report.words import Times, share
+from libhamiregion.report.page import CHART_POINTS, Times, share
 from libhamiregion.text import printable
 from libhamiregion.units import parse_duration
 
@@ -45,7 +42,6 @@ from .tables import (
     SIZE,
     SIZE_LIMIT,
     WIDE,
-    Bar,
     CellFormat,
     Column,
     Lines,
@@ -53,14 +49,11 @@ from .tables import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from libhamiregion.node import Selector
     from libhamiregion.report import Report, Usage
     from libhamiregion.report.history import History
 
-_FORMATS = ("text", "html", "csv", "json")
-_ENDINGS = {".txt": "text", ".html": "html", ".htm": "html", ".csv": "csv", ".json": "json"}
+_ENDINGS = {".txt": "text", ".html": "html", ".csv": "csv", ".json": "json"}
 
 
 def is_length(text: str) -> bool:
@@ -72,7 +65,7 @@ def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
     """Turn "24h" or "2026-10-01T12:00" into a moment.
 
     A length of time means that long before `before`. A date or time without an offset is local
-    time, as `date` and `journalctl` take it; ``Z`` is UTC.
+    time, as in `date` and `journalctl`; ``Z`` is UTC.
 
     Raises:
         ValueError: Neither.
@@ -86,21 +79,45 @@ def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
     try:
         if is_length(text):
             return before - dt.timedelta(seconds=parse_duration(text))
-        moment = dt.datetime.fromisoformat(re.sub(r"[zZ]\Z", "+00:00", text))
-        # The years 1 and 9999 have no neighbours to be converted to.
+        # Python 3.10 does not know the Z.
+        moment = dt.datetime.fromisoformat(text.upper().replace("Z", "+00:00"))
         return moment if moment.tzinfo is not None else moment.astimezone()
     except (ValueError, OverflowError, OSError):
         raise ValueError(
-            f"{text[:40]!a} is neither a length of time such as 24h or 7d nor a date or time"
-            " such as 2026-10-01T12:00"
+            f"{text[:40]!a} is not last-month, a length of time such as 24h or 7d, or a date or"
+            " time such as 2026-10-01T12:00"
         ) from None
+
+
+def parse_span(
+    since: str, until: str | None, *, now: dt.datetime
+) -> tuple[dt.datetime, dt.datetime]:
+    """Return begin and end of a report; ``last-month`` is the whole month before this one.
+
+    Raises:
+        ValueError: One is no moment, or the end is not after the beginning.
+
+    >>> noon = dt.datetime(2026, 1, 15, 12, tzinfo=dt.timezone.utc)
+    >>> [each.month for each in parse_span("last-month", None, now=noon)]
+    [12, 1]
+    """
+    if since == "last-month":
+        # Midnight twice: the clocks may have changed within the month.
+        first = now.astimezone().date().replace(day=1)
+        begin = (first - dt.timedelta(days=1)).replace(day=1)
+        since, until = begin.isoformat(), until or first.isoformat()
+    end = now if until is None else parse_moment(until, before=now)
+    start = parse_moment(since, before=end)
+    if start >= end:
+        raise ValueError("--since is not before --until")
+    return start, end
 
 
 @click.command(
     cls=Verb,
     examples=[
-        "hamiregion report --from node.db --since 7d --to week.html",
-        "hamiregion report --from http://prometheus:9090 --by namespace",
+        "hamiregion report --from node.db --since last-month --to month.html",
+        "hamiregion report --from a.db --from b.db --by node",
     ],
     brief={"Form": ("form", "headroom"), "Prometheus": ("step_s", "matchers")},
 )
@@ -110,28 +127,23 @@ def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
     required=True,
     multiple=True,
     metavar="FILE|URL",
-    help="A recording, or the address of a Prometheus.",
+    help="Recordings, or the address of a Prometheus.",
 )
 @click.option(
     "--since",
     default="24h",
     show_default=True,
     metavar="WHEN",
-    help="90m, 24h, 7d or 2w before the end, or a date or time.",
+    help="last-month, 90m, 24h or 7d before the end, or a date or time.",
 )
-@click.option("--until", metavar="WHEN", help="End time; same formats as --since.  [default: now]")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(_FORMATS),
-    help="[default: by the ending of --to FILE, else text]",
-)
+@click.option("--until", metavar="WHEN", help="End time; same formats.  [default: now]")
+@click.option("--format", "form", type=click.Choice(tuple(_ENDINGS.values())))
 @click.option(
     "--to",
     "path",
     type=options.NO_DIRECTORY,
     metavar="FILE",
-    help="File to write.  [default: stdout]",
+    help="File to write, .html, .csv, .json or .txt.  [default: stdout]",
 )
 @click.option(
     "--by",
@@ -143,23 +155,10 @@ def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
     "--headroom",
     type=click.FloatRange(0, 1_000),
     default=DEFAULT_HEADROOM * 100,
-    show_default=True,
     metavar="PERCENT",
-    help="What suggested limits add to the 99th percentile.",
 )
-@click.option(
-    "--step",
-    "step_s",
-    type=options.DURATION,
-    metavar="PERIOD",
-    help="Prometheus: length of a step, at least its scrape interval.  [default: 1m for a day]",
-)
-@click.option(
-    "--match",
-    "matchers",
-    metavar="LABELS",
-    help='Prometheus: only series with these, such as \'job="hami",cluster="west"\'.',
-)
+@click.option("--step", "step_s", type=options.DURATION, metavar="PERIOD")
+@click.option("--match", "matchers", metavar="LABELS")
 @options.json_option
 def report(
     sources: tuple[str, ...],
@@ -174,138 +173,84 @@ def report(
     matchers: str | None,
     as_json: bool,
 ) -> None:
-    """Report who held and used what of the GPUs: per namespace, pod, container and device.
-
-    Memory used against limits, GPU hours allocated and busy, allocations that were held and not
-    used, limits that would do, and how much of the time was recorded at all.  What was not
-    recorded is a gap, and nothing is made up for it.
-
-    \b
-    hamiregion report --from node.db --since 7d --to week.html
-    hamiregion report --from http://prometheus:9090 --since 24h --by namespace
-    hamiregion report --from node.db --since 2026-10-01 --until 2026-11-01 --to october.csv
-
-    html is one file that loads nothing and runs nothing, to look at and to print.  csv has one
-    line per row, for spreadsheets.  Times in text and html are local: set TZ for others.
-
-    To sign in to a Prometheus: HAMIREGION_PROMETHEUS_TOKEN, or HAMIREGION_PROMETHEUS_USER and
-    HAMIREGION_PROMETHEUS_PASSWORD in the environment.
-
-    Exit code 1 if nothing was recorded in that time, or the source cannot be read.
-
-    JSON: schema ("hamiregion/report/1"), and the fields of Report: kind, source, node,
-    resolution_s, since_ms, until_ms, made_at_ms, by, recorded_ratio, gaps, gap_count, headroom,
-    round_to_bytes, total, rows (fields of Usage) and warnings.  Times are Unix milliseconds, sizes
-    bytes; null is not known, or unlimited.
-    """  # noqa: D301 (click looks for the character itself)
-    if len(sources) > 1:
-        raise click.UsageError("--from is given twice; a report is made of one source")
-    source = sources[0]
+    """Report usage of GPUs over time: by node, namespace, pod, container and device."""
     form = _form(form, path, as_json=as_json)
-    since_ms, until_ms = _span(since, until)
     try:
-        with _history(source, step_s, matchers) as history:
+        start, end = parse_span(since, until, now=dt.datetime.now(tz=dt.timezone.utc))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    try:
+        with contextlib.ExitStack() as opened:
+            histories = _histories(sources, step_s, matchers, opened)
             made = make_report(
-                history,
-                since_ms,
-                until_ms,
+                histories,
+                round(start.timestamp() * 1000),
+                round(end.timestamp() * 1000),
                 by=by or ("namespace" if form == "html" else "container"),
                 select=selector,
                 headroom=headroom / 100,
                 points=CHART_POINTS if form == "html" else 0,
-                # What is asked for by a date may begin with a gap, and shows it.
-                from_first_look=is_length(since),
+                # A date may be in a gap, and shows it.
+                from_first_sample=is_length(since),
             )
             if made.total is None:
-                if selector != type(selector)():
-                    raise Failure("nothing of what was chosen was recorded in that time")
-                raise Failure(_nothing(history))
+                raise Failure(_nothing(histories))
     except (RecordingError, PrometheusError) as error:
         raise Failure(str(error)) from None
     _write(made, form, path)
 
 
 def _form(form: str | None, path: str | None, *, as_json: bool) -> str:
-    if as_json:
-        if form not in {None, "json"}:
-            raise click.UsageError(f"--json and --format {form} contradict each other")
-        return "json"
-    if form is not None or path is None:
-        return form or "text"
-    found = _ENDINGS.get(Path(path).suffix.lower())
-    if found is None and os.path.isfile(path) | (not os.path.exists(path)):  # noqa: PTH110, PTH113
-        endings = ", ".join(_ENDINGS)
-        raise click.UsageError(f"--to {path}: name its --format, or one of the endings {endings}")
-    return found or "text"
-
-
-def _span(since: str, until: str | None) -> tuple[int, int]:
-    now = dt.datetime.now(tz=dt.timezone.utc)
+    if as_json and form not in {None, "json"}:
+        raise click.UsageError(f"--json and --format {form} contradict each other")
+    if as_json or form is not None or path is None:
+        return "json" if as_json else form or "text"
     try:
-        end = now if until is None else parse_moment(until, before=now)
-        begin = parse_moment(since, before=end)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    since_ms, until_ms = (round(each.timestamp() * 1000) for each in (begin, end))
-    if since_ms >= until_ms:
-        raise click.UsageError("--since is not before --until")
-    return since_ms, until_ms
+        return _ENDINGS[Path(path).suffix.lower()]
+    except KeyError:
+        endings = ", ".join(_ENDINGS)
+        raise click.UsageError(f"--to {path}: add a --format, or use {endings}") from None
 
 
 # ---- sources -------------------------------------------------------------------------------------
 
 
-def _sign_in() -> dict[str, Any]:
-    """Token, or user and password, for a Prometheus; a command line is public on its machine.
-
-    Raises:
-        UsageError: Both are given.
-    """
-    secrets = {
+def _histories(
+    sources: tuple[str, ...],
+    step_s: float | None,
+    matchers: str | None,
+    opened: contextlib.ExitStack,
+) -> list[History]:
+    if not any("://" in source for source in sources):
+        for option, given in (("--step", step_s), ("--match", matchers)):
+            if given is not None:
+                raise click.UsageError(f"{option} is for a Prometheus.")
+        return [opened.enter_context(Recording(source)) for source in sources]
+    if len(sources) > 1:
+        raise click.UsageError("--from takes several recordings, or one Prometheus")
+    # Command lines are public on their machine.
+    secrets: dict[str, Any] = {
         name: os.environ.get(f"HAMIREGION_PROMETHEUS_{name.upper()}")
         for name in ("token", "user", "password")
     }
     if secrets["token"] is not None and secrets["user"] is not None:
         raise click.UsageError("sign in with a token or with a user, not with both")
-    return secrets
-
-
-@contextlib.contextmanager
-def _history(source: str, step_s: float | None, matchers: str | None) -> Iterator[History]:
-    if not source.startswith(("http://", "https://")):
-        for option, given in (("--step", step_s), ("--match", matchers)):
-            if given is not None:
-                raise click.UsageError(f"{option} is for a Prometheus, and {source} is none.")
-        if "://" in source:
-            raise click.UsageError(
-                f"--from is a recording, or an http:// or https:// address, not {source}"
-            )
-        with Recording(source) as recording:
-            yield recording
-        return
     try:
-        history = PrometheusHistory(source, step_s=step_s, matchers=matchers or "", **_sign_in())
+        return [PrometheusHistory(sources[0], step_s=step_s, matchers=matchers or "", **secrets)]
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    yield history
 
 
-def _nothing(history: History) -> str:
-    if not isinstance(history, Recording):
-        return (
-            "that Prometheus has no hami_vgpu_memory_used_bytes in that time; does it scrape"
-            " hamiregion's exporter or HAMi's monitor, and is --match right?"
-        )
-    span = history.span_ms()
-    if span is None:
-        return f"{history.path!r} holds nothing yet"
-    first, last = (
-        dt.datetime.fromtimestamp(each / 1000, tz=dt.timezone.utc).astimezone() for each in span
-    )
-    return (
-        f"nothing was recorded in that time; {history.path!r} is about"
-        f" {first:%Y-%m-%dT%H:%M:%S%z} to {last:%Y-%m-%dT%H:%M:%S%z}"
-    )
+def _nothing(histories: list[History]) -> str:
+    times = Times()
+    spans = [
+        f"{history.path} is about {times.full(span[0])} to {times.full(span[1])}"
+        for history in histories
+        if isinstance(history, Recording) and (span := history.span_ms()) is not None
+    ]
+    if not isinstance(histories[0], Recording):
+        spans = ["does it scrape the exporter or HAMi's monitor, and is --match right?"]
+    return "; ".join(["nothing of this was recorded in that time", *spans])
 
 
 # ---- answers -------------------------------------------------------------------------------------
@@ -332,18 +277,17 @@ def _write(made: Report, form: str, path: str | None) -> None:
         content = "\n".join(block.text() for block in blocks)
     if path is None:
         write(content)
-    elif os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113
-        # /dev/stdout, a pipe: what cannot be replaced is written to.
-        Path(path).write_bytes(content.encode())
     else:
-        _replace(path, content.encode())
+        try:
+            Path(path).write_bytes(content.encode())
+        except OSError as error:
+            raise Failure(f"{path}: {error.strerror}") from None
     # The page has them.
     for warning in () if form == "html" else made.warnings:
         sys.stderr.write(f"Note: {printable(warning)}\n")
 
 
 def _too_short(made: Report) -> list[str]:
-    """Say why there are no suggestions, where that is because of the time."""
     number = sum(row.advice == "too_little_seen" for row in made.rows)
     if not number:
         return []
@@ -356,42 +300,33 @@ def _peak_ratio(row: Usage) -> float | None:
     return None if limit is None else row.memory_peak_bytes / limit
 
 
-def _bar(row: Usage) -> Bar:
-    return ratio_bar(_peak_ratio(row))
-
-
 _HOURS = CellFormat("{:.2f}".format)
 _NAMES = {
-    "namespace": Column("NAMESPACE", lambda row: row.namespace, NAME),
+    "node": Column("NODE", "node", NAME),
+    "namespace": Column("NAMESPACE", "namespace", NAME),
     "pod": Column("POD", lambda row: row.pod or row.pod_uid, NAME),
-    "container": Column("CONTAINER", lambda row: row.container, NAME),
-    "index": Column("DEVICE", lambda row: row.device_index, NUMBER),
-    "device": Column("UUID", lambda row: row.device_uuid, NAME),
+    "container": Column("CONTAINER", "container", NAME),
+    "index": Column("DEVICE", "device_index", NUMBER),
+    "device": Column("UUID", "device_uuid", NAME),
 }
 _LEVELS = {
+    "node": ("node",),
     "namespace": ("namespace",),
     "pod": ("namespace", "pod"),
     "container": ("namespace", "pod", "container", "index"),
     "device": ("device",),
 }
 _FIGURES = (
-    Column("DRAWING", _bar, DRAWING, title="", on="terminal"),
-    Column("LIMIT", lambda row: row.memory_limit_bytes, SIZE_LIMIT),
-    Column("AVERAGE", lambda row: row.memory_average_bytes, SIZE),
-    Column("P95", lambda row: row.memory_p95_bytes, SIZE, title="95 %"),
-    Column(
-        "PEAK",
-        lambda row: row.memory_peak_bytes,
-        SIZE,
-        style=lambda row: ratio_style(_peak_ratio(row)),
-    ),
-    Column("GPU-H-BUSY", lambda row: row.busy_gpu_hours, _HOURS, title="GPU h busy"),
-    Column("H-HELD", lambda row: row.device_hours, _HOURS, title="h held"),
-    Column("H-UNUSED", lambda row: row.unused_hours, _HOURS, title="unused"),
+    Column("DRAWING", lambda row: ratio_bar(_peak_ratio(row)), DRAWING, title="", on="terminal"),
+    Column("LIMIT", "memory_limit_bytes", SIZE_LIMIT),
+    Column("AVERAGE", "memory_average_bytes", SIZE),
+    Column("P95", "memory_p95_bytes", SIZE, title="95 %"),
+    Column("PEAK", "memory_peak_bytes", SIZE, style=lambda row: ratio_style(_peak_ratio(row))),
+    Column("GPU-H-BUSY", "busy_gpu_hours", _HOURS, title="GPU h busy"),
+    Column("H-HELD", "device_hours", _HOURS, title="h held"),
+    Column("H-UNUSED", "unused_hours", _HOURS, title="unused"),
 )
-_SUGGESTED = Column("SUGGESTED", lambda row: row.suggested_limit_bytes, SIZE)
-
-
+_SUGGESTED = Column("SUGGESTED", "suggested_limit_bytes", SIZE)
 # Where a row has four names, a narrow terminal shows less of its figures.
 _FROM_WIDTH = {"DRAWING": ROOMY, "AVERAGE": WIDE, "P95": WIDE, "H-HELD": WIDE}
 
@@ -403,26 +338,5 @@ def _columns(made: Report) -> list[Column]:
     figures = [
         attrs.evolve(column, from_width=_FROM_WIDTH.get(column.name, 0)) for column in _FIGURES
     ]
-    return [*names, *figures, _SUGGESTED]
-
-
-def _replace(path: str, content: bytes) -> None:
-    """Write a file whole, or not at all."""
-    directory = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
-    name = None
-    try:
-        descriptor, name = tempfile.mkstemp(prefix=".hamiregion-report-", dir=directory)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            mask = os.umask(0)
-            os.umask(mask)
-            os.fchmod(file.fileno(), 0o666 & ~mask)
-        os.replace(name, path)  # noqa: PTH105
-    except BaseException as error:
-        if name is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(name)  # noqa: PTH108
-        if isinstance(error, OSError):
-            # Name the file that was asked for, not the temporary one.
-            raise OSError(error.errno, error.strerror, path) from error
-        raise
+    nodes = {row.node for row in made.rows}
+    return [*([_NAMES["node"]] if len(nodes) > 1 else []), *names, *figures, _SUGGESTED]

@@ -1,11 +1,10 @@
-"""What was used when: a recorder, and reports over what it kept or what a Prometheus scraped."""
+"""Usage over time: a recorder, and reports from its recordings or from a Prometheus."""
 
+from .aggregate import make_report
 from .history import Allocation, Sample
-from .making import make_report
 from .models import Report, Timeline, Usage
 from .page import report_html
-from .prometheus import PrometheusHistory
-from .prometheus_http import PrometheusError
+from .prometheus import PrometheusError, PrometheusHistory
 from .recorder import Recorder
 from .recording import Recording, RecordingError, RecordingUnavailable
 from .tables import report_csv, report_json

@@ -1,4 +1,4 @@
-"""What a report is made from: looks at one node, or at many, in the order of time."""
+"""Input of a report: observations of one node, or of many, in the order of time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class Allocation:
         namespace: Of the pod; None if it is not known.
         pod: The pod's name; None if it is not known.
         container: The container's name, or the beginning of its id.
-        pod_uid: UID of the pod, or of the claim; None where the source has none.
+        pod_uid: UID of the pod, or of the claim; None if the source does not know it.
         device_index: The device's index in its container.
         device_uuid: ``GPU-…`` or ``MIG-…``; None until the container has reported it.
+        node: The node's name; None if it is not known. A recording has one node for all.
     """
 
     namespace: str | None
@@ -29,24 +30,25 @@ class Allocation:
     pod_uid: str | None
     device_index: int
     device_uuid: str | None
+    node: str | None = None
 
 
 @attrs.frozen
 class Sample:
-    """What an allocation holds and uses at one look.
+    """Usage and limits of an allocation at one time.
 
     Attributes:
-        memory_used_bytes: What counts against the limit; where a look stands for several scrapes,
-            their average.
+        memory_used_bytes: Memory that counts against the limit; the average if the sample stands
+            for several scrapes.
         memory_limit_bytes: None if unlimited.
-        sm_limit_percent: 100 where there is no limit; None if the source does not know it.
+        sm_limit_percent: 100 if unlimited; None if the source does not know it.
         sm_percent: SM utilisation as accounted in the region, the sum over the container's
             processes, so it can pass 100; None if not known.
         processes: Processes of the container with a slot that are not proved dead; None if not
             known.
         driver_memory_bytes: The driver's figure for the container's processes; None if not known.
         driver_sm_percent: The driver's SM utilisation of those processes; None if not known.
-        memory_peak_bytes: The highest of several scrapes; None where there is one value only.
+        memory_peak_bytes: The highest of several scrapes; None if there is one value only.
     """
 
     memory_used_bytes: int
@@ -60,11 +62,11 @@ class Sample:
 
 
 @attrs.frozen
-class Look:
-    """What has changed, and for how long it holds.
+class ReportInterval:
+    """Samples that have changed, and for how long they hold.
 
-    A look that begins where the one before ended continues it. One that begins later follows a gap
-    and is `whole`.
+    An interval that begins when the one before ended continues it. One that begins later follows a
+    gap and is `whole`.
 
     Attributes:
         start_ms: From when it holds, Unix milliseconds.
@@ -81,29 +83,31 @@ class Look:
 
 @attrs.frozen
 class HistoryFacts:
-    """What a report says about its source.
+    """A report's description of its source.
 
     Attributes:
         kind: ``"recording"`` or ``"prometheus"``.
         source: The file's path, or the address without credentials.
-        node: The node's name; None where it is not about one node.
-        resolution_s: Time from look to look; of a Prometheus the step, which stands for all that
-            was scraped in it.
-        warnings: What a reader of the report should know.
+        node: The node's name; None if it is not about one node.
+        resolution_s: Sampling interval; of a Prometheus the step, which stands for all samples
+            scraped in it.
+        gpus: GPUs of the node by the driver, MIG devices one by one; None if not known.
+        warnings: One sentence each for the reader of the report.
     """
 
     kind: str
     source: str
     node: str | None
     resolution_s: float
+    gpus: int | None = None
     warnings: tuple[str, ...] = ()
 
 
 class History(Protocol):
     """Anything that a report can be made from."""
 
-    def looks(self, since_ms: int, until_ms: int) -> Iterator[Look]:
-        """Yield the looks between two moments, cut to them, in order, never overlapping."""
+    def intervals(self, since_ms: int, until_ms: int) -> Iterator[ReportInterval]:
+        """Yield the intervals between two moments, cut to them, in order, never overlapping."""
 
     def facts(self) -> HistoryFacts:
-        """Describe the source, once its looks have been read."""
+        """Describe the source, once its intervals have been read."""

@@ -1,14 +1,13 @@
-"""What a report says: frozen attrs classes, units in their names."""
+"""The contents of a report: frozen attrs classes, units in their names."""
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 import attrs
 
-Level: TypeAlias = Literal["namespace", "pod", "container", "device"]
-LEVELS: Final[tuple[Level, ...]] = ("namespace", "pod", "container", "device")
-
+Level: TypeAlias = Literal["node", "namespace", "pod", "container", "device"]
+LEVELS: Final[tuple[Level, ...]] = get_args(Level)
 
 Advice: TypeAlias = Literal["lower", "raise", "keep", "limit", "unused", "too_little_seen"]
 
@@ -23,9 +22,8 @@ class Timeline:
         memory_peak_bytes: The highest in each step.
         memory_used_bytes: The average over what was recorded of each step.
         memory_limit_bytes: The highest limit; 0 where there is none at all.
-        busy_gpus: Average SM utilisation, summed, in GPUs; empty for a single allocation.
-        allocated_gpus: Average SM limits, summed, in GPUs, as far as they are known; empty for a
-            single allocation.
+        busy_gpus: Average SM utilisation, summed, in GPUs.
+        allocated_gpus: Average SM limits, summed, in GPUs, as far as they are known.
     """
 
     start_ms: int
@@ -39,57 +37,59 @@ class Timeline:
 
 @attrs.frozen
 class Usage:
-    """What one allocation, or a group of them, held and used.
+    """Usage of one allocation, or of a group of them.
 
     Hours are summed over the allocations of a group. Memory figures of a group are those of its sum
     at each moment, so its peak is not the sum of peaks.
 
     Attributes:
-        namespace: None where it is not known, or the group spans several.
-        pod: None where it is not known, or the group spans several.
-        container: None where it is not known, or the group spans several.
-        pod_uid: None where it is not known, or the group spans several.
+        node: None if it is not known, or the group spans several.
+        namespace: None if it is not known, or the group spans several.
+        pod: None if it is not known, or the group spans several.
+        container: None if it is not known, or the group spans several.
+        pod_uid: None if it is not known, or the group spans several.
         device_index: The device's index in its container; None for a group.
-        device_uuid: None where it is not known, or the group spans several.
+        device_uuid: None if it is not known, or the group spans several.
         allocations: How many there are: devices of containers.
         first_seen_ms: Unix milliseconds, within the report.
         last_seen_ms: Unix milliseconds, within the report.
-        observed_s: For how long there are figures; of a group, of at least one of it.
-        device_hours: For how long devices were held, whatever the share.
-        allocated_gpu_hours: Device hours weighted with the SM limit, for the time in which that is
-            known; None if it never is.
-        busy_gpu_hours: SM utilisation over time, 100 % at most for each allocation; None if there
-            was no figure at all.
+        observed_s: How long there are figures; of a group, of at least one of its allocations.
+        device_hours: How long devices were held, whatever the share.
+        allocated_gpu_hours: Device hours weighted with the SM limit, while it is known; None if it
+            never is.
+        busy_gpu_hours: SM utilisation over time, 100 % at most for each allocation; None without
+            any figure.
         driver_busy_gpu_hours: SM utilisation over time by the driver's figures.
         memory_limit_bytes: The limit when last seen, None if unlimited; of a group, the highest sum
             of limits at one moment.
         sm_limit_percent: When last seen; None if unlimited, unknown, or a group.
         memory_average_bytes: Over the time observed.
-        memory_p95_bytes: What was not passed in 95 % of the time, rounded up by 0.4 % at most.
-        memory_p99_bytes: What was not passed in 99 % of the time, rounded up by 0.4 % at most.
+        memory_p95_bytes: 95th percentile over time, rounded up by 0.4 % at most.
+        memory_p99_bytes: 99th percentile over time, rounded up by 0.4 % at most.
         memory_peak_bytes: The highest of the samples.
         peak_at_ms: When it was reached first.
         limit_gib_hours: Memory limits over time.
         used_gib_hours: Memory used over time.
-        limited_used_gib_hours: Memory used over the time in which there was a limit.
-        unused_gib_hours: Limits over the time in which nothing at all was used.
-        unused_hours: Time in which nothing at all was used.
-        unused_longest_hours: The longest time without a break or a gap in which nothing at all of
-            it was used.
-        unused_since_ms: Since when nothing of it has been used, if that was so at the end.
+        limited_used_gib_hours: Memory used over the time with a limit.
+        unused_gib_hours: Limits over the time in which no memory was used.
+        unused_hours: Time in which no memory was used.
+        unused_longest_hours: The longest time, without a break or a gap, in which no memory was
+            used.
+        unused_since_ms: Since when no memory has been used, if that was so at the end.
         last_used_ms: When memory was last in use; None if never.
         loaded_idle_hours: Time in which memory was in use, and SM utilisation 0.
         leftover_hours: Time in which memory was counted and no process alive; None if processes are
             not known.
         driver_memory_peak_bytes: The highest of the driver's figures; None if not known, or for a
             group.
-        advice: ``"lower"``, ``"raise"`` or ``"keep"`` the memory limit; ``"limit"`` what has none;
-            ``"unused"``: nothing was used at all, so the allocation itself is in question;
+        advice: ``"lower"``, ``"raise"`` or ``"keep"`` the memory limit; ``"limit"``: set
+            one; ``"unused"``: nothing was used at all, so the allocation itself is in question;
             ``"too_little_seen"``: for less than an hour. None for a group.
-        suggested_limit_bytes: The memory limit that would do; None with the last two advices.
+        suggested_limit_bytes: A sufficient memory limit; None with the last two.
         timeline: Over time, if it was asked for.
     """
 
+    node: str | None
     namespace: str | None
     pod: str | None
     container: str | None
@@ -129,29 +129,33 @@ class Usage:
 
 @attrs.frozen
 class Report:
-    """What was held and used, by whom. A value.
+    """Usage over a stretch of time. A value.
 
     Attributes:
-        kind: What it comes from, ``"recording"`` or ``"prometheus"``.
-        source: The file's path, or the address without credentials.
-        node: The node's name; None where it is not about one node.
-        resolution_s: Time from look to look, or the length of a step.
+        kind: ``"recording"`` or ``"prometheus"``.
+        source: The file's path, or the address without credentials; of several recordings all
+            paths, separated by commas.
+        node: The node's name; None if it is not about one node.
+        resolution_s: Sampling interval, or the length of a step.
         since_ms: Its first moment, Unix milliseconds.
         until_ms: Its end.
         made_at_ms: When it was made.
-        by: What `rows` are: namespaces, pods, devices, or containers: then one row per container
-            and device.
-        recorded_ratio: How much of the time was recorded, 0 to 1.
-        gaps: When nothing was recorded, at the beginning and the end too: pairs of start and end,
-            Unix milliseconds; the longest 1,000.
+        by: The kind of `rows`: nodes, namespaces, pods, devices, or containers: then one row per
+            container and device.
+        recorded_ratio: How much of the time was recorded, 0 to 1; the average of several
+            recordings.
+        gaps: When nothing was recorded by any recording, at the beginning and the end too: pairs of
+            start and end, Unix milliseconds; the longest 1,000.
         gap_count: How many there are.
-        headroom: What suggested limits add to the 99th percentile, 0.1 for a tenth.
-        round_to_bytes: What suggested limits are multiples of.
+        headroom: Added by suggested limits to the 99th percentile, 0.1 for a tenth.
+        round_to_bytes: Suggested limits are multiples of this.
+        gpus: GPUs of the nodes by their drivers, or those held by containers if these are more;
+            each MIG device counts as one.
         total: Everything together; None if nothing was recorded.
         rows: In the order of their names.
         allocations: One row per container and device, whatever `by` is.
         devices: One row per device.
-        warnings: What a reader should know.
+        warnings: One sentence each.
     """
 
     kind: str
@@ -167,6 +171,7 @@ class Report:
     gap_count: int
     headroom: float
     round_to_bytes: int
+    gpus: int
     total: Usage | None
     rows: tuple[Usage, ...]
     allocations: tuple[Usage, ...]

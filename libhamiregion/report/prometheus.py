@@ -1,99 +1,93 @@
-"""What a Prometheus has scraped of the exporter, as looks for a report."""
+"""Samples that a Prometheus has scraped from the exporter, as a history for a report."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+import base64
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from urllib.parse import urlencode, urlsplit
 
-import attrs
+from libhamiregion.text import printable
 
-from .history import Allocation, HistoryFacts, Look, Sample
-from .prometheus_http import AnswerTooLarge, PrometheusServer, authorization
+from .history import Allocation, HistoryFacts, ReportInterval, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from libhamiregion.errors import PathLike
-
-    from .prometheus_http import Series
-
-#: What is asked for each step. {match}: matchers. {step}: the step, without its last millisecond,
-#: so that a sample on the border counts once. Utilisation is the average of samples that are cut at
-#: 100 %: a subquery over the samples themselves would carry them on for minutes, so what is cut are
-#: the averages of short windows.
+#: The query of each figure by step. {match}: matchers. {inside}: the step without its last
+#: millisecond, so that a sample on the border counts once. {window}: the resolution of the average
+#: of utilisation, which is cut at 100 % before.
 QUERIES: Final = {
-    "peak": "max_over_time(hami_vgpu_memory_used_bytes{match}[{step}ms])",
-    "used": "avg_over_time(hami_vgpu_memory_used_bytes{match}[{step}ms])",
-    "limit": "max_over_time(hami_vgpu_memory_limit_bytes{match}[{step}ms])",
-    "sm": "avg_over_time(clamp_max(avg_over_time(hami_container_device_utilization_ratio{match}"
-    "[{inside}ms] offset -{inside}ms), 100)[{whole}ms:{window}ms])",
-    "sm_limit": "max_over_time(hamiregion_device_sm_limit_ratio{match}[{step}ms])",
+    "peak": "max_over_time(hami_vgpu_memory_used_bytes{match}[{inside}ms])",
+    "used": "avg_over_time(hami_vgpu_memory_used_bytes{match}[{inside}ms])",
+    "limit": "max_over_time(hami_vgpu_memory_limit_bytes{match}[{inside}ms])",
+    "sm": "avg_over_time(clamp_max(hami_container_device_utilization_ratio{match}, 100)"
+    "[{step}ms:{window}ms])",
+    "sm_limit": "max_over_time(hamiregion_device_sm_limit_ratio{match}[{inside}ms])",
     # HAMi's monitor does not have it. Of a container with it, no SM limit is a whole GPU.
-    "info": "max_over_time(hamiregion_container_info{match}[{step}ms])",
+    "info": "max_over_time(hamiregion_container_info{match}[{inside}ms])",
 }
-# Points per query, far below the 11,000 that a Prometheus gives; 512 series come to some MiB.
-_CHUNK_STEPS: Final = 480
+# Points per query, far below the 11,000 that a Prometheus gives; 2,000 series come to some MiB.
+_CHUNK_STEPS: Final = 120
 _POINTS_WANTED: Final = 1_500
-_STEPS_S: Final = (60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 43_200, 86_400)
-# Scrapes are seldom closer. The number of windows bounds what the server computes for one answer.
+_MINUTE_MS: Final = 60_000
+# Scrapes are seldom closer. The number of windows bounds the server's work.
 _WINDOW_MS: Final = 15_000
-_WINDOWS_PER_ANSWER: Final = 10_000_000
-# More than any of these metrics can say.
-_MOST: Final = 2.0**64
+_WINDOWS_PER_STEP: Final = 40
+# More than any GPU has.
+_MOST: Final = 2.0**46
+# As Python's objects an answer takes ten times as much.
+_ANSWER_LIMIT = 32 << 20
+_SHOWN: Final = 300
 
+#: Namespace, pod, container, device index and uuid.
 _Key: TypeAlias = "tuple[str | None, str | None, str | None, int, str | None]"
-_Column: TypeAlias = "dict[_Key, list[float | None]]"
+#: The value of each step.
+_Column: TypeAlias = "dict[_Key, dict[int, float]]"
 
 
-@attrs.frozen
-class _Steps:
-    """A stretch of steps of one length."""
+class PrometheusError(Exception):
+    """A Prometheus cannot be asked, or refuses to answer."""
+
+
+class _Steps(NamedTuple):
+    """A stretch of steps of one length, and when the first one ends: the time of its values."""
 
     start_ms: int
     step_ms: int
-    count: int
-
-    @property
-    def first_ms(self) -> int:
-        """When the first step ends: where its values stand."""
-        return self.start_ms + self.step_ms - 1
-
-    def halves(self) -> tuple[_Steps, ...]:
-        """Two parts of it, the later one first; itself if it is one step."""
-        first = self.count // 2
-        if not first:
-            return (self,)
-        later_ms = self.start_ms + first * self.step_ms
-        return (
-            attrs.evolve(self, start_ms=later_ms, count=self.count - first),
-            attrs.evolve(self, count=first),
-        )
+    number: int
+    first_ms: int
 
 
 class PrometheusHistory:
-    """The exporter's metrics of containers, out of a Prometheus.
+    """The exporter's metrics of containers, from a Prometheus, or anything with its API.
 
     Each step stands for all samples that were scraped in it: the highest and the average of the
-    memory used, the highest limit, the average utilisation. Samples count in their own step only,
-    so a step without any is a gap, and nothing is carried over. HAMi's monitor exports the same
-    metrics but SM limits.
+    memory used, the highest limit, the average utilisation. A step without samples is a gap.
+    HAMi's monitor exports the same metrics, except SM limits.
+
+    Redirects are not followed, as they could take the credentials elsewhere. Proxies of the
+    environment are used, and the certificates of SSL_CERT_FILE if it is set.
 
     Threads: one at a time.
 
     Args:
-        url: Address of the Prometheus, or of what has its API: what comes before ``/api/v1``.
-        step_s: Length of a step, at least the interval of scrapes; None chooses a minute for a
-            day, and longer ones for more.
+        url: The address before ``/api/v1``.
+        step_s: Length of a step, at least the scrape interval; None chooses a minute for a day, and
+            seven for a week.
         matchers: Labels that the series must have, as in PromQL: ``job="hami",cluster="west"``.
         token: Bearer token to sign in with.
         user: Name to sign in with, if there is no token.
         password: Password of that user.
-        ca_file: Certificates to trust in place of the system's.
-        timeout_s: For connecting, and for each answer as a whole.
+        timeout_s: For connecting, and for each wait for more of an answer.
 
     Raises:
         ValueError: No http or https address, one with a password in it, a step below a second, or
             braces in the matchers.
-        OSError: The file of certificates cannot be read.
     """
 
     def __init__(
@@ -105,101 +99,67 @@ class PrometheusHistory:
         token: str | None = None,
         user: str | None = None,
         password: str | None = None,
-        ca_file: PathLike | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         if step_s is not None and not 1 <= step_s <= 86_400:
             raise ValueError(f"a step is a second or more and a day at most, not {step_s:g} s")
         if "{" in matchers or "}" in matchers:
             raise ValueError('matchers are written without braces: job="hami"')
-        self._server = PrometheusServer(
-            url,
-            authorization=authorization(token, user, password),
-            ca_file=ca_file,
-            timeout_s=timeout_s,
-        )
+        self._url = _checked_url(url)
+        self._authorization = _authorization(token, user, password)
+        self._timeout_s = timeout_s
+        self._opener = urllib.request.build_opener(_NoRedirect)
         self._given_step_ms = None if step_s is None else round(step_s * 1000)
         self._step_ms = self._given_step_ms or 0
         self._match = f"{{{matchers}}}" if matchers else ""
         self._warnings: dict[str, None] = {}
-        self._doubled: set[_Key] = set()
-        self._sm_limit_unknown: set[_Key] = set()
+        self._is_sm_limit_unknown = False
 
     def facts(self) -> HistoryFacts:
-        """Describe the source, once its looks have been read."""
+        """Describe the source, once its intervals have been read."""
         warnings = list(self._warnings)
-        if self._doubled:
+        if self._is_sm_limit_unknown:
             warnings.append(
-                "devices of containers that are exported more than once (two exporters, or two jobs"
-                f" that scrape one): {len(self._doubled)}; the higher value counts. Choose one with"
-                " --match."
+                "some SM limits are not known for all of the time, as only HAMi's monitor exported"
+                " them; GPU hours allocated leave that time out"
             )
-        if self._sm_limit_unknown:
-            warnings.append(
-                "devices of containers whose SM limits are not known for all of the time, as only"
-                f" HAMi's monitor exported them: {len(self._sm_limit_unknown)}; GPU hours allocated"
-                " leave that time out"
-            )
-        resolution_s = self._step_ms / 1000
-        return HistoryFacts("prometheus", self._server.url, None, resolution_s, tuple(warnings))
+        step_s = self._step_ms / 1000
+        return HistoryFacts("prometheus", self._url, None, step_s, warnings=tuple(warnings))
 
-    def looks(self, since_ms: int, until_ms: int) -> Iterator[Look]:
-        """Yield the looks that hold between two moments.
+    def intervals(self, since_ms: int, until_ms: int) -> Iterator[ReportInterval]:
+        """Yield one interval for each step with samples.
 
         Raises:
             PrometheusError: It cannot be asked, or refuses.
         """
-        self._step_ms = self._given_step_ms or _step_for(until_ms - since_ms)
-        before: dict[Allocation, Sample] = {}
-        left = list(_stretches(since_ms, until_ms, self._step_ms))[::-1]
-        while left:
-            steps = left.pop()
-            try:
-                columns = self._columns(steps)
-            except AnswerTooLarge:
-                if steps.count == 1:
-                    raise
-                # So many series: those to come are divided as well.
-                left = [half for each in (*left, steps) for half in each.halves()]
-                continue
-            for at in range(steps.count):
-                now = self._at(columns, at)
-                changes: dict[Allocation, Sample | None] = {
-                    allocation: sample
-                    for allocation, sample in now.items()
-                    if before.get(allocation) != sample
-                }
-                changes.update(dict.fromkeys(before.keys() - now.keys()))
-                if now:
+        self._step_ms = self._given_step_ms or _MINUTE_MS * -(
+            -(until_ms - since_ms) // (_POINTS_WANTED * _MINUTE_MS)
+        )
+        for steps in _stretches(since_ms, until_ms, self._step_ms):
+            columns = {name: self._column(query, steps) for name, query in QUERIES.items()}
+            for at in range(steps.number):
+                samples = self._samples(columns, at)
+                if samples:
                     start_ms = steps.start_ms + at * steps.step_ms
-                    yield Look(start_ms, start_ms + steps.step_ms, not before, changes)
-                before = now
+                    yield ReportInterval(start_ms, start_ms + steps.step_ms, True, samples)
 
-    def _columns(self, steps: _Steps) -> dict[str, _Column]:
-        columns: dict[str, _Column] = {}
-        for name, query in QUERIES.items():
-            columns[name] = self._column(name, query, steps, len(columns.get("peak", ())))
-            if not columns["peak"]:
-                break
-        return columns
-
-    def _at(self, columns: Mapping[str, _Column], at: int) -> dict[Allocation, Sample]:
-        found = {}
+    def _samples(self, columns: dict[str, _Column], at: int) -> dict[Allocation, Sample | None]:
+        found: dict[Allocation, Sample | None] = {}
         for key, peaks in columns["peak"].items():
-            peak = peaks[at]
+            peak = peaks.get(at)
             if peak is None:
                 continue
             used, limit, sm, sm_limit = (
-                _value(columns[name], key, at) for name in ("used", "limit", "sm", "sm_limit")
+                columns[name].get(key, {}).get(at) for name in ("used", "limit", "sm", "sm_limit")
             )
             namespace, pod, container, index, uuid = key
-            # Whatever is no share of a GPU says nothing about one.
+            # A value that is no share of a GPU says nothing about one.
             percent = round(sm_limit * 100) if sm_limit and sm_limit < 1 else None
             if percent is None:
-                if _value(columns["info"], (*key[:3], 0, None), at) is None:
-                    self._sm_limit_unknown.add(key)
-                else:
+                if at in columns["info"].get((namespace, pod, container, 0, None), {}):
                     percent = 100
+                else:
+                    self._is_sm_limit_unknown = True
             found[Allocation(namespace, pod, container, None, index, uuid)] = Sample(
                 round(peak if used is None else used),
                 round(limit) if limit else None,
@@ -209,40 +169,110 @@ class PrometheusHistory:
             )
         return found
 
-    def _column(self, name: str, query: str, steps: _Steps, devices: int) -> _Column:
-        """Ask for one figure: its values by step, of several series of one device the highest."""
-        most = _WINDOWS_PER_ANSWER // (steps.count * max(1, devices))
-        window_ms = max(1, steps.step_ms // max(1, min(most, steps.step_ms // _WINDOW_MS)))
-        for placeholder, value in {
-            "match": self._match,
-            "step": max(1, steps.step_ms - 1),
-            "whole": steps.step_ms,
-            "window": window_ms,
-            "inside": max(1, window_ms - 1),
-        }.items():
-            query = query.replace(f"{{{placeholder}}}", str(value))
-        series, warnings = self._server.query_range(
-            query, steps.first_ms, steps.first_ms + (steps.count - 1) * steps.step_ms, steps.step_ms
+    def _column(self, query: str, steps: _Steps) -> _Column:
+        """Query one figure: its values by step, of several series of one device the highest."""
+        query = query.format(
+            match=self._match,
+            inside=max(1, steps.step_ms - 1),
+            step=steps.step_ms,
+            window=min(steps.step_ms, max(_WINDOW_MS, steps.step_ms // _WINDOWS_PER_STEP)),
         )
-        self._warnings.update(dict.fromkeys(warnings))
-        found: _Column = {}
-        for each in series:
-            key, points = _points(each, steps)
-            values = found.setdefault(key, [None] * steps.count)
-            shared = 0
+        last_ms = steps.first_ms + (steps.number - 1) * steps.step_ms
+        found: _Column = defaultdict(dict)
+        for key, points in self._query_range(query, steps, last_ms):
+            # Two exporters, or two jobs that scrape one, count once.
             for at, value in points.items():
-                known = values[at]
-                shared += known is not None
-                values[at] = value if known is None else max(known, value)
-            # One exporter that takes over from another shares a step or two with it.
-            if name == "peak" and shared > 2 and 2 * shared > len(points):
-                self._doubled.add(key)
+                found[key][at] = max(value, found[key].get(at, value))
         return found
 
+    def _query_range(
+        self, query: str, steps: _Steps, last_ms: int
+    ) -> Iterator[tuple[_Key, dict[int, float]]]:
+        times = {"start": steps.first_ms, "end": last_ms, "step": steps.step_ms}
+        parameters = {"query": query, **{name: f"{ms / 1000:.3f}" for name, ms in times.items()}}
+        document = self._get(f"query_range?{urlencode(parameters)}")
+        try:
+            data = document["data"]
+            if data["resultType"] != "matrix":
+                raise ValueError(data["resultType"])
+            for each in data["result"]:
+                yield _key(each["metric"]), _points(each["values"], steps)
+            warnings = [printable(str(each), _SHOWN) for each in document.get("warnings") or ()]
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+            raise self._error("answers, but not with series as a Prometheus does") from None
+        self._warnings.update(dict.fromkeys(warnings[:10]))
 
-def _points(series: Series, steps: _Steps) -> tuple[_Key, dict[int, float]]:
-    labels, values = series
+    # ---- HTTP ------------------------------------------------------------------------------------
 
+    def _error(self, message: str) -> PrometheusError:
+        return PrometheusError(f"{printable(self._url, _SHOWN)} {message}")
+
+    def _get(self, what: str) -> dict[str, Any]:
+        request = urllib.request.Request(  # noqa: S310 (the opener knows http and https only)
+            f"{self._url}/api/v1/{what}",
+            headers={"Accept": "application/json", "User-Agent": "hamiregion"},
+        )
+        if self._authorization is not None:
+            request.add_unredirected_header("Authorization", self._authorization)
+        try:
+            with self._opener.open(request, timeout=self._timeout_s) as response:
+                body = response.read(_ANSWER_LIMIT + 1)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise self._refused(error) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise self._error(f"cannot be reached: {printable(str(error), _SHOWN)}") from None
+        if len(body) > _ANSWER_LIMIT:
+            raise self._error(
+                f"sends more than {_ANSWER_LIMIT >> 20} MiB; choose fewer series by --match"
+            )
+        try:
+            document: dict[str, Any] = json.loads(body)
+            status = document["status"]
+        except (ValueError, RecursionError, LookupError, TypeError):
+            raise self._error("answers, but not as a Prometheus does") from None
+        if status != "success":
+            raise self._error(f"refuses: {printable(str(document.get('error')), _SHOWN)}")
+        return document
+
+    def _refused(self, error: urllib.error.HTTPError) -> PrometheusError:
+        try:
+            said = json.loads(error.read(1 << 16))["error"]
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+            said = f"{error.reason}; are the address and the credentials right?"
+        return self._error(f"refuses (HTTP {error.code}): {printable(str(said), _SHOWN)}")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _authorization(token: str | None, user: str | None, password: str | None) -> str | None:
+    if token is not None:
+        if not (token.isprintable() and token.isascii()):
+            raise ValueError("the token has characters that no header can hold")
+        return f"Bearer {token}"
+    if user is not None:
+        pair = f"{user}:{password or ''}".encode()
+        return f"Basic {base64.b64encode(pair).decode('ascii')}"
+    return None
+
+
+def _checked_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.username is not None or parts.password is not None:
+        raise ValueError(
+            "the address of a Prometheus is part of the report, so it must not hold a password;"
+            " give user and password on their own"
+        )
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query:
+        raise ValueError(f"{printable(url, _SHOWN)!r} is no http:// or https:// address")
+    path = parts.path.rstrip("/").removesuffix("/api/v1").rstrip("/")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def _key(labels: dict[str, str]) -> _Key:
     def label(name: str) -> str | None:
         # A scrape without honor_labels moves the metric's own labels aside, for the target's.
         if any(f"exported_{each}" in labels for each in ("namespace", "pod")):
@@ -252,41 +282,30 @@ def _points(series: Series, steps: _Steps) -> tuple[_Key, dict[int, float]]:
 
     index = labels.get("vdevice_index", "")
     number = int(index) if index.isascii() and index.isdigit() and len(index) < 10 else 0
-    key = (label("namespace"), label("pod"), label("container"), number, labels.get("device_uuid"))
+    return label("namespace"), label("pod"), label("container"), number, labels.get("device_uuid")
+
+
+def _points(values: list[tuple[float, str]], steps: _Steps) -> dict[int, float]:
+    """Read the values by step; without those that cannot be."""
     points = {}
     for at_s, text in values:
         at = round((at_s * 1000 - steps.first_ms) / steps.step_ms)
-        value = _number(text)
-        if value is not None and 0 <= at < steps.count:
+        try:
+            value = float(text)
+        except ValueError:
+            continue
+        # Also false for NaN.
+        if 0 <= value <= _MOST and 0 <= at < steps.number:
             points[at] = value
-    return key, points
-
-
-def _value(column: _Column, key: _Key, at: int) -> float | None:
-    values = column.get(key)
-    return None if values is None else values[at]
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    # Also false for NaN.
-    return value if 0 <= value <= _MOST else None
+    return points
 
 
 def _stretches(since_ms: int, until_ms: int, step_ms: int) -> Iterator[_Steps]:
-    """Divide into whole steps and what is left: nothing that was scraped later may count."""
+    """Divide into whole steps and a shorter last one: samples after the end must not count."""
     whole, rest_ms = divmod(until_ms - since_ms, step_ms)
     for first in range(0, whole, _CHUNK_STEPS):
-        yield _Steps(since_ms + first * step_ms, step_ms, min(_CHUNK_STEPS, whole - first))
+        start_ms = since_ms + first * step_ms
+        count = min(_CHUNK_STEPS, whole - first)
+        yield _Steps(start_ms, step_ms, count, start_ms + step_ms - 1)
     if rest_ms:
-        yield _Steps(until_ms - rest_ms, rest_ms, 1)
-
-
-def _step_for(whole_ms: int) -> int:
-    for step_s in _STEPS_S:
-        if whole_ms <= step_s * 1000 * _POINTS_WANTED:
-            return step_s * 1000
-    return _STEPS_S[-1] * 1000
+        yield _Steps(until_ms - rest_ms, rest_ms, 1, until_ms - 1)

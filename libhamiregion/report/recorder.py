@@ -1,60 +1,57 @@
-"""Records what a node's containers hold and use: looks at its regions and writes them down."""
+"""Records usage and limits of a node's containers, from observations."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from libhamiregion.layouts import LAYOUTS
-from libhamiregion.node.driver_lists import driver_gap
-from libhamiregion.node.join import NO_ROW, Join
-from libhamiregion.node.observation import Observer
-from libhamiregion.node.slot_tracker import SLOT_STATES
-from libhamiregion.units import MAX_SIZE_BYTES
+from libhamiregion.node.rows import NO_ROW, Join, driver_gap
+from libhamiregion.node.slots import SLOT_STATES
 
 from .history import Allocation, Sample
 from .recording import RecordingUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.node import Node
-    from libhamiregion.node.nvml import NvmlSampler
-    from libhamiregion.node.observation import Observation
+    from libhamiregion.node.observation import Observation, Observer
 
     from .writer import RecordingWriter, Written
 
-_DRIVER_TIMEOUT_S = 5.0
-_SHORT_ID = 12
+_SHORT_ID: Final = 12
+# More than any GPU has: a container that writes such sizes into its region must not decide what
+# everybody's sums and charts look like. Its usage is not known.
+_BELIEVABLE_BYTES: Final = 1 << 46
 # namespace, pod, container, pod UID
-_ContainerNames: TypeAlias = "tuple[str | None, str | None, str | None, str | None]"
-# Memory in bytes and SM utilisation in percent, None where not known.
-_DriverValues: TypeAlias = "tuple[int | None, int | None]"
-_HAS_UTILIZATION = tuple(layout.has_utilization for layout in LAYOUTS)
+_Names: TypeAlias = "tuple[str | None, str | None, str | None, str | None]"
 
 
 def read_samples(observation: Observation) -> dict[Allocation, Sample]:
-    """What all containers of a node hold and use.
+    """Read usage and limits of all containers of a node.
 
     Args:
         observation: Taken with the slots.
 
     Returns:
-        One sample per container and device, if the region can be read and its sum is below 2**63. A
-        container can make any number of regions beside its own: the one in its directory counts, as
-        libvgpu enforces its limits there, and without one the one with most memory in use.
+        One sample per container and device, if the region can be read and its sizes are below
+        64 TiB. A container can make any number of regions: the one with most memory in use counts.
 
     Raises:
         OSError: /proc could not be listed.
     """
-    processes = _processes_of_regions(observation)
+    table, devices = observation.table, observation.table.devices
+    processes = [0] * len(observation.containers)
+    states = observation.proved().states
+    for region, state in zip(table.processes.region.tolist(), states, strict=True):
+        processes[region] += SLOT_STATES[state] != "dead"
     names = [_names_of(container) for container in observation.containers]
-    counts = _regions_that_count(observation, names)
-    layouts = observation.table.regions.layout.tolist()
-    devices = observation.table.devices
-    driver = _driver_figures(observation)
-    found = {}
+    has_utilization = dict(enumerate(layout.has_utilization for layout in LAYOUTS))
+    layouts = table.regions.layout.tolist()
+    driver_bytes = _driver_figures(observation, "memory_used_bytes")
+    driver_sm = _driver_figures(observation, "sm_util_percent")
+    found: dict[Allocation, Sample] = {}
     for row, (region, index, used, limit, sm_limit, sm) in enumerate(
         zip(
             devices.region.tolist(),
@@ -66,25 +63,24 @@ def read_samples(observation: Observation) -> dict[Allocation, Sample]:
             strict=True,
         )
     ):
-        # A sum of 2**63 and more is no size: what is used is not known.
-        if region not in counts or used > MAX_SIZE_BYTES:
-            continue
-        layout = layouts[region]
-        has_utilization = 0 <= layout < len(_HAS_UTILIZATION) and _HAS_UTILIZATION[layout]
         namespace, pod, name, pod_uid = names[region]
         of = Allocation(namespace, pod, name, pod_uid, index, devices.uuid(row))
-        found[of] = Sample(
-            used,
-            limit or None,
-            sm_limit if 0 < sm_limit < 100 else 100,
-            sm if has_utilization else None,
-            processes[region],
-            *driver[row],
-        )
+        if max(used, limit) < _BELIEVABLE_BYTES and (
+            of not in found or used > found[of].memory_used_bytes
+        ):
+            found[of] = Sample(
+                used,
+                limit or None,
+                sm_limit if 0 < sm_limit < 100 else 100,
+                sm if has_utilization.get(layouts[region]) else None,
+                processes[region],
+                driver_bytes[row],
+                driver_sm[row],
+            )
     return found
 
 
-def _names_of(container: Container) -> _ContainerNames:
+def _names_of(container: Container) -> _Names:
     name = container.name
     if name is None and container.container_id is not None:
         name = container.container_id.id[:_SHORT_ID]
@@ -92,82 +88,47 @@ def _names_of(container: Container) -> _ContainerNames:
     return container.namespace, container.pod, name, container.pod_uid or container.claim_uid
 
 
-def _regions_that_count(observation: Observation, names: Sequence[_ContainerNames]) -> set[int]:
-    """Choose one region of each container, by its row."""
-    used = [0] * len(names)
-    devices = observation.table.devices
-    for region, nbytes in zip(
-        devices.region.tolist(), devices.memory_used_bytes.tolist(), strict=True
-    ):
-        used[region] += nbytes
-    chosen: dict[tuple[object, ...], tuple[bool, int, int]] = {}
-    for row, container in enumerate(observation.containers):
-        # Without a name nothing says that two regions are of one container.
-        _, _, name, pod_uid = names[row]
-        key = (pod_uid, row if name is None else name)
-        rank = (container.directory is not None, used[row], row)
-        chosen[key] = max(rank, chosen.get(key, rank))
-    return {row for _, _, row in chosen.values()}
-
-
-def _processes_of_regions(observation: Observation) -> list[int]:
-    """Count the slots of each region whose processes are not proved dead."""
-    found = [0] * len(observation.containers)
-    states = observation.proved().states
-    for region, state in zip(observation.table.processes.region.tolist(), states, strict=True):
-        found[region] += SLOT_STATES[state] != "dead"
-    return found
-
-
-def _driver_figures(observation: Observation) -> list[_DriverValues]:
-    """Memory and utilisation of each device; None where no process uses it, or one is not known."""
+def _driver_figures(observation: Observation, name: str) -> list[int | None]:
+    """Sum a figure by device; None if no process uses the device, or one is not known."""
     if driver_gap(observation.processes, observation.sample) is not None:
-        return [(None, None)] * len(observation.table.devices)
-    join = Join(observation)
-    columns = []
-    for name in ("memory_used_bytes", "sm_util_percent"):
-        found = join.device_sums(name)
-        columns.append(
-            [
-                None if row == NO_ROW or not users else total
-                for total, row, users in zip(found.sums, found.rows, found.users, strict=True)
-            ]
-        )
-    return list(zip(*columns, strict=True))
+        return [None] * len(observation.table.devices)
+    found = Join(observation).device_sums(name)
+    return [
+        None if row == NO_ROW or not users else total
+        for total, row, users in zip(found.sums, found.rows, found.users, strict=True)
+    ]
 
 
 class Recorder:
-    """Looks at a node every so many seconds and writes down what it sees.
+    """Records an observation at each interval.
 
         with Node() as node, RecordingWriter("node.db") as writer:
-            Recorder(node, writer).run(stop.wait)
+            Recorder(Observer(node), writer).run(stop.wait)
 
     Threads: one at a time.
 
     Args:
-        node: What to look at; refreshed with every look.
-        writer: Where to write; not closed.
-        sampler: Asks the driver as well; None records none of its figures. A driver that does not
-            answer costs a look a part of its interval, and its figures.
+        observer: Observes the node, and its driver if the recording shall have its figures.
+        writer: Writes the recording; not closed.
     """
 
-    def __init__(
-        self, node: Node, writer: RecordingWriter, *, sampler: NvmlSampler | None = None
-    ) -> None:
-        timeout_s = min(_DRIVER_TIMEOUT_S, writer.interval_s / 4)
-        self._observer = Observer(node, sampler=sampler, driver_timeout_s=timeout_s)
+    def __init__(self, observer: Observer, writer: RecordingWriter) -> None:
+        self._observer = observer
         self._writer = writer
 
     def look(self) -> Written:
-        """Look at the node and write it down.
+        """Observe the node and write the samples.
 
         Raises:
             RecordingUnavailable: It could not be written; the next look tries again.
             RecordingError: The file cannot be written to as it is.
             OSError: /proc cannot be listed.
         """
-        samples = read_samples(self._observer.observe())
-        return self._writer.write(samples, at_ms=time.time_ns() // 1_000_000)
+        observation = self._observer.observe()
+        at_ms = observation.regions_read_at_ns // 1_000_000
+        devices = () if observation.sample is None else observation.sample.devices
+        gpus = sum(len(device.mig_devices) or 1 for device in devices)
+        return self._writer.write(read_samples(observation), at_ms=at_ms, gpus=gpus or None)
 
     def run(
         self,
@@ -176,11 +137,11 @@ class Recorder:
         looked: Callable[[Written], None] = lambda _: None,
         failed: Callable[[RecordingUnavailable | OSError], None] = lambda _: None,
     ) -> None:
-        """Look once in each of the writer's intervals until told to stop.
+        """Record at each of the writer's intervals until stopped.
 
-        A look that took longer than the interval makes the next one late; none is caught up on.
-        What can pass (a full disk, no descriptors left) is reported and tried again at the next
-        look; what could not be recorded meanwhile is a gap.
+        A look that takes longer than the interval delays the next one; none is made up for. An
+        error that can pass (a full disk, no descriptors left) is reported, and the next look tries
+        again; the time between is a gap.
 
         Args:
             wait: Called with the seconds until the next look; returns true to stop.

@@ -32,7 +32,7 @@ from libhamiregion.node import KubernetesError, NodeNames
 from libhamiregion.node.kubernetes import _find_access
 from libhamiregion.plan import PlanError, load_plan
 from libhamiregion.plan.state import PlanState
-from libhamiregion.report import PrometheusHistory, Recording, RecordingError, RecordingWriter
+from libhamiregion.report import Recording, RecordingError, RecordingWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -270,13 +270,6 @@ PLACES = {
     ),
     "a certificate to serve with": Place(
         a_certificate, named_in_a_web_configuration, WebConfigError, anything, FOLLOWED
-    ),
-    "authorities of a Prometheus": Place(
-        a_certificate,
-        lambda path: PrometheusHistory("https://a", ca_file=path),
-        OSError,
-        anything,
-        FOLLOWED,
     ),
 }
 

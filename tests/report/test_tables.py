@@ -27,7 +27,7 @@ from libhamiregion.report import (
     report_html,
     report_json,
 )
-from libhamiregion.report.history import HistoryFacts, Look
+from libhamiregion.report.history import HistoryFacts, ReportInterval
 from libhamiregion.report.page import CHART_POINTS
 from libhamiregion.report.tables import JSON_SCHEMA
 
@@ -52,7 +52,7 @@ HOSTILE = (
 def of(path: Path, **more: object) -> Report:
     with Recording(path) as recording:
         options = {"by": "namespace", "points": CHART_POINTS, **more}
-        return make_report(recording, SINCE_MS, SINCE_MS + DAY_S * 1000, **options)  # type: ignore[arg-type]
+        return make_report([recording], SINCE_MS, SINCE_MS + DAY_S * 1000, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +122,8 @@ def test_json_has_the_fields_of_the_report(day: Report, hostile: Report) -> None
     assert document["schema"] == JSON_SCHEMA
     assert set(document) == {
         "schema", "kind", "source", "node", "resolution_s", "since_ms", "until_ms", "made_at_ms",
-        "by", "recorded_ratio", "gaps", "gap_count", "headroom", "round_to_bytes", "total", "rows",
-        "warnings",
+        "by", "recorded_ratio", "gaps", "gap_count", "headroom", "round_to_bytes", "gpus", "total",
+        "rows", "warnings",
     }  # fmt: skip
     assert set(document["rows"][0]) == {field.name for field in attrs.fields(Usage)}
     assert document["rows"][0]["memory_peak_bytes"] == day.rows[0].memory_peak_bytes
@@ -252,17 +252,17 @@ def test_a_page_about_a_large_node_is_bounded_and_says_what_is_left_out(tmp_path
 class Averaged:
     """A history without a node and without SM limits: what programs of other people give."""
 
-    def looks(self, since_ms: int, until_ms: int) -> Iterator[Look]:
+    def intervals(self, since_ms: int, until_ms: int) -> Iterator[ReportInterval]:
         allocation = Allocation("research", "pod-0", "train", None, 0, None)
         sample = Sample(GIB, 4 * GIB, sm_percent=12.5, memory_peak_bytes=2 * GIB)
-        yield Look(since_ms, until_ms, True, {allocation: sample})
+        yield ReportInterval(since_ms, until_ms, True, {allocation: sample})
 
     def facts(self) -> HistoryFacts:
         return HistoryFacts("prometheus", "http://p:9090", None, 60.0)
 
 
 def test_a_report_of_averages_has_peaks_and_no_gpu_hours_that_nobody_told() -> None:
-    report = make_report(Averaged(), SINCE_MS, SINCE_MS + 7_200_000, points=24)
+    report = make_report([Averaged()], SINCE_MS, SINCE_MS + 7_200_000, points=24)
     (row,) = report.rows
     assert (row.memory_average_bytes, row.memory_peak_bytes) == (GIB, 2 * GIB)
     assert row.allocated_gpu_hours is None
@@ -291,7 +291,7 @@ def test_times_are_local_also_over_a_change_of_the_clocks(
                 samples = {Allocation(None, None, "train", "0b5c", 0, None): Sample(GIB)}
                 writer.write(samples, at_ms=since_ms + hour * 3_600_000)
         with Recording(path) as recording:
-            report = make_report(recording, since_ms, since_ms + 7 * DAY_S * 1000, points=240)
+            report = make_report([recording], since_ms, since_ms + 7 * DAY_S * 1000, points=240)
         page = report_html(report)
     finally:
         monkeypatch.undo()

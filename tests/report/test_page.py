@@ -4,9 +4,8 @@ import datetime as dt
 
 import pytest
 
-from libhamiregion.report.charts import gpu_chart, memory_chart
 from libhamiregion.report.models import Timeline
-from libhamiregion.report.words import Times, hours, number
+from libhamiregion.report.page import Times, gpu_chart, hours, memory_chart, number
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -30,40 +29,43 @@ def timeline(peak: int | None, *, limit: int = 0, busy: float = 0.0, minutes: in
 @pytest.mark.parametrize(
     ("peak", "labels"),
     [
-        (None, ["0", "256 MiB", "512 MiB", "768 MiB", "1 GiB"]),
-        (1, ["0", "1 MiB"]),
-        (3 * MIB, ["0", "1 MiB", "2 MiB", "3 MiB", "4 MiB"]),
-        (8 * GIB, ["0", "2 GiB", "4 GiB", "6 GiB", "8 GiB", "10 GiB"]),
+        (None, ["0 B", "256 MiB", "512 MiB", "768 MiB", "1 GiB"]),
+        (1, ["0 B", "1 MiB"]),
+        (3 * MIB, ["0 B", "1 MiB", "2 MiB", "3 MiB", "4 MiB"]),
+        (8 * GIB, ["0 B", "2 GiB", "4 GiB", "6 GiB", "8 GiB", "10 GiB"]),
     ],
 )
 def test_the_axis_of_memory_has_five_round_steps_at_most(
     peak: int | None, labels: list[str]
 ) -> None:
     chart = memory_chart("memory", timeline(peak), (), UTC)
-    assert [label for _, label in chart.ticks] == labels
-    assert [at for at, _ in chart.ticks] == pytest.approx(
+    assert [label for _, label in chart["ticks"]] == labels
+    assert [at for at, _ in chart["ticks"]] == pytest.approx(
         [100 * each / (len(labels) - 1) for each in range(len(labels))]
     )
 
 
 def test_a_limit_above_what_is_used_has_room_on_the_axis() -> None:
     chart = memory_chart("memory", timeline(GIB, limit=4 * GIB), (), UTC)
-    assert chart.ticks[-1] == (100.0, "5 GiB")
+    assert chart["ticks"][-1] == (100.0, "5 GiB")
 
 
 def test_a_small_chart_has_no_axes() -> None:
     chart = memory_chart("memory", timeline(GIB), (), None)
-    assert (chart.ticks, chart.times) == ((), ())
-    assert dict(chart.paths)["used"].startswith("M0 1000V38H")
+    assert chart["times"] == []
+    assert chart["paths"]["used"].startswith("M0 1000V38H")
 
 
 @pytest.mark.parametrize(
-    ("busy", "labels"), [(0.0, "0 0.5 1"), (0.6, "0 0.3125 0.625"), (3, "0 1.5 3")]
+    ("busy", "gpus", "labels"),
+    [(0.0, 1, "0 0.25 0.5 0.75 1"), (0.6, 3, "0 1 2 3"), (9.5, 8, "0 2 4 6 8 10")],
 )
-def test_the_axis_of_gpus_ends_at_a_number_with_a_round_half(busy: float, labels: str) -> None:
-    chart = gpu_chart("GPUs", timeline(GIB, busy=busy), (), UTC)
-    assert [label for _, label in chart.ticks] == labels.split()
-    assert [at for at, _ in chart.ticks] == [0, 50, 100]
+def test_the_axis_of_gpus_has_room_for_the_capacity(busy: float, gpus: int, labels: str) -> None:
+    chart = gpu_chart(timeline(GIB, busy=busy), (), UTC, gpus)
+    assert [label for _, label in chart["ticks"]] == labels.split()
+    *_, top = map(float, labels.split())
+    height = round(1000 * (1 - gpus / top))
+    assert chart["paths"]["capacity"] == f"M0 {height}V{height}H60"
 
 
 @pytest.mark.parametrize(
@@ -76,9 +78,9 @@ def test_the_axis_of_gpus_ends_at_a_number_with_a_round_half(busy: float, labels
 )
 def test_the_axis_of_time_has_round_local_times(minutes: int, times: list[str]) -> None:
     chart = memory_chart("memory", timeline(GIB, minutes=minutes), (), UTC)
-    assert [label for _, label in chart.times] == times
-    assert chart.times[0][0] == 0
-    assert chart.times[-1][0] == 100
+    assert [label for _, label in chart["times"]] == times
+    assert chart["times"][0][0] == 0
+    assert chart["times"][-1][0] == 100
 
 
 def test_where_one_unit_ends_the_next_one_begins() -> None:

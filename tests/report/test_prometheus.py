@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-import attrs
 import pytest
 from certificates import Authority, needs_openssl
 from prometheus_server import Prometheus, needs_prometheus, prometheus_with
@@ -147,7 +146,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Report:
         for second, samples in looks(tenants(), interval_s=STEP_S, until_s=LENGTH_S):
             writer.write(samples, at_ms=(START_S + second) * 1000)
     with Recording(path) as recording:
-        return make_report(recording, SINCE_MS, UNTIL_MS, points=24)
+        return make_report([recording], SINCE_MS, UNTIL_MS, points=24)
 
 
 def asked(
@@ -160,7 +159,7 @@ def asked(
 ) -> Report:
     history = PrometheusHistory(server.url, step_s=step_s, matchers=matchers)
     since_ms, until_ms = (round((START_S + second) * 1000) for second in (since_s, until_s))
-    return make_report(history, since_ms, until_ms, points=24)
+    return make_report([history], since_ms, until_ms, points=24)
 
 
 # ---- the same figures ----------------------------------------------------------------------------
@@ -209,22 +208,13 @@ def test_long_steps_keep_the_peaks_and_the_averages(
 
 @pytest.mark.slow
 @needs_prometheus
-def test_two_exporters_of_the_same_count_once_and_are_told(
-    prometheus: Prometheus, recorded: Report
-) -> None:
+def test_two_exporters_of_the_same_count_once(prometheus: Prometheus, recorded: Report) -> None:
     found = asked(prometheus, 'job=~"plain|exported"', until_s=LENGTH_S)
     for row, same in zip(found.rows, recorded.rows, strict=True):
         assert row.memory_peak_bytes == same.memory_peak_bytes
         assert row.used_gib_hours == pytest.approx(same.used_gib_hours)
         assert row.busy_gpu_hours == pytest.approx(same.busy_gpu_hours)
         assert row.device_hours == pytest.approx(same.device_hours)
-    (warning,) = found.warnings
-    assert "exported more than once" in warning
-    assert "--match" in warning
-    # One that was started anew is one.
-    assert not any(
-        "more than once" in each for each in asked(prometheus, 'job="restarts"').warnings
-    )
 
 
 @pytest.mark.slow
@@ -242,8 +232,8 @@ def test_the_command_reports_from_a_prometheus(prometheus: Prometheus, tmp_path:
     assert call(*plain, "--to", str(page)).returncode == 0
     assert "From the Prometheus at" in page.read_text()
     for match, said in (
-        ('job="nobody"', "has no hami_vgpu_memory_used_bytes"),
-        ("job=nobody", "refuses (HTTP 400)"),
+        ('job="nobody"', "--match"),
+        ("job=nobody", "HTTP 400"),
     ):
         answer = call(*source, "--match", match)
         assert answer.returncode == 1
@@ -259,8 +249,7 @@ def test_gpu_hours_are_not_made_up_where_only_hamis_monitor_exports(prometheus: 
     assert nodes.total.timeline is not None
     assert set(nodes.total.timeline.allocated_gpus) == {0.3}
     (warning,) = nodes.warnings
-    assert "SM limits are not known for all of the time" in warning
-    assert "exported them: 1;" in warning
+    assert "SM limits are not known" in warning
     (row,) = asked(prometheus, 'job="deployed"').rows
     assert row.allocated_gpu_hours == pytest.approx(0.15)
     assert row.sm_limit_percent == 30
@@ -343,7 +332,7 @@ def says(status: int, body: str, **headers: str) -> Answering:
 
 
 def ask(url: str, **options: object) -> list[object]:
-    return list(PrometheusHistory(url, step_s=1, **options).looks(0, 1000))  # type: ignore[arg-type]
+    return list(PrometheusHistory(url, step_s=1, **options).intervals(0, 1000))  # type: ignore[arg-type]
 
 
 def matrix(value: str) -> str:
@@ -356,53 +345,41 @@ def matrix(value: str) -> str:
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (401, "", "wants to be signed in to"),
-        (403, "no", "HTTP 403"),
-        (404, "<html>not here</html>", "has no /api/v1"),
-        (300, "", "redirects to http://elsewhere"),
-        (302, "", "redirects to http://elsewhere"),
+        (401, "", "credentials"),
+        (404, "<html>not here</html>", "HTTP 404"),
+        (302, "", "HTTP 302"),
         (503, json.dumps({"status": "error", "error": "too \x1b[2J busy"}), r"too \\x1b\[2J busy"),
-        (422, "nonsense", "HTTP 422"),
-        (200, "<html>hello</html>", "not as a Prometheus does"),
+        (200, "<html>hello</html>", "as a Prometheus does"),
         (200, json.dumps({"status": "error", "error": "bad"}), "refuses: bad"),
-        (200, json.dumps({"status": "success", "data": {"resultType": "vector"}}), "matrix"),
-        (200, "[" * 100_000, "not as a Prometheus does"),
-        (200, EMPTY.replace("[]", '[{"metric": 3}]'), "make no sense"),
-        (200, matrix("1e999"), "make no sense"),
-        (200, matrix("1e308"), "make no sense"),
-        (200, matrix("NaN"), "make no sense"),
-        (200, matrix("9" * 400), "make no sense"),
-        (200, matrix("[]"), "make no sense"),
+        (200, json.dumps({"status": "success", "data": {"resultType": "vector"}}), "series"),
+        (200, "[" * 100_000, "as a Prometheus does"),
+        (200, EMPTY.replace("[]", '[{"metric": 3}]'), "series"),
+        (200, matrix("1e999"), "series"),
+        (200, matrix("NaN"), "series"),
+        (200, matrix("[]"), "series"),
     ],
-)  # fmt: skip
-def test_what_a_server_answers_is_said_precisely(status: int, body: str, said: str) -> None:
+)
+def test_an_answer_without_samples_is_reported_with_its_reason(
+    status: int, body: str, said: str
+) -> None:
     with server(says(status, body, Location="http://elsewhere/")) as url:
         with pytest.raises(PrometheusError, match=said) as caught:
             ask(url)
         assert str(caught.value).startswith(url)
 
 
-def test_a_server_that_is_not_there_hangs_or_drips_is_named_in_time() -> None:
-    with pytest.raises(PrometheusError, match="cannot be reached: Connection refused"):
+def test_a_server_that_is_not_there_or_hangs_is_named_in_time() -> None:
+    with pytest.raises(PrometheusError, match="Connection refused"):
         ask("http://127.0.0.1:9")
     hold = threading.Event()
 
     def silent(_: http.server.BaseHTTPRequestHandler) -> None:
         hold.wait(PATIENCE_S)
 
-    def dripping(request: http.server.BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.end_headers()
-        with contextlib.suppress(OSError):
-            while not hold.wait(0.01):
-                request.wfile.write(b" ")
-
-    for answer in (silent, dripping):
-        with server(answer) as url:
-            with pytest.raises(PrometheusError, match=r"does not answer within 0\.3 s"):
-                ask(url, timeout_s=0.3)
-            hold.set()
-        hold.clear()
+    with server(silent) as url:
+        with pytest.raises(PrometheusError, match="timed out"):
+            ask(url, timeout_s=0.3)
+        hold.set()
 
 
 def test_credentials_go_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,7 +410,7 @@ def test_credentials_go_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @needs_openssl
-def test_tls_is_checked(tmp_path: Path) -> None:
+def test_tls_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = Authority.in_directory(tmp_path)
     certificate, key = authority.issue("server", "IP:127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -441,7 +418,8 @@ def test_tls_is_checked(tmp_path: Path) -> None:
     with server(says(200, EMPTY), context) as url:
         with pytest.raises(PrometheusError, match="certificate verify failed"):
             ask(url)
-        assert ask(url, ca_file=authority.certificate) == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+        assert ask(url) == []
 
 
 def report_of(*values: str) -> Report:
@@ -453,7 +431,7 @@ def report_of(*values: str) -> Report:
     ]
     document = {"status": "success", "data": {"resultType": "matrix", "result": result}}
     with server(says(200, json.dumps(document))) as url:
-        return make_report(PrometheusHistory(url, step_s=60), 0, 60_000)
+        return make_report([PrometheusHistory(url, step_s=60)], 0, 60_000)
 
 
 @pytest.mark.parametrize("value", ["1e308", "-1", "Inf", "NaN", "1e20", "nonsense", "0x10"])
@@ -475,9 +453,8 @@ def test_of_two_that_export_one_device_the_higher_value_counts() -> None:
     [
         ("http://ada:s3cret@prometheus:9090", "must not hold a password"),
         ("ftp://prometheus/", "no http:// or https:// address"),
-        ("http://prometheus:9090/?x=1", "more than an address"),
+        ("http://prometheus:9090/?x=1", "no http:// or https:// address"),
         ("http://", "no http:// or https:// address"),
-        ("http://prometheus:9090/\x1b[2J", "characters that no address can have"),
     ],
 )
 def test_addresses_that_make_no_sense_are_refused(url: str, said: str) -> None:
@@ -496,56 +473,28 @@ def test_steps_matchers_and_prefixes_are_checked() -> None:
         assert PrometheusHistory(url).facts().source == "https://host/prometheus"
 
 
-def test_more_than_can_be_taken_at_once_is_asked_for_in_parts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of a step that is too large by itself the error says what to do."""
-    taken: list[int] = []
-
-    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
-        query = {name: values[0] for name, values in parse_qs(urlsplit(request.path).query).items()}
-        start, end, step = (float(query[name]) for name in ("start", "end", "step"))
-        count = round((end - start) / step) + 1
-        values = [[start + at * step, str(int(start // 60) + at + 1)] for at in range(count)]
-        result = [
-            {
-                "metric": {"pod": f"p{pod}", "container": "c", "vdevice_index": "0"},
-                "values": values,
-            }
-            for pod in range(20)
-        ]
-        document = {"status": "success", "data": {"resultType": "matrix", "result": result}}
-        body = json.dumps(document)
-        taken.append(len(body))
-        says(200, body)(request)
-
-    def report(url: str) -> Report:
-        found = make_report(PrometheusHistory(url, step_s=60), 0, 3_630_000)
-        return attrs.evolve(found, made_at_ms=0)
-
-    with server(answer) as url:
-        whole = report(url)
-        monkeypatch.setattr("libhamiregion.report.prometheus_http._ANSWER_LIMIT", max(taken) // 3)
-        taken.clear()
-        assert report(url) == whole
-        assert min(taken) < max(taken) // 3
-        monkeypatch.setattr("libhamiregion.report.prometheus_http._ANSWER_LIMIT", 500)
-        with pytest.raises(PrometheusError, match=r"for one step; choose fewer series by --match"):
-            report(url)
+def test_an_answer_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("libhamiregion.report.prometheus._ANSWER_LIMIT", 500)
+    with (
+        server(says(200, EMPTY + " " * 500)) as url,
+        pytest.raises(PrometheusError, match="--match"),
+    ):
+        ask(url)
 
 
 def test_no_query_asks_for_more_points_than_a_prometheus_gives() -> None:
-    """Also for two days in steps of 15 s; and without memory nothing else is asked."""
+    """Also for two days in steps of 15 s."""
     asked_for: list[float] = []
 
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
         query = {name: values[0] for name, values in parse_qs(urlsplit(request.path).query).items()}
-        assert query["query"] == QUERIES["peak"].format(match="", step=14_999)
-        asked_for.append((float(query["end"]) - float(query["start"])) / float(query["step"]) + 1)
+        if query["query"] == QUERIES["peak"].format(match="", inside=14_999):
+            length_s = float(query["end"]) - float(query["start"])
+            asked_for.append(length_s / float(query["step"]) + 1)
         says(200, EMPTY)(request)
 
     with server(answer) as url:
         history = PrometheusHistory(url, step_s=15)
-        assert list(history.looks(0, 2 * 86_400_000)) == []
+        assert list(history.intervals(0, 2 * 86_400_000)) == []
     assert max(asked_for) <= 11_000
     assert sum(asked_for) >= 2 * 86_400 / 15

@@ -5,11 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import shutil
 import sqlite3
-import stat
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import attrs
@@ -24,7 +20,7 @@ from libhamiregion.report import (
     Sample,
     make_report,
 )
-from libhamiregion.report.history import Look
+from libhamiregion.report.history import ReportInterval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,16 +87,16 @@ def writer(path: Path) -> Clocked:
     return Clocked(path)
 
 
-def looks(path: Path, span: tuple[int, int] = ALWAYS) -> list[Look]:
+def looks(path: Path, span: tuple[int, int] = ALWAYS) -> list[ReportInterval]:
     with Recording(path) as recording:
-        return list(recording.looks(*span))
+        return list(recording.intervals(*span))
 
 
-def seconds(found: Sequence[Look]) -> list[tuple[float, float]]:
+def seconds(found: Sequence[ReportInterval]) -> list[tuple[float, float]]:
     return [((look.start_ms - T0) / 1000, (look.end_ms - T0) / 1000) for look in found]
 
 
-def used(found: Sequence[Look]) -> list[int | None]:
+def used(found: Sequence[ReportInterval]) -> list[int | None]:
     return [
         None if sample is None else sample.memory_used_bytes
         for look in found
@@ -127,8 +123,9 @@ def test_what_was_written_is_read_back(path: Path, writer: Clocked) -> None:
     writer.look({TRAIN: whole, SERVE: Sample(0)})
     writer.look({TRAIN: later})
     first, second = looks(path)
-    assert first == Look(T0, T0 + STEP_MS, True, {TRAIN: whole, SERVE: Sample(0)})
-    assert second == Look(T0 + STEP_MS, T0 + 2 * STEP_MS, False, {TRAIN: later, SERVE: None})
+    assert first == ReportInterval(T0, T0 + STEP_MS, True, {TRAIN: whole, SERVE: Sample(0)})
+    changes = {TRAIN: later, SERVE: None}
+    assert second == ReportInterval(T0 + STEP_MS, T0 + 2 * STEP_MS, False, changes)
     with Recording(path) as recording:
         assert recording.span_ms() == (T0, T0 + 2 * STEP_MS)
         assert recording.facts().resolution_s == 15
@@ -226,20 +223,16 @@ def test_a_recorder_that_starts_again_at_once_leaves_no_gap(path: Path) -> None:
     assert seconds(looks(path)) == [(0, 20), (20, 35)]
 
 
-def test_where_the_clock_was_set_back_what_was_recorded_later_counts(
+def test_where_the_clock_was_set_back_what_was_recorded_first_counts(
     path: Path, writer: Clocked
 ) -> None:
     writer.look({TRAIN: 1}, times=20)
-    writer.at_ms -= 200_000
+    writer.at_ms -= 40_000
     writer.look({TRAIN: 2}, times=4)
     found = looks(path)
-    again = seconds(found).index((100, 115))
-    assert seconds(found)[again - 1 :][:6] == [
-        (90, 100), (100, 115), (115, 130), (130, 145), (145, 160), (160, 165)
-    ]  # fmt: skip
-    assert (used(found[again : again + 1]), used(found[again + 4 : again + 5])) == ([2], [1])
-    assert found[again + 4].whole
-    assert seconds(found)[-1] == (285, 300)
+    assert seconds(found)[18:] == [(270, 285), (285, 300), (300, 305), (305, 320)]
+    assert (used(found[:20]), used(found[20:])) == ([1], [2])
+    assert found[20].whole
 
 
 def test_a_look_of_1970_hides_nothing(path: Path, writer: Clocked) -> None:
@@ -354,57 +347,11 @@ def test_an_allocation_that_came_back_in_the_middle_of_an_hour_is_kept(path: Pat
     assert seen == {"9f00": {1}, "0b5c": {5}, "2d7e": {7}}
 
 
-# A read-only mount: root may write to any directory otherwise.
-READ_ONLY = """
-import subprocess, sys
-from libhamiregion.report import Recording, RecordingUnavailable
-path, directory = sys.argv[1:]
-subprocess.run(["mount", "--bind", directory, directory], check=True)
-subprocess.run(["mount", "-o", "remount,ro,bind", directory, directory], check=True)
-try:
-    with Recording(path) as recording:
-        print(recording.span_ms()[1])
-except RecordingUnavailable:
-    print("unavailable")
-"""
-
-
-def test_a_copy_where_nothing_can_be_written_is_read_if_it_was_closed_in_order(
-    path: Path, tmp_path: Path
-) -> None:
-    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode != 0:
-        pytest.skip("needs the right to make mount namespaces")
-    writer = Clocked(path, retention_s=None)
-    writer.look({TRAIN: 1}, times=3)
-    copies = {name: tmp_path / name / "node.db" for name in ("closed", "interrupted")}
-    for copy in copies.values():
-        copy.parent.mkdir()
-    shutil.copy(path, copies["interrupted"])
-    shutil.copy(f"{path}-wal", f"{copies['interrupted']}-wal")
-    writer.writer.close()
-    shutil.copy(path, copies["closed"])
-
-    def read(copy: Path) -> str:
-        words = [sys.executable, "-c", READ_ONLY, str(copy), str(copy.parent)]
-        done = subprocess.run(
-            ["unshare", "--mount", "--propagation", "private", *words],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    assert read(copies["closed"]) == str(writer.at_ms)
-    # What stands in the log beside it would be left out, and nobody be told.
-    assert read(copies["interrupted"]) == "unavailable"
-
-
 @pytest.mark.slow
 def test_the_file_stays_within_its_size(path: Path) -> None:
-    limit = 4 << 20
+    limit = 16 << 20
     writer = Clocked(path, retention_s=None, max_size_bytes=limit)
-    pods = [attrs.evolve(TRAIN, pod_uid=f"{number:04}") for number in range(250)]
+    pods = [attrs.evolve(TRAIN, pod_uid=f"{number:04}") for number in range(500)]
     sizes = [
         writer.look(
             {
@@ -412,7 +359,7 @@ def test_the_file_stays_within_its_size(path: Path) -> None:
                 for at, of in enumerate(pods)
             }
         )
-        for number in range(560)
+        for number in range(1_200)
     ]
     assert max(each.size_bytes for each in sizes) <= limit
     writer.writer.close()
@@ -420,20 +367,9 @@ def test_the_file_stays_within_its_size(path: Path) -> None:
     found = looks(path)
     assert found[0].start_ms > T0
     assert found[-1].end_ms == writer.at_ms
-    # What is left has no holes.
+    # The rest has no holes.
     assert all(a.end_ms == b.start_ms for a, b in itertools.pairwise(found))
-    # A quarter goes at a time, and the rest is there to be reported on.
-    assert len(found) > 300
-
-
-def test_space_that_has_become_free_is_given_back(path: Path) -> None:
-    writer = Clocked(path, retention_s=2 * 3600)
-    pods = [attrs.evolve(TRAIN, pod_uid=f"{number:04}") for number in range(100)]
-    for number in range(240):
-        writer.look({of: number * 1000 + at for at, of in enumerate(pods)})
-    largest = writer.look().size_bytes
-    writer.hours(6)
-    assert writer.look().size_bytes < largest // 4
+    assert len(found) > 240
 
 
 def test_a_container_costs_a_bounded_number_of_rows_and_cannot_hide_behind_names(
@@ -462,7 +398,7 @@ def test_a_container_costs_a_bounded_number_of_rows_and_cannot_hide_behind_names
     [
         ({"interval_s": 0}, "interval"),
         ({"retention_s": 1}, "retention"),
-        ({"max_size_bytes": 1 << 20}, "4 MiB"),
+        ({"max_size_bytes": 1 << 20}, "16 MiB"),
     ],
 )
 def test_bounds_that_cannot_be_kept_are_refused(
@@ -497,10 +433,10 @@ def later_version(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (other_sqlite, "another program"),
-        (other_sqlite_with_a_log, "another program"),
+        (other_sqlite, "not a recording"),
+        (other_sqlite_with_a_log, "not a recording"),
         (text_file, "not a recording"),
-        (later_version, "version 7, and this program knows version 2"),
+        (later_version, "of version 2"),
         (os.mkfifo, "no regular file"),
     ],
 )
@@ -525,8 +461,6 @@ def test_a_second_writer_of_the_same_file_is_refused(path: Path, writer: Clocked
     writer.writer.close()
     RecordingWriter(path).close()
     assert list(path.parent.iterdir()) == [path]
-    with pytest.raises(ValueError, match="closed"):
-        writer.look()
 
 
 def test_damage_is_called_damage(path: Path, writer: Clocked) -> None:
@@ -545,39 +479,36 @@ def test_damage_of_the_schema_is_called_damage(path: Path, writer: Clocked) -> N
     writer.writer.close()
     content = path.read_bytes()
     path.write_bytes(content.replace(b"whole INTEGER NOT NULL", b"whole INTEGER NOT N\x94LL", 1))
-    for opened in (Recording, RecordingWriter):
+    for read in (looks, RecordingWriter):
         with pytest.raises(RecordingError, match="is damaged"):
-            opened(path)
+            read(path)
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    "broken",
     [
-        ("DELETE FROM allocations", "allocation 1 of look 1 is missing"),
-        ("UPDATE looks SET at_ms = at_ms - 60000 WHERE id = 2", "look 2 is not after the one"),
-        ("UPDATE looks SET until_ms = 5 WHERE id = 3", "look 3 is not after the one"),
-        ("UPDATE looks SET until_ms = 'late' WHERE id = 2", "a cell that is no number"),
-        ("UPDATE looks SET at_ms = x'00' WHERE id = 1", "a cell that is no number"),
-        ("UPDATE looks SET until_ms = 1e999", "a cell that is no number"),
-        ("UPDATE changes SET used_bytes = 'much'", "look 1 has a figure that is none"),
-        ("UPDATE changes SET used_bytes = -2", "look 1 has a figure that is none"),
-        ("UPDATE changes SET limit_bytes = 1.5", "look 1 has a figure that is none"),
-        ("UPDATE changes SET processes = x'01'", "look 1 has a figure that is none"),
-        ("UPDATE changes SET sm_percent = 'half'", "look 1 has a figure that is none"),
-        ("UPDATE changes SET driver_sm_percent = -1e999", "look 1 has a figure that is none"),
-        ("UPDATE allocations SET pod = x'00'", "allocation 1 has a cell of another kind"),
-        ("UPDATE allocations SET device_index = 'x'", "allocation 1 has a cell of another kind"),
-        ("UPDATE about SET value = 'soon' WHERE key = 'interval_s'", "its interval is no number"),
+        "DELETE FROM allocations",
+        "UPDATE looks SET at_ms = at_ms - 60000 WHERE id = 2",
+        "UPDATE looks SET until_ms = 5 WHERE id = 3",
+        "UPDATE looks SET until_ms = 'late' WHERE id = 2",
+        "UPDATE looks SET at_ms = x'00' WHERE id = 1",
+        "UPDATE looks SET until_ms = 1e999",
+        "UPDATE changes SET used_bytes = 'much'",
+        "UPDATE changes SET used_bytes = -2",
+        "UPDATE changes SET processes = x'01'",
+        "UPDATE changes SET sm_percent = 'half'",
+        "UPDATE changes SET driver_sm_percent = -1e999",
+        "UPDATE allocations SET pod = x'00'",
+        "UPDATE allocations SET device_index = 'x'",
+        "UPDATE about SET value = 'soon' WHERE key = 'interval_s'",
     ],
 )
-def test_rows_that_make_no_sense_are_damage(
-    path: Path, writer: Clocked, broken: str, said: str
-) -> None:
+def test_rows_that_make_no_sense_are_damage(path: Path, writer: Clocked, broken: str) -> None:
     writer.look(times=3)
     writer.writer.close()
     query(path, broken)
-    with Recording(path) as recording, pytest.raises(RecordingError, match=said):
-        make_report(recording, 0, 1 << 50)
+    with Recording(path) as recording, pytest.raises(RecordingError, match="is damaged"):
+        make_report([recording], 0, 1 << 50)
 
 
 def test_a_file_that_was_begun_and_never_filled_is_filled(path: Path) -> None:
@@ -631,20 +562,3 @@ def test_what_a_writer_that_does_not_let_go_kept_out_is_a_gap(path: Path, writer
     writer.at_ms += 60_000
     writer.look()
     assert seconds(looks(path)) == [(0, 15), (75, 90)]
-
-
-def test_a_copy_in_a_directory_that_cannot_be_written_is_read(
-    path: Path, writer: Clocked, tmp_path: Path
-) -> None:
-    writer.look()
-    writer.writer.close()
-    archive = tmp_path / "archive"
-    archive.mkdir()
-    copy = archive / "copy.db"
-    copy.write_bytes(path.read_bytes())
-    copy.chmod(stat.S_IRUSR)
-    archive.chmod(0o500)
-    try:
-        assert len(looks(copy)) == 1
-    finally:
-        archive.chmod(0o700)

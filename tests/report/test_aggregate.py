@@ -41,7 +41,7 @@ def report(day: Path) -> Report:
 
 def of_day(day: Path, since_ms: int = SINCE_MS, until_ms: int = UNTIL_MS, **more: object) -> Report:
     with Recording(day) as recording:
-        return make_report(recording, since_ms, until_ms, **more)  # type: ignore[arg-type]
+        return make_report([recording], since_ms, until_ms, **more)  # type: ignore[arg-type]
 
 
 def hours(seconds: float) -> float:
@@ -181,7 +181,7 @@ def test_rows_of_every_level_and_parts_of_a_day_add_up_to_the_same(
     for by in LEVELS:
         rows = of_day(day, by=by).rows
         assert sum(row.allocations for row in rows) == total.allocations == 29
-        assert len(rows) == {"namespace": 4, "pod": 29, "container": 29, "device": 8}[by]
+        assert len(rows) == {"namespace": 4, "pod": 29, "container": 29, "device": 8, "node": 1}[by]
         for summed in (rows, [part for part in parts if part is not None]):
             for name in ("used_gib_hours", "busy_gpu_hours", "device_hours"):
                 assert sum(getattr(row, name) for row in summed) == pytest.approx(
@@ -245,11 +245,9 @@ def test_a_selector_chooses(day: Path) -> None:
     assert of_day(day, select=Selector(device="1")).rows == ()
 
 
-def test_a_report_needs_time_and_a_level_that_there_is(day: Path) -> None:
+def test_a_report_needs_time(day: Path) -> None:
     with pytest.raises(ValueError, match="beginning before its end"):
         of_day(day, UNTIL_MS, UNTIL_MS)
-    with pytest.raises(ValueError, match="none of namespace, pod, container, device"):
-        of_day(day, by="node")
 
 
 # ---- small histories, a sample a minute ----------------------------------------------------------
@@ -287,8 +285,8 @@ def test_no_suggestion_is_below_the_peak(path: Path) -> None:
     (row,) = minutes(path, (300, two), (1, seven), (299, two)).rows
     assert row.memory_p99_bytes == 2 * GIB
     assert (row.advice, row.suggested_limit_bytes) == ("lower", 7 * GIB)
-    (row,) = of_day(path, headroom=3.0, round_to_bytes=3 * GIB).rows
-    assert (row.advice, row.suggested_limit_bytes) == ("raise", 9 * GIB)
+    (row,) = of_day(path, headroom=3.1).rows
+    assert (row.advice, row.suggested_limit_bytes) == ("raise", int(8.25 * GIB))
 
 
 def test_a_device_whose_uuid_becomes_known_is_one_row_with_all_that_was_used(path: Path) -> None:
@@ -349,23 +347,6 @@ def test_a_group_is_unused_since_all_that_is_there_is(tmp_path: Path) -> None:
     assert handed.rows[0].unused_longest_hours == pytest.approx(2)
 
 
-def test_sizes_that_no_gpu_has_are_left_out_and_told(path: Path) -> None:
-    liar = attrs.evolve(TRAIN, pod_uid="1c6d", pod="liar\x1b[2J")
-    honest = Sample(GIB, 8 * GIB)
-    looks = [
-        (1, {TRAIN: honest, liar: Sample(2**62 if minute % 2 else 3 * GIB, 4 * GIB)})
-        for minute in range(60)
-    ]
-    report = minutes(path, *looks)
-    assert report.total is not None
-    assert report.total.memory_peak_bytes == 4 * GIB
-    assert [row.observed_s for row in report.rows] == [3_600, 1_800]
-    (warning,) = report.warnings
-    assert "above 64 TiB" in warning
-    assert "1 of the regions" in warning
-    assert "\x1b" not in warning
-
-
 def test_a_container_counts_as_one_gpu_at_most_also_in_its_groups(path: Path) -> None:
     """Utilisation is a sum over processes, and can pass 100."""
     other = attrs.evolve(TRAIN, pod_uid="2")
@@ -415,3 +396,66 @@ def test_the_drivers_figures_are_kept_apart(path: Path) -> None:
     assert row.driver_busy_gpu_hours == pytest.approx(0.8)
     assert row.driver_memory_peak_bytes == 2 * GIB
     assert row.memory_peak_bytes == GIB
+
+
+# ---- several nodes -------------------------------------------------------------------------------
+
+
+def of_nodes(directory: Path, **more: object) -> Report:
+    """Two nodes, recorded for two hours from midnight on, and from 1:00 on."""
+    nodes = (("node-a", 0, 2 * GIB, 8), ("node-b", 60, 5 * GIB, None))
+    for name, begin, used, gpus in nodes:
+        with RecordingWriter(directory / f"{name}.db", interval_s=60, node=name) as writer:
+            for minute in range(begin, begin + 120):
+                sample = Sample(used, 8 * GIB, 50, 20)
+                of = attrs.evolve(TRAIN, pod_uid=name, device_uuid=f"GPU-{name}")
+                writer.write({of: sample}, at_ms=SINCE_MS + minute * 60_000, gpus=gpus)
+    with Recording(directory / "node-a.db") as a, Recording(directory / "node-b.db") as b:
+        return make_report([a, b], SINCE_MS, SINCE_MS + 4 * HOUR_MS, **more)  # type: ignore[arg-type]
+
+
+def test_several_recordings_are_one_report_and_their_sums_are_those_of_each_moment(
+    tmp_path: Path,
+) -> None:
+    report = of_nodes(tmp_path, by="node", points=4)
+    assert [(row.node, row.memory_peak_bytes // GIB) for row in report.rows] == [
+        ("node-a", 2), ("node-b", 5)
+    ]  # fmt: skip
+    assert report.total is not None
+    assert report.total.memory_peak_bytes == 7 * GIB
+    assert report.total.peak_at_ms == SINCE_MS + HOUR_MS
+    assert report.total.observed_s == 3 * 3600
+    assert report.total.device_hours == pytest.approx(4)
+    assert report.total.timeline is not None
+    assert report.total.timeline.memory_peak_bytes == (2 * GIB, 7 * GIB, 5 * GIB, None)
+    assert report.total.timeline.allocated_gpus == (0.5, 1, 0.5, None)
+    assert (report.node, report.total.node) == (None, None)
+
+
+def test_a_gap_of_several_recordings_is_the_time_that_none_has(tmp_path: Path) -> None:
+    report = of_nodes(tmp_path)
+    assert report.gaps == ((SINCE_MS + 3 * HOUR_MS, SINCE_MS + 4 * HOUR_MS),)
+    assert report.recorded_ratio == pytest.approx(0.5)
+    assert [warning.rpartition("/")[2] for warning in report.warnings] == [
+        f"node-{name}.db has 50 % of the time" for name in "ab"
+    ]
+
+
+def test_one_container_in_the_recordings_of_one_node_is_one_allocation(tmp_path: Path) -> None:
+    """As when a file has been archived, and a new one begun."""
+    paths = [tmp_path / name for name in ("old.db", "new.db")]
+    for hour, path in enumerate(paths):
+        with RecordingWriter(path, interval_s=60, node="node-a") as writer:
+            for minute in range(60 * hour, 60 * hour + 60):
+                writer.write({TRAIN: Sample(GIB)}, at_ms=SINCE_MS + minute * 60_000)
+    with Recording(paths[0]) as old, Recording(paths[1]) as new:
+        report = make_report([new, old], SINCE_MS, SINCE_MS + 2 * HOUR_MS)
+    assert [row.observed_s for row in report.rows] == [7200]
+    assert report.gaps == ()
+
+
+def test_the_capacity_is_the_nodes_gpus_or_those_that_were_held(tmp_path: Path, day: Path) -> None:
+    # Eight of node-a by its driver; of node-b the driver is not known.
+    assert of_nodes(tmp_path).gpus == 8
+    assert of_day(day).gpus == 8
+    assert of_day(day, select=Selector(device="GPU-0*")).gpus == 1

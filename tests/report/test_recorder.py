@@ -165,7 +165,7 @@ def test_a_recorder_looks_until_it_is_told_to_stop(scene: NodeScene, path: Path)
         return len(waits) == 3
 
     with Node(scene.root) as opened, RecordingWriter(path, interval_s=900) as writer:
-        Recorder(opened, writer).run(wait, looked=seen.append, failed=failures.append)
+        Recorder(Observer(opened), writer).run(wait, looked=seen.append, failed=failures.append)
     assert [each.allocations for each in seen] == [2, 1]
     assert [type(each) for each in failures] == [RecordingUnavailable]
     # Nobody waited, so each look came that much earlier than it was due.
@@ -220,7 +220,7 @@ def used_over_time(path: Path) -> list[int]:
     with Recording(path) as recording:
         values = [
             sample.memory_used_bytes
-            for look in recording.looks(*SPAN)
+            for look in recording.intervals(*SPAN)
             for sample in look.changes.values()
             if sample is not None
         ]

