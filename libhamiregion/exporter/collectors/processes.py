@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from libhamiregion.exporter.labels import OTHER
 from libhamiregion.exporter.scrape import slot_sums
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import SLOT_STATES, driver_gap
-from libhamiregion.node.rows import NO_ROW, devices_of
+from libhamiregion.node.rows import NO_ROW
 
 from .containers import container_id_of
 
@@ -68,7 +69,9 @@ class _ProcessRows:
         self._texts: list[str] = []
         # Row of a slot to its first label text.
         self._first: dict[int, int] = {}
-        self._unmeasured: set[int] = set()
+        # Label texts with their rows of usages; those whose layout has utilisation.
+        self._used: list[tuple[int, int]] = []
+        self._measured: list[tuple[int, int]] = []
         self.folded: dict[str, float | None] = {}
         found: dict[int, list[tuple[int, HostProcess]]] = {}
         table = scrape.observation.table
@@ -81,22 +84,30 @@ class _ProcessRows:
     def _add(self, shown: ShownRegion, found: list[tuple[int, HostProcess]]) -> None:
         table, states = self._scrape.observation.table, self._scrape.observation.proved().states
         container_id = container_id_of(self._scrape, shown.row)
-        pids = table.processes.pid
+        pids, first_usage = table.processes.pid, table.processes.first_usage
         alone = found[: _PAIRS_PER_CONTAINER // len(shown.devices)]
+        slots = {}
         for slot, process in alone:
             id_ = container_id if process.container is None else process.container.id
-            self._first[slot] = self._add_texts(shown, id_, pids[slot], process.pid)
+            slots[slot] = self._add_texts(shown, id_, pids[slot], process.pid)
         if len(alone) < len(found):
             self.folded[shown.labels.own] = len(found) - len(alone)
         start = table.regions.first_process[shown.row]
         end = start + table.regions.process_count[shown.row]
-        if not shown.has_utilization:
-            self._unmeasured.update(range(start, end))
         if states.count(_ALIVE, start, end) > len(alone):
             # A pid that is in several slots is one process: the others are summed up as well.
             others = self._add_texts(shown, container_id, OTHER, OTHER)
             rest = (at for at in range(start, end) if states[at] == _ALIVE)
-            self._first.update((at, others) for at in rest if at not in self._first)
+            slots.update((at, others) for at in rest if at not in slots)
+        used = [
+            (text + device, first_usage[slot] + device)
+            for slot, text in slots.items()
+            for device in range(len(shown.devices))
+        ]
+        self._first.update(slots)
+        self._used += used
+        if shown.has_utilization:
+            self._measured += used
 
     def _add_texts(
         self, shown: ShownRegion, container_id: str, pid: object, host_pid: object
@@ -111,29 +122,28 @@ class _ProcessRows:
 
     def counted(self, name: str, column: str) -> Series:
         """Series of a column of the regions."""
-        table = self._scrape.observation.table
-        processes, cells = table.processes, getattr(table.usages, column)
-        is_percent = column == "sm_util_percent"
-        pairs = (
-            (first + device, cells[processes.first_usage[slot] + device])
-            for slot, first in self._first.items()
-            if not (is_percent and slot in self._unmeasured)
-            for device in range(len(devices_of(table, processes.region[slot])))
-        )
-        return self._series(name, pairs)
+        cells = getattr(self._scrape.observation.table.usages, column)
+        pairs = self._measured if column == "sm_util_percent" else self._used
+        return self._series(name, [(at, cells[usage]) for at, usage in pairs])
+
+    @cached_property
+    def _driven(self) -> list[tuple[int, int]]:
+        """Label texts with their rows of the driver's figures."""
+        join, table = self._scrape.join, self._scrape.observation.table
+        first_device, regions = table.regions.first_device, table.processes.region
+        rows = zip(join.pairs.slots, join.pairs.devices, join.rows_of_pairs, strict=True)
+        return [
+            (self._first[slot] + device - first_device[regions[slot]], row)
+            for slot, device, row in rows
+            if row != NO_ROW and slot in self._first
+        ]
 
     def driven(self, name: str, column: str) -> Series:
         """Series of a figure of the driver."""
-        join, table = self._scrape.join, self._scrape.observation.table
-        first_device, regions = table.regions.first_device, table.processes.region
-        figures = join.figures(column)
-        rows = zip(join.pairs.slots, join.pairs.devices, join.rows_of_pairs, strict=True)
-        pairs = (
-            (self._first[slot] + device - first_device[regions[slot]], figures[row])
-            for slot, device, row in rows
-            if row != NO_ROW and figures[row] >= 0 and slot in self._first
+        figures = self._scrape.join.figures(column)
+        return self._series(
+            name, [(at, figures[row]) for at, row in self._driven if figures[row] >= 0]
         )
-        return self._series(name, pairs)
 
     def _series(self, name: str, pairs: Iterable[tuple[int, int]]) -> Series:
         values: list[float | None] = [None] * len(self._texts)
