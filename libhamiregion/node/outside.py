@@ -15,7 +15,7 @@ from libhamiregion.layouts import LAYOUTS
 from libhamiregion.region import open_region
 
 from . import procfs
-from .containers import Container, MissingReason, MissingRegion, missing_for
+from .containers import Container, missing_for
 from .directories import is_readable
 from .procfs import Gone
 from .workers import Blocked
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from libhamiregion.region import Region
 
-    from .cgroups import ContainerId
     from .names import NodeNames
     from .process_reader import HostProcess
     from .processes import FileIdentity, ProcessTable
@@ -76,13 +75,17 @@ class MappedRegion:
     payer: str
 
     @property
+    def identity(self) -> FileIdentity:
+        """The file, as `ProcessTable.identity` gives it."""
+        return self.device, self.inode
+
+    @property
     def name(self) -> str:
         """The last part of its path."""
         return self.path_in_namespace.rpartition("/")[2]
 
 
-def looks_like_a_region(mapping: Mapping) -> bool:
-    """Whether a process maps a file as a region is mapped."""
+def _looks_like_a_region(mapping: Mapping) -> bool:
     return mapping.writable and (
         mapping.path.endswith(_REGION_SUFFIX) or mapping.length_bytes in _MAPPED_LENGTHS
     )
@@ -94,7 +97,7 @@ def mapped_regions(
     """Every file mapped by other processes for writing that looks like a region.
 
     That is one called ``*.cache``, or one mapped in the exact length of a layout. Nothing below a
-    container's directories is looked at: only /proc is.
+    container's directories is read: only /proc is.
 
     Args:
         table: The processes.
@@ -102,19 +105,13 @@ def mapped_regions(
     """
     own = table.visibility.own_pid
     users: dict[FileIdentity, list[tuple[HostProcess, Mapping]]] = {}
+    counts: Counter[int] = Counter()
     for identity in table.mapped_files():
-        if identity in without:
-            continue
         for process, mapping in table.mappings(identity):
-            if looks_like_a_region(mapping) and process.pid != own:
-                users.setdefault(identity, []).append((process, mapping))
-    # Mostly there is none, and nothing to be counted.
-    counts = Counter(
-        process.pid
-        for identity in (table.mapped_files() if users else ())
-        for process, mapping in table.mappings(identity)
-        if looks_like_a_region(mapping)
-    )
+            if _looks_like_a_region(mapping) and process.pid != own:
+                counts[process.pid] += 1
+                if identity not in without:
+                    users.setdefault(identity, []).append((process, mapping))
     for identity, found in users.items():
         found.sort(key=lambda each: (counts[each[0].pid], each[0].pid))
         process, mapping = found[0]
@@ -128,7 +125,7 @@ def mapped_regions(
                 f"{table.proc}/{process.pid}/map_files/{mapping.start:x}-{mapping.end:x}"
                 for process, mapping in found[:_LINKS_LIMIT]
             ),
-            payer=f"process {process.pid}" if process.container is None else process.container.id,
+            payer=(f"process {process.pid}" if process.container is None else process.container.id),
         )
 
 
@@ -182,7 +179,7 @@ def open_mapped(table: ProcessTable, mapped: MappedRegion, *, writable: bool = F
         except PermissionError as error:
             refusal = refusal or PermissionError(error.errno, _NO_CAPABILITY, link)
             continue
-        if table.identity(region) == (mapped.device, mapped.inode):
+        if table.identity(region) == mapped.identity:
             return region
         region.close()
     raise refusal or _stale(mapped)
@@ -211,30 +208,24 @@ def _stale(mapped: MappedRegion) -> RegionStale:
     )
 
 
-@attrs.frozen
-class _Outside:
-    mapped: MappedRegion
-    container: Container
-
-
 class OutsideRegions:
-    """What processes map that lies in no root.
+    """The regions that processes map and that lie in no root.
 
-    A region is kept open for as long as somebody maps it for writing, whatever becomes of its name
+    A region is kept open for as long as a process maps it for writing, whatever becomes of its name
     and of the process through which it was found.
 
-    Threads: its user lets only one in at a time.
+    Threads: one at a time.
     """
 
     def __init__(self, table: ProcessTable, names: NodeNames) -> None:
         self._table = table
         self._names = names
-        self._found: dict[FileIdentity, _Outside] = {}
+        self._found: dict[FileIdentity, Container] = {}
 
     @property
     def containers(self) -> list[Container]:
-        """One for each, in the order in which they were found."""
-        return [outside.container for outside in self._found.values()]
+        """One for each region."""
+        return list(self._found.values())
 
     def scan(self, inside: AbstractSet[FileIdentity], files: AbstractSet[tuple[int, str]]) -> None:
         """Bring it up to date with the table.
@@ -244,43 +235,28 @@ class OutsideRegions:
             files: All files of the roots that may be regions, by inode and name: an older one, or
                 one that cannot be opened, is not outside either.
         """
-        good = {
-            identity
-            for identity, outside in self._found.items()
-            if outside.container.region is not None and is_readable(outside.container.region)
-        }
-        mapped = {
-            (each.device, each.inode): each
-            for each in mapped_regions(self._table, without=inside | good)
-        }
-        for identity in list(self._found):
-            if identity in inside or not (identity in mapped or self._is_mapped(identity)):
-                del self._found[identity]
-        tried = Counter(
-            outside.mapped.payer
-            for identity, outside in self._found.items()
-            if identity not in mapped
-        )
-        for identity, each in mapped.items():
-            tried[each.payer] += 1
-            known = self._found.get(identity)
-            before = None if known is None else known.container
-            if before is None and (
-                tried[each.payer] > _LIMIT_PER_CONTAINER or len(self._found) >= _LIMIT
+        found: dict[FileIdentity, Container] = {}
+        counts: Counter[str] = Counter()
+        for each in mapped_regions(self._table, without=inside):
+            known = self._found.get(each.identity)
+            region = None if known is None else known.region
+            counts[each.payer] += 1
+            if known is None and (
+                counts[each.payer] > _LIMIT_PER_CONTAINER or len(found) >= _LIMIT
             ):
                 continue
-            each = resolve(self._table, each)  # noqa: PLW2901
-            # Monitors map for a while what its container has left behind.
-            left_over = each.deleted and not each.exclusive
-            is_inside = not each.deleted and (each.inode, each.name) in files
-            is_read = before is not None and before.region is not None
-            if not is_read and (left_over or is_inside):
-                self._found.pop(identity, None)
-                continue
-            container = self._look_at(each)
-            if before is not None and before.region is None and before.missing == container.missing:
-                container = before
-            self._found[identity] = _Outside(each, container)
+            if known is None or region is None or not is_readable(region):
+                now = resolve(self._table, each)
+                # Monitors map for a while the regions of containers that have gone.
+                is_left_over = now.deleted and not now.exclusive
+                is_inside = not now.deleted and (now.inode, now.name) in files
+                if region is None and (is_left_over or is_inside):
+                    continue
+                container = self._open(now)
+                if known is None or region is not None or known.missing != container.missing:
+                    known = container
+            found[each.identity] = known
+        self._found = found
 
     def open(self, container: Container) -> Region | None:
         """Open one for writing, through any process that maps it now; None if it is none of them.
@@ -289,37 +265,28 @@ class OutsideRegions:
             RegionStale: No process maps it any more.
             RegionError, OSError: As `open_region`.
         """
-        for identity, outside in self._found.items():
-            if outside.container is container:
-                now = [
-                    each
-                    for each in mapped_regions(self._table)
-                    if (each.device, each.inode) == identity
-                ]
-                return open_mapped(
-                    self._table, resolve(self._table, (now or [outside.mapped])[0]), writable=True
-                )
+        for identity, each in self._found.items():
+            if each is container:
+                for mapped in mapped_regions(self._table):
+                    if mapped.identity == identity:
+                        return open_mapped(self._table, resolve(self._table, mapped), writable=True)
+                path = str(container.path_in_namespace)
+                raise RegionStale(f"no process maps {path!r} any more", path=path)
         return None
 
     def clear(self) -> None:
         """Forget all; their regions are the caller's to close."""
         self._found.clear()
 
-    def _is_mapped(self, identity: FileIdentity) -> bool:
-        own = self._table.visibility.own_pid
-        mappers = self._table.mappers(*identity, writable=True)
-        return any(process.pid != own for process in mappers)
-
-    def _look_at(self, mapped: MappedRegion) -> Container:
+    def _open(self, mapped: MappedRegion) -> Container:
         region: Region | None = None
         missing = None
         try:
             region = open_mapped(self._table, mapped)
-        except PermissionError as error:
-            missing = MissingRegion(MissingReason.NO_PERMISSION, str(error))
         except (RegionError, OSError) as error:
             missing = missing_for(error)
-        container_id = self._container_id(mapped, region)
+        process = self._table.get(mapped.pids[0])
+        container_id = None if process is None else process.container
         return Container(
             pod_uid=None if container_id is None else container_id.pod_uid,
             container_id=container_id,
@@ -330,19 +297,3 @@ class OutsideRegions:
             pids=mapped.pids,
             names=self._names,
         )
-
-    def _container_id(self, mapped: MappedRegion, region: Region | None) -> ContainerId | None:
-        """The id of the processes proved to have the slots, else of the first mapper."""
-        table = self._table
-        if region is not None:
-            try:
-                snapshot = region.snapshot()
-                pids = [process.pid for process in snapshot.processes]
-                found = table.match(region, pids, snapshot.taken_at_ns).alive
-            except RegionError:
-                found = {}
-            owners = Counter(process.container for process in found.values())
-            if owners:
-                return owners.most_common(1)[0][0]
-        process = table.get(mapped.pids[0])
-        return None if process is None else process.container

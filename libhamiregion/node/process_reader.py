@@ -266,8 +266,8 @@ class ProcessReader:
         """Read the facts about a process that need no lock of its address space."""
         descriptor = procfs.open_process(directory, str(pid))
         try:
-            stat = procfs.parse_stat(procfs.stat_line(descriptor))
-            if stat.kernel_thread:
+            stat = procfs.read_stat(descriptor)
+            if stat.is_kernel_thread:
                 return Entry(stat.start_time_ticks)
             uid, ns_pids = procfs.read_status(descriptor)
             text = ""

@@ -266,12 +266,14 @@ class ProcessTable:
         """
 
         def read() -> bytes:
-            descriptor = procfs.open_process_at(f"{self.proc}/{process.pid}")
+            descriptor = procfs.open_process(None, f"{self.proc}/{process.pid}")
             try:
-                stat = procfs.parse_stat(procfs.stat_line(descriptor))
-                if stat.start_time_ticks != process.start_time_ticks:
+                if procfs.read_stat(descriptor).start_time_ticks != process.start_time_ticks:
                     raise Gone
-                return procfs.read_all(descriptor, file, limit)
+                content = procfs.read_file(descriptor, file, limit + 1)
+                if len(content) > limit:
+                    raise TooMuch
+                return content
             finally:
                 os.close(descriptor)
 

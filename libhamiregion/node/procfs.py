@@ -28,7 +28,7 @@ INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
 COMMAND_LIMIT = 4096
 
 _CHUNK = 1 << 16
-# 65,536 supplementary groups stand before NSpid, if a process wants.
+# 65,536 supplementary groups can be before NSpid.
 _STATUS_LIMIT = 1 << 20
 # What is kept of maps until they have been read: different files, and the bytes of their paths.
 _DISTINCT_FILES_LIMIT = 16_384
@@ -81,11 +81,6 @@ class Mapping:
     path: str
     deleted: bool
 
-    @property
-    def name(self) -> tuple[str, bool]:
-        """The path, and whether that name is gone, as `split_deleted` tells them."""
-        return self.path, self.deleted
-
 
 @attrs.frozen
 class Maps:
@@ -102,48 +97,39 @@ class Maps:
 
 @attrs.frozen
 class Stat:
-    """What is taken from ``stat``.
+    """Facts from ``stat``.
 
     Attributes:
         start_time_ticks: Clock ticks after boot at which the process started.
-        kernel_thread: It has no memory of its own and never will.
+        is_kernel_thread: It has no memory of its own and never will.
         name: The kernel's short name of it.
     """
 
     start_time_ticks: int
-    kernel_thread: bool
+    is_kernel_thread: bool
     name: str
 
 
-def open_process(proc: int, pid: str) -> int:
-    """Open a process's directory; the descriptor is the caller's to close."""
-    return _open(proc, pid, _DIRECTORY)
+def open_process(proc: int | None, path: str) -> int:
+    """Open a process's directory, by its pid in /proc or by its path; the caller closes it."""
+    return _open(proc, path, _DIRECTORY)
 
 
-def open_process_at(path: str) -> int:
-    """Do as `open_process`, by the path of the process's directory."""
-    return _open(None, path, _DIRECTORY)
-
-
-def stat_line(directory: int, name: str = "stat") -> bytes:
-    """The raw ``stat`` of a process, from its own directory or by ``<pid>/stat`` from /proc."""
-    return _first_bytes(directory, name, 4096)
-
-
-def parse_stat(line: bytes) -> Stat:
-    """Take a line of ``stat`` apart."""
+def read_stat(process: int) -> Stat:
+    """Read ``stat``."""
+    line = read_file(process, "stat", 4096)
     end = line.rindex(b")")
     fields = line[end + 2 :].split(None, 21)
     return Stat(
         start_time_ticks=int(fields[19]),
-        kernel_thread=bool(int(fields[6]) & _KERNEL_THREAD),
+        is_kernel_thread=bool(int(fields[6]) & _KERNEL_THREAD),
         name=_text(line[line.index(b"(") + 1 : end]),
     )
 
 
 def read_status(process: int) -> tuple[int, tuple[int, ...]]:
-    """The effective user of a process, and its pids from the outermost namespace inwards."""
-    text = _read_until(process, "status", b"\nNSpid:", _STATUS_LIMIT)
+    """Read the effective user of a process, and its pids from the outermost namespace inwards."""
+    text = read_file(process, "status", _STATUS_LIMIT)
     uid, ns_pids = _UID.search(text), _NS_PIDS.search(text)
     if uid is None or ns_pids is None:
         raise AccessDenied
@@ -222,22 +208,43 @@ def split_deleted(path: str) -> tuple[str, bool]:
 
 
 def read_cgroup(process: int) -> str:
-    """The text of ``cgroup``."""
-    return _text(read_all(process, "cgroup", _CGROUP_LIMIT, cut=True))
+    """Read the text of ``cgroup``."""
+    return _text(read_file(process, "cgroup", _CGROUP_LIMIT))
 
 
 def read_command(process: int) -> str:
-    """The command line with spaces between its arguments; empty where there is none."""
-    raw = _first_bytes(process, "cmdline", COMMAND_LIMIT)
+    """Read the command line, with spaces between its arguments; empty without one."""
+    raw = read_file(process, "cmdline", COMMAND_LIMIT)
     return _text(raw.rstrip(b"\0").replace(b"\0", b" "))[:COMMAND_LIMIT]
 
 
 def read_link(directory: int, name: str) -> str | None:
-    """Where a link points to, None where that cannot be told."""
+    """Read where a link points to; None if that is not known."""
     try:
         return os.readlink(name, dir_fd=directory)
     except OSError:
         return None
+
+
+def read_file(directory: int, name: str, limit: int) -> bytes:
+    """Read a file up to a limit.
+
+    Raises:
+        Gone: The process has ended.
+        AccessDenied: This process may not read it.
+    """
+    descriptor = _open(directory, name, _READ)
+    content = b""
+    try:
+        while chunk := os.read(descriptor, min(_CHUNK, limit - len(content))):
+            content += chunk
+    except PermissionError as error:
+        raise AccessDenied from error
+    except ProcessLookupError as error:
+        raise Gone from error
+    finally:
+        os.close(descriptor)
+    return content
 
 
 def _open(directory: int | None, name: str, flags: int) -> int:
@@ -249,57 +256,6 @@ def _open(directory: int | None, name: str, flags: int) -> int:
         raise Gone from error
 
 
-def _read(descriptor: int, nbytes: int) -> bytes:
-    try:
-        return os.read(descriptor, nbytes)
-    except PermissionError as error:
-        raise AccessDenied from error
-    except ProcessLookupError as error:
-        raise Gone from error
-
-
-def _first_bytes(directory: int, name: str, nbytes: int) -> bytes:
-    descriptor = _open(directory, name, _READ)
-    try:
-        return _read(descriptor, nbytes)
-    finally:
-        os.close(descriptor)
-
-
-def read_all(directory: int, name: str, limit: int, *, cut: bool = False) -> bytes:
-    """A whole file; where it is longer than the limit, TooMuch or its beginning."""
-    descriptor = _open(directory, name, _READ)
-    chunks = []
-    total = 0
-    try:
-        while chunk := _read(descriptor, _CHUNK):
-            chunks.append(chunk)
-            total += len(chunk)
-            if total > limit:
-                if cut:
-                    break
-                raise TooMuch
-    finally:
-        os.close(descriptor)
-    return b"".join(chunks)
-
-
-def _read_until(directory: int, name: str, wanted: bytes, limit: int) -> bytes:
-    """Whole chunks up to the line that begins with `wanted`, that line complete."""
-    descriptor = _open(directory, name, _READ)
-    text = b""
-    try:
-        while len(text) <= limit:
-            chunk = _read(descriptor, _CHUNK)
-            text += chunk
-            at = text.find(wanted)
-            if not chunk or (at >= 0 and text.find(b"\n", at + 1) >= 0):
-                break
-    finally:
-        os.close(descriptor)
-    return text
-
-
 def _text(raw: bytes) -> str:
-    # What is no UTF-8 stays visible, and the result can be encoded again.
+    # Bytes that are no UTF-8 stay visible, and the result can be encoded again.
     return raw.decode("utf-8", "backslashreplace")

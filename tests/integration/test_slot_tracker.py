@@ -81,7 +81,7 @@ def test_while_nothing_changes_proc_is_not_read_however_busy_the_processes_are(
     users = attached(actor, root.region("a"), root.region("b"))
     first = told(node)
     read: list[str] = []
-    for name in ("stat_line", "open_process", "read_maps"):
+    for name in ("open_process", "read_maps"):
         monkeypatch.setattr(procfs, name, lambda *_, name=name: read.append(name))
     for number in range(3):
         for user in users:
