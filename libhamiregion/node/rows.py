@@ -207,9 +207,7 @@ class Pairs:
     A process that has slots in several regions is under the first of them.
 
     Attributes:
-        key: The columns that it was made of.
-        containers: The containers that it was made of.
-        states: The states that it was made of.
+        states: State and process of every slot.
         slots: Of each pair the row of the process's slot in ``table.processes``.
         devices: Of each pair the row of the device in ``table.devices``.
         slot_of: Pid in /proc to the row of its slot, of every proved process.
@@ -220,8 +218,6 @@ class Pairs:
         ambiguous: Rows of regions with slots whose processes are not known.
     """
 
-    key: tuple[bytes, ...]
-    containers: Sequence[Container]
     states: SlotStates
     slots: array[int]
     devices: array[int]
@@ -268,8 +264,6 @@ class Pairs:
                 slots.append(slot)
                 at_device.append(row)
         return cls(
-            _key_of(table),
-            observation.containers,
             states,
             slots,
             at_device,
@@ -281,47 +275,11 @@ class Pairs:
             frozenset(ambiguous),
         )
 
-    def are_of(self, observation: Observation) -> bool:
-        """Whether an observation has the same processes and devices in the same rows."""
-        return (
-            self.states is observation.proved()
-            and self.containers is observation.containers
-            and self.key == _key_of(observation.table)
-        )
-
 
 def devices_of(table: RegionTable, region: int) -> range:
     """The rows of a region's devices."""
     first = table.regions.first_device[region]
     return range(first, first + table.regions.device_rows[region])
-
-
-def _key_of(table: RegionTable) -> tuple[bytes, ...]:
-    devices = table.devices
-    columns = (devices.region, devices.device, devices.uuid_bytes)
-    return tuple(each.tobytes() for each in (*columns, table.regions.code, table.processes.pid))
-
-
-@attrs.frozen(eq=False)
-class KnownJoin:
-    """Results of a join that the next one may use again; it keeps no table.
-
-    Attributes:
-        pairs: Processes and their devices.
-        lists: Processes and devices of the driver's lists.
-        at: Of each pair the row in `Join.figures`, or `NO_ROW` if nothing is known.
-        others: Processes that use a GPU that is not in their region: the row of the slot, the
-            uuid, the row in the driver's list.
-        pids: The processes that the driver lists and that have no slot.
-        is_final: Whether it holds for a later sample with the same lists.
-    """
-
-    pairs: Pairs
-    lists: object
-    at: array[int]
-    others: Sequence[tuple[int, str, int]]
-    pids: Sequence[int]
-    is_final: bool
 
 
 @attrs.frozen(eq=False)
@@ -339,31 +297,31 @@ class DeviceSums:
     users: array[int]
 
 
+KnownJoin: TypeAlias = object
+
+
 class Join:
     """Slots, processes, containers and the driver's lists of one observation.
-
-    Columns hold what changes with each sample. Who is who is kept from one join to the next while
-    processes, devices and the driver's lists are the same.
 
     Threads: may be shared.
 
     Args:
         observation: Taken with the slots.
-        before: `known` of the node's last join.
 
     Attributes:
         observation: As given.
         pairs: Processes and their devices.
-        known: For the next join.
+        rows_of_pairs: Of each pair its row in `figures`, or `NO_ROW` if the driver has no figure.
 
     Raises:
         OSError: /proc could not be listed.
     """
 
-    def __init__(self, observation: Observation, before: KnownJoin | None = None) -> None:
+    def __init__(self, observation: Observation, _: object = None) -> None:
         self.observation = observation
-        is_known = before is not None and before.pairs.are_of(observation)
-        self.pairs = before.pairs if before is not None and is_known else Pairs.of(observation)
+        # For the agent until it is converted.
+        self.known = object()
+        self.pairs = Pairs.of(observation)
         sample = observation.sample
         if driver_gap(observation.processes, sample) is not None:
             sample = None
@@ -376,48 +334,26 @@ class Join:
             uuid: None if sample is None else sample.process(uuid, _NO_PID)
             for uuid in {**self._columns, **self.pairs.by_uuid}
         }
-        self.known = self._find(before)
+        self.rows_of_pairs = self._find_rows()
 
-    def _find(self, before: KnownJoin | None) -> KnownJoin:
-        pairs, columns, idle = self.pairs, self._columns, self._idle
-        # A process that came or went while the driver was asked uses an unknown amount.
-        sampled = {uuid: each.sampled.difference(each.rows) for uuid, each in columns.items()}
-        lists = (
-            {uuid: each.pids for uuid, each in columns.items()},
-            {uuid: each is not None for uuid, each in idle.items()},
-            sampled,
-        )
-        is_same = before is not None and before.pairs is pairs and before.lists == lists
-        if before is not None and is_same and before.is_final:
-            return before
+    def _find_rows(self) -> array[int]:
+        pairs, base = self.pairs, 0
         at = array("I", [NO_ROW]) * len(pairs.slots)
-        processes = pairs.states.processes
-        newer = {slot for slot in pairs.slot_of.values() if self._is_newer(processes[slot])}
-        others: list[tuple[int, str, int]] = []
-        pids: set[int] = set()
-        base = 0
-        for uuid, absent in idle.items():
-            rows = columns[uuid].rows if uuid in columns else {}
+        for uuid, absent in self._idle.items():
+            columns = self._columns.get(uuid)
+            rows = {} if columns is None else columns.rows
+            # A process that came or went while the driver was asked uses an unknown amount.
+            passing = frozenset() if columns is None else columns.sampled
             for pair in pairs.by_uuid.get(uuid, ()):
-                slot = pairs.slots[pair]
-                pid = processes[slot].pid
-                if slot in newer:
+                process = pairs.states.processes[pairs.slots[pair]]
+                if self._is_newer(process):
                     continue
-                if pid in rows:
-                    at[pair] = base + rows[pid]
-                elif absent is not None and pid not in sampled.get(uuid, ()):
+                if process.pid in rows:
+                    at[pair] = base + rows[process.pid]
+                elif absent is not None and process.pid not in passing:
                     at[pair] = base + len(rows)
             base += len(rows) + 1
-            for pid, row in rows.items():
-                own_slot = pairs.slot_of.get(pid)
-                if own_slot is None:
-                    pids.add(pid)
-                elif own_slot not in newer:
-                    region = self.observation.table.processes.region[own_slot]
-                    # A region that names no device yet has none to be compared.
-                    if pairs.of_region[region] and uuid not in pairs.of_region[region]:
-                        others.append((own_slot, uuid, row))
-        return KnownJoin(pairs, lists, at, others, sorted(pids), is_final=not newer)
+        return at
 
     def _is_newer(self, process: HostProcess) -> bool:
         """Whether a process began after the sample: then the sample is of another one."""
@@ -431,11 +367,6 @@ class Join:
         if self._sample is None or self._is_newer(process):
             return ()
         return self._sample.of_pid(process.pid, without=without)
-
-    @property
-    def rows_of_pairs(self) -> array[int]:
-        """Of each pair its row in `figures`, or `NO_ROW` if the driver has no figure."""
-        return self.known.at
 
     def figures(self, name: str) -> array[int]:
         """A column of the driver's figures, of all devices one after the other; -1 is not known.
@@ -461,7 +392,7 @@ class Join:
         devices, figures = observation.table.devices, self.figures(name)
         rows = array("I", [row if uuid else NO_ROW for row, uuid in enumerate(pairs.uuids)])
         sums, users = array("Q", bytes(8 * len(devices))), array("I", bytes(4 * len(devices)))
-        for device, figure in zip(pairs.devices, self.known.at, strict=True):
+        for device, figure in zip(pairs.devices, self.rows_of_pairs, strict=True):
             users[device] += 1
             if figure == NO_ROW or figures[figure] < 0:
                 rows[device] = NO_ROW
@@ -571,48 +502,53 @@ class Join:
     @cached_property
     def uncounted(self) -> tuple[NodeProcess, ...]:
         """The processes that the driver lists and that have no slot, by pid."""
-        # Of several containers whose region it maps, the first.
-        mapped = (
-            {}
-            if not self.known.pids
-            else {each.pid: facts for facts in reversed(self.facts) for each in facts.unlisted}
+        listed = frozenset() if self._sample is None else self._sample.pids
+        return tuple(
+            row
+            for pid in sorted(listed - self.pairs.slot_of.keys())
+            if (row := self._uncounted(pid)) is not None
         )
-        found = []
-        for pid in self.known.pids:
-            process = self.observation.processes.look_up(pid)
-            if process is None:
-                entries = () if self._sample is None else self._sample.of_pid(pid)
-                devices = tuple(ProcessDeviceRow.of_driver(each, None) for each in entries)
-                found.append(NodeProcess(None, None, None, pid, "unknown", None, None, devices))
-            elif self._is_newer(process):
-                continue  # the pid is another process's by now
-            elif pid in mapped:
-                found.append(self.without_slot(mapped[pid], process, "escaped"))
-            else:
-                found.append(self.without_slot(*self._judge(process)))
-        return tuple(found)
+
+    def _uncounted(self, pid: int) -> NodeProcess | None:
+        process = self.observation.processes.look_up(pid)
+        if process is None:
+            entries = () if self._sample is None else self._sample.of_pid(pid)
+            devices = tuple(ProcessDeviceRow.of_driver(each, None) for each in entries)
+            return NodeProcess(None, None, None, pid, "unknown", None, None, devices)
+        if self._is_newer(process):
+            return None  # the pid is another process's by now
+        if pid in self._mapped:
+            return self.without_slot(self._mapped[pid], process, "escaped")
+        return self.without_slot(*self._judge(process))
+
+    @cached_property
+    def _mapped(self) -> dict[int, ContainerFacts]:
+        """Pid of a process without a slot to the first of the containers whose region it maps."""
+        return {each.pid: facts for facts in reversed(self.facts) for each in facts.unlisted}
 
     @cached_property
     def on_other_devices(self) -> tuple[NodeProcess, ...]:
         """Processes with a slot that use a GPU which their region does not have."""
-        found: defaultdict[int, list[ProcessDeviceRow]] = defaultdict(list)
-        for slot, uuid, row in self.known.others:
-            found[slot].append(ProcessDeviceRow.of_driver(self._columns[uuid].process(row), None))
-        table, containers = self.observation.table, self.observation.containers
-        return tuple(
-            NodeProcess(
-                containers[table.processes.region[slot]],
-                process.container,
-                table.processes.pid[slot],
-                process.pid,
-                "alive",
-                process,
-                None,
-                tuple(devices),
-            )
-            for slot, devices in found.items()
-            for process in (self.pairs.states.processes[slot],)
-        )
+        table, found = self.observation.table, []
+        for pid, slot in self.pairs.slot_of.items():
+            process, region = self.pairs.states.processes[slot], table.processes.region[slot]
+            uuids = self.pairs.of_region[region]
+            # A region that names no device yet has none to be compared.
+            entries = self._entries(process, uuids) if uuids else ()
+            if entries:
+                found.append(
+                    NodeProcess(
+                        self.observation.containers[region],
+                        process.container,
+                        table.processes.pid[slot],
+                        pid,
+                        "alive",
+                        process,
+                        None,
+                        tuple(ProcessDeviceRow.of_driver(each, None) for each in entries),
+                    )
+                )
+        return tuple(found)
 
     def without_slot(
         self, facts: ContainerFacts | None, process: HostProcess, state: ProcessState
