@@ -377,7 +377,7 @@ class Join:
         found = array("q")
         for uuid, absent in self._idle.items():
             if uuid in self._columns:
-                found.fromlist(getattr(self._columns[uuid], name).tolist())
+                found += getattr(self._columns[uuid], name)
             figure = None if absent is None else getattr(absent, name)
             found.append(-1 if figure is None else figure)
         return found
@@ -502,7 +502,7 @@ class Join:
     @cached_property
     def uncounted(self) -> tuple[NodeProcess, ...]:
         """The processes that the driver lists and that have no slot, by pid."""
-        listed = frozenset() if self._sample is None else self._sample.pids
+        listed = {pid for columns in self._columns.values() for pid in columns.rows}
         return tuple(
             row
             for pid in sorted(listed - self.pairs.slot_of.keys())

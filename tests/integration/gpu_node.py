@@ -21,7 +21,7 @@ from libhamiregion.node import (
     Observer,
     node_processes,
 )
-from libhamiregion.node.join import NO_ROW, Join
+from libhamiregion.node.rows import NO_ROW, Join
 
 
 def container_id() -> str:

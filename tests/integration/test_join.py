@@ -1,4 +1,4 @@
-"""The join by columns: what it finds, and what of it holds for the next one."""
+"""The join by columns."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from gpu_node import GpuNode, gpu_nodes
 
 from libhamiregion.node import NvmlSampler, Observer
-from libhamiregion.node.join import NO_ROW, Join
+from libhamiregion.node.rows import NO_ROW, Join
 
 pytestmark = needs_namespaces
 
@@ -33,7 +33,7 @@ def memory(join: Join) -> dict[tuple[int, str], int | None]:
     }
 
 
-def test_who_is_who_is_kept_while_the_driver_lists_the_same_and_figures_are_new(
+def test_each_process_has_the_drivers_figure_on_each_device(
     node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
     pod = node.add(uuids=[GPU, OTHER])
@@ -45,24 +45,21 @@ def test_who_is_who_is_kept_while_the_driver_lists_the_same_and_figures_are_new(
         # Not listed there: the lists are complete, so it uses nothing.
         assert memory(first) == {(host_pid, GPU): 300 * MIB, (host_pid, OTHER): 0}
         fake_driver.play(CARD, SECOND, f"process 0 compute {host_pid} {400 * MIB}")
-        second = Join(observer.observe(), first.known)
-        assert second.known is first.known
+        second = Join(observer.observe())
         assert memory(second) == {(host_pid, GPU): 400 * MIB, (host_pid, OTHER): 0}
         fake_driver.play(CARD, SECOND, f"process 1 compute {host_pid} {500 * MIB}")
-        third = Join(observer.observe(), second.known)
-        assert third.pairs is first.pairs
+        third = Join(observer.observe())
         assert memory(third) == {(host_pid, GPU): 0, (host_pid, OTHER): 500 * MIB}
         # It came or went while the driver was asked: it uses something, and nobody knows what.
         fake_driver.add(f"sample 0 {host_pid} 1000 5 0 0 0")
-        fourth = Join(observer.observe(), third.known)
+        fourth = Join(observer.observe())
         assert memory(fourth) == {(host_pid, GPU): None, (host_pid, OTHER): 500 * MIB}
         _, other_pid = pod.attach()
-        fifth = Join(observer.observe(), fourth.known)
-        assert fifth.pairs is not first.pairs
+        fifth = Join(observer.observe())
         assert {pid for pid, _ in memory(fifth)} == {host_pid, other_pid}
 
 
-def test_a_process_that_is_younger_than_the_sample_is_known_by_the_next_one(
+def test_a_process_younger_than_the_sample_has_no_figure(
     node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
     pod = node.add(uuids=[GPU])
@@ -76,7 +73,7 @@ def test_a_process_that_is_younger_than_the_sample_is_known_by_the_next_one(
         before = Join(attrs.evolve(seen, sample=older))
         assert memory(before) == {(host_pid, GPU): None}
         # The lists are the same.
-        assert memory(Join(seen, before.known)) == {(host_pid, GPU): 300 * MIB}
+        assert memory(Join(seen)) == {(host_pid, GPU): 300 * MIB}
 
 
 def test_of_a_device_that_a_region_names_twice_the_first_has_the_figure(
