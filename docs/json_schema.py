@@ -105,7 +105,7 @@ STATES = {
     "unknown": (int, "Slots of which /proc does not tell."),
     "unlisted": (int, "Processes that map the region and have no slot."),
 }
-PLANNED = (Fields(Names, without=("container_id",)), PLACE)
+PLANNED = (Names, PLACE)
 PLAN_DIFF = {
     "changes": (
         Rows(
@@ -311,16 +311,6 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
             "root": (str, "Where the containers' directories are."),
             "pod_logs": (str, "Where the logs are that name the pods."),
             "urls": (list[str], "Where the exporter answers."),
-        },
-    ),
-    "demo-sentence/1": ("demo", "The story.", {"say": (str, "One sentence of it.")}),
-    "demo-region/1": (
-        "demo",
-        "The region as it is.",
-        {
-            "snapshot": (RegionSnapshot, "The region."),
-            "granted": (int, "Allocations so far that fitted."),
-            "refused": (int, "Those that did not."),
         },
     ),
 }

@@ -1,8 +1,6 @@
 """The entry point. It imports no optional dependency, so that it can say which one is missing."""
 
 import contextlib
-import errno
-import io
 import os
 import sys
 from typing import NoReturn
@@ -20,49 +18,31 @@ EXTRAS = {
 }
 
 
-class _ClosedOutput(io.TextIOBase):
-    """Standard output that was closed at the start: an answer is an error, as it is for others."""
-
-    def write(self, text: str) -> int:
-        """Refuse what is not nothing."""
-        if text:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF), "standard output")
-        return 0
-
-
 def _open_standard_streams() -> None:
-    """Have what was closed at the start, as by ``>&-``, be no file of the command's.
+    """Open /dev/null in place of streams that are closed, as by ``>&-``.
 
-    Else the next file to be opened would take its number, and what is meant for a person would go
-    into a region.
+    Else the next file to be opened would take their number, and answers would go into a region.
     """
-    for number in range(3):
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            # It gets the lowest free number: this one. What is started from here has it too.
+            # It gets the lowest free number: this one.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    # Python has None for a stream that was closed.
-    if sys.stdout is None:
-        sys.stdout = _ClosedOutput()
-    if sys.stderr is None:
-        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _drop_unwritten() -> None:
-    """Have the interpreter find nothing to write at its end where stdout cannot be written to.
-
-    Python would make the exit code 120 of it; what failed has been said by then.
-    """
+    """Leave nothing to be written at the interpreter's end, which would change the exit code."""
     try:
         sys.stdout.flush()
-    except (OSError, ValueError, AttributeError):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> NoReturn:
-    """Run the command line and exit: 0 fine, 1 failed, 2 wrong usage, 3 as the verb says."""
+    """Run the command line and exit: 0 done, 1 failed, 2 wrong usage, 3 problems remain."""
     _open_standard_streams()
     # A path that the terminal's encoding lacks is shown escaped; it is no reason to fail.
     for stream in (sys.stdout, sys.stderr):

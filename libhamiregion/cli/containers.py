@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,47 +11,30 @@ import click
 from libhamiregion import RegionSnapshot
 from libhamiregion.node import Observer
 from libhamiregion.node.containers import missing_for
-from libhamiregion.node.views import observed_views
 
 from . import options
 from .format import (
-    NAME_COLUMNS,
     Names,
     fill_ratio,
     lock_word,
     memory_bar,
     memory_style,
+    name_columns,
     names_of,
     sm_bar,
 )
 from .help import Verb
-from .node_page import node_page
-from .output import Page, show_all, ticks
-from .tables import (
-    CRITICAL,
-    DIM,
-    DRAWING,
-    GOOD,
-    NAME,
-    NUMBER,
-    PERCENT,
-    PERCENT_LIMIT,
-    ROOMY,
-    SIZE,
-    SIZE_LIMIT,
-    TEXT,
-    WARN,
-    WIDE,
-    Column,
-    Table,
-)
+from .node_page import NodeView
+from .output import Page, show_all
+from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from libhamiregion import DeviceUsage
-    from libhamiregion.node import Container, ContainerView, Node, NodeProcess, Selector
+    from libhamiregion.node import Container, NodeProcess, Observation, Selector
     from libhamiregion.node.containers import MissingRegion
+    from libhamiregion.node.observation import ContainerDetails
 
     from .options import NodeChoice
 
@@ -69,36 +52,22 @@ def containers(
 ) -> None:
     """Show the containers of this node: usage, limits, processes, or why there is no region."""
     with node_choice.open() as node:
-        observer = Observer(node, anew=True)
-        pages = (
-            container_page(observer, selector, node_choice, wide=wide) for _ in ticks(interval_s)
-        )
-        show_all(pages, interval_s, as_json)
+        view = NodeView(Observer(node, anew=True), selector, node_choice)
+        show_all(lambda: container_page(view, wide=wide), interval_s, as_json)
 
 
-def container_page(
-    observer: Observer, selector: Selector, node_choice: NodeChoice, *, wide: bool
-) -> Page:
-    """Look at the node's containers."""
-    node, observation = observer.node, observer.observe()
-    rows = container_rows(node, observed_views(node, observation), selector)
+def container_page(view: NodeView, *, wide: bool) -> Page:
+    """Observe the node, and show its containers."""
+    observation = view.observer.observe()
+    rows = container_rows(view, observation)
     present = [row for row in rows if row.missing is None]
     missing = [row for row in rows if row.missing is not None]
     empty = "" if missing else "No container has a directory or maps a region."
-    more = WIDE_COLUMNS if wide else ()
-    blocks = [container_table((*COLUMNS, *more), present, empty)]
+    blocks = [container_table((*COLUMNS, *(WIDE_COLUMNS if wide else ())), present, empty)]
     if missing:
         blocks.append(Table(_MISSING_COLUMNS, missing))
-    return node_page(
-        "containers/1",
-        observation,
-        node,
-        node_choice,
-        {"containers": [row.as_object() for row in rows]},
-        blocks,
-        selector=selector,
-        found=bool(rows),
-    )
+    data = {"containers": [row.as_object() for row in rows]}
+    return view.page("containers/1", observation, data, blocks, found=bool(rows))
 
 
 @attrs.frozen
@@ -108,7 +77,7 @@ class DeviceRow:
     Attributes:
         usage: As the region counts it, with its limits.
         sm_percent: SM utilisation as the region has it; None if its layout has none.
-        memory_driver_bytes: What the driver says of the container's processes there, or None.
+        memory_driver_bytes: Memory of the container's processes by the driver, or None.
         driver_sm_percent: Their SM utilisation by the driver, or None.
     """
 
@@ -146,10 +115,9 @@ class ContainerRow(Names):
 
     def as_object(self) -> dict[str, Any]:
         """The container for --json."""
-        names = {field.name: getattr(self, field.name) for field in attrs.fields(Names)}
         places = ("directory", "region_path", "path_in_namespace", "other_files")
         return {
-            **names,
+            **{field.name: getattr(self, field.name) for field in attrs.fields(Names)},
             **{name: getattr(self.found, name) for name in places},
             "reason": None if self.missing is None else self.missing.reason,
             "message": None if self.missing is None else self.missing.message,
@@ -168,52 +136,44 @@ _OF_SNAPSHOT = [
 
 
 def container_rows(
-    node: Node,
-    views: Iterable[ContainerView],
-    selector: Selector,
-    processes: Iterable[NodeProcess] = (),
+    view: NodeView, observation: Observation, processes: Iterable[NodeProcess] = ()
 ) -> list[ContainerRow]:
-    """Gather what there is to show of the selected containers, by name.
+    """Gather the selected containers, by name.
 
     Args:
-        node: Whose containers they are.
-        views: What was observed of them.
-        selector: Which containers and devices.
+        view: The node, and what is selected.
+        observation: The observation.
         processes: The processes of the node, for the driver's figures.
     """
     of_container: defaultdict[int, list[NodeProcess]] = defaultdict(list)
     for process in processes:
         of_container[id(process.container)].append(process)
     rows = [
-        _container_row(node, view, selector, of_container[id(view.container)])
-        for view in views
-        if selector.matches(view.container)
+        _container_row(view, details, of_container[id(details.container)])
+        for details in observation.details()
+        if view.selector.matches(details.container)
     ]
-    if selector.device is not None:
+    if view.selector.device is not None:
         rows = [row for row in rows if row.devices]
     return sorted(rows, key=lambda row: row.order)
 
 
 def _container_row(
-    node: Node, view: ContainerView, selector: Selector, processes: Sequence[NodeProcess]
+    view: NodeView, details: ContainerDetails, processes: Sequence[NodeProcess]
 ) -> ContainerRow:
-    container, snapshot = view.container, view.snapshot
-    names = names_of(node, container)
-    if snapshot is None:
-        missing = container.missing if view.error is None else missing_for(view.error)
+    container, snapshot, selector = details.container, details.snapshot, view.selector
+    names = names_of(container)
+    if snapshot is None or details.processes is None:
+        missing = container.missing if details.error is None else missing_for(details.error)
         return ContainerRow(**names, found=container, missing=missing)
-    slots = () if view.processes is None else view.processes.slots
-    states = dict.fromkeys(("alive", "dead", "unknown"), 0)
-    for slot in slots:
-        states[slot.state] += 1
-    for omitted in view.omitted:
-        states[omitted.state] += omitted.slots
-    states["unlisted"] = 0 if view.processes is None else len(view.processes.unlisted)
+    slots = Counter(each.state for each in details.processes.slots)
+    states = {state: slots[state] for state in ("alive", "dead", "unknown")}
+    states["unlisted"] = len(details.processes.unlisted)
     return ContainerRow(
         **names,
         found=container,
         snapshot=snapshot,
-        lock=lock_word(snapshot.owner_pid, {each.pid for each in slots if each.state == "dead"}),
+        lock=lock_word(snapshot.owner_pid, details.processes.dead),
         states=states,
         devices=tuple(
             _device_row(device, processes, snapshot.layout.has_utilization)
@@ -267,51 +227,48 @@ def _process_style(row: ContainerRow) -> str:
 
 
 def _count_of(state: str) -> Column:
-    return Column(state.upper(), lambda row: row.states and row.states[state], NUMBER, on="pipe")
+    return Column(state.upper(), lambda row: row.states and row.states[state], "number", on="pipe")
 
 
 USAGE_COLUMNS = (
-    Column("DEVICE", part="usage.index", format=NUMBER, title="dev", style="bold"),
-    Column(
-        "", part=lambda each: memory_bar(each.usage), format=DRAWING, title="memory", on="terminal"
-    ),
+    Column("DEVICE", part="usage.index", format="number", title="dev", style="bold"),
+    Column("", part=lambda each: memory_bar(each.usage), format="drawing", title="memory"),
     Column(
         "MEM-USED",
         part="usage.memory_used_bytes",
-        format=SIZE,
+        format="size",
         title="used",
         style=lambda each: memory_style(each.usage),
     ),
-    Column("MEM-LIMIT", part="usage.memory_limit_bytes", format=SIZE_LIMIT, title="limit"),
+    Column("MEM-LIMIT", part="usage.memory_limit_bytes", format="size_limit", title="limit"),
 )
 SM_COLUMNS = (
     Column(
         "",
         part=lambda each: sm_bar(each.sm_percent, each.usage.sm_limit_percent),
-        format=DRAWING,
+        format="drawing",
         title="SM",
-        on="terminal",
         from_width=ROOMY,
     ),
-    Column("SM", part="sm_percent", format=PERCENT, title="SM"),
-    Column("SM-LIMIT", part="usage.sm_limit_percent", format=PERCENT_LIMIT, title="limit"),
+    Column("SM", part="sm_percent", format="percent", title="SM"),
+    Column("SM-LIMIT", part="usage.sm_limit_percent", format="percent_limit", title="limit"),
 )
 COLUMNS = (
-    *NAME_COLUMNS,
+    *name_columns(),
     Column("LAYOUT", "snapshot.layout", from_width=WIDE),
     *USAGE_COLUMNS,
     *SM_COLUMNS,
     *map(_count_of, ("alive", "dead", "unknown")),
-    Column("", _process_words, title="processes", style=_process_style, on="terminal"),
-    Column("PRIORITY", "snapshot.priority", NUMBER, title="prio", from_width=WIDE),
+    Column("", _process_words, title="processes", style=_process_style),
+    Column("PRIORITY", "snapshot.priority", "number", title="prio", from_width=WIDE),
     Column("LOCK", "lock", style=lambda row: "" if row.lock == "free" else WARN, from_width=ROOMY),
 )
 WIDE_COLUMNS = (
-    Column("UUID", part="usage.uuid", format=NAME, style=DIM),
-    Column("FILE", "file", TEXT, style=DIM, from_width=WIDE),
+    Column("UUID", part="usage.uuid", format="name", style=DIM),
+    Column("FILE", "file", "text", style=DIM, from_width=WIDE),
 )
 _MISSING_COLUMNS = (
-    *NAME_COLUMNS,
+    *name_columns(),
     Column("REASON", "missing.reason", on="pipe"),
-    Column("MESSAGE", "missing.message", TEXT, title="no region, because"),
+    Column("MESSAGE", "missing.message", "text", title="no region, because"),
 )

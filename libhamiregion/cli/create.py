@@ -6,7 +6,7 @@ import errno
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
@@ -22,8 +22,6 @@ from .show import region_page
 from .tables import Lines
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from libhamiregion import RegionSnapshot
 
 
@@ -34,20 +32,32 @@ if TYPE_CHECKING:
         "CUDA_DEVICE_MEMORY_LIMIT=3000m hamiregion create new.cache --from-environment",
     ],
 )
-@options.file_argument
+@click.argument("path", metavar="FILE", type=options.PATH)
 @click.option(
-    "--memory", metavar="SIZE", multiple=True, help="Memory limit of the next device; repeatable."
+    "--memory",
+    "memory_limits",
+    metavar="SIZE",
+    multiple=True,
+    help="Memory limit of the next device; repeatable.",
 )
 @click.option(
-    "--sm", metavar="PERCENT", multiple=True, help="SM limit of the next device; repeatable."
+    "--sm",
+    "sm_limits",
+    metavar="PERCENT",
+    multiple=True,
+    help="SM limit of the next device; repeatable.",
 )
 @click.option("--burst", is_flag=True, help="Programs of `run` may use idle GPU time.")
 @click.option("--uuid", "uuids", metavar="UUID", multiple=True, help="UUID of the next device.")
 @click.option(
     "--priority", type=int, default=1, show_default=True, help="0 is high, 1 is low.", metavar="N"
 )
-@options.layout_option_of(
-    "Which generation of HAMi it is for:", default=NEWEST.value, show_default=True
+@click.option(
+    "--layout",
+    default=NEWEST.value,
+    show_default=True,
+    help=f"Generation of HAMi: {', '.join(options.LAYOUT_NAMES)}.",
+    **options.LAYOUT,
 )
 @click.option(
     "--from-environment",
@@ -57,52 +67,35 @@ if TYPE_CHECKING:
 @options.dry_run_option
 @options.output_options
 def create(
-    path: str,
-    memory: tuple[str, ...],
-    sm: tuple[str, ...],
-    burst: bool,
-    uuids: tuple[str, ...],
-    priority: int,
-    layout: Layout,
-    from_environment: bool,
-    dry_run: bool,
-    as_json: bool,
+    path: str, burst: bool, from_environment: bool, dry_run: bool, as_json: bool, **settings: Any
 ) -> None:
     """Make a new region FILE that libvgpu accepts; never overwrites."""
-    memory_limits: Sequence[int | str | None] = memory
-    sm_limits: Sequence[int | str | None] = sm
+    layout: Layout = settings["layout"]
     if from_environment:
-        if memory or sm:
+        if settings["memory_limits"] or settings["sm_limits"]:
             raise click.UsageError("--from-environment already says what --memory and --sm would.")
         found = limits_from_environment(os.environ)
-        memory_limits, sm_limits = found.memory_limits_bytes, found.sm_limits_percent
+        settings["memory_limits"] = found.memory_limits_bytes
+        settings["sm_limits"] = found.sm_limits_percent
     if burst and layout.version is None:
         raise click.UsageError(f"A region of layout {layout.value} has no room for --burst.")
 
     def make(target: str) -> RegionSnapshot:
         with bad_arguments():
-            create_region(
-                target,
-                memory_limits=memory_limits,
-                sm_limits=sm_limits,
-                priority=priority,
-                uuids=uuids,
-                layout=layout,
-            )
+            create_region(target, **settings)
         with open_region(target, layout=layout, writable=burst) as region:
             if burst:
                 region.set_burst(True)
             return region.snapshot()
 
-    if dry_run:
-        _check_place(path)
-        with tempfile.TemporaryDirectory(prefix="hamiregion-") as directory:
-            made = make(f"{directory}/dry-run.cache")
-        snapshot = attrs.evolve(made, path=str(Path(path).absolute()))
-    else:
-        snapshot = make(path)
-    more = [Lines([DRY_RUN])] if dry_run else []
-    show(region_page(snapshot, *more, burst=burst), as_json)
+    if not dry_run:
+        show(region_page(make(path), burst=burst), as_json)
+        return
+    _check_place(path)
+    with tempfile.TemporaryDirectory(prefix="hamiregion-") as directory:
+        made = make(f"{directory}/dry-run.cache")
+    snapshot = attrs.evolve(made, path=str(Path(path).absolute()))
+    show(region_page(snapshot, Lines([DRY_RUN]), burst=burst), as_json)
 
 
 def _check_place(path: str) -> None:

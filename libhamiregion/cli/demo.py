@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import shlex
 import signal
 import time
 from typing import TYPE_CHECKING
 
+import attrs
 import click
 
 from libhamiregion import LimitBelowUsage, format_size, open_region
@@ -20,7 +21,7 @@ from .show import device_table, process_table
 from .tables import Lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
     from rich.live import Live
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
     from libhamiregion import Region
     from libhamiregion.testing import FakeContainer
 
-GIB = 2**30
-# Below what the two processes of device 0 hold at their least, so that every step is refused.
-_LOW_LIMIT = 2 * GIB
-# What the story may take beyond --seconds on a machine that is busy.
+# Less than the two processes of device 0 hold, so that every step is refused.
+_LOW_LIMIT = 2 << 30
+_HIGH_LIMIT = 8 << 30
+# How much longer than --seconds the story may take on a busy machine.
 _SLOWNESS_S = 6.0
 _STEP_S = 0.1
+_NODE_STEP_S = 1.0
 
 
 @click.command(
@@ -57,27 +59,28 @@ _STEP_S = 0.1
 @options.json_option
 def demo(seconds: float | None, node: bool, listen: tuple[str, ...], as_json: bool) -> None:
     """Show what a region is: processes, GPUs, and limits edited under them; no GPU needed."""
-    if listen and not node:
-        raise click.UsageError("--listen goes with --node")
+    if not node and (listen or as_json):
+        raise click.UsageError("--listen and --json go with --node")
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # What nohup ignores stays ignored.
+        # A signal that nohup ignores stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _leave)
-    if node:
-        from .demo_node import run_node
-
-        run_node(listen or ("127.0.0.1:9394",), seconds, as_json)
-        return
     with FakeNode() as fake:
+        if node:
+            _run_node(fake, listen, seconds, as_json)
+            return
         container = fake.add(
             memory_limits=("8GiB", "4GiB"), sm_limits=(50, 30), processes=4, pod="demo"
         )
-        assert container.region is not None  # noqa: S101 (it was made with one)
-        with (
-            open_region(container.region, writable=True) as region,
-            _demo_output(as_json) as output,
-        ):
-            _tell_story(region, container, output, 12 if seconds is None else seconds)
+        with open_region(f"{container.region}", writable=True) as region:
+            if not on_terminal():
+                _Story(region, container, seconds or 12).tell()
+                return
+            from .terminal import console, live
+
+            screen = console()
+            with live(screen) as picture:
+                _Story(region, container, seconds or 12, (screen, picture)).tell()
 
 
 def _leave(number: int, _: object) -> None:
@@ -85,131 +88,161 @@ def _leave(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _tell_story(
-    region: Region, container: FakeContainer, output: DemoOutput, seconds: float
-) -> None:
-    """Tell the story."""
-    deadline = time.monotonic() + seconds + _SLOWNESS_S
-
-    def go_on(parts: float, until: Callable[[], bool] = lambda: True) -> None:
-        """Show what happens for so many sevenths of the time, and on until `until` holds."""
-        end = time.monotonic() + parts * seconds / 7
-        shown = 0.0
-        while (now := time.monotonic()) < end or not until():
-            if now > deadline:
-                raise Failure("the processes of the demo are too slow; is the machine busy?")
-            container.step()
-            if now < end and now >= shown + output.interval_s:
-                output.show(region, container)
-                shown = now
-            time.sleep(_STEP_S)
-        output.show(region, container)
-
-    output.say("\nTwo GPUs, 8 GiB and 4 GiB of them for this container: that is a region.")
-    output.say(f"  It is a file: {region.path}")
-    output.say("  Four processes attach to it and allocate memory, as CUDA programs do.")
-    go_on(1.6, until=lambda: _granted(container) > 24)
-
-    output.say(
-        "\nThe first GPU shall have 2 GiB: hamiregion limits set FILE --device 0 --memory 2GiB"
-    )
-    try:
-        region.set_memory_limit(_LOW_LIMIT, device=0)
-    except LimitBelowUsage as error:
-        output.say(
-            f"  Refused: {format_size(error.used_bytes or 0)} are in use. Nothing was changed."
-        )
-    else:
-        raise Failure("the limit went below what is used, which it should not without force")
-    go_on(0.9)
-
-    output.say("\nThe same with --force: the processes run on, and get no more.")
-    before = _refused(container)
-    region.set_memory_limit(_LOW_LIMIT, device=0, force=True)
-    output.say("  device 0: 8 GiB -> 2 GiB, at once, without a restart")
-    go_on(1.2, until=lambda: _refused(container) >= before + 4)
-    output.say(f"  {_refused(container) - before} allocations refused since.")
-
-    output.say("\nBack to 8 GiB: the same processes get memory again.")
-    region.set_memory_limit(8 * GIB, device=0)
-    before = _granted(container)
-    go_on(1.2, until=lambda: _granted(container) >= before + 12)
-    output.say(f"  {_granted(container) - before} allocations granted since.")
-
-    process = container.processes[0]
-    process.kill()
-    victim = process.pid
-    output.say(
-        f"\nkill -9 {victim}: it is dead, and its memory still counts; nobody told the file."
-    )
-    go_on(1.1)
-    reaped = {slot.pid: slot.memory_bytes for slot in region.reap()}
-    if victim not in reaped:
-        raise Failure(f"process {victim} is dead and was not removed")
-    output.say("\nhamiregion reap FILE proves it dead and frees what it held.")
-    output.say(f"  {format_size(reaped[victim])} are there for the others again.")
-    go_on(1.0)
-    output.say("\nThat was a real region. Look into yours: hamiregion show FILE")
+# ---- one region ----------------------------------------------------------------------------------
 
 
-def _granted(container: FakeContainer) -> int:
-    return sum(process.granted for process in container.processes)
+@attrs.define
+class _Story:
+    """The story of one region: live on a terminal, line by line in a pipe."""
 
+    region: Region
+    container: FakeContainer
+    seconds: float
+    terminal: tuple[Console, Live] | None = None
+    deadline_s: float = 0.0
 
-def _refused(container: FakeContainer) -> int:
-    return sum(process.refused for process in container.processes)
+    def tell(self) -> None:
+        """Tell the story."""
+        region, say, wait = self.region, self._say, self._wait
+        self.deadline_s = time.monotonic() + self.seconds + _SLOWNESS_S
+        say("\nTwo GPUs, 8 GiB and 4 GiB of them for this container: that is a region.")
+        say(f"  It is a file: {region.path}")
+        say("  Four processes attach to it and allocate memory, as CUDA programs do.")
+        wait(1.6, lambda: self.granted > 24)
 
+        say("\nThe first GPU shall have 2 GiB: hamiregion limits set FILE --device 0 --memory 2GiB")
+        try:
+            region.set_memory_limit(_LOW_LIMIT, device=0)
+        except LimitBelowUsage as error:
+            say(f"  Refused: {format_size(error.used_bytes or 0)} are in use. Nothing was changed.")
+        wait(0.9)
 
-# ---- how it is shown -----------------------------------------------------------------------------
+        say("\nThe same with --force: the processes run on, and get no more.")
+        before = self.refused
+        region.set_memory_limit(_LOW_LIMIT, device=0, force=True)
+        say("  device 0: 8 GiB -> 2 GiB, at once, without a restart")
+        wait(1.2, lambda: self.refused >= before + 4)
+        say(f"  {self.refused - before} allocations refused since.")
 
+        say("\nBack to 8 GiB: the same processes get memory again.")
+        region.set_memory_limit(_HIGH_LIMIT, device=0)
+        before = self.granted
+        wait(1.2, lambda: self.granted >= before + 12)
+        say(f"  {self.granted - before} allocations granted since.")
 
-class DemoOutput:
-    """Tells the story: live on a terminal, line by line in a pipe, or as JSON."""
+        victim = self.container.processes[0]
+        victim.kill()
+        say(f"\nkill -9 {victim.pid}: it is dead, and its memory still counts.")
+        wait(1.1)
+        reaped = {slot.pid: slot.memory_bytes for slot in region.reap()}
+        say("\nhamiregion reap FILE proves it dead and frees its memory.")
+        say(f"  {format_size(reaped[victim.pid])} are there for the others again.")
+        wait(1.0)
+        say("\nThat was a real region. Look into yours: hamiregion show FILE")
 
-    def __init__(self, as_json: bool, screen: Console | None = None, live: Live | None = None):
-        self._as_json = as_json
-        self._screen = screen
-        self._live = live
-        self.interval_s = 0.0 if live is not None else 1.0
+    @property
+    def granted(self) -> int:
+        """How many allocations were granted."""
+        return sum(process.granted for process in self.container.processes)
 
-    def say(self, sentence: str) -> None:
-        """Tell one thing; on a terminal the story scrolls above the region."""
-        if self._as_json:
-            write_json("demo-sentence/1", {"say": sentence.strip()})
-        elif self._screen is not None:
-            self._screen.print(sentence, style="" if sentence.startswith(" ") else "bold")
-        else:
+    @property
+    def refused(self) -> int:
+        """How many allocations were refused."""
+        return sum(process.refused for process in self.container.processes)
+
+    def _say(self, sentence: str) -> None:
+        if self.terminal is None:
             write(f"{sentence}\n")
-
-    def show(self, region: Region, container: FakeContainer) -> None:
-        """Show the region as it is now."""
-        snapshot = region.snapshot()
-        granted, refused = _granted(container), _refused(container)
-        if self._as_json:
-            counts = {"granted": granted, "refused": refused}
-            write_json("demo-region/1", {"snapshot": snapshot, **counts})
-        elif self._screen is not None and self._live is not None:
-            from .terminal import fit_page
-
-            above = Lines(["", f"allocations: {granted} granted, {refused} refused"])
-            page = Page("", None, [above, device_table(snapshot), process_table(snapshot)])
-            self._live.update(fit_page(page, self._screen), refresh=True)
         else:
+            self.terminal[0].print(sentence, style="" if sentence.startswith(" ") else "bold")
+
+    def _wait(self, parts: float, until: Callable[[], bool] = lambda: True) -> None:
+        """Go on for so many sevenths of the time, and until `until` holds."""
+        end_s = time.monotonic() + parts * self.seconds / 7
+        shown_s = 0.0
+        while (now_s := time.monotonic()) < end_s or not until():
+            if now_s > self.deadline_s:
+                raise Failure("the processes of the demo are too slow; is the machine busy?")
+            self.container.step()
+            if self.terminal is not None or now_s >= shown_s + 1:
+                self._show()
+                shown_s = now_s
+            time.sleep(_STEP_S)
+
+    def _show(self) -> None:
+        snapshot = self.region.snapshot()
+        if self.terminal is None:
             devices = "  ".join(
                 f"GPU {device.index}: {format_size(device.memory_used_bytes)}"
                 f" of {format_size(device.memory_limit_bytes or 0)}"
                 for device in snapshot.devices
             )
-            write(f"    {devices}  refused: {refused}\n")
+            write(f"    {devices}  refused: {self.refused}\n")
+            return
+        from .terminal import fit_page
+
+        screen, picture = self.terminal
+        counts = f"allocations: {self.granted} granted, {self.refused} refused"
+        above = Lines(["", counts])
+        page = Page("", None, [above, device_table(snapshot), process_table(snapshot)])
+        picture.update(fit_page(page, screen), refresh=True)
 
 
-@contextlib.contextmanager
-def _demo_output(as_json: bool) -> Iterator[DemoOutput]:
-    if as_json or not on_terminal():
-        yield DemoOutput(as_json)
+# ---- a node --------------------------------------------------------------------------------------
+
+
+def _run_node(
+    fake: FakeNode, listen: tuple[str, ...], seconds: float | None, as_json: bool
+) -> None:
+    """Make a node with the exporter on it, and keep it busy for so long, or until Ctrl-C."""
+    from libhamiregion.exporter import NodeExporter
+    from libhamiregion.node import Node, NodeNames
+
+    from .exporter import metrics_server
+
+    _fill(fake)
+    with (
+        Node(fake.root, names=NodeNames(fake.pod_logs)) as node,
+        metrics_server(NodeExporter(node), listen) as server,
+    ):
+        _introduce(fake, server.urls, as_json)
+        end_s = None if seconds is None else time.monotonic() + seconds
+        try:
+            while end_s is None or time.monotonic() < end_s:
+                fake.step()
+                time.sleep(_NODE_STEP_S)
+        except KeyboardInterrupt:
+            # Ctrl-C is how it ends, not how it fails.
+            return
+
+
+def _fill(fake: FakeNode) -> None:
+    """Add containers of each kind that a dashboard should show."""
+    fake.add(
+        "train",
+        pod="bert-0",
+        namespace="research",
+        memory_limits=("8GiB", "4GiB"),
+        sm_limits=(50, 30),
+        processes=3,
+    )
+    fake.add("serve", pod="whisper-0", namespace="inference", memory_limits=("2GiB",))
+    crowded = fake.add(pod="etl-7", namespace="batch", memory_limits=("3GiB",), processes=2)
+    # Its memory stays charged: the doctor finds it, and an alert should.
+    crowded.processes[1].kill()
+    fake.add(pod="llama-0", namespace="inference", region=False)
+
+
+def _introduce(fake: FakeNode, urls: Sequence[str], as_json: bool) -> None:
+    if as_json:
+        places = {"root": str(fake.root), "pod_logs": str(fake.pod_logs), "urls": list(urls)}
+        write_json("demo-node/1", places)
         return
-    from .terminal import console, live
-
-    screen = console()
-    with live(screen) as picture:
-        yield DemoOutput(as_json, screen, picture)
+    place = shlex.join(["--root", str(fake.root), "--pod-logs", str(fake.pod_logs)])
+    write(
+        f"A node of {len(fake.containers)} containers. Its metrics:\n"
+        + "".join(f"  {url}/metrics\n" for url in urls)
+        + "Look at it from another terminal:\n"
+        + "".join(f"  hamiregion {verb} {place}\n" for verb in ("top", "containers", "doctor"))
+        + "Ctrl-C ends it and removes it.\n"
+    )

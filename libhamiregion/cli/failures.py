@@ -1,12 +1,12 @@
-"""What a failed command says on stderr, and its exit code."""
+"""Failures of a command on stderr, and its exit codes."""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import sys
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 
@@ -14,19 +14,19 @@ from libhamiregion import NoSuchDevice, RegionError
 from libhamiregion.text import error_text, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 # Exit codes of all verbs but `run`, which has its program's.
 DONE = 0
 FAILED = 1
 USAGE = 2
-#: Done, and something is left that is wrong.
+#: Done, and problems remain.
 PROBLEMS = 3
 INTERRUPTED = 130
 
 
-# What the library says to a program, and what stands for it on a command line. Whole phrases: a
-# path may hold single words of them.
+# Phrases of the library in the terms of the command line. Whole phrases: a path may hold single
+# words of them.
 _PHRASES = {
     "; force=True sets": "; --force sets",
     "; name the right one with layout=": "; name the right one with --layout",
@@ -35,7 +35,7 @@ _PHRASES = {
 
 
 def in_command_words(text: str) -> str:
-    """Put what the library says into the language of the command line.
+    """Put a message of the library into the terms of the command line.
 
     >>> in_command_words("Nothing was changed; force=True sets it all the same")
     'Nothing was changed; --force sets it all the same'
@@ -52,13 +52,13 @@ class Failure(click.ClickException):
 
 
 def sentence(error: RegionError | OSError) -> str:
-    """Say what went wrong: the library's own sentence, or the system's with the file."""
+    """The library's own sentence, or the system's with the file."""
     return in_command_words(error_text(error))
 
 
 @contextlib.contextmanager
 def bad_arguments() -> Iterator[None]:
-    """Turn what the library says about an argument into a usage error, exit code 2."""
+    """Turn errors of the library about an argument into usage errors, exit code 2."""
     try:
         yield
     except NoSuchDevice as error:
@@ -70,25 +70,27 @@ def bad_arguments() -> Iterator[None]:
 
 
 class ErrorGroup(click.Group):
-    """A group whose failures are one paragraph, with nothing in it that steers a terminal."""
+    """A group of verbs; a verb's module is imported when the verb is called.
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb; the error for one that does not exist names those that may be meant."""
-        typed = args[0]
-        known = typed.startswith("-") or self.get_command(ctx, typed) is not None
-        if not known and not ctx.resilient_parsing:
-            verbs = self.list_commands(ctx)
-            near = difflib.get_close_matches(typed, verbs)
-            said = (
-                f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(verbs)}."
-            )
-            ctx.fail(f"No such command {typed!r}. {said}")
-        return super().resolve_command(ctx, args)
+    Args:
+        modules: Verbs in modules of their own, by the module's name.
+    """
+
+    def __init__(self, *args: Any, modules: Mapping[str, str] | None = None, **settings: Any):
+        super().__init__(*args, **settings)
+        self._modules = modules or {}
+        # Names for click's list and its suggestions.
+        self.commands = {**self.commands, **{name: click.Command(name) for name in self._modules}}
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the verb; see click."""
+        if cmd_name not in self._modules:
+            return super().get_command(ctx, cmd_name)
+        module = import_module(f".{self._modules[cmd_name]}", __package__)
+        return cast("click.Command", getattr(module, cmd_name))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb; what the library reports becomes a failure."""
+        """Run the verb; errors of the library become failures."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -99,22 +101,21 @@ class ErrorGroup(click.Group):
     def run(self) -> NoReturn:
         """Do what the command line says and exit."""
         try:
-            # click's own last words would quote a file name as it came.
+            # click would print a file name as it is.
             result = self.main(standalone_mode=False)
         except click.ClickException as error:
-            _show(error, sys.stderr)
-            raise SystemExit(error.exit_code) from None
+            _fail(error)
         except OSError as error:
-            # Of --help and --version, which no verb has been asked for.
-            _show(Failure(sentence(error)), sys.stderr)
-            raise SystemExit(FAILED) from None
+            # Of --help and --version, which are no verbs.
+            _fail(Failure(sentence(error)))
         except click.Abort:
             raise SystemExit(INTERRUPTED) from None
-        raise SystemExit(result if isinstance(result, int) else 0)
+        raise SystemExit(result if isinstance(result, int) else DONE)
 
 
-def _show(error: click.ClickException, stream: IO[str]) -> None:
-    # click quotes arguments as they came, and `hamiregion show *` hands it hostile file names.
+def _fail(error: click.ClickException) -> NoReturn:
+    # click quotes arguments as they are, and `hamiregion show *` passes hostile file names.
     text = io.StringIO()
     error.show(file=text)
-    stream.write("".join(f"{printable(line)}\n" for line in text.getvalue().splitlines()))
+    sys.stderr.write("".join(f"{printable(line)}\n" for line in text.getvalue().splitlines()))
+    raise SystemExit(error.exit_code) from None

@@ -9,13 +9,13 @@ import attrs
 from libhamiregion import Effect, ProcessStatus
 from libhamiregion.units import MAX_SIZE_BYTES
 
-from .tables import CRITICAL, GOOD, NAME, NOTHING, PATH_LIKE, WARN, Bar, Column
+from .tables import CRITICAL, GOOD, NOTHING, WARN, Bar, Column
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from libhamiregion import DeviceUsage
-    from libhamiregion.node import Container, Node
+    from libhamiregion.node import Container
 
 _SHORT_ID = 12
 _LISTED = 10
@@ -121,12 +121,11 @@ def memory_bar(device: DeviceUsage) -> Bar:
     return ratio_bar(fill_ratio(device))
 
 
-def sm_bar(sm_percent: int | None, limit_percent: int | None) -> Bar:
-    """Show SM utilisation, with a tick at the limit."""
+def sm_bar(sm_percent: int | None, limit_percent: int | None = None) -> Bar:
+    """Show SM utilisation; red above the limit."""
     sm = sm_percent or 0
     over = limit_percent is not None and sm > limit_percent + _SM_SLACK_PERCENT
-    mark = None if limit_percent is None else limit_percent / 100
-    return Bar(sm / 100, CRITICAL if over else "cyan", mark)
+    return Bar(sm / 100, CRITICAL if over else "cyan")
 
 
 # ---- containers of a node ------------------------------------------------------------------------
@@ -177,21 +176,24 @@ class Names:
 
     @property
     def words(self) -> str:
-        """Pod and container in a sentence, raw text."""
+        """Pod and container for a sentence, raw text."""
         return f"{self.pod_words or NOTHING} {self.container_words or NOTHING}"
 
 
-NAME_COLUMNS = (
-    Column("CONTAINER", "path_words", PATH_LIKE, on="terminal"),
-    Column("POD", "pod_words", NAME, on="pipe"),
-    Column("CONTAINER", "container_words", NAME, on="pipe"),
-)
+def name_columns(names: Callable[[Any], Names] = lambda row: row) -> tuple[Column, ...]:
+    """Columns with a container's names; `names` gets them from a record."""
+    return (
+        Column("CONTAINER", lambda row: names(row).path_words, "path", on="terminal"),
+        Column("POD", lambda row: names(row).pod_words, "name", on="pipe"),
+        Column("CONTAINER", lambda row: names(row).container_words, "name", on="pipe"),
+    )
 
 
-def names_of(node: Node, container: Container) -> dict[str, Any]:
-    """The fields of `Names` for a container, by the node's resolvers."""
-    name = node.pod_name(container)
-    container_id = container.container_id
+def names_of(container: Container | None) -> dict[str, Any]:
+    """The fields of `Names` for a container."""
+    if container is None:
+        return {}
+    name, container_id = container.pod_name, container.container_id
     return {
         "namespace": None if name is None else name.namespace,
         "pod": None if name is None else name.pod,

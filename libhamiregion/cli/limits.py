@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-import re
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from libhamiregion import LimitChange, LimitEdit, open_region
 from libhamiregion.changes import ANYTHING
-from libhamiregion.text import printable
 
 from . import options
 from .failures import ErrorGroup, bad_arguments
 from .format import effect_words, memory_bar
 from .help import Verb
 from .output import Page, show, show_done
-from .tables import DRAWING, NUMBER, PERCENT_LIMIT, SIZE, SIZE_LIMIT, Column, Lines, Table
+from .tables import Column, Lines, Table
 from .targets import Targets, for_each, target_options
 
 if TYPE_CHECKING:
     from libhamiregion import Layout, Region, ValueChange
-    from libhamiregion.changes import Anything
 
     from .tables import Block
 
-# Over a node, by plan. Imported when asked for: most calls are about one file.
-_BY_PLAN = ("apply", "diff", "export")
+# Imported when called: most calls are about one file.
+_BY_PLAN = dict.fromkeys(("apply", "diff", "export"), "limits_plan")
 
 
-class _Limits(ErrorGroup):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *_BY_PLAN])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _BY_PLAN:
-            return super().get_command(ctx, cmd_name)
-        module = import_module(".limits_plan", __package__)
-        return cast("click.Command", getattr(module, cmd_name))
-
-
-@click.group(cls=_Limits)
+@click.group(cls=ErrorGroup, modules=_BY_PLAN)
 def limits() -> None:
     """Read and edit the limits of a region, or of all containers of a node by a plan."""
 
@@ -65,11 +50,11 @@ class DeviceLimits:
 
 
 _COLUMNS = (
-    Column("DEVICE", "index", NUMBER, title="GPU", style="bold"),
-    Column("", memory_bar, DRAWING, title="memory", on="terminal"),
-    Column("MEM-LIMIT", "memory_limit_bytes", SIZE_LIMIT, title="limit"),
-    Column("MEM-USED", "memory_used_bytes", SIZE, title="used"),
-    Column("SM-LIMIT", "sm_limit_percent", PERCENT_LIMIT, title="SM limit"),
+    Column("DEVICE", "index", "number", title="GPU", style="bold"),
+    Column("", memory_bar, "drawing", title="memory"),
+    Column("MEM-LIMIT", "memory_limit_bytes", "size_limit", title="limit"),
+    Column("MEM-USED", "memory_used_bytes", "size", title="used"),
+    Column("SM-LIMIT", "sm_limit_percent", "percent_limit", title="SM limit"),
 )
 
 
@@ -135,16 +120,19 @@ def set_(
     **settings: Any,
 ) -> int:
     """Change limits, also while their containers run."""
-    if memory is None and sm is None and settings["burst"] is None:
+    given: dict[str, Any] = {"memory_limit": memory, "sm_limit": sm}
+    wanted = {field: limit for field, limit in given.items() if limit is not None}
+    if not wanted and settings["burst"] is None:
         raise click.UsageError("Say what to set: --memory, --sm or --burst.")
-    if if_equals is not None and (memory is None) == (sm is None):
+    if if_equals is not None and len(wanted) != 1:
         raise click.UsageError("--if-equals compares one limit: give --memory or --sm, not both.")
-    edits = _edits(memory, sm, device, ANYTHING if if_equals is None else if_equals)
-    for text in targets.texts[1:]:
-        if _SIZE_ALONE.fullmatch(text):
-            raise click.UsageError(
-                f"There is no target {text!r}; a size is one word, such as --memory 6GiB."
-            )
+    expected = ANYTHING if if_equals is None else if_equals
+    # Wrong values are reported before the first file is changed.
+    with bad_arguments():
+        edits = [
+            LimitEdit(**{field: limit}, device=device, expected=expected)
+            for field, limit in wanted.items()
+        ]
     edited: set[tuple[int, int]] = set()
     paths = targets.paths()
     return for_each(paths, lambda path: _set(path, edits, edited, named=len(paths) > 1, **settings))
@@ -163,22 +151,25 @@ def _set(
     as_json: bool,
 ) -> None:
     with open_region(path, writable=True, layout=layout) as region, bad_arguments():
-        # By a link to its directory too: 80% of 80% is not what was asked for.
+        # The same file by another name: 80% of 80% is not what was asked for.
         if region.file_id in edited:
             return
         edited.add(region.file_id)
         if burst is not None:
             region.set_burst(burst, dry_run=True)
         made = region.edit_limits(edits, force=force, dry_run=dry_run)
-        marked = None if burst is None else region.set_burst(burst, dry_run=dry_run)
-    start = f"{printable(path)}: " if named else ""
+        switch = None if burst is None else region.set_burst(burst, dry_run=dry_run)
     # None of the edits is of the priority.
     changes = [each for each in made if isinstance(each, LimitChange)]
-    lines = [f"{start}{_sentence(change)}" for change in changes]
+    lines = [_sentence(each.words, each) for each in changes]
     switched = None
-    if marked is not None:
-        lines.append(f"{start}{_burst_sentence(marked)}")
-        switched = {"before": bool(marked.before), "after": bool(marked.after)}
+    if switch is not None:
+        before, after = bool(switch.before), bool(switch.after)
+        switched = {"before": before, "after": after}
+        words = f"burst {_ON[before]} -> {_ON[after]}"
+        lines.append(_sentence(words if before != after else f"burst {_ON[after]}", switch))
+    if named:
+        lines = [f"{path}: {line}" for line in lines]
     answer = [
         {
             "limit": change.kind,
@@ -194,44 +185,23 @@ def _set(
     )
 
 
-# What follows a number in "6 GiB", which a shell makes two words of.
-_SIZE_ALONE = re.compile(r"[0-9.]*(?:[kmgt](?:ib?)?|b|%)", re.ASCII | re.IGNORECASE)
+_ON = {True: "on", False: "off"}
 
 
-def _edits(
-    memory: str | None, sm: str | None, device: int | str | None, expected: str | Anything
-) -> list[LimitEdit]:
-    """What to change in each file; what is wrong with a value is said before the first of them."""
-    edits = []
-    with bad_arguments():
-        if memory is not None:
-            edits.append(LimitEdit(memory_limit=memory, device=device, expected=expected))
-        if sm is not None:
-            edits.append(LimitEdit(sm_limit=sm, device=device, expected=expected))
-    return edits
-
-
-def _sentence(change: LimitChange) -> str:
+def _sentence(words: str, change: LimitChange | ValueChange) -> str:
     if change.before == change.after:
-        return f"{change.words} (unchanged)"
-    return f"{change.words}, {effect_words(change.effect)}"
-
-
-def _burst_sentence(change: ValueChange) -> str:
-    before, after = ("on" if value else "off" for value in (change.before, change.after))
-    if before == after:
-        return f"burst {after} (unchanged)"
-    return f"burst {before} -> {after}, {effect_words(change.effect)}"
+        return f"{words} (unchanged)"
+    return f"{words}, {effect_words(change.effect)}"
 
 
 def _index(region: Region, device: int | str) -> int:
     """The index of a device of the region, which may be named by its uuid."""
-    uuids = region.uuids
+    uuids = dict(enumerate(region.uuids))
     for index in region.device_indices:
-        if device == index or (index < len(uuids) and device == uuids[index]):
+        if device in (index, uuids.get(index)):
             return index
     there = ", ".join(
-        f"{index} ({uuids[index]})" if index < len(uuids) and uuids[index] else str(index)
+        f"{index} ({uuids[index]})" if uuids.get(index) else str(index)
         for index in region.device_indices
     )
     raise ValueError(f"{region.path!r} has no device {device!r}, only {there}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import functools
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
+from libhamiregion.node import NodePods
 from libhamiregion.node.containers import MissingReason
 from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.plan import (
@@ -22,23 +23,25 @@ from libhamiregion.plan import (
     load_plan,
     plan_text,
 )
+from libhamiregion.plan.diff import equal_edits, value_words
 from libhamiregion.plan.reconcile import SourceReading, join_readings
 from libhamiregion.text import printable
 
 from . import options
-from .failures import PROBLEMS, USAGE, Failure
+from .failures import DONE, PROBLEMS, USAGE, Failure
+from .format import Names, count, name_columns, names_of, some
 from .help import Verb
-from .limits_plan_tables import diff_blocks, diff_object, outcome_objects, result_lines
 from .node_page import node_warnings
-from .output import DRY_RUN, Page, show, write
-from .tables import Lines
+from .output import DRY_RUN, Page, as_plain, show, write
+from .tables import CRITICAL, DIM, WARN, Column, Lines, Table
 
 if TYPE_CHECKING:
     from libhamiregion.node import Node, Selector
-    from libhamiregion.plan import LimitPlan, PlanDiff
+    from libhamiregion.plan import LimitPlan, PlanDiff, PlanResult
+    from libhamiregion.plan.diff import ContainerDiff, PlannedEdit, Unapplied
     from libhamiregion.plan.reconcile import PlanSource
 
-    from .service_log import ServiceLog
+    from .service import ServiceLog
     from .tables import Block
 
 
@@ -106,7 +109,8 @@ class PlanChoice:
             raise InvalidPlan(f"the plan cannot be used\n{error}") from None
 
     def _pods(self) -> PodAnnotations:
-        return PodAnnotations(pods=self.node_choice.pods())
+        choice = self.node_choice
+        return PodAnnotations(pods=NodePods(choice.node_name, kubeconfig=choice.kubeconfig))
 
 
 annotations_option = click.option(
@@ -114,23 +118,17 @@ annotations_option = click.option(
     is_flag=True,
     help="Take annotations of this node's pods as rules, after PLAN.",
 )
-state_option = click.option(
-    "--state",
-    type=options.PATH,
-    metavar="DIR",
-    help="Where undo plans are, and what was there before a plan that is kept."
-    "  [default: $HAMIREGION_STATE, /var/lib/hamiregion for root, else ~/.local/state/hamiregion]",
-)
+_plan = functools.partial(options.option, group="Plan")
+state_option = _plan("--state", type=options.PATH, metavar="DIR")
 plan_options = options.all_of(
     click.argument("path", metavar="[PLAN]", required=False, type=options.PATH),
     annotations_option,
     click.option(
-        "--force",
-        is_flag=True,
-        help="Also set memory limits below what is used now, and SM limits that stop what runs.",
+        "--force", is_flag=True, help="Also limits below use, and SM limits that stop processes."
     ),
     options.directory_options,
     options.json_option,
+    options.group_options("choice", ("path", "from_annotations", "node_choice"), PlanChoice),
 )
 
 
@@ -142,29 +140,13 @@ plan_options = options.all_of(
     ],
 )
 @plan_options
-def diff(
-    path: str | None,
-    *,
-    from_annotations: bool,
-    node_choice: options.NodeChoice,
-    force: bool,
-    as_json: bool,
-) -> int:
-    """Show what PLAN, a YAML or JSON file, would change on this node.  Nothing is changed.
-
-    Exit codes: 0 all is as the plan says, 1 failed, 2 the plan or the command is wrong, 3
-    something would be changed, or is left as it is although the plan says otherwise.
-
-    JSON: changes, skipped, unused_rules and problems (of annotations).  A change has the keys
-    pod_uid, namespace, pod, container, region_path, refused, and edits, a list with field, device,
-    before, after (bytes, percent or priority; null is unlimited), effect and rule (its index in the
-    plan).
-    """
-    reading = PlanChoice(path, from_annotations, node_choice).load()
-    with node_choice.open() as node:
+def diff(choice: PlanChoice, force: bool, as_json: bool) -> int:
+    """Show what PLAN, a YAML or JSON file, would change on this node.  Nothing is changed."""
+    reading = choice.load()
+    with choice.node_choice.open() as node:
         found = _compared(node, reading, force=force)
         show(_page(node, reading, found), as_json)
-    return PROBLEMS if found.changes or found.unapplied or reading.problems else 0
+    return PROBLEMS if found.changes or found.unapplied or reading.problems else DONE
 
 
 @click.command(
@@ -173,99 +155,59 @@ def diff(
         "hamiregion limits apply plan.yaml --dry-run",
         "hamiregion limits apply plan.yaml --watch",
     ],
-    brief={"State": ("state", "undo", "interval_s")},
 )
 @plan_options
 @options.dry_run_option
 @state_option
-@click.option(
-    "--undo",
-    type=options.PATH,
-    metavar="FILE",
-    help="Where to write the plan that restores what was there; a new file.  [default: in --state]",
-)
+@_plan("--undo", type=options.PATH, metavar="FILE")
 @click.option("--watch", is_flag=True, help="Stay, and keep this node on the plan.")
-@click.option(
-    "--interval",
-    "interval_s",
-    type=options.Seconds(min=0.05, max=86_400),
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="With --watch: how often to look.",
-)
+@_plan("--interval", "interval_s", type=options.Seconds(min=0.05, max=86_400), metavar="SECONDS")
 def apply(
-    path: str | None,
+    choice: PlanChoice,
     *,
-    from_annotations: bool,
-    node_choice: options.NodeChoice,
     force: bool,
     as_json: bool,
     dry_run: bool,
     state: str | None,
     undo: str | None,
     watch: bool,
-    interval_s: float,
+    interval_s: float | None,
 ) -> int:
     """Set the limits of this node's containers as PLAN, a YAML or JSON file, says.
 
-    \b
-    hamiregion limits apply plan.yaml --dry-run
-    hamiregion limits apply plan.yaml --undo before.yaml --root DIR
-    hamiregion limits apply plan.yaml --watch --root /usr/local/vgpu/containers
-    hamiregion limits apply --from-annotations --watch --root DIR
-
-    Each container is changed wholly or not at all, and only if it is as shown.  Before the first
-    change a plan is written that restores what was there.  Killed on the way, the same command
-    again does the rest, and the undo plan puts all back.
-
-    With --watch the node is kept on the plan, which is read again when it changes; what the plan
-    names no longer goes back to what it was.  One process keeps a node on a plan: a second one is
-    refused.  Told to end (SIGTERM, Ctrl-C), limits stay as they are; undo-watch.yaml in --state
-    puts everything back.
-
-    Exit codes: 0 done, 1 failed, 2 the plan or the command is wrong and nothing was changed, 3 a
-    container was left as it was, because it refused or could not be reached.
-
-    JSON: the keys of `diff`, and dry_run, undo (a path) and outcomes, a list with pod_uid,
-    namespace, pod, container, region_path, status (applied, conflict, refused or failed) and
-    message.  With --watch one event per line on stderr, as `hamiregion agent` has them: time_s,
-    task, event, message, container and detail.
-    """  # noqa: D301 (click looks for the character itself)
-    source = click.get_current_context().get_parameter_source("interval_s")
-    if not watch and source is click.core.ParameterSource.COMMANDLINE:
+    Each container is changed wholly or not at all, and only if it is as shown. The undo plan is
+    written before the first change.
+    """
+    if interval_s is not None and not watch:
         raise click.UsageError("--interval goes with --watch: without it the plan is applied once.")
     if watch and (dry_run or undo is not None):
         raise click.UsageError("--watch goes with neither --dry-run nor --undo.")
-    if watch and path == "-":
+    if watch and choice.path == "-":
         raise click.UsageError("--watch reads the plan again and again: name a file, not -.")
-    if undo is not None and os.path.lexists(undo):
-        raise click.UsageError(
-            f"--undo {undo} is there already, and may be what undoes an earlier plan;"
-            " name a new file."
-        )
-    choice = PlanChoice(path, from_annotations, node_choice)
-    with node_choice.open() as node:
+    with choice.node_choice.open() as node:
         if watch:
-            _watch(node, choice, state, interval_s, force=force, as_json=as_json)
-            return 0
+            _watch(node, choice, state, interval_s or 5.0, force=force, as_json=as_json)
+            return DONE
         reading = choice.load()
         found = _compared(node, reading, force=force)
         page = _page(node, reading, found)
-        done: Block = Lines([DRY_RUN])
-        answer: dict[str, Any] = {"dry_run": True, "undo": None, "outcomes": []}
         is_complete = not found.unapplied and not reading.problems
+        answer: dict[str, Any] = {"dry_run": dry_run, "undo": None, "outcomes": []}
+        lines = Lines([DRY_RUN])
         if not dry_run:
             result = apply_diff(node, found, undo=undo, state=state, force=force)
-            done = result_lines(found, result)
-            outcomes = outcome_objects(result)
-            answer = {"dry_run": False, "undo": result.undo_path, "outcomes": outcomes}
+            lines = _result_lines(found, result)
+            outcomes = [
+                {**_place(each.diff), "status": each.status, "message": each.message}
+                for each in result.outcomes
+            ]
+            answer |= {"undo": result.undo_path, "outcomes": outcomes}
             is_complete = is_complete and result.all_applied
     data = {**page.data, **answer}
     show(
-        attrs.evolve(page, schema="plan-result/1", data=data, blocks=[*page.blocks, done]), as_json
+        attrs.evolve(page, schema="plan-result/1", data=data, blocks=[*page.blocks, lines]), as_json
     )
-    return 0 if is_complete else PROBLEMS
+    return DONE if is_complete else PROBLEMS
 
 
 @click.command(
@@ -281,9 +223,8 @@ def apply(
 def export(selector: Selector, node_choice: options.NodeChoice, as_json: bool) -> None:
     """Write the limits of this node's containers as they are, as a plan.
 
-    A rule names each container by its pod's UID and its own name, and each device by its index.
-    YAML, or with --json JSON; both are what `apply` and `diff` read.  A container whose region
-    cannot be read is left out, which a warning says.
+    A rule names each container by its pod's UID and its own name. Containers whose region cannot
+    be read are left out, with a warning.
     """
     with node_choice.open() as node:
         _refresh(node)
@@ -293,19 +234,17 @@ def export(selector: Selector, node_choice: options.NodeChoice, as_json: bool) -
     write(plan_text(plan, as_json=as_json))
 
 
-def _left_out(node: Node, selector: Selector) -> tuple[str, ...]:
-    """How many containers an export leaves out; one that has no region has no limits."""
-    count = sum(
+def _left_out(node: Node, selector: Selector) -> list[str]:
+    """Say how many containers an export leaves out; one without a region has no limits."""
+    number = sum(
         each.directory is not None
         and each.missing is not None
         and each.missing.reason is not MissingReason.NO_FILE
         and selector.matches(each)
         for each in node.containers
     )
-    if not count:
-        return ()
-    why = "`hamiregion containers` says why"
-    return (f"containers left out, as their regions cannot be read: {count}; {why}",)
+    words = "containers left out, as their regions cannot be read"
+    return [f"{words}: {number}; `hamiregion containers` says why"] if number else []
 
 
 def _refresh(node: Node) -> None:
@@ -326,8 +265,8 @@ def _page(node: Node, reading: SourceReading, found: PlanDiff) -> Page:
     kept = "another process keeps this node on a plan, and sets back what differs from it"
     return Page(
         "plan-diff/1",
-        {**diff_object(found), "problems": dict(reading.problems)},
-        diff_blocks(found, reading.plan),
+        {**_diff_object(found), "problems": dict(reading.problems)},
+        _diff_blocks(found, reading.plan),
         notes=(kept,) if is_node_locked(node.directories, LockUse.PLAN) else (),
         warnings=(*node_warnings(node), *problems),
     )
@@ -345,7 +284,7 @@ def _watch(
     # With its threads only where a plan is watched.
     from libhamiregion.agent import PlanKeeper
 
-    from .service import run_service
+    from .agent import run_service
 
     if choice.path is not None:
         # Somebody is there to correct it; later a bad plan is reported and the last one stays.
@@ -357,3 +296,121 @@ def _watch(
         return [keeper]
 
     run_service("plan", node, tasks, as_json=as_json)
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def _names(about: ContainerDiff | Unapplied) -> Names:
+    return Names(**names_of(about.container))
+
+
+@attrs.frozen
+class _Row:
+    """An edit of neighbouring devices, with what becomes of it."""
+
+    devices: str | None
+    edit: PlannedEdit
+    effect: str
+    rule: str
+
+
+def _limit_column(name: str, style: str = "") -> Column:
+    def words(row: _Row) -> str:
+        return value_words(row.edit.field, getattr(row.edit, name))
+
+    return Column(name.upper(), part=words, style=style)
+
+
+_COLUMNS = (
+    *name_columns(_names),
+    Column("DEVICE", part="devices"),
+    Column("LIMIT", part="edit.field"),
+    _limit_column("before"),
+    _limit_column("after", "bold"),
+    Column("EFFECT", part="effect", format="name", style=DIM),
+    Column("RULE", part="rule", format="name", style=DIM),
+)
+
+
+def _diff_blocks(found: PlanDiff, plan: LimitPlan) -> list[Block]:
+    """Show a diff: a table of the changes, then what is left as it is, and why."""
+
+    def rows(each: ContainerDiff) -> list[_Row]:
+        refused = dict.fromkeys(skip.reason.replace("_", " ") for skip in each.refused)
+        reasons = f"refused: {', '.join(refused)}"
+        return [
+            _Row(devices, edit, reasons if refused else edit.effect.value, _rule(plan, edit.rule))
+            for devices, edit in equal_edits(each.edits)
+        ]
+
+    changed = [each for each in found.containers if each.edits]
+    changes = Table(_COLUMNS, changed, rows) if changed else Lines(["nothing is to be changed"])
+    sentences = [
+        (f"left as it is: {_names(skip).words}: {skip.message}{_rules(skip.rules)}", WARN)
+        for skip in found.unapplied
+    ]
+    sentences += [(f"no region yet: {_names(skip).words}", DIM) for skip in found.waiting]
+    if found.unused:
+        unused = f"some rules choose no container of this node{_rules(found.unused)}"
+        sentences.append((unused, DIM))
+    return [changes, Lines(sentences)]
+
+
+def _result_lines(found: PlanDiff, result: PlanResult) -> Lines:
+    """Say what has become of a diff."""
+    sentences: list[str | tuple[str, str]] = [
+        (f"left as it was ({each.status}): {_names(each.diff).words}: {each.message}", CRITICAL)
+        for each in result.outcomes
+        if each.status != "applied"
+    ]
+    wanted = sum(bool(each.edits or each.refused) for each in found.containers)
+    if wanted:
+        done = sum(each.status == "applied" for each in result.outcomes)
+        sentences.append(f"changed {done} of {count(wanted, 'container')}")
+    if result.undo_path is not None:
+        sentences.append(f"undo plan: {result.undo_path}")
+    return Lines(sentences)
+
+
+def _diff_object(found: PlanDiff) -> dict[str, Any]:
+    """A diff for programs."""
+    return {
+        "changes": [
+            {
+                **_place(each),
+                "refused": bool(each.refused),
+                "edits": [as_plain(edit) for edit in each.edits],
+            }
+            for each in found.containers
+            if each.edits
+        ],
+        "skipped": [
+            {
+                **_place(skip),
+                "reason": skip.reason,
+                "missing": None if (why := skip.container.missing) is None else why.reason,
+                "message": skip.message,
+                "device": skip.device,
+                "rules": skip.rules,
+            }
+            for skip in (*found.unapplied, *found.waiting)
+        ],
+        "unused_rules": found.unused,
+    }
+
+
+def _place(about: ContainerDiff | Unapplied) -> dict[str, Any]:
+    """The container for --json."""
+    return {**names_of(about.container), "region_path": about.container.region_path}
+
+
+def _rule(plan: LimitPlan, number: int | None) -> str:
+    if number is None:
+        return "restore"
+    return plan.rules[number].name or f"rules[{number}]"
+
+
+def _rules(numbers: tuple[int, ...]) -> str:
+    words = some([f"rules[{number}]" for number in numbers])
+    return f" ({words})" if numbers else ""

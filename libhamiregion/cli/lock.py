@@ -1,4 +1,4 @@
-"""`hamiregion lock`: the holder of a region's lock, and freeing a lock whose holder is dead."""
+"""`hamiregion lock`: show the owner of a region's lock, and free the lock of a dead owner."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from . import options
 from .failures import ErrorGroup
 from .format import OWN_WORDS
 from .help import Verb
-from .output import Page, as_plain, show_all, show_done, ticks
+from .output import Page, as_plain, show_all, show_done
 from .tables import Lines
 from .targets import Targets, target_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from libhamiregion import Layout, LockRecovery, LockState
+    from libhamiregion import Layout, LockRecovery, LockState, Region
 
 
 @click.group(cls=ErrorGroup)
@@ -42,20 +40,20 @@ def lock() -> None:
 @options.output_options
 def status(
     targets: Targets, interval_s: float | None, proc: str, layout: Layout | None, as_json: bool
-) -> int | None:
+) -> int:
     """Show which process holds the lock of a container's region, and whether it lives."""
 
-    def pages(path: str) -> Iterator[Page]:
+    def act(path: str) -> None:
         with open_region(path, layout=layout) as region:
-            for _ in ticks(interval_s):
-                state = region.lock_state(proc=proc)
-                data = {"path": region.path, "layout": region.layout, **as_plain(state)}
-                yield Page("lock/1", data, [Lines([state_sentence(state)])])
+            show_all(lambda: _page(region, proc), interval_s, as_json)
 
-    if interval_s is None:
-        return targets.for_each(lambda path: show_all(pages(path), None, as_json))
-    show_all(pages(targets.only_path()), interval_s, as_json)
-    return None
+    return targets.for_each(act, only_one=interval_s is not None)
+
+
+def _page(region: Region, proc: str) -> Page:
+    state = region.lock_state(proc=proc)
+    data = {"path": region.path, "layout": region.layout, **as_plain(state)}
+    return Page("lock/1", data, [Lines([state_sentence(state)])])
 
 
 @lock.command(
@@ -92,27 +90,24 @@ def _recover(
         done: LockState | LockRecovery
         if dry_run:
             done = region.lock_state(proc=proc)
-            sentences = [state_sentence(done)]
+            schema, sentences = "lock/1", [state_sentence(done)]
         else:
             done = region.recover_lock(proc=proc, watch_s=watch_s)
-            sentences = recovery_sentences(done)
-    schema = "lock/1" if dry_run else "lock-recovery/1"
+            schema, sentences = "lock-recovery/1", recovery_sentences(done)
     show_done(schema, region, sentences, as_json, dry_run=dry_run, **as_plain(done))
 
 
 def state_sentence(state: LockState) -> str:
     """Say in one line who holds a lock.
 
-    Damage comes first: such a lock excludes nobody.
+    Damage comes first: such a lock excludes no one.
     """
     if state.damaged:
-        signed = "" if state.owner_life is None else " though somebody has signed"
-        value = state.semaphore_value
-        return f"damaged: the semaphore stands at {value}{signed}, and so excludes nobody"
+        return f"damaged: the semaphore is {state.semaphore_value}, so the lock excludes no one"
     if not state.held:
         words = "free"
     elif state.owner_life is None:
-        words = "held, but nobody has signed for it"
+        words = "held, without an owner"
     else:
         owner = OWN_WORDS if state.by_library else f"pid {state.owner_pid}"
         if state.owner_host_pid is not None:
@@ -120,16 +115,16 @@ def state_sentence(state: LockState) -> str:
         words = f"held by {owner}, {_LIVES[state.owner_life]}"
     if state.held_for_s:
         words += f", the same owner at every check for {state.held_for_s:.1f} s"
-    if state.postinit_value is not None and state.postinit_value != 1:
-        words += f"; the second semaphore stands at {state.postinit_value}"
+    if state.postinit_value not in (None, 1):
+        words += f"; the second semaphore is {state.postinit_value}"
     return words
 
 
 _LIVES = {
     "alive": "which is alive",
     "dead": "which is dead: `hamiregion lock recover` frees it",
-    "unknown": "and /proc does not show whether that lives",
-    None: "which has not signed",
+    "unknown": "which may be dead: /proc does not show it",
+    None: "whose life is not known",
 }
 
 
@@ -137,7 +132,7 @@ def recovery_sentences(recovery: LockRecovery) -> list[str]:
     """Say what a recovery has done."""
     done_words = {
         "dead owner's lock given back": recovery.dead_owner,
-        "lock that nobody had signed for given back": recovery.ownerless,
+        "lock without an owner given back": recovery.ownerless,
         "semaphore set back to 1": recovery.impossible_value,
         "second semaphore given back": recovery.postinit,
     }

@@ -1,28 +1,28 @@
-"""An answer about a node: what every such answer says of gaps, directories and the driver."""
+"""An answer about a node, with what every such answer says of gaps, directories and the driver."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
 from libhamiregion import RegionError
 from libhamiregion.node import NvmlState, driver_gap
-from libhamiregion.node.outside import mapped_regions
 
+from . import options
 from .format import Names, names_of, some
 from .output import Page
 from .tables import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from libhamiregion import DeviceUsage
     from libhamiregion.node import Container, Node, Observation, Observer, Selector
     from libhamiregion.node.observation import GapKind
 
-    from .options import NodeChoice
+    from .options import DriverChoice, NodeChoice
     from .tables import Block
 
 _GAPS_SHOWN = 3
@@ -47,50 +47,115 @@ class GapRow(Names):
     count: int
 
 
-def node_page(
-    schema: str,
-    observation: Observation,
-    node: Node,
-    node_choice: NodeChoice,
-    data: dict[str, Any],
-    blocks: Sequence[Block],
-    notes: Iterable[str] = (),
-    *,
-    selector: Selector,
-    found: bool,
-) -> Page:
-    """Make a page about a node, with gaps and notes.
+@attrs.frozen
+class NodeView:
+    """A node, and what is selected of it.
 
-    The page is a failure if no directory of containers can be listed, or no container is selected.
-
-    Args:
-        schema: Name and version of the answer.
-        observation: What was observed.
-        node: The node.
-        node_choice: What the node was chosen by.
-        data: The answer for --json, without what all pages of a node have.
-        blocks: The answer for people.
-        notes: What else to know.
-        selector: What was selected.
-        found: Whether the answer has something that was selected.
+    Attributes:
+        observer: Observes the node.
+        selector: Selects containers and devices.
+        node_choice: The options that chose the node.
     """
-    warnings, gaps = node_warnings(node), _gap_rows(node, observation)
-    seen = {"complete": node.processes.is_complete, "warnings": warnings, "gaps": gaps}
-    is_empty = not any(isinstance(block, Table) and block.records for block in blocks)
-    failure = node.root_problem
-    if failure is not None and not node_choice.roots:
-        failure += "; name it with --root, or look for regions elsewhere with --outside"
-    if failure is None and not found:
-        failure = selection_failure(node, selector)
-    return Page(
-        schema,
-        {"taken_at_ns": observation.regions_read_at_ns, **seen, **data},
-        # A heading without rows before an error reads as an answer.
-        () if failure is not None and is_empty else blocks,
-        notes=(*_gap_notes(node, gaps), *_outside_notes(node, node_choice), *notes),
-        warnings=warnings,
-        failure=failure,
-    )
+
+    observer: Observer
+    selector: Selector
+    node_choice: NodeChoice
+
+    @property
+    def node(self) -> Node:
+        """The node."""
+        return self.observer.node
+
+    def page(
+        self,
+        schema: str,
+        observation: Observation,
+        data: dict[str, Any],
+        blocks: Sequence[Block],
+        notes: Iterable[str] = (),
+        *,
+        found: bool,
+    ) -> Page:
+        """Make a page about the node, with gaps and notes.
+
+        It is a failure if no directory of containers can be listed, or no container is selected.
+
+        Args:
+            schema: Name and version of the answer.
+            observation: The observation that is shown.
+            data: The answer for --json, without the keys that all pages of a node have.
+            blocks: The answer for people.
+            notes: Further notes.
+            found: Whether the answer has something that was selected.
+        """
+        node, warnings, gaps = self.node, node_warnings(self.node), self._gaps(observation)
+        failure = node.root_problem
+        if failure is not None and not self.node_choice.roots:
+            failure += "; name it with --root, or look for regions elsewhere with --outside"
+        if failure is None and not found:
+            failure = self._selection_failure()
+        is_empty = not any(isinstance(block, Table) and block.records for block in blocks)
+        return Page(
+            schema,
+            {
+                "taken_at_ns": observation.regions_read_at_ns,
+                "complete": node.processes.is_complete,
+                "warnings": warnings,
+                "gaps": gaps,
+                **data,
+            },
+            # A heading without rows before an error reads as an answer.
+            () if failure is not None and is_empty else blocks,
+            notes=(*_gap_notes(node, gaps), *notes),
+            warnings=warnings,
+            failure=failure,
+        )
+
+    def _gaps(self, observation: Observation) -> list[GapRow]:
+        """The gaps, with the names of their containers."""
+        rows = []
+        for gap in observation.gaps:
+            names = names_of(gap.container)
+            if gap.container is None and gap.container_id is not None:
+                names = {"pod_uid": gap.container_id.pod_uid, "container_id": gap.container_id.id}
+            # Regions that an observation leaves out because of their size are read all the same.
+            if gap.kind != "slots":
+                rows.append(GapRow(**names, kind=gap.kind, reason=gap.reason, count=gap.count))
+        return rows
+
+    def _selection_failure(self) -> str | None:
+        """Say that nothing is selected, and list what there is; None if something is."""
+        node, selector = self.node, self.selector
+        chosen = [each for each in node.containers if selector.matches(each)]
+        if not chosen and any(attrs.astuple(selector)):
+            names = sorted({Names(**names_of(each)).words for each in node.containers})
+            return f"no container is selected; there is {some(names)}"
+        devices = [device for each in chosen for device in devices_of(each)]
+        if selector.device is None or not chosen or any(map(selector.matches_device, devices)):
+            return None
+        there_is = dict.fromkeys(f"{each.index} ({each.uuid or 'no uuid'})" for each in devices)
+        return f"no device {selector.device} in the containers selected; there is {some(there_is)}"
+
+
+#: A context with a view of a node.
+View: TypeAlias = "contextlib.AbstractContextManager[NodeView]"
+
+
+@contextlib.contextmanager
+def _open_view(
+    node_choice: NodeChoice, selector: Selector, driver: DriverChoice
+) -> Iterator[NodeView]:
+    with driver.observe(node_choice) as observer:
+        yield NodeView(observer, selector, node_choice)
+
+
+#: Adds the options of a node, its driver and a selection; the command gets `opened`, a `View`.
+view_options = options.all_of(
+    options.selector_options,
+    options.node_options,
+    options.driver_options,
+    options.group_options("opened", ("node_choice", "selector", "driver"), _open_view),
+)
 
 
 def driver_answer(
@@ -123,42 +188,15 @@ def root_failure(node: Node, roots: tuple[str, ...]) -> str | None:
     return node.root_problem if roots else None
 
 
-def selection_failure(node: Node, selector: Selector) -> str | None:
-    """Say that no container is selected, and list what there is; None if one is."""
-    chosen = [each for each in node.containers if selector.matches(each)]
-    if not chosen and any(attrs.astuple(selector)):
-        names = sorted({Names(**names_of(node, each)).words for each in node.containers})
-        return f"no container is selected; there is {some(names)}"
-    devices = [device for each in chosen for device in _devices_of(each)]
-    if selector.device is None or not chosen or any(map(selector.matches_device, devices)):
-        return None
-    there_is = dict.fromkeys(f"{each.index} ({each.uuid or 'no uuid'})" for each in devices)
-    return f"no device {selector.device} in the containers selected; there is {some(there_is)}"
-
-
-def _devices_of(container: Container) -> tuple[DeviceUsage, ...]:
+def devices_of(container: Container) -> tuple[DeviceUsage, ...]:
+    """The devices of a container's region; none if it cannot be read."""
     with contextlib.suppress(RegionError):
         if container.region is not None:
             return container.region.snapshot().devices
     return ()
 
 
-def _gap_rows(node: Node, observation: Observation) -> list[GapRow]:
-    """What could not be looked at, with the names of the container that it is about."""
-    rows = []
-    for gap in observation.gaps:
-        names: dict[str, Any] = {}
-        if gap.container is not None:
-            names = names_of(node, gap.container)
-        elif gap.container_id is not None:
-            names = {"pod_uid": gap.container_id.pod_uid, "container_id": gap.container_id.id}
-        # What an observation has left out because of its size, the verbs look at by themselves.
-        if gap.kind != "slots":
-            rows.append(GapRow(**names, kind=gap.kind, reason=gap.reason, count=gap.count))
-    return rows
-
-
-def _gap_notes(node: Node, gaps: Sequence[GapRow]) -> tuple[str, ...]:
+def _gap_notes(node: Node, gaps: Sequence[GapRow]) -> list[str]:
     """Say which processes this user cannot see from here."""
     is_complete = node.processes.is_complete
     # If no process may be read, one sentence says so.
@@ -167,22 +205,8 @@ def _gap_notes(node: Node, gaps: Sequence[GapRow]) -> tuple[str, ...]:
         for each in gaps
         if each.kind == "processes" and (is_complete or "may not be read" not in each.reason)
     ]
-    more = len(reasons) - _GAPS_SHOWN
-    further = (f"{more} more containers have processes that are not known",) if more > 0 else ()
-    return (*(() if is_complete else (_INCOMPLETE,)), *reasons[:_GAPS_SHOWN], *further)
-
-
-def _outside_notes(node: Node, node_choice: NodeChoice) -> tuple[str, ...]:
-    """Say that processes map regions elsewhere, if they were not asked for."""
-    if node_choice.outside:
-        return ()
-    known = set()
-    for container in node.containers:
-        if container.region is not None:
-            with contextlib.suppress(RegionError):
-                known.add(node.processes.identity(container.region))
-    # What is left over of a container that has gone is mapped by monitors for a while.
-    elsewhere = mapped_regions(node.processes, without=known)
-    if any(each.exclusive or not each.deleted for each in elsewhere):
-        return ("processes map regions elsewhere, too; --outside looks there",)
-    return ()
+    notes = ([] if is_complete else [_INCOMPLETE]) + reasons[:_GAPS_SHOWN]
+    if len(reasons) > _GAPS_SHOWN:
+        more = len(reasons) - _GAPS_SHOWN
+        notes.append(f"{more} more containers have processes that are not known")
+    return notes

@@ -1,8 +1,9 @@
-"""Options that several verbs share, and what they choose together."""
+"""Options that several verbs share."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import math
 import re
@@ -21,25 +22,18 @@ from .help import Option
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from libhamiregion.node import Node, NvmlSampler, Observer, Selector
-    from libhamiregion.node.node_pods import NodePods
-
-if TYPE_CHECKING:
-    ParsedType = click.ParamType[Any]
-else:
-    # Generic for type checkers; at run time only since click 8.2.
-    ParsedType = click.ParamType
+    from libhamiregion.node import Node, Observer, Selector
 
 Command = TypeVar("Command", bound="Callable[..., Any]")
 
-# That the system refuses a file is a failure, and told when it is opened; a check by click itself
-# would be wrong usage.
+# A file that the system refuses is a failure when it is opened; click's own check would make it
+# wrong usage.
 PATH = click.Path(path_type=str, readable=False)
 NO_DIRECTORY = click.Path(path_type=str, readable=False, dir_okay=False)
 
 
-class Parsed(ParsedType):
-    """What a function of the library reads from text; what it refuses is wrong usage."""
+class Parsed(click.ParamType):  # type: ignore[type-arg]
+    """A value that a function reads from text; its ValueError is wrong usage."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -77,7 +71,7 @@ DURATION = Parsed("duration", parse_duration)
 
 
 def option(*names: str, group: str, **settings: Any) -> Callable[[Command], Command]:
-    """An option that help lists by its name alone, under the heading of its group."""
+    """An option that help lists by its name alone, under its group; the docs explain it."""
     return click.option(*names, cls=Option, group=group, **settings)
 
 
@@ -94,8 +88,6 @@ def all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Comman
 
 # ---- verbs about one region ----------------------------------------------------------------------
 
-file_argument = click.argument("path", metavar="FILE", type=PATH)
-
 
 class _Pid(click.IntRange):
     name = "pid; `hamiregion show FILE` lists them"
@@ -104,32 +96,23 @@ class _Pid(click.IntRange):
 _PID = _Pid(1, 2**31 - 1)
 pid_argument = click.argument("pid", metavar="PID", type=_PID)
 pids_argument = click.argument("pids", metavar="[PID]...", type=_PID, nargs=-1)
-LAYOUT_NAMES = ", ".join(layout.value for layout in reversed(Layout))
 
 
 def _layout(_: click.Context, __: click.Parameter, name: str | None) -> Layout | None:
     return None if name is None else Layout(name)
 
 
-def layout_option_of(what: str, **settings: Any) -> Callable[[Command], Command]:
-    """The option ``--layout``; the command gets a `Layout`, or None."""
-    return click.option(
-        "--layout",
-        type=click.Choice([layout.value for layout in Layout]),
-        callback=_layout,
-        metavar="NAME",
-        help=f"{what} {LAYOUT_NAMES}.",
-        **settings,
-    )
-
-
-layout_option = layout_option_of(
-    "The file's layout, where it fits several.", cls=Option, group="Target"
-)
+LAYOUT_NAMES = [layout.value for layout in reversed(Layout)]
+#: Settings of ``--layout``; the command gets a `Layout`, or None.
+LAYOUT: dict[str, Any] = {
+    "type": click.Choice(LAYOUT_NAMES),
+    "callback": _layout,
+    "metavar": "NAME",
+}
+layout_option = option("--layout", group="Target", **LAYOUT)
 
 
 def _device(_: click.Context, __: click.Parameter, value: str | None) -> int | str | None:
-    # No number of more digits is an index, and Python takes the longest for none at all.
     is_index = value is not None and re.fullmatch("[0-9]{1,9}", value) is not None
     return int(value) if value is not None and is_index else value
 
@@ -140,122 +123,40 @@ device_option = click.option(
     callback=_device,
     help="Only this device, by CUDA ordinal or uuid.",
 )
+
 # ---- all verbs -----------------------------------------------------------------------------------
 
-json_option = option(
-    "as_json", "--json", is_flag=True, help="One JSON object per answer.", group="Output"
-)
-output_option = option(
-    "--output",
-    "-o",
-    type=click.Choice(["json", "table", "wide"]),
-    group="Output",
-    help="Form of the answer; wide adds uuids, users and files.",
+_output = functools.partial(option, group="Output")
+json_option = _output("as_json", "--json", is_flag=True)
+output_option = _output("--output", "-o", type=click.Choice(["json", "table", "wide"]))
+watch_option = _output(
+    "--watch", "-i", "interval_s", type=Seconds(min=0.05, max=86_400), metavar="SECONDS"
 )
 dry_run_option = click.option("--dry-run", is_flag=True, help="Check everything, change nothing.")
-watch_option = option(
-    "--watch",
-    "-i",
-    "interval_s",
-    type=Seconds(min=0.05, max=86_400),
-    metavar="SECONDS",
-    help="Refresh every SECONDS until Ctrl-C.",
-    group="Output",
-)
-proc_option = option(
-    "--proc",
-    type=PATH,
-    default="/proc",
-    show_default=True,
-    metavar="DIR",
-    help="Where the /proc of the processes is mounted.",
-    group="Node",
-)
 
 
 # ---- verbs about a node --------------------------------------------------------------------------
 
-root_option = option(
-    "--root",
-    "roots",
-    multiple=True,
-    type=PATH,
-    metavar="DIR",
-    help="Only the <podUID>_<container> directories below DIR, or those of resource claims if it is"
-    " called `claims`.  May be a pattern, and given again.  [default: those below $HOOK_PATH, else"
-    " HAMi's, its DRA driver's, KAI's, volcano's and those of your runs]",
-    group="Node",
-)
-outside_option = option(
-    "--outside",
-    is_flag=True,
-    help="Also regions outside these directories, found through the processes that map them, such"
-    " as /tmp/cudevshr.cache in a container without the device plugin.",
-    group="Node",
-)
-pod_logs_option = option(
-    "--pod-logs",
-    type=PATH,
-    default="/var/log/pods",
-    show_default=True,
-    metavar="DIR",
-    help="kubelet's directory of pods' logs, which names pods.",
-    group="Node",
-)
-container_logs_option = option(
-    "--container-logs",
-    type=PATH,
-    default="/var/log/containers",
-    show_default=True,
-    metavar="DIR",
-    help="kubelet's directory of containers' logs, which names containers by their ids.",
-    group="Node",
-)
-claims_option = option(
-    "--claims",
-    type=PATH,
-    metavar="FILE",
-    help="kubelet's checkpoint, which names resource claims."
-    "  [default: /var/lib/kubelet/dra_manager_state of the host, through /proc/1/root]",
-    group="Node",
-)
-node_name_option = option(
-    "--node-name",
-    "--node",
-    "node_name",
-    envvar="NODE_NAME",
-    metavar="NAME",
-    help="This node's name, for the API, metrics and reports.  [default: $NODE_NAME]",
-    group="Node",
-)
-kubeconfig_option = option(
-    "--kubeconfig",
-    type=PATH,
-    metavar="FILE",
-    help="For the Kubernetes API.  [default: the pod's service account, else kubectl's]",
-    group="Node",
-)
-library_option = option(
-    "--library",
-    type=PATH,
-    metavar="FILE",
-    help="The driver's libnvidia-ml.so.1, where the loader does not find it.",
-    group="Node",
-)
-no_driver_option = option(
-    "--no-driver", is_flag=True, help="Do not ask the driver (NVML).", group="Node"
-)
-wide_option = option(
-    "--wide", "-w", is_flag=True, help="With uuids, users and files.", group="Output"
+_node = functools.partial(option, group="Node")
+_directory = functools.partial(_node, type=PATH, metavar="DIR")
+root_option = _directory("--root", "roots", multiple=True)
+proc_option = _directory("--proc", default="/proc")
+library_option = _node("--library", type=PATH, metavar="FILE")
+_name_options = all_of(
+    _directory("--pod-logs", default="/var/log/pods"),
+    _directory("--container-logs", default="/var/log/containers"),
+    _node("--claims", type=PATH, metavar="FILE"),
+    _node("--node-name", "--node", "node_name", envvar="NODE_NAME", metavar="NAME"),
+    _node("--kubeconfig", type=PATH, metavar="FILE"),
 )
 
-
+# How long the driver may take to close its library.
 _CLOSE_S = 1.0
 
 
 @attrs.frozen
 class NodeChoice:
-    """The node that the options choose which say where it is, and what its pods are called."""
+    """The node, and where its pods' names are."""
 
     roots: tuple[str, ...]
     pod_logs: str
@@ -265,66 +166,62 @@ class NodeChoice:
     kubeconfig: str | None
     outside: bool = False
     proc: str = "/proc"
-    _watches: list[NodePods] = attrs.field(factory=list, init=False, eq=False, repr=False)
-
-    def pods(self) -> NodePods:
-        """The watch of this node's pods: one for the whole process."""
-        from libhamiregion.node import NodePods
-
-        if not self._watches:
-            self._watches.append(NodePods(self.node_name, kubeconfig=self.kubeconfig))
-        return self._watches[0]
 
     def open(self) -> Node:
         """Make the node; the caller closes it."""
-        # Verbs about one region need nothing of a node, and start sooner without it.
+        # Verbs about one region need no node, and start sooner without it.
         from libhamiregion.node import Node, NodeNames
         from libhamiregion.node.names import kubelet_claims
 
-        from .small_memory import stay_small
-
         # Every verb that runs for long begins here, before it has threads.
-        stay_small()
+        tune_malloc()
         claims = self.claims or kubelet_claims(self.proc)
         names = NodeNames(self.pod_logs, self.container_logs, claims=claims)
         return Node(self.roots or None, proc=self.proc, names=names, outside=self.outside)
 
 
+def tune_malloc() -> None:
+    """Make glibc give freed memory back to the system, and use one heap for all threads.
+
+    An observation takes megabytes for a moment, each in another thread than the one before. glibc
+    would keep them, for each thread apart.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for name, value in _MALLOC_SETTINGS:
+            mallopt(name, value)
+
+
+# M_ARENA_MAX, M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc's malloc.h.
+_MALLOC_SETTINGS = ((-8, 1), (-3, 128 * 1024), (-1, 256 * 1024))
+
+
 @attrs.frozen
 class DriverChoice:
-    """What --no-driver and --library choose."""
+    """Whether to ask the driver, and by which library."""
 
     no_driver: bool
     library: str | None
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[NvmlSampler | None]:
-        """A context with what asks the driver, or with None."""
-        from libhamiregion.node import NvmlSampler
-
-        if self.no_driver:
-            yield None
-            return
-        sampler = NvmlSampler(self.library)
-        try:
-            yield sampler
-        finally:
-            # One that waits for a driver that does not answer would not be closed for ever.
-            closing = threading.Thread(target=sampler.close, daemon=True)
-            closing.start()
-            closing.join(_CLOSE_S)
-
-    @contextlib.contextmanager
     def observe(self, node_choice: NodeChoice) -> Iterator[Observer]:
-        """A context with what observes a node and its driver.
+        """A context with an observer of a node and its driver.
 
         Args:
-            node_choice: Where the node is.
+            node_choice: The node.
         """
-        from libhamiregion.node import Observer
+        from libhamiregion.node import NvmlSampler, Observer
 
-        with self.open() as sampler, node_choice.open() as node:
-            yield Observer(node, sampler=sampler, anew=True)
+        sampler = None if self.no_driver else NvmlSampler(self.library)
+        try:
+            with node_choice.open() as node:
+                yield Observer(node, sampler=sampler, anew=True)
+        finally:
+            if sampler is not None:
+                # A driver that does not answer would keep it open for ever.
+                closing = threading.Thread(target=sampler.close, daemon=True)
+                closing.start()
+                closing.join(_CLOSE_S)
 
 
 def group_options(
@@ -349,43 +246,34 @@ def _selector(**patterns: str | None) -> Selector:
     return Selector(**patterns)
 
 
-_name_options = all_of(
-    pod_logs_option, container_logs_option, claims_option, node_name_option, kubeconfig_option
-)
 _NODE_CHOICE = ("roots", "pod_logs", "container_logs", "claims", "node_name", "kubeconfig")
-#: Adds --root, and what says pods' names; the command gets `node_choice`, a `NodeChoice`.
+#: Adds --root, and the sources of names; the command gets `node_choice`, a `NodeChoice`.
 directory_options = all_of(
     root_option, _name_options, group_options("node_choice", _NODE_CHOICE, NodeChoice)
 )
 #: Adds --outside and --proc as well.
 node_options = all_of(
     root_option,
-    outside_option,
+    _node("--outside", is_flag=True),
     proc_option,
     _name_options,
     group_options("node_choice", (*_NODE_CHOICE, "outside", "proc"), NodeChoice),
 )
 #: Adds --no-driver and --library; the command gets `driver`, a `DriverChoice`.
 driver_options = all_of(
-    no_driver_option,
+    _node("--no-driver", is_flag=True),
     library_option,
     group_options("driver", ("no_driver", "library"), DriverChoice),
 )
+_select = functools.partial(option, group="Select", metavar="PATTERN")
 #: Adds --namespace, --pod, --container and --device; the command gets `selector`.
 selector_options = all_of(
-    option("--namespace", metavar="PATTERN", group="Select", help="Only pods of such namespaces."),
-    option("--pod", metavar="PATTERN", group="Select", help="Only pods of this name or UID."),
-    option(
-        "--container", metavar="PATTERN", group="Select", help="Only containers of this name or id."
-    ),
-    option(
-        "--device", metavar="N|PATTERN", group="Select", help="Only devices of this index or uuid."
-    ),
+    *map(_select, ("--namespace", "--pod", "--container", "--device")),
     group_options("selector", ("namespace", "pod", "container", "device"), _selector),
 )
 
 
-def _form(as_json: bool, output: str | None) -> bool:
+def _is_json(as_json: bool, output: str | None) -> bool:
     if as_json and output not in {None, "json"}:
         raise click.UsageError(f"--json and -o {output} contradict each other.")
     return as_json or output == "json"
@@ -393,18 +281,17 @@ def _form(as_json: bool, output: str | None) -> bool:
 
 #: Adds --json and -o; the command gets `as_json`.
 output_options = all_of(
-    json_option, output_option, group_options("as_json", ("as_json", "output"), _form)
+    json_option, output_option, group_options("as_json", ("as_json", "output"), _is_json)
 )
 
 
 def _wide(command: Command) -> Command:
     @functools.wraps(command)
     def called(*args: Any, **given: Any) -> Any:
-        given["wide"] = given["wide"] or given["output"] == "wide"
-        return command(*args, **given)
+        return command(*args, wide=given["output"] == "wide", **given)
 
     return called  # type: ignore[return-value]
 
 
-#: Adds --json, -o and --wide; the command gets `as_json` and `wide`.
-wide_output_options = all_of(_wide, wide_option, output_options)
+#: Adds --json and -o; the command gets `as_json` and `wide`.
+wide_output_options = all_of(_wide, output_options)

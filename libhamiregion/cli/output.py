@@ -1,4 +1,4 @@
-"""Where answers go: a terminal, a pipe, or JSON; once, or again and again."""
+"""Output of answers: on a terminal, in a pipe, or as JSON; once, or again and again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .failures import Failure
 from .tables import Lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from libhamiregion import Region
 
@@ -31,13 +31,13 @@ class Page:
     """One answer in all its forms.
 
     Attributes:
-        schema: Name and version of what --json answers, such as ``containers/1``; docs, JSON.
+        schema: Name and version of the answer for --json, such as ``containers/1``; docs, JSON.
         data: For --json: a dictionary of what json takes, or an attrs class, with attrs classes
             and enums anywhere in it.
-        blocks: For people; an empty line stands between two of them.
-        notes: What a person should know beside it: one sentence each, raw text.
-        warnings: What could not be looked at: one sentence each, raw text.
-        failure: Why the command has failed all the same, if it has.
+        blocks: For people; printed with an empty line between them.
+        notes: Remarks for people, a sentence each, raw text.
+        warnings: What could not be read, a sentence each, raw text.
+        failure: Why the command has failed, if it has.
     """
 
     schema: str
@@ -62,25 +62,27 @@ def show(page: Page, as_json: bool) -> None:
     Raises:
         Failure: The page says that the command has failed.
     """
-    if not as_json and (on_terminal() or colours_forced()):
+    if not as_json and (on_terminal() or _are_colours_forced()):
         from .terminal import console, draw_page
 
         screen = console()
         screen.print(draw_page(page, screen.width))
     else:
-        _Pipe(as_json).show(page)
+        _write_page(page, as_json)
+        _write_asides(_asides(page, as_json))
     if page.failure is not None:
         raise Failure(page.failure)
 
 
-def show_all(pages: Iterator[Page], interval_s: float | None, as_json: bool) -> None:
-    """Show the first answer, or with an interval each of them until Ctrl-C.
+def show_all(look: Callable[[], Page], interval_s: float | None, as_json: bool) -> None:
+    """Show an answer once, or at an interval until Ctrl-C.
 
-    A failure of one among many is shown as a warning.
+    At an interval, a failure is shown as a warning.
     """
     if interval_s is None:
-        show(next(pages), as_json)
+        show(look(), as_json)
         return
+    pages = (look() for _ in _ticks(interval_s))
     try:
         if on_terminal() and not as_json:
             from .terminal import console, fit_page, live
@@ -90,58 +92,58 @@ def show_all(pages: Iterator[Page], interval_s: float | None, as_json: bool) -> 
                 for page in pages:
                     picture.update(fit_page(page, screen), refresh=True)
         else:
-            pipe = _Pipe(as_json, watch=True)
-            for page in pages:
-                pipe.show(page)
+            _write_all(pages, as_json)
     except KeyboardInterrupt:
         # Ctrl-C is how a watch ends, not how it fails.
         return
 
 
-def ticks(interval_s: float | None) -> Iterator[None]:
-    """Yield once, or with an interval again and again; a slow tick skips those that it missed."""
-    yield
-    due = time.monotonic()
-    while interval_s is not None:
-        due = max(due + interval_s, time.monotonic())
-        time.sleep(max(0.0, due - time.monotonic()))
+def _ticks(interval_s: float) -> Iterator[None]:
+    """Yield again and again; a slow tick skips those that it missed."""
+    due_s = time.monotonic()
+    while True:
         yield
+        due_s = max(due_s + interval_s, time.monotonic())
+        time.sleep(max(0.0, due_s - time.monotonic()))
 
 
-class _Pipe:
-    """Writes pages one after the other; what stands beside them goes to stderr when it is new."""
+def _write_all(pages: Iterator[Page], as_json: bool) -> None:
+    """Write pages one after the other; warnings and notes only if they are new."""
+    before: list[str] = []
+    for number, page in enumerate(pages):
+        if number and not as_json:
+            write("\n")
+        _write_page(page, as_json)
+        asides = _asides(page, as_json)
+        if page.failure is not None:
+            asides.insert(0, f"Warning: {page.failure}")
+        _write_asides([each for each in asides if each not in before])
+        before = asides
 
-    def __init__(self, as_json: bool, *, watch: bool = False) -> None:
-        self._as_json = as_json
-        self._watch = watch
-        self._shown = 0
-        self._said: tuple[str, ...] = ()
 
-    def show(self, page: Page) -> None:
-        if self._as_json:
-            write_json(page.schema, page.data)
-        else:
-            text = "\n".join(filter(None, (block.text() for block in page.blocks)))
-            write(("\n" if self._shown else "") + text)
-        self._shown += 1
-        sentences = tuple(f"Warning: {each}" for each in page.warnings)
-        if self._watch and page.failure is not None:
-            sentences += (f"Warning: {page.failure}",)
-        if not self._as_json:
-            sentences += tuple(f"Note: {each}" for each in page.notes)
-        for sentence in sentences:
-            if sentence not in self._said:
-                sys.stderr.write(f"{printable(sentence)}\n")
-        self._said = sentences
+def _write_page(page: Page, as_json: bool) -> None:
+    if as_json:
+        write_json(page.schema, page.data)
+    else:
+        write("\n".join(filter(None, (block.text() for block in page.blocks))))
+
+
+def _asides(page: Page, as_json: bool) -> list[str]:
+    notes = () if as_json else page.notes
+    return [f"Warning: {each}" for each in page.warnings] + [f"Note: {each}" for each in notes]
+
+
+def _write_asides(sentences: Sequence[str]) -> None:
+    for sentence in sentences:
+        sys.stderr.write(f"{printable(sentence)}\n")
 
 
 def on_terminal() -> bool:
-    """Whether a person looks at stdout, so that a picture can be repainted there."""
+    """Whether stdout is a terminal on which a picture can be repainted."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def colours_forced() -> bool:
-    """Whether a pipe gets what a terminal would, as for ``less -R``; NO_COLOR counts for more."""
+def _are_colours_forced() -> bool:
     return bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
 
 

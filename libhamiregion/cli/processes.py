@@ -11,43 +11,25 @@ import attrs
 import click
 
 from libhamiregion import ProcessStatus, format_size
-from libhamiregion.node.join import Join
-from libhamiregion.node.process_rows import process_rows
-from libhamiregion.node.views import observed_views
+from libhamiregion.node import node_processes
 
 from . import options
 from .containers import SM_COLUMNS, USAGE_COLUMNS, container_rows, container_table
-from .format import NAME_COLUMNS, Names, count, names_of, ratio_bar, sm_bar
+from .format import Names, count, name_columns, names_of, ratio_bar, sm_bar
 from .help import Verb
-from .node_page import driver_answer, node_page
-from .output import Page, on_terminal, show_all, ticks
-from .tables import (
-    CRITICAL,
-    DIM,
-    DRAWING,
-    GOOD,
-    NAME,
-    NUMBER,
-    PERCENT,
-    ROOMY,
-    SIZE,
-    WARN,
-    WIDE,
-    CellFormat,
-    Column,
-    Lines,
-    Spark,
-    Table,
-)
+from .node_page import NodeView, driver_answer, view_options
+from .output import on_terminal, show_all
+from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, CellFormat, Column, Lines, Spark, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from libhamiregion.node import Node, NodeProcess, Observer, ProcessDeviceRow, Selector
+    from libhamiregion.node import Container, NodeProcess, Observation, ProcessDeviceRow
     from libhamiregion.node.nvml import NvmlDevice
 
     from .containers import ContainerRow
-    from .options import DriverChoice, NodeChoice
+    from .node_page import View
+    from .output import Page
     from .tables import Block, On
 
 _SORTS = ("name", "memory", "sm", "pid")
@@ -79,12 +61,7 @@ def _common_options(sort: str) -> Callable[[options.Command], options.Command]:
         help="By name, memory in use, SM or host pid.",
     )
     return options.all_of(
-        sort_option,
-        options.selector_options,
-        options.node_options,
-        options.driver_options,
-        options.watch_option,
-        options.wide_output_options,
+        sort_option, view_options, options.watch_option, options.wide_output_options
     )
 
 
@@ -93,47 +70,39 @@ def _common_options(sort: str) -> Callable[[options.Command], options.Command]:
     examples=["hamiregion ps --pod 'bert-*' --watch 1", "hamiregion ps -o wide --sort memory"],
 )
 @_common_options("name")
-def ps(sort: str, interval_s: float | None, as_json: bool, **choice: Any) -> None:
+def ps(opened: View, sort: str, wide: bool, interval_s: float | None, as_json: bool) -> None:
     """Show the processes of this node that use a region or a GPU."""
-    with _look(**choice) as look:
-        show_all((look(sort) for _ in ticks(interval_s)), interval_s, as_json)
+    with opened as view:
+        show_all(lambda: process_page(view, sort, wide=wide), interval_s, as_json)
 
 
 @click.command(
     cls=Verb, examples=["hamiregion top", "hamiregion top --namespace research --sort sm"]
 )
 @_common_options("memory")
-def top(sort: str, interval_s: float | None, as_json: bool, **choice: Any) -> None:
+def top(opened: View, sort: str, wide: bool, interval_s: float | None, as_json: bool) -> None:
     """Show the GPUs of this node, its containers and the processes that use most of them, live."""
-    with _look(**choice) as look:
+    with opened as view:
         if as_json or not on_terminal():
-            show_all((look(sort) for _ in ticks(interval_s)), interval_s, as_json)
+            show_all(lambda: process_page(view, sort, wide=wide), interval_s, as_json)
         else:
             with contextlib.suppress(KeyboardInterrupt):
-                _top_live(look, interval_s or 1.0, sort)
+                _top_live(Top(view, wide=wide), interval_s or 1.0, sort)
 
 
-@contextlib.contextmanager
-def _look(node_choice: NodeChoice, selector: Selector, driver: DriverChoice, wide: bool) -> Any:
-    """A context with what looks at the processes that are selected."""
-    with driver.observe(node_choice) as observer:
-        yield ProcessView(observer, selector, node_choice, wide=wide)
-
-
-def _top_live(look: ProcessView, interval_s: float, sort: str) -> None:
-    from .keyboard import Keyboard
-    from .terminal import console, fit_page, live
+def _top_live(top: Top, interval_s: float, sort: str) -> None:
+    from .terminal import console, fit_page, keyboard, live
 
     screen = console()
-    with Keyboard() as keyboard, live(screen) as picture:
+    with keyboard() as key_within, live(screen) as picture:
         key, keys_shown = "", False
         while key != "q":
             due = time.monotonic() + interval_s
             sort = _SORT_KEYS.get(key, sort)
             keys_shown ^= key == "?"
-            page = look(sort, live=True, keys_shown=keys_shown)
+            page = top.page(sort, keys_shown=keys_shown)
             picture.update(fit_page(page, screen), refresh=True)
-            key = keyboard.wait(due - time.monotonic())
+            key = key_within(due - time.monotonic())
 
 
 @attrs.frozen(kw_only=True)
@@ -149,7 +118,7 @@ class ProcessRow(Names):
         uid: Its user; None where /proc does not tell.
         user: That user's name.
         command: Its command line, raw text.
-        slots: More than 1 for a sum over what one container has too many of.
+        slots: Always 1.
         devices: Those of the region, then those that only the driver lists.
     """
 
@@ -163,13 +132,6 @@ class ProcessRow(Names):
     command: str | None
     slots: int
     devices: tuple[ProcessDeviceRow, ...]
-
-    @property
-    def pid_words(self) -> str | None:
-        """Its pid inside; or how many slots it stands for."""
-        if self.slots > 1:
-            return f"{self.slots} slots"
-        return None if self.pid is None else str(self.pid)
 
     @property
     def state_word(self) -> str:
@@ -195,14 +157,14 @@ class ProcessRow(Names):
 
     @property
     def memory_bytes(self) -> int:
-        """What it uses in all: as counted, or what the driver says where that is more."""
+        """Its memory on all devices: the larger of counted and by the driver."""
         return sum(
             max(row.memory_used_bytes or 0, row.memory_driver_bytes or 0) for row in self.devices
         )
 
     @property
     def sm_percent(self) -> int:
-        """Its utilisation in all; the driver's where it is known."""
+        """Its utilisation of all devices; the driver's where it is known."""
         return sum(
             (row.sm_util_percent or 0) if row.driver_sm_percent is None else row.driver_sm_percent
             for row in self.devices
@@ -221,12 +183,12 @@ _CONTAINER_ORDERS: dict[str, Callable[[ContainerRow], Any]] = {
 }
 
 
-def _process_row(node: Node, process: NodeProcess) -> ProcessRow:
+def _process_row(owner: Container, process: NodeProcess) -> ProcessRow:
     host, container = process.process, process.container
     # Without a slot, its pid inside its container.
     inner = host.ns_pids[-1] if process.pid is None and host is not None else process.pid
     return ProcessRow(
-        **names_of(node, process.owner),
+        **names_of(owner),
         region_path=None if container is None else container.region_path,
         pid=inner,
         host_pid=process.host_pid,
@@ -240,96 +202,93 @@ def _process_row(node: Node, process: NodeProcess) -> ProcessRow:
     )
 
 
-class ProcessView:
-    """Looks at a node's processes again and again; keeps the samples of its containers.
+def process_page(view: NodeView, sort: str, *, wide: bool = False) -> Page:
+    """Observe the node, and show its processes."""
+    observation = view.observer.observe()
+    return _process_page(view, observation, node_processes(observation), sort, wide=wide)
+
+
+def _process_page(
+    view: NodeView,
+    observation: Observation,
+    processes: Iterable[NodeProcess],
+    sort: str,
+    *,
+    wide: bool,
+) -> Page:
+    rows = sorted(_chosen(view, processes), key=_ORDERS[sort])
+    answer, gap = driver_answer(view.observer, observation)
+    driver = answer is not None and gap is None
+    blocks: list[Block] = [
+        Table(_columns(wide, driver), rows, "busy", attention=_needs_attention),
+        Lines([(_sums(rows, driver), DIM)], on="terminal"),
+    ]
+    data = {"driver": answer, "processes": rows}
+    notes = [] if gap is None else [f"no figures of the driver: {gap}"]
+    return view.page("processes/1", observation, data, blocks, notes, found=bool(rows))
+
+
+def _chosen(view: NodeView, processes: Iterable[NodeProcess]) -> Iterator[ProcessRow]:
+    selector = view.selector
+    for process in processes:
+        owner = attrs.evolve(process.owner, names=view.node.names)
+        if not selector.matches(owner):
+            continue
+        row = _process_row(owner, process)
+        if selector.device is not None:
+            chosen = [each for each in row.busy if selector.matches_device(each)]
+            if not chosen:
+                continue
+            row = attrs.evolve(row, devices=tuple(chosen))
+        yield row
+
+
+class Top:
+    """What `top` shows: GPUs, containers with their last samples, processes.
 
     Args:
-        observer: Observes the node.
-        selector: What to show.
-        node_choice: What the node was chosen by.
-        wide: Whether to show users, uuids and commands too.
+        view: The node, and what is selected of it.
+        wide: Whether to show uuids too.
     """
 
-    def __init__(
-        self, observer: Observer, selector: Selector, node_choice: NodeChoice, *, wide: bool = False
-    ) -> None:
-        self._observer = observer
-        self._selector = selector
-        self._node_choice = node_choice
+    def __init__(self, view: NodeView, *, wide: bool = False) -> None:
+        self._view = view
         self._wide = wide
         self._samples: defaultdict[Any, deque[float]] = defaultdict(lambda: deque(maxlen=_SAMPLES))
 
-    def __call__(self, sort: str, *, live: bool = False, keys_shown: bool = False) -> Page:
-        """Look now; `live` adds the GPUs, the containers and the keys of `top`."""
-        node, observation = self._observer.node, self._observer.observe()
-        views = observed_views(node, observation)
-        processes = process_rows(Join(observation), views)
-        rows = sorted(self._chosen(node, processes), key=_ORDERS[sort])
-        answer, gap = driver_answer(self._observer, observation)
-        driver = answer is not None and gap is None
-        blocks: list[Block] = [
-            Table(_columns(self._wide, driver), rows, "busy", attention=_needs_attention),
-            Lines([(_sums(rows, driver), DIM)], on="terminal"),
+    def page(self, sort: str, *, keys_shown: bool = False) -> Page:
+        """Observe the node, and show it."""
+        observation = self._view.observer.observe()
+        processes = node_processes(observation)
+        page = _process_page(self._view, observation, processes, sort, wide=self._wide)
+        devices = () if observation.sample is None else observation.sample.devices
+        rows = container_rows(self._view, observation, processes)
+        foot = f"sorted by {sort}     [?] keys     [q] quit"
+        blocks = [
+            Table(_GPU_COLUMNS, devices),
+            self._containers(rows, sort, bool(devices)),
+            *page.blocks,
+            Lines([*(_KEYS if keys_shown else ()), (foot, DIM)]),
         ]
-        if live:
-            containers = container_rows(node, views, self._selector, processes)
-            devices = () if observation.sample is None else observation.sample.devices
-            blocks = [Table(_GPU_COLUMNS, devices), self._uses(containers, sort, driver), *blocks]
-            if keys_shown:
-                blocks.append(Lines(_KEYS))
-            blocks.append(Lines([(f"sorted by {sort}     [?] keys     [q] quit", DIM)]))
-        return node_page(
-            "processes/1",
-            observation,
-            node,
-            self._node_choice,
-            {"driver": answer, "processes": rows},
-            blocks,
-            [] if gap is None else [f"no figures of the driver: {gap}"],
-            selector=self._selector,
-            found=bool(rows),
-        )
+        return attrs.evolve(page, blocks=blocks)
 
-    def _chosen(self, node: Node, processes: Iterable[NodeProcess]) -> Iterable[ProcessRow]:
-        selector = self._selector
-        for process in processes:
-            if not selector.matches_container(process.owner, node.pod_name(process.owner)):
-                continue
-            row = _process_row(node, process)
-            if selector.device is not None:
-                chosen = [each for each in row.busy if selector.matches_device(each)]
-                if not chosen:
-                    continue
-                row = attrs.evolve(row, devices=tuple(chosen))
-            yield row
-
-    def _uses(self, rows: Iterable[ContainerRow], sort: str, driver: bool) -> Table:
+    def _containers(self, rows: Iterable[ContainerRow], sort: str, driver: bool) -> Table:
         """The containers, with the SM utilisation of their last samples."""
         present = [row for row in rows if row.missing is None]
         # Samples of containers that have gone are dropped.
-        gone = self._samples.keys() - {row.order for row in present}
-        for key in gone:
+        for key in self._samples.keys() - {row.order for row in present}:
             del self._samples[key]
         for row in present:
             self._samples[row.order].append(sum(each.sm_percent or 0 for each in row.devices) / 100)
-        trend = Column(
-            "",
-            lambda row: Spark(tuple(self._samples[row.order])),
-            DRAWING,
-            title="trend",
-            on="terminal",
-        )
         present.sort(key=_CONTAINER_ORDERS.get(sort, lambda row: row.order))
-        return container_table(
-            (
-                *NAME_COLUMNS,
-                *USAGE_COLUMNS,
-                *(_DRIVER_COLUMNS if driver else ()),
-                *SM_COLUMNS,
-                trend,
-            ),
-            present,
+        columns = (
+            *name_columns(),
+            *USAGE_COLUMNS,
+            *(_DRIVER_COLUMNS if driver else ()),
+            *SM_COLUMNS,
+            Column("", lambda row: Spark(tuple(self._samples[row.order])), "drawing", "trend"),
         )
+        return container_table(columns, present)
 
 
 def _needs_attention(row: ProcessRow) -> bool:
@@ -342,27 +301,17 @@ def _gpu_ratio(device: NvmlDevice) -> float | None:
 
 
 _GPU_COLUMNS = (
-    Column("GPU", "index", NUMBER, title="GPU", style="bold"),
-    Column("NAME", lambda device: device.name or device.state.value, NAME, style=DIM),
-    Column("", lambda device: ratio_bar(_gpu_ratio(device)), DRAWING, title="memory"),
-    Column("USED", "memory_used_bytes", SIZE),
-    Column("TOTAL", "memory_total_bytes", SIZE),
-    Column(
-        "",
-        lambda device: sm_bar(device.gpu_util_percent, None),
-        DRAWING,
-        title="SM",
-        from_width=ROOMY,
-    ),
-    Column("SM", "gpu_util_percent", PERCENT, title="SM"),
+    Column("GPU", "index", "number", title="GPU", style="bold"),
+    Column("NAME", lambda device: device.name or device.state.value, "name", style=DIM),
+    Column("", lambda device: ratio_bar(_gpu_ratio(device)), "drawing", title="memory"),
+    Column("USED", "memory_used_bytes", "size"),
+    Column("TOTAL", "memory_total_bytes", "size"),
+    Column("", lambda device: sm_bar(device.gpu_util_percent), "drawing", "SM", from_width=ROOMY),
+    Column("SM", "gpu_util_percent", "percent", title="SM"),
 )
 _DRIVER_COLUMNS = (
-    Column(
-        "", part="memory_driver_bytes", format=SIZE, title="driver", style=DIM, from_width=ROOMY
-    ),
-    Column(
-        "", part="driver_sm_percent", format=PERCENT, title="SM drv", style=DIM, from_width=WIDE
-    ),
+    Column("", None, "size", "driver", DIM, part="memory_driver_bytes", from_width=ROOMY),
+    Column("", None, "percent", "SM drv", DIM, part="driver_sm_percent", from_width=WIDE),
 )
 _STATE = CellFormat(str, right=False, min_width=len("unmanaged"))
 
@@ -370,25 +319,25 @@ _STATE = CellFormat(str, right=False, min_width=len("unmanaged"))
 def _columns(wide: bool, driver: bool) -> Sequence[Column]:
     on: On = "both" if driver else "pipe"
     # A wide terminal has room for user and command; a pipe keeps its columns.
-    user, command = Column("USER", "user", NAME), Column("COMMAND", "command", NAME)
+    user, command = Column("USER", "user", "name"), Column("COMMAND", "command", "name")
     more = (
-        (user, Column("UUID", part="uuid", format=NAME, style=DIM, from_width=ROOMY), command)
+        (user, Column("UUID", part="uuid", format="name", style=DIM, from_width=ROOMY), command)
         if wide
         else tuple(attrs.evolve(each, on="terminal", from_width=WIDE) for each in (user, command))
     )
     return (
-        *NAME_COLUMNS,
-        Column("DEVICE", part="index", format=NUMBER, title="dev"),
-        Column("GPU", part="driver_index", format=NUMBER, title="GPU", on=on, from_width=ROOMY),
-        Column("PID", "pid_words", NUMBER, title="PID", style="bold", from_width=ROOMY),
-        Column("HOST-PID", "host_pid", NUMBER, title="host PID"),
+        *name_columns(),
+        Column("DEVICE", part="index", format="number", title="dev"),
+        Column("GPU", part="driver_index", format="number", title="GPU", on=on, from_width=ROOMY),
+        Column("PID", "pid", "number", title="PID", style="bold", from_width=ROOMY),
+        Column("HOST-PID", "host_pid", "number", title="host PID"),
         Column(
             "STATE", "state_word", _STATE, style=lambda row: _STATE_STYLES.get(row.state_word, "")
         ),
-        Column("MEM-USED", part="memory_used_bytes", format=SIZE, title="used"),
-        Column("MEM-DRIVER", part="memory_driver_bytes", format=SIZE, title="driver", on=on),
-        Column("SM", part="sm_util_percent", format=PERCENT, title="SM"),
-        Column("SM-DRIVER", part="driver_sm_percent", format=PERCENT, title="SM drv", on=on),
+        Column("MEM-USED", part="memory_used_bytes", format="size", title="used"),
+        Column("MEM-DRIVER", part="memory_driver_bytes", format="size", title="driver", on=on),
+        Column("SM", part="sm_util_percent", format="percent", title="SM"),
+        Column("SM-DRIVER", part="driver_sm_percent", format="percent", title="SM drv", on=on),
         *more,
     )
 
@@ -399,8 +348,7 @@ def _sums(rows: Sequence[ProcessRow], driver: bool) -> str:
     devices = [device for row in rows for device in row.devices]
     containers = {row.region_path for row in rows} - {None}
     counted = format_size(sum(device.memory_used_bytes or 0 for device in devices))
-    slots = sum(row.slots for row in rows)
-    words = f"{count(slots, 'process', 'processes')} of {count(len(containers), 'container')}"
+    words = f"{count(len(rows), 'process', 'processes')} of {count(len(containers), 'container')}"
     words += f"; {counted} counted"
     if driver:
         total = sum(device.memory_driver_bytes or 0 for device in devices)

@@ -29,8 +29,7 @@ from .format import count
 from .help import Verb
 from .node_page import node_warnings, root_failure
 from .output import DRY_RUN, write, write_json
-from .service_log import ServiceLog
-from .signals import end_unfinished, stop_signals
+from .service import ServiceLog, end_unfinished, stop_signals
 from .tables import UNLIMITED
 
 if TYPE_CHECKING:

@@ -1,100 +1,197 @@
-"""Tasks that run in this process until it is told to end."""
+"""Long-running verbs: their log, one line per event, and their end."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import os
+import signal
+import sys
 import threading
-from typing import TYPE_CHECKING
+import time
+import traceback
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from libhamiregion.agent import OtherWriterRuns, RootWatch, TaskRunner
-from libhamiregion.agent.loop import run_each
-from libhamiregion.node import Observer
-from libhamiregion.plan import PlanLocked
+import attrs
 
-from .failures import FAILED, PROBLEMS, Failure
-from .service_log import ServiceLog
-from .signals import end_unfinished, stop_signals
+from libhamiregion.node.events import Event, EventReporter
+from libhamiregion.text import printable
+
+from .failures import FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Iterator
+    from typing import TextIO
 
-    from libhamiregion.agent import Task
-    from libhamiregion.node import Node
+LEVELS = ("debug", "info", "warning", "error")
 
-_CLOSING_S = 3.0
-
-
-class OtherWriterFailure(Failure):
-    """The feedback cannot start beside somebody else's: exit code 3."""
-
-    exit_code = PROBLEMS
+_LINE_LIMIT = 500
+_CUT = "..."
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_POLL_S = 0.1
 
 
-def run_service(
-    name: str,
-    node: Node,
-    tasks: Callable[[ServiceLog], Iterable[Task]],
-    *,
-    as_json: bool,
-    once: bool = False,
-    dry_run: bool = False,
-    observer: Observer | None = None,
-    extra_services: Callable[
-        [TaskRunner, ServiceLog], tuple[Callable[[], None], ...]
-    ] = lambda *_: (),
-) -> TaskRunner:
-    """Run tasks until a signal asks for the end, or with `once` one pass of each.
+# ---- the log -------------------------------------------------------------------------------------
+
+
+class ServiceLog:
+    """Writes events, and this library's log records as events, a line each; from any thread.
+
+    A line has 500 characters at most. Lines that cannot be written are dropped: neither a full disk
+    nor a reader that has gone ends a service.
 
     Args:
-        name: What the service calls itself in its events.
-        node: Its node; not closed: a driver that does not answer would keep this from ending.
-        tasks: Makes the tasks.
-        as_json: Whether events are objects.
-        once: Whether to make one pass, with the events as the answer on stdout.
-        dry_run: Whether the tasks write nothing; said at the start.
-        observer: Observes the node for the tasks; None makes one.
-        extra_services: Starts what else the process does; returns what ends it.
-
-    Raises:
-        Failure: Another process does what a task would do.
-        SystemExit: Something has not come to its end, or nobody reads the log any more.
+        as_json: Write each event as an object with the fields of `Event`.
+        on_stdout: Write to stdout instead of stderr, for a single pass whose events are the answer.
     """
-    with stop_signals() as stop:
-        log = ServiceLog(as_json=as_json, lost=stop.ask, on_stdout=once)
-        log.capture_logging("warning")
-        wanted = list(tasks(log))
-        roots = RootWatch(node, emit=log)
-        runner = TaskRunner(observer or Observer(node), [roots, *wanted], emit=log)
-        refusals: list[Exception] = []
 
-        def begin() -> None:
-            try:
-                runner.prepare()
-                names = ", ".join(task.name for task in wanted)
-                dry = " (dry run: nothing is written)" if dry_run else ""
-                log.emit(name, "started", f"{names}{dry}", pid=os.getpid())
-                runner.start(once=once, finished=stop.ask)
-            except Exception as error:  # noqa: BLE001 (raised again in the main thread)
-                refusals.append(error)
-                stop.ask()
+    def __init__(self, *, as_json: bool, on_stdout: bool = False) -> None:
+        self._as_json = as_json
+        self._on_stdout = on_stdout
+        self._lock = threading.Lock()
 
-        closers = extra_services(runner, log)
-        # In a thread, so that a signal is heard whatever hangs.
-        threading.Thread(target=begin, name="hami-start", daemon=True).start()
-        stop.wait()
-        left = runner.stop()
-        if run_each(lambda close: close(), closers, _CLOSING_S):
-            left = (*left, "exporter: a refresh does not end")
-        if not refusals:
-            log.emit(name, "stopped", "not in order" if left else "ended in order")
-    for refusal in refusals:
-        if isinstance(refusal, OtherWriterRuns):
-            raise OtherWriterFailure(f"the feedback does not start: {refusal}") from None
-        if isinstance(refusal, PlanLocked):
-            raise Failure(str(refusal)) from None
-        raise refusal
-    if log.is_lost:
-        raise SystemExit(FAILED)
-    if left:
-        end_unfinished(left)
-    return runner
+    def __call__(self, event: Event) -> None:
+        """Write one event."""
+        line = _as_json_line(event) if self._as_json else _as_line(event)
+        stream: TextIO = sys.stdout if self._on_stdout else sys.stderr
+        with self._lock, contextlib.suppress(OSError):
+            stream.write(line)
+            stream.flush()
+
+    def emit(self, task: str, event: str, message: str, **detail: Any) -> None:
+        """Write an event of the service itself."""
+        self(Event(time.time(), task, event, printable(message), None, detail))
+
+    def capture_logging(self, level: str) -> None:
+        """Write log records: this library's of this level and above, warnings of all others."""
+        root = logging.getLogger()
+        root.handlers[:] = [_RecordHandler(self)]
+        root.setLevel(logging.WARNING)
+        logging.getLogger("libhamiregion").setLevel(level.upper())
+
+
+class _RecordHandler(logging.Handler):
+    """Emits log records as events; of repeated warnings the 1st, 2nd, 4th, 8th ..."""
+
+    def __init__(self, log: ServiceLog) -> None:
+        super().__init__()
+        self._log = log
+        self._reporters: dict[str, EventReporter] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        names = record.name.split(".")
+        task = names[1] if names[0] == "libhamiregion" and len(names) > 1 else names[0]
+        level, message = record.levelname.lower(), _message(record)
+        if record.levelno < logging.WARNING:
+            self._log.emit(task, level, message)
+            return
+        reporter = self._reporters.setdefault(task, EventReporter(task, self._log))
+        # By its pattern: a message may hold text from outside.
+        reporter.emit(level, message, distinct=str(record.msg))
+
+
+def _message(record: logging.LogRecord) -> str:
+    """A record as one line: of a traceback the exception and where it was raised."""
+    message = record.getMessage()
+    error = record.exc_info[1] if record.exc_info else None
+    if error is None:
+        return message
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{PurePath(where.filename).name}:{where.lineno}"
+    return f"{message}: {type(error).__name__}: {error} ({place})"
+
+
+def _as_line(event: Event) -> str:
+    """An event as a line: when (UTC), task, kind, message."""
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(event.time_s))
+    line = f"{when} {event.task:<8} {event.event:<12} {event.message}"
+    return printable(line, _LINE_LIMIT - 1) + "\n"
+
+
+def _as_json_line(event: Event) -> str:
+    """An event as an object on one line, ASCII only; what makes it too long is cut off."""
+    fields = {"schema": "hamiregion/event/1", **attrs.asdict(event, recurse=False)}
+    for name, empty in (("detail", {}), ("container", None)):
+        if _excess(fields) > len(event.message) - len(_CUT):
+            fields[name] = empty
+    excess = _excess(fields)
+    if excess > 0:
+        fields["message"] = event.message[: -(excess + len(_CUT))] + _CUT
+    return json.dumps(fields) + "\n"
+
+
+def _excess(fields: dict[str, Any]) -> int:
+    return len(json.dumps(fields)) + 1 - _LINE_LIMIT
+
+
+# ---- the end -------------------------------------------------------------------------------------
+
+
+class Stop:
+    """A stop request.
+
+    A flag that is polled: the locks of a threading.Event may be held by the very code that a signal
+    interrupts.
+    """
+
+    def __init__(self) -> None:
+        self._is_asked = False
+
+    def ask(self) -> None:
+        """Ask for the end; from any thread, and more than once."""
+        self._is_asked = True
+
+    def wait(self) -> None:
+        """Return once the end has been asked for."""
+        while not self._is_asked:
+            time.sleep(_POLL_S)
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[Stop]:
+    """Have SIGTERM, SIGINT and SIGHUP ask for the end, which may take some seconds.
+
+    Signals after the first one are ignored: the end must not be cut short.
+    """
+    stop = Stop()
+    # A signal that is ignored at the start, as SIGHUP by nohup, stays ignored.
+    before = {
+        number: handler
+        for number in _SIGNALS
+        if (handler := signal.getsignal(number)) is not signal.SIG_IGN
+    }
+    is_signalled = False
+
+    def on_signal(*_: object) -> None:
+        nonlocal is_signalled
+        is_signalled = True
+        stop.ask()
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield stop
+    finally:
+        if not is_signalled:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def end_unfinished(left: Iterable[str]) -> NoReturn:
+    """End the program at once with exit code 1.
+
+    A thread that hangs in a region's call would keep the interpreter from ending: it closes regions
+    then, which waits for calls in progress.
+
+    Args:
+        left: What has not ended in order, as sentences.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+        sys.stderr.write(f"Error: not ended in order: {printable('; '.join(left))}\n")
+        sys.stderr.flush()
+    os._exit(FAILED)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 
 from libhamiregion import (
-    RegionError,
     RegionNotFound,
     RegionNotReady,
     RegionSnapshot,
@@ -19,38 +18,16 @@ from libhamiregion import (
 from . import options
 from .format import age_words, lock_word, memory_bar, memory_style, sm_bar, status_word
 from .help import Verb
-from .output import Page, as_plain, show_all, ticks
-from .tables import (
-    CRITICAL,
-    DIM,
-    DRAWING,
-    GOOD,
-    NAME,
-    NUMBER,
-    PERCENT,
-    PERCENT_LIMIT,
-    SIZE,
-    SIZE_LIMIT,
-    UNKNOWN,
-    WARN,
-    WIDE,
-    Bar,
-    Column,
-    Facts,
-    Lines,
-    Table,
-)
+from .output import Page, as_plain, show_all
+from .tables import CRITICAL, DIM, GOOD, WARN, WIDE, Bar, Column, Facts, Lines, Table
 from .targets import Targets, target_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from libhamiregion import DeviceUsage, Layout, ProcessDeviceUsage, ProcessUsage, Region
 
     from .tables import Block
-
-# What passes when a container restarts: its region is removed, made anew and filled.
-PASSING = (RegionNotFound, RegionNotReady, RegionStale)
 
 
 @click.command(
@@ -61,16 +38,11 @@ PASSING = (RegionNotFound, RegionNotReady, RegionStale)
 @options.watch_option
 @options.layout_option
 @options.output_options
-def show(
-    targets: Targets, interval_s: float | None, layout: Layout | None, as_json: bool
-) -> int | None:
+def show(targets: Targets, interval_s: float | None, layout: Layout | None, as_json: bool) -> int:
     """Show the devices, limits and processes of a container, or of a region's FILE."""
-    if interval_s is not None:
-        path = targets.only_path()
-        _show(lambda: open_region(path, layout=layout), interval_s, as_json)
-        return None
     return targets.for_each(
-        lambda path: _show(lambda: open_region(path, layout=layout), None, as_json)
+        lambda path: _show(lambda: open_region(path, layout=layout), interval_s, as_json),
+        only_one=interval_s is not None,
     )
 
 
@@ -83,33 +55,23 @@ def mine(interval_s: float | None, as_json: bool) -> None:
 
 
 def _show(opened: Callable[[], Region], interval_s: float | None, as_json: bool) -> None:
-    if interval_s is None:
-        with opened() as region:
-            pages = iter([region_page(region.snapshot(), burst=region.burst)])
-    else:
-        pages = _pages(opened, interval_s)
-    show_all(pages, interval_s, as_json)
+    """Open and show a region; after the first time, a container that restarts is no failure."""
+    is_first = True
 
+    def look() -> Page:
+        nonlocal is_first
+        try:
+            with opened() as region:
+                page = region_page(region.snapshot(), burst=region.burst)
+        except (RegionNotFound, RegionNotReady, RegionStale) as error:
+            if is_first:
+                raise
+            data = {"path": error.path, "error": type(error).__name__, "message": str(error)}
+            return Page("region-error/1", data, [Lines([(str(error), WARN)])])
+        is_first = False
+        return page
 
-def _pages(opened: Callable[[], Region], interval_s: float) -> Iterator[Page]:
-    """Yield a page per interval; once there was one, also what passes when the file changes."""
-    region = opened()
-    try:
-        for _ in ticks(interval_s):
-            try:
-                if region.closed or region.is_stale():
-                    region.close()
-                    region = opened()
-                yield region_page(region.snapshot(), burst=region.burst)
-            except PASSING as error:
-                yield _error_page(error)
-    finally:
-        region.close()
-
-
-def _error_page(error: RegionError) -> Page:
-    data = {"path": error.path, "error": type(error).__name__, "message": str(error)}
-    return Page("region-error/1", data, [Lines([(str(error), WARN)])])
+    show_all(look, interval_s, as_json)
 
 
 def region_page(snapshot: RegionSnapshot, *more: Block, burst: bool = False) -> Page:
@@ -141,13 +103,11 @@ def region_facts(snapshot: RegionSnapshot, *, burst: bool = False) -> Facts:
     else:
         last_kernel = age_words(snapshot.taken_at_ns // 10**9 - snapshot.last_kernel_time_s)
     limiting = "on" if snapshot.utilization_switch else "off"
-    if burst:
-        limiting += ", burst"
     blocked = snapshot.recent_kernel < 0
     facts = (
         ("layout", *_layout_words(snapshot)),
         ("priority", priority, ""),
-        ("SM limiting", limiting, ""),
+        ("SM limiting", f"{limiting}, burst" if burst else limiting, ""),
         ("launches", *(("blocked", CRITICAL) if blocked else ("allowed", ""))),
         ("last kernel", last_kernel, ""),
         ("lock", lock_word(snapshot.owner_pid), WARN if snapshot.owner_pid else ""),
@@ -168,25 +128,25 @@ def _layout_words(snapshot: RegionSnapshot) -> tuple[str, str]:
 
 
 def device_table(snapshot: RegionSnapshot) -> Table:
-    """One row per device; the tick in the SM bar is the limit."""
-    util = snapshot.layout.has_utilization
-    percent = PERCENT if util else UNKNOWN
+    """One row per device."""
+    has_utilization = snapshot.layout.has_utilization
+    percent = "percent" if has_utilization else "unknown"
     columns = (
-        Column("DEVICE", "index", NUMBER, title="GPU", style="bold"),
-        Column("", memory_bar, DRAWING, title="memory", on="terminal"),
-        Column("MEM-USED", "memory_used_bytes", SIZE, title="used", style=memory_style),
-        Column("MEM-LIMIT", "memory_limit_bytes", SIZE_LIMIT, title="limit"),
-        Column("MEM-FREE", "memory_free_bytes", SIZE, on="pipe"),
-        Column("CONTEXT", "memory_context_bytes", SIZE, on="pipe"),
-        Column("MODULE", "memory_module_bytes", SIZE, on="pipe"),
-        Column("DATA", "memory_data_bytes", SIZE, on="pipe"),
-        Column("DRIVER", "memory_monitor_bytes", SIZE, on="pipe"),
-        *([Column("", _sm_bar, DRAWING, title="SM", on="terminal")] if util else []),
+        Column("DEVICE", "index", "number", title="GPU", style="bold"),
+        Column("", memory_bar, "drawing", title="memory"),
+        Column("MEM-USED", "memory_used_bytes", "size", title="used", style=memory_style),
+        Column("MEM-LIMIT", "memory_limit_bytes", "size_limit", title="limit"),
+        Column("MEM-FREE", "memory_free_bytes", "size", on="pipe"),
+        Column("CONTEXT", "memory_context_bytes", "size", on="pipe"),
+        Column("MODULE", "memory_module_bytes", "size", on="pipe"),
+        Column("DATA", "memory_data_bytes", "size", on="pipe"),
+        Column("DRIVER", "memory_monitor_bytes", "size", on="pipe"),
+        *([Column("", _sm_bar, "drawing", title="SM")] if has_utilization else []),
         Column("SM", "sm_util_percent", percent, title="util"),
-        Column("SM-LIMIT", "sm_limit_percent", PERCENT_LIMIT, title="limit"),
+        Column("SM-LIMIT", "sm_limit_percent", "percent_limit", title="limit"),
         Column("ENC", "enc_util_percent", percent, on="pipe"),
         Column("DEC", "dec_util_percent", percent, on="pipe"),
-        Column("UUID", "uuid", NAME, on="pipe"),
+        Column("UUID", "uuid", "name", on="pipe"),
     )
     return Table(columns, snapshot.devices)
 
@@ -202,19 +162,19 @@ _STATUS_STYLES = {0: DIM, 1: GOOD, 2: WARN}
 
 def process_table(snapshot: RegionSnapshot) -> Table:
     """One row per process and device that it uses."""
-    percent = PERCENT if snapshot.layout.has_utilization else UNKNOWN
+    percent = "percent" if snapshot.layout.has_utilization else "unknown"
     columns = (
-        Column("PID", "pid", NUMBER, on="pipe"),
-        Column("PID", _pid_words, NUMBER, title="PID", style="bold", on="terminal"),
-        Column("HOST-PID", "host_pid", NUMBER, title="host PID"),
-        Column("STATUS", _status_word, style=_status_style),
-        Column("SETTLED", _settled_word, on="pipe"),
-        Column("DEVICE", part="index", format=NUMBER, title="GPU"),
-        Column("MEM-USED", part="memory_used_bytes", format=SIZE, title="used"),
-        Column("CONTEXT", part="memory_context_bytes", format=SIZE, from_width=WIDE),
-        Column("MODULE", part="memory_module_bytes", format=SIZE, from_width=WIDE),
-        Column("DATA", part="memory_data_bytes", format=SIZE),
-        Column("DRIVER", part="memory_monitor_bytes", format=SIZE),
+        Column("PID", "pid", "number", on="pipe"),
+        Column("PID", _pid_words, "number", title="PID", style="bold", on="terminal"),
+        Column("HOST-PID", "host_pid", "number", title="host PID"),
+        Column("STATUS", lambda each: status_word(each.status), style=_status_style),
+        Column("SETTLED", lambda each: "yes" if each.settled else "no", on="pipe"),
+        Column("DEVICE", part="index", format="number", title="GPU"),
+        Column("MEM-USED", part="memory_used_bytes", format="size", title="used"),
+        Column("CONTEXT", part="memory_context_bytes", format="size", from_width=WIDE),
+        Column("MODULE", part="memory_module_bytes", format="size", from_width=WIDE),
+        Column("DATA", part="memory_data_bytes", format="size"),
+        Column("DRIVER", part="memory_monitor_bytes", format="size"),
         Column("SM", part="sm_util_percent", format=percent, title="SM"),
         Column("ENC", part="enc_util_percent", format=percent, on="pipe"),
         Column("DEC", part="dec_util_percent", format=percent, on="pipe"),
@@ -223,7 +183,6 @@ def process_table(snapshot: RegionSnapshot) -> Table:
 
 
 def _busy_devices(process: ProcessUsage) -> list[ProcessDeviceUsage]:
-    """Where the process has or does something."""
     return [
         usage
         for usage in process.devices
@@ -237,14 +196,6 @@ def _busy_devices(process: ProcessUsage) -> list[ProcessDeviceUsage]:
 
 def _pid_words(process: ProcessUsage) -> str:
     return f"{process.pid}{'' if process.settled else '*'}"
-
-
-def _settled_word(process: ProcessUsage) -> str:
-    return "yes" if process.settled else "no"
-
-
-def _status_word(process: ProcessUsage) -> str:
-    return status_word(process.status)
 
 
 def _status_style(process: ProcessUsage) -> str:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from libhamiregion import (
-    Effect,
-    ReapedSlot,
-    Region,
-    RegionError,
-    SearchCutShort,
-    format_size,
-    open_region,
-)
+from libhamiregion import Effect, Region, RegionError, format_size, open_region
 
 from . import options
 from .failures import Failure
@@ -28,9 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from libhamiregion import Layout, SlotChange
-
-# How long a search of /proc goes on, over several calls.
-_SEARCH_S = 30.0
 
 _common = options.all_of(options.dry_run_option, options.layout_option, options.output_options)
 
@@ -69,22 +57,14 @@ def _set_status(
 ) -> None:
     with open_region(path, writable=True, layout=layout) as region:
         change = edit(region, pid, dry_run=dry_run)
-    words = f"process {change.pid}: {status_word(change.before)} -> {status_word(change.after)}"
-    words += " (unchanged)" if change.before == change.after else ""
-    lines = [words]
+    unchanged = " (unchanged)" if change.before == change.after else ""
+    lines = [
+        f"process {pid}: {status_word(change.before)} -> {status_word(change.after)}{unchanged}"
+    ]
     if change.effect is Effect.IF_SM_LIMITED:
         lines.append(f"obeyed {effect_words(change.effect)}")
-    show_done(
-        "slot-status/1",
-        region,
-        lines,
-        as_json,
-        dry_run=dry_run,
-        pid=change.pid,
-        before=change.before,
-        after=change.after,
-        effect=change.effect,
-    )
+    answer = {"pid": pid, "before": change.before, "after": change.after, "effect": change.effect}
+    show_done("slot-status/1", region, lines, as_json, dry_run=dry_run, **answer)
 
 
 @click.command(
@@ -105,14 +85,11 @@ def _reap(
 ) -> None:
     with open_region(path, writable=True, layout=layout) as region:
         try:
-            if pids:
-                reaped = region.reap(pids, proc=proc, dry_run=dry_run)
-            else:
-                reaped = _reap_all(region, proc, dry_run)
+            reaped = region.reap(pids or None, proc=proc, dry_run=dry_run)
         except RegionError:
             raise
         except ValueError as error:
-            # One of the processes lives: the command was right, and yet not all of it was done.
+            # One of the processes lives: no wrong usage, but not all of it was done.
             raise Failure(str(error)) from None
     lines = [
         f"process {slot.pid}: slot {'removed' if slot.removed else 'emptied'},"
@@ -120,18 +97,3 @@ def _reap(
         for slot in reaped
     ] or ["no dead process has a slot"]
     show_done("reaped/1", region, lines, as_json, dry_run=dry_run, reaped=reaped)
-
-
-def _reap_all(region: Region, proc: str, dry_run: bool) -> tuple[ReapedSlot, ...]:
-    """Reap again and again where the search through /proc is cut short: it goes on each time."""
-    until_s = time.monotonic() + _SEARCH_S
-    done: list[ReapedSlot] = []
-    while True:
-        try:
-            return (*done, *region.reap(proc=proc, dry_run=dry_run))
-        except SearchCutShort as error:
-            if not dry_run:
-                done += error.done
-            if time.monotonic() >= until_s:
-                error.done = tuple(done)
-                raise

@@ -1,12 +1,11 @@
 """Tables: one list of columns gives aligned text in a pipe and a drawn table on a terminal.
 
-A table shows records. A record may have parts, such as a process and the devices that it uses:
-then there is one row per part, and a record without parts has one row with "-" for theirs.
-The records themselves are what `--json` gives, so their attributes are named as its keys.
+A table has records. A record may have parts, such as the devices of a process: then there is one
+row per part, and a record without parts has one row with "-" for theirs.
 
 In a pipe there are no escapes and no drawing, and every line splits on white space into as many
-words as the heading has; only the last column may hold blanks. Sizes stand without their space,
-which `parse_size` reads as well. `terminal` draws the same; it needs rich, which a pipe does not.
+words as the heading has; only the last column may hold blanks. Sizes are written without their
+space, which `parse_size` reads too. `terminal` draws tables; it needs rich, which a pipe does not.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ class CellFormat:
 
     Attributes:
         words: Writes a value that is not None.
-        blank: What stands for a blank in a pipe.
+        blank: Replaces a blank in a pipe, where blanks separate columns.
         none: How None is written.
         right: Whether a terminal aligns the column at its right.
-        min_width: Width of the column on a terminal at least: a live table must not jump.
-        narrow: How a terminal with too little room cuts the column: not at all, at the end, in the
-            middle, or folded into several lines.
+        min_width: Minimum width on a terminal: a live table must not jump.
+        narrow: How a narrow terminal cuts the column: not at all, at the end, in the middle, or
+            folded into several lines.
     """
 
     words: Callable[[Any], str]
@@ -68,48 +67,55 @@ class CellFormat:
         return self.none if value is None else self.words(value) or NOTHING
 
 
-def _from_outside(text: str) -> str:
-    return printable(text, _LONGEST_TEXT)
-
-
 def _word(word: str | enum.Enum) -> str:
     return str(word.value if isinstance(word, enum.Enum) else word)
 
 
-def percent(number: int) -> str:
-    """Write a percentage for people."""
+def _percent(number: int) -> str:
     return f"{number} %"
 
 
+_LIMIT: dict[str, Any] = {"none": UNLIMITED, "min_width": len(UNLIMITED)}
 # Text from outside: names, uuids, commands; escaped, and cut where it is long.
-NAME = CellFormat(_from_outside, blank=r"\x20", right=False, min_width=6, narrow="end")
-PATH_LIKE = attrs.evolve(NAME, min_width=24, narrow="middle")
-# Sentences; best the last column.
-TEXT = attrs.evolve(NAME, narrow="fold")
-# A word of ours: a state, a layout.
-WORD = CellFormat(_word, blank="-", right=False)
-NUMBER = CellFormat(str)
-# Of 2**63 and more: a counter that has wrapped around, and is no size.
-SIZE = CellFormat(
-    lambda nbytes: NOTHING if nbytes > MAX_SIZE_BYTES else format_size(nbytes),
-    min_width=len("1023 MiB"),
+_NAME = CellFormat(
+    lambda text: printable(text, _LONGEST_TEXT),
+    blank=r"\x20",
+    right=False,
+    min_width=6,
+    narrow="end",
 )
-SIZE_LIMIT = CellFormat(format_size, none=UNLIMITED, min_width=len(UNLIMITED))
-PERCENT = CellFormat(percent, min_width=len("100 %"))
-PERCENT_LIMIT = CellFormat(percent, none=UNLIMITED, min_width=len(UNLIMITED))
-# What a layout does not have.
-UNKNOWN = CellFormat(lambda _: NOTHING)
-# The value is a `Bar` or a `Spark`.
-DRAWING = CellFormat(str, right=False, min_width=6, narrow="end")
+FORMATS = {
+    # A word of ours: a state, a layout.
+    "word": CellFormat(_word, right=False),
+    "name": _NAME,
+    "path": attrs.evolve(_NAME, min_width=20, narrow="middle"),
+    # Sentences; best the last column.
+    "text": attrs.evolve(_NAME, narrow="fold"),
+    "number": CellFormat(str),
+    # A counter of 2**63 or more has wrapped around, and is no size.
+    "size": CellFormat(
+        lambda nbytes: NOTHING if nbytes > MAX_SIZE_BYTES else format_size(nbytes),
+        min_width=len("1023 MiB"),
+    ),
+    "size_limit": CellFormat(format_size, **_LIMIT),
+    "percent": CellFormat(_percent, min_width=len("100 %")),
+    "percent_limit": CellFormat(_percent, **_LIMIT),
+    # A value that the layout does not have.
+    "unknown": CellFormat(lambda _: NOTHING),
+    # The value is a `Bar` or a `Spark`.
+    "drawing": CellFormat(str, right=False, min_width=6, narrow="end"),
+}
+
+
+NAME, NUMBER, SIZE, SIZE_LIMIT, DRAWING = "name", "number", "size", "size_limit", "drawing"
 
 
 @attrs.frozen
 class Bar:
-    """A bar on a terminal: `ratio` of it full, a tick where `mark` is; 0 to 1 each."""
+    """A bar on a terminal, full to `ratio`, 0 to 1."""
 
     ratio: float
     style: str
-    mark: float | None = None
 
 
 @attrs.frozen
@@ -123,25 +129,29 @@ def _getter(of: str | Getter | None) -> Getter | None:
     return operator.attrgetter(of) if isinstance(of, str) else of
 
 
+def _format(of: str | CellFormat) -> CellFormat:
+    return FORMATS[of] if isinstance(of, str) else of
+
+
 @attrs.frozen
 class Column:
-    """One column of a table; exactly one of `value` and `part` is given.
+    """One column of a table, of its records (`value`) or of their parts (`part`).
 
     Attributes:
-        name: The heading in a pipe, one word; a terminal shows `title`, else it in lower case.
-        value: Takes a record's value: the attribute's name, or a function. On a terminal it is
-            shown once per record.
-        format: How it is written.
-        part: Takes a part's value.
-        title: The heading on a terminal.
-        style: A style of rich, or what takes it from what `value` or `part` is given.
+        name: The heading in a pipe, one word; a pipe has no column without a name.
+        value: Gets a record's value: an attribute's name, or a function. A terminal shows it once
+            per record.
+        format: How it is written: a name of `FORMATS`, or a format.
+        part: Gets a part's value.
+        title: The heading on a terminal; by default the name in lower case.
+        style: A style of rich, or a function that gets it from the record or part.
         on: Where the column is shown.
-        from_width: Columns of the terminal from which it is shown there.
+        from_width: Minimum width of a terminal that shows it.
     """
 
     name: str
     value: Getter | None = attrs.field(default=None, converter=_getter)
-    format: CellFormat = WORD
+    format: CellFormat = attrs.field(default=FORMATS["word"], converter=_format)
     title: str | None = None
     style: str | Callable[[Any], str] = ""
     part: Getter | None = attrs.field(default=None, converter=_getter)
@@ -155,7 +165,7 @@ class Column:
         return NOTHING if part is None else self.part(part)
 
     def words(self, value: Any) -> str:
-        """A value as a terminal shows it; "-" stands for a part that there is not."""
+        """A value as a terminal shows it."""
         return NOTHING if value is NOTHING else self.format.text(value)
 
     def style_of(self, record: Any, part: Any) -> str:
@@ -172,11 +182,10 @@ class Table:
 
     Attributes:
         columns: What is shown of them.
-        records: What is shown.
-        parts: Takes a record's parts: the attribute's name, or a function; none by default.
-        empty: What a terminal shows in place of a table without records; a pipe shows the heading.
-        attention: Whether a record needs attention. A terminal shows such records first, and all
-            of them.
+        records: The records.
+        parts: Gets a record's parts: an attribute's name, or a function; none by default.
+        empty: What a terminal shows if there are no records; a pipe shows the heading.
+        attention: Whether a record needs attention. A terminal shows such records first.
     """
 
     columns: Sequence[Column]
@@ -194,14 +203,14 @@ class Table:
 
     def text(self) -> str:
         """Write the table for a pipe; ends with a newline."""
-        shown = [column for column in self.columns if column.on != "terminal"]
+        shown = [column for column in self.columns if column.name and column.on != "terminal"]
+        blanks = [column.format.blank for column in shown]
+        if blanks[-1] == _NAME.blank:
+            # No column follows that its blanks could be taken for.
+            blanks[-1] = " "
         lines = [[column.name for column in shown]]
         for record, part in self.rows():
             words = [column.words(column.of(record, part)) for column in shown]
-            blanks = [column.format.blank for column in shown]
-            if blanks[-1] == NAME.blank:
-                # Nothing follows that its blanks could be taken for.
-                blanks[-1] = " "
             lines.append([w.replace(" ", blank) for w, blank in zip(words, blanks, strict=True)])
         return aligned(lines)
 

@@ -1,38 +1,42 @@
-"""What a terminal shows: tables with colours and bars, and live pictures."""
+"""Tables with colours and bars, and live pictures, on a terminal."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import select
 import sys
+import termios
+import time
+import tty
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import attrs
 from rich import box
+from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.panel import Panel
-from rich.segment import Segment
-from rich.style import Style
+from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from libhamiregion.text import printable
 
 from .format import count
-from .tables import DIM, NOTHING, ROOMY, UNLIMITED, WARN, Bar, Column, Facts, Lines, Spark, Table
+from .tables import DIM, NOTHING, ROOMY, UNLIMITED, WARN, Bar, Facts, Lines, Spark, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
     from .output import Page
-    from .tables import Block
+    from .tables import Block, Column
 
-_LONGEST_BAR = 24
 _LONGEST_FACTS = 124
 
 
@@ -48,9 +52,48 @@ def console() -> Console:
     )
 
 
+# ---- live pictures -------------------------------------------------------------------------------
+
+
 def live(on: Console) -> Live:
     """Open a picture that is repainted in place: no thread and one write each, so no flicker."""
     return Live(console=on, auto_refresh=False, vertical_overflow="crop")
+
+
+@contextmanager
+def keyboard() -> Iterator[Callable[[float], str]]:
+    """A context in which keys are not shown; Ctrl-C is still Ctrl-C.
+
+    Yields:
+        A function that waits for a key for some seconds, and returns "" if there is none.
+    """
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield _no_key
+        return
+    modes = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield _key
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, modes)
+
+
+def _no_key(seconds: float) -> str:
+    time.sleep(max(0.0, seconds))
+    return ""
+
+
+def _key(seconds: float) -> str:
+    descriptor = sys.stdin.fileno()
+    ready, _, _ = select.select([descriptor], [], [], max(0.0, seconds))
+    if not ready:
+        return ""
+    typed = os.read(descriptor, 64).decode("ascii", "replace")
+    # A terminal that has gone is empty for ever.
+    return typed[-1:] or _no_key(seconds)
+
+
+# ---- pages ---------------------------------------------------------------------------------------
 
 
 def draw_page(page: Page, width: int, rows: Sequence[int] | None = None) -> RenderableType:
@@ -86,7 +129,7 @@ def fit_page(page: Page, screen: Console) -> RenderableType:
 
 
 def fair_shares(room: int, wanted: Sequence[int]) -> list[int]:
-    """Share rows among tables: what one does not want, the others have.
+    """Share rows among tables: rows that one does not need go to the others.
 
     >>> fair_shares(20, [30, 4]), fair_shares(20, [30, 40]), fair_shares(20, [])
     ([16, 4], [10, 10], [])
@@ -103,7 +146,10 @@ def fair_shares(room: int, wanted: Sequence[int]) -> list[int]:
 def draw(block: Block, width: int, rows: int | None = None) -> RenderableType | None:
     """Draw a block for a terminal of that many columns; None if it is not shown there.
 
-    A table has so many rows at most, if that is given, and those that need attention.
+    Args:
+        block: What to draw.
+        width: Columns of the terminal.
+        rows: How many rows a table has at most; None: all.
     """
     if isinstance(block, Facts):
         return _draw_facts(block, min(width, _LONGEST_FACTS))
@@ -115,23 +161,14 @@ def draw(block: Block, width: int, rows: int | None = None) -> RenderableType | 
 
 
 def _draw_facts(block: Facts, width: int) -> RenderableType:
-    directory, name = os.path.split(block.path)
-    lines = [Text(printable(directory), style=DIM, overflow="fold")]
-    for label, words, style in block.facts:
-        fact = Text.assemble((f"{label} ", DIM), (words, style))
-        # None is broken in two as long as it fits a line.
-        if len(lines) > 1 and lines[-1].cell_len + 3 + fact.cell_len <= width - 4:
-            lines[-1].append("   ").append_text(fact)
-        else:
-            lines.append(fact)
-    return Panel(
-        Group(*lines),
-        title=Text(printable(name), style="bold"),
-        title_align="left",
-        border_style=DIM,
-        box=box.ROUNDED,
-        width=width,
-    )
+    directory, file = os.path.split(block.path)
+    facts = [
+        Text.assemble((f"{label} ", DIM), (words, style)) for label, words, style in block.facts
+    ]
+    path = Text(printable(directory), style=DIM, overflow="fold")
+    title = Text(printable(file), style="bold")
+    body = Group(path, Columns(facts, padding=(0, 3)))
+    return Panel(body, title=title, title_align="left", border_style=DIM, width=width)
 
 
 def _draw_lines(styled: Sequence[tuple[str, str]]) -> RenderableType | None:
@@ -139,13 +176,15 @@ def _draw_lines(styled: Sequence[tuple[str, str]]) -> RenderableType | None:
     for text, style in styled:
         words = text.lstrip(" ")
         line = Text(printable(words), style=style, overflow="fold")
-        # What is wrapped stays indented.
+        # A wrapped line stays indented.
         lines.append(Padding(line, (0, 0, 0, len(text) - len(words)), expand=False))
     return Group(*lines) if lines else None
 
 
+# ---- tables --------------------------------------------------------------------------------------
+
+
 def _draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
-    """Draw a rule under the heading, and air."""
     shown = [
         column for column in table.columns if column.on != "pipe" and column.from_width <= width
     ]
@@ -153,23 +192,21 @@ def _draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
         box=box.SIMPLE_HEAD,
         show_edge=False,
         padding=(0, 1 if width >= ROOMY else 0, 0, 0),
-        header_style=Style(bold=True),
+        header_style="bold",
         border_style=DIM,
     )
     for column in shown:
         drawn.add_column(
             column.name.lower() if column.title is None else column.title,
             justify="right" if column.format.right else "left",
-            # Only columns that may wrap give way to others.
+            # Only columns that may wrap become narrower.
             no_wrap=column.format.narrow == "no",
             min_width=column.format.min_width or None,
         )
-    urgent = [record for record in table.records if table.attention(record)]
-    others = [record for record in table.records if not table.attention(record)]
-    rows = list(table.rows([*urgent, *others]))
+    rows = list(table.rows(sorted(table.records, key=lambda each: not table.attention(each))))
     before = None
     for record, part in rows[:limit]:
-        # One process on several devices is one process.
+        # The names of a record are written once.
         drawn.add_row(
             *(
                 Text() if column.part is None and record is before else _cell(column, record, part)
@@ -220,28 +257,18 @@ class _CutInTheMiddle:
 
 @attrs.frozen
 class _DrawnBar:
+    """A bar that grows with the terminal."""
+
     bar: Bar
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        bar = self.bar
-        width = min(options.max_width, _LONGEST_BAR)
-        full, half, rest, tick = "#-.|" if options.ascii_only else "━╸─┃"
-        halves = round(min(max(bar.ratio, 0.0), 1.0) * width * 2)
-        if bar.ratio > 0:
-            # Little is not nothing.
-            halves = max(halves, 1)
-        cells = [*full * (halves // 2), *half * (halves % 2)]
-        styles = [bar.style] * len(cells) + [DIM] * (width - len(cells))
-        cells += rest * (width - len(cells))
-        if bar.mark is not None:
-            at = min(int(bar.mark * width), width - 1)
-            cells[at], styles[at] = tick, ""
-        for style, run in itertools.groupby(zip(cells, styles, strict=True), lambda pair: pair[1]):
-            yield Segment("".join(cell for cell, _ in run), console.get_style(style))
-        yield Segment.line()
+        style = self.bar.style or DIM
+        yield ProgressBar(
+            1.0, self.bar.ratio, style=DIM, complete_style=style, finished_style=style
+        )
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(4, min(max(6, console.width // 10), _LONGEST_BAR))
+        return Measurement(4, min(max(6, console.width // 10), 24))
 
 
 @attrs.frozen

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import cast
-
 import click
 
 from libhamiregion import Layout, __version__
@@ -19,10 +16,10 @@ VERBS = {
         "mine": ("show", "Show the region of the container that this runs in."),
         "limits": ("limits", "Read and edit the limits of a container, or of a node by plan."),
         "suspend": ("slots", "Block the CUDA calls of a process."),
-        "resume": ("slots", "Let a suspended process go on."),
+        "resume": ("slots", "Resume a suspended process."),
         "reap": ("slots", "Free the slots of dead processes, whose memory still counts."),
         "lock": ("lock", "Show the lock of a region, and repair it."),
-        "create": ("create", "Make a new region FILE that libvgpu accepts."),
+        "create": ("create", "Make a new region FILE for libvgpu."),
     },
     "A program": {
         "run": ("run", "Run any CUDA program within a GPU budget, in a region of its own.")
@@ -43,21 +40,9 @@ VERBS = {
         "demo": ("demo", "Show what a region is, with real processes; no GPU needed.")
     },
 }
-_MODULES = {verb: module for verbs in VERBS.values() for verb, (module, _) in verbs.items()}
 
 
 class _Verbs(ErrorGroup):
-    """Imports the verb that is asked for, and no other."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click calls it so)
-        return sorted(_MODULES)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in _MODULES:
-            return None
-        module = import_module(f".{_MODULES[cmd_name]}", __package__)
-        return cast("click.Command", getattr(module, cmd_name))
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         for heading, verbs in VERBS.items():
             with formatter.section(heading):
@@ -73,6 +58,7 @@ _BUILT_FROM = (
 @click.group(
     "hamiregion",
     cls=_Verbs,
+    modules={verb: module for verbs in VERBS.values() for verb, (module, _) in verbs.items()},
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 problems remain, 130 ended by Ctrl-C.",
 )

@@ -19,7 +19,6 @@ from support.wait import PATIENCE_S
 import libhamiregion as hami
 from cli.verbs import commands
 from libhamiregion.cli.verbs import hamiregion
-from libhamiregion.exporter import COLLECTORS
 
 
 def test_every_verb_takes_the_common_options() -> None:
@@ -30,13 +29,6 @@ def test_every_verb_takes_the_common_options() -> None:
             assert "--dry-run" in options, path
         if path[-1] in {"ps", "top", "containers", "doctor"}:
             assert {"--root", "--proc", "--outside", "-o"} <= options, path
-
-
-def test_each_collector_of_the_exporter_can_be_chosen() -> None:
-    (option,) = (
-        each for each in dict(commands())["exporter",].params if "--collector" in each.opts
-    )
-    assert tuple(option.type.choices) == COLLECTORS
 
 
 def test_help_names_every_verb_and_the_exit_codes_and_imports_none() -> None:
@@ -128,10 +120,10 @@ def test_a_refusal_of_the_system_is_the_library_s_own_failure(public_directory: 
     ],
     ids=" ".join,
 )
-def test_an_answer_for_which_there_is_no_output_is_an_error_and_lands_in_no_file(
+def test_an_answer_for_which_there_is_no_output_lands_in_no_file(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """What is closed at the start gets no file of the command's own in its place."""
+    """Closed standard streams get no file of the command's own in their place."""
     region, directory = tmp_path / "a.cache", tmp_path / "containers"
     hami.create_region(region)
     directory.mkdir()
@@ -145,10 +137,7 @@ def test_an_answer_for_which_there_is_no_output_is_an_error_and_lands_in_no_file
         timeout=PATIENCE_S,
         check=False,
     )
-    assert answer.returncode == 1
-    # The agent's log ends as it does where its reader has gone.
-    said = "" if words[0] == "agent" else "Error: standard output: Bad file descriptor\n"
-    assert without_notes(answer.stderr) == said
+    assert (answer.returncode, without_notes(answer.stderr)) == (0, "")
     with hami.open_region(region) as opened:
         assert opened.snapshot().settled
 

@@ -97,7 +97,7 @@ def test_ps_in_a_pipe_is_one_line_per_process_and_device(scene: Scene) -> None:
         "SM-DRIVER": "43%",
     }
     assert (rows[2]["DEVICE"], rows[2]["GPU"], rows[2]["MEM-USED"]) == ("0", "1", "-")
-    wide = scene.run("ps", "--wide", "--sort", "pid", "--pod", "bert-0").stdout.splitlines()
+    wide = scene.run("ps", "-o", "wide", "--sort", "pid", "--pod", "bert-0").stdout.splitlines()
     assert wide[0].split()[-3:] == ["USER", "UUID", "COMMAND"]
     assert "container_forker.py" in wide[-1]
     assert GPU in wide[-1]
@@ -279,7 +279,7 @@ def test_containers_in_a_pipe_are_two_tables(scene: Scene) -> None:
     heading, *reasons = missing.splitlines()
     assert heading.split() == ["POD", "CONTAINER", "REASON", "MESSAGE"]
     assert [line.split(None, 3)[2] for line in reasons] == ["no_file", "not_ready"]
-    answer = scene.run("containers", "--device", "1", "--wide")
+    answer = scene.run("containers", "--device", "1", "-o", "wide")
     (row,) = table(answer.stdout)
     assert (row["DEVICE"], row["UUID"]) == ("1", OTHER)
     assert row["FILE"] == str(scene.bert.region.path)

@@ -71,38 +71,16 @@ def test_on_a_terminal_it_is_live_and_coloured_and_cleans_up(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_the_numbers_bear_the_story_out(tmp_path: Path) -> None:
     began = time.monotonic()
-    answer = run("demo", "--seconds", "4", "--json", env={"TMPDIR": str(tmp_path)})
+    answer = run("demo", "--seconds", "4", env={"TMPDIR": str(tmp_path)})
     assert (answer.returncode, answer.stderr) == (0, "")
-    assert time.monotonic() - began > 4, (
-        "a part ends no earlier where all has happened that it shows"
-    )
-    parts: list[tuple[str, list[dict]]] = []
-    for line in map(json.loads, answer.stdout.splitlines()):
-        if "say" in line:
-            parts.append((line["say"], []))
-        else:
-            parts[-1][1].append(line)
-    pictures = {said.split(":")[0]: seen for said, seen in parts if seen}
-    low, back = pictures["device 0"], pictures["Back to 8 GiB"]
-    device = low[0]["snapshot"]["devices"][0]
-    assert device["memory_used_bytes"] > device["memory_limit_bytes"] == 2 * 2**30
-    assert low[-1]["refused"] > low[0]["refused"]
-    assert back[-1]["granted"] > back[0]["granted"]
-    (killed,) = (said for said in pictures if said.startswith("kill -9"))
-    victim = int(killed.removeprefix("kill -9 "))
-    assert all(counted(picture, victim) > 0 for picture in pictures[killed])
-    freed = next(seen for said, seen in pictures.items() if said.endswith("the others again."))
-    assert all(counted(picture, victim) == 0 for picture in freed)
+    assert time.monotonic() - began > 4, "a part does not end before its time"
+    assert told(answer.stdout) == list(STORY)
+    refused = int(re.findall(r"(\d+) allocations refused since", answer.stdout)[0])
+    granted = int(re.findall(r"(\d+) allocations granted since", answer.stdout)[0])
+    assert refused >= 4
+    assert granted >= 12
+    assert "of 2 GiB" in answer.stdout
     assert nothing_left(tmp_path)
-
-
-def counted(picture: dict, pid: int) -> int:
-    return sum(
-        usage["memory_used_bytes"]
-        for process in picture["snapshot"]["processes"]
-        if process["pid"] == pid
-        for usage in process["devices"]
-    )
 
 
 @pytest.mark.slow(keep=1)
@@ -179,7 +157,7 @@ def test_a_wrong_address_for_the_node_is_refused() -> None:
     answer = call("demo", "--listen", ":9394")
     assert (answer.returncode, answer.stderr.splitlines()[-1]) == (
         2,
-        "Error: --listen goes with --node",
+        "Error: --listen and --json go with --node",
     )
 
 

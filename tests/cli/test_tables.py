@@ -12,21 +12,7 @@ from rich.console import Console
 
 from libhamiregion import Layout
 from libhamiregion.cli import output
-from libhamiregion.cli.tables import (
-    DRAWING,
-    NAME,
-    NUMBER,
-    PATH_LIKE,
-    PERCENT,
-    SIZE,
-    SIZE_LIMIT,
-    TEXT,
-    Bar,
-    Column,
-    Lines,
-    Spark,
-    Table,
-)
+from libhamiregion.cli.tables import Bar, Column, Lines, Spark, Table
 from libhamiregion.cli.terminal import draw, fit_page
 
 HOSTILE = "evil \x1b[2J\u202ename"
@@ -40,14 +26,14 @@ class Row:
 
 
 COLUMNS = (
-    Column("NAME", lambda row: row.name, NAME, title="called"),
-    Column("DEVICE", part=lambda device: device, format=NUMBER),
-    Column("USED", part=lambda device: device * 2**30, format=SIZE),
-    Column("LIMIT", part=lambda device: device or None, format=SIZE_LIMIT),
-    Column("", part=lambda device: Bar(device / 2, "green"), format=DRAWING, on="terminal"),
-    Column("SM", lambda _: None, PERCENT, on="pipe"),
+    Column("NAME", lambda row: row.name, "name", title="called"),
+    Column("DEVICE", part=lambda device: device, format="number"),
+    Column("USED", part=lambda device: device * 2**30, format="size"),
+    Column("LIMIT", part=lambda device: device or None, format="size_limit"),
+    Column("", part=lambda device: Bar(device / 2, "green"), format="drawing"),
+    Column("SM", lambda _: None, "percent", on="pipe"),
     Column("ROOM", lambda _: "yes", from_width=60),
-    Column("MESSAGE", lambda row: row.name, TEXT),
+    Column("MESSAGE", lambda row: row.name, "text"),
 )
 ROWS = [Row("a", (0, 1)), Row(HOSTILE, (2,)), Row(None, ())]
 
@@ -111,8 +97,8 @@ def test_a_live_picture_fits_and_shows_all_that_needs_attention_first() -> None:
 
 def test_a_long_name_is_cut_in_the_middle_and_samples_are_a_line_of_bars() -> None:
     columns = (
-        Column("CONTAINER", lambda _: "research/" + "x" * 40 + "/train", PATH_LIKE),
-        Column("", lambda _: Spark((0.0, 0.5, 1.0)), DRAWING, title="trend"),
+        Column("CONTAINER", lambda _: "research/" + "x" * 40 + "/train", "path"),
+        Column("", lambda _: Spark((0.0, 0.5, 1.0)), "drawing", title="trend"),
     )
     text = drawn(Table(columns, [1]), 40)
     assert re.search(r"research/x+…x+/train +▁▅█", text)
@@ -142,8 +128,15 @@ def test_a_page_is_its_blocks_in_a_pipe_and_its_data_as_json(capsys: Any) -> Non
 
 
 def test_many_pages_say_each_note_once_and_fail_none(capsys: Any) -> None:
-    pages = [output.Page("x/1", {}, [Lines(["x"])], ("a note",), failure="nothing there")] * 3
-    output.show_all(iter(pages), 0.1, as_json=False)
+    page = output.Page("x/1", {}, [Lines(["x"])], ("a note",), failure="nothing there")
+    looks = iter((page, page, page))
+
+    def look() -> output.Page:
+        for each in looks:
+            return each
+        raise KeyboardInterrupt
+
+    output.show_all(look, 0.1, as_json=False)
     told = capsys.readouterr()
     assert told.out == "x\n\nx\n\nx\n"
     assert told.err == "Warning: nothing there\nNote: a note\n"

@@ -107,7 +107,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Itera
             process.kill()
 
 
-VIEWS = [("ps",), ("ps", "--wide"), ("containers",), ("containers", "--wide")]
+VIEWS = [("ps",), ("ps", "-o", "wide"), ("containers",), ("containers", "-o", "wide")]
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=" ".join)
@@ -127,7 +127,7 @@ def test_a_pipe_gets_printable_lines(scene: Scene, view: tuple[str, ...]) -> Non
 
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("columns", [80, 200])
-@pytest.mark.parametrize("view", [("ps", "--wide"), ("containers", "--wide")], ids=" ".join)
+@pytest.mark.parametrize("view", [("ps", "-o", "wide"), ("containers", "-o", "wide")], ids=" ".join)
 def test_a_terminal_gets_nothing_but_our_own_escapes(
     scene: Scene, view: tuple[str, ...], columns: int
 ) -> None:

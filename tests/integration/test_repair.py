@@ -21,7 +21,7 @@ from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, open_region
 from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
-from libhamiregion.cli.service_log import ServiceLog
+from libhamiregion.cli.service import ServiceLog
 from libhamiregion.node import FindingKind, Node, Observer, diagnose
 from libhamiregion.node.backoff import Backoff
 

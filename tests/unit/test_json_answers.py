@@ -69,16 +69,18 @@ def test_every_key_is_described() -> None:
     assert keys("", schema()["$defs"]) == []
 
 
+NODE = {"schema": "hamiregion/demo-node/1", "root": "x", "pod_logs": "x", "urls": []}
+
+
 def test_the_whole_file_tells_the_answers_apart() -> None:
     whole = jsonschema.Draft202012Validator(schema())
-    sentence = {"schema": "hamiregion/demo-sentence/1", "say": "x"}
-    whole.validate(sentence)
+    whole.validate(NODE)
     # Keys may come within a version, so unknown ones are no fault.
-    whole.validate({**sentence, "more": 1})
+    whole.validate({**NODE, "more": 1})
     for wrong in (
-        {"say": "x"},
-        {**sentence, "schema": "hamiregion/look/1"},
-        {**sentence, "say": 1},
+        {"root": "x"},
+        {**NODE, "schema": "hamiregion/look/1"},
+        {**NODE, "root": 1},
     ):
         assert not whole.is_valid(wrong)
 
@@ -86,4 +88,4 @@ def test_the_whole_file_tells_the_answers_apart() -> None:
 def test_the_tests_refuse_what_is_not_described() -> None:
     assert definitions()["DeviceUsage"]["additionalProperties"] is False
     with pytest.raises(jsonschema.ValidationError, match="more"):
-        check_answer({"schema": "hamiregion/demo-sentence/1", "say": "x", "more": 1})
+        check_answer({**NODE, "more": 1})

@@ -108,7 +108,7 @@ COMMANDS: dict[str, int] = {
     "limits set --memory 6GiB": 2,
     "limits set a.cache --memory": 2,
     "limits set a.cache --memory 6GB": 2,
-    "limits set a.cache --memory 6 GiB": 2,
+    "limits set a.cache --memory 6 GiB": 1,
     "limits set a.cache --memory lots": 2,
     "limits set a.cache --memory 0": 2,
     "limits set a.cache --memory-limit 6GiB": 2,

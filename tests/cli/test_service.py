@@ -1,30 +1,110 @@
-"""How long-running verbs are told to end, and what a repeated signal does."""
+"""The log of long-running verbs, and how they are told to end."""
 
 from __future__ import annotations
 
-import concurrent.futures
-import os
+import errno
+import io
+import json
+import logging
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.command_line import COMMAND, environment
+from support.answers import check_answer
+from support.command_line import COMMAND, environment, logging_kept
 from support.wait import PATIENCE_S, eventually
 
-from libhamiregion.cli.signals import stop_signals
+from libhamiregion.cli.service import ServiceLog
+from libhamiregion.node.events import Event
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """Logging as a program has it at its start."""
+    with logging_kept():
+        yield
+
+
+HOSTILE = ("a" * 400, "\x1b[2J" * 100, "\N{GRINNING FACE}" * 400, "\\" * 400, "")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_every_event_is_one_line_of_500_characters_at_most(
+    as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = ServiceLog(as_json=as_json)
+    for text in HOSTILE:
+        for detail in ({}, {"field": text[:100], "more": text[:100]}):
+            log(Event(1.5, "repair", "repaired", text, text[:120], detail))
+    written = capsys.readouterr()
+    assert written.out == ""
+    lines = written.err.splitlines()
+    assert len(lines) == 2 * len(HOSTILE) == written.err.count("\n")
+    assert max(map(len, lines)) < 500
+    assert "\x1b" not in written.err
+    for line in lines:
+        if as_json:
+            fields = json.loads(line)
+            check_answer(fields)
+        else:
+            assert line.startswith("1970-01-01T00:00:01Z repair   repaired ")
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_log_records_are_events_of_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
+    ServiceLog(as_json=True).capture_logging("info")
+    ours = logging.getLogger("libhamiregion.exporter.http")
+    ours.info("listening on %s", "http://[::1]:9394")
+    ours.debug("not asked for")
+    logging.getLogger("urllib3").info("another library's chatter")
+    try:
+        int("x" * 100_000)
+    except ValueError:
+        ours.exception("a request\nfailed")
+    for number in range(100):
+        ours.warning("a client did %s", number)
+    events = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(each["task"], each["event"]) for each in events[:2]] == [
+        ("exporter", "info"),
+        ("exporter", "error"),
+    ]
+    assert events[0]["message"] == "listening on http://[::1]:9394"
+    assert events[1]["message"].startswith(r"a request\nfailed: ValueError: ")
+    repeated = [each["message"] for each in events[2:]]
+    assert repeated[0] == "a client did 0"
+    assert repeated[-1] == "a client did 63 (64 times now)"
+    assert len(repeated) == 7
+
+
+class Stream(io.StringIO):
+    """A stream that fails."""
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "no")
+
+
+def test_lines_that_cannot_be_written_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream()
+    monkeypatch.setattr(sys, "stdout", stream)
+    log = ServiceLog(as_json=False, on_stdout=True)
+    for _ in range(3):
+        log.emit("agent", "started", "feedback")
+    assert stream.getvalue().count("\n") == 3
+
+
+# ---- the end ----------------------------------------------------------------------------
+
 # Its last work lasts until it is given a line: the time in which a repeat does harm.
 PROGRAM = """
 import sys
-from libhamiregion.cli.signals import stop_signals
+from libhamiregion.cli.service import stop_signals
 with stop_signals() as stop:
     print("ready", flush=True)
     stop.wait()
@@ -59,34 +139,10 @@ def give(process: subprocess.Popen[str], words: str) -> None:
     process.stdin.flush()
 
 
-def test_who_asks_while_it_is_closed_writes_into_no_other_file(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    really_write = os.write
-    writes, is_closed = threading.Event(), threading.Event()
-
-    def write(to: int, data: bytes) -> int:
-        if to == descriptor:
-            writes.set()
-            is_closed.wait(0.2)
-            assert os.path.samestat(os.fstat(to), pipe)
-        return really_write(to, data)
-
-    with concurrent.futures.ThreadPoolExecutor(1) as another, stop_signals() as stop:
-        descriptor = stop.wakeup_fd
-        pipe = os.fstat(descriptor)
-        monkeypatch.setattr(os, "write", write)
-        asked = another.submit(stop.ask)
-        assert writes.wait(PATIENCE_S)
-    is_closed.set()
-    asked.result()
-    stop.ask()
-
-
 # The signal interrupts no wait of the main thread, as when it comes just before the wait.
 UNINTERRUPTED = """
 import signal, threading
-from libhamiregion.cli.signals import stop_signals
+from libhamiregion.cli.service import stop_signals
 with stop_signals() as stop:
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -102,7 +158,7 @@ def test_a_signal_that_interrupts_no_wait_is_heard() -> None:
     ) as process:
         assert line(process) == "ready"
         doing = Path(f"/proc/{process.pid}/wchan")
-        eventually(lambda: "pipe" in doing.read_text())
+        eventually(lambda: "nanosleep" in doing.read_text())
         process.terminate()
         try:
             assert process.wait(PATIENCE_S) == 0
