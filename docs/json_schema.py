@@ -150,7 +150,7 @@ CONTAINER = (
         "devices": (Rows((DeviceUsage,)), "Empty where there is no region."),
     },
 )
-FINDING = (Names, PLACE, Fields(Finding, without=("container",)))
+FINDING = (Names, PLACE, Fields(Finding, without=("container", "is_transient", "_token")))
 LAUNCH_GPU = {
     "uuid": (str, "`GPU-…` or `MIG-…`."),
     "name": (str, "The driver's name of it."),
