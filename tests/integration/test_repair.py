@@ -105,14 +105,14 @@ def test_host_pids_dead_processes_and_a_dead_lock_are_put_right(
 def test_what_is_never_repaired_has_nobody_wait_for_it(
     scene: NodeScene, start: Starter, loop: RepairLoop
 ) -> None:
-    """Where the feedback has switched the SM limits off, that is a finding, and may pass."""
-    file = scene.container("a", sm_limits=[50])
+    """Usage above the limit, for example, which may pass."""
+    file = scene.container("a", memory_limits=["1GiB"])
     process = start()
     process.tell("attach", file.path)
     one_pass(loop)
-    file.put("utilization_switch", 0)
+    file.put("slot_used.total", 2 << 30)
     kinds = [each.kind for each in diagnose(loop._node, settle_s=0)]
-    assert FindingKind.SM_LIMIT_OFF in kinds
+    assert FindingKind.USAGE_ABOVE_LIMIT in kinds
     loop.settle_s = 100.0
     began_s = time.monotonic()
     one_pass(loop)

@@ -94,8 +94,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "A live process's slot has a wrong host pid: none (`missing`), its pid in the container"
         " (`container_pid`), that of another process with a slot (`swapped`, an error) or without"
         " (`foreign`, an error), or of no process (`dead`).",
-        "libvgpu finds a process's figures by this number: its utilisation is 0 or another's, and"
-        " its SM limit is off.",
+        "the process's utilisation is 0 or another's, and its SM limit is off.",
         f"{_REPAIR} stores the right one; `hamiregion agent` keeps it right",
         "stores the pid that /proc proves",
         is_transient=True,
@@ -103,16 +102,14 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     FindingKind.DEAD_PROCESS_COUNTED: Explanation(
         Severity.WARNING,
         "Processes that were killed still count.",
-        "the container can allocate that much less, until libvgpu cleans up when an allocation is"
-        " refused or a process starts.",
+        "the container can allocate that much less, until libvgpu cleans up.",
         f"{_REPAIR} or `hamiregion reap FILE` frees their slots",
         "frees the slots of processes that are proved dead",
     ),
     FindingKind.SLOT_MOVED: Explanation(
         Severity.ERROR,
         "A live process writes to a slot that does not count (`orphaned`: libvgpu 2.8.1 and later"
-        " moved it), or has two slots that count (`doubled`). While the process is idle (`idle`)"
-        " this is a note: the slot may be an earlier process's.",
+        " moved it), or has two that count (`doubled`). If it is idle (`idle`), this is a note.",
         "its memory is not counted, so that the container can pass its limit; or it counts twice.",
         f"{_REPAIR} takes the real slot in and empties the copy",
         "takes the real slot in and empties the copy, while the process writes",
@@ -129,7 +126,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         Severity.ERROR,
         "A slot's seqlock stays odd: its writer was killed (`dead_writer`) or is stopped"
         " (`live_writer`, `unknown_writer`).",
-        "libvgpu's readers wait for it for ever: processes hang at their next allocation.",
+        "processes hang at their next allocation.",
         f"{_REPAIR} frees a dead writer's slot; continue (`kill -CONT`) or end a live one",
         "frees the slot of a process that is proved dead",
     ),
@@ -144,34 +141,30 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "The processes of some slots are not known: /proc does not show enough (`sight`), several"
         " processes match (`ambiguous`), or time ran out (`no_time`).",
         "nothing is reported or repaired for these slots.",
-        "run as root on the host, or in a pod with hostPID: true, the host's /proc and the"
-        " capability SYS_PTRACE",
+        "run as root on the host, or in a pod with hostPID: true and the capability SYS_PTRACE",
         is_transient=True,
     ),
     FindingKind.NOT_OBSERVED: Explanation(
         Severity.WARNING,
-        "Processes of the container could not be read: that takes too long (tens of thousands of"
-        " mappings, hundreds of new processes a second), or never ends.",
-        "whether they use the region, or have escaped its limits, is unknown.",
+        "Processes of the container could not be read in time.",
+        "whether they use the region, or have escaped its limits, is not known.",
         "check what the container runs; no honest CUDA program does this for long",
         is_transient=True,
     ),
     FindingKind.LOCK_STUCK: Explanation(
         Severity.ERROR,
         "The region's lock is held by a dead process (`dead_owner`), without a signature"
-        " (`ownerless`), or by the same process at every check (`live_owner`, `unknown_owner`: a"
-        " warning); or the start-up semaphore of layout 1.1-postinit is taken and no process uses"
-        " the region (`startup`).",
-        "processes cannot start or leave, up to HAMi 2.8.0 not even allocate; later ones exit after"
-        " they have waited 5 minutes.",
+        " (`ownerless`), or by one process at every check (`live_owner`, `unknown_owner`: a"
+        " warning); or layout 1.1-postinit's start-up semaphore is taken in an unused region"
+        " (`startup`).",
+        "processes cannot start, leave or allocate, or exit after they have waited 5 minutes.",
         f"{_REPAIR} or `hamiregion lock recover FILE` frees it",
         "frees a dead owner's lock, and an unsigned one if no other process maps the region or it"
         " stands for 10 s; never a live owner's",
     ),
     FindingKind.SEMAPHORE_IMPOSSIBLE: Explanation(
         Severity.ERROR,
-        "The semaphore of the lock (`lock`) or of the start-up (`startup`) is above 1: it was given"
-        " back twice.",
+        "The lock's semaphore (`lock`) or the start-up semaphore (`startup`) is above 1.",
         "several processes are inside at once and damage each other's accounting.",
         f"{_REPAIR} sets it right",
         "sets the semaphore to the right value",
@@ -180,8 +173,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         Severity.ERROR,
         "More memory is in use than the limit allows: the limit was lowered, or several processes"
         " allocated at the same moment.",
-        "libvgpu refuses every allocation, and up to HAMi 2.9 shows programs an enormous amount of"
-        " free memory.",
+        "libvgpu refuses every allocation.",
         "raise the limit (`hamiregion limits set`), or end processes",
         is_transient=True,
     ),
@@ -194,12 +186,10 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.PROCESS_ESCAPES: Explanation(
         Severity.ERROR,
-        "The driver lists a process of the container that has no slot in its region: it runs"
-        " without libvgpu (`no_library`), as after a login over SSH, or with libvgpu switched off"
-        " (`other`).",
+        "The driver lists a process of the container that has no slot in its region: libvgpu is not"
+        " loaded in it (`no_library`), as after a login over SSH, or is switched off (`other`).",
         "no limit holds for it, and others on that GPU run out of memory below their limits.",
-        "start it with libvgpu preloaded (LD_PRELOAD or /etc/ld.so.preload) and without"
-        " CUDA_DISABLE_CONTROL",
+        "start it with libvgpu in LD_PRELOAD, without CUDA_DISABLE_CONTROL",
         is_transient=True,
     ),
     FindingKind.DRIVER_MEMORY_DIFFERS: Explanation(
@@ -208,8 +198,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " (`driver_less`) than the accounted one, by more than a tenth and more than 256 MiB per"
         " process, or 768 MiB if no context is accounted.",
         "the limit holds for the accounted figure only.",
-        "if the driver's is larger, leave that much room on the GPU; if it is smaller, restart the"
-        " process",
+        "leave that much room on the GPU; if the driver's is smaller, restart the process",
         is_transient=True,
     ),
     FindingKind.UTILIZATION_NOT_RECORDED: Explanation(
@@ -222,18 +211,16 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.DEVICE_COUNT_ZERO: Explanation(
         Severity.WARNING,
-        "Processes use memory and the region names no device: no process has initialised NVML"
-        " through libvgpu.",
-        "HAMi's monitor shows nothing for the container, and the driver's figures cannot be"
-        " matched.",
+        "Processes use memory and the region names no device: none has used NVML through libvgpu.",
+        "HAMi's monitor shows nothing, and the driver's figures cannot be matched.",
         "run nvidia-smi once in the container, with libvgpu loaded",
         is_transient=True,
     ),
     FindingKind.SM_LIMIT_OFF: Explanation(
         Severity.WARNING,
-        "An SM limit has no effect: it is switched off in the region (`switch`; a note while no"
-        " container competes) or by GPU_CORE_UTILIZATION_POLICY (`policy`), device 0 has none"
-        " (`device_0`), or the layout records no utilisation (`no_utilization`, a note).",
+        "An SM limit has no effect: it is switched off in the region while others use the GPU"
+        " (`switch`), or by GPU_CORE_UTILIZATION_POLICY (`policy`), or device 0 has none"
+        " (`device_0`).",
         "launches are not held back.",
         "see the cause; a wrong host pid, which has the same effect, is a finding of its own",
         is_transient=True,
@@ -255,8 +242,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.LAYOUT_NEWER: Explanation(
         Severity.WARNING,
-        "The region has a newer version than any known here, such as 1.3. It is read as the newest"
-        " known layout.",
+        "The region has a newer version than any known here. It is read as the newest known one.",
         "new fields are not shown, and nothing is written or repaired.",
         "install a libhamiregion that knows the version",
     ),
@@ -271,8 +257,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         Severity.ERROR,
         "Processes use a region whose file was deleted or replaced (`deleted`) or truncated"
         " (`cut_short`).",
-        "new processes do not share their limits, monitors do not see them, and a truncated file"
-        " ends them with SIGBUS.",
+        "new processes do not share their limits; a truncated file ends them with SIGBUS.",
         "restart the named processes",
         is_transient=True,
     ),
@@ -282,7 +267,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " of an `unknown_layout`, not permitted (`no_permission`), gone (`stale`), or the system"
         " `failed`.",
         "the container has no figures, and libvgpu in it may have no limits.",
-        "see the evidence: delete a file that stays unfinished; run as root if it may not be read",
+        "delete a file that stays unfinished; run as root if it may not be read",
         is_transient=True,
     ),
     FindingKind.ROOT_UNREADABLE: Explanation(

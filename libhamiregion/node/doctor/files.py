@@ -37,16 +37,16 @@ _PATH_LIMIT = 300
 _LOST_PER_CONTAINER = 16
 
 
-def unreadable_roots(context: DoctorContext) -> Iterator[Finding]:
-    """Directories of containers that cannot be listed."""
-    for root, error in context.node.root_errors.items():
-        yield finding(
-            FindingKind.ROOT_UNREADABLE,
-            None,
-            f"{shown(root)} cannot be listed",
-            printable(error.strerror or str(error), limit=_MESSAGE_LIMIT),
-            cause=printable(root, limit=_MESSAGE_LIMIT),
-        )
+def unobserved(context: DoctorContext) -> Iterator[Finding]:
+    """Directories of containers that cannot be listed, and processes that could not be read."""
+    for gap in context.observation.gaps:
+        reason = printable(gap.reason, limit=_MESSAGE_LIMIT)
+        if gap.kind == "root":
+            summary = "a directory of containers cannot be listed"
+            yield finding(FindingKind.ROOT_UNREADABLE, None, summary, reason, cause=reason)
+        elif gap.kind == "processes" and gap.container is not None:
+            summary = f"{count_text(gap.count, 'process')} of the container could not be read"
+            yield finding(FindingKind.NOT_OBSERVED, gap.container, summary, reason)
 
 
 # ---- regions that cannot be read ----------------------------------------------------------------
@@ -232,7 +232,7 @@ def mixed_layouts(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
 
 
 CHECKS_OF_NODE: ChecksOfNode = {
-    unreadable_roots: {FindingKind.ROOT_UNREADABLE},
+    unobserved: {FindingKind.ROOT_UNREADABLE, FindingKind.NOT_OBSERVED},
     missing_regions: {FindingKind.REGION_LOST, FindingKind.REGION_MISSING},
 }
 CHECKS: ChecksOfRegion = {

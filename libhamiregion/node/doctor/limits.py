@@ -11,7 +11,6 @@ from libhamiregion.units import format_size
 from .context import memory_bytes
 from .findings import (
     FindingKind,
-    Severity,
     command_of,
     count_text,
     finding,
@@ -98,12 +97,7 @@ def sm_limits_off(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
     limits = ", ".join(f"{percent} % on device {index}" for index, percent in limited.items())
 
     def off(
-        cause: str,
-        summary: str,
-        evidence: str,
-        advice: str,
-        severity: Severity = Severity.WARNING,
-        pid: int | None = None,
+        cause: str, summary: str, evidence: str, advice: str, pid: int | None = None
     ) -> Finding:
         return finding(
             FindingKind.SM_LIMIT_OFF,
@@ -113,21 +107,17 @@ def sm_limits_off(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
             device=only_or_none([*limited]),
             pid=pid,
             cause=cause,
-            severity=severity,
             advice=advice,
         )
 
-    if not used.snapshot.utilization_switch and set(policies.values()) != {"force"}:
-        alone = context.writer_may_run or not context.competes(used)
+    is_off = not used.snapshot.utilization_switch and set(policies.values()) != {"force"}
+    if is_off and context.competes(used) and not context.writer_may_run:
         yield off(
             "switch",
-            "the SM limit is switched off" + ("" if alone else ", and no program switches it on"),
-            "utilization_switch is 0"
-            + ("" if alone else ", others use the same GPU, and no monitor and no agent runs"),
-            "none needed if that is intended: HAMi's monitor and `hamiregion agent` switch it on"
-            " while others launch on the GPU. GPU_CORE_UTILIZATION_POLICY=force in the container's"
-            " environment makes the limit hold at all times",
-            Severity.INFO if alone else Severity.WARNING,
+            "the SM limit is switched off, and no program switches it on",
+            "utilization_switch is 0, others use the same GPU, and no monitor and no agent runs",
+            "start HAMi's monitor or `hamiregion agent`, or start the container with"
+            " GPU_CORE_UTILIZATION_POLICY=force",
         )
     if 0 not in limited and not layout.has_limit_per_device:
         yield off(
@@ -149,19 +139,17 @@ def sm_limits_off(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
 
 def blocked_launches(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Regions whose launches are blocked while no writer of launch marks runs."""
-    if used.snapshot.recent_kernel >= 0 or not used.alive or context.writer_may_run:
-        return
     limited = any(device.sm_limit_percent is not None for device in used.snapshot.devices)
-    yield finding(
-        FindingKind.LAUNCHES_BLOCKED,
-        used.container,
-        f"launches are blocked (recent_kernel {used.snapshot.recent_kernel}) and no program will"
-        " unblock them",
-        "all processes of the node are visible, none is HAMi's monitor or maps regions of several"
-        " pods, and no `hamiregion agent` has the containers' directories locked",
-        severity=None if limited else Severity.WARNING,
-        consequence=None if limited else "processes hang once they are given an SM limit",
-    )
+    blocked = limited and used.alive and used.snapshot.recent_kernel < 0
+    if blocked and not context.writer_may_run:
+        yield finding(
+            FindingKind.LAUNCHES_BLOCKED,
+            used.container,
+            f"launches are blocked (recent_kernel {used.snapshot.recent_kernel}) and no program"
+            " will unblock them",
+            "all processes of the node are visible, none is HAMi's monitor or maps regions of"
+            " several pods, and no `hamiregion agent` has the containers' directories locked",
+        )
 
 
 # ---- the driver ---------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from .findings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Iterator
 
     from libhamiregion.lock import LockState
     from libhamiregion.models import ProcessUsage
@@ -109,18 +109,6 @@ def slot_table_fill(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]
             f"{dead} of them by dead processes, {len(used.processes.alive)} by live ones",
             severity=None if taken >= SLOT_CAPACITY else Severity.WARNING,
         )
-
-
-def unobserved_processes(context: DoctorContext) -> Iterator[Finding]:
-    """Processes of containers that could not be read."""
-    for gap in context.observation.gaps:
-        if gap.kind == "processes" and gap.container is not None:
-            yield finding(
-                FindingKind.NOT_OBSERVED,
-                gap.container,
-                f"{count_text(gap.count, 'process')} of the container could not be read",
-                gap.reason,
-            )
 
 
 def unknown_processes(context: DoctorContext) -> Iterator[Finding]:
@@ -217,47 +205,51 @@ def moved_slots(context: DoctorContext, used: ObservedRegion) -> Iterator[Findin
 
 def stuck_seqlocks(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Seqlocks that stay odd."""
-    matches = {match.pid: match for usage, match in used.slots if not usage.settled}
-    if not (matches and used.snapshot.layout.has_seqlock):
+    unsettled = [
+        (slot, match) for slot, (usage, match) in enumerate(used.slots) if not usage.settled
+    ]
+    if not (unsettled and used.snapshot.layout.has_seqlock):
         return
-    odd = odd_seqlocks(used.region, len(used.slots), matches)
-    dead = [pid for pid in odd if matches[pid].state == "dead"]
+    odd = [
+        (slot, match, seqlock)
+        for slot, match in unsettled
+        if (seqlock := _seqlock_of(used.region, slot)) % 2
+    ]
+    dead = [match.pid for _, match, _ in odd if match.state == "dead"]
     if dead:
         yield finding(
             FindingKind.SEQLOCK_STUCK,
             used.container,
             f"seqlock of {count_text(len(dead), 'dead process')} left odd",
-            f"{pids_text(dead)} {'is' if len(dead) == 1 else 'are'} dead, and the seqlock is"
-            f" {', '.join(str(odd[pid]) for pid in dead[:8])}",
+            f"{pids_text(dead)} {'is' if len(dead) == 1 else 'are'} dead",
             pid=only_or_none(dead),
             cause="dead_writer",
         )
-    for pid in [each for each in odd if each not in dead][:_FINDINGS_PER_REGION]:
-        process = matches[pid].process
+    alive = [each for each in odd if each[1].state != "dead"]
+    for slot, match, seqlock in alive[:_FINDINGS_PER_REGION]:
+        process = match.process
         life = "whether its process lives is not known"
         if process is not None:
             life = f"its process {process.pid}{command_of(process)} is alive"
         suspect = finding(
             FindingKind.SEQLOCK_STUCK,
             used.container,
-            f"seqlock of process {pid} stays odd",
-            f"it was {odd[pid]} at every check; {life}",
-            pid=pid,
+            f"seqlock of process {match.pid} stays odd",
+            f"it was {seqlock} at every check; {life}",
+            pid=match.pid,
             cause="unknown_writer" if process is None else "live_writer",
             advice="if the process is stopped, `kill -CONT` continues it; if not, two of its"
             " threads were inside at once: restart it",
             repairable=False,
             is_transient=True,
-            token=odd[pid],
+            token=seqlock,
         )
-        context.suspects[suspect] = partial(
-            _has_written, used.region, len(used.slots), {pid: odd[pid]}
-        )
+        context.suspects[suspect] = partial(_has_written, used.region, slot, seqlock)
         yield suspect
 
 
-def _has_written(region: Region, count: int, seqlocks: dict[int, int]) -> bool:
-    return odd_seqlocks(region, count, seqlocks) != seqlocks
+def _has_written(region: Region, slot: int, seqlock: int) -> bool:
+    return _seqlock_of(region, slot) != seqlock
 
 
 # ---- host pids ----------------------------------------------------------------------------------
@@ -304,19 +296,20 @@ def _cause(context: DoctorContext, usage: ProcessUsage) -> str:
     return "foreign" if exists else "dead"
 
 
+_WORDS = {
+    "missing": ("no host pid", ""),
+    "container_pid": ("its own pid as host pid", ", the same as its pid"),
+    "dead": ("a host pid of no process", ", and there is no such process"),
+    "foreign": ("a foreign host pid", ", of a process without a slot in any region"),
+}
+
+
 def _words(
     context: DoctorContext, used: ObservedRegion, cause: str, stored: int
 ) -> tuple[str, str]:
     """Return what a process has as its host pid, and what that number is."""
-    if cause == "missing":
-        return "no host pid", ""
-    if cause == "container_pid":
-        return "its own pid as host pid", ", the same as its pid"
-    if cause == "dead":
-        return "a host pid of no process", ", and there is no such process"
-    if cause == "foreign":
-        command = command_of(context.processes.get(stored))
-        return "a foreign host pid", f"{command}, which has no slot in any region"
+    if cause in _WORDS:
+        return _WORDS[cause]
     other, pid = context.with_slot[stored]
     if other is used.container:
         whose = "the same region"
@@ -453,42 +446,32 @@ def slots_behind(region: Region, count: int) -> dict[int, int]:
         return found
 
 
-def odd_seqlocks(region: Region, count: int, pids: Container[int]) -> dict[int, int]:
-    """Return, by pid, the odd seqlocks of the first `count` slots: a writer is inside.
-
-    Raises:
-        RegionStale, RegionClosed, OSError: As `slots_behind`.
-    """
+def _seqlock_of(region: Region, slot: int) -> int:
     with _opened(region) as descriptor:
-        slots = {p: s for p, s in _pids(descriptor, region.layout, 0) if s < count and p in pids}
-        seqlocks = {p: _seqlock(descriptor, region.layout, slot) for p, slot in slots.items()}
-    return {pid: seqlock for pid, seqlock in seqlocks.items() if seqlock % 2}
+        return _seqlock(descriptor, region.layout, slot)
 
 
 @contextlib.contextmanager
 def _opened(region: Region) -> Iterator[int]:
-    descriptor = _open(region)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _open(region: Region) -> int:
     if "/map_files/" in region.path:
         # Outside the roots: by this process's own mapping, so that no container's path is walked.
         info = region._mapping()
         end = -(-(info.address + info.mapped_bytes) // _PAGE) * _PAGE
-        return os.open(f"/proc/self/map_files/{info.address:x}-{end:x}", _READ)
-    held = os.open(region.path, _HOLD)
+        descriptor = os.open(f"/proc/self/map_files/{info.address:x}-{end:x}", _READ)
+    else:
+        held = os.open(region.path, _HOLD)
+        try:
+            status = os.fstat(held)
+            if (status.st_dev, status.st_ino) != region.file_id:
+                raise RegionStale(f"{region.path!r} has been replaced", path=region.path)
+            # What replaces the file now is not opened: of a device that can do harm.
+            descriptor = os.open(f"/proc/self/fd/{held}", _READ)
+        finally:
+            os.close(held)
     try:
-        status = os.fstat(held)
-        if (status.st_dev, status.st_ino) != region.file_id:
-            raise RegionStale(f"{region.path!r} has been replaced; open it again", path=region.path)
-        # What replaces the file now is not opened: of a device that can do harm.
-        return os.open(f"/proc/self/fd/{held}", _READ)
+        yield descriptor
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def _seqlock(descriptor: int, layout: Layout, slot: int) -> int:
@@ -527,7 +510,6 @@ def _pids(descriptor: int, layout: Layout, first: int) -> Iterator[tuple[int, in
 
 CHECKS_OF_NODE: ChecksOfNode = {
     unknown_processes: {FindingKind.PROCESSES_UNKNOWN},
-    unobserved_processes: {FindingKind.NOT_OBSERVED},
 }
 CHECKS: ChecksOfRegion = {
     locks: {FindingKind.LOCK_STUCK, FindingKind.SEMAPHORE_IMPOSSIBLE},

@@ -381,19 +381,26 @@ def an_sm_limit_that_holds(node: DoctorNode, layout: Layout) -> None:
     node.place(layout, sm_limits=[50]).start(environment=ALL_LIMITS)
 
 
-# What HAMi's monitor does on its own: a note and no warning.
-@scene(
-    Expected(FindingKind.SM_LIMIT_OFF, "switch", Severity.INFO, says=("50 % on device 0",)),
-    policy=None,
-)
+@scene(Expected(FindingKind.SM_LIMIT_OFF, "switch", says=("50 % on device 0",)), policy="default")
 # A forced process does not care about the switch.
 @scene(policy="force")
 @scene(policy="FORCE")
+def an_sm_limit_that_is_switched_off_while_others_compete(
+    node: DoctorNode, layout: Layout, policy: str
+) -> None:
+    node.place(layout).start()
+    place = node.place(layout, sm_limits=[50])
+    place.start(environment={"GPU_CORE_UTILIZATION_POLICY": policy})
+    place.file.put("utilization_switch", 0)
+
+
+# As HAMi's monitor has it.
+@scene()
 def an_sm_limit_that_is_switched_off_while_nobody_competes(
-    node: DoctorNode, layout: Layout, policy: str | None
+    node: DoctorNode, layout: Layout
 ) -> None:
     place = node.place(layout, sm_limits=[50])
-    place.start(environment={"GPU_CORE_UTILIZATION_POLICY": policy} if policy else None)
+    place.start()
     place.file.put("utilization_switch", 0)
 
 

@@ -8,7 +8,7 @@ from containers import needs_namespaces
 from fake_nvml.driver import FakeDriver
 from namespaces import needs_first_namespace
 
-from libhamiregion.node import FindingKind, NvmlSampler, Severity
+from libhamiregion.node import FindingKind, NvmlSampler
 from libhamiregion.node.node_lock import LockUse, NodeLock
 from node.doctor.doctor_node import GIB, GPU, Container, DoctorNode, Place, kinds
 
@@ -108,21 +108,15 @@ def test_utilisation_that_the_region_does_not_record(
 # ---- SM limits ----------------------------------------------------------------------------------
 
 
-def test_the_switch_is_off_others_use_the_gpu_and_nobody_runs_who_would_switch_it_on(
+def test_a_monitor_switches_a_limit_on_while_others_use_the_gpu(
     doctor_node: DoctorNode, monitor: Container
 ) -> None:
     first, second = doctor_node.place(sm_limits=[50]), doctor_node.place()
     for place in (first, second):
         place.start()
-    first.file.put("utilization_switch", 0)
-    (found,) = doctor_node.undisturbed_findings()
-    assert (found.cause, found.severity) == ("switch", Severity.WARNING)
-    assert "others use the same GPU, and no monitor and no agent runs" in found.evidence
-    # A monitor has it so while nobody launches.
-    for place in (first, second):
         monitor.tell("map", place.path)
-    (found,) = doctor_node.findings_anew()
-    assert (found.cause, found.severity) == ("switch", Severity.INFO)
+    first.file.put("utilization_switch", 0)
+    assert doctor_node.findings() == ()
 
 
 # ---- Blocked launches ---------------------------------------------------------------------------
