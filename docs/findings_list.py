@@ -21,11 +21,10 @@ def explained(kind: FindingKind) -> str:
     """One kind as a section."""
     says = kind.explanation
     twice = ", if it is seen twice" if says.is_transient else ""
-    repair = f"- `--repair` {_ended(says.repair)}\n" if says.repair else ""
     return (
         f"### `{kind.value}`\n\n{says.what} Usually {says.severity.value}{twice}.\n\n"
         f"- Consequence: {_ended(says.consequence)}\n"
-        f"- What to do: {_ended(says.advice)}\n{repair}"
+        f"- What to do: {_ended(says.advice)}\n"
     )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from libhamiregion.node.observation import Observation
 
 #: What is repaired without being asked: each with proof, and nothing that may be on purpose.
-SAFE_KINDS = frozenset(kind for kind in FindingKind if kind.explanation.repair is not None)
+SAFE_KINDS = frozenset(kind for kind in FindingKind if kind.explanation.is_repairable)
 # The proof that such a lock has no owner takes 10 s: one a pass, of the pod with fewest attempts.
 _SLOW_CAUSE = "ownerless"
 # Outside the roots one container can have many regions, and delay each repair.

@@ -102,7 +102,6 @@ def busy_scene(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> 
             f"process 1 compute {escaped} {700 * MIB}",
             f"process 0 graphics {stranger.pid} {20 * MIB}",
             f"sample 0 {stranger.pid} 200000 7 3 0 0",
-            f"name {stranger.pid} /usr/lib/xorg/Xorg :0",
         )
         pids = {
             "working": working_host,

@@ -22,7 +22,6 @@ enum {
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
-    TIMEOUT = 10,
     ARGUMENT_VERSION_MISMATCH = 25,
 };
 
@@ -198,23 +197,35 @@ API int nvmlSystemGetCudaDriverVersion_v2(int *version)
     return finish(code);
 }
 
-API int nvmlSystemGetCudaDriverVersion(int *version)
-{
-    return nvmlSystemGetCudaDriverVersion_v2(version);
-}
-
-API int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size)
-{
-    int code = begin(__func__, NOWHERE);
-    if (code != SUCCESS)
-        return finish(code);
-    for (int number = 0; number < scene.name_count; number++)
-        if (scene.names[number].pid == pid)
-            return finish(put_text(scene.names[number].text, name, size));
-    return finish(NOT_FOUND);
-}
-
 /* ---- devices ---- */
+
+#define NUMBER(name, begin, value)                                                                 \
+    API int name(device_handle handle, unsigned *out)                                              \
+    {                                                                                              \
+        struct place place = place_of(handle);                                                     \
+        int code = begin(__func__, place);                                                         \
+        if (code == SUCCESS)                                                                       \
+            *out = (unsigned)(value);                                                              \
+        return finish(code);                                                                       \
+    }
+
+#define TEXT_OF(name, field)                                                                       \
+    API int name(device_handle handle, char *text, unsigned size)                                  \
+    {                                                                                              \
+        struct place place = place_of(handle);                                                     \
+        int code = begin_device(__func__, place);                                                  \
+        return finish(code == SUCCESS ? put_text(device_at(&scene, place)->field, text, size)      \
+                                      : code);                                                     \
+    }
+
+NUMBER(nvmlDeviceGetIndex, begin_device, place.slot == WHOLE ? place.device : place.slot)
+NUMBER(nvmlDeviceGetMinorNumber, begin_device, place.device)
+NUMBER(nvmlDeviceGetGpuInstanceId, begin_device, device_at(&scene, place)->gpu_instance)
+NUMBER(nvmlDeviceGetComputeInstanceId, begin_device, device_at(&scene, place)->compute_instance)
+/* The largest number that real hardware has. */
+NUMBER(nvmlDeviceGetMaxMigDeviceCount, begin_device, MIG_SLOTS - 1)
+TEXT_OF(nvmlDeviceGetUUID, uuid)
+TEXT_OF(nvmlDeviceGetName, name)
 
 API int nvmlDeviceGetCount_v2(unsigned *count)
 {
@@ -253,24 +264,6 @@ API int nvmlDeviceGetHandleByUUID(const char *uuid, device_handle *handle)
     return finish(NOT_FOUND);
 }
 
-API int nvmlDeviceGetIndex(device_handle handle, unsigned *index)
-{
-    struct place place = place_of(handle);
-    int code = begin_device(__func__, place);
-    if (code == SUCCESS)
-        *index = (unsigned)(place.slot == WHOLE ? place.device : place.slot);
-    return finish(code);
-}
-
-API int nvmlDeviceGetMinorNumber(device_handle handle, unsigned *number)
-{
-    struct place place = place_of(handle);
-    int code = begin_device(__func__, place);
-    if (code == SUCCESS)
-        *number = (unsigned)place.device;
-    return finish(code);
-}
-
 API int nvmlDeviceGetPciInfo_v3(device_handle handle, struct pci_info *info)
 {
     struct place place = place_of(handle);
@@ -281,20 +274,6 @@ API int nvmlDeviceGetPciInfo_v3(device_handle handle, struct pci_info *info)
         snprintf(info->id, sizeof info->id, "00000000:%02X:00.0", info->bus);
     }
     return finish(code);
-}
-
-API int nvmlDeviceGetUUID(device_handle handle, char *uuid, unsigned size)
-{
-    struct place place = place_of(handle);
-    int code = begin_device(__func__, place);
-    return finish(code == SUCCESS ? put_text(device_at(&scene, place)->uuid, uuid, size) : code);
-}
-
-API int nvmlDeviceGetName(device_handle handle, char *name, unsigned size)
-{
-    struct place place = place_of(handle);
-    int code = begin_device(__func__, place);
-    return finish(code == SUCCESS ? put_text(device_at(&scene, place)->name, name, size) : code);
 }
 
 API int nvmlDeviceGetMemoryInfo(device_handle handle, struct memory_info *info)
@@ -343,6 +322,8 @@ static int begin_sensor(const char *function, struct place place)
     return code;
 }
 
+NUMBER(nvmlDeviceGetPowerUsage, begin_sensor, device_at(&scene, place)->milliwatts)
+
 API int nvmlDeviceGetTemperature(device_handle handle, int sensor, unsigned *celsius)
 {
     struct place place = place_of(handle);
@@ -352,79 +333,6 @@ API int nvmlDeviceGetTemperature(device_handle handle, int sensor, unsigned *cel
     if (code == SUCCESS)
         *celsius = device_at(&scene, place)->celsius;
     return finish(code);
-}
-
-API int nvmlDeviceGetPowerUsage(device_handle handle, unsigned *milliwatts)
-{
-    struct place place = place_of(handle);
-    int code = begin_sensor(__func__, place);
-    if (code == SUCCESS)
-        *milliwatts = device_at(&scene, place)->milliwatts;
-    return finish(code);
-}
-
-API int nvmlDeviceGetTotalEnergyConsumption(device_handle handle, unsigned long long *millijoules)
-{
-    struct place place = place_of(handle);
-    int code = begin_sensor(__func__, place);
-    if (code == SUCCESS)
-        *millijoules = device_at(&scene, place)->millijoules;
-    return finish(code);
-}
-
-/* ---- events: one set, as a program needs no more ---- */
-
-#define XID_EVENTS 8ULL
-
-struct event_data {
-    device_handle device;
-    unsigned long long type, data;
-    unsigned gpu_instance, compute_instance;
-};
-
-static char event_set;
-static bool registered[DEVICES]; /* under the mutex */
-static int events_given;         /* under the mutex */
-
-API int nvmlEventSetCreate(char **set)
-{
-    int code = begin(__func__, NOWHERE);
-    if (code == SUCCESS) {
-        *set = &event_set;
-        memset(registered, 0, sizeof registered);
-        events_given = scene.event_count;
-    }
-    return finish(code);
-}
-
-API int nvmlDeviceRegisterEvents(device_handle handle, unsigned long long types, const char *set)
-{
-    struct place place = place_of(handle);
-    int code = begin_sensor(__func__, place);
-    if (code == SUCCESS && (set != &event_set || types != XID_EVENTS))
-        code = INVALID_ARGUMENT;
-    if (code == SUCCESS)
-        registered[place.device] = true;
-    return finish(code);
-}
-
-/* Never waits: what has not come yet has not come in time. */
-API int nvmlEventSetWait_v2(const char *set, struct event_data *data, unsigned timeout_ms)
-{
-    (void)timeout_ms;
-    int code = begin(__func__, NOWHERE);
-    if (code == SUCCESS && set != &event_set)
-        code = INVALID_ARGUMENT;
-    while (code == SUCCESS && events_given < scene.event_count) {
-        const struct event *event = &scene.events[events_given++];
-        if (!registered[event->index])
-            continue;
-        struct place place = {event->index, WHOLE};
-        *data =
-            (struct event_data){handle_of(place), XID_EVENTS, event->xid, NO_INSTANCE, NO_INSTANCE};
-        return finish(SUCCESS);
-    }
-    return finish(code == SUCCESS ? TIMEOUT : code);
 }
 
 /* Of the two counters the scene has the lifetime's only. */
@@ -453,14 +361,6 @@ API int nvmlDeviceGetMigMode(device_handle handle, unsigned *current, unsigned *
     return finish(code);
 }
 
-API int nvmlDeviceGetMaxMigDeviceCount(device_handle handle, unsigned *count)
-{
-    int code = begin_device(__func__, place_of(handle));
-    if (code == SUCCESS)
-        *count = MIG_SLOTS - 1; /* the largest number that real hardware has */
-    return finish(code);
-}
-
 API int nvmlDeviceGetMigDeviceHandleByIndex(device_handle handle, unsigned slot, device_handle *mig)
 {
     struct place place = place_of(handle);
@@ -473,24 +373,6 @@ API int nvmlDeviceGetMigDeviceHandleByIndex(device_handle handle, unsigned slot,
         code = NOT_FOUND;
     if (code == SUCCESS)
         *mig = handle_of(place);
-    return finish(code);
-}
-
-API int nvmlDeviceGetGpuInstanceId(device_handle handle, unsigned *id)
-{
-    struct place place = place_of(handle);
-    int code = begin_device(__func__, place);
-    if (code == SUCCESS)
-        *id = device_at(&scene, place)->gpu_instance;
-    return finish(code);
-}
-
-API int nvmlDeviceGetComputeInstanceId(device_handle handle, unsigned *id)
-{
-    struct place place = place_of(handle);
-    int code = begin_device(__func__, place);
-    if (code == SUCCESS)
-        *id = device_at(&scene, place)->compute_instance;
     return finish(code);
 }
 

@@ -90,24 +90,6 @@ static void parse_sensors(struct scene *scene, const char *line)
     memcpy(device->ecc_errors, read.ecc_errors, sizeof device->ecc_errors);
 }
 
-static void parse_energy(struct scene *scene, const char *line)
-{
-    int index = -1;
-    unsigned long long millijoules;
-    need(sscanf(line, "energy %d %llu", &index, &millijoules) == 2 && index >= 0 && index < DEVICES,
-         line);
-    scene->devices[index][0].millijoules = millijoules;
-}
-
-static void parse_xid(struct scene *scene, const char *line)
-{
-    need(scene->event_count < EVENTS, line);
-    struct event *event = &scene->events[scene->event_count++];
-    need(sscanf(line, "xid %d %llu", &event->index, &event->xid) == 2 && event->index >= 0 &&
-             event->index < DEVICES,
-         line);
-}
-
 static void parse_process(struct scene *scene, const char *line)
 {
     static const char *const kinds[] = {"compute", "graphics", "mps"};
@@ -132,15 +114,6 @@ static void parse_sample(struct scene *scene, const char *line)
                 &sample->sm, &sample->memory, &sample->enc, &sample->dec) == 7,
          line);
     sample->place = parse_place(place, line);
-}
-
-static void parse_name(struct scene *scene, const char *line)
-{
-    int at = 0;
-    need(scene->name_count < NAMES, line);
-    struct name *name = &scene->names[scene->name_count++];
-    need(sscanf(line, "name %u %n", &name->pid, &at) == 1 && at > 0, line);
-    snprintf(name->text, sizeof name->text, "%s", line + at);
 }
 
 static void parse_rule(struct scene *scene, const char *line, bool grow)
@@ -181,16 +154,10 @@ static void parse_line(struct scene *scene, const char *line)
         parse_mig(scene, line);
     else if (is(line, "sensors"))
         parse_sensors(scene, line);
-    else if (is(line, "energy"))
-        parse_energy(scene, line);
-    else if (is(line, "xid"))
-        parse_xid(scene, line);
     else if (is(line, "process"))
         parse_process(scene, line);
     else if (is(line, "sample"))
         parse_sample(scene, line);
-    else if (is(line, "name"))
-        parse_name(scene, line);
     else if (is(line, "error"))
         parse_rule(scene, line, false);
     else if (is(line, "grow"))

@@ -10,11 +10,8 @@
  *   mode INDEX mig-on|mig-off              without it, the device does not support MIG
  *   mig INDEX SLOT UUID GPU_INSTANCE COMPUTE_INSTANCE TOTAL USED NAME...
  *   sensors INDEX CELSIUS MILLIWATTS CORRECTED UNCORRECTED    without it, there are none
- *   energy INDEX MILLIJOULES               with sensors; 0 without it
- *   xid INDEX NUMBER                       an event; each line comes once, to who has registered
  *   process PLACE compute|graphics|mps PID USED|unavailable
  *   sample PLACE PID AGE_US SM MEMORY ENC DEC
- *   name PID TEXT...
  *   quirk stale-samples                    samples older than asked for, and entries not filled in
  *   quirk private                          of live GPUs, each process is shown itself only
  *   quirk blackwell                        the older function has samples of 0 %
@@ -25,7 +22,7 @@
  * A driver without its file is one that is not loaded.
  *
  * With FAKE_CUDA_STATE set, devices, processes and samples are those of the fake libcuda.so.1
- * (tests/fake_cuda); a file of this kind beside it may add rules and names.
+ * (tests/fake_cuda); a file of this kind beside it may add rules.
  */
 #ifndef FAKE_NVML_SCENE_H
 #define FAKE_NVML_SCENE_H
@@ -37,9 +34,7 @@
 #define MIG_SLOTS 8
 #define PROCESSES 65536
 #define SAMPLES 65536
-#define NAMES 256
 #define RULES 64
-#define EVENTS 1024
 #define TEXT 256
 #define WHOLE (-1)
 
@@ -59,7 +54,6 @@ struct device {
     bool has_sensors;
     unsigned celsius, milliwatts;
     unsigned long long ecc_errors[2]; /* corrected, uncorrected */
-    unsigned long long millijoules;
 };
 
 struct process {
@@ -75,16 +69,6 @@ struct sample {
     unsigned long long age_us;
 };
 
-struct event {
-    int index;
-    unsigned long long xid;
-};
-
-struct name {
-    unsigned pid;
-    char text[TEXT];
-};
-
 struct rule {
     char line[TEXT], function[TEXT];
     bool grow, everywhere;
@@ -97,15 +81,12 @@ struct scene {
     /* Column 0 is the device, column 1 + slot one of its MIG devices. */
     struct device devices[DEVICES][1 + MIG_SLOTS];
     struct rule rules[RULES];
-    struct event events[EVENTS];
-    int event_count;
-    int process_count, sample_count, name_count, rule_count;
+    int process_count, sample_count, rule_count;
     bool stale_samples, wide_lists, is_blackwell, is_private;
     bool is_live; /* of the fake libcuda.so.1 */
     /* As many as are counted above; the rest is not even cleared, so that it takes no memory. */
     struct process processes[PROCESSES];
     struct sample samples[SAMPLES];
-    struct name names[NAMES];
 };
 
 /* Read the file, if it is another one than last time; false if there is none.  A line that cannot

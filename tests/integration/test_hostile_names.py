@@ -32,7 +32,6 @@ NAMES = {
 }
 UUIDS = ["GPU-\x22'`$(x)<script>%n", "MIG-[red]\\x1b[2J", "GPU-" + "x" * 91]
 COMMAND_LINE = "".join(NAMES.values()).replace("\0", "") + "\x1b]2;x\x07" * 800
-DRIVER_NAME = "\x1b]0;owned\x07 [red] \x9b2J \u202e'\"$(x)" + "y" * 200
 
 # All that a terminal may get beside printable text: what rich itself writes, and line ends.
 STEERING = re.compile(
@@ -101,7 +100,6 @@ def scene(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Itera
                 CARD,
                 f"process 0 compute {process.pid} {MIB}",
                 f"sample 0 {process.pid} 100 1 1 1 1",
-                f"name {process.pid} {DRIVER_NAME}",
             )
             yield Scene(node, driver, process.pid)
             process.kill()

@@ -72,7 +72,6 @@ class Explanation:
         what: What is wrong, and why; causes in backquotes.
         consequence: The consequence.
         advice: What to do.
-        repair: What `repair` does about it; None if nothing.
         is_transient: Whether a healthy node can show it for a moment, so that it counts only if it
             is found twice.
     """
@@ -81,8 +80,12 @@ class Explanation:
     what: str
     consequence: str
     advice: str
-    repair: str | None = None
     is_transient: bool = False
+
+    @property
+    def is_repairable(self) -> bool:
+        """Whether `repair` repairs it."""
+        return _REPAIR in self.advice
 
 
 # The option is replaced by the root of the container that a finding is about.
@@ -96,7 +99,6 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " (`foreign`, an error), or of no process (`dead`).",
         "the process's utilisation is 0 or another's, and its SM limit is off.",
         f"{_REPAIR} stores the right one; `hamiregion agent` keeps it right",
-        "stores the pid that /proc proves",
         is_transient=True,
     ),
     FindingKind.DEAD_PROCESS_COUNTED: Explanation(
@@ -104,7 +106,6 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "Processes that were killed still count.",
         "the container can allocate that much less, until libvgpu cleans up.",
         f"{_REPAIR} or `hamiregion reap FILE` frees their slots",
-        "frees the slots of processes that are proved dead",
     ),
     FindingKind.SLOT_MOVED: Explanation(
         Severity.ERROR,
@@ -112,14 +113,12 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " moved it), or has two that count (`doubled`). If it is idle (`idle`), this is a note.",
         "its memory is not counted, so that the container can pass its limit; or it counts twice.",
         f"{_REPAIR} takes the real slot in and empties the copy",
-        "takes the real slot in and empties the copy, while the process writes",
     ),
     FindingKind.SLOT_WITHOUT_PID: Explanation(
         Severity.ERROR,
         "A slot that counts has pid 0.",
         "up to HAMi 2.8.0 the next process to start hangs with the lock held.",
         f"{_REPAIR} removes it; do that before another process starts",
-        "removes or empties it, and the slots of dead processes",
         is_transient=True,
     ),
     FindingKind.SEQLOCK_STUCK: Explanation(
@@ -128,7 +127,6 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " (`live_writer`, `unknown_writer`).",
         "processes hang at their next allocation.",
         f"{_REPAIR} frees a dead writer's slot; continue (`kill -CONT`) or end a live one",
-        "frees the slot of a process that is proved dead",
     ),
     FindingKind.SLOT_TABLE_FULL: Explanation(
         Severity.ERROR,
@@ -159,15 +157,12 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " (`startup`).",
         "processes cannot start, leave or allocate, or exit after they have waited 5 minutes.",
         f"{_REPAIR} or `hamiregion lock recover FILE` frees it",
-        "frees a dead owner's lock, and an unsigned one if no other process maps the region or it"
-        " stands for 10 s; never a live owner's",
     ),
     FindingKind.SEMAPHORE_IMPOSSIBLE: Explanation(
         Severity.ERROR,
         "The lock's semaphore (`lock`) or the start-up semaphore (`startup`) is above 1.",
         "several processes are inside at once and damage each other's accounting.",
         f"{_REPAIR} sets it right",
-        "sets the semaphore to the right value",
     ),
     FindingKind.USAGE_ABOVE_LIMIT: Explanation(
         Severity.ERROR,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
@@ -12,6 +12,8 @@ from libhamiregion.errors import RegionClosed, RegionError
 from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.node.rows import Join, devices_of
 from libhamiregion.node.writers import find_monitors
+
+from .findings import finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,6 +58,11 @@ class ObservedRegion:
     snapshot: RegionSnapshot
     processes: RegionProcesses
     driver_rows: tuple[NodeProcess, ...] = ()
+
+    @property
+    def finding(self) -> Callable[..., Finding]:
+        """Makes findings of its container, as `findings.finding` does."""
+        return partial(finding, container=self.container)
 
     @cached_property
     def slots(self) -> tuple[tuple[ProcessUsage, SlotMatch], ...]:
@@ -182,20 +189,13 @@ class DoctorContext:
     def competes(self, used: ObservedRegion) -> bool:
         """Return whether live processes of another region use one of a region's GPUs."""
         uuids = {device.uuid for device in used.snapshot.devices} - {None}
+        containers, table = self.observation.containers, self.observation.table
         return any(
-            container is not used.container and not uuids.isdisjoint(theirs)
-            for container, theirs in self._uuids_in_use
+            found.alive
+            and containers[row] is not used.container
+            and any(table.devices.uuid(each) in uuids for each in devices_of(table, row))
+            for row, found in self.observation.proved().proved.items()
         )
-
-    @cached_property
-    def _uuids_in_use(self) -> list[tuple[Container, set[str | None]]]:
-        table, proved = self.observation.table, self.observation.proved().proved
-        found = []
-        for row, processes in proved.items():
-            if processes.alive:
-                uuids = {table.devices.uuid(each) for each in devices_of(table, row)}
-                found.append((self.observation.containers[row], uuids))
-        return found
 
     @cached_property
     def writer_may_run(self) -> bool:

@@ -43,10 +43,11 @@ def unobserved(context: DoctorContext) -> Iterator[Finding]:
         reason = printable(gap.reason, limit=_MESSAGE_LIMIT)
         if gap.kind == "root":
             summary = "a directory of containers cannot be listed"
-            yield finding(FindingKind.ROOT_UNREADABLE, None, summary, reason, cause=reason)
+            yield finding(FindingKind.ROOT_UNREADABLE, summary, reason, cause=reason)
         elif gap.kind == "processes" and gap.container is not None:
             summary = f"{count_text(gap.count, 'process')} of the container could not be read"
-            yield finding(FindingKind.NOT_OBSERVED, gap.container, summary, reason)
+            kind = FindingKind.NOT_OBSERVED
+            yield finding(kind, summary, reason, container=gap.container)
 
 
 # ---- regions that cannot be read ----------------------------------------------------------------
@@ -66,9 +67,9 @@ def missing_regions(context: DoctorContext) -> Iterator[Finding]:
         file = PurePath(container.region_path or "").name
         yield finding(
             FindingKind.REGION_MISSING,
-            container,
             f"no region: {reason.replace('_', ' ')}{f' ({shown(file)})' if file else ''}",
             printable(missing.message, limit=_MESSAGE_LIMIT),
+            container=container,
             cause=reason,
         )
 
@@ -95,11 +96,8 @@ def _lost_regions(
     for each in (*context.observation.containers, *context.observation.missing):
         if each.directory is not None:
             by_pod[each.pod_uid].append(each)
-    outside: dict[int, Container] = {}
     for each in unreadable:
-        if each.directory is None:
-            outside.update(dict.fromkeys(each.pids, each))
-        elif each.region_path is not None:
+        if each.directory is not None and each.region_path is not None:
             with contextlib.suppress(OSError):
                 status = os.lstat(each.region_path)
                 key = status.st_ino, PurePath(each.region_path).name
@@ -124,8 +122,7 @@ def _lost_regions(
             continue
         pods = {each.container.pod_uid for each in users if each.container is not None} - {None}
         of_pods = [each for pod in pods for each in by_pod[pod]]
-        only = of_pods[0] if len(of_pods) == 1 else outside.get(now.pids[0])
-        container = own or only
+        container = own or (of_pods[0] if len(of_pods) == 1 else None)
         # Without one this node does not look at that region.
         if container is not None:
             state = "/proc shows as deleted" if now.deleted else f"is {size} bytes long now"
@@ -138,12 +135,12 @@ def _lost(container: Container, users: Sequence[HostProcess], what: str, deleted
     count = count_text(len(users), "process")
     return finding(
         FindingKind.REGION_LOST,
-        container,
         f"{count} {'use' if several else 'uses'} a region that was deleted"
         if deleted
         else f"the region of {count} was cut short",
         f"{pids_text([process.pid for process in users])} of the host{command_of(users[0])}"
         f" {'map' if several else 'maps'} {what}",
+        container=container,
         pid=only_or_none([process.ns_pids[-1] for process in users]),
         cause="deleted" if deleted else "cut_short",
     )
@@ -157,9 +154,8 @@ def newer_layouts(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     newer = used.snapshot.layout_newer
     if newer is not None:
         version = ".".join(map(str, newer))
-        yield finding(
+        yield used.finding(
             FindingKind.LAYOUT_NEWER,
-            used.container,
             f"the region has version {version}, which is not known here",
             f"the file says version {version}; it is read as layout {used.snapshot.layout.value}",
             cause=version,
@@ -184,9 +180,8 @@ def borrowed_directories(context: DoctorContext, used: ObservedRegion) -> Iterat
     first, *others = [_pod_words(context, pod) for pod in by_pod]
     pods = f"{first} and {count_text(len(others), 'other')}" if others else first
     users = [process for each in by_pod.values() for process in each]
-    yield finding(
+    yield used.finding(
         FindingKind.DIRECTORY_BORROWED,
-        used.container,
         f"{count_text(len(users), 'process')} of {pods} in this container's region",
         f"{pids_text([process.pid for process in users])} of the host{command_of(users[0])}, with"
         f" libvgpu loaded, in the cgroup of {pods}; the directory is pod {shown(own)}'s",
@@ -207,9 +202,8 @@ def mixed_layouts(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
     for process, mapping in processes.mappings(processes.identity(used.region)):
         other = others.get(mapping.length_bytes)
         if other is not None and process in used.users:
-            yield finding(
+            yield used.finding(
                 FindingKind.LAYOUT_MIXED,
-                used.container,
                 f"process {process.ns_pids[-1]} maps the region as another layout",
                 f"the region is of layout {layout.value}, {whole} bytes in pages; process"
                 f" {process.pid}{command_of(process)} maps {mapping.length_bytes} of it, as layout"
@@ -221,9 +215,8 @@ def mixed_layouts(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
     # Of a region outside the roots this is the length of a link.
     size_bytes = os.lstat(used.region.path).st_size
     if layout is Layout.V1_1 and size_bytes >= Layout.V1_1_POSTINIT.size_bytes:
-        yield finding(
+        yield used.finding(
             FindingKind.LAYOUT_MIXED,
-            used.container,
             "a later libvgpu has opened a region of layout 1.1",
             f"the file is {size_bytes} bytes long; layout 1.1 needs {layout.size_bytes + 1}, and"
             " libvgpu 2.8.1 makes it longer when it opens it",

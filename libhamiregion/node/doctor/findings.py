@@ -89,10 +89,10 @@ class Finding:
 
 def finding(
     kind: FindingKind,
-    container: Container | None,
     summary: str,
     evidence: str,
     *,
+    container: Container | None = None,
     device: int | None = None,
     pid: int | None = None,
     cause: str | None = None,
@@ -117,7 +117,7 @@ def finding(
         evidence=_cut(evidence),
         consequence=_cut(consequence or general.consequence),
         advice=_cut(advice),
-        repairable=general.repair is not None if repairable is None else repairable,
+        repairable=general.is_repairable if repairable is None else repairable,
         cause=cause,
         is_transient=general.is_transient if is_transient is None else is_transient,
         token=token,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
@@ -28,17 +28,14 @@ if TYPE_CHECKING:
     from .context import ChecksOfNode, ChecksOfRegion, DoctorContext, ObservedRegion
     from .findings import Finding
 
-    Policy: TypeAlias = Literal["default", "force", "disable"]
-
 
 def usage_above_limit(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Devices on which more is in use than the limit allows."""
     for device in used.snapshot.devices:
         limit, counted = device.memory_limit_bytes, device.memory_used_bytes
         if limit is not None and limit < counted < IMPOSSIBLE_BYTES:
-            yield finding(
+            yield used.finding(
                 FindingKind.USAGE_ABOVE_LIMIT,
-                used.container,
                 f"{format_size(counted)} in use on device {device.index},"
                 f" limit {format_size(limit)}",
                 f"{counted} bytes over all {count_text(len(used.slots), 'slot')},"
@@ -60,9 +57,8 @@ def impossible_usage(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding
         return
     pid, index, nbytes = wrong[0]
     signed = f", which is {nbytes - (1 << 64)} as a signed number" if nbytes >= 1 << 63 else ""
-    yield finding(
+    yield used.finding(
         FindingKind.USAGE_IMPOSSIBLE,
-        used.container,
         f"{count_text(len(wrong), 'counter')} of impossible size",
         f"process {pid} counts {nbytes} bytes on device {index}{signed}",
         device=index if len(wrong) == 1 else None,
@@ -75,9 +71,8 @@ def device_count_zero(_: DoctorContext, used: ObservedRegion) -> Iterator[Findin
     busy = [usage for usage, _ in used.alive if memory_bytes(usage)]
     if busy and not used.snapshot.device_count:
         pids = [usage.pid for usage in busy]
-        yield finding(
+        yield used.finding(
             FindingKind.DEVICE_COUNT_ZERO,
-            used.container,
             f"{count_text(len(busy), 'process')} use memory and the region names no device",
             f"device_num is 0; {pids_text(pids)} count {format_size(sum(map(memory_bytes, busy)))}",
         )
@@ -99,9 +94,8 @@ def sm_limits_off(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
     def off(
         cause: str, summary: str, evidence: str, advice: str, pid: int | None = None
     ) -> Finding:
-        return finding(
+        return used.finding(
             FindingKind.SM_LIMIT_OFF,
-            used.container,
             summary,
             f"{evidence}; the limit is {limits}",
             device=only_or_none([*limited]),
@@ -111,7 +105,7 @@ def sm_limits_off(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
         )
 
     is_off = not used.snapshot.utilization_switch and set(policies.values()) != {"force"}
-    if is_off and context.competes(used) and not context.writer_may_run:
+    if is_off and not context.writer_may_run and context.competes(used):
         yield off(
             "switch",
             "the SM limit is switched off, and no program switches it on",
@@ -142,9 +136,8 @@ def blocked_launches(context: DoctorContext, used: ObservedRegion) -> Iterator[F
     limited = any(device.sm_limit_percent is not None for device in used.snapshot.devices)
     blocked = limited and used.alive and used.snapshot.recent_kernel < 0
     if blocked and not context.writer_may_run:
-        yield finding(
+        yield used.finding(
             FindingKind.LAUNCHES_BLOCKED,
-            used.container,
             f"launches are blocked (recent_kernel {used.snapshot.recent_kernel}) and no program"
             " will unblock them",
             "all processes of the node are visible, none is HAMi's monitor or maps regions of"
@@ -191,10 +184,10 @@ def escaping_processes(context: DoctorContext) -> Iterator[Finding]:
         indexes = {device.index for device in row.devices if device.index is not None}
         yield finding(
             FindingKind.PROCESS_ESCAPES,
-            row.container,
             f"process {row.host_pid} of the host uses {format_size(driver)} that is not counted",
             f"the driver lists it{command_of(process)} on {where}, and no slot of the region"
             f" has its pid {process.ns_pids[-1]}; {why}",
+            container=row.container,
             device=only_or_none([*indexes]),
             pid=process.ns_pids[-1],
             cause=cause,
@@ -226,9 +219,8 @@ def driver_memory(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
         apart = abs(driver - counted)
         if apart > far:
             more = driver > counted
-            yield finding(
+            yield used.finding(
                 FindingKind.DRIVER_MEMORY_DIFFERS,
-                used.container,
                 f"driver {format_size(driver)}, accounted {format_size(counted)} on device {index}",
                 f"{format_size(apart)} {'more' if more else 'less'} than accounted for"
                 f" {count_text(len(processes), 'process')}; up to {format_size(far)} is usual",
@@ -246,9 +238,8 @@ def unrecorded_utilization(_: DoctorContext, used: ObservedRegion) -> Iterator[F
         for device in row.devices if row.pid in right else ():
             driver = device.driver_sm_percent or 0
             if driver >= _BUSY_PERCENT and device.sm_util_percent == 0:
-                yield finding(
+                yield used.finding(
                     FindingKind.UTILIZATION_NOT_RECORDED,
-                    used.container,
                     f"process {row.pid} is at {driver} % of the SMs and the region says 0",
                     f"the driver's sample of process {row.host_pid} says {driver} %; its slot has"
                     " the right host pid and a utilisation of 0",
@@ -264,22 +255,17 @@ _ENVIRONMENT_LIMIT = 1 << 20
 # As libvgpu compares them: these spellings and no others. Of two that are called the same, getenv()
 # sees the first.
 _POLICY = re.compile(rb"(?:\A|\0)GPU_CORE_UTILIZATION_POLICY=([^\0]*)")
-_POLICIES: dict[bytes, Policy] = {
-    b"force": "force",
-    b"FORCE": "force",
-    b"disable": "disable",
-    b"DISABLE": "disable",
-}
+_POLICIES = {b"force", b"FORCE", b"disable", b"DISABLE"}
 
 
-def policy_of(processes: ProcessTable, process: HostProcess) -> Policy:
-    """Return a process's GPU_CORE_UTILIZATION_POLICY; the default if it is not known."""
+def policy_of(processes: ProcessTable, process: HostProcess) -> str:
+    """Return ``"force"``, ``"disable"`` or ``"default"``; the default if it is not known."""
     return processes.fact(process, "environ", _ENVIRONMENT_LIMIT, _policy_in) or "default"
 
 
-def _policy_in(environment: bytes) -> Policy:
+def _policy_in(environment: bytes) -> str:
     found = _POLICY.search(environment)
-    return "default" if found is None else _POLICIES.get(found[1], "default")
+    return found[1].decode().lower() if found and found[1] in _POLICIES else "default"
 
 
 CHECKS_OF_NODE: ChecksOfNode = {escaping_processes: {FindingKind.PROCESS_ESCAPES}}

@@ -18,7 +18,6 @@ from .findings import FindingKind, key_of, pids_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from libhamiregion.changes import SlotChange
     from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
     from libhamiregion.region import Region
@@ -238,19 +237,15 @@ class _RegionRepair(contextlib.ExitStack):
             if self._dry_run:
                 return [f"would store host pid {to.pid} for process {at.pid}" for at, to in wrong]
             for usage, process in wrong:
-                change = self._store_host_pid(usage.pid, process.pid, len(actions))
+                change = self._region.set_host_pid(
+                    usage.pid, process.pid, timeout_s=self._lock_timeout_s
+                )
                 actions.append(
                     f"host pid of process {usage.pid}: {change.before or 'none'} -> {change.after}"
                 )
             if not processes.ended([process for _, process in wrong]):
                 return actions
         raise _NotRepaired("processes come and go too fast")
-
-    def _store_host_pid(self, pid: int, host_pid: int, stored: int) -> SlotChange:
-        try:
-            return self._region.set_host_pid(pid, host_pid, timeout_s=self._lock_timeout_s)
-        except _NotRepaired as error:
-            raise _NotRepaired(f"{stored} host pids were stored; {error}") from None
 
     def free_dead(self, finding: Finding) -> list[str]:
         """Free the slots of processes that are proved dead, once for the region."""

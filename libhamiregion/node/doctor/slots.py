@@ -66,9 +66,8 @@ def dead_processes(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     devices = sorted(
         {each.index for usage in dead for each in usage.devices if each.memory_used_bytes}
     )
-    yield finding(
+    yield used.finding(
         FindingKind.DEAD_PROCESS_COUNTED,
-        used.container,
         f"{size} of {count_text(len(dead), 'dead process')} still counted",
         f"{pids_text(pids)}: no process that maps this region has that pid, and /proc shows all"
         f" processes; {size} on device{'' if len(devices) == 1 else 's'}"
@@ -86,9 +85,8 @@ def slots_without_pid(_: DoctorContext, used: ObservedRegion) -> Iterator[Findin
     if late:
         empty = [usage for usage in empty if memory_bytes(usage)]
     if empty:
-        yield finding(
+        yield used.finding(
             FindingKind.SLOT_WITHOUT_PID,
-            used.container,
             f"{count_text(len(empty), 'slot')} in use with pid 0",
             f"{len(empty)} of {count_text(len(used.slots), 'slot')} have pid 0 and count"
             f" {_size(sum(map(memory_bytes, empty)))}; layout {used.snapshot.layout.value}",
@@ -102,9 +100,8 @@ def slot_table_fill(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]
     taken = len(used.slots)
     if taken >= _NEARLY_FULL:
         dead = sum(match.state == "dead" for _, match in used.slots)
-        yield finding(
+        yield used.finding(
             FindingKind.SLOT_TABLE_FULL,
-            used.container,
             f"{taken} of {SLOT_CAPACITY} slots taken",
             f"{dead} of them by dead processes, {len(used.processes.alive)} by live ones",
             severity=None if taken >= SLOT_CAPACITY else Severity.WARNING,
@@ -128,7 +125,6 @@ def unknown_processes(context: DoctorContext) -> Iterator[Finding]:
             hidden = f"does not let {refused} be read"
         yield finding(
             FindingKind.PROCESSES_UNKNOWN,
-            None,
             f"{count_text(slots, 'slot')} in {count_text(len(unknown), 'region')} cannot be judged",
             f"{context.node.proc} {hidden}",
             cause="sight",
@@ -137,10 +133,10 @@ def unknown_processes(context: DoctorContext) -> Iterator[Finding]:
     for container, pids in unknown.items():
         yield finding(
             FindingKind.PROCESSES_UNKNOWN,
-            container,
             f"{count_text(len(pids), 'slot')} cannot be judged",
             f"{pids_text(pids)}: several processes that map the region match, or one outside the"
             " container, or there was no time to read all of them",
+            container=container,
             pid=only_or_none(pids),
             cause="ambiguous",
             advice="see who else maps the file: no other container should have it mounted",
@@ -159,9 +155,8 @@ def moved_slots(context: DoctorContext, used: ObservedRegion) -> Iterator[Findin
     try:
         found = used.region.repair_slots(proc=context.node.proc, dry_run=True)
     except SearchCutShort as error:
-        yield finding(
+        yield used.finding(
             FindingKind.PROCESSES_UNKNOWN,
-            used.container,
             f"{count_text(len(error.pids), 'slot')} cannot be judged",
             f"{pids_text(error.pids)}: there was no time to read all processes",
             pid=only_or_none(error.pids),
@@ -179,25 +174,23 @@ def moved_slots(context: DoctorContext, used: ObservedRegion) -> Iterator[Findin
         process = living[pid]
         evidence = f"pid {pid} has {where}; process {process.pid}{command_of(process)} is alive"
         if pid in found.repaired:
-            yield finding(
+            severity = Severity.WARNING if cause == "doubled" else None
+            yield used.finding(
                 FindingKind.SLOT_MOVED,
-                used.container,
                 f"process {pid} {what}",
                 evidence,
                 pid=pid,
                 cause=cause,
-                severity=Severity.WARNING if cause == "doubled" else None,
+                severity=severity,
             )
         else:
-            yield finding(
+            yield used.finding(
                 FindingKind.SLOT_MOVED,
-                used.container,
                 f"process {pid} may be counted wrongly",
                 f"{evidence} and idle: which of its slots it writes to is not known",
                 severity=Severity.INFO,
                 pid=pid,
                 cause="idle",
-                consequence="an old figure of its memory may count, or twice its memory",
                 advice="repair while it allocates or frees memory, or restart it",
                 repairable=False,
             )
@@ -217,9 +210,8 @@ def stuck_seqlocks(context: DoctorContext, used: ObservedRegion) -> Iterator[Fin
     ]
     dead = [match.pid for _, match, _ in odd if match.state == "dead"]
     if dead:
-        yield finding(
+        yield used.finding(
             FindingKind.SEQLOCK_STUCK,
-            used.container,
             f"seqlock of {count_text(len(dead), 'dead process')} left odd",
             f"{pids_text(dead)} {'is' if len(dead) == 1 else 'are'} dead",
             pid=only_or_none(dead),
@@ -231,9 +223,8 @@ def stuck_seqlocks(context: DoctorContext, used: ObservedRegion) -> Iterator[Fin
         life = "whether its process lives is not known"
         if process is not None:
             life = f"its process {process.pid}{command_of(process)} is alive"
-        suspect = finding(
+        suspect = used.finding(
             FindingKind.SEQLOCK_STUCK,
-            used.container,
             f"seqlock of process {match.pid} stays odd",
             f"it was {seqlock} at every check; {life}",
             pid=match.pid,
@@ -270,9 +261,8 @@ def wrong_host_pids(context: DoctorContext, used: ObservedRegion) -> Iterator[Fi
         several = len(found) > 1
         what, why = _words(context, used, cause, usage.host_pid or 0)
         who = f"{len(found)} processes have" if several else f"process {usage.pid} has"
-        yield finding(
+        yield used.finding(
             FindingKind.HOST_PID_WRONG,
-            used.container,
             f"{who} {what}" + ("" if several else f"; it is {process.pid}"),
             f"hostpid in the slot of pid {usage.pid} is {usage.host_pid or 0}{why}; /proc shows"
             f" that process {process.pid}{command_of(process)} maps this region and has pid"
@@ -336,9 +326,8 @@ def locks(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     if startup is not None and startup > 1:
         yield _impossible(used, "the start-up semaphore", startup, "startup")
     elif startup == 0 and context.is_unused(used):
-        yield finding(
+        yield used.finding(
             FindingKind.LOCK_STUCK,
-            used.container,
             "the start-up semaphore is taken and no process uses the region",
             "sem_postinit is 0, and /proc shows no process that maps the file for writing",
             cause="startup",
@@ -346,9 +335,8 @@ def locks(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
 
 
 def _impossible(used: ObservedRegion, which: str, value: int, cause: str) -> Finding:
-    return finding(
+    return used.finding(
         FindingKind.SEMAPHORE_IMPOSSIBLE,
-        used.container,
         f"{which} is {value}" + (", though there is a signature" if value == 1 else ""),
         "it may be 0 (taken), or 1 (free) without a signature",
         cause=cause,
@@ -361,9 +349,8 @@ def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Fin
     who = "a tool with libhamiregion" if state.by_library else f"process {pid}{on_host}"
     waiters = f"{count_text(state.waiters, 'waiter')} asleep on it"
     if state.owner_life == "dead":
-        return finding(
+        return used.finding(
             FindingKind.LOCK_STUCK,
-            used.container,
             f"the lock is held by {who}, which is dead",
             "the semaphore is 0 and its signature is of no process that maps this region;"
             f" {waiters}",
@@ -373,9 +360,8 @@ def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Fin
     if state.owner_life is None:
         unused = context.is_unused(used)
         proof = "no process maps the file for writing" if unused else "nothing has moved"
-        suspect = finding(
+        suspect = used.finding(
             FindingKind.LOCK_STUCK,
-            used.container,
             "the lock is taken without a signature",
             f"the semaphore is 0 and owner_pid is 0; {proof}",
             cause="ownerless",
@@ -391,9 +377,8 @@ def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Fin
         process = context.processes.get(state.owner_host_pid or 0)
         known = state.owner_life == "alive"
         life = f"it is alive{command_of(process)}" if known else "whether it lives is not known"
-        suspect = finding(
+        suspect = used.finding(
             FindingKind.LOCK_STUCK,
-            used.container,
             f"the lock was held by {who} at every check",
             f"releases between two checks are not seen; {life}; {waiters}",
             pid=pid,

@@ -169,10 +169,9 @@ class DeviceReader:
             fields["power_usage_watts"] /= 1000
         mig_enabled = gpu.ask("mig_enabled", self._mig_enabled, handle)
         listed, state = self._list(gpu)
-        migs = [
-            self._read_mig(index, mig, listed if state is NvmlState.OK else None)
-            for mig in (self._mig_handles(gpu) if mig_enabled else ())
-        ]
+        on_gpu = listed if state is NvmlState.OK else None
+        handles = self._mig_handles(gpu) if mig_enabled else []
+        migs = [self._read_mig(index, mig, on_gpu) for mig in handles]
         usage = self._usage(gpu, mig_enabled, is_busy=fields["gpu_util_percent"] != 0)
         device = NvmlDevice(
             *(index, uuid, name, gpu.state),

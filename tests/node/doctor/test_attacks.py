@@ -142,7 +142,7 @@ def test_a_lock_that_is_not_given_costs_a_repair_one_timeout_per_region(
 
         return called
 
-    for name in ("set_host_pid", "_reap"):
+    for name in ("set_host_pid", "reap"):
         monkeypatch.setattr(Region, name, counted(name))
     done = repair(doctor_node.node, found, timeout_s=0.01)
     assert timeouts == [str(place.path)]

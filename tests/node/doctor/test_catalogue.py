@@ -31,7 +31,7 @@ def test_every_kind_is_explained() -> None:
 
 
 def test_what_repair_has_a_step_for_is_what_the_catalogue_says_it_mends() -> None:
-    assert set(ORDER) == {kind for kind in FindingKind if kind.explanation.repair is not None}
+    assert set(ORDER) == {kind for kind in FindingKind if kind.explanation.is_repairable}
 
 
 @pytest.mark.skipif(not MAKER.is_file(), reason="needs the documentation's sources")
@@ -45,9 +45,7 @@ def test_the_page_is_made_from_the_catalogue() -> None:
 
 
 def test_a_paragraph_has_what_evidence_consequence_and_what_to_do() -> None:
-    made = finding(
-        FindingKind.DEAD_PROCESS_COUNTED, None, "2 GiB still count", "pid 7 is dead", pid=7
-    )
+    made = finding(FindingKind.DEAD_PROCESS_COUNTED, "2 GiB still count", "pid 7 is dead", pid=7)
     assert isinstance(made, Finding)
     told = made.kind.explanation
     assert made.severity is told.severity is Severity.WARNING
