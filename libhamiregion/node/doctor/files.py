@@ -96,8 +96,11 @@ def _lost_regions(
     for each in (*context.observation.containers, *context.observation.missing):
         if each.directory is not None:
             by_pod[each.pod_uid].append(each)
+    outside: dict[int, Container] = {}
     for each in unreadable:
-        if each.directory is not None and each.region_path is not None:
+        if each.directory is None:
+            outside.update(dict.fromkeys(each.pids, each))
+        elif each.region_path is not None:
             with contextlib.suppress(OSError):
                 status = os.lstat(each.region_path)
                 key = status.st_ino, PurePath(each.region_path).name
@@ -122,7 +125,8 @@ def _lost_regions(
             continue
         pods = {each.container.pod_uid for each in users if each.container is not None} - {None}
         of_pods = [each for pod in pods for each in by_pod[pod]]
-        container = own or (of_pods[0] if len(of_pods) == 1 else None)
+        only = of_pods[0] if len(of_pods) == 1 else outside.get(now.pids[0])
+        container = own or only
         # Without one this node does not look at that region.
         if container is not None:
             state = "/proc shows as deleted" if now.deleted else f"is {size} bytes long now"

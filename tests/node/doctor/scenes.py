@@ -370,7 +370,9 @@ def a_counter_that_went_below_zero(node: DoctorNode, layout: Layout) -> None:
 @scene(used=0, holding=0)
 @scene(Expected(FindingKind.DEVICE_COUNT_ZERO, says=("1 GiB",)), holding=GIB)
 def a_region_that_names_no_device(node: DoctorNode, layout: Layout, holding: int) -> None:
-    node.place(layout, uuids=[]).start(used=holding)
+    place = node.place(layout, uuids=[])
+    place.file.put("device_num", 0)
+    place.start(used=holding)
 
 
 ALL_LIMITS = {"CUDA_DEVICE_MEMORY_LIMIT": "8g", "CUDA_DEVICE_SM_LIMIT": "50"}
