@@ -188,8 +188,9 @@ class NodeExporter:
             RegionClosed: The node has been closed.
             NodeBusy: Another observation does not come back.
         """
+        observation = self._observe(PAGE_INTERVAL_S)
         with self._lock:
-            scrape = self._scrape(PAGE_INTERVAL_S)
+            scrape = self._scrape(observation)
             if self._doctor in self._collectors:
                 self._run(self._doctor, scrape)
         return page_html(self.node_name, scrape, self._doctor, query)
@@ -238,18 +239,22 @@ class NodeExporter:
         Raises:
             RegionClosed, NodeBusy: As `render`.
         """
+        observation = self._observe(self._max_age_s)
         with self._lock:
-            scrape = self._scrape(self._max_age_s)
+            scrape = self._scrape(observation)
             made = [each for one in self._collectors for each in self._run(one, scrape)]
-            made += self._of_exporter(scrape.observation)
+            made += self._of_exporter(observation)
         if self.legacy:
             made += former_series(made)
         places = {family.name: place for place, family in enumerate(FAMILIES)}
         wanted = [each for each in made if names is None or each.name in names]
         return sorted(wanted, key=lambda each: places[each.name])
 
-    def _scrape(self, max_age_s: float) -> Scrape:
-        observation = self._observer.observe(max_age_s=max_age_s, slots=self._with_slots)
+    def _observe(self, max_age_s: float) -> Observation:
+        # Not under the lock: a file system that never answers holds up one scrape, not all.
+        return self._observer.observe(max_age_s=max_age_s, slots=self._with_slots)
+
+    def _scrape(self, observation: Observation) -> Scrape:
         errors = self.node.root_errors
         for root in errors.keys() - self._unreadable:
             reason = printable(error_text(errors[root]), _LINE)

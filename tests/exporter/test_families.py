@@ -88,7 +88,7 @@ def test_the_documentation_lists_exactly_these_families_with_their_labels_and_he
     for line in DOCS.read_text(encoding="utf-8").splitlines():
         if line.startswith("Labels: "):
             labels = tuple(re.findall(r"`(\w+)`", line))
-        match = re.match(r"\| `(\w+)` \| (.*) \|$", line)
+        match = re.match(r"- `(hami\w+|[A-Zv]\w+)`: (.*)$", line)
         if match:
             rows[match[1]] = (labels, match[2])
     assert rows == {family.name: (family.labels, family.help) for family in FAMILIES}
