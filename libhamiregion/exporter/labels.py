@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import attrs
@@ -74,7 +75,7 @@ def read_labels(text: str) -> dict[str, str]:
     }
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class ContainerLabels:
     """The names of a container in labels.
 
@@ -86,22 +87,22 @@ class ContainerLabels:
         pod: The pod's name, else its UID; empty outside Kubernetes.
         container: Its name or its claim's; else the claim's UID, the container's id, or a path.
         pod_uid: Empty outside Kubernetes, and of a claim.
-        monitor: The label text that HAMi's metrics begin with.
-        own: The label text of `families.CONTAINER`.
     """
 
     namespace: str
     pod: str
     container: str
     pod_uid: str
-    monitor: str = attrs.field(init=False)
-    own: str = attrs.field(init=False)
 
-    def __attrs_post_init__(self) -> None:
-        names = ("namespace", "pod", "container")
-        text = label_text(names, self.namespace, self.pod, self.container)
-        object.__setattr__(self, "monitor", text)
-        object.__setattr__(self, "own", f"{text},{label_text(('pod_uid',), self.pod_uid)}")
+    @cached_property
+    def monitor(self) -> str:
+        """The label text that HAMi's metrics begin with."""
+        return label_text(CONTAINER[:3], self.namespace, self.pod, self.container)
+
+    @cached_property
+    def own(self) -> str:
+        """The label text of `families.CONTAINER`."""
+        return f"{self.monitor},{label_text(CONTAINER[3:], self.pod_uid)}"
 
     def text(self, name: str, *values: str) -> str:
         """The label text of a series about this container.
@@ -141,12 +142,11 @@ class ContainerLabels:
         if container_id is None:
             return cls("", "", "", "")
         found = names.resolve(container_id.pod_uid, None, container_id.id)
-        namespace, pod, container = (
-            (None, None, None) if found is None else (found.namespace, found.pod, found.container)
-        )
         pod_uid = container_id.pod_uid or ""
-        values = (namespace or "", pod or pod_uid, container or "", pod_uid)
-        return cls(*map(safe_value, values))
+        values = ("", pod_uid, "")
+        if found is not None:
+            values = (found.namespace or "", found.pod or pod_uid, found.container or "")
+        return cls(*map(safe_value, (*values, pod_uid)))
 
 
 def hidden_by_others(labels: Mapping[Container, ContainerLabels]) -> set[Container]:
