@@ -70,28 +70,12 @@ def proc_root(proc: PathLike) -> bytes:
 class Handle:
     """An open region: the base of `Region`, and all that edits, lock and slots know of it."""
 
-    __slots__ = (
-        "__weakref__",
-        "_buffer_bytes",
-        "_closed",
-        "_handle",
-        "_lock_seen",
-        "_owner",
-        "file_id",
-        "layout",
-        "layout_newer",
-        "path",
-        "writable",
-    )
-
     def __init__(self, owner: Any, path: str, layout: Layout, *, writable: bool) -> None:
         self._owner = owner
         self._handle = owner[0]
-        self._closed = False
+        self.closed = False
         # Enough for a dozen processes on two devices; grows to what a region needs.
         self._buffer_bytes = 1024
-        # The owner that the lock was first seen held with, and when.
-        self._lock_seen: tuple[int, float] | None = None
         self.path = path
         self.layout = layout
         self.writable = writable

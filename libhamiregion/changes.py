@@ -217,6 +217,7 @@ def edit_changes(region: Handle, edits: Sequence[Any]) -> tuple[Any, ...]:
     """Return one change for each ``struct hr_edit`` that ``hr_edit`` has filled in."""
     gate = _launch_gate_effect(region.layout, edits)
     changes: list[LimitChange | ValueChange] = []
+    file = region.path, region.file_id
     for edit in edits:
         kind = edit.kind
         before, after = limit_or_value(kind, edit.before), limit_or_value(kind, edit.after)
@@ -229,21 +230,10 @@ def edit_changes(region: Handle, edits: Sequence[Any]) -> tuple[Any, ...]:
             effect = Effect.NEW_PROCESSES
         if kind in REGION_FIELDS:
             values = signed(edit.before), signed(edit.after)
-            change: Any = ValueChange(
-                REGION_FIELDS[kind], *values, effect, region.path, region.file_id
-            )
+            change: Any = ValueChange(REGION_FIELDS[kind], *values, effect, *file)
         else:
             limit_kind: LimitKind = "memory" if kind == lib.HR_MEMORY else "sm"
-            change = LimitChange(
-                edit.device,
-                before,
-                after,
-                effect,
-                limit_kind,
-                region.path,
-                region.file_id,
-                edit.before,
-            )
+            change = LimitChange(edit.device, before, after, effect, limit_kind, *file, edit.before)
         changes.append(change)
     return tuple(changes)
 

@@ -17,7 +17,15 @@ from .units import integer, memory_limit_percent, memory_limit_value, sm_limit_v
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from typing_extensions import TypedDict, Unpack
+
     CoreEdit = tuple[Any, ...]
+
+    class _Options(TypedDict, total=False):
+        expected: Limit | Anything
+        force: bool
+        dry_run: bool
+
 
 #: A device by its index (CUDA ordinal) or its uuid.
 Device: TypeAlias = "SupportsIndex | str"
@@ -162,27 +170,13 @@ def find_device(region: Handle, device: Device) -> int:
 class Edits(Handle):
     """The edits of a region."""
 
-    __slots__ = ()
-
     @overload
     def set_memory_limit(
-        self,
-        limit: Limit,
-        *,
-        device: Device,
-        expected: Limit | Anything = ...,
-        force: bool = ...,
-        dry_run: bool = ...,
+        self, limit: Limit, *, device: Device, **options: Unpack[_Options]
     ) -> LimitChange: ...
     @overload
     def set_memory_limit(
-        self,
-        limit: Limit,
-        *,
-        device: None = ...,
-        expected: Limit | Anything = ...,
-        force: bool = ...,
-        dry_run: bool = ...,
+        self, limit: Limit, *, device: None = ..., **options: Unpack[_Options]
     ) -> tuple[LimitChange, ...]: ...
     def set_memory_limit(
         self,
@@ -226,23 +220,11 @@ class Edits(Handle):
 
     @overload
     def set_sm_limit(
-        self,
-        percent: Limit,
-        *,
-        device: Device,
-        expected: Limit | Anything = ...,
-        force: bool = ...,
-        dry_run: bool = ...,
+        self, percent: Limit, *, device: Device, **options: Unpack[_Options]
     ) -> LimitChange: ...
     @overload
     def set_sm_limit(
-        self,
-        percent: Limit,
-        *,
-        device: None = ...,
-        expected: Limit | Anything = ...,
-        force: bool = ...,
-        dry_run: bool = ...,
+        self, percent: Limit, *, device: None = ..., **options: Unpack[_Options]
     ) -> tuple[LimitChange, ...]: ...
     def set_sm_limit(
         self,

@@ -230,77 +230,88 @@ _CLASSES: dict[int, type[RegionError]] = {
 
 # One message per code and reason, or per code. `_words` has the values.
 _MESSAGES: dict[int | tuple[int, int], str] = {
-    lib.HR_ENOTFOUND: "{path} does not exist; a container has its region once something in it uses"
-    " CUDA",
+    lib.HR_ENOTFOUND: "{path} does not exist; a container has its region once something in it "
+    "uses CUDA",
     lib.HR_EACCESS: "access to {path} was refused ({system}); run as root or as the file's owner",
-    lib.HR_ENOTREGION: "{path} is not a HAMi region: it starts with {found} instead of the magic"
-    " number; give the path of a .cache file that libvgpu made",
-    (lib.HR_ENOTREGION, lib.HR_REASON_LAYOUT): "{path} has layout {found_layout}, not {layout};"
-    " name a layout only if a file can be read as several",
-    (lib.HR_ENOTREGION, lib.HR_REASON_SYMLINK): "{path} is a symbolic link, which a container could"
-    " point anywhere; give the path of the region file itself",
+    lib.HR_ENOTREGION: "{path} is not a HAMi region: it starts with {found} instead of the magic "
+    "number; give the path of a .cache file that libvgpu made",
+    (lib.HR_ENOTREGION, lib.HR_REASON_LAYOUT): "{path} has layout {found_layout}, not {layout}; "
+    "name a layout only if a file can be read as several",
+    (lib.HR_ENOTREGION, lib.HR_REASON_SYMLINK): "{path} is a symbolic link, which a container "
+    "could point anywhere; give the path of the region file itself",
     (lib.HR_ENOTREGION, lib.HR_REASON_DIRECTORY): "{path} is a directory, not a region file",
     (lib.HR_ENOTREGION, lib.HR_REASON_FIFO): "{path} is a FIFO, not a region file",
     (lib.HR_ENOTREGION, lib.HR_REASON_SOCKET): "{path} is a socket, not a region file",
     (lib.HR_ENOTREGION, lib.HR_REASON_DEVICE): "{path} is a device node, not a region file",
     lib.HR_ENOTREADY: "{path} is not ready: its magic number is not set yet; try again in a moment",
-    (lib.HR_ENOTREADY, lib.HR_REASON_EMPTY): "{path} is not ready: it is empty; try again in a"
-    " moment",
-    (lib.HR_ENOTREADY, lib.HR_REASON_SHORT): "{path} is not ready: it has {size} bytes, and the"
-    " smallest layout has {wanted}; try again in a moment",
+    (lib.HR_ENOTREADY, lib.HR_REASON_EMPTY): "{path} is not ready: it is empty; try again in a "
+    "moment",
+    (lib.HR_ENOTREADY, lib.HR_REASON_SHORT): "{path} is not ready: it has {size} bytes, and the "
+    "smallest layout has {wanted}; try again in a moment",
     lib.HR_EAMBIGUOUS: "{path} can be read as layout {candidates}; name the right one with layout=",
-    lib.HR_ECORRUPT: "{path} is not a usable region: a count or a text was out of range for a"
-    " moment{read_as}",
-    (lib.HR_ECORRUPT, lib.HR_REASON_TRUNCATED): "{path} is not a usable region: the file has {size}"
-    " bytes, too few for its layout; it was cut short{read_as}",
-    (lib.HR_ECORRUPT, lib.HR_REASON_VERSION): "{path} is not a usable region: version {version} in"
-    " a file of {size} bytes fits no known layout; a newer libhamiregion may know it{read_as}",
-    (lib.HR_ECORRUPT, lib.HR_REASON_DEVICE_NUM): "{path} is not a usable region: the number of"
-    f" devices is {{found}}, at most {DEVICE_CAPACITY} are possible{{read_as}}",
-    (lib.HR_ECORRUPT, lib.HR_REASON_PROC_NUM): "{path} is not a usable region: the number of"
-    f" processes is {{signed}}, 0 to {SLOT_CAPACITY} are possible{{read_as}}",
-    (lib.HR_ECORRUPT, lib.HR_REASON_UUID): "{path} is not a usable region: the uuid of device"
-    " {device} is no GPU- or MIG- text{read_as}",
+    lib.HR_ECORRUPT: "{corrupt}: a count or a text was out of range for a moment",
+    (lib.HR_ECORRUPT, lib.HR_REASON_TRUNCATED): "{corrupt}: the file has {size} bytes, too few "
+    "for its layout; it was cut short",
+    (lib.HR_ECORRUPT, lib.HR_REASON_VERSION): "{corrupt}: version {version} in a file of {size} "
+    "bytes fits no known layout; a newer libhamiregion may know it",
+    (lib.HR_ECORRUPT, lib.HR_REASON_DEVICE_NUM): "{corrupt}: the number of devices is {found}, at "
+    "most {devices} are possible",
+    (lib.HR_ECORRUPT, lib.HR_REASON_PROC_NUM): "{corrupt}: the number of processes is {signed}, 0 "
+    "to {slots} are possible",
+    (lib.HR_ECORRUPT, lib.HR_REASON_UUID): "{corrupt}: the uuid of device {device} is no GPU- or "
+    "MIG- text",
     lib.HR_ESTALE: "{path} was truncated while it was mapped; open it again",
     (lib.HR_ESTALE, lib.HR_REASON_REPLACED): "{path} was remade while it was mapped; open it again",
     lib.HR_ECLOSED: "{path} has been closed; open it again",
     lib.HR_EFORKED: "{path} was opened before fork(); open it again in the child process",
     lib.HR_EREADONLY: "{path} was opened for reading; open it with writable=True to change it",
-    (lib.HR_EREADONLY, lib.HR_REASON_VERSION): "{path} has version {version}, newer than"
-    f" libhamiregion {__version__} knows: it can be read, but not changed",
-    (lib.HR_EREADONLY, lib.HR_REASON_LAYOUT): "{path} has layout {layout}, of HAMi 2.4.0 or older:"
-    " its lock and its process slots are read-only; limits can be edited",
-    lib.HR_ECONFLICT: "{path}: {what} is {found_text}, not {wanted_text} as expected; nothing was"
-    " changed",
-    lib.HR_EBELOWUSE: "{path}: device {device} uses {found_text}, more than the limit asked for,"
-    " {wanted_text}; its programs would see an enormous amount of free memory (up to HAMi 2.9)."
-    " Nothing was changed; force=True sets it all the same",
-    lib.HR_EUNWATCHED: "{path}: running processes ({found}) may have started without an SM limit;"
-    " with a limit of {wanted}% each would launch once more and then never again, also after the"
-    " limit is taken back. Set it while nothing runs there. Nothing was changed; force=True sets it"
-    " all the same",
-    lib.HR_ETIMEOUT: "the lock of {path} was not free in time ({owner}); lock_state() tells more,"
-    " and recover_lock() frees it if its holder is proved dead",
-    lib.HR_ELOST: "the lock of {path} was taken away while it was held: others take it from a"
-    " holder that they cannot see after 10 s. Work done under it may have been disturbed",
-    lib.HR_ENOTRECOVERABLE: "the lock of {path} was left alone: it was taken or given back during"
-    " the check (now {owner}), so processes are using it and nothing has to be recovered",
-    (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_ALIVE): "the lock of {path} is held by a live {holder}"
-    " ({owner})",
-    (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_UNKNOWN): "whether the holder of the lock of {path}"
-    " lives cannot be told from here ({owner}): not all processes are visible; run as root on the"
-    " host or in the container",
-    (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_UNWATCHED): "the lock of {path} was left alone: it is"
-    " not signed, so any process that maps the file may hold it; watch it for 10 s, the second"
-    " semaphore for 60 s, or end these processes",
-    (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_RECOVERING): "the lock of {path} was left alone"
-    " ({owner}): another recovery is at work on it; try again when that one has ended",
-    lib.HR_EMEMORYLIMIT: "{path}: device {device} uses {found_size} of {limit_size};"
-    " {wanted_size} more would pass the limit",
-    lib.HR_EFULL: f"all {SLOT_CAPACITY} process slots of {{path}} are taken; reap() empties those"
-    " of dead processes, which are then taken again",
+    (lib.HR_EREADONLY, lib.HR_REASON_VERSION): "{path} has version {version}, newer than "
+    "libhamiregion {release} knows: it can be read, but not changed",
+    (lib.HR_EREADONLY, lib.HR_REASON_LAYOUT): "{path} has layout {layout}, of HAMi 2.4.0 or "
+    "older: its lock and its process slots are read-only; limits can be edited",
+    lib.HR_ECONFLICT: "{path}: {what} is {found_text}, not {wanted_text} as expected; nothing was "
+    "changed",
+    lib.HR_EBELOWUSE: "{path}: device {device} uses {found_text}, more than the limit asked for, "
+    "{wanted_text}; its programs would see an enormous amount of free memory (up to HAMi 2.9). "
+    "Nothing was changed; force=True sets it all the same",
+    lib.HR_EUNWATCHED: "{path}: running processes ({found}) may have started without an SM limit; "
+    "with a limit of {wanted}% each would launch once more and then never again, also after the "
+    "limit is taken back. Set it while nothing runs there. Nothing was changed; force=True sets "
+    "it all the same",
+    lib.HR_ETIMEOUT: "the lock of {path} was not free in time ({owner}); lock_state() tells more, "
+    "and recover_lock() frees it if its holder is proved dead",
+    lib.HR_ELOST: "the lock of {path} was taken away while it was held: others take it from a "
+    "holder that they cannot see after 10 s. Work done under it may have been disturbed",
+    lib.HR_ENOTRECOVERABLE: "the lock of {path} was left alone: it was taken or given back during "
+    "the check (now {owner}), so processes are using it and nothing has to be recovered",
+    (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_ALIVE): "the lock of {path} is held by a live "
+    "process{here} ({owner})",
+    (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_UNKNOWN): "whether the holder of the lock of {path} "
+    "lives cannot be told from here ({owner}): not all processes are visible; run as root on the "
+    "host or in the container",
+    (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_UNWATCHED): "the lock of {path} was left alone: it is "
+    "not signed, so any process that maps the file may hold it; watch it for 10 s, the second "
+    "semaphore for 60 s, or end these processes",
+    (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_RECOVERING): "the lock of {path} was left alone "
+    "({owner}): another recovery is at work on it; try again when that one has ended",
+    lib.HR_EMEMORYLIMIT: "{path}: device {device} uses {found_text} of {limit_text}; "
+    "{wanted_text} more would pass the limit",
+    lib.HR_EATTACHED: "{path}: this process is attached to the region already",
+    (lib.HR_EATTACHED, lib.HR_REASON_FOREIGN_MAPPING): "{path}: another library in this process, "
+    "such as libvgpu, has the region mapped and accounts for the process",
+    (lib.HR_EATTACHED, lib.HR_REASON_SAME_PID): "{path}: a live process of another pid namespace "
+    "has the pid {found} in the region: start this one with another pid, or give the two "
+    "containers a region each",
+    lib.HR_EFULL: "all {slots} process slots of {path} are taken; reap() empties those of dead "
+    "processes, which are then taken again",
     lib.HR_ENOPROCESS: "{path} has no slot of a process {found}; snapshot().processes lists them",
 }
+
+_NO_PERCENTAGE = (
+    "{path}: the memory limit of device {device} is {found_text}, and {wanted}% of that is no"
+    " limit; nothing was changed"
+)
+_TWICE = "{path}: the same limit of device {device} is edited twice in one call"
 
 #: The fields of the whole region that an edit can change, by the core's kind.
 REGION_FIELDS: dict[int, str] = {
@@ -332,19 +343,21 @@ def region_error(code: int, path: str, detail: Any) -> Exception:
         One of this module's classes; OSError, FileExistsError, RuntimeError or ValueError for an
         error that is not about a region.
     """
+    words = _words(path, detail)
     if code == lib.HR_EEXISTS:
         message = "a region is never created over an existing file; open or remove it"
         return FileExistsError(errno_codes.EEXIST, message, path)
     if code == lib.HR_ESYSTEM:
         return OSError(detail.sys_errno, _system_text(detail.sys_errno), path)
-    if code == lib.HR_EATTACHED:
-        return RuntimeError(f"{path!r}: {_attached_reason(detail)}")
     if code == lib.HR_EINVAL and detail.device >= 0:
-        return ValueError(_edit_reason(path, detail))
-    if code not in _CLASSES:
+        return ValueError((_NO_PERCENTAGE if detail.wanted else _TWICE).format_map(words))
+    template = _MESSAGES.get((code, detail.reason)) or _MESSAGES.get(code)
+    if template is None:
         return ValueError(f"{path!r}: an argument is out of range")
-    message = _MESSAGES.get((code, detail.reason)) or _MESSAGES[code]
-    error = _CLASSES[code](message.format_map(_words(path, detail)), path=path)
+    text = template.format_map(words)
+    if code not in _CLASSES:
+        return RuntimeError(text)
+    error = _CLASSES[code](text, path=path)
     _add_details(error, detail)
     if isinstance(error, OSError):
         error.filename = path
@@ -360,6 +373,12 @@ def _words(path: str, detail: Any) -> dict[str, Any]:
     found, wanted = detail.found, detail.wanted
     return {
         "path": repr(path),
+        "corrupt": repr(path)
+        + (f", read as layout {layout}," if layout else "")
+        + " is not a usable region",
+        "devices": DEVICE_CAPACITY,
+        "slots": SLOT_CAPACITY,
+        "release": __version__,
         "system": os.strerror(detail.sys_errno),
         "size": detail.file_size,
         "device": detail.device,
@@ -369,16 +388,13 @@ def _words(path: str, detail: Any) -> dict[str, Any]:
         "version": f"{found >> 32}.{found & 0xFFFFFFFF}",
         "layout": layout,
         "found_layout": layouts.get(found),
-        "read_as": "" if layout is None else f" (read as layout {layout})",
         "candidates": " and ".join(each.value for each in _candidates(detail)),
         "what": field or f"the {kind} limit of device {detail.device}",
         "found_text": limit_text(detail.kind, found),
         "wanted_text": limit_text(detail.kind, wanted),
-        "found_size": format_size(found),
-        "wanted_size": format_size(wanted),
-        "limit_size": format_size(detail.limit),
+        "here": f", pid {wanted} here" if wanted else "",
+        "limit_text": limit_text(lib.HR_MEMORY, detail.limit),
         "owner": f"owner_pid {found}" if found else "not signed",
-        "holder": f"process, pid {wanted} here" if wanted else "writer of this library",
     }
 
 
@@ -421,55 +437,21 @@ def _candidates(detail: Any) -> tuple[Layout, ...]:
 
 
 def _system_text(number: int) -> str:
-    # Only the opening of a leased file gives this.
     if number == errno_codes.EWOULDBLOCK:
-        return (
-            "a process, of its container most likely, holds a lease on the file (F_SETLEASE), so it"
-            " cannot be opened now; the kernel ends the lease after /proc/sys/fs/lease-break-time"
-            " seconds, so try again; /proc/locks names the process"
-        )
+        return "another process holds a lease on the file (see /proc/locks); try again in a minute"
     return os.strerror(number)
-
-
-def _attached_reason(detail: Any) -> str:
-    if detail.reason == lib.HR_REASON_FOREIGN_MAPPING:
-        return (
-            "another library in this process, such as libvgpu, has the region mapped and accounts "
-            "for the process; its slot is not taken away from it"
-        )
-    if detail.reason == lib.HR_REASON_SAME_PID:
-        return (
-            f"a live process of another pid namespace has the pid {detail.found} in the region: "
-            "start this one with another pid, or give the two containers a region each"
-        )
-    return "this process is attached to the region already"
-
-
-def _edit_reason(path: str, detail: Any) -> str:
-    if detail.wanted:
-        return (
-            f"{path!r}: the memory limit of device {detail.device} is "
-            f"{limit_text(lib.HR_MEMORY, detail.found)}, and {detail.wanted}% of that is no limit; "
-            "nothing was changed"
-        )
-    return f"{path!r}: the same limit of device {detail.device} is edited twice in one call"
 
 
 def search_cut_short(path: str, pids: tuple[int, ...], done: Any) -> SearchCutShort:
     """Make the exception for slots of these pids."""
-    named = [str(pid) for pid in pids if pid > 0][:_PIDS_SHOWN]
-    more = f" and {len(pids) - len(named)} more" if named and len(pids) > len(named) else ""
-    who = f" (pids {', '.join(named)}{more})" if named else ""
+    named = ", ".join(str(pid) for pid in pids[:8] if pid > 0)
     error = SearchCutShort(
-        f"{len(pids)} slot{'' if len(pids) == 1 else 's'} of {path!r}{who} could not be judged:"
-        " the search through /proc was cut short; try again",
+        f"{len(pids)} slots of {path!r} (pids {named}...) could not be judged: the search through"
+        " /proc was cut short; try again",
         path=path,
     )
     error.pids, error.done = pids, done
     return error
-
-
-_PIDS_SHOWN = 8
 
 
 @contextlib.contextmanager

@@ -8,21 +8,17 @@ differences of columns are right.
 from __future__ import annotations
 
 import html
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from .errors import RegionError
 from .layouts import LAYOUTS
 from .models import RegionSnapshot
-from .region import Region
 from .region_set import (
     Columns,
     DeviceColumns,
     ProcessColumns,
     RegionColumns,
-    RegionSet,
     RegionTable,
 )
 from .units import format_size, sm_limit_or_none
@@ -107,23 +103,14 @@ def _typed(columns: Columns, text: Any, flag: Any, number: Any) -> dict[str, tup
     }
 
 
-def _package(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        message = f"this needs {name}: pip install {name}"
-        raise ModuleNotFoundError(message, name=name) from None
-
-
 def _to_pandas(columns: Columns) -> Any:
     """Return the cells of `to_dict` as a ``pandas.DataFrame`` of nullable types.
 
     Raises:
         ModuleNotFoundError: pandas is not installed.
     """
-    pd = _package("pandas")
+    import pandas as pd
+
     typed = _typed(columns, "string", "boolean", "Int64")
     return pd.DataFrame(
         {name: pd.array(cells, dtype=kind) for name, (cells, kind) in typed.items()}
@@ -136,7 +123,8 @@ def _to_polars(columns: Columns) -> Any:
     Raises:
         ModuleNotFoundError: polars is not installed.
     """
-    pl = _package("polars")
+    import polars as pl
+
     typed = _typed(columns, pl.String, pl.Boolean, pl.Int64)
     return pl.DataFrame([pl.Series(name, *each) for name, each in typed.items()])
 
@@ -182,16 +170,6 @@ def _snapshot_html(snapshot: RegionSnapshot) -> str:
     return f"<p>{html.escape(snapshot.path)}, layout {snapshot.layout.value}</p>{tables}"
 
 
-def _html_now(source: Region | RegionSet) -> str | None:
-    """The figures of this moment; None, so that the repr is shown, if there are none."""
-    try:
-        if isinstance(source, Region):
-            return _snapshot_html(source.snapshot())
-        return _columns_html(source.read().devices)
-    except (RegionError, OSError):
-        return None
-
-
 _METHODS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
     (Columns, "to_dict", _to_dict),
     (Columns, "to_pandas", _to_pandas),
@@ -199,8 +177,6 @@ _METHODS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
     (Columns, "_repr_html_", _columns_html),
     (RegionTable, "_repr_html_", lambda table: _columns_html(table.devices)),
     (RegionSnapshot, "_repr_html_", _snapshot_html),
-    (Region, "_repr_html_", _html_now),
-    (RegionSet, "_repr_html_", _html_now),
 )
 for _kind, _name, _method in _METHODS:
     setattr(_kind, _name, _method)

@@ -65,7 +65,7 @@ class Layout(enum.Enum):
 
         Up to 2.8.1 it looks whether device 0 has one, for all devices.
         """
-        return self not in _BY_DEVICE_0
+        return self is Layout.V1_2
 
     @property
     def has_seqlock(self) -> bool:
@@ -93,13 +93,6 @@ def _offsets(number: int) -> Mapping[str, int | None]:
         }
     )
 
-
-_BY_DEVICE_0 = {
-    Layout.UNVERSIONED_NO_UTIL,
-    Layout.UNVERSIONED,
-    Layout.V1_1,
-    Layout.V1_1_POSTINIT,
-}
 
 #: All layouts in the order of the core's table.
 LAYOUTS: tuple[Layout, ...] = tuple(Layout)

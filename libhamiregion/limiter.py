@@ -72,15 +72,9 @@ class CoreLimiter:
         self._region = region
         out = ffi.new("hr_limiter **")
         error = new_error()
-        code = lib.hr_limiter_new(
-            sm_count,
-            max_threads_per_sm,
-            limit,
-            ffi.NULL if region is None else region._handle,
-            device,
-            out,
-            error,
-        )
+        handle = ffi.NULL if region is None else region._handle
+        numbers = sm_count, max_threads_per_sm, limit
+        code = lib.hr_limiter_new(*numbers, handle, device, out, error)
         if code:
             raise self._error(code, error)
         self._handle = ffi.gc(out[0], lib.hr_limiter_free)
@@ -160,7 +154,4 @@ only tick() fills it
     def _error(self, code: int, error: Any) -> Exception:
         if code == lib.HR_EBUSY:
             return TimeoutError("another thread has been inside tick() for a second")
-        if self._region is None:
-            # The arguments were checked, so the core can only have run out of memory.
-            return MemoryError("no memory for a limiter")
-        return region_error(code, self._region.path, error)
+        return region_error(code, "" if self._region is None else self._region.path, error)

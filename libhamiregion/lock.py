@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
@@ -12,8 +11,6 @@ from ._handle import Handle, in_slices, nanoseconds, proc_root
 from .errors import new_error
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from .errors import PathLike
 
 #: Whether the process that holds a lock lives.
@@ -41,8 +38,6 @@ class LockState:
             until `Region.recover_lock` mends it.
         waiters: Sleeping waiters, as glibc 2.21 and later count them.
         postinit_value: Of the second semaphore; None if the layout has none.
-        held_for_s: For how long every call on this Region has found the same owner. Releases
-            between two calls are not seen: a busy lock can have a high value. 0 if it is free.
     """
 
     held: bool
@@ -54,7 +49,6 @@ class LockState:
     damaged: bool
     waiters: int
     postinit_value: int | None
-    held_for_s: float
 
 
 @attrs.frozen
@@ -111,12 +105,7 @@ class RegionLock:
         busy = "this thread holds the lock already; it is not re-entrant"
         self._region._check(code, error, busy)
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         error = new_error()
         code = lib.hr_unlock(self._region._handle, error)
         self._region._check(code, error, "the lock is not held")
@@ -124,8 +113,6 @@ class RegionLock:
 
 class Locks(Handle):
     """The lock of a region."""
-
-    __slots__ = ()
 
     def lock(self, timeout_s: float = 1.0) -> RegionLock:
         """Return the region's semaphore as a context manager, taken by libvgpu's own protocol.
@@ -177,15 +164,7 @@ class Locks(Handle):
             damaged=bool(out.is_damaged),
             waiters=out.waiters,
             postinit_value=None if self.layout.offsets["sem_postinit"] is None else out.postinit,
-            held_for_s=self._held_for_s(out.value, out.owner_pid),
         )
-
-    def _held_for_s(self, value: int, owner: int) -> float:
-        now, seen = time.monotonic(), self._lock_seen
-        if value != 0 or seen is None or seen[0] != owner:
-            seen = owner, now
-        self._lock_seen = None if value else seen
-        return now - seen[1]
 
     def recover_lock(self, *, proc: PathLike = "/proc", watch_s: float = 10.5) -> LockRecovery:
         """Free a lock that no process can hold any more, never one that a live process holds.

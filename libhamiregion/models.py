@@ -11,11 +11,11 @@ import attrs
 
 from ._core import ffi, lib
 from .errors import NoSuchDevice, new_error
-from .layouts import Layout
 from .units import sm_limit_or_none
 
 if TYPE_CHECKING:
     from ._handle import Handle
+    from .layouts import Layout
 
 # Not cleared: the core overwrites all that is read.
 _new_buffer = ffi.new_allocator(should_clear_after_alloc=False)
@@ -204,18 +204,9 @@ class RegionSnapshot(_Lazy):
         The keys are the names of the attributes, also those of devices and processes; the layout
         is its name.
         """
-        return attrs.asdict(
-            self,
-            value_serializer=lambda _, __, value: (
-                value.value if isinstance(value, Layout) else value
-            ),
-        )
+        return {**attrs.asdict(self), "layout": self.layout.value}
 
-    if TYPE_CHECKING:
-        # Given by `frames`.
-        def _repr_html_(self) -> str: ...
-
-    else:
+    if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             # Reached only while a slot is empty, which all of them are until the first use.

@@ -25,7 +25,6 @@ from .units import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -49,15 +48,9 @@ class Region(Edits, Locks, Slots):
             None. Such a region is read in the newest layout that is known, and cannot be opened
             writable.
         writable: Whether the region can be changed.
+        closed: Whether `close` has been called.
         file_id: The mapped file's device and inode as `os.stat` gives them.
     """
-
-    __slots__ = ()
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` has been called."""
-        return self._closed
 
     def close(self) -> None:
         """Unmap the region. Waits for calls in progress in other threads; may be called again.
@@ -68,40 +61,30 @@ class Region(Edits, Locks, Slots):
             LockTimeout: The lock was not free within a second, so that the slot could not be
                 removed and goes on counting until it is reaped. The region is closed all the same.
         """
-        self._closed = True
+        self.closed = True
         detail = new_error()
         if lib.hr_close(self._handle, detail):
-            raise LockTimeout(
-                f"{self.path!r} is closed, but this process's slot stays in it and counts "
-                f"{format_size(detail.wanted)}: the lock was not free in time "
-                f"(owner_pid {detail.found}). reap() frees the slot once recover_lock() or the "
-                "lock's holder has freed the lock",
-                path=self.path,
+            counted, owner = format_size(detail.wanted), detail.found
+            message = (
+                f"{self.path!r} is closed, but this process's slot stays and counts {counted}: the "
+                f"lock was not free in time (owner_pid {owner}). reap() frees the slot later"
             )
+            raise LockTimeout(message, path=self.path)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         try:
             self.close()
         except LockTimeout:
             # An exception that is on its way says more.
-            if exc is None:
+            if exc_info[1] is None:
                 raise
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "writable" if self.writable else "read-only"
+        state = "closed" if self.closed else "writable" if self.writable else "read-only"
         return f"<{type(self).__name__} {self.path!r} layout {self.layout.value}, {state}>"
-
-    if TYPE_CHECKING:
-        # Given by `frames`.
-        def _repr_html_(self) -> str | None: ...
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Region cannot be pickled; send its path, or a snapshot")
@@ -354,12 +337,11 @@ def own_region(environ: Mapping[str, str] | None = None, *, timeout_s: float = 0
     try:
         return _open(path, lib.HR_KEEP, timeout_ns=nanoseconds(timeout_s))
     except RegionNotFound as error:
-        told = f"{_REGION_VARIABLE} names it" if named else f"{_REGION_VARIABLE} is not set"
-        raise RegionNotFound(
-            f"{path!r}: no such file, and {told}: nothing here has used CUDA under HAMi yet, "
-            "or this is no container with a share of a GPU",
-            path=path,
-        ) from error
+        message = (
+            f"{path!r}: no such file ({_REGION_VARIABLE} {'names it' if named else 'is not set'}): "
+            "nothing here has used CUDA under HAMi yet, or this is no container with a GPU share"
+        )
+        raise RegionNotFound(message, path=path) from error
 
 
 def _region_of_kai(environ: Mapping[str, str]) -> str | None:
@@ -446,9 +428,7 @@ def _at_most_all(what: str, values: Iterable[Any]) -> tuple[Any, ...]:
         raise TypeError(f"{what} is a sequence with one entry per device, not {kind}")
     entries = tuple(values)
     if len(entries) > DEVICE_CAPACITY:
-        raise ValueError(
-            f"{what} has {len(entries)} entries, a region has {DEVICE_CAPACITY} devices"
-        )
+        raise ValueError(f"{what} has {len(entries)} entries, a region {DEVICE_CAPACITY} devices")
     return entries
 
 

@@ -16,7 +16,6 @@ from .units import sm_limit_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -36,12 +35,12 @@ _CAPPED_USAGES: Final = 1024
 
 @attrs.frozen(eq=False)
 class _Read:
-    """The result of one `RegionSet.read`: snapshots in the core's form, and errors by row."""
+    """The result of one `RegionSet.read`: snapshots and errors in the core's form."""
 
     paths: tuple[str, ...]
     memory: Any
     size: Any
-    errors: dict[int, RegionError | OSError]
+    failed: int
     identity: Mapping[str, Sequence[str | None]] = attrs.field(factory=dict)
 
 
@@ -82,7 +81,6 @@ class Columns:
         to_dict: Callable[[], dict[str, list[Any]]]
         to_pandas: Callable[[], Any]
         to_polars: Callable[[], Any]
-        _repr_html_: Callable[[], str]
     else:
 
         def __getattr__(self, name: str) -> memoryview:
@@ -272,8 +270,7 @@ class RegionTable:
         return len(self.paths)
 
     def __repr__(self) -> str:
-        errors = len(self._read.errors)
-        return f"<RegionTable of {len(self)} regions, {errors} of them with errors>"
+        return f"<RegionTable of {len(self)} regions, {self._read.failed} of them with errors>"
 
     if TYPE_CHECKING:
         # Given by `frames`.
@@ -346,7 +343,16 @@ class RegionTable:
 
     def error(self, row: int) -> RegionError | OSError | None:
         """Return why the region in that row could not be read; None if it was."""
-        return self._read.errors.get(row)
+        memory = self._read.memory
+        if not 0 <= row < len(self):
+            return None
+        at = ffi.cast("struct hr_member *", memory)[row].at
+        head = ffi.cast("struct hr_snapshot *", memory + at)
+        if head.code == lib.HR_OK:
+            return None
+        detail = ffi.cast("struct hr_error *", head + 1)
+        error: Any = region_error(head.code, self.paths[row], detail)
+        return error  # type: ignore[no-any-return]
 
 
 class RegionSet:
@@ -391,27 +397,15 @@ class RegionSet:
     def __len__(self) -> int:
         return len(self._regions)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.paths)
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
         return f"<RegionSet of {len(self)} regions, {len(self.errors)} errors{state}>"
-
-    if TYPE_CHECKING:
-        # Given by `frames`.
-        def _repr_html_(self) -> str | None: ...
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a RegionSet cannot be pickled; send its paths, or a RegionTable's columns")
@@ -511,17 +505,4 @@ class RegionSet:
                 # A quarter more than needed, so that a new process does not cost a second read.
                 self._room_bytes = size.bytes + size.bytes // 4
         paths = tuple([each.path for each in regions])
-        return RegionTable(_Read(paths, memory, size, _errors_in(memory, paths) if failed else {}))
-
-
-def _errors_in(memory: Any, paths: tuple[str, ...]) -> dict[int, RegionError | OSError]:
-    members = ffi.cast("struct hr_member *", memory)
-    errors: dict[int, RegionError | OSError] = {}
-    for row, path in enumerate(paths):
-        head = ffi.cast("struct hr_snapshot *", memory + members[row].at)
-        if head.code != lib.HR_OK:
-            detail = ffi.cast("struct hr_error *", head + 1)
-            error = region_error(head.code, path, detail)
-            if isinstance(error, RegionError | OSError):
-                errors[row] = error
-    return errors
+        return RegionTable(_Read(paths, memory, size, failed))

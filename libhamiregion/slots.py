@@ -19,7 +19,6 @@ from .units import integer
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
-    from types import TracebackType
     from typing import SupportsIndex
 
     from typing_extensions import Self
@@ -116,12 +115,7 @@ class Slot:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.detach()
 
     def __repr__(self) -> str:
@@ -218,8 +212,6 @@ atexit.register(lib.hr_leave_all)
 
 class Slots(Handle):
     """The process slots of a region."""
-
-    __slots__ = ()
 
     def attach(self, *, timeout_s: float = 10.0) -> Slot:
         """Become a process of the region, as libvgpu does when a program starts to use CUDA.
@@ -380,19 +372,12 @@ class Slots(Handle):
             names = ", ".join(values)
             raise ValueError(f"{self.path!r}: its layout has no {names}, or the value is too large")
         self._check(code, error, _HOLDS_LOCK)
-        return tuple(
-            SlotChange(
-                pid,
-                field,
-                index,
-                signed(edit.before) if field in {"host_pid", "status"} else edit.before,
-                edit.to,
-                None,
-                self.path,
-                self.file_id,
-            )
-            for field, edit in zip(values, raw, strict=True)
-        )
+        changes = []
+        for field, edit in zip(values, raw, strict=True):
+            before = signed(edit.before) if field in {"host_pid", "status"} else edit.before
+            where = pid, field, index
+            changes.append(SlotChange(*where, before, edit.to, None, self.path, self.file_id))
+        return tuple(changes)
 
     def reap(
         self,
@@ -438,19 +423,9 @@ class Slots(Handle):
         strangers = ffi.new("struct hr_stranger[]", [(start, pid) for pid, start in excluded])
         out, error = ffi.new("struct hr_reap[]", SLOT_CAPACITY), new_error()
         root = proc_root(proc)
+        asked = strangers, len(strangers), wanted, len(wanted), int(dry_run)
         code = in_slices(
-            lambda slice_ns: lib.hr_reap_without(
-                self._handle,
-                root,
-                strangers,
-                len(strangers),
-                wanted,
-                len(wanted),
-                int(dry_run),
-                slice_ns,
-                out,
-                error,
-            ),
+            lambda slice_ns: lib.hr_reap_without(self._handle, root, *asked, slice_ns, out, error),
             nanoseconds(timeout_s),
         )
         slots = out[0 : self._check(code, error, _HOLDS_LOCK)]

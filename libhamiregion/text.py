@@ -54,8 +54,5 @@ def error_text(error: BaseException) -> str:
 def _spell_out(text: str) -> str:
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else _spelled(c) for c in text)
-
-
-def _spelled(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+    escaped = (c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
+    return "".join(c if c.isprintable() else e for c, e in zip(text, escaped, strict=True))

@@ -36,7 +36,7 @@ UNLIMITED: Final = "unlimited"
 UNLIMITED_SM_PERCENT: Final = 100
 
 # What fits a field of limits.  libvgpu takes -1 from the environment for the largest.
-_MOST_BYTES: Final = 2**64 - 1
+_MAX_BYTES: Final = 2**64 - 1
 
 _ZERO: Final = 'a memory limit of 0 would mean unlimited; say "unlimited" for that'
 
@@ -77,7 +77,7 @@ def integer(
 
 
 def memory_limit_value(limit: SupportsIndex | str | None) -> int:
-    """Turn a memory limit into bytes as a region stores them: 0 where it is unlimited.
+    """Turn a memory limit into bytes as a region stores them: 0 if it is unlimited.
 
     Args:
         limit: Bytes; text as `parse_size` takes it; "unlimited" or None.
@@ -86,19 +86,16 @@ def memory_limit_value(limit: SupportsIndex | str | None) -> int:
         ValueError: No size, or 0, which would mean unlimited.
         TypeError: Neither text nor an integer.
     """
-    if type(limit) is int and 0 < limit <= _MOST_BYTES:
-        return limit
     if limit is None or _says_unlimited(limit):
         return 0
-    if isinstance(limit, str):
-        if _PERCENT.fullmatch(limit.strip()):
-            raise ValueError(
-                f'"{limit.strip()}" of what? There is no limit here yet: give bytes, or "6GiB"'
-            )
-        nbytes = parse_size(limit)
+    if not isinstance(limit, str):
+        nbytes = integer('a memory limit in bytes, or text such as "6GiB",', limit, 0, _MAX_BYTES)
+    elif memory_limit_percent(limit) is not None:
+        raise ValueError(
+            f'"{limit.strip()}" of what? There is no limit here yet: give bytes, or "6GiB"'
+        )
     else:
-        _no_fraction("a memory limit", "bytes", '"6GiB"', limit)
-        nbytes = integer('a memory limit in bytes ("unlimited" is none)', limit, 0, _MOST_BYTES)
+        nbytes = parse_size(limit)
     if nbytes == 0:
         raise ValueError(_ZERO)
     return nbytes
@@ -120,7 +117,7 @@ def memory_limit_percent(limit: object) -> int | None:
 
 
 def sm_limit_value(percent: SupportsIndex | str | None) -> int:
-    """Turn an SM limit into percent as a region stores it: 100 where it is unlimited.
+    """Turn an SM limit into percent as a region stores it: 100 if it is unlimited.
 
     Args:
         percent: 1 to 100; text such as "50%"; "unlimited" or None.
@@ -135,22 +132,11 @@ def sm_limit_value(percent: SupportsIndex | str | None) -> int:
         match = _SM.fullmatch(percent.strip())
         number = int(match["number"]) if match else 0
     else:
-        _no_fraction("an SM limit", "percent from 1 to 100", '"50%"', percent)
-        number = integer("an SM limit in percent", percent)
+        number = integer('an SM limit in percent, or text such as "50%",', percent)
     if not 1 <= number <= UNLIMITED_SM_PERCENT:
-        shown = ascii(percent)
-        if len(shown) > 40:
-            shown = shown[:40] + "..."
+        shown = ascii(percent)[:40]
         raise ValueError(f'an SM limit is 1 to 100 percent, or "unlimited", not {shown}')
     return number
-
-
-def _no_fraction(what: str, unit: str, text: str, limit: object) -> None:
-    """Raise TypeError where a limit is neither text nor a whole number."""
-    if not _is_whole(limit):
-        raise TypeError(
-            f"{what} is an integer ({unit}), or text such as {text}, not {type(limit).__name__}"
-        )
 
 
 def sm_limit_or_none(percent: int) -> int | None:
@@ -248,63 +234,31 @@ def format_size(nbytes: SupportsIndex) -> str:
     return f"{tenths // 10}.{tenths % 10} {name}" if rest else f"{whole} {name}"
 
 
-_UNITS_NS: Final = {
-    "ns": 1,
-    "us": 1_000,
-    "\u00b5s": 1_000,  # micro sign
-    "\u03bcs": 1_000,  # Greek mu
-    "ms": 1_000_000,
-    "s": 1_000_000_000,
-    "m": 60_000_000_000,
-    "h": 3_600_000_000_000,
-    "d": 86_400_000_000_000,
-    "w": 604_800_000_000_000,
-}
-_DURATION_PART: Final = re.compile(
-    rf"(?=\.?[0-9])([0-9]{{0,20}})(?:\.([0-9]{{0,20}}))?({'|'.join(_UNITS_NS)})", re.ASCII
-)
+_UNITS_S: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION_PART: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|[smhdw])", re.ASCII)
 
 
 def parse_duration(text: str) -> float:
     """Turn a length of time such as "5m" into seconds.
 
-    The notation is that of Go's ``time.ParseDuration``, which HAMi's settings and the web
-    configuration of exporters use: one or more numbers, each with its unit (``h``, ``m``, ``s``,
-    ``ms``, ``us``, ``ns``), with a plus sign before them or without. A number without a unit means
-    nothing, except ``0``. ``d`` and ``w`` are days of 24 hours and weeks, as in Prometheus.
-
-    Args:
-        text: The length of time; never negative here.
+    One or more numbers, each with its unit: ``ms``, ``s``, ``m``, ``h``, ``d`` (24 hours) or ``w``,
+    as in Go and Prometheus. A number without a unit is refused, except ``0``.
 
     Raises:
-        ValueError: Not a length of time, negative, or longer than 292 years.
+        ValueError: Not a length of time, or negative.
 
     >>> parse_duration("5m"), parse_duration("1h30m"), parse_duration("1.5s"), parse_duration("7d")
     (300.0, 5400.0, 1.5, 604800.0)
     >>> parse_duration("5")
     Traceback (most recent call last):
     ...
-    ValueError: '5' is no length of time such as 30s, 5m or 1h30m: it has no unit
+    ValueError: '5' is no length of time such as 30s, 5m or 1h30m
     """
-    shown = ascii(text if len(text) <= 40 else text[:40] + "...")
-    if text.startswith("-"):
-        raise ValueError(f"{shown} is negative; a length of time is not")
-    digits = text.removeprefix("+")
-    if digits == "0":
-        return 0.0
-    total_ns = end = 0
-    while match := _DURATION_PART.match(digits, end):
-        whole, fraction, unit = match.groups()
-        total_ns += int(whole or 0) * _UNITS_NS[unit]
-        if fraction:
-            total_ns += int(fraction) * _UNITS_NS[unit] // 10 ** len(fraction)
-        end = match.end()
-    if not digits or end < len(digits):
-        why = ": it has no unit" if digits.isascii() and digits.isdigit() else ""
-        raise ValueError(f"{shown} is no length of time such as 30s, 5m or 1h30m{why}")
-    if total_ns >= 2**63:  # more than a Go program can hold
-        raise ValueError(f"{shown} is longer than 292 years")
-    return total_ns / 1e9
+    parts = _DURATION_PART.findall(text)
+    if text != "0" and (not parts or "".join(map("".join, parts)) != text):
+        shown = ascii(text if len(text) <= 40 else text[:40] + "...")
+        raise ValueError(f"{shown} is no length of time such as 30s, 5m or 1h30m")
+    return sum((float(number) * _UNITS_S[unit] for number, unit in parts), 0.0)
 
 
 @attrs.frozen
@@ -382,23 +336,12 @@ def _environment_value(env: Mapping[str, str], name: str) -> int:
     return scaled if scaled < 2**64 else 0
 
 
-# The whitespace of C's isspace(); Python's strip() takes more, such as \x1c and U+00A0.
-_STRTOUL: Final = re.compile(
-    r"[ \t\n\v\f\r]*(?P<sign>[+-]?)"
-    r"(?:0[xX](?P<hex>[0-9a-fA-F]+)|0(?P<octal>[0-7]*)|(?P<decimal>[1-9][0-9]*))"
-)
-
-
 def _strtoul(text: str) -> int:
-    """Return what C's `strtoul(text, NULL, 0)` does on a 64-bit system."""
-    match = _STRTOUL.match(text)
-    if match is None:
-        return 0
-    base = {"hex": 16, "octal": 8, "decimal": 10}[str(match.lastgroup)]
-    digits = match[str(match.lastgroup)].lstrip("0")
-    # 2**64 has 22 octal digits; longer texts are not worth converting, and int() refuses some.
-    number = int(digits or "0", base) if len(digits) <= 22 else 2**64
-    if number >= 2**64:
-        # Too large stays the largest, with a minus sign too: only numbers in range are negated.
-        return 2**64 - 1
-    return -number % 2**64 if match["sign"] == "-" else number
+    """Return what C's `strtoul(text, NULL, 0)` does: libvgpu reads the variables by it."""
+    import ctypes
+
+    strtoul = ctypes.CDLL(None).strtoul
+    strtoul.restype = ctypes.c_ulong
+    strtoul.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int]
+    number: int = strtoul(text.encode("utf-8", "surrogateescape"), None, 0)
+    return number

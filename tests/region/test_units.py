@@ -169,44 +169,37 @@ def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
 # ---- lengths of time ----
 
 
-def test_go_s_notation_is_read() -> None:
+def test_lengths_of_time_are_read() -> None:
     for text, seconds in [
         ("5m", 300),
         ("1h30m", 5400),
         ("1.5s", 1.5),
-        (".5s", 0.5),
-        ("+5m", 300),
-        ("+0", 0),
         ("500ms", 0.5),
-        ("10us", 1e-5),
-        ("10\u00b5s", 1e-5),
-        ("7ns", 7e-9),
         ("0", 0),
         ("0s", 0),
         ("1m1m", 120),
-        ("1.h", 3600),
         ("7d", 7 * 86_400),
         ("2w1d", 15 * 86_400),
     ]:
         assert parse_duration(text) == pytest.approx(seconds)
 
 
-def test_anything_else_is_refused_with_the_reason() -> None:
-    for text, why in [
-        ("5", "it has no unit"),
-        ("", "no length of time"),
-        ("m", "no length of time"),
-        (".m", "no length of time"),
-        ("+", "no length of time"),
-        ("+-5m", "no length of time"),
-        ("5 m", "no length of time"),
-        ("5y", "no length of time"),
-        ("-5m", "is negative"),
-        ("5m\n", "no length of time"),
-        ("\u0665m", "no length of time"),
-        ("9999999999h", "longer than 292 years"),
-        ("1" * 10_000, r"\.\.\."),
-    ]:
-        with pytest.raises(ValueError, match=why) as caught:
+def test_anything_else_is_refused() -> None:
+    texts = (
+        "5",
+        "",
+        "m",
+        ".m",
+        "+",
+        "5 m",
+        "5y",
+        "-5m",
+        "5m\n",
+        "\u0665m",
+        "9999999999h",
+        "1" * 10_000,
+    )
+    for text in texts:
+        with pytest.raises(ValueError, match="no length of time") as caught:
             parse_duration(text)
         assert len(str(caught.value)) < 150

@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import click
@@ -365,10 +366,17 @@ def test_a_program_for_the_whole_machine_is_found() -> None:
 
 # ---- The reference -------------------------------------------------------------------------------
 
+
+def public_names(floor: ModuleType) -> list[str]:
+    """Names that a floor declares: in `__all__`, or as `from .x import X as X`."""
+    names = [name for name, value in vars(floor).items() if not isinstance(value, ModuleType)]
+    return getattr(floor, "__all__", None) or [name for name in names if not name.startswith("_")]
+
+
 PUBLIC = {
     f"{floor.__name__}.{name}"
     for floor in (libhamiregion, node, exporter, plan, report, agent, launch, testing)
-    for name in floor.__all__
+    for name in public_names(floor)
 }
 
 
