@@ -72,9 +72,10 @@ format: $(VENV)/.lint ## rewrite Python and C files in the house's format
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(C_FILES)
 
-texts: $(INSTALLED) ## the JSON schemas and the list of findings, from the code
+texts: $(INSTALLED) ## the JSON schemas, the list of findings and the table of names, from the code
 	$(BIN)/python docs/json_schema.py
 	$(BIN)/python docs/findings_list.py
+	$(BIN)/python docs/api_table.py
 
 sanitize: ## the C tests under the address, undefined-behaviour and thread sanitizers
 	$(MAKE) -C tests/c asan tsan

@@ -15,6 +15,7 @@ from .units import UNLIMITED, format_size, sm_limit_or_none
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+#: A path as text, or as `os.PathLike`.
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
 

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -35,8 +36,9 @@ def test_an_exporter_of_ones_own_serves_the_regions_beside_its_own_metrics(tmp_p
     files = NodeFiles(tmp_path)
     golden = files.golden("1.2-many-processes")
     command = [sys.executable, str(EXAMPLES / "own_exporter.py")]
-    options = ["--root", str(files.root), "--port", "0"]
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [*command, str(files.root), "0"], stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
@@ -108,15 +110,12 @@ def test_idle_containers_are_shrunk_at_night_and_restored_unless_others_changed_
         region.add_process(7, {0: GIB})
     busy.put("last_kernel_time", int(time.time()))
     state = tmp_path / "night.json"
-    shrink = ("nightly_shrink.py", "shrink", "--root", files.root, "--state", state)
-
-    assert "8 GiB -> 1 GiB" in example(*shrink, "--dry-run")
-    assert (idle.get("limit"), state.exists()) == (8 * GIB, False)
-    assert example(*shrink).count("8 GiB -> 1 GiB") == 2
+    said = example("nightly_shrink.py", state, files.root)
+    assert said.count("8 GiB -> 1 GiB") == 2
     assert [each.get("limit") for each in (idle, touched, busy)] == [GIB, GIB, 8 * GIB]
 
     touched.put("limit", 3 * GIB)
-    said = example("nightly_shrink.py", "restore", "--state", state)
+    said = example("nightly_shrink.py", state)
     assert (said.count("undone: "), said.count("conflict: ")) == (1, 1)
     assert "is 3 GiB" in said
     assert [each.get("limit") for each in (idle, touched, busy)] == [8 * GIB, 3 * GIB, 8 * GIB]
@@ -127,38 +126,16 @@ def test_idle_containers_are_shrunk_night_after_night(tmp_path: Path) -> None:
     idle = add_region(files, "a", "8GiB")
     idle.put("last_kernel_time", 1)
     state = tmp_path / "night.json"
-    shrink = ("nightly_shrink.py", "shrink", "--root", files.root, "--state", state)
-    restore = ("nightly_shrink.py", "restore", "--state", state)
     for _ in range(2):
-        example(*shrink)
+        example("nightly_shrink.py", state, files.root)
         assert idle.get("limit") == 2**28
-        example(*restore)
+        example("nightly_shrink.py", state)
         assert (idle.get("limit"), state.exists()) == (8 * GIB, False)
-    example(*shrink)
+    example("nightly_shrink.py", state, files.root)
     kept = state.read_text()
-    again = run_example(*shrink)
-    assert (again.returncode, "run restore first" in again.stderr) == (1, True)
+    again = start_example("nightly_shrink.py", state, files.root)
+    assert (again.returncode, "FileExistsError" in again.stderr) == (1, True)
     assert (idle.get("limit"), state.read_text()) == (2**28, kept)
-
-
-def test_what_cannot_be_given_back_this_morning_stays_in_the_state(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
-    held, free = (add_region(files, name, "8GiB") for name in "ab")
-    for region in (held, free):
-        region.put("last_kernel_time", 1)
-    state = tmp_path / "night.json"
-    example("nightly_shrink.py", "shrink", "--root", files.root, "--state", state)
-    # A link in the place of the file, which is not followed.
-    aside = held.path.with_name("aside")
-    held.path.rename(aside)
-    held.path.symlink_to(aside)
-    restore = ("nightly_shrink.py", "restore", "--state", state)
-    done = run_example(*restore)
-    assert (done.returncode, "run restore again" in done.stderr) == (1, True)
-    assert free.get("limit") == 8 * GIB
-    aside.replace(held.path)
-    example(*restore)
-    assert (held.get("limit"), state.exists()) == (8 * GIB, False)
 
 
 def test_a_namespace_is_scaled_after_a_dry_run_and_undone_but_for_what_others_changed(
@@ -193,8 +170,8 @@ def test_a_namespace_is_scaled_after_a_dry_run_and_undone_but_for_what_others_ch
 # Each program with the words by which it can be tried on a node, and how it ends on a wrong root.
 TRIED = {
     "batch_size.py": ("--bytes-per-sample", "3MiB"),
-    "lock_watchdog.py": ("--root", "ROOT"),
-    "nightly_shrink.py": ("shrink", "--root", "ROOT", "--state", "STATE", "--dry-run"),
+    "lock_watchdog.py": ("ROOT",),
+    "nightly_shrink.py": ("STATE", "ROOT"),
     "read_region.py": ("FILE",),
     "scale.py": ("80%", "--root", "ROOT", "--dry-run"),
 }
@@ -214,11 +191,12 @@ def test_an_example_runs_twice_and_says_so_where_there_is_nothing(
     files = NodeFiles(tmp_path)
     region = add_region(files, "train", "6GiB")
     wrong = tmp_path / "nowhere"
+    numbers = itertools.count()
 
     def run(
         root: Path, file: Path, how: Callable[..., subprocess.CompletedProcess[str]] = run_example
     ) -> subprocess.CompletedProcess[str]:
-        places = {"ROOT": root, "FILE": file, "STATE": tmp_path / "state.json"}
+        places = {"ROOT": root, "FILE": file, "STATE": tmp_path / f"{next(numbers)}.json"}
         words = [places.get(word, word) for word in TRIED[name]]
         return how(name, *words, env={"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(file)})
 
@@ -241,10 +219,10 @@ def test_the_watchdog_frees_the_lock_of_the_dead_and_no_other(tmp_path: Path) ->
     wedged, free = (add_region(files, name, "8GiB") for name in "ab")
     wedged.put("owner_pid", DEAD_PID)
     wedged.put("sem", 0)
-    said = example("lock_watchdog.py", "--root", files.root)
+    said = example("lock_watchdog.py", files.root)
     assert said == f"{wedged.path}: freed\n"
     assert wedged.get("sem") & 0xFFFFFFFF == 1
-    assert example("lock_watchdog.py", "--root", files.root) == ""
+    assert example("lock_watchdog.py", files.root) == ""
     with open_region(free.path) as region:
         assert not region.lock_state().held
 
@@ -327,10 +305,10 @@ def notebook(path: Path, **more: str) -> list[str]:
 
 @pytest.mark.slow
 def test_an_exporter_of_ones_own_says_that_its_root_is_wrong(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "own_exporter.py"), "--port", "0"]
+    command = [sys.executable, str(EXAMPLES / "own_exporter.py")]
     wrong = tmp_path / "nowhere"
     with subprocess.Popen(
-        [*command, "--root", str(wrong)],
+        [*command, str(wrong), "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -459,6 +437,11 @@ def test_the_exporter_of_the_compose_file_finds_a_container_of_docker(
     assert done.returncode == 0, done.stderr
     limits = parsed(done.stdout).series("hami_vgpu_memory_limit_bytes")
     assert 3 * GIB in limits.values()
+
+
+def test_the_three_programs_have_less_than_30_lines() -> None:
+    for name in ("own_exporter", "nightly_shrink", "lock_watchdog"):
+        assert (EXAMPLES / f"{name}.py").read_text().count("\n") < 30, name
 
 
 def test_examples_have_less_than_75_lines_of_code() -> None:

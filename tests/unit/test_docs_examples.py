@@ -394,3 +394,8 @@ def documented_names() -> Iterator[str]:
 
 def test_reference_has_every_public_name_where_it_is_imported_from() -> None:
     assert PUBLIC - {"libhamiregion.__version__"} - set(documented_names()) == set()
+
+
+def test_the_table_of_names_is_that_of_the_library() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "api_table.py"))
+    assert made["PAGE"].read_text() == made["page"](), "run make texts"
