@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from libhamiregion.node.node import Node
     from libhamiregion.node.observation import Observation
     from libhamiregion.node.process_reader import HostProcess
-    from libhamiregion.node.rows import KnownJoin
     from libhamiregion.region import Region
 
     from .loop import RegionKey
@@ -126,7 +125,6 @@ class UsageSync(Task):
         self._node = node
         self._dry_run = dry_run
         self._last: Observation | None = None
-        self._known: KnownJoin | None = None
         # The figures of the last pass, in all slots.
         self._seen: dict[_Process, Mapping[int, _Row]] = {}
         self._written: dict[RegionKey, _WrittenFigures] = {}
@@ -269,8 +267,7 @@ class UsageSync(Task):
         self, observation: Observation
     ) -> dict[RegionKey, tuple[Container, dict[int, _Slot]]]:
         """Collect the slots of living processes, by region and pid; of layouts with a lock."""
-        join = Join(observation, self._known)
-        self._known = join.known
+        join = Join(observation)
         table = observation.table
         regions, processes = table.regions, table.processes
         by_row: dict[int, tuple[Container, dict[int, _Slot]]] = {}

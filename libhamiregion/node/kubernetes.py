@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import socket
-import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from libhamiregion.bounded_file import read_bounded
 from libhamiregion.errors import needs_extra
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Iterator, Mapping
 
     import urllib3
@@ -152,6 +152,8 @@ def _find_access(kubeconfig: str | None) -> _Access:
         host = os.environ["KUBERNETES_SERVICE_HOST"]
         port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+        import ssl
+
         context = ssl.create_default_context(cafile=_ACCOUNT / "ca.crt")
         return _Access(url, _pool(context, None), _token_in(_ACCOUNT / "token"))
     named = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")
@@ -195,6 +197,8 @@ def _named(config: Any, kind: str, name: object) -> dict[str, Any]:
 
 
 def _tls(folder: Path, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
+    import ssl
+
     authority = _data(folder, cluster, "certificate-authority")
     # Comments around the certificates may have any characters.
     text = None if authority is None else authority.decode("ascii", "ignore")

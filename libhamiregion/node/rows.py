@@ -47,7 +47,7 @@ def driver_gap(processes: ProcessTable, sample: NvmlSample | None) -> str | None
     if sample is None:
         return "the driver was not asked"
     if sample.state is not NvmlState.OK:
-        return sample.message or sample.state.explanation
+        return sample.state.explanation if sample.fault is None else sample.fault.message
     if not sample.sees_all_processes:
         return (
             "the driver does not tell this program the host's pids, because it runs in another pid"
@@ -317,10 +317,8 @@ class Join:
         OSError: /proc could not be listed.
     """
 
-    def __init__(self, observation: Observation, _: object = None) -> None:
+    def __init__(self, observation: Observation) -> None:
         self.observation = observation
-        # For the agent until it is converted.
-        self.known = object()
         self.pairs = Pairs.of(observation)
         sample = observation.sample
         if driver_gap(observation.processes, sample) is not None:

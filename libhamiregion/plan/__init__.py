@@ -2,11 +2,11 @@
 
 from libhamiregion.node import KubernetesError as PodApiError
 
+from .annotations import PodAnnotations
 from .apply import PlanResult, apply_diff, export_plan, undo_plan
 from .diff import PlanDiff, diff_plan
 from .plan import LimitPlan, Limits, Rule
 from .plan_file import PlanError, load_plan, parse_plan, plan_text
-from .pods import PodAnnotations
 from .reconcile import PlanFile, PlanLocked, PlanReconciler, PlanSource, SourceReading
 
 __all__ = [

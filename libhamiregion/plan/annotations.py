@@ -26,9 +26,9 @@ from .plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitPlan, Limits, Rule
 from .reconcile import SourceReading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from libhamiregion.node.node_pods import NodePod
+    from libhamiregion.node.node_pods import NodePod, NodePods
 
 _FIELDS: Final = {field.replace("_", "-"): field for field in LIMIT_FIELDS}
 _KNOWN: Final = f"[CONTAINER.]{{{','.join(_FIELDS)}}}[.DEVICE]"
@@ -41,8 +41,65 @@ _KEY: Final = re.compile(
 _SHOWN: Final = 80
 
 
+class PodAnnotations:
+    """The ``hamiregion.io/…`` annotations of a node's pods as a source of a plan.
+
+    The last known pods stay while the API cannot be reached.
+
+    Threads: `read` is for one at a time; the others may be called from any.
+
+    Args:
+        pods: The watch of the node's pods; closed with this.
+
+    Shell: ``kubectl get pods -A --watch --field-selector spec.nodeName=NODE``.
+    """
+
+    def __init__(self, pods: NodePods) -> None:
+        self._pods = pods
+        self._annotated: list[NodePod] | None = None
+        self._reading = SourceReading(None)
+
+    @property
+    def error(self) -> str | None:
+        """Why the API could not be used the last time; None if it could."""
+        error = self._pods.error
+        return None if error is None else str(error)
+
+    def when_changed(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, from the thread that watches, after each change."""
+        self._pods.when_changed(wake)
+
+    def read(self) -> SourceReading:
+        """Return the rules of all pods with valid annotations; no plan before the first list."""
+        _, pods = self._pods.known()
+        if pods is not None:
+            found = [pod for pod in pods.values() if pod.annotations]
+            if found != self._annotated:
+                # The same pods give the same plan.
+                self._annotated, self._reading = found, plan_of_pods(found)
+        problems = {} if self.error is None else {"kubernetes": self.error}
+        reading = self._reading
+        return SourceReading(reading.plan, {**problems, **reading.problems}, reading.held)
+
+    def load(self) -> None:
+        """List the pods now, once.
+
+        Raises:
+            PodApiError: The API cannot be used; the message says why.
+        """
+        self._pods.load()
+
+    def start(self) -> None:
+        """Begin to list and to watch, in a thread."""
+        self._pods.start()
+
+    def close(self) -> None:
+        """End the watch; may be called again."""
+        self._pods.close()
+
+
 def plan_of_pods(pods: Iterable[NodePod]) -> SourceReading:
-    """What the annotations of these pods come to.
+    """Make rules of the annotations of these pods.
 
     A bad annotation concerns its pod only: no rule is made of any of its annotations, the problem
     is named by ``namespace/pod``, and the pod is held as it is.

@@ -27,13 +27,11 @@ if TYPE_CHECKING:
     from libhamiregion.node.selector import Selector
     from libhamiregion.region import Region
 
-    from .plan import LimitPlan, LimitValue, Rule
+    from .plan import LimitPlan, Rule
 
 #: A value of a container: its field, and the device's index, None for one of the whole container.
 ValueKey: TypeAlias = "tuple[LimitField, int | None]"
 NumberedRule: TypeAlias = "tuple[int, Rule]"
-#: What the rules set: each value with the index of the rule that counts.
-Wanted: TypeAlias = "dict[ValueKey, tuple[LimitValue, int]]"
 
 #: Why a value that a rule sets is not applied. ``no_region``: the container has no region that can
 #: be read, `Container.missing` says why; ``unreadable``: its region could not be read just now;
@@ -226,22 +224,18 @@ def diff_plan(
         used.update(number for number, _ in chosen)
         if name is None:
             in_doubt = [each for each in candidates if each[1].select.might_match(container)]
-            message = "the name of its pod is not known here, and a rule asks for it"
-            skipped += _skip(container, "unknown_name", message, in_doubt)
-        if not chosen and not before:
-            continue
+            skipped += _skip(container, "unknown_name", "the name of its pod is unknown", in_doubt)
         if container.region is None:
             missing = container.missing
             message = "no region" if missing is None else missing.message
             skipped += _skip(container, "no_region", message, chosen)
-            continue
-        try:
-            comparison = _Comparison(container, container.region, plan.rules, before)
-            comparison.choose(chosen)
-            found.append(comparison.diff(force=force))
-            skipped += comparison.skipped
-        except (RegionError, ValueError) as error:
-            skipped += _skip(container, "unreadable", str(error), chosen)
+        elif chosen or before:
+            try:
+                comparison = _Comparison(container, container.region, before, force=force)
+                found.append(comparison.diff(chosen))
+                skipped += comparison.skipped
+            except (RegionError, ValueError) as error:
+                skipped += _skip(container, "unreadable", str(error), chosen)
     unused = tuple(number for number in range(len(plan.rules)) if number not in used)
     return PlanDiff(tuple(found), tuple(skipped), unused)
 
@@ -307,17 +301,46 @@ def value_now(region: Region, key: ValueKey) -> int | None:
 
 @attrs.define
 class _Comparison:
-    """One container beside the rules that choose it."""
+    """One container and the rules that choose it."""
 
     container: Container
     region: Region
-    rules: tuple[Rule, ...]
     baselines: Mapping[ValueKey, Baseline]
-    wanted: Wanted = attrs.field(factory=dict)
+    force: bool
     skipped: list[Unapplied] = attrs.field(factory=list)
+    refused: list[Unapplied] = attrs.field(factory=list)
 
-    def choose(self, rules: list[NumberedRule]) -> None:
-        """Collect what the rules set; the last one counts."""
+    def diff(self, rules: list[NumberedRule]) -> ContainerDiff:
+        """Compare the values, and ask the region what it refuses."""
+        wanted = self._wanted(rules)
+        edits = [
+            edit
+            for key, (number, rule) in wanted.items()
+            if (edit := self._edit(key, number, rule))
+        ]
+        for key, baseline in self.baselines.items():
+            now = value_now(self.region, key)
+            is_ours = key not in wanted and now in baseline.accepted_values
+            if is_ours and now != baseline.before:
+                edits.append(PlannedEdit(*key, now, baseline.before))
+        edits.sort(key=lambda edit: (LIMIT_FIELDS.index(edit.field), edit.device or 0))
+        if edits:
+            asked = [edit.limit_edit for edit in edits]
+            changes = self.region.edit_limits(asked, force=True, dry_run=True)
+            pairs = zip(edits, changes, strict=True)
+            edits = [attrs.evolve(edit, effect=change.effect) for edit, change in pairs]
+        there = {None, *self.region.device_indices}
+        for edit in edits:
+            if edit.device in there and not self.force:
+                self._ask(edit)
+        values = frozenset(wanted)
+        return ContainerDiff(
+            self.container, tuple(edits), tuple(self.refused), values, self.region.file_id
+        )
+
+    def _wanted(self, rules: list[NumberedRule]) -> dict[ValueKey, NumberedRule]:
+        """Collect the values that rules set; the last rule counts."""
+        wanted: dict[ValueKey, NumberedRule] = {}
         without_device = []
         there, count = region_devices(self.region), self.region.device_count
         for number, rule in rules:
@@ -326,93 +349,57 @@ class _Comparison:
                 devices = _former_device(rule.select)
             if not devices:
                 without_device.append((number, rule))
-            for field, value in rule.set if devices else ():
+            for field, _ in rule.set if devices else ():
                 for device in devices if field in DEVICE_FIELDS else (None,):
-                    self.wanted[field, device] = (value, number)
+                    wanted[field, device] = number, rule
         message = f"it has no device that a rule chooses; it has {count}"
         if not count:
             message = "it has not reported its devices yet, so no uuid chooses one of them"
         self.skipped += _skip(self.container, "no_device", message, without_device)
+        return wanted
 
-    def diff(self, *, force: bool) -> ContainerDiff:
-        """Compare the values, and ask the region what it refuses."""
-        edits: list[PlannedEdit] = []
-        refused: list[Unapplied] = []
-        for key, (value, rule) in self.wanted.items():
-            now = after = value_now(self.region, key)
-            if isinstance(value, str):
-                base = self.baselines[key].before if key in self.baselines else now
-                after = (base or 0) * (memory_limit_percent(value) or 0) // 100
-                if not after:
-                    refused.append(self._without_limit(key, value, base, rule))
-                    continue
-            else:
-                after = value
-            expected = getattr(self.rules[rule].only_if, key[0])
-            if expected is not ANYTHING and now not in (expected, after):
-                self._leave(key, now, expected, rule)
-            elif now != after:
-                edits.append(PlannedEdit(*key, now, after, rule=rule))
-        for key, baseline in self.baselines.items():
-            now = value_now(self.region, key)
-            is_ours = key not in self.wanted and now in baseline.accepted_values
-            if is_ours and now != baseline.before:
-                edits.append(PlannedEdit(*key, now, baseline.before))
-        edits.sort(key=lambda edit: (LIMIT_FIELDS.index(edit.field), edit.device or 0))
-        edits = self._with_effects(edits)
-        if not force:
-            refused += self._refusals(edits)
-        return ContainerDiff(
-            self.container,
-            tuple(edits),
-            tuple(refused),
-            frozenset(self.wanted),
-            self.region.file_id,
-        )
-
-    def _without_limit(self, key: ValueKey, percent: str, base: int | None, rule: int) -> Unapplied:
-        limit = "unlimited" if base is None else format_size(base)
-        message = f"the memory limit of device {key[1]} is {limit}, and {percent} of it is no limit"
-        return Unapplied(self.container, "no_limit", message, (rule,), key[1])
-
-    def _leave(self, key: ValueKey, now: int | None, expected: int | None, rule: int) -> None:
+    def _edit(self, key: ValueKey, number: int, rule: Rule) -> PlannedEdit | None:
+        """Return the edit of one value; None if there is none."""
         field, device = key
-        where = "" if device is None else f" of device {device}"
-        values = f"{value_words(field, now)} by now, not {value_words(field, expected)}"
-        message = f"{_NAMES[field]}{where} is {values}"
-        self.skipped.append(Unapplied(self.container, "changed", message, (rule,), device))
-
-    def _with_effects(self, edits: list[PlannedEdit]) -> list[PlannedEdit]:
-        if not edits:
-            return []
-        changes = self.region.edit_limits(
-            [edit.limit_edit for edit in edits], force=True, dry_run=True
-        )
-        pairs = zip(edits, changes, strict=True)
-        return [attrs.evolve(edit, effect=change.effect) for edit, change in pairs]
-
-    def _refusals(self, edits: list[PlannedEdit]) -> Iterator[Unapplied]:
-        """Why running processes could not bear an edit: the region is asked about each."""
-        devices = {None, *self.region.device_indices}
-        for edit in edits:
-            if edit.device not in devices:
-                continue
-            try:
-                self.region.edit_limits([edit.limit_edit], dry_run=True)
-            except LaunchesWouldStop:
-                message = (
-                    "a running process that started without an SM limit would launch once more and"
-                    " then never again"
+        now = value_now(self.region, key)
+        after = getattr(rule.set, field)
+        if isinstance(after, str):
+            percent, base = after, self.baselines[key].before if key in self.baselines else now
+            after = (base or 0) * (memory_limit_percent(percent) or 0) // 100
+            if not after:
+                limit = value_words(field, base)
+                message = f"the memory limit of device {device} is {limit}: no {percent} of it"
+                self.refused.append(
+                    Unapplied(self.container, "no_limit", message, (number,), device)
                 )
-                yield self._refused(edit, "stops_launches", message)
-            except LimitBelowUsage as error:
-                used, limit = format_size(error.used_bytes), format_size(error.requested_bytes)
-                message = f"device {edit.device} uses {used}, more than the plan's {limit}"
-                yield self._refused(edit, "below_usage", message)
+                return None
+        expected = getattr(rule.only_if, field)
+        if expected is not ANYTHING and now not in (expected, after):
+            where = "" if device is None else f" of device {device}"
+            values = f"{value_words(field, now)} by now, not {value_words(field, expected)}"
+            message = f"{_NAMES[field]}{where} is {values}"
+            self.skipped.append(Unapplied(self.container, "changed", message, (number,), device))
+            return None
+        return None if now == after else PlannedEdit(field, device, now, after, rule=number)
 
-    def _refused(self, edit: PlannedEdit, reason: UnappliedReason, message: str) -> Unapplied:
+    def _ask(self, edit: PlannedEdit) -> None:
+        """Note if running processes could not bear an edit."""
+        reason: UnappliedReason
+        try:
+            self.region.edit_limits([edit.limit_edit], dry_run=True)
+            return
+        except LaunchesWouldStop:
+            reason = "stops_launches"
+            message = (
+                "a running process that started without an SM limit would launch once more and"
+                " then never again"
+            )
+        except LimitBelowUsage as error:
+            reason = "below_usage"
+            used, limit = format_size(error.used_bytes), format_size(error.requested_bytes)
+            message = f"device {edit.device} uses {used}, more than the plan's {limit}"
         rules = () if edit.rule is None else (edit.rule,)
-        return Unapplied(self.container, reason, message, rules, edit.device)
+        self.refused.append(Unapplied(self.container, reason, message, rules, edit.device))
 
 
 def _former_device(select: Selector) -> list[int]:

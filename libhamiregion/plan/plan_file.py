@@ -30,7 +30,7 @@ from libhamiregion.units import MAX_SIZE_BYTES, UNLIMITED, format_size
 from .plan import LIMIT_FIELDS, LimitPlan, Limits, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from libhamiregion.errors import PathLike
 
@@ -42,7 +42,6 @@ API_VERSION: Final = "hamiregion.io/v1"
 KIND: Final = "LimitPlan"
 MAX_BYTES: Final = 32 << 20
 MAX_RULES: Final = 100_000
-_MAX_PROBLEMS: Final = 20
 # A name in Kubernetes has at most 253 characters; a pattern can spell each as [x].
 _MAX_TEXT: Final = 1024
 _NULLS: Final = frozenset(("null", "Null", "NULL", "~"))
@@ -55,50 +54,37 @@ _PLAIN_TAG: Final = re.compile(r"tag:yaml\.org,2002:[a-z]+\Z")
 _KINDS: Final = {"scalar": "one text", "sequence": "a list", "mapping": "a mapping"}
 
 
-@attrs.frozen
-class PlanProblem:
-    """One mistake in a plan.
-
-    Attributes:
-        line: Line, from 1; None if the problem has no place, as in an empty plan.
-        column: Column in characters, from 1; None if the line is.
-        path: The value, such as ``rules[2].set.sm_limit``; empty for the whole plan.
-        message: The mistake and its correction; one line, escaped.
-    """
-
-    line: int | None
-    column: int | None
-    path: str
-    message: str
-
-    def __str__(self) -> str:
-        place = "" if self.line is None else f"{self.line}:{self.column}:"
-        return " ".join(filter(None, (place, self.path and f"{self.path}:", self.message)))
-
-
 class PlanError(ValueError):
-    """A plan that cannot be used. Its text has one line per problem, as compilers write them.
+    """A plan that cannot be used. Its text is one line, as compilers write it.
 
     Attributes:
         source: The file's name, or another origin.
-        problems: The problems in the order of the text; at most 20.
+        message: The mistake and its correction, escaped.
+        path: The value, such as ``rules[2].set.sm_limit``; empty for the whole plan.
+        line: Line, from 1; None if the mistake has no place, as in an empty plan.
+        column: Column in characters, from 1; None if the line is.
     """
 
-    def __init__(self, source: str, problems: Iterable[PlanProblem]) -> None:
-        found = sorted(problems, key=lambda each: (each.line or 0, each.column or 0))
-        if len(found) > _MAX_PROBLEMS:
-            more = f"and {len(found) - _MAX_PROBLEMS + 1} more problems"
-            found = [*found[: _MAX_PROBLEMS - 1], PlanProblem(None, None, "", more)]
-        super().__init__(source, tuple(found))
+    def __init__(
+        self,
+        source: str,
+        message: str,
+        path: str = "",
+        line: int | None = None,
+        column: int | None = None,
+    ) -> None:
         self.source = source
-        self.problems = tuple(found)
+        self.message = printable(message, 400)
+        self.path = path
+        self.line = line
+        self.column = column
+        super().__init__(source, self.message, path, line, column)
 
     def __str__(self) -> str:
-        source = printable(self.source)
-        return "\n".join(
-            f"{source}:{each}" if each.line is not None else f"{source}: {each}"
-            for each in self.problems
-        )
+        place = "" if self.line is None else f"{self.line}:{self.column}:"
+        about = self.path and f"{self.path}:"
+        words = " ".join(filter(None, (about, self.message)))
+        return f"{printable(self.source)}:{place} {words}"
 
 
 # ---- reading ------------------------------------------------------------------------------------
@@ -111,7 +97,7 @@ def load_plan(path: PathLike) -> LimitPlan:
         path: A YAML or JSON file; links are followed, as a ConfigMap's files are links.
 
     Raises:
-        PlanError: The plan cannot be used; the message has a line for each problem.
+        PlanError: The plan cannot be used; the message has the place.
         OSError: The file cannot be read.
         ModuleNotFoundError: The extra ``plan`` is not installed.
 
@@ -141,7 +127,7 @@ def parse_plan(text: str | bytes, source: str = "plan") -> LimitPlan:
         source: The origin of the text, for the errors.
 
     Raises:
-        PlanError: The plan cannot be used; the message has a line for each problem.
+        PlanError: The plan cannot be used; the message has the place.
         ModuleNotFoundError: The extra ``plan`` is not installed.
 
     >>> plan = parse_plan('''
@@ -155,51 +141,35 @@ def parse_plan(text: str | bytes, source: str = "plan") -> LimitPlan:
     {'memory_limit': 6442450944, 'sm_limit': 50}
     """
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    try:
-        root = _compose(raw)
-    except ValueError as error:
-        problem = error.args[0]
-        if not isinstance(problem, PlanProblem):
-            problem = PlanProblem(None, None, "", printable(str(error), 400))
-        raise PlanError(source, [problem]) from None
-    reader = _Reader()
-    plan = reader.plan(_Part(root, ""))
-    if reader.problems:
-        raise PlanError(source, reader.problems)
-    return plan
+    return _Reader(source).plan(_Part(_compose(raw, source), ""))
 
 
-def _compose(raw: bytes) -> Any:
-    """Parse a text to YAML's nodes, which know their lines.
-
-    Raises:
-        ValueError: Neither YAML nor JSON, or too large; holds a `PlanProblem` if it has a place.
-    """
+def _compose(raw: bytes, source: str) -> Any:
+    """Parse a text to YAML's nodes, which know their lines."""
     with needs_extra("a plan", "plan"):
         import yaml
 
     if len(raw) > MAX_BYTES:
-        raise ValueError(f"more than {MAX_BYTES >> 20} MiB; a plan is a small text")
+        raise PlanError(source, f"more than {MAX_BYTES >> 20} MiB; a plan is a small text")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise ValueError(f"not UTF-8 in line {line}; save the plan as UTF-8") from None
+        message = f"not UTF-8 in line {line}; save the plan as UTF-8"
+        raise PlanError(source, message) from None
     # JSON may be indented with tabs, which YAML forbids; no text in JSON can hold one.
     text = text.replace("\t", " ") if text.lstrip().startswith("{") else text
     try:
         root = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
         said = printable(getattr(error, "problem", None) or str(error), 200)
-        message = f"neither YAML nor JSON: {said}"
-        if mark is None:
-            raise ValueError(message) from None
-        raise ValueError(PlanProblem(mark.line + 1, mark.column + 1, "", message)) from None
+        mark = getattr(error, "problem_mark", None)
+        place = (None, None) if mark is None else (mark.line + 1, mark.column + 1)
+        raise PlanError(source, f"neither YAML nor JSON: {said}", "", *place) from None
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise PlanError(source, "nested too deeply") from None
     if root is None:
-        raise ValueError("the plan is empty")
+        raise PlanError(source, "the plan is empty")
     return root
 
 
@@ -212,50 +182,42 @@ class _Part:
 
 
 class _Reader:
-    """Reads a plan from YAML's nodes and collects all problems.
+    """Reads a plan from YAML's nodes; the first mistake is a `PlanError` with its place."""
 
-    After a problem its methods return None or nothing; then the plan is not used.
-    """
-
-    def __init__(self) -> None:
-        self.problems: list[PlanProblem] = []
+    def __init__(self, source: str) -> None:
+        self._source = source
         # An alias is a node that is met twice.
         self._seen: set[int] = set()
 
     def plan(self, root: _Part) -> LimitPlan:
         parts = self._mapping(root, ("apiVersion", "kind", "rules"), ("metadata",))
-        self._value(parts, "apiVersion", _exactly(API_VERSION))
-        self._value(parts, "kind", _exactly(KIND))
+        self._value(parts["apiVersion"], _exactly(API_VERSION))
+        self._value(parts["kind"], _exactly(KIND))
         about = self._mapping(parts.get("metadata"), (), ("name", "description"))
-        rules = [self._rule(part) for part in self._items(parts.get("rules"))]
-        return LimitPlan(
-            tuple(rule for rule in rules if rule is not None),
-            self._value(about, "name", _text),
-            self._value(about, "description", _text),
-        )
+        texts = {name: self._value(part, _text) for name, part in about.items()}
+        return LimitPlan(tuple(map(self._rule, self._items(parts["rules"]))), **texts)
 
-    def _rule(self, part: _Part) -> Rule | None:
+    def _rule(self, part: _Part) -> Rule:
         parts = self._mapping(part, ("select", "set"), ("name", "only_if"))
         known = tuple(field.name for field in attrs.fields(Selector))
-        chosen = self._mapping(parts.get("select"), (), known)
+        chosen = self._mapping(parts["select"], (), known)
         readers = {"pod_uid": _text, "device": _device}
-        select = {name: self._value(chosen, name, readers.get(name, _pattern)) for name in chosen}
-        limits, expected = self._limits(parts.get("set")), self._limits(parts.get("only_if"))
-        name = self._value(parts, "name", _text)
-        if self.problems:
-            return None
+        select = {
+            name: self._value(each, readers.get(name, _pattern)) for name, each in chosen.items()
+        }
+        limits, expected = self._limits(parts["set"]), self._limits(parts.get("only_if"))
+        name = self._value(parts["name"], _text) if "name" in parts else None
         try:
             return Rule(Selector(**select), Limits(**limits), name, Limits(**expected))
         except ValueError as error:
-            self._problem(part, str(error))
-            return None
+            raise self._error(part, str(error)) from None
 
     def _limits(self, part: _Part | None) -> dict[str, Any]:
         given = self._mapping(part, (), LIMIT_FIELDS)
         if part is not None and not given:
-            self._problem(part, f"nothing is set; give {_FIELD_NAMES}")
+            raise self._error(part, f"nothing is set; give {_FIELD_NAMES}")
         converters: Any = {field.name: field.converter for field in attrs.fields(Limits)}
-        return {name: self._value(given, name, converters[name]) for name in given}
+        return {name: self._value(each, converters[name]) for name, each in given.items()}
 
     # ---- nodes ----------------------------------------------------------------------------------
 
@@ -264,64 +226,59 @@ class _Reader:
     ) -> dict[str, _Part]:
         """Read a mapping's values by key."""
         found: dict[str, _Part] = {}
-        if part is None or not self._is_kind(part, "mapping"):
+        if part is None:
             return found
+        self._check(part, "mapping")
         known = (*required, *optional)
         for key, value in part.node.value:
             if key.id != "scalar":
-                self._problem(_Part(key, part.path), "a key is a plain word")
-                continue
+                raise self._error(_Part(key, part.path), "a key is a plain word")
             inner = f"{part.path}.{printable(key.value, 60)}".removeprefix(".")
+            problem = ""
             if key.value in found:
-                self._problem(_Part(key, inner), "given a second time")
+                problem = "given a second time"
             elif key.value not in known:
-                self._problem(_Part(key, inner), f"unknown; known are {', '.join(known)}")
+                problem = f"unknown; known are {', '.join(known)}"
             elif value.id == "scalar" and not value.style and not value.value:
-                self._problem(_Part(key, inner), "empty; give a value or no key")
+                problem = "empty; give a value or no key"
+            if problem:
+                raise self._error(_Part(key, inner), problem)
             found[key.value] = _Part(value, inner)
         for name in required:
             if name not in found:
-                self._problem(_Part(part.node, f"{part.path}.{name}".removeprefix(".")), "missing")
-        return {name: part for name, part in found.items() if name in known}
+                path = f"{part.path}.{name}".removeprefix(".")
+                raise self._error(_Part(part.node, path), "missing")
+        return found
 
-    def _items(self, part: _Part | None) -> list[_Part]:
-        if part is None or not self._is_kind(part, "sequence"):
-            return []
+    def _items(self, part: _Part) -> list[_Part]:
+        self._check(part, "sequence")
         if len(part.node.value) > MAX_RULES:
-            self._problem(part, f"more than {MAX_RULES} rules")
-            return []
+            raise self._error(part, f"more than {MAX_RULES} rules")
         return [_Part(node, f"{part.path}[{at}]") for at, node in enumerate(part.node.value)]
 
-    def _value(self, parts: dict[str, _Part], name: str, read: Callable[[Any], T]) -> T | None:
-        """Read a scalar with a converter; its ValueError or TypeError becomes a problem."""
-        part = parts.get(name)
-        if part is None or not self._is_kind(part, "scalar"):
-            return None
+    def _value(self, part: _Part, read: Callable[[Any], T]) -> T:
+        """Read a scalar with a converter."""
+        self._check(part, "scalar")
         text = part.node.value
         is_null = not part.node.style and text in _NULLS
         try:
             return read(None if is_null else text)
         except (ValueError, TypeError) as error:
-            self._problem(part, str(error))
-            return None
+            raise self._error(part, str(error)) from None
 
-    def _is_kind(self, part: _Part, kind: str) -> bool:
-        node, problem = part.node, ""
+    def _check(self, part: _Part, kind: str) -> None:
+        node = part.node
         if id(node) in self._seen:
-            problem = "a plan has no aliases; write it out"
-        elif not _PLAIN_TAG.match(node.tag):
-            problem = f"the tag {node.tag[:60]} is unknown; leave it out"
-        elif node.id != kind:
-            problem = f"{_KINDS[kind]} belongs here, not {_KINDS[node.id]}"
+            raise self._error(part, "a plan has no aliases; write it out")
         self._seen.add(id(node))
-        if problem:
-            self._problem(part, problem)
-        return not problem
+        if not _PLAIN_TAG.match(node.tag):
+            raise self._error(part, f"the tag {node.tag[:60]} is unknown; leave it out")
+        if node.id != kind:
+            raise self._error(part, f"{_KINDS[kind]} belongs here, not {_KINDS[node.id]}")
 
-    def _problem(self, part: _Part, message: str) -> None:
+    def _error(self, part: _Part, message: str) -> PlanError:
         mark = part.node.start_mark
-        problem = PlanProblem(mark.line + 1, mark.column + 1, part.path, printable(message, 400))
-        self.problems.append(problem)
+        return PlanError(self._source, message, part.path, mark.line + 1, mark.column + 1)
 
 
 def _text(value: Any) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import operator
 import os
-import time
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -18,7 +16,7 @@ from .apply import change_container, exact_rules
 from .diff import diff_plan, equal_edits
 from .plan import LimitPlan
 from .plan_file import PlanError, parse_plan, plan_text, read_plan_file
-from .state import BaselineStore, PlanState
+from .state import UNDO_NAME, BaselineStore, PlanState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,14 +25,9 @@ if TYPE_CHECKING:
     from libhamiregion.node.containers import Container
     from libhamiregion.node.events import Detail, Emit
     from libhamiregion.node.node import Node
-    from libhamiregion.region import Region
 
     from .apply import ContainerOutcome
-    from .diff import ContainerDiff, PlanDiff, PlannedEdit, Unapplied
-
-_UNDO_NAME = "undo-watch.yaml"
-# An editor that does not replace the file writes it within this time.
-_BEING_WRITTEN_S = 0.2
+    from .diff import ContainerDiff, PlanDiff, Unapplied
 
 
 @attrs.frozen
@@ -94,8 +87,7 @@ class PlanFile:
         plan = self._reading.plan
         try:
             raw = read_plan_file(self.path, wait=False)
-            is_first = self._raw is None and plan is None
-            if raw == self._raw or (not is_first and self._is_being_written()):
+            if raw == self._raw:
                 return self._reading
             self._raw = raw
             self._reading = SourceReading(parse_plan(raw, self.path))
@@ -110,10 +102,6 @@ class PlanFile:
             self._reading = SourceReading(plan, {self.path: problem})
         return self._reading
 
-    def _is_being_written(self) -> bool:
-        age_s = time.time() - os.stat(self.path).st_mtime  # noqa: PTH116
-        return 0 <= age_s < _BEING_WRITTEN_S
-
     def when_changed(self, wake: Callable[[], None]) -> None:
         """Do nothing: it is read at an interval."""
 
@@ -121,26 +109,17 @@ class PlanFile:
         """Do nothing; it holds nothing."""
 
 
-def join_readings(
-    readings: Sequence[SourceReading], before: SourceReading | None = None
-) -> SourceReading:
+def join_readings(readings: Sequence[SourceReading]) -> SourceReading:
     """Join several sources; if they set the same value, the later one counts.
 
     Args:
-        readings: One of each source. Nothing is known until each of them knows something.
-        before: The last result; its plan is returned again if no source's plan has changed.
+        readings: One of each source. There is no plan until each of them has one.
     """
-    plans = [reading.plan for reading in readings]
+    plans = [reading.plan for reading in readings if reading.plan is not None]
     plan: LimitPlan | None = None
-    if len(plans) == 1:
-        plan = plans[0]
-    elif None not in plans:
-        rules = tuple(rule for each in plans if each is not None for rule in each.rules)
-        plan = LimitPlan(rules)
-        known = None if before is None else before.plan
-        # Rules of plans that have not changed are the same objects.
-        if known is not None and len(known.rules) == len(rules):
-            plan = known if all(map(operator.is_, known.rules, rules)) else plan
+    if len(plans) == len(readings):
+        rules = tuple(rule for each in plans for rule in each.rules)
+        plan = plans[0] if len(plans) == 1 else LimitPlan(rules)
     return SourceReading(
         plan,
         {key: text for reading in readings for key, text in reading.problems.items()},
@@ -204,7 +183,7 @@ class PlanReconciler:
         self._backoff = Backoff()
         self._reading = SourceReading(None)
         # Containers that the last pass left on this plan, with their regions.
-        self._on_plan: dict[str, Region | None] = {}
+        self._on_plan: dict[str, tuple[int, int]] = {}
         self._unapplied: set[object] = set()
         self._counts: dict[str, int] = dict.fromkeys(
             ("plan_passes", "plan_edits", "plan_drifts", "plan_refusals", "plan_conflicts"), 0
@@ -235,12 +214,10 @@ class PlanReconciler:
             self._state.make()
             try:
                 self._exclude_others()
+                self._baselines = BaselineStore(self._state)
             except BaseException:
                 self._lock.close()
                 raise
-            self._baselines = BaselineStore(self._state)
-            if self._baselines.lost:
-                self._report_lost()
         return self._baselines
 
     def stop(self) -> None:
@@ -260,14 +237,14 @@ class PlanReconciler:
         baselines = self._started()
         self._counts["plan_passes"] += 1
         known = self._reading
-        reading = self._reading = join_readings([each.read() for each in self._sources], known)
+        reading = self._reading = join_readings([each.read() for each in self._sources])
         self._report_problems(known.problems, reading.problems)
         if reading.plan is None:
             if reading.problems:
                 raise RuntimeError("no plan can be used yet; the problems say why")
             return
         cause = "container"
-        if reading.plan is not self.plan:
+        if reading.plan != self.plan:
             cause = "plan"
             self._take(reading.plan)
         # A root may have appeared since.
@@ -288,7 +265,7 @@ class PlanReconciler:
         ]
         done = self._change(changes, baselines, cause) if changes else []
         done += [each for each in diff.containers if not each.edits]
-        self._on_plan = {_key(each.container): each.container.region for each in done}
+        self._on_plan = {_key(each.container): each.file_id for each in done}
         self._backoff.retain({_key(container) for container in self._node.containers})
         self.diff = diff
 
@@ -299,15 +276,6 @@ class PlanReconciler:
             raise PlanLocked(
                 f"{error.root}: another process keeps containers on a plan there"
             ) from None
-
-    def _report_lost(self) -> None:
-        text = "the values from before plans cannot be read, so values that plans have set stay"
-        undo = self._state.read(_UNDO_NAME)
-        if undo is not None:
-            # The next change writes a new one, which knows no earlier values than today's.
-            kept = self._state.write_undo(undo.decode("utf-8", "surrogateescape"))
-            text += f"; hamiregion limits apply {kept} puts them back"
-        self._events.emit("problem", text)
 
     # ---- a pass ---------------------------------------------------------------------------------
 
@@ -331,10 +299,9 @@ class PlanReconciler:
         self, changes: list[ContainerDiff], baselines: BaselineStore, cause: str
     ) -> list[ContainerDiff]:
         """Edit containers; returns those that are on the plan now."""
-        causes = {_key(each.container): self._causes(each, baselines, cause) for each in changes}
         # Before the change: the other way round, a kill in between would lose the old values.
         baselines.note(changes)
-        self._state.write(_UNDO_NAME, plan_text(self._undo_plan(baselines)))
+        self._state.write(UNDO_NAME, plan_text(self._undo_plan(baselines)))
         done = []
         for change in changes:
             outcome = change_container(self._node, change, force=self._force)
@@ -343,7 +310,7 @@ class PlanReconciler:
                 done.append(change)
                 self._backoff.recovered(key)
                 baselines.applied(change)
-                self._report_change(change, causes[key])
+                self._report_change(change, cause)
             else:
                 self._backoff.failed(key)
                 self._report_failure(outcome)
@@ -361,42 +328,27 @@ class PlanReconciler:
                 rules += exact_rules(there[directory], before)
         return LimitPlan(tuple(rules), name="undo")
 
-    def _causes(
-        self, change: ContainerDiff, baselines: BaselineStore, cause: str
-    ) -> dict[PlannedEdit, str]:
-        """Why each value is not as the plan says."""
-        causes = {}
-        known = self._on_plan.get(_key(change.container)) is change.container.region
-        for edit in change.edits:
-            causes[edit] = cause
-            if edit.rule is None:
-                causes[edit] = "restore"
-            elif known or baselines.was_set_to(change.container, edit.key, edit.after):
-                causes[edit] = "drift"
-        return causes
-
     # ---- counters and events --------------------------------------------------------------------
 
-    def _report_change(self, change: ContainerDiff, causes: Mapping[PlannedEdit, str]) -> None:
+    def _report_change(self, change: ContainerDiff, cause: str) -> None:
+        if all(edit.rule is None for edit in change.edits):
+            cause = "restore"
+        elif self._on_plan.get(_key(change.container)) == change.file_id:
+            cause = "drift"
         self._counts["plan_edits"] += len(change.edits)
-        self._counts["plan_drifts"] += sum(cause == "drift" for cause in causes.values())
-        for cause in sorted(set(causes.values())):
-            edits = [edit for edit in change.edits if causes[edit] == cause]
-            words = "; ".join(
-                edit.words if devices is None else f"device {devices}: {edit.words}"
-                for devices, edit in equal_edits(edits)
-            )
-            if cause == "drift":
-                words += " (changed by others)"
-            detail: dict[str, Detail] = {"cause": cause}
-            for edit in edits:
-                suffix = "" if edit.device is None else f".{edit.device}"
-                detail[f"{edit.field}{suffix}"] = edit.after
-            # A change by the plan is news each time; one by a container may repeat.
-            number = self._counts["plan_passes"] if cause in {"plan", "restore"} else 0
-            self._events.emit(
-                "changed", words, change.container, distinct=(cause, number), **detail
-            )
+        self._counts["plan_drifts"] += len(change.edits) if cause == "drift" else 0
+        words = "; ".join(
+            edit.words if devices is None else f"device {devices}: {edit.words}"
+            for devices, edit in equal_edits(change.edits)
+        )
+        detail: dict[str, Detail] = {"cause": cause}
+        for edit in change.edits:
+            suffix = "" if edit.device is None else f".{edit.device}"
+            detail[f"{edit.field}{suffix}"] = edit.after
+        # A change by the plan is news each time; one by a container may repeat.
+        number = self._counts["plan_passes"] if cause in {"plan", "restore"} else 0
+        words += " (changed by others)" if cause == "drift" else ""
+        self._events.emit("changed", words, change.container, distinct=(cause, number), **detail)
 
     def _report_failure(self, outcome: ContainerOutcome) -> None:
         if outcome.status == "conflict":

@@ -13,7 +13,7 @@ import os
 import stat
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -21,22 +21,21 @@ from libhamiregion.bounded_file import read_bounded
 from libhamiregion.errors import RegionError
 from libhamiregion.node.containers import MissingReason
 
-from .diff import Baseline, value_now
-from .plan import LIMIT_FIELDS
+from .diff import Baseline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from libhamiregion.errors import PathLike
-    from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
-    from libhamiregion.region import Region
 
     from .diff import ContainerDiff, ValueKey
 
 _READ_LIMIT: Final = 64 << 20
 _UNDO_PLANS_KEPT: Final = 20
 _BASELINES: Final = "originals.json"
+#: The plan that puts back all that a reconciler has changed.
+UNDO_NAME: Final = "undo-watch.yaml"
 
 
 def default_state_directory() -> str:
@@ -112,18 +111,17 @@ class PlanState:
         temporary = f"{target}.{os.getpid()}.part"
         # A file with this name is a killed process's.
         Path(temporary).unlink(missing_ok=True)
-        with _naming(target):
-            try:
-                write_new(temporary, content)
-                os.replace(temporary, target)  # noqa: PTH105
-            except BaseException:
-                Path(temporary).unlink(missing_ok=True)
-                raise
-            _sync_directory(target)
+        write_new(temporary, content)
+        try:
+            os.replace(temporary, target)  # noqa: PTH105
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        _sync_directory(target)
         return target
 
     def write_undo(self, content: str) -> str:
-        """Keep an undo plan under a name of its own, and of earlier ones the newest.
+        """Write an undo plan under a new name, and keep the newest 20 of them.
 
         Returns:
             Its path.
@@ -140,15 +138,10 @@ class PlanState:
             with contextlib.suppress(FileExistsError):
                 write_new(path, content)
                 break
-        # The new one stays whatever a clock that was set back says of its age.
-        others = []
-        for each in Path(self.directory).glob("undo-[0-9]*.yaml"):
-            # Another process may have just removed it.
-            with contextlib.suppress(FileNotFoundError):
-                if str(each) != path:
-                    others.append((each.lstat().st_mtime_ns, each))
-        for _, old in sorted(others)[: 1 - _UNDO_PLANS_KEPT]:
-            old.unlink(missing_ok=True)
+        # The new one stays, also if a clock was set back.
+        others = {str(each) for each in Path(self.directory).glob("undo-[0-9]*.yaml")} - {path}
+        for old in sorted(others)[: 1 - _UNDO_PLANS_KEPT]:
+            Path(old).unlink(missing_ok=True)
         return path
 
 
@@ -197,48 +190,39 @@ def _sync_directory(target: str) -> None:
 
 @attrs.define
 class _ContainerValues:
-    """A container's baselines, and the file that they are of."""
+    """A container's baselines, and the file of its region."""
 
     file_id: tuple[int, int]
     values: dict[ValueKey, Baseline] = attrs.field(factory=dict)
-    # The open region of the last refresh: while one is open, no other file gets its inode.
-    region: Region | None = None
 
 
 class BaselineStore:
     """Remembers the values from before the first change; it outlives the process.
 
-    A container that has another region now, or is gone, is forgotten: its new region has the
-    limits that it was given.
+    A container that is gone, or has another region, is forgotten: its new region has the limits
+    that it was given.
 
     Threads: one at a time.
 
     Raises:
-        OSError: The state directory cannot be read.
+        OSError: The file cannot be read, or is damaged.
     """
 
     def __init__(self, state: PlanState) -> None:
         self._state = state
         self._changed = False
-        #: Whether the file could not be read, and its values are lost.
-        self.lost = False
         self._containers = self._load()
 
     @property
     def by_directory(self) -> Mapping[str, Mapping[ValueKey, Baseline]]:
-        """The baselines of each container, as `diff_plan` takes them."""
+        """The baselines of each container, for `diff_plan`."""
         return {directory: kept.values for directory, kept in self._containers.items()}
 
-    def was_set_to(self, container: Container, key: ValueKey, value: int | None) -> bool:
-        """Whether this is for certain what a value was last set to."""
-        known = self.by_directory.get(container.directory or "", {}).get(key)
-        return known is not None and known.accepted_values == (value,)
-
     def note(self, changes: Iterable[ContainerDiff]) -> None:
-        """Remember what is going to be changed, before it is.
+        """Remember the values that are going to be changed.
 
         Raises:
-            OSError: It cannot be written; then nothing must be changed.
+            OSError: They cannot be written; then nothing must be changed.
         """
         for change in changes:
             directory = change.container.directory or ""
@@ -255,7 +239,7 @@ class BaselineStore:
         self.save()
 
     def applied(self, change: ContainerDiff) -> None:
-        """Note that a container's edits hold; a value that has gone back is forgotten."""
+        """Note that a container's edits are made; a value that has gone back is forgotten."""
         kept = self._containers.get(change.container.directory or "")
         values = {} if kept is None else kept.values
         for edit in change.edits:
@@ -274,12 +258,17 @@ class BaselineStore:
         there = {each.directory: each for each in node.containers}
         for directory, kept in list(self._containers.items()):
             container = there.get(directory)
+            is_gone = False
             if container is None:
-                # A root that cannot be listed just now says nothing about its containers.
-                gone = os.path.dirname(directory) in node.scanned_roots  # noqa: PTH120
+                # A root that cannot be listed now says nothing about its containers.
+                is_gone = os.path.dirname(directory) in node.scanned_roots  # noqa: PTH120
+            elif container.region is None:
+                missing = container.missing
+                is_gone = missing is not None and missing.reason is MissingReason.NO_FILE
             else:
-                gone = _has_another_region(container, kept)
-            if gone:
+                with contextlib.suppress(RegionError):  # another thread may have closed it
+                    is_gone = container.region.file_id != kept.file_id
+            if is_gone:
                 del self._containers[directory]
                 self._changed = True
 
@@ -287,7 +276,7 @@ class BaselineStore:
         """Forget values that no rule sets and that others have set since.
 
         Args:
-            diffs: The changes of a plan, with what goes back.
+            diffs: The changes of a plan, with values that go back.
         """
         for diff in diffs:
             directory = diff.container.directory or ""
@@ -302,10 +291,10 @@ class BaselineStore:
                 del self._containers[directory]
 
     def save(self) -> None:
-        """Write down what has changed.
+        """Write the changes.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: They cannot be written.
         """
         if not self._changed:
             return
@@ -323,44 +312,15 @@ class BaselineStore:
         try:
             saved = [] if raw is None else json.loads(raw)
             return {
-                _checked(directory, str): _ContainerValues(
-                    (_checked(device, int), _checked(inode, int)),
-                    dict(_value(*each) for each in values),
+                directory: _ContainerValues(
+                    (device, inode),
+                    {
+                        (field, index): Baseline(before, tuple(accepted))
+                        for field, index, before, accepted in values
+                    },
                 )
                 for directory, (device, inode), values in saved
             }
-        except (ValueError, TypeError, RecursionError):
-            self.lost = self._changed = True
-            return {}
-
-
-def _has_another_region(container: Container, kept: _ContainerValues) -> bool:
-    region = container.region
-    if region is None:
-        missing = container.missing
-        return missing is not None and missing.reason is MissingReason.NO_FILE
-    try:
-        if region.file_id != kept.file_id:
-            return True
-        before, kept.region = kept.region, region
-        if before in {None, region}:
-            return False
-        # The same file opened again, or a new file that has got its inode.
-        values = kept.values.items()
-        return any(value_now(region, key) not in each.accepted_values for key, each in values)
-    except RegionError:
-        # Another thread has refreshed the node, or the file has just gone: next time.
-        return False
-
-
-def _value(field: Any, device: Any, before: Any, accepted_values: Any) -> tuple[ValueKey, Baseline]:
-    if field not in LIMIT_FIELDS:
-        raise ValueError(field)
-    accepted = tuple(_checked(each, int | None) for each in accepted_values)
-    return (field, _checked(device, int | None)), Baseline(_checked(before, int | None), accepted)
-
-
-def _checked(value: Any, kind: Any) -> Any:
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise TypeError(value)
-    return value
+        except (ValueError, TypeError) as error:
+            message = f"damaged; move it away ({UNDO_NAME} may still put limits back)"
+            raise OSError(errno.EBADMSG, message, self._state.path(_BASELINES)) from error

@@ -8,6 +8,7 @@ import pytest
 from api_server import PATCH, Cluster, accounts_path, pods_path
 from manifests import NAMESPACE, kubectl, rendered
 
+from libhamiregion.node import NodePods
 from libhamiregion.plan import PodAnnotations, PodApiError
 
 Rule = tuple[str, str, str]
@@ -65,7 +66,7 @@ def test_the_agents_account_watches_pods_and_changes_nothing(
 ) -> None:
     token = cluster.account_token(NAMESPACE, "hamiregion-agent")
     config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
-    pods = PodAnnotations("node-1", kubeconfig=config)
+    pods = PodAnnotations(NodePods("node-1", kubeconfig=config))
     pods.load()
     plan = pods.read().plan
     assert plan is not None
@@ -77,7 +78,7 @@ def test_the_exporters_account_may_not_even_list_pods(cluster: Cluster, tmp_path
     token = cluster.account_token(NAMESPACE, "hamiregion-exporter")
     config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
     with pytest.raises(PodApiError, match="403: pods is forbidden") as caught:
-        PodAnnotations("node-1", kubeconfig=config).load()
+        NodePods("node-1", kubeconfig=config).load()
     assert caught.value.status == 403
     refuse_all_changes(cluster, token)
 

@@ -295,7 +295,7 @@ def test_a_percentage_of_no_limit_refuses_the_whole_container(
             diff = compare(f"{{select: {{}}, set: {limits}}}", force=force)
             (skip,) = diff.unapplied
             assert (skip.reason, skip.device, skip.rules) == ("no_limit", 1, (0,))
-            assert "device 1 is unlimited, and 50% of it is no limit" in skip.message
+            assert "device 1 is unlimited: no 50% of it" in skip.message
             assert diff.changes == ()
 
 

@@ -70,27 +70,6 @@ def test_changes_arrive_as_they_happen(api: FakeApi, watch: Watch) -> None:
     assert asked["resourceVersion"] == "101"
 
 
-def test_what_changes_no_annotation_makes_no_other_plan_and_wakes_nobody(
-    api: FakeApi, watch: Watch
-) -> None:
-    api.put("bert-0", UID % 0, SIX)
-    pods = watch()
-    woken: list[object] = []
-    pods.when_changed(lambda: woken.append(None))
-    pods.start()
-    eventually(lambda: api.open_watches and woken)
-    known = pods.read().plan
-    seen = len(woken)
-    # What is told last has come when the first is there.
-    api.put("bert-0", UID % 0, {**SIX, "other/annotation": "x"}, labels={"team": "blue"})
-    api.put("web", UID % 1, {}, containers=("php",))
-    api.put("bert-1", UID % 2, SIX)
-    eventually(lambda: names(pods) == {"bert-0", "bert-1"})
-    assert len(woken) == seen + 1
-    assert known is not None
-    assert pods.read().plan is not known
-
-
 @pytest.mark.parametrize("wrong", [7, True, 0.5, "x", [[]], [None], {"a": 1}])
 def test_a_pod_with_values_of_another_kind_is_passed_over_and_the_others_are_not(
     api: FakeApi, watch: Watch, wrong: Any
@@ -173,7 +152,7 @@ def test_a_server_that_cannot_be_used_is_an_error_that_says_so(
         config = gone.kubeconfig(tmp_path)
     for path, said in ((config, "refused"), (tmp_path / "none", "none: No such file")):
         with pytest.raises(PodApiError, match=said):
-            PodAnnotations("node-1", kubeconfig=path).load()
+            NodePods("node-1", kubeconfig=path).load()
 
 
 # ---- as the source of a plan --------------------------------------------------------------

@@ -1,8 +1,6 @@
 """Where the plan of a watched node comes from, and what happens when it changes."""
 
 import os
-import time
-from pathlib import Path
 
 import pytest
 from integration.node_scene import Events
@@ -102,36 +100,6 @@ def test_a_fifo_in_the_place_of_a_plan_holds_nothing_up(
     finally:
         os.close(writer)
     assert "not a regular file" in events.of("problem")[0].message
-
-
-def test_a_file_that_is_being_written_is_not_taken_for_a_plan(tmp_path: Path) -> None:
-    """A plan cut off after its first rule is a plan as well, and nobody's."""
-    path = tmp_path / "plan.yaml"
-    aged(path, plan_yaml(SIX, FIVE))
-    source = PlanFile(path)
-    whole = source.read().plan
-    path.write_text(plan_yaml(FIVE))
-    assert source.read().plan is whole
-    os.utime(path, (time.time() - 10,) * 2)
-    again = source.read()
-    assert again.plan == plan(FIVE)
-    assert again.plan is source.read().plan
-
-
-def test_nor_is_one_that_was_away_for_a_moment(tmp_path: Path) -> None:
-    """An editor may remove a file and write it anew."""
-    path = tmp_path / "plan.yaml"
-    aged(path, plan_yaml(SIX, FIVE))
-    source = PlanFile(path)
-    whole = source.read().plan
-    path.unlink()
-    assert source.read().problems
-    path.write_text(plan_yaml(FIVE))
-    assert source.read().plan is whole
-    aged(path, plan_yaml(SIX, FIVE))
-    again = source.read()
-    assert again.plan == plan(SIX, FIVE)
-    assert not again.problems
 
 
 def test_several_sources_are_one_plan_in_their_order(scene: PlanScene, watch: Watch) -> None:

@@ -5,10 +5,11 @@ nvidia-ml-py is imported when the driver is first asked.
 
 from .models import NvmlDevice, NvmlProcess, NvmlSample
 from .sampler import NvmlSampler
-from .states import NvmlState
+from .states import NvmlFault, NvmlState
 
 __all__ = [
     "NvmlDevice",
+    "NvmlFault",
     "NvmlProcess",
     "NvmlSample",
     "NvmlSampler",
