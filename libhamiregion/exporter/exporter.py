@@ -77,8 +77,8 @@ class NodeExporter:
         with Node() as node, NvmlSampler(sensors=True) as sampler:
             text = NodeExporter(node, sampler=sampler).render()
 
-    A scrape takes one observation of the node, and every collector makes series of it. What one of
-    them cannot show is absent, logged, and counted in ``hamiregion_errors_total``.
+    A scrape takes one observation of the node, and every collector makes series of it. A collector
+    that fails has no series; it is logged, and counted in ``hamiregion_errors_total``.
 
     Threads: may be shared; one scrape is made at a time. The node may be refreshed by others as
     well. Node and sampler stay the caller's.
@@ -159,7 +159,7 @@ class NodeExporter:
     def not_ready(self) -> str | None:
         """Why scrapes are not complete: a short reason; None if they are.
 
-        Observes the node if nobody has for 30 s.
+        Observes the node if the last observation is older than 30 s.
 
         Raises:
             RegionClosed: The node has been closed.
@@ -313,7 +313,7 @@ class NodeExporter:
         yield Series.by_label("hamiregion_agent_events_total", events)
         yield Series.by_label("hamiregion_agent_paused", tasks)
         machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, "")
-        # There is no HAMi of which a version could be told, and Go has not built this.
+        # The labels that only a build of HAMi could fill are empty.
         hami = (f"libhamiregion {__version__}", "", "", "", "", machine and f"linux/{machine}")
         for name, values in (
             ("hami_build_info", hami),

@@ -138,8 +138,8 @@ _OWN: dict[tuple[str, ...], dict[str, str]] = {
         ),
         "hamiregion_device_memory_dead_bytes": "Memory that slots of dead processes still count.",
         "hamiregion_device_memory_orphaned_bytes": (
-            "Memory in slots that a live process left when libvgpu moved it; what it really uses"
-            " counts nowhere."
+            "Memory in slots that a live process left when libvgpu moved it; its real use counts"
+            " nowhere."
         ),
     },
     PROCESS: {
@@ -151,8 +151,8 @@ _OWN: dict[tuple[str, ...], dict[str, str]] = {
         "hamiregion_process_driver_dec_utilization_ratio": "Decoder utilisation, by the driver.",
     },
     UNACCOUNTED: {
-        f"hamiregion_unaccounted_process_{name}": f"{what} of a process without a region."
-        for name, what in (
+        f"hamiregion_unaccounted_process_{name}": f"{figure} of a process without a region."
+        for name, figure in (
             ("memory_driver_bytes", "Memory"),
             ("driver_sm_utilization_ratio", "SM utilisation"),
             ("driver_enc_utilization_ratio", "Encoder utilisation"),

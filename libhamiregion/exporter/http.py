@@ -57,7 +57,7 @@ _PLAIN: Final = "text/plain; charset=utf-8"
 _CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="hamiregion", charset="UTF-8"'}
 _GZIP: Final = 31
 _CHUNK_BYTES: Final = 128 * 1024
-# The C struct that says: on close, forget what was not sent.
+# The C struct that drops unsent data on close.
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
 _GZIP_ACCEPTED: Final = re.compile(r"\bgzip\b(?! *; *q=0(\.0*)?(,|$))", re.IGNORECASE)
 
@@ -185,7 +185,7 @@ class MetricsServer:
                 for connection in self._open_connections():
                     if connection.deadline_s < now_s:
                         connection.end()
-        # What has arrived by now is answered.
+        # Connections that have arrived by now are answered.
         last_s = time.monotonic() + _LAST_CALL_S
         for each in self._sockets:
             while self._accept(each) and time.monotonic() < last_s:

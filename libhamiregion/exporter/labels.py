@@ -109,7 +109,7 @@ class ContainerLabels:
 
         Args:
             name: Of the family.
-            values: What follows the container.
+            values: Of the labels that follow the container's.
         """
         labels = BY_NAME[name].labels
         own, more = (self.own, 4) if labels[: len(CONTAINER)] == CONTAINER else (self.monitor, 3)
@@ -138,7 +138,7 @@ class ContainerLabels:
 
     @classmethod
     def of_cgroup(cls, names: NodeNames, container_id: ContainerId | None) -> ContainerLabels:
-        """Name what a cgroup tells of a process that belongs to none of the node's containers."""
+        """Name the container of a cgroup that is none of the node's containers."""
         if container_id is None:
             return cls("", "", "", "")
         found = names.resolve(container_id.pod_uid, None, container_id.id)

@@ -1,4 +1,4 @@
-"""The page at ``/``: what `hamiregion top` shows, made on the server. It loads and runs nothing."""
+"""The page at ``/``: `hamiregion top` for a browser, made on the server; it runs no script."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _BCRYPT_BYTES: Final = 72
 
 
 class Busy(Exception):
-    """A request that has waited too long for others; the message says for what."""
+    """A request that has waited too long for others; the message names them."""
 
 
 class Passwords:

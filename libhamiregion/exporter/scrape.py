@@ -43,7 +43,7 @@ class ShownRegion(NamedTuple):
 
 @attrs.frozen(eq=False, slots=False)
 class Scrape:
-    """What one scrape shows; every collector gets it.
+    """An observation with the names of its containers; every collector gets it.
 
     Attributes:
         observation: The node.
@@ -88,7 +88,7 @@ class Scrape:
 
     @cached_property
     def device_labels(self) -> dict[int, str]:
-        """Row of a device to what follows the container in its label text."""
+        """Row of a device to the labels of its series that follow the container's."""
         devices = self.observation.table.devices
         names = ("vdevice_index", "device_uuid")
         # The uuid is empty until the container's first process begins with CUDA.

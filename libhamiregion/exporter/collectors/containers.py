@@ -32,7 +32,7 @@ _WRAP = (1 << 64) - 1
 
 
 class ContainersCollector:
-    """Shows what stands in the regions, which containers have none, and what could not be read."""
+    """Shows the regions' own figures, containers without a region, and gaps."""
 
     name = "containers"
 

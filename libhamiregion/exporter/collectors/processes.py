@@ -1,4 +1,4 @@
-"""Processes with a slot: what they use by their region and by the driver, and how many are dead."""
+"""Processes with a slot: use by their region and by the driver, and how many are dead."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _PAIRS_PER_CONTAINER = 64
 
 
 class UnaccountedCollector:
-    """Shows what nvidia-smi shows and no region does, with the container that it is in.
+    """Shows processes that nvidia-smi lists and no region has, with their container.
 
     The rest of too many is summed up per GPU, without a name.
 
