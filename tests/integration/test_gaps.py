@@ -83,7 +83,7 @@ def test_a_process_that_cannot_be_looked_at_is_a_finding_of_its_container(
         assert (found.kind, found.severity) == (FindingKind.NOT_OBSERVED, Severity.WARNING)
         assert found.container is not None
         assert found.container.pod_uid == place.pod_uid
-        assert found.summary == "1 process of the container could not be looked at"
+        assert found.summary == "1 process of the container could not be read"
         assert "does not end" in found.evidence
         assert not found.repairable
         where = ("--root", str(doctor_node.root))
