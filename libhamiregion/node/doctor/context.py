@@ -50,14 +50,16 @@ class ObservedRegion:
         region: The region, open for reading.
         snapshot: Its content.
         processes: The processes of its slots, and others that map it.
-        driver_rows: The live processes with the driver's figures; empty if not known.
+        row: Its row in the observation's table.
+        join: The driver's figures; None if not known.
     """
 
     container: Container
     region: Region
     snapshot: RegionSnapshot
     processes: RegionProcesses
-    driver_rows: tuple[NodeProcess, ...] = ()
+    row: int = -1
+    join: Join | None = None
 
     @property
     def finding(self) -> Callable[..., Finding]:
@@ -75,6 +77,12 @@ class ObservedRegion:
         # Of two slots with one pid the last is the original, the other one a copy of it.
         last = {usage.pid: (usage, match.process) for usage, match in self.slots}
         return tuple((usage, process) for usage, process in last.values() if process is not None)
+
+    @cached_property
+    def driver_rows(self) -> list[NodeProcess]:
+        """The live processes with the driver's figures; empty if not known."""
+        rows = () if self.join is None else self.join.slot_rows(self.row)
+        return [row for row in rows if row.state == "alive"]
 
     @cached_property
     def users(self) -> tuple[HostProcess, ...]:
@@ -138,7 +146,7 @@ class DoctorContext:
                 elif table.regions.code[row] == 0 and container.region and processes:
                     snapshot = table.snapshot(row, container.region)
                     found = ObservedRegion(
-                        container, container.region, snapshot, processes, self._driver_rows(row)
+                        container, container.region, snapshot, processes, row, self.join
                     )
             if found is not None:
                 yield found
@@ -172,10 +180,6 @@ class DoctorContext:
     def join(self) -> Join | None:
         """The driver's figures of the node's processes; None without the driver."""
         return None if self.observation.sample is None else Join(self.observation)
-
-    def _driver_rows(self, region: int) -> tuple[NodeProcess, ...]:
-        rows = () if self.join is None else self.join.slot_rows(region)
-        return tuple(row for row in rows if row.state == "alive")
 
     def is_unused(self, used: ObservedRegion) -> bool:
         """Return whether it is certain that no process uses a region."""
