@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
     from libhamiregion.models import ProcessUsage, RegionSnapshot
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.matching import HostProcess, RegionProcesses, SlotMatch
     from libhamiregion.node.node import Node
     from libhamiregion.node.observation import Observation
+    from libhamiregion.node.process_reader import HostProcess
     from libhamiregion.node.processes import FileIdentity, ProcessTable
     from libhamiregion.node.rows import NodeProcess
+    from libhamiregion.node.slots import RegionProcesses, SlotMatch
     from libhamiregion.region import Region
 
     from .findings import Finding, FindingKind

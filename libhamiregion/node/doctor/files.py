@@ -13,8 +13,8 @@ from libhamiregion.errors import RegionClosed
 from libhamiregion.layouts import LAYOUTS, Layout
 from libhamiregion.node.cgroups import is_pod_uid
 from libhamiregion.node.containers import MissingReason, missing_for
-from libhamiregion.node.matching import is_monitor
 from libhamiregion.node.outside import mapped_regions, resolve
+from libhamiregion.node.process_reader import is_monitor
 from libhamiregion.text import printable
 
 from .findings import FindingKind, command_of, count_text, finding, only_or_none, pids_text, shown
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from libhamiregion.node.containers import Container, MissingRegion
-    from libhamiregion.node.matching import HostProcess
+    from libhamiregion.node.process_reader import HostProcess
 
     from .context import ChecksOfNode, ChecksOfRegion, DoctorContext, ObservedRegion
     from .findings import Finding

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Sequence
 
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.matching import HostProcess
+    from libhamiregion.node.process_reader import HostProcess
 
 __all__ = ["Finding", "FindingKind", "Severity", "finding"]
 

@@ -22,7 +22,7 @@ from .slots import IMPOSSIBLE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from libhamiregion.node.matching import HostProcess
+    from libhamiregion.node.process_reader import HostProcess
     from libhamiregion.node.processes import ProcessTable
 
     from .context import ChecksOfNode, ChecksOfRegion, DoctorContext, ObservedRegion

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.lock import LockState
     from libhamiregion.models import ProcessUsage
-    from libhamiregion.node.matching import HostProcess
+    from libhamiregion.node.process_reader import HostProcess
     from libhamiregion.region import Region
 
     from .context import ChecksOfNode, ChecksOfRegion, DoctorContext, ObservedRegion

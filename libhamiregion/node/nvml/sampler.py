@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from libhamiregion.node.proc_visibility import INITIAL_PID_NAMESPACE
+from libhamiregion.node.procfs import INITIAL_PID_NAMESPACE
 
 from .devices import DeviceReader
 from .driver import Driver
