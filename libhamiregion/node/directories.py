@@ -7,7 +7,7 @@ import os
 import stat
 import time
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 
@@ -36,15 +36,8 @@ _FLOODED = MissingRegion(
 )
 
 
-@attrs.frozen
-class File:
-    """A file whose name ends as a region's does.
-
-    Attributes:
-        name: Raw.
-        inode: Its inode number.
-        is_regular: Whether it is a regular file; no other can become a region.
-    """
+class File(NamedTuple):
+    """A file whose name ends as a region's does; only a regular one can become a region."""
 
     name: str
     inode: int
@@ -126,8 +119,8 @@ class RootContainers:
                 continue
             scan = scan_directory(directory, fields, before, self._names)
             if scan is None:
-                self._containers = self._containers if before is None else None
-                self._scans.pop(directory, None)
+                if self._scans.pop(directory, None) is not None:
+                    self._containers = None
             elif before is not None and is_unchanged(before.container, scan.container):
                 self._scans[directory] = attrs.evolve(scan, container=before.container)
             else:
@@ -179,46 +172,35 @@ def scan_directory(
     if not files and kept is None:
         missing = _FLOODED if is_cut else NO_FILE
         return DirectoryScan(None if is_cut else stamp, attrs.evolve(container, missing=missing))
-    region, path, failure = _open_newest(directory, files, kept)
-    # A regular file that is no region may become one without a change of the directory.
-    is_settled = region is not None and not any(
-        file.is_regular for file in files[: _number_of(path, directory, files)]
-    )
-    others = (file.name for file in files if f"{directory}/{file.name}" != path)
+    region: Region | None = None
+    found: str | None = None
+    failure: MissingRegion | None = None
+    is_settled = True
+    for file in files:
+        path = f"{directory}/{file.name}"
+        try:
+            is_kept = kept is not None and path == kept.path
+            region, found = kept if is_kept else open_in_container(path), path
+            break
+        except (RegionError, OSError) as error:
+            # A regular file can become a region without a change of the directory.
+            is_settled = is_settled and not file.is_regular
+            if failure is None:
+                failure, found = missing_for(error), path
+    if region is None and kept is not None:
+        region, found = kept, kept.path  # behind more files than were tried
+    others = (file.name for file in files if f"{directory}/{file.name}" != found)
     return DirectoryScan(
-        stamp if is_settled else None,
+        stamp if is_settled and region is not None else None,
         attrs.evolve(
             container,
-            region_path=path,
+            region_path=found,
             region=region,
             missing=None if region is not None else failure,
             other_files=tuple(others),
         ),
         files,
     )
-
-
-def _number_of(path: str | None, directory: str, files: tuple[File, ...]) -> int:
-    names = [f"{directory}/{file.name}" for file in files]
-    return names.index(path) if path in names else len(names)
-
-
-def _open_newest(
-    directory: str, files: tuple[File, ...], kept: Region | None
-) -> tuple[Region | None, str | None, MissingRegion | None]:
-    """The newest region and its path; without one the newest file and why it is none."""
-    newest: tuple[None, str | None, MissingRegion | None] = (None, None, None)
-    for file in files:
-        path = f"{directory}/{file.name}"
-        if kept is not None and path == kept.path:
-            return kept, path, None
-        try:
-            return open_in_container(path), path, None
-        except (RegionError, OSError) as error:
-            if newest[1] is None:
-                newest = (None, path, missing_for(error))
-    # It may be behind more files than were tried.
-    return newest if kept is None else (kept, kept.path, None)
 
 
 def list_directory(path: str) -> tuple[Stamp | None, tuple[File, ...], bool]:

@@ -1,5 +1,5 @@
 """Names of `rows` for their callers until they are converted."""
 
-from .rows import NO_ROW, DeviceSums, Join, KnownJoin
+from .rows import Join
 
-__all__ = ["NO_ROW", "DeviceSums", "Join", "KnownJoin"]
+__all__ = ["Join"]

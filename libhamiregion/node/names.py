@@ -16,7 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
 
@@ -25,9 +25,11 @@ from libhamiregion.bounded_file import read_bounded
 from .cgroups import is_pod_uid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from libhamiregion.errors import PathLike
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -113,13 +115,11 @@ class NodeNames:
         claims: PathLike | None = None,
     ) -> None:
         self._lock = threading.Lock()
-        self._pods = _Listing(os.fspath(pod_logs))
-        self._containers = _Listing(os.fspath(container_logs))
+        self._pods = _Listing(os.fspath(pod_logs), _pod_directory)
+        self._containers = _Listing(os.fspath(container_logs), _container_log)
         self._docker = os.fspath(docker)
         self._docker_names: dict[str, PodName] = {}
         self._claims = _Checkpoint(os.fspath(claims or kubelet_claims()))
-        self._pods_by_uid: dict[str, str | None] = {}
-        self._names_by_id: dict[str, PodName] = {}
 
     def resolve(
         self,
@@ -133,7 +133,7 @@ class NodeNames:
         """
         with self._lock:
             return (
-                self._by_id(container_id)
+                (None if container_id is None else self._containers.get(container_id))
                 or self._by_pod(pod_uid, container_name)
                 or self._by_docker(container_id)
             )
@@ -154,50 +154,15 @@ class NodeNames:
         False only if kubelet's directory can be listed and has other pods.
         """
         with self._lock:
-            self._update_pods(max_age_s=0.0)
-            return pod_uid in self._pods_by_uid if self._pods_by_uid else None
-
-    def _by_id(self, container_id: str | None) -> PodName | None:
-        if container_id is None:
-            return None
-        self._update_containers(max_age_s=_RECHECK_S)
-        if container_id not in self._names_by_id:
-            self._update_containers(max_age_s=0.0)
-        return self._names_by_id.get(container_id)
-
-    def _update_containers(self, *, max_age_s: float) -> None:
-        entries = self._containers.changed(max_age_s)
-        if entries is None:
-            return
-        self._names_by_id = {}
-        for entry in entries:
-            match = _CONTAINER_LOG.match(entry)
-            name = match and pod_name(match["namespace"], match["pod"], match["container"])
-            if match and name:
-                self._names_by_id[match["id"]] = name
+            self._pods.update(max_age_s=0.0)
+            return pod_uid in self._pods.known if self._pods.known else None
 
     def _by_pod(self, pod_uid: str | None, container_name: str | None) -> PodName | None:
-        if pod_uid is None or not is_pod_uid(pod_uid):
-            return None
-        self._update_pods(max_age_s=_RECHECK_S)
-        if pod_uid not in self._pods_by_uid:
-            self._update_pods(max_age_s=0.0)
-        directory = self._pods_by_uid.get(pod_uid)
+        directory = None if pod_uid is None else self._pods.get(pod_uid)
         if directory is None:
             return None
         namespace, pod, _ = directory.split("_")
         return pod_name(namespace, pod, container_name or self._only_container(directory))
-
-    def _update_pods(self, *, max_age_s: float) -> None:
-        entries = self._pods.changed(max_age_s)
-        if entries is None:
-            return
-        self._pods_by_uid = {}
-        for entry in entries:
-            parts = entry.split("_")
-            if len(parts) == 3 and is_pod_uid(parts[2]):
-                # A UID stands for one pod: of two directories with the same UID none counts.
-                self._pods_by_uid[parts[2]] = None if parts[2] in self._pods_by_uid else entry
 
     def _only_container(self, directory: str) -> str | None:
         try:
@@ -210,19 +175,19 @@ class NodeNames:
     def _by_docker(self, container_id: str | None) -> PodName | None:
         if container_id is None or not _CONTAINER_ID.match(container_id):
             return None
-        known = self._docker_names.get(container_id)
-        if known is None:
+        if container_id not in self._docker_names:
             path = f"{self._docker}/{container_id}/config.v2.json"
             try:
                 name = _json_object(read_bounded(path, _CONFIG_LIMIT, follow=False)).get("Name")
             except (OSError, ValueError):
                 return None
             known = docker_name(name) if isinstance(name, str) else None
-            if known is not None:
-                if len(self._docker_names) >= _DOCKER_KEPT_LIMIT:
-                    self._docker_names.clear()
-                self._docker_names[container_id] = known
-        return known
+            if known is None:
+                return None
+            if len(self._docker_names) >= _DOCKER_KEPT_LIMIT:
+                self._docker_names.clear()
+            self._docker_names[container_id] = known
+        return self._docker_names[container_id]
 
 
 def kubelet_claims(proc: PathLike = "/proc") -> str:
@@ -257,37 +222,67 @@ def docker_name(name: str) -> PodName | None:
     return PodName(None, None, name)
 
 
-class _Listing:
-    """The names in a directory, listed again when it has changed."""
+def _pod_directory(entry: str) -> tuple[str, str] | None:
+    """The pod's UID and the directory's name; None for another entry."""
+    parts = entry.split("_")
+    return (parts[2], entry) if len(parts) == 3 and is_pod_uid(parts[2]) else None
 
-    def __init__(self, path: str) -> None:
+
+def _container_log(entry: str) -> tuple[str, PodName] | None:
+    """The container's id and its name; None for another entry."""
+    match = _CONTAINER_LOG.match(entry)
+    name = match and pod_name(match["namespace"], match["pod"], match["container"])
+    return (match["id"], name) if match and name else None
+
+
+class _Listing(Generic[T]):
+    """The entries of a directory by key, listed again when it has changed.
+
+    Args:
+        path: The directory.
+        parse: Makes key and value of an entry's name; None leaves it out.
+    """
+
+    def __init__(self, path: str, parse: Callable[[str], tuple[str, T] | None]) -> None:
         self.path = path
+        self.known: dict[str, T | None] = {}
+        self._parse = parse
         self._checked_s = float("-inf")
         self._stamp: tuple[int, int] | None = None
 
-    def changed(self, max_age_s: float) -> list[str] | None:
-        """The names, if they may have changed since the last call; empty without the directory.
+    def get(self, key: str) -> T | None:
+        """The value of a key; a miss checks the directory at once."""
+        self.update(_RECHECK_S)
+        if key not in self.known:
+            self.update(0.0)
+        return self.known.get(key)
+
+    def update(self, max_age_s: float) -> None:
+        """List the directory if it may have changed; without it, there is no entry.
 
         Args:
             max_age_s: How old the last check may be.
         """
         now_s = time.monotonic()
         if now_s - self._checked_s <= max_age_s:
-            return None
+            return
         self._checked_s = now_s
         try:
             status = os.stat(self.path)  # noqa: PTH116
             stamp = (status.st_mtime_ns, status.st_ino)
             if stamp == self._stamp:
-                return None
+                return
             is_settled = time.time_ns() - status.st_mtime_ns > _TIME_GRAIN_NS
             with os.scandir(self.path) as entries:
                 names = [entry.name for entry in islice(entries, _ENTRIES_LIMIT)]
         except OSError:
-            self._stamp = None
-            return []
+            is_settled, names = False, []
         self._stamp = stamp if is_settled else None
-        return names
+        self.known = {}
+        for found in map(self._parse, names):
+            if found is not None:
+                # A UID stands for one pod: of two entries with the same key none counts.
+                self.known[found[0]] = None if found[0] in self.known else found[1]
 
 
 @attrs.frozen

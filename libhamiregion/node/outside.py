@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections import Counter
 from functools import partial
@@ -40,9 +41,6 @@ _LINKS_LIMIT = 8
 _REGION_SUFFIX = ".cache"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAPPED_LENGTHS = frozenset(-(-layout.size_bytes // _PAGE) * _PAGE for layout in LAYOUTS)
-# The kernel serves these itself: nothing on them waits for a process. The core has the same list,
-# for the mount of the file that it opens.
-_LOCAL_TYPES = frozenset({"ext4", "xfs", "btrfs", "tmpfs", "overlay"})
 _NO_CAPABILITY = (
     "following /proc/<pid>/map_files needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE, the only way to"
     " open a region outside HAMi's directories"
@@ -153,11 +151,10 @@ def _ask(table: ProcessTable, pid: int, work: Callable[[], T]) -> T:
 def open_mapped(table: ProcessTable, mapped: MappedRegion, *, writable: bool = False) -> Region:
     """Open a mapped region through ``/proc/<pid>/map_files``.
 
-    No directory of a container is walked. The device that maps shows must be one of the host's own
-    mounts, of a type that cannot hang; so must the mount of the file that the link leads to (the
-    core checks it before it looks at the file). What was opened is mapped, and this process's own
-    maps must show the device and inode of `mapped`: that holds on btrfs and overlay too, whose
-    `stat` gives other numbers than maps.
+    No directory of a container is walked. The file must be on one of the host's own mounts, of a
+    type that cannot hang; the core checks that before it opens the file. The file is mapped then,
+    and this process's own maps must show the device and inode of `mapped`: that holds on btrfs and
+    overlay too, whose `stat` gives other numbers than maps.
 
     Raises:
         RegionStale: The name is gone, or no process maps the file any more.
@@ -165,11 +162,6 @@ def open_mapped(table: ProcessTable, mapped: MappedRegion, *, writable: bool = F
     """
     if mapped.deleted or not mapped.links:
         raise _stale(mapped)
-    if mapped.device not in local_devices(table.proc):
-        raise OSError(
-            f"{mapped.path_in_namespace!r} is on a file system that the host has not mounted, or"
-            " of a type that can hang; it is not opened"
-        )
     refusal: RegionError | OSError | None = None
     for pid, link in zip(mapped.pids, mapped.links, strict=False):
         try:
@@ -179,25 +171,18 @@ def open_mapped(table: ProcessTable, mapped: MappedRegion, *, writable: bool = F
         except PermissionError as error:
             refusal = refusal or PermissionError(error.errno, _NO_CAPABILITY, link)
             continue
+        except OSError as error:
+            if error.errno != errno.EREMOTE:
+                raise
+            refusal = OSError(
+                f"{mapped.path_in_namespace!r} is on a file system that the host has not mounted,"
+                " or of a type that can hang; it is not opened"
+            )
+            continue
         if table.identity(region) == mapped.identity:
             return region
         region.close()
     raise refusal or _stale(mapped)
-
-
-def local_devices(proc: str) -> frozenset[int]:
-    """Devices of the host's mounts of those types on which no operation can hang."""
-    found = set()
-    with (
-        contextlib.suppress(FileNotFoundError, PermissionError),
-        open(f"{proc}/1/mountinfo", "rb") as file,  # noqa: PTH123
-    ):
-        for line in file:
-            fields, _, source = line.partition(b" - ")
-            if source.split(b" ", 1)[0].decode("ascii", "replace") in _LOCAL_TYPES:
-                major, _, minor = fields.split(b" ", 3)[2].partition(b":")
-                found.add(os.makedev(int(major), int(minor)))
-    return frozenset(found)
 
 
 def _stale(mapped: MappedRegion) -> RegionStale:

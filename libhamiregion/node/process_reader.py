@@ -167,7 +167,7 @@ def gaps_of(entries: Iterable[Entry]) -> tuple[ProcessGap, ...]:
 class ProcessReader:
     """Reads processes, and keeps their mappings for five minutes.
 
-    Threads: one refresh at a time; `look_up` and `ask` may be called meanwhile.
+    Threads: one refresh at a time; `ask` may be called meanwhile.
     """
 
     def __init__(self) -> None:
@@ -240,18 +240,6 @@ class ProcessReader:
         finally:
             self._workers.rest()
         return entries, refused
-
-    def look_up(self, directory: int, pid: int) -> Entry | None:
-        """Read one process now; None if there is none, or it may not be read.
-
-        Raises:
-            OSError: As `read`.
-        """
-        try:
-            entry = self._identify(directory, pid)
-            return entry if entry.process is None else self._look_at(directory, entry)
-        except (Gone, AccessDenied):
-            return None
 
     def ask(self, entry: Entry, work: Callable[[], T]) -> T:
         """Call a function that may wait for a process.

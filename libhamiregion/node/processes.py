@@ -100,6 +100,7 @@ class _View:
     """One state of the table, replaced as a whole."""
 
     started_ns: int = 0
+    ended_s: float = float("-inf")
     entries: dict[int, Entry] = attrs.field(factory=dict)
     # By the pid that they have in their own namespace.
     by_pid: dict[int, list[Entry]] = attrs.field(factory=dict)
@@ -172,6 +173,7 @@ class ProcessTable:
                             by_inode[file.inode].append(user)
                 self._view = _View(
                     started_ns,
+                    time.monotonic(),
                     entries,
                     by_pid,
                     {inode: tuple(users) for inode, users in by_inode.items()},
@@ -188,21 +190,6 @@ class ProcessTable:
         entry = self._view.entries.get(pid)
         return None if entry is None else entry.process
 
-    def look_up(self, pid: int) -> HostProcess | None:
-        """Do as `get`; a process that the last refresh did not see is read now."""
-        known = self.get(pid)
-        if known is not None and self.is_running(known):
-            return known
-        try:
-            directory = os.open(self.proc, procfs.DIRECTORY)
-            try:
-                entry = self._reader.look_up(directory, pid)
-            finally:
-                os.close(directory)
-        except OSError:
-            return None
-        return None if entry is None else entry.process
-
     def __iter__(self) -> Iterator[HostProcess]:
         """All processes but kernel threads, in no particular order."""
         entries = self._view.entries.values()
@@ -215,6 +202,11 @@ class ProcessTable:
     def read_at_ns(self) -> int:
         """When the last refresh began, Unix nanoseconds; 0 before the first."""
         return self._view.started_ns
+
+    @property
+    def read_s(self) -> float:
+        """When the last refresh ended, on the monotonic clock."""
+        return self._view.ended_s
 
     @property
     def visibility(self) -> ProcVisibility:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .observation import Observation
     from .process_reader import HostProcess
     from .processes import ProcessTable
-    from .slots import RegionProcesses, SlotStates
+    from .slots import RegionProcesses
 
 ProcessState: TypeAlias = Literal["alive", "dead", "unknown", "unlisted", "escaped", "unmanaged"]
 
@@ -200,7 +200,6 @@ def node_processes(observation: Observation, join: Join | None = None) -> tuple[
 # ---- columns: one row per process and device ----------------------------------------------------
 
 
-@attrs.frozen(eq=False)
 class Pairs:
     """Each proved process with each device of its region, as columns: one row per pair.
 
@@ -212,68 +211,41 @@ class Pairs:
         devices: Of each pair the row of the device in ``table.devices``.
         slot_of: Pid in /proc to the row of its slot, of every proved process.
         uuids: Of each device; empty if the region has no uuid for it, or has it a second time.
-        unnamed: Rows of devices without a uuid.
         by_uuid: Uuid to the pairs of that device.
-        of_region: Row of a region to the uuids of its devices.
+        of_region: Of each region the uuids of its devices.
         ambiguous: Rows of regions with slots whose processes are not known.
     """
 
-    states: SlotStates
-    slots: array[int]
-    devices: array[int]
-    slot_of: Mapping[int, int]
-    uuids: Sequence[str]
-    unnamed: frozenset[int]
-    by_uuid: Mapping[str, Sequence[int]]
-    of_region: Mapping[int, frozenset[str]]
-    ambiguous: frozenset[int]
-
-    @classmethod
-    def of(cls, observation: Observation) -> Pairs:
-        """Pair the processes and devices of an observation."""
+    def __init__(self, observation: Observation) -> None:
         states, table = observation.proved(), observation.table
-        regions, devices = table.regions, table.devices
-        uuids: list[str] = []
-        unnamed: set[int] = set()
-        of_region: dict[int, frozenset[str]] = {}
-        ambiguous: set[int] = set()
+        self.states = states
+        self.slots, self.devices = array("I"), array("I")
+        self.slot_of: dict[int, int] = {}
+        self.uuids: list[str] = []
+        self.by_uuid: defaultdict[str, list[int]] = defaultdict(list)
+        self.of_region: list[set[str]] = []
+        self.ambiguous: set[int] = set()
         unknown = SLOT_STATES.index("unknown")
         for region in range(len(table)):
             named: set[str] = set()
             for row in devices_of(table, region):
-                uuid = devices.uuid(row) or ""
-                if not uuid:
-                    unnamed.add(row)
+                uuid = table.devices.uuid(row) or ""
                 # A region can name one device twice.
-                uuids.append("" if uuid in named else uuid)
+                self.uuids.append("" if uuid in named else uuid)
                 named.add(uuid)
-            of_region[region] = frozenset(named - {""})
-            first = regions.first_process[region]
-            if unknown in states.states[first : first + regions.process_count[region]]:
-                ambiguous.add(region)
-        slots, at_device = array("I"), array("I")
-        slot_of: dict[int, int] = {}
-        by_uuid: defaultdict[str, list[int]] = defaultdict(list)
+            self.of_region.append(named - {""})
+            first = table.regions.first_process[region]
+            if unknown in states.states[first : first + table.regions.process_count[region]]:
+                self.ambiguous.add(region)
         for slot, process in states.processes.items():
-            if process.pid in slot_of:
+            if process.pid in self.slot_of:
                 continue
-            slot_of[process.pid] = slot
+            self.slot_of[process.pid] = slot
             for row in devices_of(table, table.processes.region[slot]):
-                if uuids[row]:
-                    by_uuid[uuids[row]].append(len(slots))
-                slots.append(slot)
-                at_device.append(row)
-        return cls(
-            states,
-            slots,
-            at_device,
-            slot_of,
-            uuids,
-            frozenset(unnamed),
-            dict(by_uuid),
-            of_region,
-            frozenset(ambiguous),
-        )
+                self.by_uuid[self.uuids[row]].append(len(self.slots))
+                self.slots.append(slot)
+                self.devices.append(row)
+        self.by_uuid.pop("", None)
 
 
 def devices_of(table: RegionTable, region: int) -> range:
@@ -297,9 +269,6 @@ class DeviceSums:
     users: array[int]
 
 
-KnownJoin: TypeAlias = object
-
-
 class Join:
     """Slots, processes, containers and the driver's lists of one observation.
 
@@ -319,7 +288,7 @@ class Join:
 
     def __init__(self, observation: Observation) -> None:
         self.observation = observation
-        self.pairs = Pairs.of(observation)
+        self.pairs = Pairs(observation)
         sample = observation.sample
         if driver_gap(observation.processes, sample) is not None:
             sample = None
@@ -359,7 +328,7 @@ class Join:
         return self._sample is None or started_ns > self._sample.taken_at_ns
 
     def _entries(
-        self, process: HostProcess, without: Collection[str] = ()
+        self, process: HostProcess, without: Collection[str | None] = ()
     ) -> Sequence[NvmlProcess]:
         """The driver's entries of a process, without those of some devices."""
         if self._sample is None or self._is_newer(process):
@@ -422,13 +391,14 @@ class Join:
 
         None as the pod means that any container may be it.
         """
-        sees_all = self.observation.processes.is_complete
+        table, sample = self.observation.processes, self._sample
+        # A process that a complete and later list does not show has ended.
+        sees_all = table.is_complete and sample and table.read_at_ns > sample.taken_at_ns
         return {
             (None if row.container_id is None else row.container_id.pod_uid, device.uuid)
             for row in self.uncounted
             if row.container is None
             and row.state != "unmanaged"
-            # A process that a complete /proc does not show has ended since the driver was asked.
             and not (row.process is None and sees_all)
             for device in row.devices
         }
@@ -501,23 +471,24 @@ class Join:
     def uncounted(self) -> tuple[NodeProcess, ...]:
         """The processes that the driver lists and that have no slot, by pid."""
         listed = {pid for columns in self._columns.values() for pid in columns.rows}
-        return tuple(
-            row
-            for pid in sorted(listed - self.pairs.slot_of.keys())
-            if (row := self._uncounted(pid)) is not None
-        )
-
-    def _uncounted(self, pid: int) -> NodeProcess | None:
-        process = self.observation.processes.look_up(pid)
-        if process is None:
-            entries = () if self._sample is None else self._sample.of_pid(pid)
-            devices = tuple(ProcessDeviceRow.of_driver(each, None) for each in entries)
-            return NodeProcess(None, None, None, pid, "unknown", None, None, devices)
-        if self._is_newer(process):
-            return None  # the pid is another process's by now
-        if pid in self._mapped:
-            return self.without_slot(self._mapped[pid], process, "escaped")
-        return self.without_slot(*self._judge(process))
+        pids = sorted(listed - self.pairs.slot_of.keys())
+        table = self.observation.processes
+        known = {pid: process for pid in pids if (process := table.get(pid)) is not None}
+        ended = table.ended(set(known.values())) if known else set()
+        found = []
+        for pid in pids:
+            process = known.get(pid)
+            if process is None:
+                entries = () if self._sample is None else self._sample.of_pid(pid)
+                devices = tuple(ProcessDeviceRow.of_driver(each, None) for each in entries)
+                found.append(NodeProcess(None, None, None, pid, "unknown", None, None, devices))
+            # Of a newer process, the driver's figures are those of an earlier one.
+            elif process not in ended and not self._is_newer(process):
+                if pid in self._mapped:
+                    found.append(self.without_slot(self._mapped[pid], process, "escaped"))
+                else:
+                    found.append(self.without_slot(*self._judge(process)))
+        return tuple(found)
 
     @cached_property
     def _mapped(self) -> dict[int, ContainerFacts]:
@@ -583,8 +554,8 @@ class Join:
                 indexes = {
                     table.devices.uuid(each): table.devices.device[each] for each in reversed(rows)
                 }
-            found.append(ContainerFacts.of(container, proved.get(row), indexes))
-        return (*found, *(ContainerFacts.of(each, None, None) for each in observation.missing))
+            found.append(ContainerFacts(container, proved.get(row), indexes))
+        return (*found, *map(ContainerFacts, observation.missing))
 
     @cached_property
     def _by_id(self) -> dict[str, ContainerFacts]:
@@ -646,9 +617,13 @@ class Join:
         return any(each.has_region for each in inside)
 
 
-@attrs.frozen(eq=False)
 class ContainerFacts:
     """One container, and what helps to find its processes without a slot.
+
+    Args:
+        container: The container.
+        proof: The processes of its region; None if they are not known.
+        indexes: Uuid of a device to its index in the region; None if the region was not read.
 
     Attributes:
         container: The container.
@@ -660,46 +635,32 @@ class ContainerFacts:
         indexes: Uuid of a device to its index in the region.
     """
 
-    container: Container
-    ids: tuple[ContainerId, ...]
-    has_region: bool
-    is_unreadable: bool
-    unlisted: tuple[HostProcess, ...]
-    unknown_pids: frozenset[int]
-    indexes: Mapping[str | None, int]
+    def __init__(
+        self,
+        container: Container,
+        proof: RegionProcesses | None = None,
+        indexes: Mapping[str | None, int] | None = None,
+    ) -> None:
+        self.container = container
+        self.ids: list[ContainerId] = []
+        if container.container_id is not None:
+            self.ids = [container.container_id]
+        elif proof is not None:
+            seen = Counter(each.container for each in proof.alive.values() if each.container)
+            more = Counter(each.container for each in proof.unlisted if each.container)
+            shares = container.claim_uid is not None
+            ranking = (seen | more if shares else seen or more).most_common(None if shares else 1)
+            self.ids = [each for each, _ in ranking]
+        missing = container.missing
+        has_file = missing is None or missing.reason is not MissingReason.NO_FILE
+        self.has_region = indexes is not None
+        self.is_unreadable = indexes is None and has_file
+        self.indexes = indexes or {}
+        self.unlisted = () if proof is None else proof.unlisted
+        pids = () if proof is None else proof.pids
+        self.unknown_pids = {pid for pid in pids if proof and proof.state(pid) == "unknown"}
 
     @property
     def container_id(self) -> ContainerId | None:
         """Its id; None if it is not known, or several share it."""
         return self.ids[0] if len(self.ids) == 1 else None
-
-    @classmethod
-    def of(
-        cls,
-        container: Container,
-        proof: RegionProcesses | None,
-        indexes: Mapping[str | None, int] | None,
-    ) -> Self:
-        """The facts of a container; `indexes` is None if its region could not be read."""
-        ids: list[ContainerId] = []
-        if container.container_id is not None:
-            ids = [container.container_id]
-        elif proof is not None:
-            seen = Counter(each.container for each in proof.alive.values() if each.container)
-            more = Counter(each.container for each in proof.unlisted if each.container)
-            if container.claim_uid is not None:
-                ids = list(seen | more)
-            else:
-                ids = [each for each, _ in (seen or more).most_common(1)]
-        missing = container.missing
-        has_file = missing is None or missing.reason is not MissingReason.NO_FILE
-        unknown = () if proof is None else (p for p in proof.pids if proof.state(p) == "unknown")
-        return cls(
-            container,
-            tuple(ids),
-            indexes is not None,
-            indexes is None and has_file,
-            () if proof is None else proof.unlisted,
-            frozenset(unknown),
-            indexes or {},
-        )

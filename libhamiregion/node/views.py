@@ -39,5 +39,6 @@ def observed_views(
     """Return `Observation.details`."""
     return tuple(
         ContainerView(each.container, each.snapshot, each.processes, each.error)
-        for each in observation.details(chosen)
+        for each in observation.details()
+        if chosen is None or each.container in chosen
     )

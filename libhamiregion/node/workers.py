@@ -52,27 +52,20 @@ class _Call(Generic[T]):
 class BoundedCall(Generic[T]):
     """Calls a function in a thread of its own, and waits for it for a bounded time.
 
-    While a call hangs, no second one is begun: its thread cannot be ended.
+    While a call hangs, no second one is begun: its thread cannot be ended. Its late result is
+    dropped.
 
     Threads: one at a time.
 
     Args:
         function: The function.
         name: Of the thread.
-        keeps_late: Wait again for a call that comes too late, and take its result; else the result
-            is dropped.
     """
 
-    def __init__(self, function: Callable[[], T], name: str, *, keeps_late: bool = False) -> None:
+    def __init__(self, function: Callable[[], T], name: str) -> None:
         self._function = function
         self._name = name
-        self._keeps_late = keeps_late
-        self._call: _Call[T] | None = None
-
-    @property
-    def hangs(self) -> bool:
-        """Whether a call has not come back in time."""
-        return self._call is not None
+        self._hanging: _Call[T] | None = None
 
     def __call__(self, for_s: float) -> list[T]:
         """Return the function's result in a list; an empty list if it has not returned by then.
@@ -83,17 +76,13 @@ class BoundedCall(Generic[T]):
         Raises:
             Exception: As the function.
         """
-        call = self._call
-        if call is not None and not self._keeps_late:
-            if not call.done.is_set():
-                return []
-            call = None
-        if call is None:
-            call = self._call = _Call(self._function)
-            threading.Thread(target=call.run, name=self._name, daemon=True).start()
+        if self._hanging is not None and not self._hanging.done.is_set():
+            return []
+        call = self._hanging = _Call(self._function)
+        threading.Thread(target=call.run, name=self._name, daemon=True).start()
         if not call.done.wait(for_s):
             return []
-        self._call = None
+        self._hanging = None
         return [call.result()]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import defaultdict
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -63,8 +62,7 @@ def find_monitors(node: Node) -> tuple[CompetingController, ...]:
                 mapped[process].add(container.pod_uid)
     found = []
     for process, pods in mapped.items():
-        pod = None if process.container is None else process.container.pod_uid
-        if pod in tenants or _is_this(process):
+        if process.pod_uid in tenants or process.pid == table.visibility.own_pid:
             continue
         command = printable(process.command, _COMMAND_LIMIT)
         if is_monitor(process):
@@ -77,12 +75,3 @@ def find_monitors(node: Node) -> tuple[CompetingController, ...]:
             )
             found.append(CompetingController("mapping", process.pid, message))
     return tuple(found)
-
-
-def _is_this(process: HostProcess) -> bool:
-    """Whether it is this very process, whatever pid that /proc shows for it."""
-    if process.ns_pids[-1] != os.getpid():
-        return False
-    with contextlib.suppress(OSError), open("/proc/self/stat", "rb") as file:  # noqa: PTH123
-        return process.start_time_ticks == int(file.read().rpartition(b")")[2].split()[19])
-    return False

@@ -12,7 +12,6 @@ import sys
 import uuid
 from pathlib import Path
 
-import attrs
 import pytest
 from containers import (
     Starter,
@@ -413,25 +412,6 @@ def test_who_maps_a_region_and_how(
     assert mapped.payer == f"process {user.host_pid}", "it is in no container's cgroup"
     left = [each for each in mapped_regions(table, without={identity}) if mine & set(each.pids)]
     assert [each.pids for each in left] == [(monitor.host_pid,)]
-
-
-@needs_namespaces
-def test_a_process_that_came_since_the_last_refresh_can_be_looked_up(start: Starter) -> None:
-    table = ProcessTable()
-    table.refresh()
-    inside = start()
-    pid = inside.host_pid
-    assert table.get(pid) is None
-    process = table.look_up(pid)
-    assert process is not None
-    assert process.ns_pids == (pid, 1)
-    assert table.is_running(process)
-    assert not table.is_running(attrs.evolve(process, start_time_ticks=1))
-    table.refresh()
-    assert table.look_up(pid) == process
-    inside.end()
-    assert not table.is_running(process)
-    eventually(lambda: table.look_up(pid) is None)
 
 
 HOSTILE_NAMES = [

@@ -1,5 +1,0 @@
-"""Names of `workers` for their callers until they are converted."""
-
-from .workers import BoundedCall
-
-__all__ = ["BoundedCall"]
