@@ -16,7 +16,6 @@ from .roots import RootsUnreadable
 from .rows import NodeProcess, ProcessDeviceRow, driver_gap, node_processes
 from .selector import PodNamesUnknown, Selector
 from .slots import SLOT_STATES, RegionProcesses, SlotStates
-from .views import ContainerView as ContainerView
 
 # A program that sets up no logging gets none of it on its standard error.
 logging.getLogger("libhamiregion").addHandler(logging.NullHandler())

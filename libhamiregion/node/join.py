@@ -1,5 +1,0 @@
-"""Names of `rows` for their callers until they are converted."""
-
-from .rows import Join
-
-__all__ = ["Join"]
