@@ -20,16 +20,17 @@ GROUPS = {
 def explained(kind: FindingKind) -> str:
     """One kind as a section."""
     says = kind.explanation
-    twice = ", if it is seen twice" if says.is_transient else ""
+    transient = ", transient" if says.is_transient else ""
+    severity = says.severity.value.capitalize()
+    advice = says.advice.replace("hamiregion doctor --repair --root DIR", "--repair")
     return (
-        f"### `{kind.value}`\n\n{says.what} Usually {says.severity.value}{twice}.\n\n"
-        f"- Consequence: {_ended(says.consequence)}\n"
-        f"- What to do: {_ended(says.advice)}\n"
+        f"### `{kind.value}`\n\n*{severity}{transient}.* {says.what}\n\n"
+        f"{_sentence(says.consequence)} **Advice:** {advice}.\n"
     )
 
 
-def _ended(text: str) -> str:
-    return text if text.endswith(".") else f"{text}."
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def findings() -> str:

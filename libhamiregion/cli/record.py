@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import platform
-import threading
+import signal
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 import click
@@ -29,7 +30,7 @@ from .format import count
 from .help import Verb
 from .node_page import node_warnings, root_failure
 from .output import DRY_RUN, write, write_json
-from .service import ServiceLog, end_unfinished, stop_signals
+from .service import ServiceLog
 from .tables import UNLIMITED
 
 if TYPE_CHECKING:
@@ -37,10 +38,6 @@ if TYPE_CHECKING:
     from libhamiregion.report.writer import Written
 
     from .options import DriverChoice, NodeChoice
-
-# At the end a look may take so long to finish.
-_LAST_LOOK_S = 15.0
-_DRIVER_TIMEOUT_S = 5.0
 
 
 @click.command(
@@ -104,9 +101,7 @@ def record(
             with RecordingWriter(path, node=name, **bounds) as writer:
                 # Not closed: a driver that does not answer would keep this from ending.
                 sampler = None if driver.no_driver else NvmlSampler(driver.library)
-                timeout_s = min(_DRIVER_TIMEOUT_S, writer.interval_s / 4)
-                observer = Observer(node, sampler=sampler, driver_timeout_s=timeout_s)
-                recorder = Recorder(observer, writer)
+                recorder = Recorder(Observer(node, sampler=sampler), writer)
                 every = "once" if once else f"every {writer.interval_s:g} s"
                 log = _Log(node, f"{every} to {printable(path)}", as_json=as_json)
                 if once:
@@ -115,35 +110,20 @@ def record(
                     if failure is not None:
                         raise Failure(failure)
                 else:
-                    _run(recorder, log)
+                    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                        # As nohup wants it, if it is ignored.
+                        if signal.getsignal(number) is not signal.SIG_IGN:
+                            signal.signal(number, _end)
+                    recorder.run(time.sleep, looked=log.looked, failed=log.failed)
     except RecordingError as error:
         raise Failure(str(error)) from None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
 
-def _run(recorder: Recorder, log: _Log) -> None:
-    ended = threading.Event()
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            recorder.run(ended.wait, looked=log.looked, failed=log.failed)
-        except BaseException as error:  # noqa: BLE001 (raised again in the main thread)
-            failures.append(error)
-        finally:
-            stop.ask()
-
-    with stop_signals() as stop:
-        worker = threading.Thread(target=work, name="recorder", daemon=True)
-        worker.start()
-        stop.wait()
-        ended.set()
-        worker.join(_LAST_LOOK_S)
-        if worker.is_alive():
-            end_unfinished([f"a look has not ended within {_LAST_LOOK_S:g} s; it is not recorded"])
-    for failure in failures:
-        raise failure
+def _end(*_: object) -> NoReturn:
+    # A look that is being written is rolled back.
+    raise SystemExit(0)
 
 
 class _Log:
@@ -167,9 +147,8 @@ class _Log:
 
     def failed(self, error: Exception) -> None:
         if self._as_json:
-            write_json(
-                "look-failed/1", {"error": type(error).__name__, "message": error_text(error)}
-            )
+            fields = {"error": type(error).__name__, "message": error_text(error)}
+            write_json("look-failed/1", fields)
         self._reporter.failed("this look is a gap, the next is tried", error)
 
 

@@ -31,7 +31,7 @@ from libhamiregion.units import parse_duration
 
 from . import options
 from .failures import Failure
-from .format import count, ratio_bar, ratio_style
+from .format import ratio_bar, ratio_style
 from .help import Verb
 from .output import Page, show, write
 from .tables import (
@@ -65,16 +65,10 @@ def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
     """Turn "24h" or "2026-10-01T12:00" into a moment.
 
     A length of time means that long before `before`. A date or time without an offset is local
-    time, as in `date` and `journalctl`; ``Z`` is UTC.
+    time; ``Z`` is UTC.
 
     Raises:
         ValueError: Neither.
-
-    >>> noon = dt.datetime(2026, 10, 1, 12, tzinfo=dt.timezone.utc)
-    >>> parse_moment("36h", before=noon).isoformat()
-    '2026-09-30T00:00:00+00:00'
-    >>> parse_moment("2026-09-30T08:00Z", before=noon).isoformat()
-    '2026-09-30T08:00:00+00:00'
     """
     try:
         if is_length(text):
@@ -96,10 +90,6 @@ def parse_span(
 
     Raises:
         ValueError: One is no moment, or the end is not after the beginning.
-
-    >>> noon = dt.datetime(2026, 1, 15, 12, tzinfo=dt.timezone.utc)
-    >>> [each.month for each in parse_span("last-month", None, now=noon)]
-    [12, 1]
     """
     if since == "last-month":
         # Midnight twice: the clocks may have changed within the month.
@@ -242,15 +232,15 @@ def _histories(
 
 
 def _nothing(histories: list[History]) -> str:
-    times = Times()
-    spans = [
-        f"{history.path} is about {times.full(span[0])} to {times.full(span[1])}"
-        for history in histories
-        if isinstance(history, Recording) and (span := history.span_ms()) is not None
-    ]
-    if not isinstance(histories[0], Recording):
-        spans = ["does it scrape the exporter or HAMi's monitor, and is --match right?"]
-    return "; ".join(["nothing of this was recorded in that time", *spans])
+    spans = [history.span_ms() for history in histories if isinstance(history, Recording)]
+    known = [each for each in spans if each is not None]
+    nothing = "nothing of this was recorded in that time"
+    if not spans:
+        return f"{nothing}; does Prometheus scrape the exporter, and is --match right?"
+    if not known:
+        return nothing
+    first, last = (Times().full(each) for each in (min(known)[0], max(each[1] for each in known)))
+    return f"{nothing}, but from {first} to {last}"
 
 
 # ---- answers -------------------------------------------------------------------------------------
@@ -264,8 +254,8 @@ def _write(made: Report, form: str, path: str | None) -> None:
     )
     blocks = (Lines([heading]), Table(_columns(made), made.rows))
     if path is None and form in {"text", "json"}:
-        notes = (*made.warnings, *_too_short(made))
-        show(Page("report/1", report_json(made), blocks, notes=notes), form == "json")
+        page = Page("report/1", report_json(made), blocks, notes=made.warnings)
+        show(page, form == "json")
         return
     if form == "html":
         content = report_html(made)
@@ -285,14 +275,6 @@ def _write(made: Report, form: str, path: str | None) -> None:
     # The page has them.
     for warning in () if form == "html" else made.warnings:
         sys.stderr.write(f"Note: {printable(warning)}\n")
-
-
-def _too_short(made: Report) -> list[str]:
-    number = sum(row.advice == "too_little_seen" for row in made.rows)
-    if not number:
-        return []
-    what = "all of this" if number == len(made.rows) else count(number, "row")
-    return [f"{what} was seen for less than an hour, too shortly to suggest limits"]
 
 
 def _peak_ratio(row: Usage) -> float | None:

@@ -44,7 +44,6 @@ _log = logging.getLogger(__name__)
 #: Versions of HAMi whose labels of GPUs differ; the last is the default.
 HAMI_VERSIONS = ("2.10", "2.11")
 
-_ROOTS = 64
 _PAUSED = "_paused"
 _READY_AGE_S = 30.0
 _LINE = 400
@@ -291,7 +290,7 @@ class NodeExporter:
         node, runs = self.node, self._runs
         roots = dict.fromkeys(node.scanned_roots, 1) or dict.fromkeys(node.roots, 0)
         roots.update(dict.fromkeys(node.root_errors, 0))
-        shown = {safe_value(root): roots[root] for root in list(roots)[:_ROOTS]}
+        shown = {safe_value(root): is_readable for root, is_readable in roots.items()}
         yield Series.by_label("hamiregion_root_readable", shown)
         yield Series("hamiregion_proc_complete", [""], [int(observation.processes.is_complete)])
         for name, value_of in (

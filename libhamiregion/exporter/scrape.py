@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: Reasons why a container is not shown, besides those of `MissingReason`.
 SAME_NAMES = "same_names"
 POD_GONE = "pod_gone"
+#: Pairs of process and device with series of their own, of one container; the rest is summed up.
+MAX_PAIRS = 256
 # Sums of libvgpu are modulo 2^64.
 _WRAP = (1 << 64) - 1
 

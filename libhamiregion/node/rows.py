@@ -47,7 +47,7 @@ def driver_gap(processes: ProcessTable, sample: NvmlSample | None) -> str | None
     if sample is None:
         return "the driver was not asked"
     if sample.state is not NvmlState.OK:
-        return sample.state.explanation if sample.fault is None else sample.fault.message
+        return sample.message or sample.state.explanation
     if not sample.sees_all_processes:
         return (
             "the driver does not tell this program the host's pids, because it runs in another pid"

@@ -36,7 +36,7 @@ _GAPS: Final = 40
 _TEXT_LIMIT: Final = 400
 _NAME_LIMIT: Final = 80
 
-# Of a chart's paths.
+# Of a chart's paths, as in the template.
 _HEIGHT: Final = 1_000
 # Narrower stripes cannot be seen; in percent of the width.
 _NARROW: Final = 0.05
@@ -80,23 +80,13 @@ def report_html(report: Report, *, zone: dt.tzinfo | None = None) -> str:
 @functools.cache
 def _template() -> jinja2.Template:
     here = Path(__file__).parent
+    filters = {each.__name__: each for each in (size, number, hours, counted)}
     return html_template(
         here / "page.html",
         style=(here / "page.css").read_text(encoding="utf-8"),
         text_limit=_TEXT_LIMIT,
-        filters={
-            "size": size,
-            "number": number,
-            "hours": hours,
-            "counted": counted,
-            "name": _name,
-        },
-        values={
-            "share": share,
-            "memory_chart": memory_chart,
-            "height": _HEIGHT,
-            "version": __version__,
-        },
+        filters={"name": _name, **filters},
+        values={"share": share, "memory_chart": memory_chart, "version": __version__},
     )
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from .writer import RecordingWriter, Written
 
-_SHORT_ID: Final = 12
 # More than any GPU has: a container that writes such sizes into its region must not decide what
 # everybody's sums and charts look like. Its usage is not known.
 _BELIEVABLE_BYTES: Final = 1 << 46
@@ -83,7 +82,7 @@ def read_samples(observation: Observation) -> dict[Allocation, Sample]:
 def _names_of(container: Container) -> _Names:
     name = container.name
     if name is None and container.container_id is not None:
-        name = container.container_id.id[:_SHORT_ID]
+        name = container.container_id.id[:12]
     # Two claims may be held by containers of one name.
     return container.namespace, container.pod, name, container.pod_uid or container.claim_uid
 

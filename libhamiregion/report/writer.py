@@ -31,8 +31,6 @@ DEFAULT_INTERVAL_S: Final = 15.0
 # Two whole months: a report of the last one is complete until its end.
 DEFAULT_RETENTION_S: Final = 62 * 86_400.0
 DEFAULT_MAX_SIZE_BYTES: Final = 1 << 30
-#: Room for four runs of a node with 700 busy devices.
-SMALLEST_MAX_SIZE_BYTES: Final = 16 << 20
 
 # A container can write any uuid into its region, and another one at every look.
 _UUIDS_PER_DEVICE: Final = 64
@@ -109,7 +107,8 @@ class RecordingWriter:
             raise ValueError(f"an interval is above 0 s and a day at most, not {interval_s}")
         if retention_s is not None and not retention_s >= interval_s:
             raise ValueError(f"a retention is one interval or more, not {retention_s} s")
-        if max_size_bytes is not None and max_size_bytes < SMALLEST_MAX_SIZE_BYTES:
+        # Room for four runs of a node with 700 busy devices.
+        if max_size_bytes is not None and max_size_bytes < 16 << 20:
             raise ValueError(f"a recording needs 16 MiB or more, not {max_size_bytes} bytes")
         self.path = str(Path(path).absolute())
         self.interval_s = interval_s

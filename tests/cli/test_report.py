@@ -161,8 +161,6 @@ def test_what_was_seen_for_seconds_is_not_called_well_limited(minute: str, tmp_p
     assert "seen too shortly to say</span>" in text, "the tile of what could be freed"
     assert 'class="gap"' not in text
     assert "12:00:10" in text, "the axis has seconds"
-    answer = call("report", "--from", minute, *YOUNG)
-    assert "all of this was seen for less than an hour, too shortly to" in answer.stderr
 
 
 def test_a_limit_that_fits_and_was_seen_for_long_needs_no_change(tmp_path: Path) -> None:

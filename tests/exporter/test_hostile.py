@@ -58,7 +58,7 @@ def test_more_real_processes_than_allowed_are_summed_up_and_nothing_is_lost(
         each("region.set_utilization", each.pid, 0, sm=10 * (number + 1))
     with files.open() as node:
         with monkeypatch.context() as limits:
-            limits.setattr(processes, "_PAIRS_PER_CONTAINER", 6)
+            limits.setattr(processes, "MAX_PAIRS", 6)
             found = parsed(exporter_of(node).render())
         for name, expected in (
             ("hamiregion_process_memory_used_bytes", {"0": 15 << 20, "1": 15 << 10}),

@@ -2,7 +2,7 @@
 
 import pynvml
 
-from libhamiregion.node.nvml import NvmlFault, NvmlProcess, NvmlSample, NvmlState
+from libhamiregion.node.nvml import NvmlProcess, NvmlSample
 
 MIB = 1 << 20
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
@@ -39,7 +39,3 @@ def utils(process: NvmlProcess) -> tuple[int | None, ...]:
         process.enc_util_percent,
         process.dec_util_percent,
     )
-
-
-def states(faults: tuple[NvmlFault, ...]) -> set[tuple[str, NvmlState]]:
-    return {(fault.call, fault.state) for fault in faults}

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from libhamiregion.exporter.labels import OTHER
-from libhamiregion.exporter.scrape import slot_sums
+from libhamiregion.exporter.scrape import MAX_PAIRS, slot_sums
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import SLOT_STATES, driver_gap
 from libhamiregion.node.rows import NO_ROW
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from libhamiregion.exporter.scrape import Scrape, ShownRegion
     from libhamiregion.node import HostProcess
 
-# The one cap of series: pairs of process and device of one container; the rest is summed up.
-_PAIRS_PER_CONTAINER = 256
 _ALIVE, _DEAD = SLOT_STATES.index("alive"), SLOT_STATES.index("dead")
 _DRIVER = {
     "hamiregion_process_memory_driver_bytes": "memory_used_bytes",
@@ -85,7 +83,7 @@ class _ProcessRows:
         table, states = self._scrape.observation.table, self._scrape.observation.proved().states
         container_id = container_id_of(self._scrape, shown.row)
         pids, first_usage = table.processes.pid, table.processes.first_usage
-        alone = found[: _PAIRS_PER_CONTAINER // len(shown.devices)]
+        alone = found[: MAX_PAIRS // len(shown.devices)]
         slots = {}
         for slot, process in alone:
             id_ = container_id if process.container is None else process.container.id

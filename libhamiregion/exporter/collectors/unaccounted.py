@@ -13,6 +13,7 @@ from libhamiregion.exporter.labels import (
     program_of,
     safe_value,
 )
+from libhamiregion.exporter.scrape import MAX_PAIRS
 from libhamiregion.exporter.text import Series
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ _FIGURES = {
     "driver_enc_utilization_ratio": "driver_enc_percent",
     "driver_dec_utilization_ratio": "driver_dec_percent",
 }
-# Pairs of process and device with series of their own, of all and of one container.
-_PAIRS = 512
-_PAIRS_PER_CONTAINER = 64
 
 
 class UnaccountedCollector:
@@ -60,9 +58,8 @@ class UnaccountedCollector:
             for device in row.devices:
                 index = "" if device.driver_index is None else str(device.driver_index)
                 gpu = (index, safe_value(device.uuid or ""))
-                # Processes of the host have no container.
-                is_crowded = bool(container_id) and pairs[container_id] >= _PAIRS_PER_CONTAINER
-                if is_crowded or pairs.total() >= _PAIRS:
+                # Processes of the host count as one container's.
+                if pairs[container_id] >= MAX_PAIRS:
                     values = ("", "", "", "", *gpu, OTHER, "", "")
                 else:
                     pairs[container_id] += 1

@@ -20,7 +20,7 @@ from libhamiregion.text import printable
 from .findings import FindingKind, command_of, count_text, finding, only_or_none, pids_text, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from libhamiregion.node.containers import Container, MissingRegion
     from libhamiregion.node.process_reader import HostProcess
@@ -56,10 +56,9 @@ def unobserved(context: DoctorContext) -> Iterator[Finding]:
 def missing_regions(context: DoctorContext) -> Iterator[Finding]:
     """Containers without a region, and processes whose region was deleted or truncated."""
     unreadable = _unreadable(context)
-    explained: set[Container | None] = set()
-    for container, lost in _lost_regions(context, unreadable):
-        explained.add(container)
-        yield lost
+    lost = list(_lost_regions(context, unreadable))
+    yield from lost
+    explained = {each.container for each in lost}
     for container, missing in unreadable.items():
         if missing.reason is MissingReason.NO_FILE or container in explained:
             continue
@@ -87,7 +86,7 @@ def _unreadable(context: DoctorContext) -> dict[Container, MissingRegion]:
 
 def _lost_regions(
     context: DoctorContext, unreadable: dict[Container, MissingRegion]
-) -> Iterator[tuple[Container, Finding]]:
+) -> Iterator[Finding]:
     """Files that processes map as a region, and that were deleted or truncated."""
     processes = context.processes
     # Not by the device: on overlay and btrfs maps and stat have different numbers for it.
@@ -112,42 +111,37 @@ def _lost_regions(
             continue
         now = resolve(processes, mapped)
         own, size = files.get((now.inode, now.name), (None, 0))
+        if own is None and not now.deleted:
+            continue
         users = {
             process: mapping
             for process, mapping in processes.mappings((now.device, now.inode))
             # A monitor maps the region of a container that has gone for a while.
             if mapping.writable and process not in context.onlookers and not is_monitor(process)
         }
-        cut = own is not None and any(
-            size + _PAGE <= mapping.length_bytes for mapping in users.values()
-        )
-        if not users or not (now.deleted or cut):
-            continue
+        cut = any(size + _PAGE <= mapping.length_bytes for mapping in users.values())
         pods = {each.container.pod_uid for each in users if each.container is not None} - {None}
         of_pods = [each for pod in pods for each in by_pod[pod]]
         only = of_pods[0] if len(of_pods) == 1 else outside.get(now.pids[0])
         container = own or only
-        # Without one this node does not look at that region.
-        if container is not None:
-            state = "/proc shows as deleted" if now.deleted else f"is {size} bytes long now"
-            path = shown(now.path_in_namespace, _PATH_LIMIT)
-            yield container, _lost(container, [*users], f"{path}, which {state}", now.deleted)
-
-
-def _lost(container: Container, users: Sequence[HostProcess], what: str, deleted: bool) -> Finding:
-    several = len(users) > 1
-    count = count_text(len(users), "process")
-    return finding(
-        FindingKind.REGION_LOST,
-        f"{count} {'use' if several else 'uses'} a region that was deleted"
-        if deleted
-        else f"the region of {count} was cut short",
-        f"{pids_text([process.pid for process in users])} of the host{command_of(users[0])}"
-        f" {'map' if several else 'maps'} {what}",
-        container=container,
-        pid=only_or_none([process.ns_pids[-1] for process in users]),
-        cause="deleted" if deleted else "cut_short",
-    )
+        # Without a container this node does not look at that region.
+        if not users or not (now.deleted or cut) or container is None:
+            continue
+        several = len(users) > 1
+        count = count_text(len(users), "process")
+        first = next(iter(users))
+        yield finding(
+            FindingKind.REGION_LOST,
+            f"{count} {'use' if several else 'uses'} a region that was deleted"
+            if now.deleted
+            else f"the region of {count} was cut short",
+            f"{pids_text([process.pid for process in users])} of the host{command_of(first)}"
+            f" {'map' if several else 'maps'} {shown(now.path_in_namespace, _PATH_LIMIT)}, which"
+            f" {'/proc shows as deleted' if now.deleted else f'is {size} bytes long now'}",
+            container=container,
+            pid=only_or_none([process.ns_pids[-1] for process in users]),
+            cause="deleted" if now.deleted else "cut_short",
+        )
 
 
 # ---- another libvgpu, or another pod ------------------------------------------------------------

@@ -94,59 +94,51 @@ def repair(
     """
     by_key = {key_of(each): each for each in node.containers}
     regions: dict[ContainerKey, list[Finding]] = {}
-    watched: dict[ContainerKey, list[Finding]] = {}
-    for each in sorted(findings, key=lambda each: ORDER.index(each.kind) if each.repairable else 0):
-        if each.repairable:
-            regions.setdefault(key_of(each.container), []).append(each)
-    for key, of_region in list(regions.items()):
-        if not dry_run and any(map(_is_unsigned, of_region)):
-            watched[key] = regions.pop(key)
+    repairable = [each for each in findings if each.repairable]
+    for each in sorted(repairable, key=lambda each: ORDER.index(each.kind)):
+        regions.setdefault(key_of(each.container), []).append(each)
+    slow = [key for key in regions if not dry_run and any(map(_is_unsigned, regions[key]))]
     done: list[Repair] = []
 
-    def attempt(key: ContainerKey, of_region: list[Finding], share_s: float) -> None:
+    def attempt(key: ContainerKey, share_s: float) -> None:
         container = by_key.get(key)
         if container is None or container.region is None or container.region.closed:
             error = "the container, or its region, is gone; diagnose again"
-            done.extend(Repair(each, done=False, error=error) for each in of_region)
+            done.extend(Repair(each, done=False, error=error) for each in regions[key])
             return
-        with _RegionRepair(
-            node, container, share_s, dry_run=dry_run, timeout_s=timeout_s, watch_s=lock_watch_s
-        ) as work:
-            done.extend(map(work.attempt, of_region))
+        work = _RegionRepair(node, container, share_s, dry_run, timeout_s, lock_watch_s)
+        with contextlib.closing(work):
+            done.extend(map(work.attempt, regions[key]))
 
     deadline_s = time.monotonic() + budget_s
-    for left, (key, of_region) in zip(range(len(regions), 0, -1), regions.items(), strict=True):
-        attempt(key, of_region, (deadline_s - time.monotonic()) / left)
-    for number, (key, of_region) in enumerate(watched.items()):
-        attempt(key, of_region, lock_watch_s + budget_s if number < _WATCHED_LIMIT else 0.0)
+    quick = [key for key in regions if key not in slow]
+    for number, key in enumerate(quick):
+        attempt(key, (deadline_s - time.monotonic()) / (len(quick) - number))
+    for number, key in enumerate(slow):
+        attempt(key, lock_watch_s + budget_s if number < _WATCHED_LIMIT else 0.0)
     return tuple(done)
 
 
-class _RegionRepair(contextlib.ExitStack):
+@attrs.define(eq=False)
+class _RegionRepair:
     """The repair of one region. Its file is opened for writing by the first write."""
 
-    def __init__(
-        self,
-        node: Node,
-        container: Container,
-        share_s: float,
-        *,
-        dry_run: bool,
-        timeout_s: float,
-        watch_s: float,
-    ) -> None:
-        super().__init__()
-        self._node = node
-        self._container = container
-        self._dry_run = dry_run
-        self._timeout_s = timeout_s
-        self._watch_s = watch_s
-        self._share_s = share_s
-        self._deadline_s = time.monotonic() + share_s
-        self._writable: Region | None = None
-        # The lock was not given in time.
-        self._busy: LockTimeout | None = None
-        self._freed: dict[int, str] | None = None
+    _node: Node
+    _container: Container
+    _share_s: float
+    _dry_run: bool
+    _timeout_s: float
+    _watch_s: float
+    _began_s: float = attrs.field(factory=time.monotonic)
+    _writable: Region | None = None
+    # The lock was not given in time.
+    _busy: LockTimeout | None = None
+    _freed: dict[int, str] | None = None
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._writable is not None:
+            self._writable.close()
 
     @property
     def _lock_timeout_s(self) -> float:
@@ -155,7 +147,7 @@ class _RegionRepair(contextlib.ExitStack):
         Raises:
             _NotRepaired: The region has had its share.
         """
-        left_s = self._deadline_s - time.monotonic()
+        left_s = self._began_s + self._share_s - time.monotonic()
         if left_s <= 0:
             raise _NotRepaired(
                 f"its container has had its share of this repair's time,"
@@ -166,7 +158,7 @@ class _RegionRepair(contextlib.ExitStack):
     @property
     def _region(self) -> Region:
         if self._writable is None:
-            self._writable = self.enter_context(self._node.open(self._container))
+            self._writable = self._node.open(self._container)
         return self._writable
 
     def attempt(self, finding: Finding) -> Repair:

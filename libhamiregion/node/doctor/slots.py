@@ -43,6 +43,7 @@ IMPOSSIBLE_BYTES = 1 << 50
 _NEARLY_FULL = SLOT_CAPACITY * 9 // 10
 # A container can have a thousand processes, each with something wrong.
 _FINDINGS_PER_REGION = 16
+_PATH_LIMIT = 200
 
 
 def _size(nbytes: int) -> str:
@@ -198,17 +199,34 @@ def moved_slots(context: DoctorContext, used: ObservedRegion) -> Iterator[Findin
 
 def stuck_seqlocks(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Seqlocks that stay odd."""
-    unsettled = [
-        (slot, match) for slot, (usage, match) in enumerate(used.slots) if not usage.settled
-    ]
-    if not (unsettled and used.snapshot.layout.has_seqlock):
-        return
-    odd = [
-        (slot, match, seqlock)
-        for slot, match in unsettled
-        if (seqlock := _seqlock_of(used.region, slot)) % 2
-    ]
-    dead = [match.pid for _, match, _ in odd if match.state == "dead"]
+    dead = []
+    suspects = 0
+    for slot, (usage, match) in enumerate(used.slots):
+        if usage.settled or not used.snapshot.layout.has_seqlock:
+            continue
+        seqlock = _seqlock_of(used.region, slot)
+        if seqlock % 2 and match.state == "dead":
+            dead.append(usage.pid)
+        elif seqlock % 2 and suspects < _FINDINGS_PER_REGION:
+            suspects += 1
+            process = match.process
+            life = "whether its process lives is not known"
+            if process is not None:
+                life = f"its process {process.pid}{command_of(process)} is alive"
+            suspect = used.finding(
+                FindingKind.SEQLOCK_STUCK,
+                f"seqlock of process {usage.pid} stays odd",
+                f"it was {seqlock} at every check; {life}",
+                pid=usage.pid,
+                cause="unknown_writer" if process is None else "live_writer",
+                advice="if the process is stopped, `kill -CONT` continues it; if not, two of its"
+                " threads were inside at once: restart it",
+                repairable=False,
+                is_transient=True,
+                token=seqlock,
+            )
+            context.suspects[suspect] = partial(_has_written, used.region, slot, seqlock)
+            yield suspect
     if dead:
         yield used.finding(
             FindingKind.SEQLOCK_STUCK,
@@ -217,26 +235,6 @@ def stuck_seqlocks(context: DoctorContext, used: ObservedRegion) -> Iterator[Fin
             pid=only_or_none(dead),
             cause="dead_writer",
         )
-    alive = [each for each in odd if each[1].state != "dead"]
-    for slot, match, seqlock in alive[:_FINDINGS_PER_REGION]:
-        process = match.process
-        life = "whether its process lives is not known"
-        if process is not None:
-            life = f"its process {process.pid}{command_of(process)} is alive"
-        suspect = used.finding(
-            FindingKind.SEQLOCK_STUCK,
-            f"seqlock of process {match.pid} stays odd",
-            f"it was {seqlock} at every check; {life}",
-            pid=match.pid,
-            cause="unknown_writer" if process is None else "live_writer",
-            advice="if the process is stopped, `kill -CONT` continues it; if not, two of its"
-            " threads were inside at once: restart it",
-            repairable=False,
-            is_transient=True,
-            token=seqlock,
-        )
-        context.suspects[suspect] = partial(_has_written, used.region, slot, seqlock)
-        yield suspect
 
 
 def _has_written(region: Region, slot: int, seqlock: int) -> bool:
@@ -301,14 +299,9 @@ def _words(
     if cause in _WORDS:
         return _WORDS[cause]
     other, pid = context.with_slot[stored]
-    if other is used.container:
-        whose = "the same region"
-    elif other.claim_uid is not None:
-        whose = f"claim {other.claim_uid}"
-    elif other.directory is None:
-        whose = "a container outside the roots"
-    else:
-        whose = f"container {shown(other.directory_name)} of pod {shown(other.pod_uid)}"
+    whose = "the same region"
+    if other is not used.container:
+        whose = shown(other.directory, _PATH_LIMIT) if other.directory else "no HAMi directory"
     return f"the host pid of process {pid} of {whose}", f", which is process {pid} of {whose}"
 
 

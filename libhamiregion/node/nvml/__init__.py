@@ -5,11 +5,10 @@ nvidia-ml-py is imported when the driver is first asked.
 
 from .models import NvmlDevice, NvmlProcess, NvmlSample
 from .sampler import NvmlSampler
-from .states import NvmlFault, NvmlState
+from .states import NvmlState
 
 __all__ = [
     "NvmlDevice",
-    "NvmlFault",
     "NvmlProcess",
     "NvmlSample",
     "NvmlSampler",

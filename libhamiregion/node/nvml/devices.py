@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import attrs
 
-from .driver import UTILIZATION
 from .models import NvmlDevice, ProcessColumns
-from .states import NvmlCallFailed, NvmlFault, NvmlState
+from .states import NvmlCallFailed, NvmlState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +26,6 @@ _LISTS = (
     "nvmlDeviceGetMPSComputeRunningProcesses",
 )
 _ABSENT = (NvmlState.NOT_SUPPORTED, NvmlState.FUNCTION_NOT_FOUND)
-_NOT_AVAILABLE = (1 << 64) - 1
 _MAX_BYTES = (1 << 62) - 1
 _UNKNOWN = (-1,) * 4
 _IDLE = (0,) * 4
@@ -68,7 +66,6 @@ class _Device:
     def __init__(self, driver: Driver, handle: Any) -> None:
         self.driver = driver
         self.handle = handle
-        self.faults: list[NvmlFault] = []
         self._lost: NvmlCallFailed | None = None
 
     @property
@@ -91,34 +88,25 @@ class _Device:
                 self._lost = failure
             raise
 
-    def ask(self, figure: str, read: Callable[..., T], *args: Any) -> T | None:
-        """Ask a question; None, with a fault, if it failed."""
+    def call(self, name: str, *args: Any) -> Any:
+        """Return the answer of one call about the device; None if it failed."""
         try:
-            return self.run(read, *args)
-        except NvmlCallFailed as failure:
-            self.faults.append(failure.fault(figure))
+            return self.run(self.driver.call, name, self.handle, *args)
+        except NvmlCallFailed:
             return None
 
-    def call(self, figure: str, call: str, *args: Any) -> Any:
-        """Return the answer of one call about the device; None, with a fault, if it failed."""
-        return self.ask(figure, self.driver.call, call, self.handle, *args)
-
-    def number(self, figure: str, call: str, most: int, value: int | None) -> int | None:
-        """Check a number: drivers are known to return utilisations of ten digits."""
-        if value is None or 0 <= value <= most:
-            return value
-        none = value == _NOT_AVAILABLE
-        state = NvmlState.NO_FIGURE if none else NvmlState.OUT_OF_RANGE
-        self.faults.append(NvmlFault(figure, call, state))
-        return None
-
-    def numbers(self, call: str, most: int, **fields: str) -> dict[str, int | None]:
+    def numbers(self, name: str, most: int, **fields: str) -> dict[str, int | None]:
         """Return numbers of a structure that one call returns, by figure and field."""
-        answer = self.call(next(iter(fields)), call)
+        answer = self.call(name)
         return {
-            figure: answer and self.number(figure, call, most, getattr(answer, field))
+            figure: answer and _checked(getattr(answer, field), most)
             for figure, field in fields.items()
         }
+
+
+def _checked(value: int | None, most: int) -> int | None:
+    """Return a number that can be right: drivers are known to return ones of ten digits."""
+    return value if value is not None and 0 <= value <= most else None
 
 
 class DeviceReader:
@@ -139,35 +127,37 @@ class DeviceReader:
         self._sees_all = sees_all
         self._sensors = _SENSORS if sensors else ()
         self._processes = processes
-        self.driver_version: str | None = None
         # A lost GPU does not answer any more; its index keeps its meaning while NVML is open.
-        self.identities: dict[int, tuple[str | None, str | None]] = {}
+        self._identities: dict[int, tuple[str | None, str | None]] = {}
+        self.driver_version: str | None = None
+
+    def forget(self) -> None:
+        """Forget the GPUs: NVML was closed, and an index may mean another one."""
+        self._identities.clear()
+        self.driver_version = None
 
     def read(self, index: int) -> tuple[NvmlDevice, list[ProcessColumns]]:
-        """Read one GPU, with the processes on it and on its MIG devices; failures are faults."""
-        uuid, name = self.identities.get(index, (None, None))
+        """Read one GPU, with the processes on it and on its MIG devices."""
+        uuid, name = self._identities.get(index, (None, None))
         try:
             handle = self._driver.call("nvmlDeviceGetHandleByIndex", index)
         except NvmlCallFailed as failure:
-            state, faults = failure.state, (failure.fault("device"),)
+            state = failure.state
             lost = NvmlDevice(
-                *(index, uuid, name, state),
-                processes_state=state,
-                utilization_state=state,
-                faults=faults,
+                *(index, uuid, name, state), processes_state=state, utilization_state=state
             )
             return lost, []
         gpu = _Device(self._driver, handle)
         fields = self._basics(gpu)
         uuid, name = fields.pop("uuid") or uuid, fields.pop("name") or name
-        self.identities[index] = uuid, name
+        self._identities[index] = uuid, name
         rates = {"gpu_util_percent": "gpu", "memory_util_percent": "memory"}
         fields |= gpu.numbers("nvmlDeviceGetUtilizationRates", 100, **rates)
         for figure, call, most, *args in self._sensors:
-            fields[figure] = gpu.number(figure, call, most, gpu.call(figure, call, *args))
+            fields[figure] = _checked(gpu.call(call, *args), most)
         if fields.get("power_usage_watts") is not None:
             fields["power_usage_watts"] /= 1000
-        mig_enabled = gpu.ask("mig_enabled", self._mig_enabled, handle)
+        mig_enabled = self._mig_enabled(gpu)
         listed, state = self._list(gpu)
         on_gpu = listed if state is NvmlState.OK else None
         handles = self._mig_handles(gpu) if mig_enabled else []
@@ -179,7 +169,6 @@ class DeviceReader:
             mig_devices=tuple(mig for mig, _ in migs),
             processes_state=state,
             utilization_state=usage.state,
-            faults=tuple(gpu.faults),
             **fields,
         )
         on_migs = [columns for _, columns in migs]
@@ -190,46 +179,35 @@ class DeviceReader:
     def _basics(self, device: _Device) -> dict[str, Any]:
         memory = {"memory_total_bytes": "total", "memory_used_bytes": "used"}
         return {
-            "uuid": device.call("uuid", "nvmlDeviceGetUUID") or None,
-            "name": device.call("name", "nvmlDeviceGetName") or None,
+            "uuid": device.call("nvmlDeviceGetUUID") or None,
+            "name": device.call("nvmlDeviceGetName") or None,
             **device.numbers("nvmlDeviceGetMemoryInfo", _MAX_BYTES, **memory),
         }
 
     # ---- MIG ------------------------------------------------------------------------------------
 
-    def _mig_enabled(self, handle: Any) -> bool:
+    def _mig_enabled(self, gpu: _Device) -> bool | None:
         try:
-            current, _ = self._driver.call("nvmlDeviceGetMigMode", handle)
+            current, _ = gpu.run(self._driver.call, "nvmlDeviceGetMigMode", gpu.handle)
         except NvmlCallFailed as failure:
             # The GPU, or a driver from before MIG, has none.
-            if failure.state in _ABSENT:
-                return False
-            raise
+            return False if failure.state in _ABSENT else None
         return bool(current)
 
     def _mig_handles(self, gpu: _Device) -> list[Any]:
-        count = gpu.call("mig_devices", "nvmlDeviceGetMaxMigDeviceCount") or 0
-        handles = [
-            gpu.ask("mig_devices", self._mig_handle, gpu.handle, slot)
-            for slot in range(min(count, _MAX_MIG_DEVICES))
-        ]
+        count = gpu.call("nvmlDeviceGetMaxMigDeviceCount") or 0
+        slots = range(min(count, _MAX_MIG_DEVICES))
+        handles = [gpu.call("nvmlDeviceGetMigDeviceHandleByIndex", slot) for slot in slots]
+        # The numbers may have holes.
         return [each for each in handles if each is not None]
-
-    def _mig_handle(self, handle: Any, slot: int) -> Any:
-        try:
-            return self._driver.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
-        except NvmlCallFailed as failure:
-            if failure.state is NvmlState.NOT_FOUND:
-                return None  # the numbers may have holes
-            raise
 
     def _read_mig(
         self, index: int, handle: Any, on_gpu: _List | None
     ) -> tuple[NvmlDevice, ProcessColumns]:
         mig = _Device(self._driver, handle)
         fields = self._basics(mig)
-        gpu_instance = mig.call("gpu_instance_id", "nvmlDeviceGetGpuInstanceId")
-        compute_instance = mig.call("compute_instance_id", "nvmlDeviceGetComputeInstanceId")
+        gpu_instance = mig.call("nvmlDeviceGetGpuInstanceId")
+        compute_instance = mig.call("nvmlDeviceGetComputeInstanceId")
         own = gpu_instance, compute_instance
         listed, state = self._list(mig)
         if state is not NvmlState.OK and on_gpu is not None and None not in own:
@@ -242,7 +220,6 @@ class DeviceReader:
             state=mig.state,
             processes_state=state,
             utilization_state=usage.state,
-            faults=tuple(mig.faults),
             profile=profile and profile[1],
             gpu_instance_id=gpu_instance,
             compute_instance_id=compute_instance,
@@ -265,7 +242,6 @@ class DeviceReader:
                 # Only the first kind of process is on every device.
                 if name == _LISTS[0] or failure.state not in _ABSENT:
                     state = failure.state if state is NvmlState.OK else state
-                    device.faults.append(failure.fault("processes"))
                 continue
             for pid, used, gpu_instance, compute_instance in rows:
                 key = pid, gpu_instance, compute_instance
@@ -284,7 +260,6 @@ class DeviceReader:
             rows = device.run(self._driver.sampled, device.handle, begin_us, is_busy=is_busy)
         except NvmlCallFailed as failure:
             if failure.state is not NvmlState.NOT_FOUND:
-                device.faults.append(failure.fault("utilization"))
                 return _Usage(failure.state)
             rows = []  # no process was busy
         usage = _Usage(NvmlState.OK)
@@ -297,7 +272,6 @@ class DeviceReader:
         if mig_enabled is not False:
             # With MIG on, the driver samples no processes, and silence means nothing.
             usage.state = NvmlState.NOT_SUPPORTED
-            device.faults.append(NvmlFault("utilization", UTILIZATION, usage.state))
         return usage
 
     def _columns(self, device: NvmlDevice, listed: _List, usage: _Usage) -> ProcessColumns:

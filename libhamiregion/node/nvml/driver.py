@@ -67,7 +67,7 @@ class Driver:
                 self._handle = ctypes.CDLL(self._library)
             except OSError as error:
                 state = NvmlState.LIBRARY_NOT_FOUND
-                raise NvmlCallFailed("dlopen", state, detail=str(error)) from None
+                raise NvmlCallFailed("dlopen", state, str(error)) from None
         self.call("nvmlInitWithFlags", 0)
         self.is_open = True
 
@@ -92,7 +92,7 @@ class Driver:
         try:
             return function(*args)
         except self._nvml.NVMLError as error:
-            raise NvmlCallFailed(name, state_of(error.value), int(error.value)) from None
+            raise self._failure(name, int(error.value)) from None
         except UnicodeDecodeError as error:
             # nvidia-ml-py decodes texts as UTF-8; the driver's may be anything.
             return error.object.decode("utf-8", "backslashreplace")
@@ -189,4 +189,10 @@ class Driver:
             if state is not NvmlState.INSUFFICIENT_SIZE:
                 break
             capacity = min(max(count.value, capacity) * 3 // 2, _MAX_CAPACITY)
-        raise NvmlCallFailed(name, state, code)
+        raise self._failure(name, code)
+
+    @staticmethod
+    def _failure(call: str, code: int) -> NvmlCallFailed:
+        state = state_of(code)
+        detail = f"error {code}" if state is NvmlState.UNDOCUMENTED else None
+        return NvmlCallFailed(call, state, detail)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .states import NvmlFault, NvmlState
+from .states import NvmlState
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -32,9 +32,8 @@ class NvmlDevice:
         processes_state: ``OK`` if its list of processes is complete.
         utilization_state: ``OK`` if its processes' utilisation could be read; ``NOT_SUPPORTED``
             under MIG, with every driver so far.
-        faults: Why the figures that are None are None.
-        temperature_celsius: Of its core. This and the next three are None, without a fault, unless
-            the sampler asks for them (``sensors=True``).
+        temperature_celsius: Of its core. This and the next three are None unless the sampler asks
+            for them (``sensors=True``).
         power_usage_watts: Its power draw.
         ecc_corrected_errors: Memory errors of its lifetime that ECC has corrected.
         ecc_uncorrected_errors: Those that ECC could not correct.
@@ -55,7 +54,6 @@ class NvmlDevice:
     mig_devices: tuple[NvmlDevice, ...] = ()
     processes_state: NvmlState = NvmlState.OK
     utilization_state: NvmlState = NvmlState.OK
-    faults: tuple[NvmlFault, ...] = ()
     temperature_celsius: int | None = None
     power_usage_watts: float | None = None
     ecc_corrected_errors: int | None = None
@@ -149,7 +147,7 @@ class NvmlSample:
     Attributes:
         taken_at_ns: When, Unix nanoseconds.
         state: ``OK``, or why there is nothing.
-        fault: The call that failed, for `state` or for `driver_version`; None if none did.
+        message: What failed, how, and what to do, as one sentence; None if nothing did.
         driver_version: Such as ``570.124.06``; None if not known.
         devices: The GPUs, by index.
         columns: The processes on them, one entry per GPU and MIG device. On a GPU with MIG a
@@ -160,7 +158,7 @@ class NvmlSample:
 
     taken_at_ns: int
     state: NvmlState
-    fault: NvmlFault | None = None
+    message: str | None = None
     driver_version: str | None = None
     devices: tuple[NvmlDevice, ...] = ()
     columns: tuple[ProcessColumns, ...] = ()

@@ -1,10 +1,11 @@
 """Sampling the driver: devices and their processes.
 
-A figure that NVML does not have is None and has a reason; no call raises for it.
+A figure that NVML does not have is None; no call raises for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ from libhamiregion.node.procfs import INITIAL_PID_NAMESPACE
 from .devices import DeviceReader
 from .driver import Driver
 from .models import NvmlSample
-from .states import NvmlCallFailed, NvmlFault, NvmlState
+from .states import NvmlCallFailed, NvmlState
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -121,8 +122,7 @@ class NvmlSampler:
 
     def _start(self) -> None:
         if not self._driver.is_open:
-            # An index may mean another GPU now.
-            self._reader.identities.clear()
+            self._reader.forget()
             self._driver.open()
         self._state = NvmlState.OK
 
@@ -153,25 +153,19 @@ class NvmlSampler:
                 # program, wants a new initialisation.
                 self._driver.close()
                 self._state = failure.state
-                return NvmlSample(taken_at_ns, failure.state, failure.fault("nvml"))
-            version, fault = self._driver_version()
-            self._reader.driver_version = version
+                return NvmlSample(taken_at_ns, failure.state, failure.message)
+            with contextlib.suppress(NvmlCallFailed):
+                self._reader.driver_version = self._driver.call("nvmlSystemGetDriverVersion")
             readings = [self._reader.read(index) for index in range(count)]
             return NvmlSample(
                 taken_at_ns,
                 NvmlState.OK,
-                fault,
-                version,
+                None,
+                self._reader.driver_version,
                 tuple(device for device, _ in readings),
                 tuple(each for _, columns in readings for each in columns),
                 self._sees_all,
             )
-
-    def _driver_version(self) -> tuple[str | None, NvmlFault | None]:
-        try:
-            return self._driver.call("nvmlSystemGetDriverVersion"), None
-        except NvmlCallFailed as failure:
-            return None, failure.fault("driver_version")
 
 
 def _in_host_namespace() -> bool:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import enum
 import itertools
 
-import attrs
-
 
 class NvmlState(str, enum.Enum):
     """Why there is, or is not, an answer of the driver.
 
     ``OK``, one state for each documented value of ``nvmlReturn_t``, and those that no return value
-    tells: ``CLOSED``, ``NOT_ASKED``, ``PACKAGE_MISSING``, ``NO_FIGURE``, ``OUT_OF_RANGE`` and
+    tells: ``CLOSED``, ``NOT_ASKED``, ``PACKAGE_MISSING``, ``OUT_OF_RANGE`` and
     ``UNDOCUMENTED``.
     """
 
@@ -56,11 +54,9 @@ class NvmlState(str, enum.Enum):
     NOT_ASKED = "not_asked"
     #: nvidia-ml-py cannot be imported.
     PACKAGE_MISSING = "package_missing"
-    #: The driver answers that it has no such figure (``NVML_VALUE_NOT_AVAILABLE``).
-    NO_FIGURE = "no_figure"
     #: The driver gave a number that cannot be right, such as a utilisation above 100 percent.
     OUT_OF_RANGE = "out_of_range"
-    #: A return value that this library does not know; the fault has its number.
+    #: A return value that this library does not know.
     UNDOCUMENTED = "undocumented"
 
     @property
@@ -69,45 +65,18 @@ class NvmlState(str, enum.Enum):
         return _EXPLANATIONS.get(self) or f"the driver says: {self.value.replace('_', ' ')}"
 
 
-@attrs.frozen
-class NvmlFault:
-    """A question that the driver did not answer.
+class NvmlCallFailed(Exception):
+    """A call that failed; never leaves the modules about NVML.
 
     Attributes:
-        figure: What is missing for it: a field of the object that has this fault; ``device`` or
-            ``nvml`` for all fields; ``processes`` for the list of processes; ``utilization`` for
-            all figures of that.
-        call: The NVML function.
-        state: Its answer.
-        code: The number that it returned, None where the state comes from no return value.
-        detail: The loader's message about a library that was named by its path; else None.
+        state: The answer.
+        message: What failed, how, and what to do, as one sentence.
     """
 
-    figure: str
-    call: str
-    state: NvmlState
-    code: int | None = None
-    detail: str | None = None
-
-    @property
-    def message(self) -> str:
-        """What failed, how, and what to do, as one sentence."""
-        number = f" ({self.code})" if self.state is NvmlState.UNDOCUMENTED else ""
-        return f"{self.call}: {self.detail or self.state.explanation}{number}"
-
-
-class NvmlCallFailed(Exception):
-    """A call that failed; never leaves the modules about NVML."""
-
-    def __init__(
-        self, call: str, state: NvmlState, code: int | None = None, detail: str | None = None
-    ) -> None:
-        super().__init__(call, state, code, detail)
+    def __init__(self, call: str, state: NvmlState, detail: str | None = None) -> None:
         self.state = state
-
-    def fault(self, figure: str) -> NvmlFault:
-        """Return the failure as a value."""
-        return NvmlFault(figure, *self.args)
+        self.message = f"{call}: {detail or state.explanation}"
+        super().__init__(self.message)
 
 
 # nvmlReturn_t, part of NVML's binary interface: the members from OK to RESET_TYPE_NOT_SUPPORTED, in
@@ -140,6 +109,5 @@ _EXPLANATIONS = {
     " versions, as after an update; restart the node, or this program",
     NvmlState.PACKAGE_MISSING: "the Python package nvidia-ml-py is not installed; pip install"
     " nvidia-ml-py",
-    NvmlState.NO_FIGURE: "the driver has no such figure for this process or device",
     NvmlState.OUT_OF_RANGE: "the driver gave a number that cannot be right",
 }

@@ -105,7 +105,7 @@ def the_containers_own_pid_as_host_pid(node: DoctorNode, layout: Layout, depth: 
 SWAPPED = host_pid_wrong("swapped", severity=Severity.ERROR)
 
 
-@scene(SWAPPED, attrs.evolve(SWAPPED, says=("'train'",)), mended=())
+@scene(SWAPPED, attrs.evolve(SWAPPED, says=("_train'",)), mended=())
 def host_pids_swapped_between_two_containers(node: DoctorNode, layout: Layout) -> None:
     places = [node.place(layout), node.place(layout, name="serve")]
     first, second = (place.start() for place in places)

@@ -14,7 +14,6 @@ from fake_nvml.scenes import (
     OTHER,
     SECOND,
     one,
-    states,
     utils,
 )
 
@@ -32,7 +31,7 @@ def test_devices_and_processes_are_what_the_driver_says(
         "sample 0 101 100000 61 22 3 4",
     )
     sample = nvml_sampler.sample()
-    assert (sample.state, sample.fault, sample.driver_version) == (
+    assert (sample.state, sample.message, sample.driver_version) == (
         NvmlState.OK,
         None,
         "570.0-fake",
@@ -41,7 +40,7 @@ def test_devices_and_processes_are_what_the_driver_says(
     assert (first.index, first.uuid, first.name) == (0, GPU, "NVIDIA H100 80GB HBM3")
     assert (first.memory_total_bytes, first.memory_used_bytes) == (81920 * MIB, 5000 * MIB)
     assert (first.gpu_util_percent, first.memory_util_percent) == (37, 12)
-    assert (first.mig_enabled, first.mig_devices, first.faults) == (False, (), ())
+    assert (first.mig_enabled, first.mig_devices) == (False, ())
     assert (second.index, second.uuid, second.state) == (1, OTHER, NvmlState.OK)
     on_first, on_second = sample.processes
     assert (on_first.pid, on_first.device_index, on_first.device_uuid) == (101, 0, GPU)
@@ -139,7 +138,7 @@ def test_the_newer_function_is_not_asked_about_an_idle_device(
     )
     sample = nvml_sampler.sample()
     assert utils(one(sample, 101)) == (0, 0, 0, 0)
-    assert sample.devices[0].faults == ()
+    assert sample.devices[0].state is NvmlState.OK, "it was asked, and is lost"
 
 
 @pytest.mark.parametrize("version", ["535.43.02", "535.54.03", "535.86.05"])
@@ -172,7 +171,8 @@ def test_a_list_that_grows_while_it_is_read_is_read_again_but_not_for_ever(
     assert (process.memory_used_bytes, process.sm_util_percent) == (MIB, 9)
     fake_driver.add(f"grow {call} 1000000")
     sample = nvml_sampler.sample()
-    assert (call, NvmlState.INSUFFICIENT_SIZE) in states(sample.devices[0].faults)
+    (device,) = sample.devices
+    assert NvmlState.INSUFFICIENT_SIZE in {device.processes_state, device.utilization_state}
     for process in sample.processes:
         assert None in (process.memory_used_bytes, process.sm_util_percent)
 

@@ -8,7 +8,7 @@ import threading
 import pynvml
 import pytest
 from fake_nvml.driver import FakeDriver
-from fake_nvml.scenes import CARD, GPU, MIB, SECOND, initialisations, states
+from fake_nvml.scenes import CARD, GPU, MIB, SECOND, initialisations
 
 from libhamiregion.node.nvml import NvmlSampler, NvmlState
 
@@ -95,7 +95,7 @@ def test_without_the_library_or_the_package_there_is_a_state(fake_driver: FakeDr
         "from libhamiregion.node.nvml import NvmlSampler\n"
         "sampler = NvmlSampler(LIBRARY)\n"
         "sample = sampler.sample()\n"
-        "print(sampler.state.value, sample.fault.message)"
+        "print(sampler.state.value, sample.message)"
     )
     missing = "LIBRARY = '/nonexistent/libnvidia-ml.so.1'\n" + ask
     told = run_python(missing, dict(os.environ))
@@ -128,7 +128,6 @@ def test_the_sensors_are_read_where_they_are_wanted(fake_driver: FakeDriver) -> 
     assert device.temperature_celsius == 41
     assert device.power_usage_watts == 187.5
     assert (device.ecc_corrected_errors, device.ecc_uncorrected_errors) == (3, 1)
-    assert device.faults == ()
 
 
 def test_who_does_not_want_them_does_not_ask(fake_driver: FakeDriver) -> None:
@@ -137,41 +136,37 @@ def test_who_does_not_want_them_does_not_ask(fake_driver: FakeDriver) -> None:
         "nvmlDeviceGetPowerUsage",
         "nvmlDeviceGetTotalEccErrors",
     )
-    fake_driver.play(CARD, "sensors 0 41 187500 3 1", *(f"error {call} 999" for call in asked))
+    fake_driver.play(CARD, "sensors 0 41 187500 3 1", *(f"error {call} 15" for call in asked))
     with NvmlSampler(fake_driver.library, host_namespace=True) as sampler:
         (device,) = sampler.sample().devices
     assert device.temperature_celsius is None
     assert device.power_usage_watts is None
-    assert device.faults == ()
+    assert device.state is NvmlState.OK, "it was asked, and is lost"
 
 
 def test_who_wants_no_processes_does_not_ask_for_them(fake_driver: FakeDriver) -> None:
     asked = (
-        "nvmlDeviceGetComputeRunningProcesses",
-        "nvmlDeviceGetGraphicsRunningProcesses",
-        "nvmlDeviceGetMPSComputeRunningProcesses",
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+        "nvmlDeviceGetGraphicsRunningProcesses_v3",
+        "nvmlDeviceGetMPSComputeRunningProcesses_v3",
         "nvmlDeviceGetProcessUtilization",
     )
-    fake_driver.play(CARD, "process 0 compute 77 1000", *(f"error {call} 999" for call in asked))
+    fake_driver.play(CARD, "process 0 compute 77 1000", *(f"error {call} 15" for call in asked))
     with NvmlSampler(fake_driver.library, host_namespace=True, processes=False) as sampler:
         sample = sampler.sample()
     (device,) = sample.devices
-    assert device.faults == ()
+    assert device.state is NvmlState.OK, "it was asked, and is lost"
     assert device.processes_state is device.utilization_state is NvmlState.NOT_ASKED
     assert sample.processes == ()
     assert sample.process(device.uuid, 77) is None, "it is not known, which is not unused"
 
 
-def test_a_card_without_sensors_has_a_reason_for_each(fake_driver: FakeDriver) -> None:
+def test_a_card_without_sensors_has_no_figure_and_no_zero(fake_driver: FakeDriver) -> None:
     fake_driver.play(CARD, SECOND, "sensors 1 70 4000000000 0 0")
     with NvmlSampler(fake_driver.library, host_namespace=True, sensors=True) as sampler:
         first, second = sampler.sample().devices
-    assert states(first.faults) == {
-        ("nvmlDeviceGetTemperature", NvmlState.NOT_SUPPORTED),
-        ("nvmlDeviceGetPowerUsage", NvmlState.NOT_SUPPORTED),
-        ("nvmlDeviceGetTotalEccErrors", NvmlState.NOT_SUPPORTED),
-    }
+    assert (first.temperature_celsius, first.power_usage_watts) == (None, None)
+    assert first.ecc_corrected_errors is None
     assert second.temperature_celsius == 70
     assert second.ecc_uncorrected_errors == 0
-    assert second.power_usage_watts is None
-    assert states(second.faults) == {("nvmlDeviceGetPowerUsage", NvmlState.OUT_OF_RANGE)}
+    assert second.power_usage_watts is None, "a number that cannot be right"

@@ -7,7 +7,7 @@ import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, OTHER, SECOND, initialisations
 
-from libhamiregion.node.nvml import NvmlFault, NvmlSample, NvmlSampler, NvmlState
+from libhamiregion.node.nvml import NvmlSample, NvmlSampler, NvmlState
 
 # All calls of `sample`, as the library exports them.
 CALLS = (
@@ -58,27 +58,33 @@ FIGURES = (
 )
 
 
-def figures(sample: NvmlSample) -> dict[Any, int | None]:
+STATES = ("state", "processes_state", "utilization_state", "mig_enabled")
+
+
+def figures(sample: NvmlSample) -> dict[Any, Any]:
     """Every figure of a sample, by what it belongs to and its name."""
-    found: dict[Any, int | None] = {}
-    owners: list[tuple[Any, Any]] = [((row.device_index, row.pid), row) for row in sample.processes]
-    for device in sample.devices:
-        owners += [((device.index,), device)]
-        owners += [((device.index, n, "mig"), mig) for n, mig in enumerate(device.mig_devices)]
-    for key, owner in owners:
-        for name in FIGURES:
+    found: dict[Any, Any] = {("driver_version",): sample.driver_version}
+    for key, owner in owners(sample):
+        for name in (*FIGURES, "uuid", "name", "gpu_instance_id", "compute_instance_id"):
             if hasattr(owner, name):
                 found[(*key, name)] = getattr(owner, name)
     return found
 
 
-def all_faults(sample: NvmlSample) -> tuple[NvmlFault, ...]:
-    faults = () if sample.fault is None else (sample.fault,)
+def states_of(sample: NvmlSample) -> dict[Any, Any]:
+    """Every state of a sample."""
+    found: dict[Any, Any] = {("state",): sample.state}
+    for key, owner in owners(sample):
+        found.update(((*key, name), getattr(owner, name, None)) for name in STATES)
+    return found
+
+
+def owners(sample: NvmlSample) -> list[tuple[Any, Any]]:
+    found: list[tuple[Any, Any]] = [((row.device_index, row.pid), row) for row in sample.processes]
     for device in sample.devices:
-        faults += device.faults
-        for mig in device.mig_devices:
-            faults += mig.faults
-    return faults
+        found += [((device.index,), device)]
+        found += [((device.index, n, "mig"), mig) for n, mig in enumerate(device.mig_devices)]
+    return found
 
 
 @pytest.mark.slow(keep=5)
@@ -96,7 +102,8 @@ def test_each_error_of_each_call_is_a_state_and_never_a_wrong_figure(
     )
     fake_driver.play(*scene)
     with NvmlSampler(fake_driver.library, host_namespace=True) as sampler:
-        healthy = figures(sampler.sample())
+        sample = sampler.sample()
+        healthy, well = figures(sample), states_of(sample)
     for name, code in CODES.items():
         # What the older function refuses, the newer one may answer.
         newer = call.replace("ProcessUtilization", "ProcessesUtilizationInfo")
@@ -109,12 +116,8 @@ def test_each_error_of_each_call_is_a_state_and_never_a_wrong_figure(
                 continue
             for key, value in found.items():
                 assert value is None or value == healthy[key], (name, key)
-            faults = all_faults(sample)
-            named = {(fault.call.removesuffix("_v2"), fault.state.value) for fault in faults}
             if (call, code) not in ANSWERS:
-                assert (call.removesuffix("_v2"), name) in named, name
-            assert all(fault.message and fault.code == code for fault in faults if
-                       fault.call == call)  # fmt: skip
+                assert (found, states_of(sample)) != (healthy, well), name
         assert sampler.state is NvmlState.CLOSED
     assert initialisations() == 0
 
@@ -135,15 +138,10 @@ def test_closing_does_not_care_what_the_driver_says(fake_driver: FakeDriver, cod
 def test_a_return_value_of_the_future_keeps_its_number(
     fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    fake_driver.play(CARD, "error nvmlDeviceGetMemoryInfo 777")
-    (device,) = nvml_sampler.sample().devices
-    fault = device.faults[0]
-    assert (fault.figure, fault.state, fault.code) == (
-        "memory_total_bytes",
-        NvmlState.UNDOCUMENTED,
-        777,
-    )
-    assert "777" in fault.message
+    fake_driver.play(CARD, "error nvmlDeviceGetCount_v2 777")
+    sample = nvml_sampler.sample()
+    assert sample.state is NvmlState.UNDOCUMENTED
+    assert sample.message == "nvmlDeviceGetCount: error 777"
 
 
 def test_every_documented_return_value_has_a_state_and_every_state_an_explanation() -> None:
@@ -161,8 +159,8 @@ def test_a_driver_that_comes_later_is_found_and_one_that_goes_is_missed(
         assert sampler.state is NvmlState.DRIVER_NOT_LOADED
         sample = sampler.sample()
         assert (sample.state, sample.devices) == (NvmlState.DRIVER_NOT_LOADED, ())
-        assert sample.fault is not None
-        assert "modprobe nvidia" in sample.fault.message
+        assert sample.message is not None
+        assert "modprobe nvidia" in sample.message
         fake_driver.play(CARD)
         assert [device.uuid for device in sampler.sample().devices] == [GPU]
         fake_driver.unload()
@@ -189,7 +187,6 @@ def test_a_gpu_lost_in_mid_run_keeps_its_name_and_does_not_touch_the_others(
         )
         assert (lost.uuid, lost.name) == (GPU, "NVIDIA H100 80GB HBM3")
         assert (lost.memory_used_bytes, lost.gpu_util_percent) == (None, None)
-        assert {fault.state for fault in lost.faults} == {NvmlState.GPU_IS_LOST}
         assert lost.processes_state is lost.utilization_state is NvmlState.GPU_IS_LOST
         assert [row.pid for row in sample.processes] == [102]
         assert sample.process(GPU, 101) is None
