@@ -10,7 +10,6 @@ import attrs
 from libhamiregion.node import driver_gap
 from libhamiregion.node.rows import NO_ROW, Join, devices_of
 
-from .families import DEVICE
 from .labels import ContainerLabels, hidden_by_others, label_text, safe_value
 from .text import Series
 
