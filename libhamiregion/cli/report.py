@@ -34,19 +34,7 @@ from .failures import Failure
 from .format import ratio_bar, ratio_style
 from .help import Verb
 from .output import Page, show, write
-from .tables import (
-    DRAWING,
-    NAME,
-    NUMBER,
-    ROOMY,
-    SIZE,
-    SIZE_LIMIT,
-    WIDE,
-    CellFormat,
-    Column,
-    Lines,
-    Table,
-)
+from .tables import ROOMY, WIDE, CellFormat, Column, Lines, Table
 
 if TYPE_CHECKING:
     from libhamiregion.node import Selector
@@ -283,42 +271,38 @@ def _peak_ratio(row: Usage) -> float | None:
 
 
 _HOURS = CellFormat("{:.2f}".format)
+_NODE = Column("NODE", "node", "name")
+_NAMESPACE = Column("NAMESPACE", "namespace", "name")
+_POD = Column("POD", lambda row: row.pod or row.pod_uid, "name")
+_CONTAINER = Column("CONTAINER", "container", "name")
 _NAMES = {
-    "node": Column("NODE", "node", NAME),
-    "namespace": Column("NAMESPACE", "namespace", NAME),
-    "pod": Column("POD", lambda row: row.pod or row.pod_uid, NAME),
-    "container": Column("CONTAINER", "container", NAME),
-    "index": Column("DEVICE", "device_index", NUMBER),
-    "device": Column("UUID", "device_uuid", NAME),
-}
-_LEVELS = {
-    "node": ("node",),
-    "namespace": ("namespace",),
-    "pod": ("namespace", "pod"),
-    "container": ("namespace", "pod", "container", "index"),
-    "device": ("device",),
+    "node": [_NODE],
+    "namespace": [_NAMESPACE],
+    "pod": [_NAMESPACE, _POD],
+    "container": [_NAMESPACE, _POD, _CONTAINER, Column("DEVICE", "device_index", "number")],
+    "device": [Column("UUID", "device_uuid", "name")],
 }
 _FIGURES = (
-    Column("DRAWING", lambda row: ratio_bar(_peak_ratio(row)), DRAWING, title="", on="terminal"),
-    Column("LIMIT", "memory_limit_bytes", SIZE_LIMIT),
-    Column("AVERAGE", "memory_average_bytes", SIZE),
-    Column("P95", "memory_p95_bytes", SIZE, title="95 %"),
-    Column("PEAK", "memory_peak_bytes", SIZE, style=lambda row: ratio_style(_peak_ratio(row))),
+    Column("DRAWING", lambda row: ratio_bar(_peak_ratio(row)), "drawing", title="", on="terminal"),
+    Column("LIMIT", "memory_limit_bytes", "size_limit"),
+    Column("AVERAGE", "memory_average_bytes", "size"),
+    Column("P95", "memory_p95_bytes", "size", title="95 %"),
+    Column("PEAK", "memory_peak_bytes", "size", style=lambda row: ratio_style(_peak_ratio(row))),
     Column("GPU-H-BUSY", "busy_gpu_hours", _HOURS, title="GPU h busy"),
     Column("H-HELD", "device_hours", _HOURS, title="h held"),
     Column("H-UNUSED", "unused_hours", _HOURS, title="unused"),
 )
-_SUGGESTED = Column("SUGGESTED", "suggested_limit_bytes", SIZE)
+_SUGGESTED = Column("SUGGESTED", "suggested_limit_bytes", "size")
 # Where a row has four names, a narrow terminal shows less of its figures.
 _FROM_WIDTH = {"DRAWING": ROOMY, "AVERAGE": WIDE, "P95": WIDE, "H-HELD": WIDE}
 
 
 def _columns(made: Report) -> list[Column]:
-    names = [_NAMES[name] for name in _LEVELS[made.by]]
+    names = _NAMES[made.by]
     if made.by != "container":
         return [*names, *_FIGURES]
     figures = [
         attrs.evolve(column, from_width=_FROM_WIDTH.get(column.name, 0)) for column in _FIGURES
     ]
-    nodes = {row.node for row in made.rows}
-    return [*([_NAMES["node"]] if len(nodes) > 1 else []), *names, *figures, _SUGGESTED]
+    node = [_NODE] if len({row.node for row in made.rows}) > 1 else []
+    return [*node, *names, *figures, _SUGGESTED]

@@ -107,9 +107,6 @@ FORMATS = {
 }
 
 
-NAME, NUMBER, SIZE, SIZE_LIMIT, DRAWING = "name", "number", "size", "size_limit", "drawing"
-
-
 @attrs.frozen
 class Bar:
     """A bar on a terminal, full to `ratio`, 0 to 1."""
