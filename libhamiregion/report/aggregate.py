@@ -103,7 +103,7 @@ def make_report(
     warnings = [warning for each in facts for warning in each.warnings]
     for each, passed_ms in zip(facts, recorded_ms, strict=True):
         if len(facts) > 1 and passed_ms < whole_ms:
-            warnings.append(f"{each.source} has {100 * passed_ms / whole_ms:.0f} % of the time")
+            warnings.append(f"{each.source} covers {100 * passed_ms / whole_ms:.0f} % of the time")
     allocations = tuple(
         _allocation_usage(of, *aggregate.seen[of], headroom)
         for of in sorted(aggregate.seen, key=_order)

@@ -192,8 +192,8 @@ def test_the_notes_of_a_report_are_in_it_or_on_stderr(tmp_path: Path) -> None:
                 writer.write({of: Sample(2**30)}, at_ms=(MIDNIGHT_S + 43_200 + second) * 1000)
     for form, holds_it in (("text", False), ("csv", False), ("json", True), ("html", True)):
         answer = call("report", *words, *YOUNG, "--format", form)
-        assert ("has 67 % of the time" in answer.stdout) == holds_it, form
-        assert ("has 67 % of the time" in answer.stderr) != holds_it, form
+        assert ("covers 67 % of the time" in answer.stdout) == holds_it, form
+        assert ("covers 67 % of the time" in answer.stderr) != holds_it, form
         assert "\x1b" not in answer.stdout + answer.stderr
 
 

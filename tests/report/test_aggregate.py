@@ -437,7 +437,7 @@ def test_a_gap_of_several_recordings_is_the_time_that_none_has(tmp_path: Path) -
     assert report.gaps == ((SINCE_MS + 3 * HOUR_MS, SINCE_MS + 4 * HOUR_MS),)
     assert report.recorded_ratio == pytest.approx(0.5)
     assert [warning.rpartition("/")[2] for warning in report.warnings] == [
-        f"node-{name}.db has 50 % of the time" for name in "ab"
+        f"node-{name}.db covers 50 % of the time" for name in "ab"
     ]
 
 
