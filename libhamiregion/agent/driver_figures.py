@@ -206,7 +206,9 @@ class UsageSync(Task):
         written = self._written.get(key)
         if written is not None:
             written.container = container
-            lost = [figure for figure in written.figures if figure[0] not in slots]
+            # A container can also take back a device that it has named.
+            known = {(pid, index) for pid, slot in slots.items() for index in slot.stored}
+            lost = [figure for figure in written.figures if figure[:2] not in known]
             for pid, index, place in written.figures.keys() - lost:
                 # A figure that has changed by itself is libvgpu's again.
                 if slots[pid].stored[index][place] != written.figures[pid, index, place]:
@@ -237,7 +239,9 @@ class UsageSync(Task):
                 if now.get((pid, index, place)) == slots[pid].stored[index][place]
             }
             if self._dry_run:
-                self._report_dry_run(container, self._store(region, still))
+                for each in self._store(region, still):
+                    where = {"pid": each.pid, "device": each.device}
+                    self.would_write(container, each.field, each.before, each.after, **where)
                 return
             # Before the stores: some may have been made when one fails.
             self._written.setdefault(key, _WrittenFigures(container)).figures.update(still)
@@ -247,21 +251,6 @@ class UsageSync(Task):
             for figure, value in still.items():
                 # If the next observation shows the same, there is still no watcher.
                 slots[figure[0]].note(figure, value)
-
-    def _report_dry_run(self, container: Container, changes: list[SlotChange]) -> None:
-        for change in changes:
-            self.events.emit(
-                "would_write",
-                f"{change.field} of process {change.pid} would become {change.after}, from"
-                f" {change.before}",
-                container,
-                distinct=change.field,
-                pid=change.pid,
-                field=change.field,
-                device=change.device,
-                before=change.before,
-                after=change.after,
-            )
 
     def _slots(
         self, observation: Observation

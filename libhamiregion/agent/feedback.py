@@ -180,7 +180,10 @@ class Feedback(Task):
         verdicts = decide([state for _, state in states])
         for (container, state), verdict in zip(states, verdicts, strict=True):
             if self._dry_run:
-                self._report_dry_run(container, state, verdict)
+                for field in ("recent_kernel", "utilization_switch"):
+                    before, after = getattr(state, field), getattr(verdict, field)
+                    if before != after:
+                        self.would_write(container, field, before, after)
                 continue
             try:
                 self._apply(container, state, verdict)
@@ -290,20 +293,6 @@ class Feedback(Task):
                 self.count("unblocks")
                 self.events.emit("unblocked", "launches go on", container)
         self.count("writes")
-
-    def _report_dry_run(self, container: Container, state: LaunchState, verdict: Verdict) -> None:
-        for field in ("recent_kernel", "utilization_switch"):
-            before, after = getattr(state, field), getattr(verdict, field)
-            if before != after:
-                self.events.emit(
-                    "would_write",
-                    f"{field} would become {after}, from {before}",
-                    container,
-                    distinct=field,
-                    field=field,
-                    before=before,
-                    after=after,
-                )
 
     # ---- the end ---------------------------------------------------------------------------------
 

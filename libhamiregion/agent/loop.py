@@ -22,7 +22,8 @@ from libhamiregion.text import error_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from libhamiregion.node.events import Emit
+    from libhamiregion.node.containers import Container
+    from libhamiregion.node.events import Detail, Emit
     from libhamiregion.node.node import Node
     from libhamiregion.node.observation import Observation, Observer
     from libhamiregion.plan import PlanReconciler
@@ -96,6 +97,14 @@ class Task(ABC):
         """Return the counters by name; a name that ends in ``_paused`` is 0 or 1."""
         with self._counting:
             return {f"{self.name}_{what}": number for what, number in self._counts.items()}
+
+    def would_write(
+        self, container: Container, field: str, before: Detail, after: Detail, **detail: Detail
+    ) -> None:
+        """Report a change that a dry run leaves out."""
+        detail = {"field": field, "before": before, "after": after, **detail}
+        message = f"{field} would become {after}, from {before}"
+        self.events.emit("would_write", message, container, distinct=field, **detail)
 
     def count(self, what: str, by: int = 1) -> None:
         """Increase a counter of `counted`."""

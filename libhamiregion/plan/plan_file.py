@@ -191,8 +191,9 @@ class _Reader:
 
     def plan(self, root: _Part) -> LimitPlan:
         parts = self._mapping(root, ("apiVersion", "kind", "rules"), ("metadata",))
-        self._value(parts["apiVersion"], _exactly(API_VERSION))
-        self._value(parts["kind"], _exactly(KIND))
+        for name, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
+            if (found := self._value(parts[name], _text)) != wanted:
+                raise self._error(parts[name], f"this version reads `{wanted}`, not `{found}`")
         about = self._mapping(parts.get("metadata"), (), ("name", "description"))
         texts = {name: self._value(part, _text) for name, part in about.items()}
         return LimitPlan(tuple(map(self._rule, self._items(parts["rules"]))), **texts)
@@ -300,15 +301,6 @@ def _device(value: Any) -> str:
     if device.isdigit() and not (device.isascii() and int(device) < DEVICE_CAPACITY):
         raise ValueError("a device is an index from 0 to 15, or a pattern of its uuid")
     return device
-
-
-def _exactly(wanted: str) -> Callable[[Any], str]:
-    def check(value: Any) -> str:
-        if value != wanted:
-            raise ValueError(f"this version reads `{wanted}`, not `{value}`")
-        return wanted
-
-    return check
 
 
 # ---- writing ------------------------------------------------------------------------------------

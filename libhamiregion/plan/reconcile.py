@@ -309,7 +309,6 @@ class PlanReconciler:
             if outcome.status == "applied":
                 done.append(change)
                 self._backoff.recovered(key)
-                baselines.applied(change)
                 self._report_change(change, cause)
             else:
                 self._backoff.failed(key)

@@ -210,7 +210,7 @@ class BaselineStore:
 
     def __init__(self, state: PlanState) -> None:
         self._state = state
-        self._changed = False
+        self._saved = ""
         self._containers = self._load()
 
     @property
@@ -231,23 +231,10 @@ class BaselineStore:
                 if edit.rule is None:
                     continue
                 known = kept.values.get(edit.key, Baseline(edit.before, (edit.before,)))
-                # Until the edit has succeeded, the present value may stay: an edit can fail, meet
-                # a conflict, or end with its process.
+                # The present value may stay: an edit can fail, or end with its process.
                 still = (edit.before,) if edit.before in known.accepted_values else ()
                 kept.values[edit.key] = Baseline(known.before, (*still, edit.after))
-                self._changed = True
         self.save()
-
-    def applied(self, change: ContainerDiff) -> None:
-        """Note that a container's edits are made; a value that has gone back is forgotten."""
-        kept = self._containers.get(change.container.directory or "")
-        values = {} if kept is None else kept.values
-        for edit in change.edits:
-            known = values.pop(edit.key, None)
-            if known is not None:
-                self._changed = True
-                if edit.rule is not None:
-                    values[edit.key] = Baseline(known.before, (edit.after,))
 
     def refresh(self, node: Node) -> None:
         """Forget containers that are gone or have another region.
@@ -270,7 +257,6 @@ class BaselineStore:
                     is_gone = container.region.file_id != kept.file_id
             if is_gone:
                 del self._containers[directory]
-                self._changed = True
 
     def compared(self, diffs: Iterable[ContainerDiff]) -> None:
         """Forget values that no rule sets and that others have set since.
@@ -286,7 +272,6 @@ class BaselineStore:
             going_back = {edit.key for edit in diff.edits if edit.rule is None}
             for key in kept.values.keys() - diff.governed - going_back:
                 del kept.values[key]
-                self._changed = True
             if not kept.values:
                 del self._containers[directory]
 
@@ -296,16 +281,16 @@ class BaselineStore:
         Raises:
             OSError: They cannot be written.
         """
-        if not self._changed:
-            return
         saved = [
             [directory, kept.file_id, [[*key, *attrs.astuple(each)] for key, each in values]]
             for directory, kept in self._containers.items()
             if (values := kept.values.items())
         ]
         # ASCII: a directory's name may be no Unicode, and comes back as it was.
-        self._state.write(_BASELINES, json.dumps(saved) + "\n")
-        self._changed = False
+        text = json.dumps(saved) + "\n"
+        if text != self._saved:
+            self._state.write(_BASELINES, text)
+            self._saved = text
 
     def _load(self) -> dict[str, _ContainerValues]:
         raw = self._state.read(_BASELINES)
