@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 import test_deploy as deploy
-from agent_process import COMMAND, Agent, agents, busy_and_waiting, once, run
 from click.testing import CliRunner
 from exposition import Exposition, parsed
 from fake_nvml.driver import FakeDriver
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
 from node_scene import GPU, MONITOR, NodeScene, OtherWriter
 from own_cgroups import needs_cgroups
-from stale_scene import StaleScene, running_pod
+from support.agent_process import COMMAND, Agent, agents, busy_and_waiting, once, run
+from support.stale_scene import StaleScene, running_pod
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.cli.agent import agent as agent_verb

@@ -168,6 +168,27 @@ def test_only_a_process_that_is_proved_to_be_the_slots_gets_figures(
     assert task.counters()["figures_writes"] == 0
 
 
+def test_a_device_that_a_container_takes_back_harms_nobody(
+    scene: NodeScene, start: Starter, task: ObservedSync, fake_driver: FakeDriver
+) -> None:
+    files = [scene.container(name, uuids=[GPU]) for name in ("hostile", "fine")]
+    processes = [start(), start()]
+    for file, process in zip(files, processes, strict=True):
+        process.tell("attach", file.path)
+    pids = [process.host_pid for process in processes]
+    for sm in (61, 61, 62, 63):
+        fake_driver.play(
+            CARD,
+            *(f"process 0 compute {pid} {MIB}" for pid in pids),
+            *(f"sample 0 {pid} 100 {sm} 0 0 0" for pid in pids),
+        )
+        task.once()
+        if sm == 61 and figures(files[0]) == (MIB, 61):
+            files[0].put("device_num", 0)
+    assert figures(files[1]) == (MIB, 63)
+    assert task.counters()["figures_errors"] == 0
+
+
 def test_a_dry_run_says_what_it_would_write(
     attached: Attached,
     node: Node,

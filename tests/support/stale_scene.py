@@ -10,12 +10,12 @@ from typing import Any
 
 from node_scene import Events, one_pass
 from own_cgroups import cgroup_of_pod
-from support.wait import eventually
 
 from libhamiregion import create_region
 from libhamiregion.agent import StaleDirectoryCleaner
 from libhamiregion.node import Node
 from libhamiregion.node.events import Event
+from support.wait import eventually
 
 MIB = 1 << 20
 # The shortest time that a pod has to be gone in these tests.

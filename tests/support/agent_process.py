@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from node_scene import MONITOR, NodeScene
+from typing_extensions import Self
+
 from support.answers import check_answer
 from support.command_line import call
 from support.region_file import RegionFile
 from support.wait import PATIENCE_S, eventually
-from typing_extensions import Self
 
 # Its intervals are no options, and HAMi's monitor is called as in these tests.
 PROGRAM = f"""

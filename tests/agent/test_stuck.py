@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from agent_process import Agent, agents, busy_and_waiting
 from namespaces import needs_first_namespace
 from node_scene import NodeScene
+from support.agent_process import Agent, agents, busy_and_waiting
 from support.wait import PATIENCE_S, eventually, on_this_machine_s
 
 pytestmark = needs_first_namespace

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 import test_deploy as deploy
-from agent_process import Agent
 from namespaces import needs_first_namespace
 from node_scene import MONITOR, OtherWriter
 from plan_scene import GIB, PlanScene, plan_scene
+from support.agent_process import Agent
 from support.scrapers import ask
 from support.wait import eventually
 
@@ -101,10 +101,10 @@ def test_one_process_has_figures_repairs_priorities_plan_and_annotations(
     eventually(lambda: changed_pods(agent) == pods)
     # The dead process' slot is freed.
     agent.wait_for("repaired")
-    text = metrics(agent)
-    limit = value_of(text, "hami_vgpu_memory_limit_bytes", pod="later", vdevice_index="0")
-    assert limit == 6 * GIB
-    assert value_of(text, "hamiregion_agent_paused", task="feedback") == 0
+    # The metrics of the last scrape may be some seconds old.
+    family, device = "hami_vgpu_memory_limit_bytes", {"pod": "later", "vdevice_index": "0"}
+    eventually(lambda: value_of(metrics(agent), family, **device) == 6 * GIB)
+    assert value_of(metrics(agent), "hamiregion_agent_paused", task="feedback") == 0
     # Names, annotations and the plan come from one list and one watch.
     assert (len(api.lists), len(api.watches)) == (1, 1)
     assert agent.end() == 0, agent.said

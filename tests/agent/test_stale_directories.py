@@ -15,8 +15,8 @@ import pytest
 from namespaces import NEW_NAMESPACE, needs_first_namespace
 from node_scene import one_pass
 from own_cgroups import cgroup_of_pod, needs_cgroups
-from stale_scene import SOON_S, StaleScene, gone, names, process_in, running_pod, until
 from support.actors import ProcessFactory
+from support.stale_scene import SOON_S, StaleScene, gone, names, process_in, running_pod, until
 from support.wait import eventually
 
 from libhamiregion import create_region
