@@ -91,15 +91,19 @@ class Explanation:
 # The option is replaced by the root of the container that a finding is about.
 _REPAIR = "`hamiregion doctor --repair --root DIR`"
 
+
+def _transient(severity: Severity, what: str, consequence: str, advice: str) -> Explanation:
+    return Explanation(severity, what, consequence, advice, is_transient=True)
+
+
 CATALOGUE: Mapping[FindingKind, Explanation] = {
-    FindingKind.HOST_PID_WRONG: Explanation(
+    FindingKind.HOST_PID_WRONG: _transient(
         Severity.WARNING,
         "A live process's slot has a wrong host pid: none (`missing`), its pid in the container"
         " (`container_pid`), that of another process with a slot (`swapped`, an error) or without"
         " (`foreign`, an error), or of no process (`dead`).",
         "the process's utilisation is 0 or another's, and its SM limit is off.",
         f"{_REPAIR} stores the right one; `hamiregion agent` keeps it right",
-        is_transient=True,
     ),
     FindingKind.DEAD_PROCESS_COUNTED: Explanation(
         Severity.WARNING,
@@ -114,12 +118,11 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "its memory is not counted, so that the container can pass its limit; or it counts twice.",
         f"{_REPAIR} takes the real slot in and empties the copy",
     ),
-    FindingKind.SLOT_WITHOUT_PID: Explanation(
+    FindingKind.SLOT_WITHOUT_PID: _transient(
         Severity.ERROR,
         "A slot that counts has pid 0.",
         "up to HAMi 2.8.0 the next process to start hangs with the lock held.",
         f"{_REPAIR} removes it; do that before another process starts",
-        is_transient=True,
     ),
     FindingKind.SEQLOCK_STUCK: Explanation(
         Severity.ERROR,
@@ -134,20 +137,18 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "in a full table the next process to start finds no slot and fails.",
         "free dead processes' slots with `hamiregion reap FILE`; if all processes live, run fewer",
     ),
-    FindingKind.PROCESSES_UNKNOWN: Explanation(
+    FindingKind.PROCESSES_UNKNOWN: _transient(
         Severity.WARNING,
         "The processes of some slots are not known: /proc does not show enough (`sight`), several"
         " processes match (`ambiguous`), or time ran out (`no_time`).",
         "nothing is reported or repaired for these slots.",
         "run as root on the host, or in a pod with hostPID: true and the capability SYS_PTRACE",
-        is_transient=True,
     ),
-    FindingKind.NOT_OBSERVED: Explanation(
+    FindingKind.NOT_OBSERVED: _transient(
         Severity.WARNING,
         "Processes of the container could not be read in time.",
         "whether they use the region, or have escaped its limits, is not known.",
         "check what the container runs; no honest CUDA program does this for long",
-        is_transient=True,
     ),
     FindingKind.LOCK_STUCK: Explanation(
         Severity.ERROR,
@@ -164,69 +165,61 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "several processes are inside at once and damage each other's accounting.",
         f"{_REPAIR} sets it right",
     ),
-    FindingKind.USAGE_ABOVE_LIMIT: Explanation(
+    FindingKind.USAGE_ABOVE_LIMIT: _transient(
         Severity.ERROR,
         "More memory is in use than the limit allows: the limit was lowered, or several processes"
         " allocated at the same moment.",
         "libvgpu refuses every allocation.",
         "raise the limit (`hamiregion limits set`), or end processes",
-        is_transient=True,
     ),
-    FindingKind.USAGE_IMPOSSIBLE: Explanation(
+    FindingKind.USAGE_IMPOSSIBLE: _transient(
         Severity.ERROR,
         "A slot counts more memory than any GPU has: its counter went below zero.",
         "every allocation is refused, or none.",
         "restart the process; `hamiregion reap FILE` frees a dead one's slot",
-        is_transient=True,
     ),
-    FindingKind.PROCESS_ESCAPES: Explanation(
+    FindingKind.PROCESS_ESCAPES: _transient(
         Severity.ERROR,
         "The driver lists a process of the container that has no slot in its region: libvgpu is not"
         " loaded in it (`no_library`), as after a login over SSH, or is switched off (`other`).",
         "no limit holds for it, and others on that GPU run out of memory below their limits.",
         "start it with libvgpu in LD_PRELOAD, without CUDA_DISABLE_CONTROL",
-        is_transient=True,
     ),
-    FindingKind.DRIVER_MEMORY_DIFFERS: Explanation(
+    FindingKind.DRIVER_MEMORY_DIFFERS: _transient(
         Severity.WARNING,
         "The driver's figure for the container's memory is larger (`driver_more`) or smaller"
         " (`driver_less`) than the accounted one, by more than a tenth and more than 256 MiB per"
         " process, or 768 MiB if no context is accounted.",
         "the limit holds for the accounted figure only.",
         "leave that much room on the GPU; if the driver's is smaller, restart the process",
-        is_transient=True,
     ),
-    FindingKind.UTILIZATION_NOT_RECORDED: Explanation(
+    FindingKind.UTILIZATION_NOT_RECORDED: _transient(
         Severity.WARNING,
         "The driver sees a process at work and the region says 0, though the host pid is right:"
         " some versions of libvgpu measure only under an SM limit.",
         "metrics from the region show a utilisation of 0.",
         "run `hamiregion agent`, or use the driver's figures (`hamiregion ps`)",
-        is_transient=True,
     ),
-    FindingKind.DEVICE_COUNT_ZERO: Explanation(
+    FindingKind.DEVICE_COUNT_ZERO: _transient(
         Severity.WARNING,
         "Processes use memory and the region names no device: none has used NVML through libvgpu.",
         "HAMi's monitor shows nothing, and the driver's figures cannot be matched.",
         "run nvidia-smi once in the container, with libvgpu loaded",
-        is_transient=True,
     ),
-    FindingKind.SM_LIMIT_OFF: Explanation(
+    FindingKind.SM_LIMIT_OFF: _transient(
         Severity.WARNING,
         "An SM limit has no effect: it is switched off in the region while others use the GPU"
         " (`switch`), or by GPU_CORE_UTILIZATION_POLICY (`policy`), or device 0 has none"
         " (`device_0`).",
         "launches are not held back.",
         "see the cause; a wrong host pid, which has the same effect, is a finding of its own",
-        is_transient=True,
     ),
-    FindingKind.LAUNCHES_BLOCKED: Explanation(
+    FindingKind.LAUNCHES_BLOCKED: _transient(
         Severity.ERROR,
         "Launches are blocked in favour of a more urgent container (recent_kernel is below 0), and"
         " neither HAMi's monitor nor `hamiregion agent` runs to unblock them.",
         "SM-limited processes hang at their next launch.",
         "start HAMi's monitor or `hamiregion agent`",
-        is_transient=True,
     ),
     FindingKind.LAYOUT_MIXED: Explanation(
         Severity.ERROR,
@@ -248,28 +241,25 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "both pods share one region's limits, and the figures are their sum.",
         "delete the named pods, so that each gets its own directory",
     ),
-    FindingKind.REGION_LOST: Explanation(
+    FindingKind.REGION_LOST: _transient(
         Severity.ERROR,
         "Processes use a region whose file was deleted or replaced (`deleted`) or truncated"
         " (`cut_short`).",
         "new processes do not share their limits; a truncated file ends them with SIGBUS.",
         "restart the named processes",
-        is_transient=True,
     ),
-    FindingKind.REGION_MISSING: Explanation(
+    FindingKind.REGION_MISSING: _transient(
         Severity.INFO,
         "The container's directory has no readable region: the file is `not_ready`, `not_a_region`,"
         " of an `unknown_layout`, not permitted (`no_permission`), gone (`stale`), or the system"
         " `failed`.",
         "the container has no figures, and libvgpu in it may have no limits.",
         "delete a file that stays unfinished; run as root if it may not be read",
-        is_transient=True,
     ),
-    FindingKind.ROOT_UNREADABLE: Explanation(
+    FindingKind.ROOT_UNREADABLE: _transient(
         Severity.WARNING,
         "A directory of containers cannot be listed.",
         "its containers are missing from all output.",
         "name the right directory with --root, or mount it",
-        is_transient=True,
     ),
 }
