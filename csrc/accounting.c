@@ -1,4 +1,4 @@
-#include "attach.h"
+#include "slots.h"
 #include "testpoint.h"
 
 struct account_call {
@@ -28,13 +28,8 @@ static int check_limit(struct account_call *call, uint64_t bytes)
 
 static int fail_limit(const struct account_call *call)
 {
-    struct hr_error detail = {.code = HR_EMEMORYLIMIT,
-                              .device = (int32_t)call->device,
-                              .layout = HR_LAYOUTS,
-                              .found = call->used,
-                              .wanted = call->bytes,
-                              .limit = call->limit};
-    return hr_fail(&detail);
+    return HR_FAIL_OF(HR_EMEMORYLIMIT, (int32_t)call->device, HR_LAYOUTS, .found = call->used,
+                      .wanted = call->bytes, .limit = call->limit);
 }
 
 static int check_books(const struct account_call *call)
@@ -44,12 +39,8 @@ static int check_books(const struct account_call *call)
     uint64_t limit = call->charging ? most - charged : charged;
     if (call->bytes <= limit)
         return HR_OK;
-    struct hr_error detail = {.code = HR_EINVAL,
-                              .device = (int32_t)call->device,
-                              .layout = HR_LAYOUTS,
-                              .found = charged,
-                              .wanted = call->bytes};
-    return hr_fail(&detail);
+    return HR_FAIL_OF(HR_EINVAL, (int32_t)call->device, HR_LAYOUTS, .found = charged,
+                      .wanted = call->bytes);
 }
 
 #define ACCOUNT_POINT(name)                                                                        \
@@ -153,7 +144,7 @@ static int account_beside_lock(struct account_call *call, uint64_t timeout_ns)
     if (code != HR_OK)
         return code;
     /* One thread of ours at a time, or two would make the seqlock even between them. */
-    code = hr_gate_enter_within(region, timeout_ns);
+    code = hr_gate_enter(region, hr_deadline_ns(timeout_ns));
     if (code == HR_OK) {
         code = hr_run_entered(region, account_work, call);
         hr_gate_leave(region);
@@ -189,23 +180,15 @@ static int account(struct account_call *call, uint64_t timeout_ns)
     return code == HR_ECONFLICT ? fail_limit(call) : code;
 }
 
-int hr_charge(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
+int hr_charge(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes, uint32_t flags,
               uint64_t timeout_ns, struct hr_error *error)
-{
-    struct account_call call = {
-        .region = region, .device = device, .kind = kind, .bytes = bytes, .charging = true};
-    return hr_report(error, account(&call, timeout_ns));
-}
-
-int hr_count(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes, uint64_t timeout_ns,
-             struct hr_error *error)
 {
     struct account_call call = {.region = region,
                                 .device = device,
                                 .kind = kind,
                                 .bytes = bytes,
                                 .charging = true,
-                                .beyond_limit = true};
+                                .beyond_limit = (flags & HR_FORCE) != 0};
     return hr_report(error, account(&call, timeout_ns));
 }
 

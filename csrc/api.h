@@ -141,7 +141,7 @@ enum hr_reason {
 
 /*
  * Why a call failed.  Each function that returns a code fills the struct that its caller passes, if
- * that is not NULL and the code is negative.
+ * that is not NULL; after a success only its code, with HR_OK.
  */
 struct hr_error {
     int32_t code;        /* the HR_E... that this belongs to */
@@ -525,7 +525,7 @@ int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t r
 /* ---- The lock ---------------------------------------------------------- */
 
 /* Clear of HAMi's lockf on [0, sizeof) and of its record lock on 0x40000000. */
-#define HR_SLOT_BYTE 0x10000000 /* marks.h */
+#define HR_SLOT_BYTE 0x10000000 /* slots.h */
 #define HR_SLOT_BYTES 0x10000000
 #define HR_HOST_LOCK_BYTE 0x50000000
 #define HR_NUMBER_BYTE 0x60000000
@@ -545,34 +545,20 @@ int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t r
 #define HR_NEWCOMER_NS 300000000u
 
 /*
- * A ticket owns what a call has taken, from within the call: it is made before, all
- * zero, and ended by its destructor, from any thread, at any time, and as often as one
- * likes.  What was given back meanwhile stays so, also if the handle has taken it anew.
- */
-struct hr_ticket {
-    hr_region *region; /* NULL: never used.  The handle's memory stays until the end. */
-    uint64_t turn;
-};
-
-/*
- * Take the lock within `timeout_ns`, 0 = look once, for the ticket, if that is not NULL.
+ * Take the lock within `timeout_ns`, 0 = look once.
  *
  * HR_ETIMEOUT (error.found = owner_pid), HR_EBUSY (this thread has it already),
  * HR_EREADONLY, HR_ESTALE, HR_ECLOSED, HR_EFORKED, HR_ESYSTEM.  A handle that is not attached
  * opens the file anew the first time: HR_ESTALE if its path leads elsewhere, HR_EACCESS.
  */
-int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns,
-            struct hr_error *error);
-void hr_end_lock(struct hr_ticket *ticket);
+int hr_lock(hr_region *region, uint64_t timeout_ns, struct hr_error *error);
 
 /*
  * Give back what hr_lock() has taken, from any thread.  HR_EBUSY: nobody holds it so, though
  * another call of this handle may.  HR_ELOST: it was taken away meanwhile.
  */
 int hr_unlock(hr_region *region, struct hr_error *error);
-
-/* Give it back if this thread has it, else HR_EBUSY.  Use when it is unknown whether hr_lock()
- * succeeded, for example after a signal. */
+/* Give it back if this thread has it, else HR_EBUSY: after an exception of a signal's handler. */
 int hr_unlock_own(hr_region *region, struct hr_error *error);
 
 enum hr_liveness { HR_DEAD, HR_ALIVE, HR_LIVENESS_UNKNOWN };
@@ -638,14 +624,11 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
  * in which a live process may be writing.  One attachment per handle, and one handle
  * per process and region: HR_EATTACHED; with error.reason HR_REASON_FOREIGN_MAPPING another
  * library in this process, libvgpu, has the region mapped; with HR_REASON_SAME_PID a live process
- * of another pid namespace has this one's pid there.  A ticket (region.h), if not NULL, owns
- * the attachment: it detaches when it ends, if that is the one.
+ * of another pid namespace has this one's pid there.
  *
  * HR_EFULL, HR_ETIMEOUT and the rest of hr_lock().
  */
-int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns,
-              struct hr_error *error);
-void hr_end_attachment(struct hr_ticket *ticket);
+int hr_attach(hr_region *region, uint64_t timeout_ns, struct hr_error *error);
 
 /* Empty the slot, and remove it if it is the last one.  HR_EDETACHED: not attached. */
 int hr_detach(hr_region *region, uint64_t timeout_ns, struct hr_error *error);
@@ -655,15 +638,11 @@ enum hr_kind { HR_CONTEXT, HR_MODULE, HR_DATA };
 /*
  * Count `bytes` of one kind on one device, if the sum over all slots stays within
  * the limit, which is read each time.  HR_EMEMORYLIMIT (error: device, found =
- * used bytes, limit, wanted).
+ * used bytes, limit, wanted).  With HR_FORCE in `flags`, whatever the limit: for what is there
+ * already.
  */
-int hr_charge(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
+int hr_charge(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes, uint32_t flags,
               uint64_t timeout_ns, struct hr_error *error);
-
-/* Count what is there already, and cannot be refused any more: as hr_charge(), whatever the limit.
- */
-int hr_count(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes, uint64_t timeout_ns,
-             struct hr_error *error);
 
 /* Give back.  HR_EINVAL (error.found = what is charged): more than was charged. */
 int hr_release(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
@@ -693,8 +672,7 @@ int hr_edit_slot(hr_region *region, int32_t pid, struct hr_slot_edit *edits, uin
                  uint32_t dry_run, uint64_t timeout_ns, struct hr_error *error);
 
 enum hr_reaped {
-    HR_REAP_REMOVED = 1, /* the slot is gone: no process of the region lives behind it */
-    HR_REAP_EMPTIED,     /* the slot is empty and stands where it was */
+    HR_REAP_EMPTIED = 1, /* the slot is empty, where it was */
     HR_REAP_ALIVE,       /* left alone: the process lives */
     HR_REAP_UNKNOWN,     /* left alone: /proc does not show enough to tell */
     HR_REAP_CUT_SHORT    /* left alone: the search of /proc was cut short */
@@ -706,19 +684,6 @@ struct hr_reap {
     uint64_t bytes; /* that its slot counted, over all devices */
 };
 
-/*
- * Free the slots of dead processes: those of `pids`, or with count 0 all.  Seqlocks
- * that the dead left odd are made even.  `out` takes HR_SLOTS entries; returns
- * their number.  Explicit pids that live or cannot be judged are reported; so is
- * HR_ENOPROCESS for one without a slot, before anything is done.
- *
- * /proc is searched before the lock, for 2 s at most, and once more under it, for 0.5 s.  What
- * counts and could not be judged because that was not enough is reported as HR_REAP_CUT_SHORT,
- * whether it was asked for or not: without such an entry no slot was left out for want of time.
- */
-int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t count,
-            uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error);
-
 /* A process that is known to be none of the region's, whatever its pids are. */
 struct hr_stranger {
     uint64_t start_time_ticks; /* after boot, field 22 of its stat: with the pid, its identity */
@@ -726,13 +691,21 @@ struct hr_stranger {
 };
 
 /*
- * The same beside `strangers`, sorted by pid: processes that need not be asked for their maps,
- * because the caller knows them to be of other containers.  Without them a neighbour with many
- * mappings and the pid of a slot decides what a call costs, and what it can tell.
+ * Empty the slots of dead processes: those of `pids`, or with count 0 all.  Seqlocks that the dead
+ * left odd are made even.  `out` takes HR_SLOTS entries; returns their number.  Explicit pids that
+ * live or cannot be judged are reported; so is HR_ENOPROCESS for one without a slot, before
+ * anything is done.
+ *
+ * /proc is searched before the lock is taken, for 2 s at most.  What counts and could not be judged
+ * because that was not enough is reported as HR_REAP_CUT_SHORT.
+ *
+ * `strangers`, sorted by pid, need not be asked for their maps, because the caller knows them to be
+ * of other containers.  Without them a neighbour with many mappings and the pid of a slot decides
+ * how long a call takes, and whether it can tell.
  */
-int hr_reap_without(hr_region *region, const char *proc, const struct hr_stranger *strangers,
-                    uint32_t stranger_count, const int32_t *pids, uint32_t count, uint32_t dry_run,
-                    uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error);
+int hr_reap(hr_region *region, const char *proc, const struct hr_stranger *strangers,
+            uint32_t stranger_count, const int32_t *pids, uint32_t count, uint32_t dry_run,
+            uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error);
 
 /*
  * What /proc tells of processes.  `proc` is a descriptor of it.

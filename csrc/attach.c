@@ -1,10 +1,10 @@
 #define _GNU_SOURCE
-#include "attach.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "slots.h"
 #include "testpoint.h"
 
 enum { RUNNING = 1 };
@@ -145,7 +145,7 @@ struct attach_call {
     struct hr_evidence evidence;
     struct hr_attachment *attachment;
     int32_t pid;
-    uint64_t turn; /* of those in which this handle has been attached; 0: not now */
+    bool is_attached; /* by this call; another thread may have detached since */
 };
 
 static int attach_work(void *argument)
@@ -159,7 +159,7 @@ static int attach_work(void *argument)
         region->own.attachment = call->attachment;
         region->own.pid = call->pid;
         region->own.signature = region->own.attaching_signature;
-        call->turn = ++region->own.turn;
+        call->is_attached = true;
     }
     return code;
 }
@@ -191,7 +191,7 @@ static void end_signing(hr_region *region)
                                             memory_order_relaxed, memory_order_relaxed);
 }
 
-static int attach_entered(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
+static int attach_entered(hr_region *region, uint64_t timeout_ns)
 {
     int code = check_no_foreign_mapping(region);
     if (code != HR_OK)
@@ -209,12 +209,7 @@ static int attach_entered(hr_region *region, struct hr_ticket *ticket, uint64_t 
         end_signing(region);
     }
     /* Also where the lock was lost meanwhile: then there is a slot, and an error. */
-    if (call.turn != 0 && ticket != NULL) {
-        if (ticket->region == NULL)
-            hr_keep(region);
-        *ticket = (struct hr_ticket){.region = region, .turn = call.turn};
-    }
-    if (call.turn == 0) {
+    if (!call.is_attached) {
         if (call.attachment != NULL)
             hr_unlock_bytes(region, &call.attachment->byte);
         free(call.attachment);
@@ -223,14 +218,13 @@ static int attach_entered(hr_region *region, struct hr_ticket *ticket, uint64_t 
     return code;
 }
 
-int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns,
-              struct hr_error *error)
+int hr_attach(hr_region *region, uint64_t timeout_ns, struct hr_error *error)
 {
     int code = hr_enter_to_lock(region);
     if (code != HR_OK)
         return hr_report(error, code);
     /* Inside to the end: hr_close() takes the claim away, and another thread would have it. */
-    code = attach_entered(region, ticket, timeout_ns);
+    code = attach_entered(region, timeout_ns);
     hr_leave(region);
     return hr_report(error, code);
 }
@@ -321,25 +315,12 @@ int hr_regain_slot(hr_region *region, const struct hr_evidence *evidence)
 
 /* ---- Detaching --------------------------------------------------------------------- */
 
-struct detach_call {
-    hr_region *region;
-    uint64_t turn; /* of those in which the handle has been attached; 0: whichever it is in */
-};
-
-/* Under the gate.  Another thread may have detached meanwhile, and attached anew. */
-static bool is_detached(const struct detach_call *call)
-{
-    const struct hr_own_slot *own = &call->region->own;
-    return own->attachment == NULL || (call->turn != 0 && own->turn != call->turn);
-}
-
 /* HR_EDETACHED: nothing to do. */
 static int detach_work(void *argument)
 {
-    const struct detach_call *call = argument;
-    hr_region *region = call->region;
+    hr_region *region = argument;
     int32_t count;
-    if (is_detached(call))
+    if (region->own.attachment == NULL) /* another thread has detached meanwhile */
         return hr_fail_code(HR_EDETACHED);
     int code = hr_check_header(region);
     if (code == HR_OK)
@@ -378,13 +359,12 @@ static struct hr_byte_lock forget_attachment(hr_region *region)
     return byte;
 }
 
-static int detach(hr_region *region, uint64_t turn, uint64_t deadline_ns)
+static int detach(hr_region *region, uint64_t deadline_ns)
 {
-    struct detach_call call = {.region = region, .turn = turn};
     struct hr_byte_lock byte = {.page = NULL};
     int code = hr_lock_take(region, deadline_ns);
     if (code == HR_OK) {
-        code = hr_run_entered(region, detach_work, &call);
+        code = hr_run_entered(region, detach_work, region);
         if (code != HR_EDETACHED)
             byte = forget_attachment(region);
         code = hr_lock_drop_after(region, code);
@@ -394,7 +374,7 @@ static int detach(hr_region *region, uint64_t turn, uint64_t deadline_ns)
     }
     /* The file is gone under us: there is nothing left to detach from. */
     if (code == HR_ESTALE && hr_gate_enter(region, deadline_ns) == HR_OK) {
-        if (!is_detached(&call))
+        if (region->own.attachment != NULL)
             byte = forget_attachment(region);
         hr_unlock_bytes(region, &byte);
         hr_gate_leave(region);
@@ -410,7 +390,7 @@ int hr_leave_region(hr_region *region, uint64_t deadline_ns)
         for (uint32_t kind = 0; kind < HR_KINDS; kind++)
             bytes += region->own.attachment->charged[device][kind];
     }
-    int code = detach(region, 0, deadline_ns);
+    int code = detach(region, deadline_ns);
     if (code != HR_ETIMEOUT)
         return HR_OK;
     struct hr_error detail;
@@ -421,31 +401,14 @@ int hr_leave_region(hr_region *region, uint64_t deadline_ns)
     return hr_fail(&detail);
 }
 
-static int detach_turn(hr_region *region, uint64_t turn, uint64_t timeout_ns)
+int hr_detach(hr_region *region, uint64_t timeout_ns, struct hr_error *error)
 {
     int code = hr_enter_to_write(region);
     if (code != HR_OK)
-        return code;
+        return hr_report(error, code);
     /* A handle without a slot does not wait for the lock to learn that. */
-    code = region->own.is_claimed ? detach(region, turn, hr_deadline_ns(timeout_ns))
+    code = region->own.is_claimed ? detach(region, hr_deadline_ns(timeout_ns))
                                   : hr_fail_code(HR_EDETACHED);
     hr_leave(region);
-    return code;
-}
-
-int hr_detach(hr_region *region, uint64_t timeout_ns, struct hr_error *error)
-{
-    return hr_report(error, detach_turn(region, 0, timeout_ns));
-}
-
-void hr_end_attachment(struct hr_ticket *ticket)
-{
-    const uint64_t patience_ns = 1000000000;
-    hr_region *region = ticket->region;
-    if (region == NULL)
-        return;
-    ticket->region = NULL;
-    if (region->own.turn == ticket->turn)
-        detach_turn(region, ticket->turn, patience_ns);
-    hr_let_go(region);
+    return hr_report(error, code);
 }

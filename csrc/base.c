@@ -1,7 +1,8 @@
-#include "base.h"
 
 #include <stdlib.h>
 #include <time.h>
+
+#include "internal.h"
 
 const char *hr_core_version(void)
 {

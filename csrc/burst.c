@@ -1,8 +1,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include "byte_lock.h"
-#include "fields.h"
+#include "lock.h"
 
 /* Any other value is off: nobody else writes there, but nobody is bound not to. */
 #define BURST_ON 0x74737262 /* "brst" */

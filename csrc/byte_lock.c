@@ -1,5 +1,4 @@
 #define _GNU_SOURCE
-#include "byte_lock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -7,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "identify.h"
+#include "lock.h"
 
 static bool is_region(const hr_region *region, const struct stat *status)
 {
@@ -63,33 +62,19 @@ static int set_lock(int fd, short type, off_t start, off_t length)
     return errno == EAGAIN || errno == EACCES ? HR_EBUSY : hr_fail_errno(HR_ESYSTEM, errno);
 }
 
-/* All that lies between the numbers of the process's own handles, and behind the last of them. */
-static int set_foreign_locks(const hr_region *region, int fd)
-{
-    off_t start = HR_HOST_LOCK_BYTE + 1;
-    uint64_t own = HR_FOREIGN_OWNER;
-    while ((own = hr_next_own_numbers(region, own)) != HR_FOREIGN_END) {
-        off_t end = hr_number_byte(own);
-        int code = end > start ? set_lock(fd, F_RDLCK, start, end - start) : HR_OK;
-        if (code != HR_OK)
-            return code;
-        own += HR_TURNS;
-        start = end + HR_TURNS;
-    }
-    return set_lock(fd, F_RDLCK, start, 0); /* 0: to the end, wherever that is */
-}
-
-/* What is to be locked. */
+/* What is to be locked: a range, or those of `bytes` that are free. */
 struct wanted {
     short type;
-    off_t start, length; /* 0: the bytes of everybody else */
-    const off_t *bytes;  /* not NULL: those of these that are free */
+    off_t start, length;
+    const off_t *bytes;
     uint32_t count;
     bool *is_locked;
 };
 
-static int set_free_locks(int fd, const struct wanted *wanted)
+static int set_wanted(int fd, const struct wanted *wanted)
 {
+    if (wanted->bytes == NULL)
+        return set_lock(fd, wanted->type, wanted->start, wanted->length);
     for (uint32_t i = 0; i < wanted->count; i++) {
         int code = set_lock(fd, F_RDLCK, wanted->bytes[i], 1);
         if (code != HR_OK && code != HR_EBUSY)
@@ -97,14 +82,6 @@ static int set_free_locks(int fd, const struct wanted *wanted)
         wanted->is_locked[i] = code == HR_OK;
     }
     return HR_OK;
-}
-
-static int set_wanted(const hr_region *region, int fd, const struct wanted *wanted)
-{
-    if (wanted->bytes != NULL)
-        return set_free_locks(fd, wanted);
-    return wanted->length == 0 ? set_foreign_locks(region, fd)
-                               : set_lock(fd, wanted->type, wanted->start, wanted->length);
 }
 
 static int lock_in_page(const hr_region *region, const struct hr_hold *hold,
@@ -118,7 +95,7 @@ static int lock_in_page(const hr_region *region, const struct hr_hold *hold,
     if (page == MAP_FAILED || madvise(page, 1, MADV_DONTFORK) != 0)
         code = hr_fail_errno(HR_ESYSTEM, errno);
     else
-        code = set_wanted(region, fd, wanted);
+        code = set_wanted(fd, wanted);
     close(fd);
     if (code == HR_OK)
         out->page = page;
@@ -155,11 +132,6 @@ int hr_lock_free_bytes(const hr_region *region, const off_t *bytes, uint32_t cou
     const struct wanted wanted = {
         .type = F_RDLCK, .bytes = bytes, .count = count, .is_locked = is_locked};
     return lock_wanted(region, &wanted, out);
-}
-
-int hr_lock_foreign_bytes(const hr_region *region, struct hr_byte_lock *out)
-{
-    return hr_lock_bytes(region, F_RDLCK, 0, 0, out);
 }
 
 void hr_unlock_bytes(const hr_region *region, struct hr_byte_lock *lock)

@@ -10,8 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base.h"
-#include "identify.h"
+#include "internal.h"
 
 /* <linux/fs.h> has it, but clashes with <fcntl.h> on some systems. */
 #define NO_REPLACE 1u

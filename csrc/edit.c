@@ -1,6 +1,6 @@
 #include <string.h>
 
-#include "fields.h"
+#include "internal.h"
 
 struct edit_call {
     const hr_region *region;
@@ -56,23 +56,13 @@ static bool swap(const hr_region *region, const struct hr_edit *edit, uint64_t *
 
 static int refuse(int code, const struct hr_edit *edit, uint64_t found, uint64_t wanted)
 {
-    struct hr_error detail = {.code = code,
-                              .device = edit->device,
-                              .layout = HR_LAYOUTS,
-                              .found = found,
-                              .wanted = wanted,
-                              .kind = edit->kind};
-    return hr_fail(&detail);
+    return HR_FAIL_OF(code, edit->device, HR_LAYOUTS, .found = found, .wanted = wanted,
+                      .kind = edit->kind);
 }
 
 static int no_device(int32_t device, uint32_t devices, uint32_t number)
 {
-    struct hr_error detail = {.code = HR_ENODEVICE,
-                              .device = device,
-                              .layout = HR_LAYOUTS,
-                              .candidates = devices,
-                              .found = number};
-    return hr_fail(&detail);
+    return HR_FAIL_OF(HR_ENODEVICE, device, HR_LAYOUTS, .candidates = devices, .found = number);
 }
 
 static bool has_uuid(const hr_region *region, uint32_t device, const char *uuid)
@@ -132,8 +122,7 @@ static int spread(struct edit_call *call)
                 return refuse(HR_EINVAL, &given[i], 0, 0);
             edited[given[i].kind] |= 1u << device;
             if (call->count == call->room) {
-                struct hr_error detail = {.code = HR_ENOSPACE, .wanted = HR_EDITS_MAX};
-                return hr_fail(&detail);
+                return HR_FAIL(HR_ENOSPACE, .wanted = HR_EDITS_MAX);
             }
             call->edits[call->count++] = given[i];
         }

@@ -1,5 +1,4 @@
 #define _GNU_SOURCE
-#include "fields.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -7,7 +6,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "identify.h"
+#include "internal.h"
 #include "proc.h"
 
 bool hr_is_whole(const hr_region *region, const struct stat *status)
@@ -116,13 +115,8 @@ int hr_check_header(const hr_region *region)
 
 static int corrupt(const hr_region *region, int reason, uint64_t found)
 {
-    struct hr_error detail = {.code = HR_ECORRUPT,
-                              .reason = reason,
-                              .device = -1,
-                              .layout = region->layout->id,
-                              .file_size = region->layout->size,
-                              .found = found};
-    return hr_fail(&detail);
+    return HR_FAIL_OF(HR_ECORRUPT, -1, region->layout->id, .reason = reason,
+                      .file_size = region->layout->size, .found = found);
 }
 
 /* A number behind the slots and all that follow it are 0: rarely so in a file that is whole. */

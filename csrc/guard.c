@@ -1,5 +1,4 @@
 #define _GNU_SOURCE
-#include "guard.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -11,7 +10,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-#include "base.h"
+#include "internal.h"
 
 struct frame {
     sigjmp_buf resume;

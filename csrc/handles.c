@@ -2,7 +2,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "handle.h"
+#include "internal.h"
 
 uint32_t hr_fork_generation;
 
@@ -96,17 +96,6 @@ bool hr_is_used_by_process(const hr_region *region, bool by_another)
     return used;
 }
 
-uint64_t hr_next_own_numbers(const hr_region *region, uint64_t from)
-{
-    uint64_t next = HR_FOREIGN_END;
-    for (EACH_WRITABLE(other)) {
-        uint64_t numbers = other->lock.numbers;
-        if (is_same_region(region, other) && numbers >= from && numbers < next)
-            next = numbers;
-    }
-    return next;
-}
-
 void hr_keep(hr_region *region)
 {
     atomic_fetch_add_explicit(&region->references, 1, memory_order_relaxed);
@@ -138,11 +127,8 @@ hr_region *hr_next_to_leave(void)
     return next;
 }
 
-_Atomic uint32_t hr_uses;
-
 bool hr_claim_attachment(hr_region *region)
 {
-    atomic_fetch_add_explicit(&hr_uses, 1, memory_order_seq_cst);
     bool is_free = true;
     hr_fork_lock();
     for (EACH_WRITABLE(other))

@@ -1,5 +1,4 @@
 #define _GNU_SOURCE
-#include "identify.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base.h"
+#include "internal.h"
 #include "proc.h"
 
 /* Covers every field up to procs in every layout. */
@@ -478,12 +477,7 @@ static int decide(struct file_view *view, uint32_t named)
         return named == HR_LAYOUTS ? (int)found
                                    : refuse(view, HR_ENOTREGION, HR_REASON_LAYOUT, named, found);
     }
-    struct hr_error detail = {.code = HR_EAMBIGUOUS,
-                              .device = -1,
-                              .candidates = plausible,
-                              .layout = HR_LAYOUTS,
-                              .file_size = view->size};
-    return hr_fail(&detail);
+    return HR_FAIL(HR_EAMBIGUOUS, .candidates = plausible, .file_size = view->size);
 }
 
 static int identify_file(const struct hr_identified *file, uint32_t layout, uint64_t *version)
@@ -512,13 +506,8 @@ static int identify_file(const struct hr_identified *file, uint32_t layout, uint
  * here can know. */
 static int refuse_to_write(const struct hr_identified *file, uint32_t layout)
 {
-    struct hr_error detail = {.code = HR_EREADONLY,
-                              .reason = HR_REASON_VERSION,
-                              .device = -1,
-                              .layout = layout,
-                              .file_size = (uint64_t)file->status.st_size,
-                              .found = file->version};
-    return hr_fail(&detail);
+    return HR_FAIL_OF(HR_EREADONLY, -1, layout, .reason = HR_REASON_VERSION,
+                      .file_size = (uint64_t)file->status.st_size, .found = file->version);
 }
 
 int hr_open_identified(const char *path, uint32_t flags, uint32_t layout, struct hr_identified *out)

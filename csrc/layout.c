@@ -1,6 +1,7 @@
-#include "layout_rows.h"
 
 #include <stdatomic.h>
+
+#include "layout_rows.h"
 
 const struct hr_layout hr_layouts[HR_LAYOUTS] = HR_LAYOUT_ROWS;
 

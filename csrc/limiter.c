@@ -1,4 +1,3 @@
-#include "region.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -6,7 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "base.h"
+#include "internal.h"
 
 /*
  * `total` doubles whenever a full bucket is not enough; it stops here, so that

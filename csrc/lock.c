@@ -1,5 +1,4 @@
 #define _GNU_SOURCE
-#include "region.h"
 
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -8,8 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "lock_word.h"
-#include "mappers.h"
+#include "lock.h"
 #include "testpoint.h"
 
 /* ---- The words -------------------------------------------------------------- */
@@ -105,14 +103,6 @@ int hr_gate_enter(hr_region *region, uint64_t deadline_ns)
             syscall(SYS_futex, &region->lock.gate, FUTEX_WAIT_PRIVATE, 2, &nap, NULL, 0);
         }
     }
-    atomic_store_explicit(&region->lock.gate_thread, hr_thread_id(), memory_order_relaxed);
-    return HR_OK;
-}
-
-int hr_gate_enter_within(hr_region *region, uint64_t timeout_ns)
-{
-    if (!take_free_gate(region))
-        return hr_gate_enter(region, hr_deadline_ns(timeout_ns));
     atomic_store_explicit(&region->lock.gate_thread, hr_thread_id(), memory_order_relaxed);
     return HR_OK;
 }
@@ -218,7 +208,6 @@ void hr_note_taken(hr_region *region)
 {
     region->lock.held = true;
     region->lock.turn++;
-    atomic_fetch_add_explicit(&hr_uses, 1, memory_order_seq_cst);
 }
 
 struct attempt {
@@ -379,65 +368,37 @@ int hr_lock_drop(hr_region *region)
 
 /* ---- For users -------------------------------------------------------------------- */
 
-int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns,
-            struct hr_error *error)
+int hr_lock(hr_region *region, uint64_t timeout_ns, struct hr_error *error)
 {
     int code = hr_enter_to_lock(region);
     if (code != HR_OK)
         return hr_report(error, code);
     code = hr_lock_take(region, hr_deadline_ns(timeout_ns));
     if (code == HR_OK) {
-        const uint64_t turn = region->lock.turn;
-        if (ticket != NULL) {
-            if (ticket->region == NULL)
-                hr_keep(region);
-            ticket->region = region;
-            ticket->turn = turn;
-        }
-        /* Release: who gives it back may be another thread, and reads what it was signed with. */
-        atomic_store_explicit(&region->lock.lent, turn, memory_order_release);
+        /* Release: another thread may give it back, and reads what it was signed with. */
+        atomic_store_explicit(&region->lock.handed_out, true, memory_order_release);
     }
     hr_leave(region);
     return hr_report(error, code);
 }
 
-static int give_back_lent(hr_region *region, uint64_t turn)
+int hr_unlock(hr_region *region, struct hr_error *error)
 {
     int code = hr_enter(region);
     if (code != HR_OK)
-        return code;
-    /* Two threads may be here, and a third one may have the lock by now. */
-    code = turn != 0 && atomic_compare_exchange_strong_explicit(&region->lock.lent, &turn, 0,
-                                                                memory_order_acquire,
-                                                                memory_order_relaxed)
+        return hr_report(error, code);
+    code = atomic_exchange_explicit(&region->lock.handed_out, false, memory_order_acquire)
                ? hr_lock_drop(region)
                : hr_fail_code(HR_EBUSY);
     hr_leave(region);
-    return code;
-}
-
-int hr_unlock(hr_region *region, struct hr_error *error)
-{
-    return hr_report(error, give_back_lent(region, atomic_load_explicit(&region->lock.lent,
-                                                                        memory_order_relaxed)));
+    return hr_report(error, code);
 }
 
 int hr_unlock_own(hr_region *region, struct hr_error *error)
 {
     if (atomic_load_explicit(&region->lock.gate_thread, memory_order_relaxed) != hr_thread_id())
         return hr_report(error, hr_fail_code(HR_EBUSY));
-    return hr_report(error, hr_unlock(region, NULL));
-}
-
-void hr_end_lock(struct hr_ticket *ticket)
-{
-    hr_region *region = ticket->region;
-    if (region == NULL)
-        return;
-    ticket->region = NULL;
-    if (atomic_load_explicit(&region->lock.lent, memory_order_relaxed) == ticket->turn)
-        give_back_lent(region, ticket->turn);
-    hr_let_go(region);
+    return hr_unlock(region, error);
 }
 
 int hr_lock_drop_after(hr_region *region, int code)

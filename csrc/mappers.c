@@ -1,18 +1,10 @@
 #define _GNU_SOURCE
-#include "mappers.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <linux/magic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/sysmacros.h>
-#include <sys/vfs.h>
-#include <unistd.h>
 
-#include "identify.h"
+#include "lock.h"
 
 /* ---- Own mappings ------------------------------------------------------------------ */
 
@@ -151,75 +143,9 @@ int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slo
 
 /* ---- One file, two inodes --------------------------------------------------------- */
 
-/* mountinfo writes blanks and the like as a backslash and three octal digits. */
-static void unescape(char *text)
-{
-    char *to = text;
-    for (const char *from = text; *from != '\0'; to++) {
-        unsigned code;
-        if (from[0] == '\\' && sscanf(from + 1, "%3o", &code) == 1) {
-            *to = (char)code;
-            from += 4;
-        } else {
-            *to = *from++;
-        }
-    }
-    *to = '\0';
-}
-
-/*
- * Whether the mount is an overlay whose upper directory has the file below it.  Of a relative
- * upper directory it is not known where it lies: then a path that has it as a part will do.
- */
-static bool is_upper_file(char *mount, const char *path)
-{
-    char *options = strstr(mount, " - overlay ");
-    char *upper = options == NULL ? NULL : strstr(options, ",upperdir=");
-    if (upper == NULL)
-        return false;
-    upper += strlen(",upperdir=");
-    upper[strcspn(upper, ", \n")] = '\0';
-    unescape(upper);
-    const char *found = upper[0] == '/' ? path : strstr(path, upper);
-    bool begins =
-        found != NULL && strncmp(found, upper, strlen(upper)) == 0 && found[strlen(upper)] == '/';
-    return begins && (found == path || found[-1] == '/');
-}
-
-static bool is_in_upper_directory(const char *path)
-{
-    FILE *mounts = fopen("/proc/self/mountinfo", "re");
-    char *line = NULL;
-    size_t room = 0;
-    /* What cannot be told is taken for possible. */
-    bool found = mounts == NULL;
-    while (!found && getline(&line, &room, mounts) > 0)
-        found = is_upper_file(line, path);
-    free(line);
-    if (mounts != NULL)
-        fclose(mounts);
-    return found;
-}
-
-bool hr_lies_on_overlay(const hr_region *region)
-{
-    int fd;
-    struct stat status;
-    struct statfs system;
-    char link[40], path[PATH_MAX];
-    if (hr_open_file(region->path, region->no_link, &fd, &status) != HR_OK)
-        return true;
-    bool may = fstatfs(fd, &system) != 0 || system.f_type == OVERLAYFS_SUPER_MAGIC;
-    /* The descriptor's link: to resolve the name would walk where a container may mount. */
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    hr_read_link(AT_FDCWD, link, path, sizeof path);
-    close(fd);
-    return may || path[0] != '/' || is_in_upper_directory(path);
-}
-
 bool hr_may_have_two_inodes(hr_region *region)
 {
-    if (hr_lies_on_overlay(region))
+    if (!region->has_own_pages)
         return true;
     struct hr_mappers mappers;
     if (hr_find_mappers(region, NULL, HR_WITH_OWN_HANDLE, NULL, NULL, HR_PROC_NS, &mappers) !=

@@ -1,11 +1,10 @@
 #define _GNU_SOURCE
-#include "marks.h"
 
 #include <fcntl.h>
 #include <sys/random.h>
 #include <time.h>
 
-#include "mappers.h"
+#include "slots.h"
 #include "testpoint.h"
 
 /*
@@ -175,15 +174,10 @@ void hr_judge_marks(hr_region *region, int32_t pid, struct hr_judged_marks *out)
         bytes[i] = hr_mark_byte(out->list[i].mark);
     if (hr_lock_free_bytes(region, bytes, out->count, is_locked, &out->kept) != HR_OK)
         return;
-    bool may_be_elsewhere = false, is_looked_up = false;
     for (uint32_t i = 0; i < out->count; i++) {
-        if (is_locked[i] && !is_looked_up) {
-            may_be_elsewhere = hr_lies_on_overlay(region);
-            is_looked_up = true;
-        }
         if (!is_locked[i])
             out->list[i].liveness = HR_ALIVE;
-        else if (!may_be_elsewhere)
+        else if (region->has_own_pages)
             out->list[i].liveness = HR_DEAD;
     }
 }

@@ -1,4 +1,4 @@
-#include "table_view.h"
+#include "slots.h"
 #include "testpoint.h"
 
 struct repair_call {
@@ -53,6 +53,12 @@ static bool may_be_missed(const struct repair_call *call, int32_t index, int32_t
            !count_the_same(region, index, copy);
 }
 
+/* What was not judged may be once the search has ended. */
+static void report_left(struct repair_call *call, int32_t pid)
+{
+    report(call, pid, call->view.mappers.cut_short ? HR_REPAIR_CUT_SHORT : HR_REPAIR_LEFT);
+}
+
 /* Whether the search ended before the process could be found. */
 static bool is_cut_short(const struct repair_call *call, int32_t pid)
 {
@@ -67,23 +73,15 @@ static bool is_cut_short(const struct repair_call *call, int32_t pid)
 static int32_t find_end(struct repair_call *call, int32_t count)
 {
     int32_t end = count;
-    bool barred = false, barred_for_good = false;
+    bool barred = false;
     for (int32_t index = count; index < HR_SLOTS; index++) {
         enum hr_slot_use use = hr_judge_use(call->region, &call->view, index, count);
-        if (use == HR_USE_UNDECIDED) {
-            const bool is_cut = is_cut_short(call, pid_of(call, index));
-            barred = true;
-            if (is_cut)
-                report(call, pid_of(call, index), HR_REPAIR_CUT_SHORT);
-            else if (may_be_missed(call, index, count))
-                report(call, pid_of(call, index), HR_REPAIR_LEFT);
-            barred_for_good =
-                barred_for_good || (!is_cut && !hr_is_sought_yet(call->region, &call->view, index));
-        }
-        /* What bars it may be nobody's, once the search has ended. */
-        if (use == HR_USE_AT_WORK && barred)
-            report(call, pid_of(call, index),
-                   barred_for_good ? HR_REPAIR_LEFT : HR_REPAIR_CUT_SHORT);
+        const bool is_missed =
+            use == HR_USE_UNDECIDED &&
+            (is_cut_short(call, pid_of(call, index)) || may_be_missed(call, index, count));
+        barred = barred || use == HR_USE_UNDECIDED;
+        if (is_missed || (use == HR_USE_AT_WORK && barred))
+            report_left(call, pid_of(call, index));
         if (use == HR_USE_AT_WORK && !barred) {
             report(call, pid_of(call, index), HR_REPAIR_DONE);
             end = index + 1;
@@ -138,7 +136,7 @@ static void mend_double(struct repair_call *call, int32_t pid, int32_t count, in
         if (hr_clear_frozen_copies(region, &call->view, at_work, count, call->dry_run) != 0)
             report(call, pid, HR_REPAIR_DONE);
     } else if (counting > 1) {
-        report(call, pid, HR_REPAIR_LEFT);
+        report_left(call, pid);
     }
 }
 
@@ -168,7 +166,7 @@ static int repair_work(void *argument)
         if (is_first && hr_lives_once(&call->view, pid))
             mend_double(call, pid, count, end);
         else if (is_first && is_cut_short(call, pid) && hr_find_slot(region, pid, end) != index)
-            report(call, pid, HR_REPAIR_CUT_SHORT);
+            report_left(call, pid);
     }
     return call->found;
 }

@@ -1,5 +1,4 @@
 #define _GNU_SOURCE
-#include "proc.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -12,12 +11,11 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-/* The inode number that the kernel gives to the first pid namespace, always. */
-#define INITIAL_PID_NAMESPACE "pid:[4026531836]"
+#include "proc.h"
 
 /* Only these say that the process has ended.  All else, a lack of descriptors or of memory as much
  * as a refusal, says nothing about it. */
-static enum hr_seen after_failure(int error)
+enum hr_seen hr_after_failure(int error)
 {
     return error == ENOENT || error == ESRCH ? HR_GONE : HR_REFUSED;
 }
@@ -139,6 +137,12 @@ static bool find_mount(int directory, const char *name, size_t limit, size_t typ
     return found;
 }
 
+bool hr_is_device_with_own_pages(int process, const struct hr_file_id *file)
+{
+    struct mount mount = {.major_number = file->major_number, .minor_number = file->minor_number};
+    return find_mount(process, "mountinfo", MOUNTINFO_LIMIT, OWN_PAGES_TYPES, -1, &mount);
+}
+
 /* ---- Maps -------------------------------------------------------------------------- */
 
 struct maps {
@@ -209,11 +213,11 @@ enum hr_seen hr_read_maps(int directory, const char *name, uint64_t deadline_ns,
     size_t total = 0;
     int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0)
-        return errno == ESRCH ? HR_MAPS_NOTHING : after_failure(errno);
+        return errno == ESRCH ? HR_MAPS_NOTHING : hr_after_failure(errno);
     while (total < HR_MAPS_BYTES && !hr_is_past(deadline_ns)) {
         ssize_t got = read(fd, maps.text + maps.length, sizeof maps.text - 1 - maps.length);
         if (got <= 0) {
-            seen = got < 0 ? after_failure(errno) : total == 0 ? HR_MAPS_NOTHING : HR_MAPS;
+            seen = got < 0 ? hr_after_failure(errno) : total == 0 ? HR_MAPS_NOTHING : HR_MAPS;
             break;
         }
         total += (size_t)got;
@@ -231,53 +235,6 @@ enum hr_seen hr_read_maps(int directory, const char *name, uint64_t deadline_ns,
     return seen;
 }
 
-/* What a search wants to know of one process's maps. */
-struct match {
-    const struct hr_search *search;
-    int process;
-    uint64_t bytes; /* of files with the inode number on another device */
-    struct mount other;
-    bool is_other_known, has_other_pages; /* of that device */
-    bool is_found, is_unsure, has_libvgpu;
-};
-
-/*
- * Whether a mapping that shows the inode number on another device is of another file for certain:
- * an overlay has its file's pages in the upper directory's file system, these have not.  Else a
- * neighbour could forge the number.  A device number is one file system's, and the kernel writes
- * mountinfo.
- */
-static bool is_another_file(struct match *match, const struct hr_file_id *file)
-{
-    struct mount mount = {.major_number = file->major_number, .minor_number = file->minor_number};
-    if (!match->search->has_own_pages)
-        return false;
-    if (!match->is_other_known || memcmp(&mount, &match->other, sizeof mount) != 0) {
-        match->other = mount;
-        match->is_other_known = true;
-        match->has_other_pages =
-            find_mount(match->process, "mountinfo", MOUNTINFO_LIMIT, OWN_PAGES_TYPES, -1, &mount);
-    }
-    return match->has_other_pages;
-}
-
-/*
- * Only what is mapped for writing counts.  A process that maps a file for reading only is an
- * exporter somewhere: no process of the region, and no holder of its lock.
- */
-static bool match_mapping(void *argument, const struct hr_mapping *mapping)
-{
-    struct match *match = argument;
-    const struct hr_search *search = match->search;
-    if (!mapping->writable || mapping->file.inode != search->file.inode)
-        return true;
-    if (hr_is_same_file(&mapping->file, &search->file))
-        match->is_found = true;
-    else if (!is_another_file(match, &mapping->file))
-        match->bytes += mapping->end - mapping->start;
-    return !match->is_found;
-}
-
 /* A process whose first thread has ended shows its maps only under the other threads. */
 static enum hr_seen read_maps_of_threads(int process, uint64_t deadline_ns, hr_take_mapping *take,
                                          void *argument, bool *has_libvgpu)
@@ -285,7 +242,7 @@ static enum hr_seen read_maps_of_threads(int process, uint64_t deadline_ns, hr_t
     int fd = openat(process, "task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *tasks = fd < 0 ? NULL : fdopendir(fd);
     if (tasks == NULL) {
-        enum hr_seen seen = after_failure(errno);
+        enum hr_seen seen = hr_after_failure(errno);
         if (fd >= 0)
             close(fd);
         return seen;
@@ -310,8 +267,8 @@ static enum hr_seen read_maps_of_threads(int process, uint64_t deadline_ns, hr_t
     return seen;
 }
 
-static enum hr_seen read_process_maps(int process, uint64_t deadline_ns, hr_take_mapping *take,
-                                      void *argument, bool *has_libvgpu)
+enum hr_seen hr_read_process_maps(int process, uint64_t deadline_ns, hr_take_mapping *take,
+                                  void *argument, bool *has_libvgpu)
 {
     enum hr_seen seen = hr_read_maps(process, "maps", deadline_ns, take, argument, has_libvgpu);
     /* A kernel thread, or one whose first thread has ended or is about to. */
@@ -320,27 +277,9 @@ static enum hr_seen read_process_maps(int process, uint64_t deadline_ns, hr_take
     return seen;
 }
 
-static int open_process(int proc, const char *name)
+int hr_open_process(int proc, const char *name)
 {
     return openat(proc, name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-}
-
-static enum hr_seen match_process(int proc, const char *name, struct match *match)
-{
-    const struct hr_search *search = match->search;
-    match->process = open_process(proc, name);
-    if (match->process < 0) /* what is no directory is no process */
-        return errno == ENOTDIR || errno == ELOOP ? HR_GONE : after_failure(errno);
-    enum hr_seen seen = read_process_maps(match->process, search->deadline_ns, match_mapping, match,
-                                          &match->has_libvgpu);
-    close(match->process);
-    if (match->is_found) {
-        match->is_unsure = seen != HR_MAPS; /* whether it has libvgpu */
-        return HR_MAPS;
-    }
-    if (seen != HR_MAPS)
-        return seen;
-    return match->bytes >= search->file_bytes ? HR_MAPS_UNSURE : HR_MAPS_NOT;
 }
 
 /* ---- The files of a process --------------------------------------------------------- */
@@ -392,12 +331,12 @@ int hr_read_mapped_files(int proc, uint32_t pid, uint64_t start_time_ticks,
     char name[sizeof "4294967295"];
     bool found_libvgpu = false;
     snprintf(name, sizeof name, "%" PRIu32, pid);
-    int process = open_process(proc, name);
+    int process = hr_open_process(proc, name);
     /* The directory stays that of this very process, whichever gets its pid later. */
-    enum hr_seen seen = process < 0 ? after_failure(errno) : HR_GONE;
+    enum hr_seen seen = process < 0 ? hr_after_failure(errno) : HR_GONE;
     if (process >= 0 && hr_read_start_time(proc, pid) == (int64_t)start_time_ticks)
-        seen = read_process_maps(process, hr_deadline_ns(HR_PROC_NS), add_mapping, &files,
-                                 &found_libvgpu);
+        seen = hr_read_process_maps(process, hr_deadline_ns(HR_PROC_NS), add_mapping, &files,
+                                    &found_libvgpu);
     if (process >= 0)
         close(process);
     *has_libvgpu = found_libvgpu;
@@ -433,7 +372,7 @@ enum hr_seen hr_read_pids(int directory, const char *status, struct hr_mapper *o
     memset(out, 0, sizeof *out);
     int fd = openat(directory, status, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0)
-        return after_failure(errno);
+        return hr_after_failure(errno);
     while (end == NULL && (got = read(fd, text + length, sizeof text - 1 - length)) > 0) {
         length += (size_t)got;
         text[length] = '\0';
@@ -444,205 +383,11 @@ enum hr_seen hr_read_pids(int directory, const char *status, struct hr_mapper *o
             length = NSPID_LINE_BYTES;
         }
     }
-    enum hr_seen seen = got < 0 ? after_failure(errno) : HR_REFUSED;
+    enum hr_seen seen = got < 0 ? hr_after_failure(errno) : HR_REFUSED;
     close(fd);
     if (end != NULL)
         parse_pids(pids + strlen("\nNSpid:"), out);
     return out->levels > 0 ? HR_MAPS : seen;
-}
-
-bool hr_names_slot(const struct hr_slot_pids *slots, int32_t pid)
-{
-    for (int32_t i = 0; i < slots->count; i++) {
-        if (slots->pids[i] == pid)
-            return true;
-    }
-    return false;
-}
-
-static bool has_pid(const struct hr_mapper *mapper, int32_t pid, bool any_level)
-{
-    for (uint32_t level = any_level ? 0 : mapper->levels - 1; level < mapper->levels; level++) {
-        if (mapper->pids[level] == pid)
-            return true;
-    }
-    return false;
-}
-
-static bool has_any_pid(const struct hr_mapper *mapper, const struct hr_slot_pids *pids)
-{
-    for (int32_t i = 0; i < pids->count; i++) {
-        if (has_pid(mapper, pids->pids[i], pids->any_level))
-            return true;
-    }
-    return false;
-}
-
-/* ---- Searching --------------------------------------------------------------------- */
-
-static int compare_pids(const void *one, const void *other)
-{
-    const struct hr_stranger *a = one, *b = other;
-    return (a->pid > b->pid) - (a->pid < b->pid);
-}
-
-/* It must be the very process: its pid can be another's by now. */
-static bool is_excluded(const struct hr_search *search, int proc, uint32_t pid)
-{
-    const struct hr_stranger wanted = {.pid = pid};
-    const struct hr_stranger *found =
-        search->excluded_count == 0 ? NULL
-                                    : bsearch(&wanted, search->excluded, search->excluded_count,
-                                              sizeof wanted, compare_pids);
-    return found != NULL && hr_read_start_time(proc, pid) == (int64_t)found->start_time_ticks;
-}
-
-/* If unsure, yes: reading its maps says what is in the way. */
-static bool may_matter(const struct hr_search *search, const struct hr_mapper *mapper,
-                       bool is_initial)
-{
-    return search->only == NULL || mapper->levels == 0 || has_any_pid(mapper, search->only) ||
-           (!is_initial && search->slots != NULL && has_any_pid(mapper, search->slots));
-}
-
-static int add_mapper(struct hr_mappers *out, const struct hr_mapper *mapper)
-{
-    struct hr_mapper *longer = hr_grow(out->list, out->count, sizeof *longer);
-    if (longer == NULL)
-        return hr_fail_errno(HR_ESYSTEM, ENOMEM);
-    out->list = longer;
-    out->list[out->count++] = *mapper;
-    return HR_OK;
-}
-
-static int search_process(const struct hr_search *search, int proc, const char *name,
-                          struct hr_mappers *out)
-{
-    struct hr_mapper mapper;
-    char status[32];
-    snprintf(status, sizeof status, "%.10s/status", name);
-    if (is_excluded(search, proc, (uint32_t)strtoul(name, NULL, 10)) ||
-        hr_read_pids(proc, status, &mapper) == HR_GONE ||
-        !may_matter(search, &mapper, out->initial))
-        return HR_OK;
-    struct match match = {.search = search};
-    enum hr_seen seen = match_process(proc, name, &match);
-    if (seen == HR_MAPS_NOT || seen == HR_MAPS_NOTHING || seen == HR_GONE)
-        return HR_OK;
-    if (mapper.levels == 0) {
-        out->incomplete = true;
-        return HR_OK;
-    }
-    /* The init of the host itself is no process of a container, also where it may not be read. */
-    if (seen == HR_REFUSED && out->initial && mapper.levels == 1 && mapper.pids[0] == 1)
-        return HR_OK;
-    mapper.has_libvgpu = match.has_libvgpu;
-    mapper.is_unsure = seen != HR_MAPS;
-    out->cut_short = out->cut_short || seen == HR_NO_TIME;
-    out->has_unsure = out->has_unsure || mapper.is_unsure || match.is_unsure;
-    out->has_other_inode = out->has_other_inode || seen == HR_MAPS_UNSURE;
-    return add_mapper(out, &mapper);
-}
-
-/*
- * The first namespace sees every process; a later one only itself and what it made.  We see it if
- * we are in it: only its own /proc has a `self` for us then.  Or if its /proc is mounted here,
- * where we may need a privilege to read the link of process 1.
- */
-static bool is_initial(int proc, const char *namespace_link)
-{
-    char link[64];
-    hr_read_link(proc, namespace_link, link, sizeof link);
-    return strcmp(link, INITIAL_PID_NAMESPACE) == 0;
-}
-
-/*
- * Whether this /proc is that of the namespace whose pids stand in the slots.  Pids are small
- * numbers, and a program of another container that has the region open for writing, such as this
- * library in a sidecar, may well have that of a slot.  So it has to be a process of libvgpu too.
- */
-static bool is_namespace_of_slots(const struct hr_search *search, const struct hr_mappers *mappers)
-{
-    for (uint32_t i = 0; search->slots != NULL && i < mappers->count; i++) {
-        const struct hr_mapper *mapper = &mappers->list[i];
-        if (mapper->levels == 1 && mapper->has_libvgpu &&
-            hr_names_slot(search->slots, mapper->pids[0]))
-            return true;
-    }
-    return search->is_namespace_of_slots;
-}
-
-static int search_directory(const struct hr_search *search, DIR *directory, struct hr_mappers *out)
-{
-    int proc = dirfd(directory), code = HR_OK;
-    char self[24];
-    struct hr_mapper first;
-    struct dirent *entry;
-    hr_read_link(proc, "self", self, sizeof self);
-    out->initial = is_initial(proc, "self/ns/pid") || is_initial(proc, "1/ns/pid");
-    /* With hidepid the others' directories are not listed, or not readable: then process 1's is
-     * neither. */
-    const bool sees_first = hr_read_pids(proc, "1/status", &first) == HR_MAPS;
-    while (code == HR_OK && !out->cut_short && (errno = 0, entry = readdir(directory)) != NULL) {
-        const char *name = entry->d_name;
-        if (name[0] < '0' || name[0] > '9' || strlen(name) > strlen("4294967295") ||
-            (!search->counts_self && strcmp(name, self) == 0))
-            continue;
-        out->cut_short = hr_is_past(search->deadline_ns);
-        if (!out->cut_short)
-            code = search_process(search, proc, name, out);
-    }
-    if (code == HR_OK && !out->cut_short && errno != 0)
-        code = hr_fail_errno(HR_ESYSTEM, errno);
-    out->incomplete = out->incomplete || out->cut_short;
-    out->complete =
-        (out->initial || is_namespace_of_slots(search, out)) && !out->incomplete && sees_first;
-    return code;
-}
-
-int hr_search_proc(const struct hr_search *search, struct hr_mappers *out)
-{
-    *out = (struct hr_mappers){.filtered = search->only != NULL};
-    DIR *directory = opendir(search->proc == NULL ? "/proc" : search->proc);
-    if (directory == NULL)
-        return hr_fail_errno(HR_ESYSTEM, errno);
-    int code = search_directory(search, directory, out);
-    closedir(directory);
-    if (code != HR_OK)
-        hr_free_mappers(out);
-    return code;
-}
-
-void hr_free_mappers(struct hr_mappers *mappers)
-{
-    free(mappers->list);
-    *mappers = (struct hr_mappers){.list = NULL};
-}
-
-static enum hr_liveness judge(const struct hr_mappers *mappers, int32_t pid, bool any_level,
-                              int32_t *here)
-{
-    enum hr_liveness liveness = mappers->complete ? HR_DEAD : HR_LIVENESS_UNKNOWN;
-    *here = 0;
-    for (uint32_t i = 0; i < mappers->count && liveness != HR_ALIVE; i++) {
-        const struct hr_mapper *mapper = &mappers->list[i];
-        if (!has_pid(mapper, pid, any_level))
-            continue;
-        liveness = mapper->is_unsure ? HR_LIVENESS_UNKNOWN : HR_ALIVE;
-        *here = mapper->pids[0];
-    }
-    return liveness;
-}
-
-enum hr_liveness hr_liveness_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here)
-{
-    return judge(mappers, pid, true, here);
-}
-
-enum hr_liveness hr_liveness_of_slot(const struct hr_mappers *mappers, int32_t pid)
-{
-    int32_t here;
-    return judge(mappers, pid, false, &here);
 }
 
 /* ---- Links of map_files ------------------------------------------------------------- */

@@ -15,8 +15,7 @@
 #ifndef HR_PROC_H
 #define HR_PROC_H
 
-#include "base.h"
-#include "region.h"
+#include "internal.h"
 
 /* 8,000 mappings of usual files are 0.75 MB. */
 #define HR_MAPS_BYTES ((size_t)8 << 20)
@@ -56,6 +55,16 @@ typedef bool hr_take_mapping(void *argument, const struct hr_mapping *mapping);
  */
 enum hr_seen hr_read_maps(int directory, const char *name, uint64_t deadline_ns,
                           hr_take_mapping *take, void *argument, bool *has_libvgpu);
+
+/* The same of a process, or of its other threads where the first one has ended. */
+enum hr_seen hr_read_process_maps(int process, uint64_t deadline_ns, hr_take_mapping *take,
+                                  void *argument, bool *has_libvgpu);
+/* A descriptor (O_PATH) of its directory, which stays that of this very process. */
+int hr_open_process(int proc, const char *name);
+/* Why a call failed with this errno: HR_GONE or HR_REFUSED. */
+enum hr_seen hr_after_failure(int error);
+/* Whether the device of a file that the process maps has a file system as hr_has_own_pages(). */
+bool hr_is_device_with_own_pages(int process, const struct hr_file_id *file);
 
 static inline bool hr_is_same_file(const struct hr_file_id *one, const struct hr_file_id *other)
 {

@@ -1,7 +1,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "reading.h"
+#include "internal.h"
 
 /* What stands in the place of the snapshot of a region that could not be read. */
 struct failure {

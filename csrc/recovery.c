@@ -4,8 +4,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "lock_word.h"
-#include "mappers.h"
+#include "lock.h"
 #include "testpoint.h"
 
 #ifdef HR_TESTPOINTS
@@ -122,26 +121,24 @@ static int judge_once(hr_region *region, const char *proc, struct hr_lock_state 
     return code;
 }
 
-/* Again where the lock has changed hands in between. */
+/* Whether the lock is signed with the pid of this process alone, which uses the region by another
+ * handle: a search of /proc may have begun before that. */
+static bool is_own_pid(const hr_region *region, const struct hr_lock_state *state)
+{
+    return hr_owner_byte(state->signature) == 0 && state->owner_pid == (uint64_t)getpid() &&
+           hr_is_used_by_process(region, true);
+}
+
+/* An owner that lets go meanwhile is alive, whatever was found of it afterwards. */
 static int judge_state(hr_region *region, const char *proc, struct hr_lock_state *out)
 {
-    const int tries = 3;
-    for (int try = 0; try < tries; try++) {
-        struct hr_lock_state after;
-        uint32_t uses = atomic_load_explicit(&hr_uses, memory_order_seq_cst);
-        int code = judge_once(region, proc, out);
-        if (code == HR_OK)
-            code = read_state(region, &after);
-        if (code != HR_OK)
-            return code;
-        bool is_own = out->owner_pid == (uint64_t)getpid();
-        bool used_meanwhile = uses != atomic_load_explicit(&hr_uses, memory_order_seq_cst);
-        if (after.signature == out->signature && after.value == out->value &&
-            !(is_own && used_meanwhile))
-            return HR_OK;
-    }
-    /* An owner that lets go is alive, whatever was found of it afterwards. */
-    if (out->owner_pid != 0)
+    struct hr_lock_state after;
+    int code = judge_once(region, proc, out);
+    if (code == HR_OK)
+        code = read_state(region, &after);
+    if (code != HR_OK || out->owner_pid == 0)
+        return code;
+    if (after.signature != out->signature || after.value != out->value || is_own_pid(region, out))
         out->owner_liveness = HR_ALIVE;
     return HR_OK;
 }
@@ -164,10 +161,9 @@ struct recovery {
     struct hr_recovery *progress; /* the caller's; its owner and value are what was judged */
     struct hr_lock_state state;
     struct hr_mappers mappers;
-    uint32_t uses; /* hr_uses of before the scan */
     uint64_t watch_ns;
-    /* While these are locked, nobody draws the number that was judged, or any number. */
-    struct hr_byte_lock judged_byte, all_bytes;
+    /* While it is locked, nobody draws the number that was judged. */
+    struct hr_byte_lock judged_byte;
     bool alone;
 };
 
@@ -195,13 +191,11 @@ static void judge_for_recovery(struct recovery *recovery)
     hr_region *region = recovery->region;
     struct hr_lock_state *state = &recovery->state;
     judge_owner(region, &recovery->mappers, state, &recovery->judged_byte);
-    bool by_nobody = is_mapped_by_nobody(recovery);
-    if (!state->is_ours && !is_signed_with_pid(state))
-        recovery->alone = by_nobody && hr_lock_foreign_bytes(region, &recovery->all_bytes) == HR_OK;
-    /* Signed by another scheme, or with what is no signature at all; or where locks do not tell,
-     * no other process that maps the file can be the number's writer. */
-    if (state->owner_liveness == HR_LIVENESS_UNKNOWN &&
-        (state->is_ours ? by_nobody : recovery->alone))
+    const bool is_alone = is_mapped_by_nobody(recovery);
+    recovery->alone = is_alone && !state->is_ours && !is_signed_with_pid(state);
+    /* Signed by another scheme, or with what is no signature at all; or locks do not tell, and no
+     * process that maps the file can be the number's writer. */
+    if (state->owner_liveness == HR_LIVENESS_UNKNOWN && is_alone)
         state->owner_liveness = HR_DEAD;
 }
 
@@ -306,8 +300,7 @@ static int recover_work(void *argument)
     struct recovery *recovery = argument;
     uint64_t owner = recovery->state.owner_pid;
     uint32_t value = recovery->state.value, liveness = recovery->state.owner_liveness;
-    bool used_meanwhile = recovery->uses != atomic_load_explicit(&hr_uses, memory_order_seq_cst);
-    if (!stands_still(recovery) || (owner == (uint64_t)getpid() && used_meanwhile))
+    if (!stands_still(recovery) || is_own_pid(recovery->region, &recovery->state))
         return not_recoverable(HR_REASON_BUSY, recovery, hr_owner_of(recovery->region));
     if (owner == 0)
         return value == 0 ? recover_unsigned(recovery) : set_value(recovery);
@@ -332,7 +325,6 @@ static int recover_main(struct recovery *recovery)
         code = code == HR_OK ? dropped : code;
     }
     hr_unlock_bytes(region, &recovery->judged_byte);
-    hr_unlock_bytes(region, &recovery->all_bytes);
     return code;
 }
 
@@ -388,7 +380,6 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns,
     struct recovery recovery = {
         .region = region,
         .progress = progress,
-        .uses = atomic_load_explicit(&hr_uses, memory_order_seq_cst),
         .watch_ns = watch_ns,
     };
     const struct hr_lock_state *state = &recovery.state;

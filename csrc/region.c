@@ -1,5 +1,4 @@
 #define _GNU_SOURCE
-#include "region.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -7,13 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "attach.h"
-#include "identify.h"
-#include "lock_word.h"
+#include "slots.h"
 
 /* hr_is_stale() must not depend on where the process goes later. */
 static char *absolute_path(const char *path)

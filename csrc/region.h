@@ -36,7 +36,7 @@
  *   to open the file itself.  hr_close() and hr_free() work in the child.
  * - Truncation.  Anybody in the container can shorten the file under our
  *   mapping, and the kernel answers with SIGBUS.  Accesses run inside a guard
- *   (guard.h) that turns it into HR_ESTALE.  The guard installs a SIGBUS
+ *   (internal.h) that turns it into HR_ESTALE.  The guard installs a SIGBUS
  *   handler on the first hr_open() and hands every signal that is not ours to
  *   the handler that was there before.
  * - Replacement.  A container that restarts may replace the file.  The old
@@ -75,7 +75,7 @@
  *
  * A process that is attached, or is just attaching, signs with its pid, and in the upper half of
  * the word, where libvgpu, which keeps owners in an int, does not look, with the byte that it keeps
- * locked (marks.h): so it can be told dead without /proc.  Where it has no such byte,
+ * locked (slots.h): so it can be told dead without /proc.  Where it has no such byte,
  * that half is 0, and /proc has to tell.  Any other handle signs with numbers,
  * HR_FOREIGN_OWNER + n, above any pid.  It draws a random multiple of HR_TURNS, locks the bytes
  * from HR_NUMBER_BYTE + n on for as long as it is open, and counts through these HR_TURNS numbers,

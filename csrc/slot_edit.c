@@ -1,5 +1,4 @@
-#include "lock_word.h"
-#include "slot_table.h"
+#include "slots.h"
 
 struct edit_call {
     hr_region *region;

@@ -1,4 +1,4 @@
-#include "slot_table.h"
+#include "slots.h"
 
 bool hr_has_seqlock(const hr_region *region)
 {
@@ -116,17 +116,28 @@ uint64_t hr_slot_bytes(const hr_region *region, unsigned char *slot)
     return sum;
 }
 
-bool hr_slot_is_empty(const hr_region *region, unsigned char *slot)
+/* Of a slot's words but the pids, those with something in it, as a sum of bits. */
+static uint64_t or_of_words(const hr_region *region, const unsigned char *slot, uint32_t left_out)
 {
     const struct hr_layout *layout = region->layout;
     uint64_t any = 0;
     for (uint32_t offset = 0; offset + 8 <= layout->slot_stride; offset += 8) {
-        if (!is_name_or_seqlock(layout, offset))
+        if (!is_name_or_seqlock(layout, offset) && offset != left_out)
             any |= hr_load_u64(slot + offset, memory_order_relaxed);
     }
-    bool odd = hr_has_seqlock(region) &&
-               (hr_load_u64(slot + layout->slot_seqlock, memory_order_relaxed) & 1) != 0;
-    return any == 0 && !odd;
+    const bool is_odd = hr_has_seqlock(region) &&
+                        (hr_load_u64(slot + layout->slot_seqlock, memory_order_relaxed) & 1) != 0;
+    return any | is_odd;
+}
+
+bool hr_slot_is_empty(const hr_region *region, unsigned char *slot)
+{
+    return or_of_words(region, slot, HR_ABSENT) == 0;
+}
+
+bool hr_slot_is_used(const hr_region *region, unsigned char *slot)
+{
+    return or_of_words(region, slot, region->layout->slot_status) != 0;
 }
 
 /* ---- Slots with pid 0 -------------------------------------------------------------- */
@@ -135,12 +146,4 @@ bool hr_is_in_use(const hr_region *region, int32_t index)
 {
     return hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) != 0 ||
            (hr_seqlock_of(region, index) & 1) != 0;
-}
-
-void hr_note_nameless(const hr_region *region, int32_t index, struct hr_nameless_slots *slots)
-{
-    unsigned char *slot = hr_slot(region, (uint32_t)index);
-    slots->list[slots->count++] = (struct hr_nameless){.index = index,
-                                                       .seqlock = hr_seqlock_of(region, index),
-                                                       .bytes = hr_slot_bytes(region, slot)};
 }

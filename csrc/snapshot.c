@@ -1,10 +1,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "byte_lock.h"
-#include "identify.h"
 #include "layout_rows.h"
-#include "reading.h"
+#include "lock.h"
 
 /*
  * How a consistent copy is made without the lock.
@@ -203,19 +201,13 @@ ALWAYS_INLINE bool device_is_unchanged(const struct hr_layout *layout, const uns
 
 static int no_space(uint64_t wanted)
 {
-    struct hr_error detail = {
-        .code = HR_ENOSPACE, .device = -1, .layout = HR_LAYOUTS, .wanted = wanted};
-    return hr_fail(&detail);
+    return HR_FAIL(HR_ENOSPACE, .wanted = wanted);
 }
 
 static int bad_uuid(const struct hr_layout *layout, size_t device)
 {
-    struct hr_error detail = {.code = HR_ECORRUPT,
-                              .reason = HR_REASON_UUID,
-                              .device = (int32_t)device,
-                              .layout = layout->id,
-                              .file_size = layout->size};
-    return hr_fail(&detail);
+    return HR_FAIL_OF(HR_ECORRUPT, (int32_t)device, layout->id, .reason = HR_REASON_UUID,
+                      .file_size = layout->size);
 }
 
 /* While the container has not said which devices it has: those that have left traces. */

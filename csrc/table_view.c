@@ -1,7 +1,7 @@
-#include "table_view.h"
 
 #include <time.h>
 
+#include "slots.h"
 #include "testpoint.h"
 
 /* Long enough to see a process at work, short enough to wait for. */
@@ -168,13 +168,6 @@ static bool stands_as_sought(const hr_region *region, const struct hr_table_view
     return view->seen[index].is_sought && pid_of(region, index) == 0 &&
            view->seen[index].seqlock == hr_seqlock_of(region, index) &&
            view->seen[index].bytes == hr_slot_bytes(region, hr_slot(region, (uint32_t)index));
-}
-
-bool hr_is_sought_yet(const hr_region *region, const struct hr_table_view *view, int32_t index)
-{
-    return pid_of(region, index) == 0 && view->seen[index].pid == 0 &&
-           hr_is_in_use(region, index) &&
-           (view->mappers.cut_short || !stands_as_sought(region, view, index));
 }
 
 static bool is_nobodys(const hr_region *region, const struct hr_table_view *view, int32_t index)

@@ -1,8 +1,7 @@
+#include "region.h"
 #include "testpoint.h"
 
 #ifdef HR_TESTPOINTS
-
-#include "region.h"
 
 int hr_testpoint_kill_at = -1;
 int hr_testpoint_kill_on = 1;

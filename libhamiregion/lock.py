@@ -77,30 +77,27 @@ class RegionLock:
     Not re-entrant: taking it twice in one thread raises RuntimeError. While it is held, libvgpu
     can neither add nor remove processes, and up to HAMi 2.8.0 not account either.
 
-    As with Python's own locks, an exception that a signal's handler raises at the very first
-    instruction of ``__exit__`` leaves the lock taken until this object is dropped.
+    As with Python's own locks, an exception that a signal's handler raises at the very beginning or
+    end of the block leaves the lock taken, until `Region.close` or the end of the program.
     """
 
-    __slots__ = ("_region", "_ticket", "_timeout_ns")
+    __slots__ = ("_region", "_timeout_ns")
 
     def __init__(self, region: Handle, timeout_ns: int) -> None:
         self._region = region
         self._timeout_ns = timeout_ns
-        # Owns the lock from within the call that takes it; dropped, it gives the lock back.
-        self._ticket = ffi.gc(ffi.new("struct hr_ticket *"), lib.hr_end_lock)
 
     def __enter__(self) -> None:
-        handle, ticket, error = self._region._handle, self._ticket, new_error()
-        # An outer block may be this very object's.
-        turn = ticket.turn
+        handle, error = self._region._handle, new_error()
+        error.code = lib.HR_EBUSY
         try:
             code = in_slices(
-                lambda slice_ns: lib.hr_lock(handle, ticket, slice_ns, error), self._timeout_ns
+                lambda slice_ns: lib.hr_lock(handle, slice_ns, error), self._timeout_ns
             )
         except BaseException:
-            # A signal's handler runs after the call that has taken the lock, if it was that one.
-            if ticket.turn != turn:
-                lib.hr_end_lock(ticket)
+            # A signal's handler may have run as the lock was taken, here and not by an outer block.
+            if error.code != lib.HR_EBUSY:
+                lib.hr_unlock_own(handle, error)
             raise
         busy = "this thread holds the lock already; it is not re-entrant"
         self._region._check(code, error, busy)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
 import attrs
 
 from ._core import ffi, lib
-from ._handle import Handle, in_slices, nanoseconds, proc_root
+from ._handle import SLICE_NS, Handle, in_slices, nanoseconds, proc_root
 from .changes import Effect, SlotChange
 from .errors import ReapRefused, new_error, search_cut_short, signed
 from .layouts import DEVICE_CAPACITY, SLOT_CAPACITY, Layout
@@ -48,18 +48,15 @@ SLOT_FIELDS: Final = {
 
 @attrs.frozen
 class ReapedSlot:
-    """A dead process's slot that was freed.
+    """A dead process's slot that was emptied.
 
     Attributes:
         pid: The process, in the container's namespace.
         memory_bytes: What the slot still counted, over all devices.
-        removed: Whether the slot is gone, as all at the end of the table are when no other process
-            of the region lives; False if it was emptied where it stands.
     """
 
     pid: int
     memory_bytes: int
-    removed: bool
 
 
 @attrs.frozen
@@ -91,26 +88,29 @@ class Slot:
         region: The region that it belongs to.
     """
 
-    __slots__ = ("__weakref__", "_attached", "_ticket", "_timeout_ns", "pid", "region")
+    __slots__ = ("__weakref__", "_attached", "_timeout_ns", "pid", "region")
 
     def __init__(self, region: Handle, timeout_ns: int) -> None:
         self.region = region
         self.pid = os.getpid()
         self._timeout_ns = timeout_ns
         self._attached = False
-        # Owns the attachment from within the call that makes it; dropped, it detaches.
-        self._ticket = ffi.gc(ffi.new("struct hr_ticket *"), lib.hr_end_attachment)
-        handle, ticket, error = region._handle, self._ticket, new_error()
+        handle, error = region._handle, new_error()
+        error.code = lib.HR_EATTACHED
         try:
-            code = in_slices(
-                lambda slice_ns: lib.hr_attach(handle, ticket, slice_ns, error), timeout_ns
-            )
+            code = in_slices(lambda slice_ns: lib.hr_attach(handle, slice_ns, error), timeout_ns)
             region._check(code, error, _HOLDS_LOCK)
             self._attached = True
             _slots.add(self)
         except BaseException:
-            lib.hr_end_attachment(ticket)
+            # A signal's handler may have run as the slot was taken.
+            if error.code != lib.HR_EATTACHED:
+                lib.hr_detach(handle, SLICE_NS, error)
             raise
+
+    def __del__(self) -> None:
+        if self._attached:
+            lib.hr_detach(self.region._handle, SLICE_NS, ffi.NULL)
 
     def __enter__(self) -> Self:
         return self
@@ -142,7 +142,7 @@ class Slot:
                 counted.
             RegionStale, RegionCorrupt, RegionClosed: As `Region.snapshot`.
         """
-        self._account(lib.hr_charge, device, nbytes, kind)
+        self._account(lib.hr_charge, device, nbytes, kind, 0)
 
     def release(
         self, device: SupportsIndex, nbytes: SupportsIndex, kind: MemoryKind = "data"
@@ -156,7 +156,7 @@ class Slot:
         self._account(lib.hr_release, device, nbytes, kind)
 
     def _account(
-        self, account: Any, device: SupportsIndex, nbytes: SupportsIndex, kind: str
+        self, account: Any, device: SupportsIndex, nbytes: SupportsIndex, kind: str, *flags: int
     ) -> None:
         if kind not in _KINDS:
             raise ValueError(f"a kind is context, module or data, not {kind!r}")
@@ -166,7 +166,7 @@ class Slot:
             raise RuntimeError(_DETACHED)
         handle, number, error = self.region._handle, _KINDS[kind], new_error()
         code = in_slices(
-            lambda slice_ns: account(handle, index, number, count, slice_ns, error),
+            lambda slice_ns: account(handle, index, number, count, *flags, slice_ns, error),
             self._timeout_ns,
         )
         if code == lib.HR_EINVAL:
@@ -192,7 +192,15 @@ class Slot:
         if not self._attached:
             return
         handle, error = self.region._handle, new_error()
-        code = in_slices(lambda slice_ns: lib.hr_detach(handle, slice_ns, error), self._timeout_ns)
+        try:
+            code = in_slices(
+                lambda slice_ns: lib.hr_detach(handle, slice_ns, error), self._timeout_ns
+            )
+        except BaseException:
+            # A signal's handler: the slot goes all the same, if the lock is free.
+            code = lib.hr_detach(handle, SLICE_NS, error)
+            self._attached = code not in _ENDS_ATTACHMENT
+            raise
         self._attached = code not in _ENDS_ATTACHMENT
         if code != lib.HR_EDETACHED:
             self.region._check(code, error, _HOLDS_LOCK)
@@ -391,9 +399,8 @@ class Slots(Handle):
         """Free the slots of dead processes, whose memory still counts against the limit.
 
         Dead is proved through /proc: no process that maps this very file has that pid in any of
-        its namespaces. No slot is ever moved: a dead one is emptied where it is. If no other
-        process of the region lives, those at the end of the table are removed. Seqlocks that the
-        dead left odd are mended.
+        its namespaces. No slot is ever moved or removed: a dead one is emptied where it is.
+        Seqlocks that the dead left odd are mended.
 
         Args:
             pids: Pids of the container's namespace; None means all that are proved dead.
@@ -425,14 +432,12 @@ class Slots(Handle):
         root = proc_root(proc)
         asked = strangers, len(strangers), wanted, len(wanted), int(dry_run)
         code = in_slices(
-            lambda slice_ns: lib.hr_reap_without(self._handle, root, *asked, slice_ns, out, error),
+            lambda slice_ns: lib.hr_reap(self._handle, root, *asked, slice_ns, out, error),
             nanoseconds(timeout_s),
         )
         slots = out[0 : self._check(code, error, _HOLDS_LOCK)]
         freed = tuple(
-            ReapedSlot(slot.pid, slot.bytes, slot.what == lib.HR_REAP_REMOVED)
-            for slot in slots
-            if slot.what in {lib.HR_REAP_REMOVED, lib.HR_REAP_EMPTIED}
+            ReapedSlot(slot.pid, slot.bytes) for slot in slots if slot.what == lib.HR_REAP_EMPTIED
         )
         kept = {slot.pid: slot.what for slot in slots if slot.what in _WHY_KEPT}
         if kept:

@@ -111,15 +111,15 @@ static bool reap(hr_region *region, const int32_t *pids, uint32_t count)
     uint64_t bytes = 0;
     if (reaped == NULL)
         return false;
-    int found = hr_reap(region, NULL, pids, count, 0, REAP_NS, reaped, NULL);
+    int found = hr_reap(region, NULL, NULL, 0, pids, count, 0, REAP_NS, reaped, NULL);
     if (found == HR_ETIMEOUT) {
         /* One of the dead may hold the lock. */
         struct hr_recovery recovery = {0};
         if (hr_recover_lock(region, NULL, 0, &recovery, NULL) == HR_OK)
-            found = hr_reap(region, NULL, pids, count, 0, REAP_NS, reaped, NULL);
+            found = hr_reap(region, NULL, NULL, 0, pids, count, 0, REAP_NS, reaped, NULL);
     }
     for (int at = 0; at < found; at++) {
-        if (reaped[at].what == HR_REAP_REMOVED || reaped[at].what == HR_REAP_EMPTIED)
+        if (reaped[at].what == HR_REAP_EMPTIED)
             bytes += reaped[at].bytes;
     }
     free(reaped);
@@ -162,9 +162,6 @@ static bool may_look_at_all(void)
 
 /* ---- Charging ---------------------------------------------------------------------- */
 
-typedef int charge_function(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
-                            uint64_t timeout_ns, struct hr_error *error);
-
 static bool recover_lock(hr_region *region)
 {
     struct hr_recovery recovery = {0};
@@ -176,15 +173,15 @@ static CUresult result_of_state(void)
     return hr_open_session() == HR_SESSION_REFUSED ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
 }
 
-static int charge_slowly(charge_function *charge, hr_region *region, int row, enum hr_kind kind,
-                         uint64_t bytes, int code)
+static int charge_slowly(hr_region *region, int row, enum hr_kind kind, uint64_t bytes,
+                         uint32_t flags, int code)
 {
     if (code == HR_EMEMORYLIMIT)
         /* Whoever came free: another thread may just have reaped it. */
         hr_reap_neighbours(region, may_look_at_all());
     else if (code != HR_ETIMEOUT || !recover_lock(region))
         return code;
-    return charge(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS, NULL);
+    return hr_charge(region, (uint32_t)row, kind, bytes, flags, HR_CHARGE_NS, NULL);
 }
 
 static CUresult end_charge(int row, enum hr_kind kind, uint64_t bytes, int code)
@@ -204,7 +201,7 @@ static CUresult end_charge(int row, enum hr_kind kind, uint64_t bytes, int code)
     }
 }
 
-static inline CUresult take(charge_function *charge, int row, enum hr_kind kind, uint64_t bytes)
+static inline CUresult take(int row, enum hr_kind kind, uint64_t bytes, uint32_t flags)
 {
     if (row < 0)
         return result_of_state();
@@ -212,21 +209,21 @@ static inline CUresult take(charge_function *charge, int row, enum hr_kind kind,
     hr_region *region = hr_session_region();
     if (__builtin_expect(state != HR_SESSION_ATTACHED || region == NULL, 0))
         return result_of_state();
-    int code = charge(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS, NULL);
+    int code = hr_charge(region, (uint32_t)row, kind, bytes, flags, HR_CHARGE_NS, NULL);
     if (__builtin_expect(code != HR_OK, 0))
-        code = charge_slowly(charge, region, row, kind, bytes, code);
+        code = charge_slowly(region, row, kind, bytes, flags, code);
     return end_charge(row, kind, bytes, code);
 }
 
 CUresult hr_take_bytes(int row, enum hr_kind kind, uint64_t bytes)
 {
-    return take(hr_charge, row, kind, bytes);
+    return take(row, kind, bytes, 0);
 }
 
 void hr_count_bytes(int row, enum hr_kind kind, uint64_t bytes)
 {
     if (bytes != 0)
-        take(hr_count, row, kind, bytes);
+        take(row, kind, bytes, HR_FORCE);
 }
 
 void hr_give_back_bytes(int row, enum hr_kind kind, uint64_t bytes)

@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <stddef.h>
 
-#include "../handle.h"
+#include "../internal.h"
 
 /* Whoever holds one of these locks takes no other of them, so their order does not matter. */
 static void (*const files[])(enum hr_fork) = {

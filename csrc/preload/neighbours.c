@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../base.h"
+#include "../internal.h"
 #include "busy_figures.h"
 #include "nvml.h"
 #include "sampler.h"

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "../handle.h"
+#include "../internal.h"
 #include "snapshots.h"
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;

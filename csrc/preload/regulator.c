@@ -6,8 +6,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../base.h"
-#include "../mappers.h"
+#include "../internal.h"
+#include "../lock.h"
 #include "complaints.h"
 #include "crowd.h"
 #include "cuda_functions.h"

@@ -6,8 +6,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../base.h"
-#include "../byte_lock.h"
+#include "../internal.h"
+#include "../lock.h"
 #include "../region.h"
 #include "busy_figures.h"
 #include "crowd.h"

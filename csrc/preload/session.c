@@ -7,8 +7,7 @@
 #include <strings.h>
 #include <time.h>
 
-#include "../guard.h"
-#include "../handle.h"
+#include "../internal.h"
 #include "complaints.h"
 #include "forks.h"
 #include "snapshots.h"
@@ -192,13 +191,13 @@ static void attach(void)
     /* A lock whose holder was killed is repaired as soon as that is proved; a live holder, which
      * a look at /proc finds, is waited for. */
     uint64_t patience_ns = FIRST_ATTACH_NS;
-    int code = hr_attach(region, NULL, patience_ns, &attach_error);
+    int code = hr_attach(region, patience_ns, &attach_error);
     while (code == HR_ETIMEOUT && patience_ns < ATTACH_NS) {
         struct hr_recovery recovery = {0};
         patience_ns *= 2;
         uint64_t watch_ns = patience_ns < ATTACH_NS ? 0 : ATTACH_NS;
         hr_recover_lock(region, NULL, watch_ns, &recovery, NULL);
-        code = hr_attach(region, NULL, patience_ns, &attach_error);
+        code = hr_attach(region, patience_ns, &attach_error);
     }
     if (code == HR_OK)
         publish(HR_SESSION_ATTACHED);

@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <time.h>
 
-#include "../fields.h"
+#include "../internal.h"
 
 #define MS_NS 1000000u
 

@@ -6,8 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "../base.h"
-#include "../fields.h"
+#include "../internal.h"
 #include "cuda_functions.h"
 #include "forks.h"
 #include "regulator.h"

@@ -92,8 +92,7 @@ def _reap(
             # One of the processes lives: no wrong usage, but not all of it was done.
             raise Failure(str(error)) from None
     lines = [
-        f"process {slot.pid}: slot {'removed' if slot.removed else 'emptied'},"
-        f" {format_size(slot.memory_bytes)} no longer counted"
+        f"process {slot.pid}: slot emptied, {format_size(slot.memory_bytes)} no longer counted"
         for slot in reaped
     ] or ["no dead process has a slot"]
     show_done("reaped/1", region, lines, as_json, dry_run=dry_run, reaped=reaped)

@@ -100,7 +100,7 @@ static void charge(struct worker *worker)
     uint32_t kind = next_random(&worker->random) % KINDS;
     uint64_t bytes = 1 + next_random(&worker->random) % (8 * MIB);
     if (enter_attached(worker)) {
-        int code = hr_charge(worker->member->region, device, kind, bytes, PATIENCE, &call_error);
+        int code = hr_charge(worker->member->region, device, kind, bytes, 0, PATIENCE, &call_error);
         if (code == HR_OK)
             worker->held[device][kind] += bytes;
         else if (code == HR_EMEMORYLIMIT)
@@ -128,7 +128,7 @@ static void come_or_leave(struct member *member, bool stay)
 {
     pthread_rwlock_wrlock(&member->leaving);
     if (!member->attached) {
-        CHECK_EQ(hr_attach(member->region, NULL, PATIENCE, &call_error), HR_OK);
+        CHECK_EQ(hr_attach(member->region, PATIENCE, &call_error), HR_OK);
         member->attachments++;
         member->attached = true;
     } else if (!stay) {
@@ -140,7 +140,7 @@ static void come_or_leave(struct member *member, bool stay)
 
 static void lock_and_unlock(const struct worker *worker)
 {
-    int code = hr_lock(worker->member->region, NULL, PATIENCE, &call_error);
+    int code = hr_lock(worker->member->region, PATIENCE, &call_error);
     CHECK_EQ(code, HR_OK);
     if (code != HR_OK)
         return;
@@ -244,7 +244,8 @@ static void mend_nothing(struct worker *worker)
         CHECK(code == 0 || code == HR_ENOTRECOVERABLE);
         return;
     }
-    int count = hr_reap(worker->member->region, NULL, NULL, 0, 0, PATIENCE, reaped, &call_error);
+    int count =
+        hr_reap(worker->member->region, NULL, NULL, 0, NULL, 0, 0, PATIENCE, reaped, &call_error);
     CHECK(count >= 0);
     int mended = 0;
     for (int i = 0; i < count; i++) {
@@ -397,7 +398,7 @@ static void check_all_gone(const struct region_file *file)
          (int)file->layout->id);
     for (uint32_t device = 0; device < DEVICES; device++)
         CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, device), 0);
-    int count = hr_reap(region, NULL, NULL, 0, 0, PATIENCE, reaped, &call_error);
+    int count = hr_reap(region, NULL, NULL, 0, NULL, 0, 0, PATIENCE, reaped, &call_error);
     CHECK(count >= 0 && count <= PROCESSES);
     for (int i = 0; i < count; i++)
         CHECK_EQ(reaped[i].bytes, 0);

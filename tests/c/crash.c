@@ -145,7 +145,7 @@ static bool free_the_lock(struct scene *scene, enum agent agent, const struct de
     if (agent == LIBVGPU)
         libvgpu_takes_lock_away(scene);
     if (agent == GOES_ON)
-        code = hr_lock(scene->doctor, NULL, ONE_SECOND / 200, &call_error);
+        code = hr_lock(scene->doctor, ONE_SECOND / 200, &call_error);
     while (code == HR_ETIMEOUT) {
         int recovered = recover_lock(scene->doctor, NULL, 4 * scene->ownerless_ns);
         if (recovered < 0 && recovered != HR_ENOTRECOVERABLE)
@@ -153,7 +153,7 @@ static bool free_the_lock(struct scene *scene, enum agent agent, const struct de
         if (recovered > 0 && point != AT_RANDOM && leaves_lock_free(point, scene))
             return scene_fail(scene, "recovery broke a lock that no dead process held (%d)",
                               recovered);
-        code = hr_lock(scene->doctor, NULL, ONE_SECOND / 50, &call_error);
+        code = hr_lock(scene->doctor, ONE_SECOND / 50, &call_error);
         if (now_ns() - death->at_ns > bound && code == HR_ETIMEOUT)
             return scene_fail(scene, "the lock is not free after %.1f s, hr_recover_lock(): %d",
                               (double)(now_ns() - death->at_ns) / 1e9, recovered);

@@ -57,7 +57,7 @@ static void end(struct actor *actor)
 void actor_attach(struct actor *actor)
 {
     begin(actor, ATTACHING);
-    int code = hr_attach(actor->region, NULL, actor->timeout_ns, &call_error);
+    int code = hr_attach(actor->region, actor->timeout_ns, &call_error);
     if (code == HR_OK)
         atomic_store(&actor->ledger->attached, 1);
     EXPECT(code, HR_OK);
@@ -91,9 +91,9 @@ void actor_account(struct actor *actor)
     atomic_store(&ledger->kind, kind);
     atomic_store(&ledger->bytes, bytes);
     begin(actor, charges ? CHARGING : RELEASING);
-    int code = charges
-                   ? hr_charge(actor->region, device, kind, bytes, actor->timeout_ns, &call_error)
-                   : hr_release(actor->region, device, kind, bytes, actor->timeout_ns, &call_error);
+    int code =
+        charges ? hr_charge(actor->region, device, kind, bytes, 0, actor->timeout_ns, &call_error)
+                : hr_release(actor->region, device, kind, bytes, actor->timeout_ns, &call_error);
     if (code == HR_OK) {
         atomic_store(&ledger->held[device][kind], charges ? held + bytes : held - bytes);
         atomic_fetch_add(&ledger->done, 1);
@@ -106,7 +106,7 @@ void actor_account(struct actor *actor)
 void actor_lock_and_unlock(struct actor *actor)
 {
     begin(actor, OTHERWISE);
-    int code = hr_lock(actor->region, NULL, actor->timeout_ns, &call_error);
+    int code = hr_lock(actor->region, actor->timeout_ns, &call_error);
     EXPECT(code, HR_OK);
     if (code == HR_OK) {
         code = hr_unlock(actor->region, &call_error);
@@ -169,8 +169,8 @@ void actor_reap(struct actor *actor)
         pid = 0;
     atomic_store(&actor->ledger->has_reaped, 1);
     begin(actor, REAPING);
-    int code = hr_reap(actor->region, NULL, pid == 0 ? NULL : &pid, pid != 0, 0, actor->timeout_ns,
-                       reaped, &call_error);
+    int code = hr_reap(actor->region, NULL, NULL, 0, pid == 0 ? NULL : &pid, pid != 0, 0,
+                       actor->timeout_ns, reaped, &call_error);
     EXPECT(code, HR_ENOPROCESS);
     end(actor);
 }

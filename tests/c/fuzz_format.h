@@ -35,12 +35,12 @@ enum fuzz_step {
                         for FUZZ_MAPS_NAME a length and so many bytes */
     FUZZ_OTHER_LOCK, /* 0: another writer of this library takes the host lock; 1: it locks the
                         number with which the lock is signed; again: it ends */
-    FUZZ_LOCK,       /* timeout in ms, whether by a ticket */
-    FUZZ_UNLOCK,     /* 0: whoever has it; 1: this thread; 2: whoever has it by the ticket */
+    FUZZ_LOCK,       /* timeout in ms */
+    FUZZ_UNLOCK,
     FUZZ_LOCK_STATE,
     FUZZ_RECOVER,   /* watch in s */
-    FUZZ_ATTACH,    /* timeout in ms, whether by a ticket */
-    FUZZ_DETACH,    /* timeout in ms, whether by ending the ticket */
+    FUZZ_ATTACH,    /* timeout in ms */
+    FUZZ_DETACH,    /* timeout in ms */
     FUZZ_CHARGE,    /* device, kind, bytes (value), timeout in ms */
     FUZZ_RELEASE,   /* device, kind, bytes (value), timeout in ms */
     FUZZ_EDIT_SLOT, /* pid (value), dry run and number of edits; for each: which, device, value */

@@ -2,16 +2,13 @@
 #include <fcntl.h>
 
 #include "call_error.h"
-#include "byte_lock.h"
+#include "lock.h"
 #include "fuzz_writers.h"
 
-static void lock(uint64_t timeout_ns, bool by_ticket)
+static void lock(uint64_t timeout_ns)
 {
     begin_call();
-    const int code =
-        hr_lock(run.region, by_ticket ? &writers.lock_ticket : NULL, timeout_ns, &call_error);
-    if (code == HR_OK)
-        writers.has_ticket_lock = by_ticket;
+    const int code = hr_lock(run.region, timeout_ns, &call_error);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, LOCK_CODES);
     if (require_refused(code))
@@ -29,28 +26,13 @@ static void lock(uint64_t timeout_ns, bool by_ticket)
     writers.has_lock = writers.has_lock || code == HR_OK;
 }
 
-enum { UNLOCK, UNLOCK_OWN, END_TICKET, UNLOCK_WAYS };
-
-static void unlock(uint32_t way)
+static void unlock(void)
 {
     begin_call();
-    int code = HR_EBUSY;
-    if (way == END_TICKET) {
-        const bool had_lock = writers.has_lock && writers.has_ticket_lock;
-        hr_end_lock(&writers.lock_ticket);
-        /* It tells nobody whether the lock had been lost. */
-        const struct view before = was(), after = now();
-        if (had_lock && is_whole() && owner_of(&after) == owner_of(&before))
-            code = HR_ELOST;
-        else if (had_lock)
-            code = HR_OK;
-    } else {
-        code = way == UNLOCK_OWN ? hr_unlock_own(run.region, &call_error)
-                                 : hr_unlock(run.region, &call_error);
-        if (code != HR_OK)
-            REQUIRE_ONE_OF(code, HR_EBUSY, HR_ELOST, HR_ESTALE);
-        REQUIRE((code == HR_EBUSY) == !writers.has_lock);
-    }
+    const int code = hr_unlock(run.region, &call_error);
+    if (code != HR_OK)
+        REQUIRE_ONE_OF(code, HR_EBUSY, HR_ELOST, HR_ESTALE);
+    REQUIRE((code == HR_EBUSY) == !writers.has_lock);
     writers.has_lock = writers.has_lock && code == HR_EBUSY;
     if (code != HR_OK) {
         changes_require_none();
@@ -180,16 +162,15 @@ bool lock_step(uint8_t step, struct input *input)
 {
     if (step < FUZZ_OTHER_LOCK || step > FUZZ_RECOVER)
         return false;
-    const uint8_t first = step == FUZZ_LOCK_STATE ? 0 : take8(input);
-    const uint8_t second = step == FUZZ_LOCK ? take8(input) : 0;
+    const uint8_t first = step == FUZZ_LOCK_STATE || step == FUZZ_UNLOCK ? 0 : take8(input);
     if (run.region == NULL)
         return true;
     if (step == FUZZ_OTHER_LOCK)
         other_lock(first % 2 != 0);
     else if (step == FUZZ_LOCK)
-        lock(first * UINT64_C(1000000), second % 2 != 0);
+        lock(first * UINT64_C(1000000));
     else if (step == FUZZ_UNLOCK)
-        unlock(first % UNLOCK_WAYS);
+        unlock();
     else if (step == FUZZ_LOCK_STATE)
         lock_state();
     else

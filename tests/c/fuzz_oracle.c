@@ -1,6 +1,6 @@
 #include "fuzz_oracle.h"
 
-#include "byte_lock.h"
+#include "lock.h"
 #include "snapshot_view.h"
 
 static struct hr_usage usage_at(const struct view *view, uint32_t slot, uint32_t device)

@@ -143,7 +143,6 @@ static void close_region(void)
     REQUIRE(hr_snapshot(run.region, buffer, HR_SNAPSHOT_MAX_BYTES, &call_error) == HR_ECLOSED);
     REQUIRE(hr_is_stale(run.region, &call_error) == HR_ECLOSED);
     hr_free(&run.region);
-    writers_free();
     run.region = NULL;
 }
 

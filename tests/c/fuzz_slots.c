@@ -5,13 +5,10 @@
 
 /* ---- Our own slot ------------------------------------------------------------------ */
 
-static void attach(uint64_t timeout_ns, bool by_ticket)
+static void attach(uint64_t timeout_ns)
 {
     begin_call();
-    const int code =
-        hr_attach(run.region, by_ticket ? &writers.slot_ticket : NULL, timeout_ns, &call_error);
-    if (code == HR_OK)
-        writers.has_ticket_slot = by_ticket;
+    const int code = hr_attach(run.region, timeout_ns, &call_error);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_EATTACHED, HR_EFULL, LOCK_CODES);
     if (require_refused(code))
@@ -56,17 +53,6 @@ static void detach(uint64_t timeout_ns)
         REQUIRE(!is_own(pid_at(&after, slot)) || bytes_at(&after, slot) == 0);
 }
 
-/* As hr_detach(), but it tells nobody how that went. */
-static void end_attachment(void)
-{
-    begin_call();
-    hr_end_attachment(&writers.slot_ticket);
-    if (changes_require(MAY_LOCK | MAY_COUNT, writers.has_ticket_slot ? own_slot : NULL))
-        require_others_kept(LEEWAY_NONE);
-    const int code = hr_charge(run.region, 0, 0, 0, 0, &call_error);
-    writers.is_attached = writers.is_attached && code != HR_EDETACHED;
-}
-
 static uint64_t sum_of(const struct view *view, uint32_t device)
 {
     uint64_t sum = 0;
@@ -95,7 +81,7 @@ static void account(bool charging, uint32_t device, uint32_t kind, uint64_t byte
 {
     begin_call();
     const int code = charging
-                         ? hr_charge(run.region, device, kind, bytes, timeout_ns, &call_error)
+                         ? hr_charge(run.region, device, kind, bytes, 0, timeout_ns, &call_error)
                          : hr_release(run.region, device, kind, bytes, timeout_ns, &call_error);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_EDETACHED, HR_EINVAL, HR_EMEMORYLIMIT, HR_EFULL, LOCK_CODES);
@@ -214,8 +200,8 @@ static void reap(struct input *input)
         pids[i] = (int32_t)take_value(input);
     const uint64_t timeout_ns = take_ms(input);
     begin_call();
-    const int code =
-        hr_reap(run.region, system_proc(), pids, count, dry_run, timeout_ns, out, &call_error);
+    const int code = hr_reap(run.region, system_proc(), NULL, 0, pids, count, dry_run, timeout_ns,
+                             out, &call_error);
     if (code < 0)
         REQUIRE_ONE_OF(code, HR_ENOPROCESS, LOCK_CODES);
     if (require_refused(code))
@@ -223,10 +209,10 @@ static void reap(struct input *input)
     REQUIRE(code <= HR_SLOTS && (code < 0 || run.writable));
     for (int i = 0; i < code; i++) {
         /* What has lost its name since a search began that was kept waits for the next one. */
-        REQUIRE(out[i].what >= HR_REAP_REMOVED &&
+        REQUIRE(out[i].what >= HR_REAP_EMPTIED &&
                 (out[i].what <= HR_REAP_UNKNOWN ||
                  (out[i].what == HR_REAP_CUT_SHORT && out[i].pid == 0)));
-        const bool is_gone = out[i].what <= HR_REAP_EMPTIED;
+        const bool is_gone = out[i].what == HR_REAP_EMPTIED;
         REQUIRE(!is_gone || out[i].pid == 0 || is_own(out[i].pid) ||
                 system_life(out[i].pid, true) == HR_DEAD);
     }
@@ -235,7 +221,7 @@ static void reap(struct input *input)
         return;
     require_others_kept(LEEWAY_NONE);
     const struct view before = was(), after = now();
-    REQUIRE(count_of(&after) <= count_of(&before));
+    REQUIRE(count_of(&after) == count_of(&before));
     if (code >= 0 && !dry_run && count == 0 && system_is_plain() && !changes_are_disturbed())
         require_the_dead_reaped();
 }
@@ -294,11 +280,8 @@ bool slot_step(uint8_t step, struct input *input)
     case FUZZ_ATTACH:
     case FUZZ_DETACH: {
         const uint64_t timeout_ns = take_ms(input);
-        const bool by_ticket = take8(input) % 2 != 0;
         if (step == FUZZ_ATTACH)
-            attach(timeout_ns, by_ticket);
-        else if (by_ticket)
-            end_attachment();
+            attach(timeout_ns);
         else
             detach(timeout_ns);
         break;

@@ -1,7 +1,7 @@
 #include "call_error.h"
 #include "fuzz_writers.h"
 
-#include "byte_lock.h"
+#include "lock.h"
 #include "fuzz_limiter.h"
 #include "region.h"
 
@@ -242,13 +242,6 @@ void writers_close(void)
         require_lock_given_back();
     require_count_in_range();
     require_the_living_kept(LEEWAY_NONE);
-}
-
-void writers_free(void)
-{
-    hr_end_lock(&writers.lock_ticket);
-    hr_end_attachment(&writers.slot_ticket);
-    writers.has_ticket_lock = writers.has_ticket_slot = false;
 }
 
 void writers_begin(void)

@@ -17,10 +17,8 @@ void writers_end(void);
 /* Whether `step` was one of theirs, and has been done. */
 bool writers_step(uint8_t step, struct input *input);
 
-/* hr_close(), which gives back what the handle still has; and the end of tickets, after hr_free().
- */
+/* hr_close(), which gives back what the handle still has. */
 void writers_close(void);
-void writers_free(void);
 
 /* Those of one kind each: fuzz_lock.c, fuzz_slots.c. */
 bool lock_step(uint8_t step, struct input *input);
@@ -31,9 +29,6 @@ bool slot_step(uint8_t step, struct input *input);
 struct writers {
     bool has_lock; /* by hr_lock() */
     bool is_attached;
-    struct hr_ticket lock_ticket, slot_ticket;
-    bool has_ticket_lock; /* what these own is still held */
-    bool has_ticket_slot;
     int other_fd;          /* of another writer of this library, which has at most one of */
     bool other_has_host;   /* the host lock, */
     uint64_t other_number; /* and the byte of this number, with which it signs */

@@ -129,7 +129,7 @@ static void turn_with_ours(const struct region_file *file, uint64_t turns)
     wait_until_ready(2);
     for (uint64_t i = 0; i < turns; i++) {
         stay_outside(&random);
-        if (hr_lock(region, NULL, 10 * ONE_SECOND, &call_error) != HR_OK) {
+        if (hr_lock(region, 10 * ONE_SECOND, &call_error) != HR_OK) {
             atomic_fetch_add(&shared->errors, 1);
             continue;
         }
@@ -219,7 +219,7 @@ static uint64_t wake_by_release(const struct region_file *file, const struct gli
                                 hr_region *region)
 {
     memset(shared, 0, sizeof *shared);
-    NEED(hr_lock(region, NULL, ONE_SECOND, &call_error) == HR_OK);
+    NEED(hr_lock(region, ONE_SECOND, &call_error) == HR_OK);
     pid_t pid = start_sleeper(lock);
     uint64_t from_ns = now_ns();
     CHECK_EQ(hr_unlock(region, &call_error), HR_OK);
@@ -230,7 +230,7 @@ static void hold_until_killed(const struct region_file *file)
 {
     hr_region *region;
     if (hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) >= 0 &&
-        hr_lock(region, NULL, ONE_SECOND, &call_error) == HR_OK)
+        hr_lock(region, ONE_SECOND, &call_error) == HR_OK)
         atomic_store(&shared->ready, 1);
     for (;;)
         pause();

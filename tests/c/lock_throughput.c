@@ -31,7 +31,7 @@ static uint64_t run_ours(const struct region_file *file, uint64_t until_ns)
          (int)file->layout->id);
     uint64_t turns = 0;
     for (; now_ns() < until_ns; turns++) {
-        NEED(hr_lock(region, NULL, 10 * ONE_SECOND, &call_error) == HR_OK);
+        NEED(hr_lock(region, 10 * ONE_SECOND, &call_error) == HR_OK);
         NEED(hr_unlock(region, &call_error) == HR_OK);
     }
     hr_free(&region);

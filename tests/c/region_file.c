@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "handle.h"
+#include "internal.h"
 #include "region.h"
 
 void region_file_spec(struct hr_create_spec *spec, uint32_t layout)

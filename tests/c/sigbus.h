@@ -12,7 +12,7 @@
 
 #include "call_error.h"
 #include "check.h"
-#include "guard.h"
+#include "internal.h"
 #include "region_file.h"
 #include "snapshot_view.h"
 

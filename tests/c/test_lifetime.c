@@ -380,10 +380,10 @@ static void test_leaving_all(void)
         for (int i = 0; i < 2; i++) {
             region_file_make(&files[i], layout);
             regions[i] = open_or_fail(files[i].path, HR_WRITE);
-            CHECK_EQ(hr_attach(regions[i], NULL, ONE_SECOND, &call_error), HR_OK);
+            CHECK_EQ(hr_attach(regions[i], ONE_SECOND, &call_error), HR_OK);
         }
         reader = open_or_fail(files[0].path, HR_READ);
-        CHECK_EQ(hr_lock(regions[0], NULL, ONE_SECOND, &call_error), HR_OK);
+        CHECK_EQ(hr_lock(regions[0], ONE_SECOND, &call_error), HR_OK);
         struct hr_lock_state state;
         CHECK_EQ(hr_get_lock_state(reader, NULL, &state, &call_error), HR_OK);
         CHECK(state.owner_pid != 0);
@@ -403,49 +403,12 @@ static void test_leaving_all(void)
     }
 }
 
-struct holder {
-    hr_region *region;
-    pthread_barrier_t held, asked;
-};
-
-static void *hold_lock(void *argument)
-{
-    struct holder *holder = argument;
-    CHECK_EQ(hr_lock(holder->region, NULL, ONE_SECOND, &call_error), HR_OK);
-    pthread_barrier_wait(&holder->held);
-    pthread_barrier_wait(&holder->asked);
-    CHECK_EQ(hr_unlock(holder->region, &call_error), HR_OK);
-    return NULL;
-}
-
-/* Only a thread's own lock is given back where it is unknown whether it has it. */
-static void test_lock_of_another_thread_stays(void)
-{
-    struct region_file file;
-    region_file_make(&file, HR_V1_2);
-    struct holder holder = {.region = open_or_fail(file.path, HR_WRITE)};
-    NEED(pthread_barrier_init(&holder.held, NULL, 2) == 0);
-    NEED(pthread_barrier_init(&holder.asked, NULL, 2) == 0);
-    pthread_t thread;
-    NEED(pthread_create(&thread, NULL, hold_lock, &holder) == 0);
-    pthread_barrier_wait(&holder.held);
-    CHECK_EQ(hr_unlock_own(holder.region, &call_error), HR_EBUSY);
-    pthread_barrier_wait(&holder.asked);
-    pthread_join(thread, NULL);
-    CHECK_EQ(hr_lock(holder.region, NULL, ONE_SECOND, &call_error), HR_OK);
-    CHECK_EQ(hr_unlock_own(holder.region, &call_error), HR_OK);
-    CHECK_EQ(hr_unlock_own(holder.region, &call_error), HR_EBUSY);
-    close_and_free(holder.region);
-    region_file_remove(&file);
-}
-
 int main(void)
 {
     RUN(test_closed_handle);
     RUN(test_open_from_many_threads);
     RUN(test_details_are_per_thread);
     RUN(test_leaving_all);
-    RUN(test_lock_of_another_thread_stays);
     RUN(test_fork);
     RUN(test_fork_while_threads_call);
     RUN(test_columns_beside_others);

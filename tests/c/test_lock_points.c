@@ -17,9 +17,9 @@
 #include <unistd.h>
 
 #include "call_error.h"
-#include "byte_lock.h"
+#include "lock.h"
 #include "check.h"
-#include "handle.h"
+#include "internal.h"
 #include "region.h"
 #include "region_file.h"
 #include "stopped_child.h"
@@ -47,7 +47,7 @@ ssize_t getrandom(void *buffer, size_t bytes, unsigned flags)
 
 static int lock_once(hr_region *region)
 {
-    return hr_lock(region, NULL, 0, &call_error);
+    return hr_lock(region, 0, &call_error);
 }
 
 static int recover(hr_region *region)
@@ -58,9 +58,9 @@ static int recover(hr_region *region)
 
 static int account(hr_region *region)
 {
-    int code = hr_attach(region, NULL, ONE_SECOND, &call_error);
+    int code = hr_attach(region, ONE_SECOND, &call_error);
     if (code == HR_OK)
-        code = hr_charge(region, 0, DATA, 1000, ONE_SECOND, &call_error);
+        code = hr_charge(region, 0, DATA, 1000, 0, ONE_SECOND, &call_error);
     return code == HR_OK ? hr_release(region, 0, DATA, 1000, ONE_SECOND, &call_error) : code;
 }
 
@@ -119,7 +119,7 @@ static void test_a_dead_writers_number_is_not_drawn(void)
         drawn[0] = DEAD_BLOCK - HR_FOREIGN_OWNER;
         draws = 0;
         hr_region *region = open_or_fail(file.path, HR_WRITE);
-        CHECK_EQ(hr_lock(region, NULL, ONE_SECOND, &call_error), HR_OK);
+        CHECK_EQ(hr_lock(region, ONE_SECOND, &call_error), HR_OK);
         CHECK_EQ(draws, 2);
         CHECK_EQ(owner_of(&file) / HR_TURNS, OTHER_BLOCK / HR_TURNS);
         CHECK_EQ(hr_unlock(region, &call_error), HR_OK);
@@ -139,7 +139,7 @@ static int attach_and_detach(hr_region *region)
 {
     /* The next one is that of attaching. */
     hr_testpoint_kill_on = hr_testpoint_reached[HR_AT_UNLOCK_SEM_POSTED] + 2;
-    int code = hr_attach(region, NULL, ONE_SECOND, &call_error);
+    int code = hr_attach(region, ONE_SECOND, &call_error);
     return code == HR_OK ? hr_detach(region, ONE_SECOND, &call_error) : code;
 }
 
@@ -180,7 +180,7 @@ static void test_the_number_of_a_dead_process_that_has_the_lock_is_not_drawn(voi
             drawn[1] = AS_MARK(OTHER_MARK);
             draws = 0;
             hr_region *region = open_or_fail(file.path, HR_WRITE);
-            CHECK_EQ(hr_attach(region, NULL, ONE_SECOND, &call_error), HR_OK);
+            CHECK_EQ(hr_attach(region, ONE_SECOND, &call_error), HR_OK);
             CHECK_EQ(draws, 2);
             CHECK_EQ(owner_of(&file), 0);
             CHECK(!can_lock_byte(&file, HR_SLOT_BYTE + OTHER_MARK));
@@ -205,7 +205,7 @@ static void test_the_number_of_a_dead_processs_slot_is_not_drawn(void)
             drawn[1] = AS_MARK(OTHER_MARK);
             draws = 0;
             hr_region *region = open_or_fail(file.path, HR_WRITE);
-            CHECK_EQ(hr_attach(region, NULL, ONE_SECOND, &call_error), HR_OK);
+            CHECK_EQ(hr_attach(region, ONE_SECOND, &call_error), HR_OK);
             CHECK_EQ(draws, 2);
             CHECK(can_lock_byte(&file, HR_SLOT_BYTE + DEAD_MARK));
             CHECK(!can_lock_byte(&file, HR_SLOT_BYTE + OTHER_MARK));
@@ -255,7 +255,7 @@ static void on_slot_byte_locked(int number)
     for (int i = 0; i < 50; i++) {
         const struct timespec nap = {.tv_nsec = 1000000};
         nanosleep(&nap, NULL);
-        CHECK_EQ(hr_attach(closed.other, NULL, ONE_SECOND, &call_error), HR_EATTACHED);
+        CHECK_EQ(hr_attach(closed.other, ONE_SECOND, &call_error), HR_EATTACHED);
     }
 }
 
@@ -267,10 +267,10 @@ static void test_a_handle_closes_when_its_attaching_thread_has_come_out(void)
     closed.attaching = open_or_fail(file.path, HR_WRITE);
     closed.other = open_or_fail(file.path, HR_WRITE);
     on_point(HR_AT_SLOT_BYTE_LOCKED, on_slot_byte_locked);
-    CHECK_EQ(hr_attach(closed.attaching, NULL, ONE_SECOND, &call_error), HR_ECLOSED);
+    CHECK_EQ(hr_attach(closed.attaching, ONE_SECOND, &call_error), HR_ECLOSED);
     off_point(HR_AT_SLOT_BYTE_LOCKED);
     NEED(pthread_join(closed.closer, NULL) == 0);
-    CHECK_EQ(hr_attach(closed.other, NULL, ONE_SECOND, &call_error), HR_OK);
+    CHECK_EQ(hr_attach(closed.other, ONE_SECOND, &call_error), HR_OK);
     hr_free(&closed.attaching);
     close_and_free(closed.other);
     region_file_remove(&file);
@@ -280,7 +280,6 @@ static void test_a_handle_closes_when_its_attaching_thread_has_come_out(void)
 
 static struct {
     hr_region *region;
-    struct hr_ticket ticket;
     pthread_t thread;
 } beside;
 
@@ -305,44 +304,9 @@ static void test_no_other_thread_gives_back_what_a_call_has_taken(void)
     region_file_make(&file, HR_V1_2);
     beside.region = open_or_fail(file.path, HR_WRITE);
     on_point(HR_AT_ATTACH_SLOT_CLEARED, on_slot_cleared);
-    CHECK_EQ(hr_attach(beside.region, NULL, ONE_SECOND, &call_error), HR_OK);
+    CHECK_EQ(hr_attach(beside.region, ONE_SECOND, &call_error), HR_OK);
     off_point(HR_AT_ATTACH_SLOT_CLEARED);
     CHECK_EQ(hr_detach(beside.region, ONE_SECOND, &call_error), HR_OK);
-    close_and_free(beside.region);
-    region_file_remove(&file);
-}
-
-static void *end_attachment_beside(void *unused)
-{
-    (void)unused;
-    hr_end_attachment(&beside.ticket);
-    return NULL;
-}
-
-static void on_usage_cleared(int number)
-{
-    (void)number;
-    NEED(pthread_create(&beside.thread, NULL, end_attachment_beside, NULL) == 0);
-    while (atomic_load(&beside.region->lock.gate) != 2)
-        sched_yield();
-}
-
-/* A ticket ends the attachment that it is for, not one that began while it waited. */
-static void test_a_ticket_does_not_end_a_later_attachment(void)
-{
-    enum { ROUNDS = 30 }; /* in most of them this thread is the first to go on */
-    struct region_file file;
-    region_file_make(&file, HR_V1_2);
-    beside.region = open_or_fail(file.path, HR_WRITE);
-    for (int round = 0; round < ROUNDS; round++) {
-        CHECK_EQ(hr_attach(beside.region, &beside.ticket, ONE_SECOND, &call_error), HR_OK);
-        on_point(HR_AT_REMOVE_USAGE_CLEARED, on_usage_cleared);
-        CHECK_EQ(hr_detach(beside.region, ONE_SECOND, &call_error), HR_OK);
-        CHECK_EQ(hr_attach(beside.region, NULL, ONE_SECOND, &call_error), HR_OK);
-        off_point(HR_AT_REMOVE_USAGE_CLEARED);
-        NEED(pthread_join(beside.thread, NULL) == 0);
-        CHECK_EQ(hr_detach(beside.region, ONE_SECOND, &call_error), HR_OK);
-    }
     close_and_free(beside.region);
     region_file_remove(&file);
 }
@@ -481,7 +445,6 @@ int main(void)
     RUN(test_the_number_of_a_dead_processs_slot_is_not_drawn);
     RUN(test_a_handle_closes_when_its_attaching_thread_has_come_out);
     RUN(test_no_other_thread_gives_back_what_a_call_has_taken);
-    RUN(test_a_ticket_does_not_end_a_later_attachment);
     RUN(test_the_seqlock_is_odd_until_all_is_stored);
     RUN(test_no_child_is_forked_while_forking_is_locked);
     RUN(test_a_byte_is_locked_while_no_child_can_be_forked);

@@ -191,7 +191,7 @@ static void change_during(struct scan *scan, const struct region_file *file,
 
 static int call_reap(struct scan *scan)
 {
-    return hr_reap(scan->region, scan->proc->path, NULL, 0, 0, ONE_SECOND, scan->reaped,
+    return hr_reap(scan->region, scan->proc->path, NULL, 0, NULL, 0, 0, ONE_SECOND, scan->reaped,
                    &call_error);
 }
 
@@ -283,7 +283,7 @@ static void test_a_scan_that_nothing_disturbs_finds_the_dead(void)
         scan->call = call_reap;
         change_during(scan, &file, change_nothing);
         CHECK_EQ(scan->code, 1);
-        CHECK_EQ(peek32(&file, file.layout->proc_num), 0);
+        CHECK_EQ(bytes_in(&file, 0), 0);
         end_scan(scan, &file);
     }
 }
@@ -387,11 +387,11 @@ static void test_accounting_while_standing_twice(void)
         hr_region *region;
         NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) >= 0);
         put_slot(&file, 0, DEAD, 100);
-        CHECK_EQ(hr_attach(region, NULL, ONE_SECOND, &call_error), HR_OK);
-        CHECK_EQ(hr_charge(region, 0, HR_DATA, 1000, ONE_SECOND, &call_error), HR_OK);
+        CHECK_EQ(hr_attach(region, ONE_SECOND, &call_error), HR_OK);
+        CHECK_EQ(hr_charge(region, 0, HR_DATA, 1000, 0, ONE_SECOND, &call_error), HR_OK);
         memcpy(file.bytes + slot_at(&file, 0, 0), file.bytes + slot_at(&file, 1, 0),
                file.layout->slot_stride);
-        CHECK_EQ(hr_charge(region, 0, HR_DATA, 500, ONE_SECOND, &call_error), HR_OK);
+        CHECK_EQ(hr_charge(region, 0, HR_DATA, 500, 0, ONE_SECOND, &call_error), HR_OK);
         /* Nobody looks for it where processes remember their slots. */
         uint64_t copy = file.layout->slot_seqlock == HR_ABSENT ? 0 : 1000;
         CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, 0), 1500 + copy);
@@ -413,7 +413,7 @@ static void test_accounting_while_standing_twice(void)
 static void *wait_for_lock(void *argument)
 {
     hr_region *region = argument;
-    int code = hr_lock(region, NULL, 20 * ONE_SECOND, &call_error);
+    int code = hr_lock(region, 20 * ONE_SECOND, &call_error);
     CHECK_EQ(code, HR_OK);
     if (code == HR_OK)
         CHECK_EQ(hr_unlock(region, &call_error), HR_OK);

@@ -62,7 +62,7 @@ static void start_crowd(struct crowd *crowd, const struct region_file *file, uin
     for (uint32_t i = 0; i < handles; i++) {
         NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &crowd->handles[i], &call_error) >= 0);
         /* The first time takes long: a handle looks around in /proc for how to sign. */
-        NEED(hr_lock(crowd->handles[i], NULL, PATIENCE, &call_error) == HR_OK);
+        NEED(hr_lock(crowd->handles[i], PATIENCE, &call_error) == HR_OK);
         NEED(hr_unlock(crowd->handles[i], &call_error) == HR_OK);
     }
     crowd->until_ns = now_ns() + CROWD_NS;
@@ -100,7 +100,7 @@ static void *take_turns(void *argument)
     struct crowd *crowd = member->crowd;
     /* On a busy machine the time may be over before all have begun. */
     while (goes_on(member) || atomic_load(&crowd->taken) <= THREADS) {
-        int code = hr_lock(member->region, NULL, PATIENCE, &call_error);
+        int code = hr_lock(member->region, PATIENCE, &call_error);
         CHECK_EQ(code, HR_OK);
         if (code != HR_OK)
             continue;
@@ -109,7 +109,7 @@ static void *take_turns(void *argument)
         if (crowd->handle_count == 1)
             crowd->turns++;
         atomic_fetch_add(&crowd->taken, 1);
-        CHECK_EQ(hr_lock(member->region, NULL, 0, &call_error), HR_EBUSY);
+        CHECK_EQ(hr_lock(member->region, 0, &call_error), HR_EBUSY);
         atomic_fetch_sub(&crowd->inside, 1);
         CHECK_EQ(hr_unlock(member->region, &call_error), HR_OK);
     }
@@ -144,7 +144,7 @@ static void charge_or_release(struct member *member, bool may_be_gone)
     uint64_t bytes = next_random(&member->random) % 100000;
     bool releases = member->held[kind] >= bytes && bytes > 0;
     int code = releases ? hr_release(member->region, 0, kind, bytes, PATIENCE, &call_error)
-                        : hr_charge(member->region, 0, kind, bytes, PATIENCE, &call_error);
+                        : hr_charge(member->region, 0, kind, bytes, 0, PATIENCE, &call_error);
     if (code == HR_OK)
         member->held[kind] = releases ? member->held[kind] - bytes : member->held[kind] + bytes;
     else if (may_be_gone && (code == HR_EDETACHED || code == HR_EINVAL))
@@ -195,7 +195,7 @@ static void test_threads_account_in_one_slot(void)
         struct member members[THREADS];
         region_file_make(&file, id);
         start_crowd(&crowd, &file, 1);
-        CHECK_EQ(hr_attach(crowd.handles[0], NULL, PATIENCE, &call_error), HR_OK);
+        CHECK_EQ(hr_attach(crowd.handles[0], PATIENCE, &call_error), HR_OK);
         run_crowd(&crowd, roles, THREADS, members);
         uint64_t total = 0;
         for (uint32_t i = 0; i < THREADS; i++) {
@@ -222,7 +222,7 @@ static void *come_and_leave(void *argument)
     struct member *member = argument;
     while (goes_on(member)) {
         int code = next_random(&member->random) % 2 == 0
-                       ? hr_attach(member->region, NULL, PATIENCE, &call_error)
+                       ? hr_attach(member->region, PATIENCE, &call_error)
                        : hr_detach(member->region, PATIENCE, &call_error);
         CHECK(code == HR_OK || code == HR_EATTACHED || code == HR_EDETACHED);
     }
@@ -262,7 +262,7 @@ static void test_a_slot_that_comes_and_goes(void)
 /* On a machine that stands still now and then, a search can be cut short. */
 static void reap_nobody(hr_region *region, struct hr_reap *reaped)
 {
-    int found = hr_reap(region, NULL, NULL, 0, 0, PATIENCE, reaped, &call_error);
+    int found = hr_reap(region, NULL, NULL, 0, NULL, 0, 0, PATIENCE, reaped, &call_error);
     CHECK(found >= 0);
     for (int i = 0; i < found; i++)
         CHECK_EQ(reaped[i].what, HR_REAP_CUT_SHORT);
@@ -292,7 +292,7 @@ static void test_a_process_does_not_mend_itself(void)
         struct member members[THREADS];
         region_file_make(&file, id);
         start_crowd(&crowd, &file, HANDLES);
-        CHECK_EQ(hr_attach(crowd.handles[0], NULL, PATIENCE, &call_error), HR_OK);
+        CHECK_EQ(hr_attach(crowd.handles[0], PATIENCE, &call_error), HR_OK);
         run_crowd(&crowd, roles, HANDLES, members);
         CHECK_EQ(hr_detach(crowd.handles[0], PATIENCE, &call_error), HR_OK);
         end_crowd(&crowd);
@@ -359,15 +359,15 @@ static void *work_until_closed(void *argument)
         CHECK_EQ(info.layout, member->crowd->file->layout->id);
         switch (next_random(&member->random) % 4) {
         case 0:
-            code = hr_lock(member->region, NULL, PATIENCE, &call_error);
+            code = hr_lock(member->region, PATIENCE, &call_error);
             if (code == HR_OK)
                 code = hr_unlock(member->region, &call_error);
             break;
         case 1:
-            code = hr_charge(member->region, 0, HR_DATA, 1, PATIENCE, &call_error);
+            code = hr_charge(member->region, 0, HR_DATA, 1, 0, PATIENCE, &call_error);
             break;
         case 2:
-            code = hr_attach(member->region, NULL, PATIENCE, &call_error);
+            code = hr_attach(member->region, PATIENCE, &call_error);
             break;
         default:
             code = hr_detach(member->region, PATIENCE, &call_error);

@@ -15,7 +15,7 @@
 #include "check.h"
 #include "region.h"
 #include "region_file.h"
-#include "slot_table.h"
+#include "slots.h"
 
 /* A pid that no process has: above every pid_max, below the signatures of this library. */
 #define DEAD 5000001

@@ -102,7 +102,7 @@ def test_its_newcomer_moves_a_marked_slot_and_nothing_is_lost(
     # Where it was moved to, the kernel's proof still holds, without /proc.
     living.kill()
     with open_region(file, writable=True) as region:
-        assert region.reap(proc=empty_proc) == (ReapedSlot(living.pid, 250 * MIB, removed=False),)
+        assert region.reap(proc=empty_proc) == (ReapedSlot(living.pid, 250 * MIB),)
     assert other.tell("used") == 100 * MIB
 
 

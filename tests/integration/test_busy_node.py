@@ -75,7 +75,7 @@ def test_a_stranger_with_long_maps_does_not_keep_the_dead_of_another_container_c
     assert maps_bytes > 32 << 20
     region.add_process(neighbour.pid, {0: 8 * GIB})
     with open_region(region, writable=True) as opened:
-        assert opened.reap() == (ReapedSlot(neighbour.pid, 8 * GIB, removed=True),)
+        assert opened.reap() == (ReapedSlot(neighbour.pid, 8 * GIB),)
 
 
 # ---- a crowd ----
@@ -98,7 +98,7 @@ def test_slots_without_a_pid_are_judged_beside_a_crowd(
     keeper = actor(region)
     keeper("attach")
     reaper = actor(region)
-    assert reaper("region.reap") == (ReapedSlot(0, GIB, removed=False),)
+    assert reaper("region.reap") == (ReapedSlot(0, GIB),)
 
 
 @pytest.mark.usefixtures("busy")

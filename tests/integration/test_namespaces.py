@@ -238,7 +238,7 @@ def test_one_inside_recovers_from_the_death_of_another_one_inside(
     holder.kill()
     assert survivor("region.recover_lock", watch_s=0).dead_owner
     assert is_free(file)
-    assert survivor("region.reap") == (ReapedSlot(holder.pid, 5, removed=False),)
+    assert survivor("region.reap") == (ReapedSlot(holder.pid, 5),)
     assert used(file) == 6
 
 
@@ -351,7 +351,7 @@ def test_two_levels_deep_a_process_is_named_by_its_innermost_pid(
     judge = outside(file)
     assert judge("region.lock_state").owner_life == "dead"
     assert judge("region.recover_lock", watch_s=0).dead_owner
-    assert judge("region.reap") == (ReapedSlot(7000, 5, removed=True),)
+    assert judge("region.reap") == (ReapedSlot(7000, 5),)
     assert is_free(file)
 
 
@@ -389,7 +389,7 @@ def test_a_host_process_with_the_number_of_a_dead_one_inside_is_not_taken_for_it
     member.kill()
     assert reaper("region.lock_state").owner_life == "dead"
     assert reaper("region.recover_lock", watch_s=0).dead_owner
-    assert reaper("region.reap") == (ReapedSlot(exporter.pid, 9, removed=True),)
+    assert reaper("region.reap") == (ReapedSlot(exporter.pid, 9),)
     exporter("region.snapshot")
 
 

@@ -254,7 +254,7 @@ def test_a_containers_own_proc_is_told_by_its_first_process_alone(
     libvgpu = line_of(region).replace(" rw-s ", " r-xp ").replace(region.path, "/opt/libvgpu.so")
     maps = line_of(region) + (libvgpu if first.startswith("of libvgpu") else "")
     (fake_proc.directory / "1" / "maps").write_text(maps)
-    file.add_process(5)
+    file.add_process(5, {0: 1})
     if first.endswith("with a slot"):
         file.add_process(1)
     is_proved = first == "of libvgpu, with a slot"

@@ -313,31 +313,6 @@ def test_an_owner_who_cannot_be_judged_is_replaced_only_where_nobody_else_has_th
     assert_usable(file)
 
 
-LOCK_A_BYTE = """
-import fcntl, os, struct
-descriptor = os.open(path, os.O_RDWR)
-fcntl.fcntl(descriptor, 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, byte, 1, 0))
-scene.descriptor = descriptor
-"""
-
-
-@pytest.mark.parametrize("byte", [0x60000000, 0x6FFFFFFF, 0x70000000], ids=hex)
-def test_somebody_whom_proc_does_not_show_is_seen_by_its_byte(
-    byte: int, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    """A writer of this library locks a byte before it takes the semaphore."""
-    file = region_file()
-    other = actor()
-    other("evaluate", LOCK_A_BYTE, path=str(file.path), byte=byte)
-    for owner in (0, 1 << 40):
-        hold(file, owner)
-        with pytest.raises(LockNotRecoverable):
-            recover(file)
-        assert (value_of(file), file.get("owner_pid")) == (0, owner)
-    other.kill()
-    assert recover_in_time(file) == did(dead_owner=True)
-
-
 @pytest.mark.parametrize("value", [1, 2])
 def test_a_free_semaphore_beside_somebody_inside_is_told_and_mended(
     value: int, file: RegionFile, actor: MakeActor

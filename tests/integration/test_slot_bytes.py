@@ -58,7 +58,7 @@ def test_a_killed_process_is_reaped_without_proc(
     living, dead = attached(actor(file), 100), attached(actor(file), 600)
     dead.kill()
     with open_region(file, writable=True) as region:
-        assert region.reap(proc=empty_proc) == (ReapedSlot(dead.pid, 600, removed=False),)
+        assert region.reap(proc=empty_proc) == (ReapedSlot(dead.pid, 600),)
         assert region.memory_used(0) == 100
         assert region.reap(proc=empty_proc) == ()
     living("slot.charge", 0, 1)
@@ -76,16 +76,6 @@ def test_one_that_is_asked_for_by_its_pid_is_judged_so_too(
         assert region.reap([dead.pid], proc=empty_proc)[0].memory_bytes == 600
 
 
-def test_where_all_are_dead_the_table_is_cut(
-    file: RegionFile, actor: MakeActor, empty_proc: Path
-) -> None:
-    for nbytes in (1, 2, 3):
-        attached(actor(file), nbytes).kill()
-    with open_region(file, writable=True) as region:
-        assert [slot.removed for slot in region.reap(proc=empty_proc)] == [True] * 3
-    assert pids(file) == []
-
-
 def test_a_slot_that_libvgpu_has_moved_keeps_its_proof(
     file: RegionFile, actor: MakeActor, empty_proc: Path
 ) -> None:
@@ -97,7 +87,7 @@ def test_a_slot_that_libvgpu_has_moved_keeps_its_proof(
     assert pids(file) == [living.pid, dead.pid]
     dead.kill()
     with open_region(file, writable=True) as region:
-        assert region.reap(proc=empty_proc) == (ReapedSlot(dead.pid, 600, removed=False),)
+        assert region.reap(proc=empty_proc) == (ReapedSlot(dead.pid, 600),)
     living("slot.charge", 0, 1)
     assert living("region.memory_used", 0) == 101
 
@@ -388,7 +378,7 @@ def test_where_proc_hides_processes_a_users_killed_program_frees_its_memory(
         attached(keeper, 100 * MIB)
         attached(dead, 664 * MIB)
         dead.kill()
-        assert reaper("region.reap") == (ReapedSlot(dead.pid, 664 * MIB, removed=False),)
+        assert reaper("region.reap") == (ReapedSlot(dead.pid, 664 * MIB),)
         assert reaper("region.memory_used", 0) == 100 * MIB
 
 

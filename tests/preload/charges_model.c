@@ -21,7 +21,6 @@
 #include "must.h"
 
 #undef hr_charge
-#undef hr_count
 #undef hr_release
 #undef hr_reap
 #undef hr_recover_lock
@@ -87,18 +86,11 @@ static int answer(char name, hr_region *region, uint32_t row, uint32_t kind, uin
     return code;
 }
 
-int hr_charge(hr_region *region, uint32_t row, uint32_t kind, uint64_t bytes, uint64_t timeout_ns,
-              struct hr_error *error)
+int hr_charge(hr_region *region, uint32_t row, uint32_t kind, uint64_t bytes, uint32_t flags,
+              uint64_t timeout_ns, struct hr_error *error)
 {
     (void)error;
-    return answer('c', region, row, kind, bytes, timeout_ns);
-}
-
-int hr_count(hr_region *region, uint32_t row, uint32_t kind, uint64_t bytes, uint64_t timeout_ns,
-             struct hr_error *error)
-{
-    (void)error;
-    return answer('n', region, row, kind, bytes, timeout_ns);
+    return answer(flags == HR_FORCE ? 'n' : 'c', region, row, kind, bytes, timeout_ns);
 }
 
 int hr_release(hr_region *region, uint32_t row, uint32_t kind, uint64_t bytes, uint64_t timeout_ns,
@@ -118,10 +110,12 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns, stru
     return recovery_code;
 }
 
-int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t count,
-            uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error)
+int hr_reap(hr_region *region, const char *proc, const struct hr_stranger *strangers,
+            uint32_t stranger_count, const int32_t *pids, uint32_t count, uint32_t dry_run,
+            uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error)
 {
     (void)error;
+    MUST(strangers == NULL && stranger_count == 0);
     MUST(region == handle && proc == NULL && dry_run == 0 && (pids != NULL) == (count != 0));
     MUST(timeout_ns > 100000000 && timeout_ns < HR_CHARGE_NS && reaps < MOST && count <= MOST);
     for (uint32_t at = 0; at < count; at++)
@@ -414,9 +408,8 @@ static void check_what_came_free(void)
         uint64_t bytes;
         int reaps;
     } cases[] = {
-        {HR_REAP_REMOVED, 5, 1},
         {HR_REAP_EMPTIED, 5, 1},
-        {HR_REAP_REMOVED, 0, 2},
+        {HR_REAP_EMPTIED, 0, 2},
         {HR_REAP_ALIVE, 5, 2},
     };
     for (size_t at = 0; at < sizeof cases / sizeof *cases; at++) {
@@ -435,7 +428,7 @@ static void check_what_came_free(void)
     reaps = 0;
     reap_codes[0] = HR_ETIMEOUT;
     reap_codes[1] = 2;
-    results[1] = (struct hr_reap){.pid = dead, .what = HR_REAP_REMOVED, .bytes = 5};
+    results[1] = (struct hr_reap){.pid = dead, .what = HR_REAP_EMPTIED, .bytes = 5};
     hr_reap_neighbours(handle, true);
     MUST(reaps == 2 && recoveries == 1 && reaped_count[1] == 2);
     begin(HR_OK, HR_OK);

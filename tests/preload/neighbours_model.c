@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../csrc/base.h"
+#include "../../csrc/internal.h"
 #include "../../csrc/preload/neighbours.h"
 #include "../../csrc/preload/nvml.h"
 #include "../../csrc/preload/sampler.h"

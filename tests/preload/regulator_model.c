@@ -14,9 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../csrc/base.h"
-#include "../../csrc/handle.h"
-#include "../../csrc/mappers.h"
+#include "../../csrc/internal.h"
+#include "../../csrc/lock.h"
 #include "../../csrc/preload/complaints.h"
 #include "../../csrc/preload/crowd.h"
 #include "../../csrc/preload/cuda_functions.h"

@@ -8,8 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../../csrc/base.h"
-#include "../../csrc/byte_lock.h"
+#include "../../csrc/internal.h"
+#include "../../csrc/lock.h"
 #include "../../csrc/preload/crowd.h"
 #include "../../csrc/preload/nvml.h"
 #include "../../csrc/preload/own_pid.h"

@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../csrc/guard.h"
+#include "../../csrc/internal.h"
 #include "../../csrc/preload/complaints.h"
 #include "../../csrc/preload/cuda_functions.h"
 #include "../../csrc/preload/forks.h"
@@ -64,9 +64,9 @@ int hr_open(const char *of, uint32_t flags, uint32_t layout, uint64_t timeout_ns
     return 5; /* a layout's number */
 }
 
-int hr_attach(hr_region *of, struct hr_ticket *ticket, uint64_t timeout_ns, struct hr_error *error)
+int hr_attach(hr_region *of, uint64_t timeout_ns, struct hr_error *error)
 {
-    MUST(of == (hr_region *)(void *)&handles[is_second] && ticket == NULL);
+    MUST(of == (hr_region *)(void *)&handles[is_second]);
     *error = (struct hr_error){.code = attach_code, .reason = reason};
     patience_ns[attaches++] = timeout_ns;
     return attach_code == HR_ETIMEOUT && recoveries >= repaired_after ? HR_OK : attach_code;

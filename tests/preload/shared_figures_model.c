@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../csrc/fields.h"
+#include "../../csrc/internal.h"
 #include "../../csrc/region.h"
 #include "../../csrc/preload/shared_figures.h"
 

@@ -10,9 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../csrc/base.h"
-#include "../../csrc/fields.h"
-#include "../../csrc/handle.h"
+#include "../../csrc/internal.h"
 #include "../../csrc/preload/cuda_functions.h"
 #include "../../csrc/preload/forks.h"
 #include "../../csrc/preload/regulator.h"

@@ -17,15 +17,16 @@ ORDER = (
     "base",
     "guard",
     "proc",
+    "search",
     "identify",
     "handles",
     "fields",
-    "slot_table",
     "byte_lock",
     "mappers",
-    "marks",
     "lock",
     "recovery",
+    "slot_table",
+    "marks",
     "slot_edit",
     "table_view",
     "reap",
@@ -45,11 +46,10 @@ RANK = {name: rank for rank, name in enumerate(ORDER)}
 # Headers of the public interface hold no order: what they declare is found by its symbol.
 PUBLIC_HEADERS = {"api.h", "region.h"}
 HEADER_OF = {
-    "atomics.h": "layout",
-    "handle.h": "handles",
-    "lock_word.h": "lock",
+    "internal.h": "base",
     "layout_rows.h": "layout",
-    "reading.h": "snapshot",
+    "lock.h": "byte_lock",
+    "slots.h": "slot_table",
 }
 
 pytestmark = pytest.mark.skipif(not CORE.is_dir(), reason="needs the C sources beside the tests")
@@ -61,6 +61,21 @@ def floor_of(header: str) -> str:
 
 def test_every_file_has_its_place() -> None:
     assert {path.stem for path in CORE.glob("*.c")} == set(ORDER)
+
+
+MOST_LINES = 450
+
+
+def code_lines(path: Path) -> int:
+    text = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', path.read_text())
+    text = re.sub(r"/\*.*?\*/", lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
+    return sum(bool(line.strip()) for line in text.splitlines())
+
+
+def test_no_file_is_longer_than_can_be_read_at_once() -> None:
+    """Lines of code, without comments."""
+    longer = {path.name: code_lines(path) for path in CORE.glob("*.[ch]")}
+    assert {name: lines for name, lines in longer.items() if lines > MOST_LINES} == {}
 
 
 def test_no_file_includes_a_header_from_above() -> None:

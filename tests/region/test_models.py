@@ -80,7 +80,7 @@ def every_object(snapshot: RegionSnapshot) -> list[Any]:
     return [
         state,
         SlotChange(7, "status", None, 1, 2),
-        ReapedSlot(7, 10, removed=True),
+        ReapedSlot(7, 10),
         snapshot,
         snapshot.devices[0],
         snapshot.processes[0],

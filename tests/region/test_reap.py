@@ -43,10 +43,10 @@ def test_nothing_moves_under_a_live_process_in_no_layout(
     live = [slot_bytes(file, 1), slot_bytes(file, 3)]
     with open_region(file, writable=True) as region:
         assert reap_in_time(region) == (
-            ReapedSlot(DEAD, 150, removed=False),
-            ReapedSlot(DEAD + 1, 200, removed=False),
-            ReapedSlot(DEAD + 2, 400, removed=False),
-            ReapedSlot(DEAD + 3, 800, removed=False),
+            ReapedSlot(DEAD, 150),
+            ReapedSlot(DEAD + 1, 200),
+            ReapedSlot(DEAD + 2, 400),
+            ReapedSlot(DEAD + 3, 800),
         )
         # The dead at the end stay as well: libvgpu may be about to remove one of them.
         assert pids(file) == [DEAD, one.pid, DEAD + 1, two.pid, DEAD + 2, DEAD + 3]
@@ -61,33 +61,12 @@ def test_nothing_moves_under_a_live_process_in_no_layout(
     assert is_free(file)
 
 
-def test_where_nobody_else_lives_the_dead_at_the_end_are_removed(
-    file: RegionFile, actor: MakeActor
-) -> None:
-    file.add_process(DEAD, {0: 1})
-    live = attached(actor, file, 2)
-    file.add_process(DEAD + 1, {0: 4})
-    with open_region(file, writable=True) as region:
-        assert [slot.removed for slot in reap_in_time(region)] == [False, False]
-        live.kill()
-        (reaped,) = (slot for slot in reap_in_time(region, dry_run=True) if slot.memory_bytes)
-        assert reaped == ReapedSlot(live.pid, 2, removed=True)
-        assert {slot.pid for slot in reap_in_time(region)} == {DEAD, live.pid, DEAD + 1}
-        assert pids(file) == []
-        assert {file.get("slot_pid", slot=slot) for slot in range(3)} == {0}
-        assert reap_in_time(region) == ()
-
-
-def test_the_reapers_own_slot_stays_where_all_others_are_removed(file: RegionFile) -> None:
+def test_the_reapers_own_slot_goes_on_counting(file: RegionFile) -> None:
     file.add_process(DEAD, {0: 1})
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(0, 100)
         file.add_process(DEAD + 1, {0: 2})
-        assert reap_in_time(region) == (
-            ReapedSlot(DEAD, 1, removed=False),
-            ReapedSlot(DEAD + 1, 2, removed=True),
-        )
-        assert pids(file) == [DEAD, os.getpid()]
+        assert reap_in_time(region) == (ReapedSlot(DEAD, 1), ReapedSlot(DEAD + 1, 2))
         slot.charge(0, 1)
         assert region.memory_used(0) == 101
 
@@ -101,7 +80,7 @@ def test_a_live_process_behind_the_last_slot_is_somebody_else(
     file.add_process(orphan.pid, {0: 2})
     file.put("proc_num", 1)
     with open_region(file, writable=True) as region:
-        assert reap_in_time(region) == (ReapedSlot(DEAD, 1, removed=False),)
+        assert reap_in_time(region) == (ReapedSlot(DEAD, 1),)
     assert pids(file) == [DEAD]
 
 
@@ -130,7 +109,7 @@ def test_a_slot_that_is_emptied_where_it_stands_holds_nothing(
     attached(actor, file, 1)
     with open_region(file, writable=True) as region:
         (reaped,) = reap_in_time(region)
-        assert reaped == ReapedSlot(DEAD, 105, removed=False)
+        assert reaped == ReapedSlot(DEAD, 105)
         process = region.snapshot().processes[0]
         # A host pid that is used again would get another process's utilisation.
         assert (process.pid, process.status, process.host_pid) == (DEAD, 0, None)
@@ -154,7 +133,7 @@ def test_a_seqlock_that_a_death_left_odd_is_made_even(
     with open_region(file, writable=True) as region:
         assert not region.snapshot().settled
         # Also where nothing was charged.
-        assert reap_in_time(region) == (ReapedSlot(DEAD, 0, removed=False),)
+        assert reap_in_time(region) == (ReapedSlot(DEAD, 0),)
         assert file.get("slot_seqlock", slot=slot) == 42
         assert region.snapshot().settled
 
@@ -185,8 +164,8 @@ def test_a_slot_with_pid_0_gets_a_name_that_no_process_ever_has(
     stays = slot_bytes(file, 1)
     with open_region(file, writable=True) as region:
         assert reap_in_time(region) == (
-            ReapedSlot(0, 30, removed=False),
-            ReapedSlot(0, 40, removed=False),
+            ReapedSlot(0, 30),
+            ReapedSlot(0, 40),
         )
         assert pids(file) == [NOBODYS, live.pid, NOBODYS]
         assert slot_bytes(file, 1) == stays
@@ -213,7 +192,7 @@ def test_who_ends_by_itself_may_still_give_memory_back(
         assert [one.memory_bytes for one in reap_in_time(region)] == [500]
         file.put("slot_pid", 0, slot=slot)
         ending.kill()
-        assert [one.pid for one in reap_in_time(region)] == [NOBODYS, 0]
+        assert [one.pid for one in reap_in_time(region)] == [0]
 
 
 @pytest.mark.root
@@ -329,7 +308,7 @@ def test_the_reapers_own_number_is_no_proof_of_life(file: RegionFile) -> None:
     """This process maps the region, but it has no slot in it: the number is another one's."""
     file.add_process(os.getpid(), {0: 10})
     with open_region(file, writable=True) as region:
-        assert reap_in_time(region) == (ReapedSlot(os.getpid(), 10, removed=True),)
+        assert reap_in_time(region) == (ReapedSlot(os.getpid(), 10),)
 
 
 def test_who_cannot_be_seen_is_not_taken_for_dead(file: RegionFile, tmp_path: Path) -> None:

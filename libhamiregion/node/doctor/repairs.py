@@ -256,8 +256,7 @@ class _RegionRepair:
                 excluded=self._node._strangers_to(self._container, pids),
             )
             self._freed = {
-                slot.pid: f"slot of dead process {slot.pid}"
-                f" {'removed' if slot.removed else 'emptied'},"
+                slot.pid: f"slot of dead process {slot.pid} emptied,"
                 f" {format_size(slot.memory_bytes)} no longer counted"
                 for slot in freed
             }

@@ -1,0 +1,227 @@
+/* Locks: on bytes of the file, and the region's own; and the processes that map the region. */
+#ifndef HR_LOCK_H
+#define HR_LOCK_H
+
+#include "internal.h"
+#include "proc.h"
+
+#include <sys/types.h>
+
+/* ---- Locks on bytes ---------------------------------------------------------------------- */
+
+/*
+ * Locks on bytes of a region's file.
+ *
+ * They are locks of an open file (F_OFD_SETLK), which the kernel releases when the last
+ * reference to that open file is gone.  The reference is a one-page mapping that no child
+ * inherits (MADV_DONTFORK), and nothing else: the descriptor is closed at once.  So neither
+ * a child with a memory of its own (fork(), clone() without CLONE_VM) nor exec() keeps the
+ * lock of a dead process, and a program that closes all descriptors does not lose its
+ * locks.  The page cannot be accessed and does not count as mapping the region for writing.
+ *
+ * Caveat: a child that shares the memory (CLONE_VM, as vfork() has it until it executes)
+ * keeps the lock of a killed holder for as long as it lives.
+ */
+
+/*
+ * A descriptor of the region's file, by its path.  HR_ESTALE where that leads to another file by
+ * now, HR_EACCESS, HR_ESYSTEM.  Closing it drops what POSIX locks the process has on the file.
+ */
+int hr_open_again(const hr_region *region, uint32_t flags, int *fd);
+
+/* Where the lock of the handle lies that signs so. */
+static inline off_t hr_number_byte(uint64_t signature)
+{
+    return HR_NUMBER_BYTE + (off_t)(signature - HR_FOREIGN_OWNER);
+}
+
+/* Signed with a number, whose byte tells whether its writer lives. */
+static inline bool hr_is_number(uint64_t owner)
+{
+    return owner >= HR_FOREIGN_OWNER && owner < HR_FOREIGN_END;
+}
+
+/* What an attached process signs with whose mark has this byte (slots.h). */
+static inline uint64_t hr_marked_signature(int32_t pid, off_t byte)
+{
+    return (uint64_t)byte << 32 | (uint32_t)pid;
+}
+
+static inline bool hr_is_marked(uint64_t owner)
+{
+    return owner >> 32 >= HR_SLOT_BYTE && owner >> 32 < HR_SLOT_BYTE + HR_SLOT_BYTES &&
+           (uint32_t)owner - 1 < INT32_MAX;
+}
+
+/* What libvgpu sees of a signature: a pid, or a number; anything else as it stands. */
+static inline uint64_t hr_owner_pid(uint64_t owner)
+{
+    return hr_is_marked(owner) ? (uint32_t)owner : owner;
+}
+
+/* The byte that tells whether the signature's writer lives; 0: /proc has to. */
+static inline off_t hr_owner_byte(uint64_t owner)
+{
+    if (hr_is_number(owner))
+        return hr_number_byte(owner);
+    return hr_is_marked(owner) ? (off_t)(owner >> 32) : 0;
+}
+
+/*
+ * Lock a range for others' writing (F_WRLCK), or against such a lock (F_RDLCK: of these
+ * there may be several).  HR_EBUSY without a detail: somebody has a lock in the way.
+ * HR_ESTALE where the region's path leads to another file by now, HR_EACCESS, HR_ESYSTEM.
+ */
+int hr_lock_bytes(const hr_region *region, short type, off_t start, off_t length,
+                  struct hr_byte_lock *out);
+
+/*
+ * Lock those of these bytes against writing that nobody has locked for it, and keep them all.
+ * `is_locked` tells which they are.
+ */
+int hr_lock_free_bytes(const hr_region *region, const off_t *bytes, uint32_t count, bool *is_locked,
+                       struct hr_byte_lock *out);
+
+/* May be called again, and of a lock that was never taken. */
+void hr_unlock_bytes(const hr_region *region, struct hr_byte_lock *lock);
+
+/* ---- The region's lock ------------------------------------------------------------------- */
+
+/*
+ * The words of the region's lock, and the steps that taking, giving back and
+ * recovering are made of.
+ */
+
+static inline unsigned char *hr_sem_at(const hr_region *region)
+{
+    return region->base + region->layout->sem;
+}
+
+static inline unsigned char *hr_owner_at(const hr_region *region)
+{
+    return region->base + region->layout->owner_pid;
+}
+
+static inline uint64_t hr_owner_of(const hr_region *region)
+{
+    return hr_load_u64(hr_owner_at(region), memory_order_acquire);
+}
+
+static inline uint32_t hr_sem_value(uint64_t word)
+{
+    return (uint32_t)word;
+}
+
+/* Both words, read one after the other: only a swap proves that they stood so together. */
+struct hr_lock_words {
+    uint64_t owner;
+    uint64_t sem; /* value and waiters */
+};
+
+struct hr_lock_words hr_load_lock(const hr_region *region);
+
+/* The waiters as they are, another value. */
+static inline struct hr_lock_words hr_lock_with(struct hr_lock_words words, uint64_t owner,
+                                                uint32_t value)
+{
+    return (struct hr_lock_words){.owner = owner,
+                                  .sem = (words.sem & ~(uint64_t)UINT32_MAX) | value};
+}
+
+/* HR_EREADONLY (HR_REASON_LAYOUT) in the two oldest layouts, where no single swap changes both
+ * words. */
+int hr_check_lockable(const hr_region *region);
+/* For a call that takes the lock: hr_check_lockable(), then hr_enter_to_write(). */
+int hr_enter_to_lock(hr_region *region);
+
+/* Inside the guard.  False: something else stands there, and nothing was changed. */
+bool hr_swap_lock(hr_region *region, struct hr_lock_words from, struct hr_lock_words to);
+
+/* For calls that have entered.  Between the two a call may store what only a holder may.
+ * `deadline_ns` is on the monotonic clock. */
+int hr_lock_take(hr_region *region, uint64_t deadline_ns);
+int hr_lock_drop(hr_region *region);
+/* Give it back after work that ended with `code`, and return what the call returns: a failure of
+ * the work keeps its detail. */
+int hr_lock_drop_after(hr_region *region, int code);
+/* Whether the lock that this handle has taken is still its own; inside the guard. */
+static inline bool hr_lock_is_kept(const hr_region *region)
+{
+    return hr_owner_of(region) == region->lock.signature;
+}
+
+/* Enter, take the lock, run the work inside the fault guard, give the lock back, leave. */
+int hr_run_locked(hr_region *region, hr_guarded_work *work, void *argument, uint64_t timeout_ns);
+
+/* The gate alone, against the handle's other threads. */
+int hr_gate_enter(hr_region *region, uint64_t deadline_ns);
+void hr_gate_leave(hr_region *region);
+
+/* Unique while the thread lives. */
+uintptr_t hr_thread_id(void);
+
+/* Always after a post: old glibc counts its waiters where new glibc has other bits. */
+void hr_sem_wake(unsigned char *sem);
+
+/* Under the gate: what this handle signs with next, in lock.signature. */
+int hr_choose_signature(hr_region *region, uint64_t deadline_ns);
+
+/* After a swap that has signed for this handle. */
+void hr_note_taken(hr_region *region);
+
+/* Wait for a lock on bytes: HR_ETIMEOUT after the deadline. */
+int hr_await_bytes(hr_region *region, off_t start, off_t length, uint64_t deadline_ns,
+                   struct hr_byte_lock *out);
+
+/* Under the gate: give back what this handle has taken.  HR_ELOST. */
+int hr_give_back(hr_region *region);
+
+/* ---- Processes --------------------------------------------------------------------------- */
+
+/*
+ * The processes of a region, as /proc shows them (proc.h): what a search takes from a handle, in
+ * numbers.
+ */
+
+/* For the lock's owner, while other recoveries wait. */
+#define HR_OWNER_NS 1000000000u
+
+/*
+ * How the region's file is called in the maps of all processes: our own mapping tells.  A process
+ * that has dropped its privileges may not read its own maps; then stat's numbers have to do.
+ * `by_another` gets whether this process also maps the file for writing by something else than
+ * our handles: it has libvgpu loaded.  Where it is NULL, maps are read once for each handle.
+ * HR_ESYSTEM where maps cannot be read now, for want of a descriptor or of memory.
+ */
+int hr_own_mapping(hr_region *region, struct hr_file_id *out, bool *by_another);
+
+int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out);
+
+/*
+ * Search `proc` (NULL = "/proc") for processes that map the region; `only` names the pids that
+ * matter, NULL = all.  `excluded` are processes whose maps are not read.  This process counts if it
+ * uses the region itself: it has the lock by another handle, it is attached, or another library in
+ * it maps the file.  A caller that has the gate and not the lock searches without its own handle.
+ * HR_OK or HR_ESYSTEM.
+ */
+enum hr_own_handle { HR_WITH_OWN_HANDLE, HR_WITHOUT_OWN_HANDLE };
+struct hr_strangers {
+    const struct hr_stranger *list;
+    uint32_t count;
+};
+int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
+                    const struct hr_slot_pids *only, const struct hr_strangers *excluded,
+                    uint64_t limit_ns, struct hr_mappers *out);
+
+/* Enter, search with HR_PROC_NS, leave. */
+int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slot_pids *only,
+                        struct hr_mappers *out);
+
+/*
+ * Whether the region's file may have a second inode, through which other processes map the same
+ * memory: it lies on an overlay, or a process maps what may be the other inode.  Locks on bytes of
+ * the one inode do not exclude those on the other.  Searches /proc, so it is for rare questions.
+ */
+bool hr_may_have_two_inodes(hr_region *region);
+
+#endif

@@ -1,0 +1,268 @@
+/* The slot table, its processes, and our own place in it. */
+#ifndef HR_SLOTS_H
+#define HR_SLOTS_H
+
+#include "lock.h"
+
+/* ---- The table --------------------------------------------------------------------------- */
+
+/*
+ * The slot table: finding, naming, emptying and counting slots.  Internal to the
+ * core; all that stores is called under the region's lock, but for what a process does
+ * in its own slot.
+ *
+ * No slot is ever moved, in no layout: the version in a file is its creator's, and a
+ * process of HAMi 2.8.1 or later, which remembers the address of its slot, may
+ * use a file that says 1.1.
+ */
+
+/*
+ * The name of a slot that belongs to nobody.  A pid of 0 among the slots in use hangs the
+ * next newcomer of libvgpu up to 2.8.0; no process ever has this one (pid_max is 2^22 at
+ * most), so that all generations take the slot for a dead process's.
+ */
+#define HR_NOBODY INT32_MAX
+
+/* The file's own generation accounts beside the lock, inside the slot's seqlock. */
+bool hr_has_seqlock(const hr_region *region);
+
+/*
+ * The word of a slot that a process which remembers it counts in, or HR_ABSENT.  The slots
+ * of layouts 1.1 and 1.2 are the same but for this word, which is unused in the former:
+ * in a slot of a process up to 2.8.0 it stays 0, while a newer one that works on such a
+ * file counts in it.
+ */
+uint32_t hr_seqlock_offset(const hr_region *region);
+/*
+ * A bit of that word that nobody counts to.  It stands in the slots of this library's processes
+ * that have a mark (below); libvgpu's processes make the word 0 when they take a slot.
+ */
+#define HR_MARK_FLAG (UINT64_C(1) << 62)
+bool hr_is_flagged(const hr_region *region, const unsigned char *slot);
+/* Under the lock: set it, and make the seqlock even. */
+void hr_flag_seqlock(const hr_region *region, unsigned char *slot);
+/* The seqlock without the flag, or 0 where there is none. */
+uint64_t hr_seqlock_of(const hr_region *region, int32_t index);
+
+int32_t hr_slot_pid(const hr_region *region, const unsigned char *slot);
+void hr_set_slot_pid(const hr_region *region, unsigned char *slot, int32_t pid);
+
+/*
+ * proc_num from what was judged to what it shall be.  Never a plain store: when it refuses
+ * an allocation, libvgpu removes slots without the lock, and lowers proc_num meanwhile.
+ */
+bool hr_swap_proc_num(const hr_region *region, int32_t judged, int32_t count);
+
+/*
+ * The index of the pid's slot below `count`, or -1.  A pid can stand twice: libvgpu copies
+ * slots downwards, and the original is the highest.
+ */
+int32_t hr_find_slot(const hr_region *region, int32_t pid, int32_t count);
+int hr_no_process(int32_t pid);
+
+/* Left odd by a death, or by a move in the middle of an accounting, every reader of libvgpu would
+ * spin on it for ever. */
+void hr_make_seqlock_even(const hr_region *region, unsigned char *slot);
+/* All but the pid and the seqlock, which is made even. */
+void hr_empty_slot(const hr_region *region, unsigned char *slot);
+/* Only what counts: a copy that a live process has left keeps its status, which old versions of
+ * libvgpu read there. */
+void hr_clear_usage(const hr_region *region, unsigned char *slot);
+bool hr_slot_is_empty(const hr_region *region, unsigned char *slot);
+/* Whether more than its status and host pid would be left out: it counts something, has figures of
+ * the driver's, or an odd seqlock. */
+bool hr_slot_is_used(const hr_region *region, unsigned char *slot);
+uint64_t hr_slot_bytes(const hr_region *region, unsigned char *slot);
+
+/* Whether a slot with pid 0 counts something, or is being accounted in. */
+bool hr_is_in_use(const hr_region *region, int32_t index);
+
+/* ---- Marks ------------------------------------------------------------------------------- */
+
+/*
+ * Marks of slots: the kernel's proof that a process of this library lives.
+ *
+ * An attached process keeps a byte of the file locked, HR_SLOT_BYTE + n, by a page that no child
+ * inherits (lock.h), and has the number n in its slot: its mark.  Whoever can lock that byte
+ * knows that the process is dead: without /proc, with hidepid, from any pid namespace.  libvgpu
+ * moves slots, and the mark goes with them; so the byte belongs to the process, never to a slot's
+ * index.  docs/protocol.md tells all of it, and docs/models/marks.pml proves it.
+ *
+ * A mark is two words where no libvgpu keeps anything: which number, of which pid; and which file
+ * the byte is locked in, as one may have two inodes.  It holds only while a flag stands in the
+ * slot's seqlock.  A process of libvgpu that takes the slot makes one of the two 0: up to 2.8.0 all
+ * of the usage record, from 2.8.1 on the seqlock.
+ *
+ * No mark: layouts without such words, a slot of libvgpu's or of an earlier build, and a process
+ * that could not lock a byte.  Those are judged by /proc.
+ */
+
+/* Where the byte of a mark lies. */
+off_t hr_mark_byte(uint64_t mark);
+
+/* 0, or the slot's mark, if it is of this very file and of the process whose pid stands there. */
+uint64_t hr_slot_mark(const hr_region *region, const unsigned char *slot);
+/* Under the lock, in a slot that is empty; 0: none. */
+void hr_store_mark(const hr_region *region, unsigned char *slot, uint64_t mark);
+
+/*
+ * Draw a number for a process with this pid, and lock its byte.  Outside the guard: it opens the
+ * file.  Where that cannot be, the mark is 0: being attached does not depend on it.
+ */
+void hr_draw_mark(hr_region *region, int32_t pid, uint64_t *mark, struct hr_byte_lock *byte);
+
+/*
+ * What the bytes tell of the marks that stand in a table.  While it is not forgotten, no process
+ * can get the number of one that is dead.
+ */
+struct hr_judged_marks {
+    uint32_t count;
+    struct {
+        uint64_t mark;
+        enum hr_liveness liveness;
+    } list[HR_SLOTS];
+    struct hr_byte_lock kept;
+};
+
+/* Of all slots, or those of one pid.  Outside the guard; also where the region cannot be read or
+ * its file not be opened: then nothing is known. */
+void hr_judge_marks(hr_region *region, int32_t pid, struct hr_judged_marks *out);
+void hr_forget_marks(const hr_region *region, struct hr_judged_marks *marks);
+
+enum hr_liveness hr_liveness_of_mark(const struct hr_judged_marks *marks, uint64_t mark);
+bool hr_is_judged(const struct hr_judged_marks *marks, uint64_t mark);
+
+/* ---- Processes at work ------------------------------------------------------------------- */
+
+/*
+ * What can be known of the slot table from outside its processes: which of them live, by
+ * /proc, and which slots they write to, by a short watch.
+ *
+ * A process of HAMi 2.8.1 or later remembers the address of its slot.  When libvgpu
+ * removes dead slots it moves live ones downwards, and such a process goes on
+ * writing at or above proc_num, while its copy below is frozen.  A pid in the tail says
+ * little: slots of earlier processes remain there, and a container that starts again gives
+ * its processes the same pids, often with the same figures.  Host pids say nothing:
+ * drivers answer with the container's own pids, two containers can swap theirs, and after a
+ * reboot they repeat.  So where the pid lives only a slot that is seen moving is proof.
+ */
+
+struct hr_table_view {
+    struct hr_mappers mappers;
+    struct {
+        int32_t pid;      /* before the processes were looked for */
+        bool is_sought;   /* has pid 0, and is one of those that the search is about */
+        uint64_t seqlock; /* when the watch began, after that; of one that is sought, before */
+        uint64_t bytes;   /* of one that is sought, before */
+    } seen[HR_SLOTS];
+};
+
+/*
+ * Scan /proc, watch the table for 20 ms, take the lock and run the work, which judges by `view`
+ * under the lock.  While the lock is waited for the view grows old: it is made anew every quarter
+ * of a second, and when the work returns HR_ETIMEOUT.
+ */
+int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *view,
+                  hr_guarded_work *work, void *argument, uint64_t timeout_ns);
+/* The same view for work that only reads and takes no lock. */
+int hr_run_viewed_unlocked(hr_region *region, const char *proc, struct hr_table_view *view,
+                           hr_guarded_work *work, void *argument);
+
+/* What a slot at or above proc_num, `count`, is. */
+enum hr_slot_use {
+    HR_USE_NONE,     /* no live process has that pid, and nobody writes there */
+    HR_USE_STALE,    /* its process lives and works in another slot */
+    HR_USE_BLANK,    /* its process lives, and has nothing there */
+    HR_USE_AT_WORK,  /* its process lives and works there */
+    HR_USE_UNDECIDED /* its process may live and may come back to it */
+};
+enum hr_slot_use hr_judge_use(const hr_region *region, const struct hr_table_view *view,
+                              int32_t index, int32_t count);
+
+enum hr_motion {
+    HR_STANDS_STILL,
+    HR_MOVES,         /* the process that it names has accounted there */
+    HR_MOTION_UNCLEAR /* taken, copied or mended meanwhile: no evidence */
+};
+enum hr_motion hr_motion_of(const hr_region *region, const struct hr_table_view *view,
+                            int32_t index);
+
+/* Whether a process of libvgpu may live that has taken its name out of its slot. */
+bool hr_may_be_ending(const hr_region *region, const struct hr_mappers *mappers);
+
+/* Whether exactly one process lives that has this pid in its own namespace. */
+bool hr_lives_once(const struct hr_table_view *view, int32_t pid);
+
+/*
+ * Of the slots below `end` that name the live process of the slot `at_work`, which it works in:
+ * clear those that stand still and count something.  Returns how many there were.
+ */
+int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_view *view,
+                               int32_t at_work, int32_t end, bool dry_run);
+
+/* ---- Places for a newcomer --------------------------------------------------------- */
+
+/* Whether a newcomer needs a view to take a slot: something may be at the end, or is to be used
+ * again. */
+bool hr_needs_view(const hr_region *region, int32_t count, int32_t pid);
+/* An emptied slot below `count` that is nobody's any more, or -1. */
+int32_t hr_find_emptied(const hr_region *region, const struct hr_table_view *view, int32_t count,
+                        int32_t pid);
+/* The first place from `count` on where no live process may be writing, or -1. */
+int32_t hr_find_place(const hr_region *region, const struct hr_table_view *view, int32_t count,
+                      int32_t pid);
+/*
+ * After a newcomer has taken the slot at `end` and those from `count` on count too: no process
+ * shall count twice there, as far as it can be told which of its slots it uses.
+ */
+void hr_settle_stepped_over(const hr_region *region, const struct hr_table_view *view,
+                            int32_t count, int32_t end);
+
+/* ---- Our own slot ------------------------------------------------------------------------ */
+
+/*
+ * Being a process of the region: its slot, and our own books about it.
+ */
+
+enum { HR_KINDS = 3 };
+
+/* Our own books: we are the only writer of our slot, so they are the truth about it. */
+struct hr_attachment {
+    uint32_t index;
+    bool is_appended; /* no slot of an earlier process, which libvgpu may be about to remove */
+    uint64_t mark;    /* of our slot; 0: none */
+    struct hr_byte_lock byte; /* on its byte, for as long as we are attached */
+    uint64_t charged[HR_DEVICES][HR_KINDS];
+};
+
+/* What is known beside the table: NULL where nobody has looked. */
+struct hr_evidence {
+    const struct hr_table_view *view;
+    const struct hr_judged_marks *marks; /* of the slots with our pid */
+};
+
+/* hr_take_slot() and hr_regain_slot() return these when they lack evidence and did nothing. */
+#define HR_NEEDS_VIEW 1
+#define HR_NEEDS_MARKS 2
+
+/* Run the work under the lock; again, with the evidence that it wants, which it finds there. */
+int hr_run_with_evidence(hr_region *region, struct hr_evidence *evidence, hr_guarded_work *work,
+                         void *argument, uint64_t timeout_ns);
+
+/*
+ * Take a slot for `pid`, under the lock: the one that has its pid, else an emptied one, else the
+ * next one.  HR_EATTACHED where a live process of another pid namespace has a slot with that pid.
+ */
+int hr_take_slot(hr_region *region, const struct hr_evidence *evidence, int32_t pid,
+                 struct hr_attachment *attachment);
+
+/* Our slot, if it still is where we remember it, else NULL. */
+unsigned char *hr_remembered_slot(const hr_region *region);
+/* Under the lock: find our slot anew, or take one, and write our books into it. */
+int hr_regain_slot(hr_region *region, const struct hr_evidence *evidence);
+
+/* For hr_close(): give this process's slot back.  HR_ETIMEOUT where the lock cannot be had: the
+ * slot stays (detail.found = owner_pid, detail.wanted = the bytes that it counts). */
+int hr_leave_region(hr_region *region, uint64_t deadline_ns);
+
+#endif
