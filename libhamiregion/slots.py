@@ -109,7 +109,8 @@ class Slot:
             raise
 
     def __del__(self) -> None:
-        if self._attached:
+        # An exception may have ended __init__ before it had begun.
+        if getattr(self, "_attached", False):
             lib.hr_detach(self.region._handle, SLICE_NS, ffi.NULL)
 
     def __enter__(self) -> Self:

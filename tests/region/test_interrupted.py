@@ -206,6 +206,8 @@ class Places:
                 self._done.add(place)
                 sys.settrace(None)
                 raise Interrupted
+        elif frame.f_code.co_name == "__del__":
+            return None  # Python itself drops what is raised there
         elif frame.f_code is self._code or "libhamiregion" in frame.f_code.co_filename:
             frame.f_trace_opcodes = True
             return self._trace
