@@ -75,7 +75,8 @@ def _parse(edit: LimitEdit) -> CoreEdit:
         return limit_edit(kind, limit, edit.device, edit.expected)
     if edit.device is not None:
         raise ValueError("a priority is the whole region's; name no device")
-    return _priority_edit(edit.priority, edit.expected)
+    number = integer("a priority", edit.priority, 0, _INT32_MAX)
+    return _field_edit(lib.HR_PRIORITY, number, edit.expected)
 
 
 def limit_edit(
@@ -116,11 +117,6 @@ def _field_edit(kind: int, value: int, expected: Any) -> CoreEdit:
         return kind, 0, 0, 0, value & _UINT64_MAX, 0, ffi.NULL
     compare = integer("an expected value", expected, _INT32_MIN, _INT32_MAX)
     return kind, 0, lib.HR_EXPECT, 0, value & _UINT64_MAX, compare & _UINT64_MAX, ffi.NULL
-
-
-def _priority_edit(priority: Any, expected: Any) -> CoreEdit:
-    number = integer("a priority", priority, 0, _INT32_MAX)
-    return _field_edit(lib.HR_PRIORITY, number, expected)
 
 
 def _switch(what: str, on: bool) -> int:
@@ -334,7 +330,8 @@ class Edits(Handle):
             LimitConflict: `expected` did not hold.
             RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
         """
-        return self._edit_field(_priority_edit(n, expected), dry_run=dry_run)
+        number = integer("a priority", n, 0, _INT32_MAX)
+        return self._edit_field(_field_edit(lib.HR_PRIORITY, number, expected), dry_run=dry_run)
 
     def set_utilization_switch(
         self, on: bool, *, expected: bool | Anything = ANYTHING, dry_run: bool = False

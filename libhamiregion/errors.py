@@ -244,11 +244,8 @@ _MESSAGES: dict[int | tuple[int, int], str] = {
     (lib.HR_ENOTREGION, lib.HR_REASON_FIFO): "{path} is a FIFO, not a region file",
     (lib.HR_ENOTREGION, lib.HR_REASON_SOCKET): "{path} is a socket, not a region file",
     (lib.HR_ENOTREGION, lib.HR_REASON_DEVICE): "{path} is a device node, not a region file",
-    lib.HR_ENOTREADY: "{path} is not ready: its magic number is not set yet; try again in a moment",
-    (lib.HR_ENOTREADY, lib.HR_REASON_EMPTY): "{path} is not ready: it is empty; try again in a "
-    "moment",
-    (lib.HR_ENOTREADY, lib.HR_REASON_SHORT): "{path} is not ready: it has {size} bytes, and the "
-    "smallest layout has {wanted}; try again in a moment",
+    lib.HR_ENOTREADY: "{path} is not ready: it has {size} bytes and no magic number yet; try again "
+    "in a moment",
     lib.HR_EAMBIGUOUS: "{path} can be read as layout {candidates}; name the right one with layout=",
     lib.HR_ECORRUPT: "{corrupt}: a count or a text was out of range for a moment",
     (lib.HR_ECORRUPT, lib.HR_REASON_TRUNCATED): "{corrupt}: the file has {size} bytes, too few "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from .layouts import LAYOUTS
-from .models import RegionSnapshot
+from .models import DeviceUsage, RegionSnapshot
 from .region_set import (
     Columns,
     DeviceColumns,
@@ -155,19 +155,11 @@ def _columns_html(columns: Columns) -> str:
 
 
 def _snapshot_html(snapshot: RegionSnapshot) -> str:
-    """Devices and processes as two tables."""
-    devices = [attrs.asdict(device) for device in snapshot.devices]
-    processes = [
-        {"pid": process.pid, "host_pid": process.host_pid, **attrs.asdict(usage)}
-        for process in snapshot.processes
-        for usage in process.devices
-    ]
-    tables = "".join(
-        _table_html({name: [row[name] for row in rows] for name in rows[0]})
-        for rows in (devices, processes)
-        if rows
-    )
-    return f"<p>{html.escape(snapshot.path)}, layout {snapshot.layout.value}</p>{tables}"
+    """The devices as a table."""
+    rows = [attrs.asdict(device) for device in snapshot.devices]
+    names = attrs.fields_dict(DeviceUsage)
+    table = _table_html({name: [row[name] for row in rows] for name in names})
+    return f"<p>{html.escape(snapshot.path)}, layout {snapshot.layout.value}</p>{table}"
 
 
 _METHODS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (

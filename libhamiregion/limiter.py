@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from ._core import ffi, lib
 from ._handle import in_slices, nanoseconds
 from .errors import new_error, region_error
 from .layouts import DEVICE_CAPACITY
-from .region import Region
 from .units import integer
+
+if TYPE_CHECKING:
+    from .region import Region
 
 _MAX_BLOCKS: Final = 2**63 - 1
 _UNLIMITED: Final = 100
@@ -66,8 +68,6 @@ class CoreLimiter:
         max_threads_per_sm = integer("max_threads_per_sm", max_threads_per_sm, 1, 65536)
         limit = _UNLIMITED if sm_limit is None else integer("sm_limit", sm_limit, 0, 2**32 - 1)
         device = integer("device", device, 0, DEVICE_CAPACITY - 1)
-        if region is not None and not isinstance(region, Region):
-            raise TypeError(f"region must be a Region or None, not {type(region).__name__}")
         # The C limiter reads the region through its handle, which lives as long as the Region.
         self._region = region
         out = ffi.new("hr_limiter **")
@@ -147,9 +147,6 @@ only tick() fills it
     def total(self) -> int:
         """The most blocks that the bucket holds; doubles when a full share is not enough."""
         return int(lib.hr_limiter_total(self._handle))
-
-    def __repr__(self) -> str:
-        return f"<CoreLimiter share={self.share} tokens={self.tokens} total={self.total}>"
 
     def _error(self, code: int, error: Any) -> Exception:
         if code == lib.HR_EBUSY:

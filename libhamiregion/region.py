@@ -329,8 +329,6 @@ def own_region(environ: Mapping[str, str] | None = None, *, timeout_s: float = 0
 
     Shell: `hamiregion mine`.
     """
-    if isinstance(environ, str | os.PathLike):
-        raise TypeError("own_region() takes an environment; open_region() takes a path")
     environ = os.environ if environ is None else environ
     named = environ.get(_REGION_VARIABLE)
     path = absolute_path(named or _region_of_kai(environ) or _DEFAULT_REGION)
@@ -391,11 +389,9 @@ def create_region(
     spec.priority = integer("a priority", priority, _INT32_MIN, _INT32_MAX)
     spec.device_num = len(texts) or len(memory)
     spec.limit = [memory_limit_value(limit) for limit in memory]
-    spec.sm_limit = [UNLIMITED_SM_PERCENT] * DEVICE_CAPACITY
-    for device, percent in enumerate(sm):
-        spec.sm_limit[device] = sm_limit_value(percent)
-    for device, uuid in enumerate(texts):
-        spec.uuids[device] = _uuid_bytes(uuid)
+    unlimited = [UNLIMITED_SM_PERCENT] * (DEVICE_CAPACITY - len(sm))
+    spec.sm_limit = [sm_limit_value(percent) for percent in sm] + unlimited
+    spec.uuids = [_uuid_bytes(uuid) for uuid in texts]
     error = new_error()
     code = lib.hr_create(os.fsencode(absolute), spec, error)
     if code == lib.HR_ENOTFOUND:
@@ -423,9 +419,8 @@ def absolute_path(path: PathLike) -> str:
 
 
 def _at_most_all(what: str, values: Iterable[Any]) -> tuple[Any, ...]:
-    if isinstance(values, str) or not hasattr(values, "__iter__"):
-        kind = type(values).__name__
-        raise TypeError(f"{what} is a sequence with one entry per device, not {kind}")
+    if isinstance(values, str):
+        raise TypeError(f"{what} is a sequence with one entry per device, not text")
     entries = tuple(values)
     if len(entries) > DEVICE_CAPACITY:
         raise ValueError(f"{what} has {len(entries)} entries, a region {DEVICE_CAPACITY} devices")

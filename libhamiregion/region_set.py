@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import attrs
 
@@ -309,8 +309,6 @@ class RegionTable:
             ValueError: A column has not one cell per region.
         """
         for name, cells in columns.items():
-            if isinstance(cells, str):
-                raise TypeError(f"{name} is a list with one text per region, not str")
             if len(cells) != len(self):
                 raise ValueError(f"{name} has {len(cells)} cells for {len(self)} regions")
         return RegionTable(attrs.evolve(self._read, identity={**self.identity, **columns}))
@@ -402,13 +400,6 @@ class RegionSet:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
-        return f"<RegionSet of {len(self)} regions, {len(self.errors)} errors{state}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a RegionSet cannot be pickled; send its paths, or a RegionTable's columns")
 
     def _check_open(self) -> None:
         if self._closed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import attrs
 
@@ -121,9 +121,6 @@ class Slot:
 
     def __repr__(self) -> str:
         return f"<Slot pid {self.pid}{'' if self._attached else ', detached'}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a Slot cannot be pickled; attach in the other process")
 
     def charge(
         self, device: SupportsIndex, nbytes: SupportsIndex, kind: MemoryKind = "data"

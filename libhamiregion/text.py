@@ -28,8 +28,6 @@ def printable(text: str, limit: int | None = None) -> str:
     """
     if limit is None:
         return _spell_out(text)
-    if limit < len(_CUT):
-        raise ValueError(f"a limit is {len(_CUT)} characters or more, not {limit}")
     # Spelling out only makes longer, so no more than this can be shown.
     spelled = _spell_out(text[: limit + 1])
     return spelled if len(spelled) <= limit else spelled[: limit - len(_CUT)] + _CUT

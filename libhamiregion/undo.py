@@ -42,25 +42,15 @@ class UndoOutcome:
         change: The change.
         status: An `UndoStatus`.
         message: Why it was not taken back, as a sentence, escaped; None if it was, or need not be.
-        restored: The change whose `before` is the value again: the first of several that followed
-            one another. None if it was not taken back.
     """
 
     change: Change
     status: UndoStatus
     message: str | None = None
-    restored: Change | None = None
 
     def __str__(self) -> str:
-        change, restored = self.change, self.restored
-        before, after = change.value_words(change.before), change.value_words(change.after)
-        if restored is not None:
-            what = f"is {restored.value_words(restored.before)} again"
-        elif self.status == "not_needed":
-            what = f"is {before} already"
-        else:
-            what = f"not put back from {after} to {before}: {self.message}"
-        return f"{self.status}: {printable(change.path)}: {change.name} {what}"
+        why = "" if self.message is None else f": {self.message}"
+        return f"{self.status}: {self.change}{why}"
 
 
 def undo(changes: Iterable[Change], *, force: bool = False) -> tuple[UndoOutcome, ...]:
@@ -104,8 +94,7 @@ def undo(changes: Iterable[Change], *, force: bool = False) -> tuple[UndoOutcome
     for run in reversed(runs):
         first = wanted[run[0]]
         status, message = _take_back(first, wanted[run[-1]], force=force)
-        restored = first if status == "undone" else None
-        outcomes |= {each: UndoOutcome(wanted[each], status, message, restored) for each in run}
+        outcomes |= {each: UndoOutcome(wanted[each], status, message) for each in run}
     return tuple(outcomes[number] for number in range(len(wanted)))
 
 

@@ -196,7 +196,6 @@ def test_a_notebook_shows_sizes_and_unlimited_and_escapes_the_rest(tmp_path: Pat
     create_region(path, memory_limits=["6GiB", None], uuids=["GPU-<b>", "GPU-1"])
     with open_region(path) as region, RegionSet([path]) as regions:
         shown = [each._repr_html_() for each in (region.snapshot(), regions.read())]
-        assert "1 regions, 0 errors" in repr(regions)
     for each in shown:
         page = Text(each)
         assert page.tags <= {"table", "thead", "tbody", "tr", "th", "td", "p"}

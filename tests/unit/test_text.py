@@ -38,8 +38,3 @@ def test_harmless_text_stays_as_it_is() -> None:
 def test_what_is_cut_ends_in_three_dots() -> None:
     assert printable("a" * 4096, limit=8) == "aaaaa..."
     assert printable("\x1b" * 4, limit=8) == "\\x1b\\..."
-
-
-def test_a_limit_too_short_for_the_dots_is_refused() -> None:
-    with pytest.raises(ValueError, match="3 characters or more"):
-        printable("a", limit=2)
