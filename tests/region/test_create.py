@@ -205,20 +205,6 @@ needs_glibc = pytest.mark.skipif(
 
 @needs_glibc
 @pytest.mark.parametrize(("layout", "field"), SEMAPHORES)
-def test_glibc_finds_its_semaphores_free_and_can_use_them(
-    layout: Layout, field: str, region_file: RegionFileFactory
-) -> None:
-    semaphore = Semaphore(region_file(layout), field)
-    assert semaphore.value() == 1
-    assert semaphore.wait(PATIENCE_S) == 0
-    assert semaphore.value() == 0
-    assert semaphore.wait(0.01) == errno.ETIMEDOUT
-    semaphore.post()
-    assert semaphore.value() == 1
-
-
-@needs_glibc
-@pytest.mark.parametrize(("layout", "field"), SEMAPHORES)
 def test_a_post_wakes_a_waiter_in_another_process(
     layout: Layout, field: str, region_file: RegionFileFactory
 ) -> None:
@@ -333,26 +319,6 @@ def test_a_directory_without_permission_is_told(public_directory: Path) -> None:
     public_directory.chmod(0o777)
     assert unprivileged(lambda: create_region(path)) is None
     assert [entry.name for entry in public_directory.iterdir()] == ["a.cache"]
-
-
-def test_a_program_without_standard_input_makes_one_too(tmp_path: Path) -> None:
-    """The first descriptor that it gets is 0."""
-    path = tmp_path / "region.cache"
-
-    def create() -> None:
-        os.close(0)
-        create_region(path, memory_limits=("1GiB",))
-
-    in_child(create)
-    with open_region(path) as region:
-        assert region.memory_limit(0) == 1 << 30
-
-
-def test_a_name_too_long_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="too long") as error:
-        create_region(tmp_path / ("x" * 256))
-    assert error.value.errno == errno.ENAMETOOLONG
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_system_that_refuses_the_size_leaves_nothing_behind(tmp_path: Path) -> None:

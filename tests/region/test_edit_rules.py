@@ -20,7 +20,6 @@ from libhamiregion import (
     LimitEdit,
     NoSuchDevice,
     Region,
-    create_region,
     open_region,
 )
 from libhamiregion.limiter import CoreLimiter
@@ -245,21 +244,6 @@ def test_a_percentage_of_memory_is_of_each_devices_limit(region_file: RegionFile
         with pytest.raises(ValueError, match="unlimited"):
             region.set_memory_limit("0%")
         assert region.memory_limit(0) == 8 * GIB
-
-
-def test_a_region_is_created_with_the_same_words(region_file: RegionFileFactory) -> None:
-    path = region_file().path.with_name("made.cache")
-    create_region(
-        path,
-        memory_limits=["unlimited", np.int64(5)],
-        sm_limits=["50%", "unlimited"],
-        priority=np.int32(0),
-        uuids=UUIDS,
-    )
-    with open_region(path) as region:
-        assert [region.memory_limit(np.int64(device)) for device in (0, 1)] == [None, 5]
-        assert [region.sm_limit(device) for device in (0, 1)] == [50, None]
-        assert region.priority == 0
 
 
 # Every whole number that the library takes.

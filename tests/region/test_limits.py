@@ -1,9 +1,6 @@
 """Editing a live region: limits, switches, who sees an edit when, and what is refused."""
 
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -142,31 +139,6 @@ def test_sm_limits_are_1_to_100(region_file: RegionFileFactory) -> None:
 
 
 # ---- which devices ----
-
-
-def devices_set(file: RegionFile) -> list[int]:
-    """The devices that an edit without `device` reaches; memory and SM limits alike."""
-    with open_region(file, writable=True) as region:
-        changes = region.set_memory_limit(77, force=True)
-        sm_changes = region.set_sm_limit(77)
-    devices = [change.device for change in changes]
-    assert [change.device for change in sm_changes] == devices
-    assert [device for device, limit in enumerate(limits_in(file)) if limit == 77] == devices
-    assert [device for device, limit in enumerate(sm_limits_in(file)) if limit == 77] == devices
-    return devices
-
-
-def test_without_a_device_every_device_of_the_region_is_set(
-    region_file: RegionFileFactory,
-) -> None:
-    file = region_file(memory_limits=(1, 2, 3), sm_limits=(50, 50), uuids=UUIDS)
-    # What stands beyond the devices counted is no device.
-    file.add_process(1, {7: 1})
-    file.put("uuids", b"MIG-9", device=9)
-    assert devices_set(file) == [0, 1]
-    # Before NVML has been asked, one limit is for however many devices the container has.
-    for limit in (None, GIB):
-        assert devices_set(region_file(memory_limits=[limit] * 16)) == list(range(16))
 
 
 def test_any_device_can_be_forced(region_file: RegionFileFactory) -> None:
@@ -425,17 +397,6 @@ def test_the_switch_holds_at_once_but_in_the_layout_that_reads_it_at_start(
     assert change.effect is (NEW_PROCESSES if late else IMMEDIATE)
 
 
-def test_effects_are_plain_text_too() -> None:
-    assert (Effect.IMMEDIATE, Effect.NEW_PROCESSES) == ("immediate", "new_processes")
-    assert f"{Effect.IMMEDIATE} {Effect.NEW_PROCESSES}" == "immediate new_processes"
-    assert [effect.value for effect in Effect] == [
-        "immediate",
-        "new_processes",
-        "stops_launches",
-        "if_sm_limited",
-    ]
-
-
 # ---- fields of the whole region ----
 
 
@@ -481,20 +442,6 @@ def test_numbers_out_of_range_are_refused(
     assert file.content() == before
 
 
-def test_a_limit_that_is_no_size_can_be_expected_and_put_back(
-    region_file: RegionFileFactory,
-) -> None:
-    """libvgpu takes it from the environment, as -1."""
-    file = region_file(uuids=UUIDS)
-    file.put("limit", 2**64 - 1, device=0)
-    with open_region(file, writable=True) as region:
-        change = region.set_memory_limit("4GiB", device=0, expected=region.memory_limit(0))
-        assert change.before == 2**64 - 1
-        region.set_memory_limit(change.before, device=0, expected="4GiB")
-        assert region.memory_limit(0) == 2**64 - 1
-        region.edit_limits([LimitEdit(memory_limit="5GiB", device=0, expected=2**64 - 1)])
-
-
 @pytest.mark.parametrize(
     ("kind", "value", "expected"),
     [
@@ -518,23 +465,3 @@ def test_what_no_value_can_be_is_not_expected(
 
 
 # Freed memory is filled with something.
-CHANGES = """
-import sys
-from libhamiregion import open_region
-with open_region(sys.argv[1], writable=True) as region:
-    for _ in range(50):
-        for set_limit, value in ((region.set_memory_limit, "6GiB"), (region.set_sm_limit, 50)):
-            changes = set_limit(value)
-            assert [change.device for change in changes] == [0, 1], changes
-"""
-
-
-def test_the_changes_of_several_devices_are_read_while_they_are_there(
-    region_file: RegionFileFactory,
-) -> None:
-    file = region_file(uuids=UUIDS)
-    subprocess.run(
-        [sys.executable, "-c", CHANGES, str(file.path)],
-        env={**os.environ, "MALLOC_PERTURB_": "165"},
-        check=True,
-    )

@@ -1,9 +1,6 @@
 """One region: opening, snapshots, live values, staleness, closing, threads and fork."""
 
-import copy
 import gc
-import os
-import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -90,13 +87,6 @@ def test_paths_are_text_without_nul() -> None:
             call("/tmp/x\0.cache")
 
 
-def test_a_path_may_hold_any_other_bytes(tmp_path: Path) -> None:
-    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe \n\xc3\xa9.cache")
-    create_region(path)
-    with open_region(path) as region:
-        assert region.path == region.snapshot().path == path
-
-
 def test_layout_must_be_a_layout(region_file: RegionFileFactory) -> None:
     with pytest.raises(TypeError, match="Layout"):
         open_region(region_file(), layout="1.2")  # type: ignore[arg-type]
@@ -152,18 +142,6 @@ def test_a_failed_open_leaves_no_descriptor(region_file: RegionFileFactory) -> N
     assert descriptors_of(file.path) == 0
 
 
-@pytest.mark.parametrize("layout", [Layout.V1_2])
-def test_no_descriptor_is_kept_that_a_child_could_inherit(file: RegionFile) -> None:
-    """Neither is one that a program could close when it becomes a daemon."""
-    with open_region(file, writable=True) as region:
-        assert descriptors_of(file.path) == 0
-        with region.lock():
-            assert descriptors_of(file.path) == 0
-        # One page keeps the lock that tells that this handle lives; it is no mapping to use.
-        assert sorted(mappings_of(file.path)) == ["---s", "rw-s"]
-    assert mappings_of(file.path) == []
-
-
 def test_repr_shows_path_layout_and_state(region_file: RegionFileFactory) -> None:
     file = region_file()
     region = open_region(file)
@@ -172,13 +150,6 @@ def test_repr_shows_path_layout_and_state(region_file: RegionFileFactory) -> Non
     assert repr(region).endswith("closed>")
     with open_region(file, writable=True) as writable:
         assert repr(writable).endswith("writable>")
-
-
-def test_a_region_refuses_to_be_pickled_or_copied(region_file: RegionFileFactory) -> None:
-    with open_region(region_file()) as region:
-        for make in (pickle.dumps, copy.copy, copy.deepcopy):
-            with pytest.raises(TypeError, match="cannot be pickled"):
-                make(region)
 
 
 # ---- snapshots ----
@@ -465,13 +436,6 @@ def test_closing_twice_is_fine_and_identity_stays(region_file: RegionFileFactory
     assert (region.path, region.layout, region.writable) == (str(file.path), Layout.V1_2, False)
 
 
-def test_leaving_the_block_closes_also_on_an_error(region_file: RegionFileFactory) -> None:
-    with pytest.raises(KeyError), open_region(region_file()) as region:  # noqa: PT012
-        assert not region.closed
-        raise KeyError
-    assert region.closed
-
-
 def test_closing_under_snapshots_of_other_threads_gives_data_or_region_closed(
     region_file: RegionFileFactory,
 ) -> None:
@@ -528,27 +492,6 @@ def test_threads_may_share_a_region(region_file: RegionFileFactory) -> None:
                 assert {value for pair in seen for value in pair} <= {1, 2**20, 2**40, 2**60}
 
 
-def test_several_threads_may_be_the_first_to_look_into_a_snapshot(
-    region_file: RegionFileFactory,
-) -> None:
-    file = region_file(uuids=UUIDS)
-    for pid in range(1, 200):
-        file.add_process(pid, {0: pid})
-    with open_region(file) as region, ThreadPoolExecutor(4) as pool:
-        for _ in range(20):
-            snapshot = region.snapshot()
-            start = threading.Barrier(4, timeout=PATIENCE_S)
-
-            def look(
-                snapshot: RegionSnapshot = snapshot, start: threading.Barrier = start
-            ) -> tuple[int, int]:
-                start.wait()
-                return snapshot.device(0).memory_used_bytes, len(snapshot.processes)
-
-            answers = [pool.submit(look) for _ in range(4)]
-            assert {answer.result(PATIENCE_S) for answer in answers} == {(199 * 200 // 2, 199)}
-
-
 # ---- fork ----
 
 
@@ -593,17 +536,6 @@ def test_a_forked_child_opens_the_file_itself_and_closes_what_it_inherited(
     assert in_child(child) == (2 * GIB, 0)
     assert region.memory_limit(0) == 2 * GIB
     region.close()
-
-
-def test_a_child_of_a_child_is_refused_too(region_file: RegionFileFactory) -> None:
-    with open_region(region_file()) as region:
-
-        def grandchild() -> bool:
-            with pytest.raises(RegionClosed):
-                region.snapshot()
-            return True
-
-        assert in_child(lambda: in_child(grandchild))
 
 
 @pytest.mark.slow

@@ -1,9 +1,7 @@
 """Many regions in one call: rows, columns, failures, and who may hold them for how long."""
 
-import copy
 import gc
 import os
-import pickle
 import subprocess
 import sys
 import threading
@@ -211,15 +209,6 @@ def test_an_unknown_column_is_told_with_those_there_are(files: list[RegionFile])
         table = region_set.read()
     with pytest.raises(AttributeError, match=r"no column 'colour'.*memory_used_bytes"):
         table.devices.colour  # noqa: B018
-
-
-def test_each_region_was_read_at_its_own_time(files: list[RegionFile]) -> None:
-    with open_region(files[0]) as region, RegionSet(files) as region_set:
-        before = region.snapshot().taken_at_ns
-        times = region_set.read().regions.taken_at_ns.tolist()
-        after = region.snapshot().taken_at_ns
-    assert before <= min(times)
-    assert max(times) <= after
 
 
 def test_the_semaphore_column_is_the_word_in_the_file(region_file: RegionFileFactory) -> None:
@@ -448,16 +437,6 @@ def test_discard_forgets_the_region_and_its_error(files: list[RegionFile], tmp_p
         check(region_set.read(), [files[0], *files[2:]])
 
 
-def test_relative_paths_are_made_absolute(
-    files: list[RegionFile], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(files[0].path.parent)
-    with RegionSet([files[0].path.name]) as region_set:
-        assert region_set.paths == (str(files[0].path),)
-        region_set.discard(files[0].path.name)
-        assert len(region_set) == 0
-
-
 # ---- failures while reading ----
 
 
@@ -522,11 +501,6 @@ def test_after_close_every_call_raises_region_closed(files: list[RegionFile]) ->
         region_set.read()
     maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     assert not any(str(file.path) in maps for file in files)
-
-
-def test_a_set_refuses_to_be_pickled(files: list[RegionFile]) -> None:
-    with RegionSet(files) as region_set, pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(region_set)
 
 
 def test_threads_read_while_members_come_and_go(files: list[RegionFile]) -> None:
@@ -677,19 +651,6 @@ def test_a_child_forked_while_other_threads_read_is_refused_and_not_stuck(
             thread.join()
     assert all(code == 0 for code in region_set.read().regions.code)
     region_set.close()
-
-
-def test_a_single_path_is_not_taken_for_many(region_file: RegionFileFactory) -> None:
-    path = region_file().path
-    for wrong in (str(path), path, bytes(path)):
-        with pytest.raises(TypeError, match="several paths"):
-            RegionSet(wrong)  # type: ignore[arg-type]
-
-
-def test_columns_can_be_copied(region_file: RegionFileFactory) -> None:
-    with RegionSet([region_file(uuids=["GPU-0"]).path]) as regions:
-        devices = regions.read().devices
-        assert copy.copy(devices).memory_used_bytes.tolist() == [0]
 
 
 def test_a_read_that_would_be_too_large_leaves_out_the_processes_of_full_tables(
