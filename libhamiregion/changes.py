@@ -58,12 +58,6 @@ class Anything(enum.Enum):
 ANYTHING: Final = Anything.ANYTHING
 
 
-def _pair(numbers: Sequence[int]) -> tuple[int, int]:
-    # JSON has lists only.
-    first, second = numbers
-    return first, second
-
-
 class _Change:
     """Base of all changes: sentences, and how they travel as JSON."""
 
@@ -102,7 +96,9 @@ class _Change:
         if not isinstance(fields, dict) or not needed <= fields.keys() <= known.keys():
             found = sorted(fields) if isinstance(fields, dict) else type(fields).__name__
             raise ValueError(f"a {cls.__name__} has the fields {sorted(known)}, not {found}")
-        return cls(**fields)
+        # JSON has texts and lists only.
+        effect, file_id = fields.get("effect"), tuple(fields.get("file_id", (0, 0)))
+        return cls(**{**fields, "effect": effect and Effect(effect), "file_id": file_id})
 
 
 @attrs.frozen(weakref_slot=False)
@@ -127,10 +123,10 @@ class LimitChange(_Change):
     device: int
     before: int | None
     after: int | None
-    effect: Effect = attrs.field(converter=Effect)
+    effect: Effect
     kind: LimitKind
     path: str = attrs.field(default="", eq=False, repr=False)
-    file_id: tuple[int, int] = attrs.field(default=(0, 0), eq=False, repr=False, converter=_pair)
+    file_id: tuple[int, int] = attrs.field(default=(0, 0), eq=False, repr=False)
     stored_before: int | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
@@ -163,9 +159,9 @@ class ValueChange(_Change):
     field: str
     before: int
     after: int
-    effect: Effect = attrs.field(converter=Effect)
+    effect: Effect
     path: str = attrs.field(default="", eq=False, repr=False)
-    file_id: tuple[int, int] = attrs.field(default=(0, 0), eq=False, repr=False, converter=_pair)
+    file_id: tuple[int, int] = attrs.field(default=(0, 0), eq=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -196,11 +192,9 @@ class SlotChange(_Change):
     device: int | None
     before: int
     after: int
-    effect: Effect | None = attrs.field(
-        default=None, eq=False, repr=False, converter=attrs.converters.optional(Effect)
-    )
+    effect: Effect | None = attrs.field(default=None, eq=False, repr=False)
     path: str = attrs.field(default="", eq=False, repr=False)
-    file_id: tuple[int, int] = attrs.field(default=(0, 0), eq=False, repr=False, converter=_pair)
+    file_id: tuple[int, int] = attrs.field(default=(0, 0), eq=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -215,7 +209,6 @@ Change: TypeAlias = LimitChange | ValueChange | SlotChange
 
 def edit_changes(region: Handle, edits: Sequence[Any]) -> tuple[Any, ...]:
     """Return one change for each ``struct hr_edit`` that ``hr_edit`` has filled in."""
-    gate = _launch_gate_effect(region.layout, edits)
     changes: list[LimitChange | ValueChange] = []
     file = region.path, region.file_id
     for edit in edits:
@@ -223,8 +216,9 @@ def edit_changes(region: Handle, edits: Sequence[Any]) -> tuple[Any, ...]:
         before, after = limit_or_value(kind, edit.before), limit_or_value(kind, edit.after)
         effect = Effect.IMMEDIATE
         if kind == lib.HR_SM:
-            is_gated = gate is not None and (before is None) != (after is None)
-            effect = gate if is_gated and gate is not None else Effect.NEW_PROCESSES
+            gate = _launch_gate_effect(region.layout, edits)
+            crosses = (before is None) != (after is None)
+            effect = gate if crosses and gate is not None else Effect.NEW_PROCESSES
         elif kind == lib.HR_SWITCH and region.layout is Layout.V1_1_POSTINIT:
             # 2.8.1 reads the switch at a process's start.
             effect = Effect.NEW_PROCESSES
@@ -244,7 +238,7 @@ def _launch_gate_effect(layout: Layout, edits: Sequence[Any]) -> Effect | None:
     Up to HAMi 2.8.0 a running process checks at each launch whether device 0 has a limit, for all
     of its devices; the limit's height it remembers from its start. Elsewhere None.
     """
-    if layout in {Layout.V1_1_POSTINIT, Layout.V1_2}:
+    if layout in (Layout.V1_1_POSTINIT, Layout.V1_2):
         return None
     for edit in edits:
         if edit.kind == lib.HR_SM and edit.device == 0:
