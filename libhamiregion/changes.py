@@ -71,10 +71,10 @@ class _Change:
     def words(self) -> str:
         """What has changed, as a sentence without the file."""
         change: Any = self
-        before, after = self.value_words(change.before), self.value_words(change.after)
+        before, after = self._value_words(change.before), self._value_words(change.after)
         return f"{change.name} {before} -> {after}"
 
-    def value_words(self, value: int | None) -> str:
+    def _value_words(self, value: int | None) -> str:
         """Return a value of this field for people."""
         return str(value)
 
@@ -134,7 +134,7 @@ class LimitChange(_Change):
         """Which limit it is, for people."""
         return f"device {self.device}: {'memory' if self.kind == 'memory' else 'SM'} limit"
 
-    def value_words(self, value: int | None) -> str:
+    def _value_words(self, value: int | None) -> str:
         """Return a value of this limit for people."""
         if value is None:
             return UNLIMITED

@@ -189,7 +189,7 @@ def test_once_is_one_pass_and_leaves_nothing_blocked(scene: NodeScene) -> None:
         (("--remove-gone", "--once"), "use it without --once"),
         (("--remove-gone", "--resync-interval", "999ms"), "--resync-interval is 1s or more"),
         (("--remove-gone", "--resync-interval", "never"), "--resync-interval is 1s or more"),
-        (("--remove-gone", "--resync-interval", "5"), "it has no unit"),
+        (("--remove-gone", "--resync-interval", "5"), "no length of time"),
     ],
 )
 def test_what_makes_no_sense_is_wrong_usage(words: tuple[str, ...], why: str) -> None:
