@@ -94,9 +94,10 @@ def test_a_listing_is_kept_while_the_directory_is_unchanged(
     os.utime(files.pods, (1_000_000, 1_000_000))
     names = files.names()
     assert names.resolve(UID, "train") is not None
-    monkeypatch.setattr(os, "scandir", None)
-    assert names.resolve(UID, "train") is not None
-    assert names.resolve(OTHER_UID, "train") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", None)
+        assert names.resolve(UID, "train") is not None
+        assert names.resolve(OTHER_UID, "train") is None
 
 
 def test_hostile_log_directories_name_nothing(files: NodeFiles) -> None:

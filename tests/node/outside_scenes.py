@@ -109,7 +109,6 @@ def command_line_beside_a_dead_fuse(directory: Path) -> None:
             # One that hangs is ended by an alarm.
             done = in_child(functools.partial(with_notes, *command))
             assert done.returncode in (0, 3), done.stderr
-            assert ("--outside looks there" in done.stderr) == (not outside), done.stderr
             if outside and verb == "containers":
                 assert "1GiB" in done.stdout, done.stdout
 

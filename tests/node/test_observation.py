@@ -26,6 +26,7 @@ from libhamiregion.agent import (
     StaleDirectoryCleaner,
     TaskRunner,
     UsageSync,
+    loop,
 )
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.node import (
@@ -370,9 +371,16 @@ def test_a_region_that_could_not_be_read_has_its_error_in_its_view(node: Node, r
 
 
 def test_an_agents_tasks_and_its_exporter_look_at_the_node_once(
-    root: Root, node: Node, actor: MakeActor, fake_driver: FakeDriver, tmp_path: Path
+    root: Root,
+    node: Node,
+    actor: MakeActor,
+    fake_driver: FakeDriver,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("jinja2")
+    # However slow the machine is, they share an observation.
+    monkeypatch.setattr(loop, "SHARED_AGE_S", 2 * PATIENCE_S)
     fake_driver.play()
     path = root.region()
     actor(path)("attach")

@@ -1,4 +1,4 @@
-"""What looking at a hostile node costs in memory; run as a program by test_node_memory.py.
+"""What looking at a hostile node costs in memory; run as a program by test_memory.py.
 
     python node_memory.py ROOT [FILES_TO_MAP]
 
