@@ -14,7 +14,7 @@ from exposition import NodeFiles, exporter_of, parsed, scrape
 from support.actors import Actor
 from support.region_file import RegionFile, truncate
 from support.stress import scaled
-from support.wait import PATIENCE_S
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import NodeExporter
@@ -85,10 +85,12 @@ def test_a_container_that_is_replaced_under_the_same_names_has_the_new_ones_figu
     second = actor(new)
     second("attach")
     second("slot.charge", 0, 3 << 20)
+    process = "hamiregion_process_memory_used_bytes"
+    # On a busy machine its maps may be read by a later scrape.
+    eventually(lambda: scrape(exporter).series(process))
     found = scrape(exporter)
     assert found.value(LIMIT) == 2 << 30
     assert found.value(USED) == 3 << 20
-    process = "hamiregion_process_memory_used_bytes"
     assert found.labels(process)["host_pid"] == str(second.pid_here)
     assert found.value(process) == 3 << 20
 
