@@ -63,8 +63,14 @@ python_maximum_signature_line_length = 80
 # Not in the index: every `Mapping` of the standard library would lead to it.
 nitpick_ignore = [
     ("py:class", "libhamiregion.node.procfs.Mapping"),
+    ("py:class", "libhamiregion.node.rows.ContainerFacts"),
+    ("py:class", "libhamiregion.node.slots.FileUser"),
     # Type variables and aliases of signatures.
     ("py:class", "Cells"),
+    ("py:class", "ContainerFacts"),
+    ("py:class", "Entry"),
+    ("py:class", "Handle"),
+    ("py:class", "MappingOf"),
     ("py:class", "T"),
 ]
 

@@ -192,7 +192,7 @@ class Region(Edits, Locks, Slots):
 
     @property
     def device_indices(self) -> tuple[int, ...]:
-        """Live indices of the devices that the region has: those that reads and edits can name.
+        """Live indices of the region's devices, which reads and edits can name.
 
         The first `device_count`. While that is 0, every index up to the last device that has a
         memory limit, use, or an SM limit of its own (not one for all 16); if there is no such

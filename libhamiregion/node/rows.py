@@ -542,7 +542,7 @@ class Join:
 
     @cached_property
     def facts(self) -> tuple[ContainerFacts, ...]:
-        """What is known of each container: those with a region, then those without."""
+        """Facts of all containers, first of those with a region."""
         observation = self.observation
         table, proved = observation.table, self.pairs.states.proved
         found = []
