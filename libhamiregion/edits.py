@@ -351,9 +351,8 @@ class Edits(Handle):
             TypeError: Neither True nor False.
             RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
         """
-        what = "the utilisation switch"
-        compare = ANYTHING if isinstance(expected, Anything) else _switch(what, expected)
-        edit = _field_edit(lib.HR_SWITCH, _switch(what, on), compare)
+        compare = ANYTHING if isinstance(expected, Anything) else _switch("expected", expected)
+        edit = _field_edit(lib.HR_SWITCH, _switch("the utilisation switch", on), compare)
         return self._edit_field(edit, dry_run=dry_run)
 
     def set_recent_kernel(

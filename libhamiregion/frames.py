@@ -150,10 +150,6 @@ def _table_html(cells: Mapping[str, Sequence[Any]]) -> str:
     return f"<table>{more}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
-def _columns_html(columns: Columns) -> str:
-    return _table_html(_to_dict(columns))
-
-
 def _snapshot_html(snapshot: RegionSnapshot) -> str:
     """The devices as a table."""
     rows = [attrs.asdict(device) for device in snapshot.devices]
@@ -166,8 +162,8 @@ _METHODS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
     (Columns, "to_dict", _to_dict),
     (Columns, "to_pandas", _to_pandas),
     (Columns, "to_polars", _to_polars),
-    (Columns, "_repr_html_", _columns_html),
-    (RegionTable, "_repr_html_", lambda table: _columns_html(table.devices)),
+    (Columns, "_repr_html_", lambda columns: _table_html(_to_dict(columns))),
+    (RegionTable, "_repr_html_", lambda table: _table_html(_to_dict(table.devices))),
     (RegionSnapshot, "_repr_html_", _snapshot_html),
 )
 for _kind, _name, _method in _METHODS:

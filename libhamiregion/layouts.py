@@ -40,8 +40,7 @@ class Layout(enum.Enum):
     @property
     def size_bytes(self) -> int:
         """Bytes of the region's struct; a file of this layout is at least this long."""
-        size: int = lib.hr_layouts[self.number].size
-        return size
+        return int(lib.hr_layouts[self.number].size)
 
     @property
     def version(self) -> tuple[int, int] | None:

@@ -238,8 +238,7 @@ def take_snapshot(region: Handle) -> RegionSnapshot:
             region._check(code, error)
             return lazy_snapshot(raw, region)
         # More processes may attach between two tries; the largest snapshot always fits.
-        wanted = error.wanted + error.wanted // 2
-        region._buffer_bytes = min(wanted, lib.HR_SNAPSHOT_MAX_BYTES)
+        region._buffer_bytes = min(2 * error.wanted, lib.HR_SNAPSHOT_MAX_BYTES)
 
 
 def lazy_snapshot(raw: Any, region: Handle) -> RegionSnapshot:

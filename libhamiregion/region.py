@@ -16,7 +16,6 @@ from .models import RegionSnapshot, take_snapshot
 from .slots import Slots
 from .units import (
     UNLIMITED_SM_PERCENT,
-    format_size,
     integer,
     memory_limit_value,
     sm_limit_or_none,
@@ -64,10 +63,9 @@ class Region(Edits, Locks, Slots):
         self.closed = True
         detail = new_error()
         if lib.hr_close(self._handle, detail):
-            counted, owner = format_size(detail.wanted), detail.found
             message = (
-                f"{self.path!r} is closed, but this process's slot stays and counts {counted}: the "
-                f"lock was not free in time (owner_pid {owner}). reap() frees the slot later"
+                f"{self.path!r} is closed, but this process's slot counts {detail.wanted} B: the "
+                f"lock was not free in time (owner_pid {detail.found}). reap() frees the slot later"
             )
             raise LockTimeout(message, path=self.path)
 

@@ -42,10 +42,9 @@ def error_text(error: BaseException) -> str:
     'Too many open files'
     """
     if isinstance(error, OSError) and type(error).__str__ is OSError.__str__ and error.strerror:
-        # What was done by a descriptor has its number in the place of a name.
-        if isinstance(error.filename, (str, bytes)):
-            return f"{os.fsdecode(error.filename)}: {error.strerror}"
-        return error.strerror
+        # A call with a descriptor has its number in the place of a name.
+        is_named = isinstance(error.filename, (str, bytes))
+        return f"{os.fsdecode(error.filename)}: {error.strerror}" if is_named else error.strerror
     return str(error) or type(error).__name__
 
 

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 UndoStatus: TypeAlias = Literal["undone", "not_needed", "conflict", "gone", "refused", "failed"]
 
 
-_TIMEOUT_S = 1.0
-
-
 @attrs.frozen
 class UndoOutcome:
     """The outcome of taking back one change. ``str()`` of it is a sentence.
@@ -142,13 +139,13 @@ def _set_back(region: Region, first: Change, last: Change, *, force: bool) -> No
         region._edit([stored_edit(kind, stored, last.device, expected)], force=force)
     elif isinstance(last, SlotChange):
         values = {last.field: before}
-        (now,) = region._edit_slot(last.pid, values, last.device, True, _TIMEOUT_S)
+        (now,) = region._edit_slot(last.pid, values, last.device, True, 1.0)
         if now.before != after:
             message = f"{printable(last.path)}: {last.name} is {now.before}, not {after}"
             error = LimitConflict(message, path=last.path)
             error.device, error.found, error.expected = last.device, now.before, after
             raise error
-        region._edit_slot(last.pid, values, last.device, False, _TIMEOUT_S)
+        region._edit_slot(last.pid, values, last.device, False, 1.0)
     elif last.name == "burst":
         region.set_burst(bool(before))
     elif last.name == "utilization_switch":
