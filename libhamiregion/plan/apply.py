@@ -203,19 +203,19 @@ def exact_rules(
         only_if: Its present values, as a condition.
     """
     expected = only_if or {}
-    by_device: dict[int | None, dict[str, dict[str, Any]]] = {}
+    by_device: dict[int | None, tuple[dict[str, Any], dict[str, Any]]] = {}
     for (field, device), value in values:
         # No plan can hold the negative priority of a damaged region.
         if field != "priority" or (value is not None and value >= 0):
-            parts = by_device.setdefault(device, {"set": {}, "only_if": {}})
-            parts["set"][field] = value
+            wanted, present = by_device.setdefault(device, ({}, {}))
+            wanted[field] = value
             if (field, device) in expected:
-                parts["only_if"][field] = expected[field, device]
+                present[field] = expected[field, device]
     alike = [by_device.get(device) for device in range(DEVICE_CAPACITY)]
     if alike[0] is not None and all(each == alike[0] for each in alike):
         # A container that has not reported its devices: it will not turn out to have 16.
-        whole = by_device.get(None, {})
-        by_device = {None: {part: whole.get(part, {}) | alike[0][part] for part in alike[0]}}
+        wanted, present = by_device.get(None, ({}, {}))
+        by_device = {None: (wanted | alike[0][0], present | alike[0][1])}
     # By its directory: another process may not have proved yet which container uses the region.
     own = container.claim_uid or container.directory_name or container.name
     name = printable(f"{container.pod_uid or 'claim'}/{own}", 200)
@@ -227,11 +227,13 @@ def exact_rules(
                 container=container.claim_uid or _exact(own or ""),
                 device=None if device is None else str(device),
             ),
-            Limits(**by_device[device]["set"]),
+            Limits(**wanted),
             name if device is None else f"{name} device {device}",
-            Limits(**by_device[device]["only_if"]),
+            Limits(**present),
         )
-        for device in sorted(by_device, key=lambda device: -1 if device is None else device)
+        for device, (wanted, present) in sorted(
+            by_device.items(), key=lambda each: -1 if each[0] is None else each[0]
+        )
     ]
 
 

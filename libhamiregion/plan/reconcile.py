@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
 
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from libhamiregion.node.events import Detail, Emit
     from libhamiregion.node.node import Node
 
-    from .apply import ContainerOutcome
     from .diff import ContainerDiff, PlanDiff, Unapplied
+
+_COUNTED: Final = {"conflict": "plan_conflicts", "refused": "plan_refusals"}
 
 
 @attrs.frozen
@@ -207,9 +208,6 @@ class PlanReconciler:
             PlanLocked: Another process keeps one of the node's roots on a plan.
             OSError: The state directory or a root cannot be used.
         """
-        self._started()
-
-    def _started(self) -> BaselineStore:
         if self._baselines is None:
             self._state.make()
             try:
@@ -218,7 +216,6 @@ class PlanReconciler:
             except BaseException:
                 self._lock.close()
                 raise
-        return self._baselines
 
     def stop(self) -> None:
         """Close the sources and let others keep this node on a plan. Limits stay as they are."""
@@ -234,7 +231,9 @@ class PlanReconciler:
             RuntimeError: There has been no plan yet that can be used; an event says why.
             PlanLocked, OSError: As `start`.
         """
-        baselines = self._started()
+        self.start()
+        baselines = self._baselines
+        assert baselines is not None  # noqa: S101 (it has started)
         self._counts["plan_passes"] += 1
         known = self._reading
         reading = self._reading = join_readings([each.read() for each in self._sources])
@@ -312,7 +311,9 @@ class PlanReconciler:
                 self._report_change(change, cause)
             else:
                 self._backoff.failed(key)
-                self._report_failure(outcome)
+                if outcome.status in _COUNTED:
+                    self._counts[_COUNTED[outcome.status]] += 1
+                self._events.emit(outcome.status, outcome.message or "", change.container)
         baselines.save()
         return done
 
@@ -348,13 +349,6 @@ class PlanReconciler:
         number = self._counts["plan_passes"] if cause in {"plan", "restore"} else 0
         words += " (changed by others)" if cause == "drift" else ""
         self._events.emit("changed", words, change.container, distinct=(cause, number), **detail)
-
-    def _report_failure(self, outcome: ContainerOutcome) -> None:
-        if outcome.status == "conflict":
-            self._counts["plan_conflicts"] += 1
-        if outcome.status == "refused":
-            self._counts["plan_refusals"] += 1
-        self._events.emit(outcome.status, outcome.message or "", outcome.diff.container)
 
     def _report_problems(self, known: Mapping[str, str], now: Mapping[str, str]) -> None:
         for about, message in {**known, **now}.items():
