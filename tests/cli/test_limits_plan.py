@@ -136,7 +136,7 @@ def test_a_wrong_plan_is_wrong_usage_with_the_place_of_the_mistake(scene: PlanSc
         assert answer.returncode == 2, answer.stdout
         first, memory = answer.stderr.splitlines()
         assert first == "Error: the plan cannot be used"
-        assert memory.startswith(f'{path}:4:45: rules[0].set.memory_limit: "6GB" may mean')
+        assert memory.startswith(f'{path}:4:45: rules[0].set.memory_limit: "6GB"')
     assert region.content() == before
 
 

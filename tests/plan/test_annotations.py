@@ -76,7 +76,7 @@ BAD = [
     ("train.sm_limit", "6", KNOWN),
     ("", "x", KNOWN),
     ("memory-limit.01", "6GiB", KNOWN),
-    ("memory-limit", "6GB", '"6GB" may mean powers of 1000'),
+    ("memory-limit", "6GB", '"6GB"'),
     ("memory-limit", "", '"" is not a size'),
     ("memory-limit", "0", "a memory limit of 0 would mean unlimited"),
     ("sm-limit", "0", SM),
