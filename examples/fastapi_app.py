@@ -40,6 +40,7 @@ def metrics() -> Response:
 @app.get("/containers")
 def containers() -> list[dict[str, Any]]:
     """Every container that has a region, with its snapshot."""
+    node.refresh(processes=False)
     return [
         {"pod": each.pod_uid, "container": each.name, **each.region.snapshot().to_dict()}
         for each in node.containers
