@@ -16,7 +16,7 @@ from forked import in_child
 from node_root import Root, only, refresh, remove, settle
 from support.observing import details
 from support.region_file import RegionFile, truncate
-from support.wait import PATIENCE_S
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, RegionClosed, RegionStale, create_region
 from libhamiregion.node import (
@@ -329,8 +329,8 @@ def test_no_descriptor_and_no_mapping_is_left_over(root: Root, node: Node) -> No
         details(node)
         remove(path.parent)
         node.refresh()
-    # What an earlier test has left is closed whenever it is collected.
-    assert descriptors() <= before
+    # Descriptors of an earlier test, or of a reader on a busy machine, are closed a moment later.
+    eventually(lambda: descriptors() <= before)
     assert mapped_files(root) == 4
     node.close()
     assert mapped_files(root) == 0
