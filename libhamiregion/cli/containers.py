@@ -18,7 +18,6 @@ from .format import (
     fill_ratio,
     lock_word,
     memory_bar,
-    memory_style,
     name_columns,
     names_of,
     sm_bar,
@@ -238,7 +237,7 @@ USAGE_COLUMNS = (
         part="usage.memory_used_bytes",
         format="size",
         title="used",
-        style=lambda each: memory_style(each.usage),
+        style=lambda each: memory_bar(each.usage).style,
     ),
     Column("MEM-LIMIT", part="usage.memory_limit_bytes", format="size_limit", title="limit"),
 )

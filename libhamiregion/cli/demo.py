@@ -159,31 +159,21 @@ class _Story:
     def _wait(self, parts: float, until: Callable[[], bool] = lambda: True) -> None:
         """Go on for so many sevenths of the time, and until `until` holds."""
         end_s = time.monotonic() + parts * self.seconds / 7
-        shown_s = 0.0
         while (now_s := time.monotonic()) < end_s or not until():
             if now_s > self.deadline_s:
                 raise Failure("the processes of the demo are too slow; is the machine busy?")
             self.container.step()
-            if self.terminal is not None or now_s >= shown_s + 1:
-                self._show()
-                shown_s = now_s
+            self._show()
             time.sleep(_STEP_S)
 
     def _show(self) -> None:
-        snapshot = self.region.snapshot()
         if self.terminal is None:
-            devices = "  ".join(
-                f"GPU {device.index}: {format_size(device.memory_used_bytes)}"
-                f" of {format_size(device.memory_limit_bytes or 0)}"
-                for device in snapshot.devices
-            )
-            write(f"    {devices}  refused: {self.refused}\n")
             return
         from .terminal import fit_page
 
         screen, picture = self.terminal
-        counts = f"allocations: {self.granted} granted, {self.refused} refused"
-        above = Lines(["", counts])
+        snapshot = self.region.snapshot()
+        above = Lines(["", f"allocations: {self.granted} granted, {self.refused} refused"])
         page = Page("", None, [above, device_table(snapshot), process_table(snapshot)])
         picture.update(fit_page(page, screen), refresh=True)
 

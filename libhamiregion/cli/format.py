@@ -111,11 +111,6 @@ def ratio_bar(ratio: float | None) -> Bar:
     return Bar(ratio or 0.0, ratio_style(ratio))
 
 
-def memory_style(device: DeviceUsage) -> str:
-    """The colour of a device's used memory."""
-    return ratio_style(fill_ratio(device))
-
-
 def memory_bar(device: DeviceUsage) -> Bar:
     """Show how full a device's memory is."""
     return ratio_bar(fill_ratio(device))

@@ -16,7 +16,7 @@ from .format import effect_words, memory_bar
 from .help import Verb
 from .output import Page, show, show_done
 from .tables import Column, Lines, Table
-from .targets import Targets, for_each, target_options
+from .targets import Targets, target_options
 
 if TYPE_CHECKING:
     from libhamiregion import Layout, Region, ValueChange
@@ -134,8 +134,8 @@ def set_(
             for field, limit in wanted.items()
         ]
     edited: set[tuple[int, int]] = set()
-    paths = targets.paths()
-    return for_each(paths, lambda path: _set(path, edits, edited, named=len(paths) > 1, **settings))
+    named = targets.takes_all or len(targets.texts) > 1
+    return targets.for_each(lambda path: _set(path, edits, edited, named=named, **settings))
 
 
 def _set(

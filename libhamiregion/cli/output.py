@@ -69,7 +69,6 @@ def show(page: Page, as_json: bool) -> None:
         screen.print(draw_page(page, screen.width))
     else:
         _write_page(page, as_json)
-        _write_asides(_asides(page, as_json))
     if page.failure is not None:
         raise Failure(page.failure)
 
@@ -109,33 +108,26 @@ def _ticks(interval_s: float) -> Iterator[None]:
 
 def _write_all(pages: Iterator[Page], as_json: bool) -> None:
     """Write pages one after the other; warnings and notes only if they are new."""
-    before: list[str] = []
+    said: list[str] = []
     for number, page in enumerate(pages):
         if number and not as_json:
             write("\n")
-        _write_page(page, as_json)
-        asides = _asides(page, as_json)
-        if page.failure is not None:
-            asides.insert(0, f"Warning: {page.failure}")
-        _write_asides([each for each in asides if each not in before])
-        before = asides
+        failures = () if page.failure is None else (page.failure,)
+        said = _write_page(attrs.evolve(page, warnings=failures + page.warnings), as_json, said)
 
 
-def _write_page(page: Page, as_json: bool) -> None:
+def _write_page(page: Page, as_json: bool, said: Sequence[str] = ()) -> list[str]:
+    """Write a page, and its warnings and notes that have not been said; return all of these."""
+    asides = [f"Warning: {each}" for each in page.warnings]
     if as_json:
         write_json(page.schema, page.data)
     else:
         write("\n".join(filter(None, (block.text() for block in page.blocks))))
-
-
-def _asides(page: Page, as_json: bool) -> list[str]:
-    notes = () if as_json else page.notes
-    return [f"Warning: {each}" for each in page.warnings] + [f"Note: {each}" for each in notes]
-
-
-def _write_asides(sentences: Sequence[str]) -> None:
-    for sentence in sentences:
-        sys.stderr.write(f"{printable(sentence)}\n")
+        asides += [f"Note: {each}" for each in page.notes]
+    for aside in asides:
+        if aside not in said:
+            sys.stderr.write(f"{printable(aside)}\n")
+    return asides
 
 
 def on_terminal() -> bool:

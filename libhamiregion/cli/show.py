@@ -16,7 +16,7 @@ from libhamiregion import (
 )
 
 from . import options
-from .format import age_words, lock_word, memory_bar, memory_style, sm_bar, status_word
+from .format import age_words, lock_word, memory_bar, sm_bar, status_word
 from .help import Verb
 from .output import Page, as_plain, show_all
 from .tables import CRITICAL, DIM, GOOD, WARN, WIDE, Bar, Column, Facts, Lines, Table
@@ -134,7 +134,9 @@ def device_table(snapshot: RegionSnapshot) -> Table:
     columns = (
         Column("DEVICE", "index", "number", title="GPU", style="bold"),
         Column("", memory_bar, "drawing", title="memory"),
-        Column("MEM-USED", "memory_used_bytes", "size", title="used", style=memory_style),
+        Column(
+            "MEM-USED", "memory_used_bytes", "size", "used", lambda each: memory_bar(each).style
+        ),
         Column("MEM-LIMIT", "memory_limit_bytes", "size_limit", title="limit"),
         Column("MEM-FREE", "memory_free_bytes", "size", on="pipe"),
         Column("CONTEXT", "memory_context_bytes", "size", on="pipe"),

@@ -19,7 +19,7 @@ from .failures import DONE, FAILED, Failure, sentence
 from .format import Names, names_of, some
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from libhamiregion.node import Container, Node
 
@@ -63,15 +63,27 @@ class Targets:
         return found
 
     def for_each(self, act: Callable[[str], Any], *, only_one: bool = False) -> int:
-        """Do something with each file; see the function `for_each`.
+        """Do something with each file; if there are several, a failure is a line on stderr.
+
+        Returns:
+            The exit code.
 
         Raises:
             UsageError: There are several, and only one is possible.
         """
-        paths = self.paths()
+        paths, code = self.paths(), DONE
         if only_one and len(paths) > 1:
             raise click.UsageError("--watch shows one region; leave --all out.")
-        return for_each(paths, act)
+        for path in paths:
+            try:
+                act(path)
+            except (RegionError, OSError, click.ClickException) as error:
+                if len(paths) == 1:
+                    raise
+                code = FAILED
+                said = error.message if isinstance(error, click.ClickException) else sentence(error)
+                click.echo(f"Error: {printable(said)}", err=True)
+        return code
 
     def _of_pod(self, node: Node, text: str) -> list[str]:
         from libhamiregion.node import Selector
@@ -95,25 +107,6 @@ class Targets:
                 f" or add --all:{names}"
             )
         return [path for path in found if path is not None]
-
-
-def for_each(paths: Sequence[str], act: Callable[[str], Any]) -> int:
-    """Do something with each file; if there are several, a failure is a line on stderr.
-
-    Returns:
-        The exit code.
-    """
-    code = DONE
-    for path in paths:
-        try:
-            act(path)
-        except (RegionError, OSError, click.ClickException) as error:
-            if len(paths) == 1:
-                raise
-            code = FAILED
-            said = error.message if isinstance(error, click.ClickException) else sentence(error)
-            click.echo(f"Error: {printable(said)}", err=True)
-    return code
 
 
 def _words(container: Container) -> str:
