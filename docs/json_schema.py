@@ -158,18 +158,6 @@ LAUNCH_GPU = {
     "memory_limit_bytes": (int | None, "What the program may use; null is unlimited."),
     "sm_limit_percent": (int | None, "The program's share of its time; null is unlimited."),
 }
-METRIC_SAMPLE = {
-    "name": (str, "The sample's name, with its suffix."),
-    "labels": (dict[str, str], "Its labels."),
-    "value": (float, "Its value."),
-}
-METRIC = {
-    "name": (str, "The family's name; that of a counter without `_total`."),
-    "type": (str, "As in the exposition format."),
-    "help": (str, "What it is."),
-    "samples": (Rows((METRIC_SAMPLE,)), "Its samples."),
-}
-
 #: Name and version, the commands that give such an answer, what it is, and its parts.
 ANSWERS: dict[str, tuple[Any, ...]] = {
     "region/1": ("show, mine, create", "A region.", RegionSnapshot, BURST),
@@ -288,7 +276,6 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
             "left": (int, "How many findings count for the exit code: all but notes."),
         },
     ),
-    "metrics/1": ("exporter --once", "All metrics.", {"metrics": (Rows((METRIC,)), "By name.")}),
     "event/1": (
         "agent, limits apply --watch, exporter",
         "One line of a log, of at most 500 characters.",

@@ -117,9 +117,7 @@ def agent(
         once=once,
         dry_run=dry_run,
         observer=observer,
-        extra_services=lambda runner, log: _export(
-            wanted, observer, runner, log, node_choice.node_name
-        ),
+        serve=lambda runner, log: _export(wanted, observer, runner, log, node_choice.node_name),
     )
     if once:
         failed = f"{runner.failures} of {len(runner.tasks)} passes failed; the events say why"
@@ -187,10 +185,10 @@ def _tasks(
 
 def _export(
     wanted: Any, observer: Observer, runner: TaskRunner, log: ServiceLog, node_name: str | None
-) -> tuple[Callable[[], None], ...]:
-    """Serve the metrics from now on, if that is wanted; return the functions that end it."""
+) -> Callable[[], None]:
+    """Serve the metrics from now on, if that is wanted; return a function that ends it."""
     if not wanted.metrics:
-        return ()
+        return lambda: None
     from libhamiregion.exporter import NodeExporter
 
     def stuck() -> str | None:
@@ -214,14 +212,14 @@ def _export(
     server.start()
     for url in server.urls:
         log.emit("agent", "listening", f"metrics at {url}/metrics", url=url)
-    return (server.stop,)
+    return server.stop
 
 
 # ---- tasks until the end -------------------------------------------------------------------------
 
 
 class OtherWriterFailure(Failure):
-    """The feedback cannot start beside somebody else's: exit code 3."""
+    """Another program writes the feedback: exit code 3."""
 
     exit_code = PROBLEMS
 
@@ -235,9 +233,7 @@ def run_service(
     once: bool = False,
     dry_run: bool = False,
     observer: Observer | None = None,
-    extra_services: Callable[
-        [TaskRunner, ServiceLog], tuple[Callable[[], None], ...]
-    ] = lambda *_: (),
+    serve: Callable[[TaskRunner, ServiceLog], Callable[[], None]] = lambda *_: lambda: None,
 ) -> TaskRunner:
     """Run tasks until a signal asks for the end, or with `once` one pass of each.
 
@@ -249,7 +245,7 @@ def run_service(
         once: Whether to make one pass, with the events as the answer on stdout.
         dry_run: Whether the tasks write nothing; said at the start.
         observer: Observes the node for the tasks; None makes one.
-        extra_services: Starts what else the process does; returns what ends it.
+        serve: Starts what else the process does; returns a function that ends it.
 
     Raises:
         Failure: Another process does what a task would do.
@@ -274,13 +270,13 @@ def run_service(
                 refusals.append(error)
                 stop.ask()
 
-        closers = extra_services(runner, log)
+        end_serving = serve(runner, log)
         # In a thread, so that a signal is heard whatever hangs.
         threading.Thread(target=begin, name="hami-start", daemon=True).start()
         stop.wait()
         left = runner.stop()
-        if run_each(lambda close: close(), closers, _CLOSING_S):
-            left = (*left, "exporter: a refresh does not end")
+        if run_each(lambda end: end(), [end_serving], _CLOSING_S):
+            left = (*left, "exporter: a scrape does not end")
         if not refusals:
             log.emit(name, "stopped", "not in order" if left else "ended in order")
     for refusal in refusals:

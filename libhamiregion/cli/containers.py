@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -28,10 +28,10 @@ from .output import Page, show_all
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, Column, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from libhamiregion import DeviceUsage
-    from libhamiregion.node import Container, NodeProcess, Observation, Selector
+    from libhamiregion.node import Container, Observation, Selector
     from libhamiregion.node.containers import MissingRegion
     from libhamiregion.node.observation import ContainerDetails
 
@@ -76,14 +76,10 @@ class DeviceRow:
     Attributes:
         usage: As the region counts it, with its limits.
         sm_percent: SM utilisation as the region has it; None if its layout has none.
-        memory_driver_bytes: Memory of the container's processes by the driver, or None.
-        driver_sm_percent: Their SM utilisation by the driver, or None.
     """
 
     usage: DeviceUsage
     sm_percent: int | None
-    memory_driver_bytes: int | None = None
-    driver_sm_percent: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -134,21 +130,10 @@ _OF_SNAPSHOT = [
 ]
 
 
-def container_rows(
-    view: NodeView, observation: Observation, processes: Iterable[NodeProcess] = ()
-) -> list[ContainerRow]:
-    """Gather the selected containers, by name.
-
-    Args:
-        view: The node, and what is selected.
-        observation: The observation.
-        processes: The processes of the node, for the driver's figures.
-    """
-    of_container: defaultdict[int, list[NodeProcess]] = defaultdict(list)
-    for process in processes:
-        of_container[id(process.container)].append(process)
+def container_rows(view: NodeView, observation: Observation) -> list[ContainerRow]:
+    """Gather the selected containers, by name."""
     rows = [
-        _container_row(view, details, of_container[id(details.container)])
+        _container_row(details, view.selector)
         for details in observation.details()
         if view.selector.matches(details.container)
     ]
@@ -157,10 +142,8 @@ def container_rows(
     return sorted(rows, key=lambda row: row.order)
 
 
-def _container_row(
-    view: NodeView, details: ContainerDetails, processes: Sequence[NodeProcess]
-) -> ContainerRow:
-    container, snapshot, selector = details.container, details.snapshot, view.selector
+def _container_row(details: ContainerDetails, selector: Selector) -> ContainerRow:
+    container, snapshot = details.container, details.snapshot
     names = names_of(container)
     if snapshot is None or details.processes is None:
         missing = container.missing if details.error is None else missing_for(details.error)
@@ -168,6 +151,7 @@ def _container_row(
     slots = Counter(each.state for each in details.processes.slots)
     states = {state: slots[state] for state in ("alive", "dead", "unknown")}
     states["unlisted"] = len(details.processes.unlisted)
+    has_utilization = snapshot.layout.has_utilization
     return ContainerRow(
         **names,
         found=container,
@@ -175,30 +159,10 @@ def _container_row(
         lock=lock_word(snapshot.owner_pid, details.processes.dead),
         states=states,
         devices=tuple(
-            _device_row(device, processes, snapshot.layout.has_utilization)
+            DeviceRow(device, device.sm_util_percent if has_utilization else None)
             for device in snapshot.devices
             if selector.device is None or selector.matches_device(device)
         ),
-    )
-
-
-def _device_row(
-    device: DeviceUsage, processes: Sequence[NodeProcess], has_utilization: bool
-) -> DeviceRow:
-    rows = [
-        row
-        for process in processes
-        for row in process.devices
-        # A device that only the driver knows of has the uuid and no index.
-        if row.index == device.index or (row.index is None and row.uuid == device.uuid is not None)
-    ]
-    memory = [row.memory_driver_bytes for row in rows if row.memory_driver_bytes is not None]
-    sm = [row.driver_sm_percent for row in rows if row.driver_sm_percent is not None]
-    return DeviceRow(
-        device,
-        device.sm_util_percent if has_utilization else None,
-        sum(memory) if memory else None,
-        sum(sm) if sm else None,
     )
 
 

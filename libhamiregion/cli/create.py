@@ -91,18 +91,9 @@ def create(
     if not dry_run:
         show(region_page(make(path), burst=burst), as_json)
         return
-    _check_place(path)
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
     with tempfile.TemporaryDirectory(prefix="hamiregion-") as directory:
         made = make(f"{directory}/dry-run.cache")
     snapshot = attrs.evolve(made, path=str(Path(path).absolute()))
     show(region_page(snapshot, Lines([DRY_RUN]), burst=burst), as_json)
-
-
-def _check_place(path: str) -> None:
-    """Raise what making a file there would, without making one."""
-    directory = Path(path).absolute().parent
-    directory.stat()
-    if os.path.lexists(path):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))

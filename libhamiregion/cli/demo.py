@@ -16,15 +16,10 @@ from libhamiregion.testing import FakeNode
 from . import options
 from .failures import Failure
 from .help import Verb
-from .output import Page, on_terminal, write, write_json
-from .show import device_table, process_table
-from .tables import Lines
+from .output import write, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from rich.console import Console
-    from rich.live import Live
 
     from libhamiregion import Region
     from libhamiregion.testing import FakeContainer
@@ -73,14 +68,7 @@ def demo(seconds: float | None, node: bool, listen: tuple[str, ...], as_json: bo
             memory_limits=("8GiB", "4GiB"), sm_limits=(50, 30), processes=4, pod="demo"
         )
         with open_region(f"{container.region}", writable=True) as region:
-            if not on_terminal():
-                _Story(region, container, seconds or 12).tell()
-                return
-            from .terminal import console, live
-
-            screen = console()
-            with live(screen) as picture:
-                _Story(region, container, seconds or 12, (screen, picture)).tell()
+            _Story(region, container, seconds or 12).tell()
 
 
 def _leave(number: int, _: object) -> None:
@@ -91,22 +79,27 @@ def _leave(number: int, _: object) -> None:
 # ---- one region ----------------------------------------------------------------------------------
 
 
+def say(sentence: str) -> None:
+    """Write a sentence; those that begin a step are bold on a terminal."""
+    click.secho(sentence, bold=not sentence.startswith(" "))
+
+
 @attrs.define
 class _Story:
-    """The story of one region: live on a terminal, line by line in a pipe."""
+    """The story of one region."""
 
     region: Region
     container: FakeContainer
     seconds: float
-    terminal: tuple[Console, Live] | None = None
     deadline_s: float = 0.0
 
     def tell(self) -> None:
         """Tell the story."""
-        region, say, wait = self.region, self._say, self._wait
+        region, wait = self.region, self._wait
         self.deadline_s = time.monotonic() + self.seconds + _SLOWNESS_S
         say("\nTwo GPUs, 8 GiB and 4 GiB of them for this container: that is a region.")
-        say(f"  It is a file: {region.path}")
+        say("  It is a file; look at it from another terminal:")
+        say(f"  hamiregion show --watch 1 {region.path}")
         say("  Four processes attach to it and allocate memory, as CUDA programs do.")
         wait(1.6, lambda: self.granted > 24)
 
@@ -150,12 +143,6 @@ class _Story:
         """How many allocations were refused."""
         return sum(process.refused for process in self.container.processes)
 
-    def _say(self, sentence: str) -> None:
-        if self.terminal is None:
-            write(f"{sentence}\n")
-        else:
-            self.terminal[0].print(sentence, style="" if sentence.startswith(" ") else "bold")
-
     def _wait(self, parts: float, until: Callable[[], bool] = lambda: True) -> None:
         """Go on for so many sevenths of the time, and until `until` holds."""
         end_s = time.monotonic() + parts * self.seconds / 7
@@ -163,19 +150,7 @@ class _Story:
             if now_s > self.deadline_s:
                 raise Failure("the processes of the demo are too slow; is the machine busy?")
             self.container.step()
-            self._show()
             time.sleep(_STEP_S)
-
-    def _show(self) -> None:
-        if self.terminal is None:
-            return
-        from .terminal import fit_page
-
-        screen, picture = self.terminal
-        snapshot = self.region.snapshot()
-        above = Lines(["", f"allocations: {self.granted} granted, {self.refused} refused"])
-        page = Page("", None, [above, device_table(snapshot), process_table(snapshot)])
-        picture.update(fit_page(page, screen), refresh=True)
 
 
 # ---- a node --------------------------------------------------------------------------------------

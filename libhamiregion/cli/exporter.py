@@ -15,7 +15,7 @@ from libhamiregion.units import parse_duration
 from . import options
 from .failures import Failure, bad_arguments
 from .help import Verb
-from .output import write, write_json
+from .output import write
 from .service import LEVELS, ServiceLog
 
 if TYPE_CHECKING:
@@ -105,7 +105,10 @@ def exporter(
             **settings,
         )
     if once:
-        _print(exported, as_json=as_json)
+        write(exported.render().decode())
+        reason = exported.not_ready()
+        if reason is not None:
+            raise Failure(reason)
         return
     server = metrics_server(exported, listen, web_config=web_config)
     _log.info("hamiregion %s, process %d", __version__, os.getpid())
@@ -126,28 +129,3 @@ def metrics_server(
             return MetricsServer(exported, listen or (DEFAULT_ADDRESS,), **settings)
         except (ListenError, WebConfigError) as error:
             raise Failure(str(error)) from None
-
-
-def _print(exported: NodeExporter, *, as_json: bool) -> None:
-    if as_json:
-        from libhamiregion.exporter import RegionCollector
-
-        metrics = [_plain(metric) for metric in RegionCollector(exported).collect()]
-        write_json("metrics/1", {"metrics": metrics})
-    else:
-        write(exported.render().decode())
-    reason = exported.not_ready()
-    if reason is not None:
-        raise Failure(reason)
-
-
-def _plain(metric: Any) -> dict[str, Any]:
-    return {
-        "name": metric.name,
-        "type": metric.type,
-        "help": metric.documentation,
-        "samples": [
-            {"name": sample.name, "labels": sample.labels, "value": sample.value}
-            for sample in metric.samples
-        ],
-    }

@@ -9,6 +9,7 @@ import click
 
 from libhamiregion import LimitChange, LimitEdit, open_region
 from libhamiregion.changes import ANYTHING
+from libhamiregion.edits import find_device
 
 from . import options
 from .failures import ErrorGroup, bad_arguments
@@ -19,7 +20,7 @@ from .tables import Column, Lines, Table
 from .targets import Targets, target_options
 
 if TYPE_CHECKING:
-    from libhamiregion import Layout, Region, ValueChange
+    from libhamiregion import Layout, ValueChange
 
     from .tables import Block
 
@@ -74,7 +75,7 @@ def get(targets: Targets, **settings: Any) -> int:
 
 def _get(path: str, device: int | str | None, layout: Layout | None, as_json: bool) -> None:
     with open_region(path, layout=layout) as region, bad_arguments():
-        indices = region.device_indices if device is None else (_index(region, device),)
+        indices = region.device_indices if device is None else (find_device(region, device),)
         found = [
             DeviceLimits(
                 index, region.memory_limit(index), region.memory_used(index), region.sm_limit(index)
@@ -192,16 +193,3 @@ def _sentence(words: str, change: LimitChange | ValueChange) -> str:
     if change.before == change.after:
         return f"{words} (unchanged)"
     return f"{words}, {effect_words(change.effect)}"
-
-
-def _index(region: Region, device: int | str) -> int:
-    """The index of a device of the region, which may be named by its uuid."""
-    uuids = dict(enumerate(region.uuids))
-    for index in region.device_indices:
-        if device in (index, uuids.get(index)):
-            return index
-    there = ", ".join(
-        f"{index} ({uuids[index]})" if uuids.get(index) else str(index)
-        for index in region.device_indices
-    )
-    raise ValueError(f"{region.path!r} has no device {device!r}, only {there}")

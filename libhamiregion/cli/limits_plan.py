@@ -186,7 +186,14 @@ def apply(
         raise click.UsageError("--watch reads the plan again and again: name a file, not -.")
     with choice.node_choice.open() as node:
         if watch:
-            _watch(node, choice, state, interval_s or 5.0, force=force, as_json=as_json)
+            _watch(
+                node,
+                choice,
+                state=state,
+                interval_s=interval_s or 5.0,
+                force=force,
+                as_json=as_json,
+            )
             return DONE
         reading = choice.load()
         found = _compared(node, reading, force=force)
@@ -275,9 +282,9 @@ def _page(node: Node, reading: SourceReading, found: PlanDiff) -> Page:
 def _watch(
     node: Node,
     choice: PlanChoice,
+    *,
     state: str | None,
     interval_s: float,
-    *,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -287,7 +294,7 @@ def _watch(
     from .agent import run_service
 
     if choice.path is not None:
-        # Somebody is there to correct it; later a bad plan is reported and the last one stays.
+        # A bad plan is a failure now; later it is reported, and the last one stays.
         choice.load_file()
 
     def tasks(log: ServiceLog) -> list[PlanKeeper]:

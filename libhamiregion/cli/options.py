@@ -274,8 +274,6 @@ selector_options = all_of(
 
 
 def _is_json(as_json: bool, output: str | None) -> bool:
-    if as_json and output not in {None, "json"}:
-        raise click.UsageError(f"--json and -o {output} contradict each other.")
     return as_json or output == "json"
 
 

@@ -204,19 +204,11 @@ def _process_row(owner: Container, process: NodeProcess) -> ProcessRow:
 
 def process_page(view: NodeView, sort: str, *, wide: bool = False) -> Page:
     """Observe the node, and show its processes."""
-    observation = view.observer.observe()
-    return _process_page(view, observation, node_processes(observation), sort, wide=wide)
+    return _process_page(view, view.observer.observe(), sort, wide=wide)
 
 
-def _process_page(
-    view: NodeView,
-    observation: Observation,
-    processes: Iterable[NodeProcess],
-    sort: str,
-    *,
-    wide: bool,
-) -> Page:
-    rows = sorted(_chosen(view, processes), key=_ORDERS[sort])
+def _process_page(view: NodeView, observation: Observation, sort: str, *, wide: bool) -> Page:
+    rows = sorted(_chosen(view, node_processes(observation)), key=_ORDERS[sort])
     answer, gap = driver_answer(view.observer, observation)
     driver = answer is not None and gap is None
     blocks: list[Block] = [
@@ -259,20 +251,19 @@ class Top:
     def page(self, sort: str, *, keys_shown: bool = False) -> Page:
         """Observe the node, and show it."""
         observation = self._view.observer.observe()
-        processes = node_processes(observation)
-        page = _process_page(self._view, observation, processes, sort, wide=self._wide)
+        page = _process_page(self._view, observation, sort, wide=self._wide)
         devices = () if observation.sample is None else observation.sample.devices
-        rows = container_rows(self._view, observation, processes)
+        rows = container_rows(self._view, observation)
         foot = f"sorted by {sort}     [?] keys     [q] quit"
         blocks = [
             Table(_GPU_COLUMNS, devices),
-            self._containers(rows, sort, bool(devices)),
+            self._containers(rows, sort),
             *page.blocks,
             Lines([*(_KEYS if keys_shown else ()), (foot, DIM)]),
         ]
         return attrs.evolve(page, blocks=blocks)
 
-    def _containers(self, rows: Iterable[ContainerRow], sort: str, driver: bool) -> Table:
+    def _containers(self, rows: Iterable[ContainerRow], sort: str) -> Table:
         """The containers, with the SM utilisation of their last samples."""
         present = [row for row in rows if row.missing is None]
         # Samples of containers that have gone are dropped.
@@ -284,7 +275,6 @@ class Top:
         columns = (
             *name_columns(),
             *USAGE_COLUMNS,
-            *(_DRIVER_COLUMNS if driver else ()),
             *SM_COLUMNS,
             Column("", lambda row: Spark(tuple(self._samples[row.order])), "drawing", "trend"),
         )
@@ -308,10 +298,6 @@ _GPU_COLUMNS = (
     Column("TOTAL", "memory_total_bytes", "size"),
     Column("", lambda device: sm_bar(device.gpu_util_percent), "drawing", "SM", from_width=ROOMY),
     Column("SM", "gpu_util_percent", "percent", title="SM"),
-)
-_DRIVER_COLUMNS = (
-    Column("", None, "size", "driver", DIM, part="memory_driver_bytes", from_width=ROOMY),
-    Column("", None, "percent", "SM drv", DIM, part="driver_sm_percent", from_width=WIDE),
 )
 _STATE = CellFormat(str, right=False, min_width=len("unmanaged"))
 

@@ -212,22 +212,22 @@ class Table:
         return aligned(lines)
 
 
+def _styled(sentences: Sequence[str | tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(each, "") if isinstance(each, str) else each for each in sentences]
+
+
 @attrs.frozen
 class Lines:
     """Sentences, one a line; each is a text, or a text with a style. They are escaped here."""
 
-    sentences: Sequence[str | tuple[str, str]]
+    sentences: Sequence[tuple[str, str]] = attrs.field(converter=_styled)
     on: On = "both"
 
     def text(self) -> str:
         """Write them for a pipe; ends with a newline."""
         if self.on == "terminal":
             return ""
-        return "".join(f"{printable(text)}\n" for text, _ in self.styled())
-
-    def styled(self) -> list[tuple[str, str]]:
-        """Give each sentence with its style."""
-        return [(each, "") if isinstance(each, str) else each for each in self.sentences]
+        return "".join(f"{printable(text)}\n" for text, _ in self.sentences)
 
 
 @attrs.frozen

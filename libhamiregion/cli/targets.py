@@ -50,8 +50,6 @@ class Targets:
             Failure: A text means no container that has a region.
         """
         if all(map(_is_file, self.texts)):
-            if self.namespace is not None:
-                raise click.UsageError("-n is the namespace of a POD, and only files are named.")
             return list(self.texts)
         with self.node_choice.open() as node:
             node.refresh(processes=False)
@@ -120,9 +118,8 @@ def _is_file(text: str) -> bool:
 def _targets(
     texts: str | tuple[str, ...], namespace: str | None, all_namespaces: bool, **choice: Any
 ) -> Targets:
-    if all_namespaces and namespace is not None:
-        raise click.UsageError("-n and -A contradict each other.")
-    return Targets(texts if isinstance(texts, tuple) else (texts,), namespace, **choice)
+    texts = texts if isinstance(texts, tuple) else (texts,)
+    return Targets(texts, None if all_namespaces else namespace, **choice)
 
 
 _PARTS = ("texts", "namespace", "all_namespaces", "takes_all", "node_choice")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .tables import Block, Column
 
 _LONGEST_FACTS = 124
+_STEPS = "▁▂▃▄▅▆▇█"
 
 
 def console() -> Console:
@@ -154,7 +155,7 @@ def draw(block: Block, width: int, rows: int | None = None) -> RenderableType | 
     if isinstance(block, Facts):
         return _draw_facts(block, min(width, _LONGEST_FACTS))
     if isinstance(block, Lines):
-        return None if block.on == "pipe" else _draw_lines(block.styled())
+        return None if block.on == "pipe" else _draw_lines(block.sentences)
     if block.records:
         return _draw_table(block, width, rows)
     return _draw_lines([(block.empty, DIM)] if block.empty else [])
@@ -209,7 +210,9 @@ def _draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
         # The names of a record are written once.
         drawn.add_row(
             *(
-                Text() if column.part is None and record is before else _cell(column, record, part)
+                Text()
+                if column.part is None and record is before
+                else _cell(column, record, part, width)
                 for column in shown
             )
         )
@@ -220,12 +223,12 @@ def _draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
     return Group(drawn, Text(f"{count(hidden, 'row')} hidden; enlarge the window", style=DIM))
 
 
-def _cell(column: Column, record: object, part: object) -> RenderableType:
+def _cell(column: Column, record: object, part: object, width: int) -> RenderableType:
     value = column.of(record, part)
     if isinstance(value, Bar):
-        return _DrawnBar(value)
+        return _drawn_bar(value, width)
     if isinstance(value, Spark):
-        return _DrawnSpark(value)
+        return _drawn_spark(value, width)
     words = column.words(value)
     style = DIM if words in (NOTHING, UNLIMITED) else column.style_of(record, part)
     narrow = column.format.narrow
@@ -255,30 +258,15 @@ class _CutInTheMiddle:
         return Measurement(min(4, len(self.words)), len(self.words))
 
 
-@attrs.frozen
-class _DrawnBar:
-    """A bar that grows with the terminal."""
-
-    bar: Bar
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        style = self.bar.style or DIM
-        yield ProgressBar(
-            1.0, self.bar.ratio, style=DIM, complete_style=style, finished_style=style
-        )
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(4, min(max(6, console.width // 10), 24))
+def _drawn_bar(bar: Bar, width: int) -> ProgressBar:
+    style = bar.style or DIM
+    width = min(max(6, width // 10), 24)
+    return ProgressBar(
+        1.0, bar.ratio, width=width, style=DIM, complete_style=style, finished_style=style
+    )
 
 
-@attrs.frozen
-class _DrawnSpark:
-    spark: Spark
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        steps = ".:-=+*#@" if options.ascii_only else "▁▂▃▄▅▆▇█"
-        heights = [min(int(ratio * len(steps)), len(steps) - 1) for ratio in self.spark.ratios]
-        yield Text("".join(steps[at] for at in heights[-options.max_width :]), style="cyan")
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(4, max(6, min(len(self.spark.ratios), console.width - ROOMY)))
+def _drawn_spark(spark: Spark, width: int) -> Text:
+    heights = [min(int(ratio * len(_STEPS)), len(_STEPS) - 1) for ratio in spark.ratios]
+    shown = heights[-max(6, width - ROOMY) :]
+    return Text("".join(_STEPS[at] for at in shown), style="cyan", no_wrap=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from libhamiregion import Layout, __version__
-from libhamiregion._core import built_from, lib
+from libhamiregion import __version__
 
 from .failures import ErrorGroup
 
@@ -49,12 +48,6 @@ class _Verbs(ErrorGroup):
                 formatter.write_dl([(verb, line) for verb, (_, line) in verbs.items()])
 
 
-_BUILT_FROM = (
-    f"reads layouts {', '.join(layout.value for layout in Layout)}; extension {built_from},"
-    f" {'with' if lib.HR_HAS_TESTPOINTS else 'without'} test points"
-)
-
-
 @click.group(
     "hamiregion",
     cls=_Verbs,
@@ -62,9 +55,7 @@ _BUILT_FROM = (
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 problems remain, 130 ended by Ctrl-C.",
 )
-@click.version_option(
-    __version__, prog_name="hamiregion", message=f"%(prog)s, version %(version)s\n{_BUILT_FROM}"
-)
+@click.version_option(__version__, prog_name="hamiregion")
 def hamiregion() -> None:
     """See, change and repair the GPU limits of HAMi containers while they run.
 

@@ -8,7 +8,7 @@ import pkgutil
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -19,6 +19,9 @@ from support.wait import PATIENCE_S
 import libhamiregion as hami
 from cli.verbs import commands
 from libhamiregion.cli.verbs import hamiregion
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_every_verb_takes_the_common_options() -> None:
@@ -62,16 +65,8 @@ def test_an_agent_without_metrics_does_not_load_the_exporter() -> None:
     assert answer.stdout == "set()\n", answer.stderr
 
 
-def test_the_version_says_what_the_library_was_built_from() -> None:
-    version, built_from = run("--version").stdout.splitlines()
-    assert version == f"hamiregion, version {hami.__version__}"
-    layouts = ", ".join(layout.value for layout in hami.Layout)
-    extension = Path(import_module("libhamiregion._native").__file__ or "")
-    points = b"hr_testpoint_kill_at" in extension.read_bytes()
-    assert built_from == (
-        f"reads layouts {layouts}; extension {hami.__version__},"
-        f" {'with' if points else 'without'} test points"
-    )
+def test_the_version_is_the_library_s() -> None:
+    assert run("--version").stdout == f"hamiregion, version {hami.__version__}\n"
 
 
 def test_wrong_usage_is_exit_code_2() -> None:

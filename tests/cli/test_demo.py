@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.command_line import COLOUR, Terminal, call, run, start
+from support.command_line import Terminal, call, run, start
 from support.wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
@@ -54,18 +54,6 @@ def told(text: str) -> list[str]:
     """The sentences of the story in the order in which they were told."""
     where = {sentence: text.find(sentence) for sentence in STORY}
     return sorted((s for s in STORY if where[s] >= 0), key=where.__getitem__)
-
-
-@pytest.mark.slow
-def test_on_a_terminal_it_is_live_and_coloured_and_cleans_up(tmp_path: Path) -> None:
-    with Terminal("demo", "--seconds", "4", env={"TMPDIR": str(tmp_path)}) as terminal:
-        assert terminal.wait() == 0, terminal.text
-    assert COLOUR.search(terminal.screen)
-    assert "━" in terminal.text
-    # Long sentences are wrapped.
-    assert told(re.sub(r"\s+", " ", terminal.text)) == list(STORY)
-    assert terminal.screen.count("\x1b[?25l") == terminal.screen.count("\x1b[?25h")
-    assert nothing_left(tmp_path)
 
 
 @pytest.mark.slow
