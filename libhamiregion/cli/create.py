@@ -91,6 +91,7 @@ def create(
     if not dry_run:
         show(region_page(make(path), burst=burst), as_json)
         return
+    Path(path).absolute().parent.stat()
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
     with tempfile.TemporaryDirectory(prefix="hamiregion-") as directory:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from libhamiregion import LimitChange, LimitEdit, open_region
+from libhamiregion import LimitChange, LimitEdit
 from libhamiregion.changes import ANYTHING
 from libhamiregion.edits import find_device
 
@@ -20,7 +20,7 @@ from .tables import Column, Lines, Table
 from .targets import Targets, target_options
 
 if TYPE_CHECKING:
-    from libhamiregion import Layout, ValueChange
+    from libhamiregion import Region, ValueChange
 
     from .tables import Block
 
@@ -66,23 +66,22 @@ _COLUMNS = (
 )
 @target_options()
 @options.device_option
-@options.layout_option
 @options.output_options
 def get(targets: Targets, **settings: Any) -> int:
     """Show the limits of a container."""
-    return targets.for_each(lambda path: _get(path, **settings))
+    return targets.for_each(lambda region: _get(region, **settings))
 
 
-def _get(path: str, device: int | str | None, layout: Layout | None, as_json: bool) -> None:
-    with open_region(path, layout=layout) as region, bad_arguments():
+def _get(region: Region, device: int | str | None, as_json: bool) -> None:
+    with bad_arguments():
         indices = region.device_indices if device is None else (find_device(region, device),)
-        found = [
-            DeviceLimits(
-                index, region.memory_limit(index), region.memory_used(index), region.sm_limit(index)
-            )
-            for index in indices
-        ]
-        burst = region.burst
+    found = [
+        DeviceLimits(
+            index, region.memory_limit(index), region.memory_used(index), region.sm_limit(index)
+        )
+        for index in indices
+    ]
+    burst = region.burst
     data = {"path": region.path, "layout": region.layout, "burst": burst, "devices": found}
     blocks: list[Block] = [Table(_COLUMNS, found)]
     if burst:
@@ -110,7 +109,6 @@ def _get(path: str, device: int | str | None, layout: Layout | None, as_json: bo
     "--force", is_flag=True, help="Also limits below use, and SM limits that stop processes."
 )
 @click.option("--if-equals", metavar="VALUE", help="Only if each limit has this value now.")
-@options.layout_option
 @options.output_options
 def set_(
     targets: Targets,
@@ -136,11 +134,13 @@ def set_(
         ]
     edited: set[tuple[int, int]] = set()
     named = targets.takes_all or len(targets.texts) > 1
-    return targets.for_each(lambda path: _set(path, edits, edited, named=named, **settings))
+    return targets.for_each(
+        lambda region: _set(region, edits, edited, named=named, **settings), writable=True
+    )
 
 
 def _set(
-    path: str,
+    region: Region,
     edits: list[LimitEdit],
     edited: set[tuple[int, int]],
     *,
@@ -148,14 +148,13 @@ def _set(
     burst: bool | None,
     dry_run: bool,
     force: bool,
-    layout: Layout | None,
     as_json: bool,
 ) -> None:
-    with open_region(path, writable=True, layout=layout) as region, bad_arguments():
-        # The same file by another name: 80% of 80% is not what was asked for.
-        if region.file_id in edited:
-            return
-        edited.add(region.file_id)
+    # The same file by another name: 80% of 80% is not what was asked for.
+    if region.file_id in edited:
+        return
+    edited.add(region.file_id)
+    with bad_arguments():
         if burst is not None:
             region.set_burst(burst, dry_run=True)
         made = region.edit_limits(edits, force=force, dry_run=dry_run)
@@ -170,7 +169,7 @@ def _set(
         words = f"burst {_ON[before]} -> {_ON[after]}"
         lines.append(_sentence(words if before != after else f"burst {_ON[after]}", switch))
     if named:
-        lines = [f"{path}: {line}" for line in lines]
+        lines = [f"{region.path}: {line}" for line in lines]
     answer = [
         {
             "limit": change.kind,

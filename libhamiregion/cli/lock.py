@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-
-from libhamiregion import open_region
 
 from . import options
 from .failures import ErrorGroup
@@ -17,7 +15,7 @@ from .tables import Lines
 from .targets import Targets, target_options
 
 if TYPE_CHECKING:
-    from libhamiregion import Layout, LockRecovery, LockState, Region
+    from libhamiregion import LockRecovery, LockState, Region
 
 
 @click.group(cls=ErrorGroup)
@@ -36,18 +34,13 @@ def lock() -> None:
 @target_options()
 @options.watch_option
 @options.proc_option
-@options.layout_option
 @options.output_options
-def status(
-    targets: Targets, interval_s: float | None, proc: str, layout: Layout | None, as_json: bool
-) -> int:
+def status(targets: Targets, interval_s: float | None, proc: str, as_json: bool) -> int:
     """Show which process holds the lock of a container's region, and whether it lives."""
-
-    def act(path: str) -> None:
-        with open_region(path, layout=layout) as region:
-            show_all(lambda: _page(region, proc), interval_s, as_json)
-
-    return targets.for_each(act, only_one=interval_s is not None)
+    return targets.for_each(
+        lambda region: show_all(lambda: _page(region, proc), interval_s, as_json),
+        only_one=interval_s is not None,
+    )
 
 
 def _page(region: Region, proc: str) -> Page:
@@ -76,17 +69,11 @@ def _page(region: Region, proc: str) -> Page:
 )
 @options.proc_option
 @options.dry_run_option
-@options.layout_option
 @options.output_options
-def recover(targets: Targets, **settings: Any) -> int:
+def recover(targets: Targets, watch_s: float, proc: str, dry_run: bool, as_json: bool) -> int:
     """Free the lock of a container's region, if there is proof that no process holds it."""
-    return targets.for_each(lambda path: _recover(path, **settings))
 
-
-def _recover(
-    path: str, watch_s: float, proc: str, dry_run: bool, layout: Layout | None, as_json: bool
-) -> None:
-    with open_region(path, writable=not dry_run, layout=layout) as region:
+    def act(region: Region) -> None:
         done: LockState | LockRecovery
         if dry_run:
             done = region.lock_state(proc=proc)
@@ -94,7 +81,9 @@ def _recover(
         else:
             done = region.recover_lock(proc=proc, watch_s=watch_s)
             schema, sentences = "lock-recovery/1", recovery_sentences(done)
-    show_done(schema, region, sentences, as_json, dry_run=dry_run, **as_plain(done))
+        show_done(schema, region, sentences, as_json, dry_run=dry_run, **as_plain(done))
+
+    return targets.for_each(act, writable=not dry_run)
 
 
 def state_sentence(state: LockState) -> str:

@@ -109,7 +109,6 @@ LAYOUT: dict[str, Any] = {
     "callback": _layout,
     "metavar": "NAME",
 }
-layout_option = option("--layout", group="Target", **LAYOUT)
 
 
 def _device(_: click.Context, __: click.Parameter, value: str | None) -> int | str | None:

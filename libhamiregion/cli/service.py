@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LEVELS = ("debug", "info", "warning", "error")
 
 _LINE_LIMIT = 500
-_SHORT = 150
+_CUT = "..."
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _POLL_S = 0.1
 
@@ -111,14 +111,19 @@ def _as_line(event: Event) -> str:
 
 
 def _as_json_line(event: Event) -> str:
-    """An event as an object on one line, ASCII only; one that is too long loses its details."""
+    """An event as an object on one line, ASCII only; what makes it too long is cut off."""
     fields = {"schema": "hamiregion/event/1", **attrs.asdict(event, recurse=False)}
-    line = json.dumps(fields)
-    if len(line) >= _LINE_LIMIT:
-        # Each character takes up to two in JSON.
-        message = event.message.encode("ascii", "backslashreplace").decode()[:_SHORT] + "..."
-        line = json.dumps({**fields, "message": message, "container": None, "detail": {}})
-    return line + "\n"
+    for name, empty in (("detail", {}), ("container", None)):
+        if _excess(fields) > len(event.message) - len(_CUT):
+            fields[name] = empty
+    excess = _excess(fields)
+    if excess > 0:
+        fields["message"] = event.message[: -(excess + len(_CUT))] + _CUT
+    return json.dumps(fields) + "\n"
+
+
+def _excess(fields: dict[str, Any]) -> int:
+    return len(json.dumps(fields)) + 1 - _LINE_LIMIT
 
 
 # ---- the end -------------------------------------------------------------------------------------

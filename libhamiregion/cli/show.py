@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import click
@@ -25,7 +26,7 @@ from .targets import Targets, target_options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from libhamiregion import DeviceUsage, Layout, ProcessDeviceUsage, ProcessUsage, Region
+    from libhamiregion import DeviceUsage, ProcessDeviceUsage, ProcessUsage, Region
 
     from .tables import Block
 
@@ -36,14 +37,15 @@ if TYPE_CHECKING:
 )
 @target_options()
 @options.watch_option
-@options.layout_option
 @options.output_options
-def show(targets: Targets, interval_s: float | None, layout: Layout | None, as_json: bool) -> int:
+def show(targets: Targets, interval_s: float | None, as_json: bool) -> int:
     """Show the devices, limits and processes of a container, or of a region's FILE."""
-    return targets.for_each(
-        lambda path: _show(lambda: open_region(path, layout=layout), interval_s, as_json),
-        only_one=interval_s is not None,
-    )
+
+    def act(region: Region) -> None:
+        opened = functools.partial(open_region, region.path, layout=targets.layout)
+        _show(opened, interval_s, as_json)
+
+    return targets.for_each(act, only_one=interval_s is not None)
 
 
 @click.command(cls=Verb, examples=["hamiregion mine", "hamiregion mine --json --watch 5"])

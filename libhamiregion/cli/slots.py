@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from libhamiregion import Effect, Region, RegionError, format_size, open_region
+from libhamiregion import Effect, Region, RegionError, format_size
 
 from . import options
 from .failures import Failure
@@ -18,9 +18,9 @@ from .targets import Targets, target_options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from libhamiregion import Layout, SlotChange
+    from libhamiregion import SlotChange
 
-_common = options.all_of(options.dry_run_option, options.layout_option, options.output_options)
+_common = options.all_of(options.dry_run_option, options.output_options)
 
 
 @click.command(
@@ -32,7 +32,9 @@ _common = options.all_of(options.dry_run_option, options.layout_option, options.
 @_common
 def suspend(targets: Targets, **settings: Any) -> int:
     """Block the CUDA calls of process PID of a container, within a second."""
-    return targets.for_each(lambda path: _set_status(Region.suspend, path, **settings))
+    return targets.for_each(
+        lambda region: _set_status(Region.suspend, region, **settings), writable=True
+    )
 
 
 @click.command(
@@ -44,23 +46,17 @@ def suspend(targets: Targets, **settings: Any) -> int:
 @_common
 def resume(targets: Targets, **settings: Any) -> int:
     """Let the suspended process PID of a container go on, within a second."""
-    return targets.for_each(lambda path: _set_status(Region.resume, path, **settings))
+    return targets.for_each(
+        lambda region: _set_status(Region.resume, region, **settings), writable=True
+    )
 
 
 def _set_status(
-    edit: Callable[..., SlotChange],
-    path: str,
-    pid: int,
-    dry_run: bool,
-    layout: Layout | None,
-    as_json: bool,
+    edit: Callable[..., SlotChange], region: Region, pid: int, dry_run: bool, as_json: bool
 ) -> None:
-    with open_region(path, writable=True, layout=layout) as region:
-        change = edit(region, pid, dry_run=dry_run)
-    unchanged = " (unchanged)" if change.before == change.after else ""
-    lines = [
-        f"process {pid}: {status_word(change.before)} -> {status_word(change.after)}{unchanged}"
-    ]
+    change = edit(region, pid, dry_run=dry_run)
+    words = f"process {pid}: {status_word(change.before)} -> {status_word(change.after)}"
+    lines = [f"{words} (unchanged)" if change.before == change.after else words]
     if change.effect is Effect.IF_SM_LIMITED:
         lines.append(f"obeyed {effect_words(change.effect)}")
     answer = {"pid": pid, "before": change.before, "after": change.after, "effect": change.effect}
@@ -77,20 +73,17 @@ def _set_status(
 @_common
 def reap(targets: Targets, **settings: Any) -> int:
     """Free the slots of processes of a container that are proved dead; their memory counts."""
-    return targets.for_each(lambda path: _reap(path, **settings))
+    return targets.for_each(lambda region: _reap(region, **settings), writable=True)
 
 
-def _reap(
-    path: str, pids: tuple[int, ...], proc: str, dry_run: bool, layout: Layout | None, as_json: bool
-) -> None:
-    with open_region(path, writable=True, layout=layout) as region:
-        try:
-            reaped = region.reap(pids or None, proc=proc, dry_run=dry_run)
-        except RegionError:
-            raise
-        except ValueError as error:
-            # One of the processes lives: no wrong usage, but not all of it was done.
-            raise Failure(str(error)) from None
+def _reap(region: Region, pids: tuple[int, ...], proc: str, dry_run: bool, as_json: bool) -> None:
+    try:
+        reaped = region.reap(pids or None, proc=proc, dry_run=dry_run)
+    except RegionError:
+        raise
+    except ValueError as error:
+        # One of the processes lives: no wrong usage, but not all of it was done.
+        raise Failure(str(error)) from None
     lines = [
         f"process {slot.pid}: slot emptied, {format_size(slot.memory_bytes)} no longer counted"
         for slot in reaped

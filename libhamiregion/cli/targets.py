@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from libhamiregion import RegionError
+from libhamiregion import RegionError, open_region
 from libhamiregion.text import printable
 
 from . import options
@@ -21,6 +21,7 @@ from .format import Names, names_of, some
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from libhamiregion import Layout, Region
     from libhamiregion.node import Container, Node
 
     from .options import NodeChoice
@@ -34,12 +35,14 @@ class Targets:
         texts: The words.
         namespace: Namespace of the pods, a pattern; None means all.
         takes_all: Whether a text may mean several containers.
+        layout: Layout of the files; None to find it out.
         node_choice: Where containers are.
     """
 
     texts: tuple[str, ...]
     namespace: str | None
     takes_all: bool
+    layout: Layout | None
     node_choice: NodeChoice
 
     def paths(self) -> list[str]:
@@ -60,8 +63,15 @@ class Targets:
                 found += [text] if _is_file(text) else self._of_pod(node, text)
         return found
 
-    def for_each(self, act: Callable[[str], Any], *, only_one: bool = False) -> int:
-        """Do something with each file; if there are several, a failure is a line on stderr.
+    def for_each(
+        self, act: Callable[[Region], Any], *, writable: bool = False, only_one: bool = False
+    ) -> int:
+        """Do something with each region; if there are several, a failure is a line on stderr.
+
+        Args:
+            act: Gets the region, which is closed afterwards.
+            writable: Whether to open it for writing.
+            only_one: Whether there must be only one.
 
         Returns:
             The exit code.
@@ -74,7 +84,8 @@ class Targets:
             raise click.UsageError("--watch shows one region; leave --all out.")
         for path in paths:
             try:
-                act(path)
+                with open_region(path, writable=writable, layout=self.layout) as region:
+                    act(region)
             except (RegionError, OSError, click.ClickException) as error:
                 if len(paths) == 1:
                     raise
@@ -122,7 +133,7 @@ def _targets(
     return Targets(texts, None if all_namespaces else namespace, **choice)
 
 
-_PARTS = ("texts", "namespace", "all_namespaces", "takes_all", "node_choice")
+_PARTS = ("texts", "namespace", "all_namespaces", "takes_all", "layout", "node_choice")
 
 
 def target_options(*, several: bool = False) -> Callable[[options.Command], options.Command]:

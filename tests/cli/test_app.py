@@ -87,7 +87,7 @@ def test_a_refusal_of_the_system_is_the_library_s_own_failure(public_directory: 
         (("show", region), f"Error: access to '{region}' was refused (Permission denied); run as"),
         (("limits", "get", region), f"Error: access to '{region}' was refused"),
         (("limits", "diff", plan), f"Error: {plan}: Permission denied"),
-        (("report", "--from", recording), f"Error: '{recording}': "),
+        (("report", "--from", recording), f"Error: {recording}: "),
         (("record", "--to", log, "--once"), f"Error: '{log}': Permission denied"),
     )
     # Imported while this user may still read the interpreter's files.

@@ -86,7 +86,7 @@ def test_interrupted_it_cleans_up_as_well(number: int, code: int, tmp_path: Path
 
 def test_ctrl_c_on_a_terminal_gives_the_terminal_back(tmp_path: Path) -> None:
     with Terminal("demo", env={"TMPDIR": str(tmp_path)}) as terminal:
-        terminal.wait_for(lambda screen: screen.count("running") >= 4)
+        terminal.wait_for(lambda screen: "Four processes" in screen)
         terminal.type("\x03")
         assert terminal.wait() == 130
     assert "Traceback" not in terminal.text
