@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 
 class Option(click.Option):
@@ -29,19 +29,11 @@ class Verb(click.Command):
 
     Args:
         examples: Command lines.
-        brief: Heading to the names of parameters that help lists by name alone.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        examples: Sequence[str] = (),
-        brief: Mapping[str, Sequence[str]] | None = None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._examples = examples
-        self._groups = {name: title for title, names in (brief or {}).items() for name in names}
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help; see click."""
@@ -53,7 +45,7 @@ class Verb(click.Command):
             record = param.get_help_record(ctx)
             if record is None or not isinstance(param, click.Option):
                 continue
-            title = getattr(param, "group", self._groups.get(param.name or ""))
+            title = param.group if isinstance(param, Option) else None
             if title is None:
                 explained.append(record)
             else:

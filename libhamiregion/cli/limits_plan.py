@@ -186,14 +186,7 @@ def apply(
         raise click.UsageError("--watch reads the plan again and again: name a file, not -.")
     with choice.node_choice.open() as node:
         if watch:
-            _watch(
-                node,
-                choice,
-                state=state,
-                interval_s=interval_s or 5.0,
-                force=force,
-                as_json=as_json,
-            )
+            _watch(node, choice, as_json, interval_s or 5.0, state=state, force=force)
             return DONE
         reading = choice.load()
         found = _compared(node, reading, force=force)
@@ -280,13 +273,7 @@ def _page(node: Node, reading: SourceReading, found: PlanDiff) -> Page:
 
 
 def _watch(
-    node: Node,
-    choice: PlanChoice,
-    *,
-    state: str | None,
-    interval_s: float,
-    force: bool,
-    as_json: bool,
+    node: Node, choice: PlanChoice, as_json: bool, interval_s: float, **settings: Any
 ) -> None:
     # With its threads only where a plan is watched.
     from libhamiregion.agent import PlanKeeper
@@ -298,7 +285,7 @@ def _watch(
         choice.load_file()
 
     def tasks(log: ServiceLog) -> list[PlanKeeper]:
-        keeper = PlanKeeper(PlanReconciler(node, choice.sources(), state, force=force, emit=log))
+        keeper = PlanKeeper(PlanReconciler(node, choice.sources(), emit=log, **settings))
         keeper.interval_s = interval_s
         return [keeper]
 

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
         "hamiregion record --to /var/lib/hamiregion/node.db",
         "hamiregion record --to node.db --once --dry-run",
     ],
-    brief={"Limits": ("retention_s", "max_size_bytes")},
 )
 @click.option(
     "--to",
@@ -65,15 +64,17 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Sampling interval.",
 )
-@click.option(
+@options.option(
     "--retention",
     "retention_s",
+    group="Limits",
     type=options.Parsed("period", options.none_or(UNLIMITED, parse_duration)),
     default=f"{DEFAULT_RETENTION_S / 86_400:g}d",
 )
-@click.option(
+@options.option(
     "--max-size",
     "max_size_bytes",
+    group="Limits",
     type=options.Parsed("size", options.none_or(UNLIMITED, parse_size)),
     default=format_size(DEFAULT_MAX_SIZE_BYTES).replace(" ", ""),
 )

@@ -97,7 +97,6 @@ def parse_span(
         "hamiregion report --from node.db --since last-month --to month.html",
         "hamiregion report --from a.db --from b.db --by node",
     ],
-    brief={"Form": ("form", "headroom"), "Prometheus": ("step_s", "matchers")},
 )
 @click.option(
     "--from",
@@ -115,7 +114,7 @@ def parse_span(
     help="last-month, 90m, 24h or 7d before the end, or a date or time.",
 )
 @click.option("--until", metavar="WHEN", help="End time; same formats.  [default: now]")
-@click.option("--format", "form", type=click.Choice(tuple(_ENDINGS.values())))
+@options.option("--format", "form", group="Form", type=click.Choice(tuple(_ENDINGS.values())))
 @click.option(
     "--to",
     "path",
@@ -129,14 +128,15 @@ def parse_span(
     help="Rows, or sections of html.  [default: container; html: namespace]",
 )
 @options.selector_options
-@click.option(
+@options.option(
     "--headroom",
+    group="Form",
     type=click.FloatRange(0, 1_000),
     default=DEFAULT_HEADROOM * 100,
     metavar="PERCENT",
 )
-@click.option("--step", "step_s", type=options.DURATION, metavar="PERIOD")
-@click.option("--match", "matchers", metavar="LABELS")
+@options.option("--step", "step_s", group="Prometheus", type=options.DURATION, metavar="PERIOD")
+@options.option("--match", "matchers", group="Prometheus", metavar="LABELS")
 @options.json_option
 def report(
     sources: tuple[str, ...],
