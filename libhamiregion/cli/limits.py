@@ -161,13 +161,11 @@ def _set(
         switch = None if burst is None else region.set_burst(burst, dry_run=dry_run)
     # None of the edits is of the priority.
     changes = [each for each in made if isinstance(each, LimitChange)]
-    lines = [_sentence(each.words, each) for each in changes]
+    lines = [_sentence(each) for each in changes]
     switched = None
     if switch is not None:
-        before, after = bool(switch.before), bool(switch.after)
-        switched = {"before": before, "after": after}
-        words = f"burst {_ON[before]} -> {_ON[after]}"
-        lines.append(_sentence(words if before != after else f"burst {_ON[after]}", switch))
+        switched = {"before": bool(switch.before), "after": bool(switch.after)}
+        lines.append(_sentence(switch))
     if named:
         lines = [f"{region.path}: {line}" for line in lines]
     answer = [
@@ -185,10 +183,7 @@ def _set(
     )
 
 
-_ON = {True: "on", False: "off"}
-
-
-def _sentence(words: str, change: LimitChange | ValueChange) -> str:
+def _sentence(change: LimitChange | ValueChange) -> str:
     if change.before == change.after:
-        return f"{words} (unchanged)"
-    return f"{words}, {effect_words(change.effect)}"
+        return f"{change.words} (unchanged)"
+    return f"{change.words}, {effect_words(change.effect)}"

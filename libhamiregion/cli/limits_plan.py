@@ -229,22 +229,14 @@ def export(selector: Selector, node_choice: options.NodeChoice, as_json: bool) -
     with node_choice.open() as node:
         _refresh(node)
         plan = export_plan(node, selector)
-        for warning in (*node_warnings(node), *_left_out(node, selector)):
-            click.echo(f"Warning: {printable(warning)}", err=True)
+        warnings = list(node_warnings(node))
+        for each in filter(selector.matches, node.containers):
+            missing = each.missing
+            if missing is not None and missing.reason is not MissingReason.NO_FILE:
+                warnings.append(f"left out: {Names(**names_of(each)).words}: {missing.message}")
+    for warning in warnings:
+        click.echo(f"Warning: {printable(warning)}", err=True)
     write(plan_text(plan, as_json=as_json))
-
-
-def _left_out(node: Node, selector: Selector) -> list[str]:
-    """Say how many containers an export leaves out; one without a region has no limits."""
-    number = sum(
-        each.directory is not None
-        and each.missing is not None
-        and each.missing.reason is not MissingReason.NO_FILE
-        and selector.matches(each)
-        for each in node.containers
-    )
-    words = "containers left out, as their regions cannot be read"
-    return [f"{words}: {number}; `hamiregion containers` says why"] if number else []
 
 
 def _refresh(node: Node) -> None:

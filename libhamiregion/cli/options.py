@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import math
 import re
-import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -47,27 +45,13 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]
             self.fail(in_command_words(str(error)), param, ctx)
 
 
-class Seconds(click.FloatRange):
-    """A length of time; click's range lets `nan` through."""
-
-    name = "number of seconds, such as 5 or 0.5"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Read one value; see click."""
-        seconds: float = super().convert(value, param, ctx)
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is no length of time", param, ctx)
-        return seconds
-
-
 def none_or(word: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """Read a word as None, and everything else by a function."""
     return lambda typed: None if typed.strip().lower() == word else parse(typed)
 
 
 DURATION = Parsed("duration", parse_duration)
+Seconds = click.FloatRange
 
 
 def option(*names: str, group: str, **settings: Any) -> Callable[[Command], Command]:
@@ -149,9 +133,6 @@ _name_options = all_of(
     _node("--kubeconfig", type=PATH, metavar="FILE"),
 )
 
-# How long the driver may take to close its library.
-_CLOSE_S = 1.0
-
 
 @attrs.frozen
 class NodeChoice:
@@ -211,16 +192,10 @@ class DriverChoice:
         """
         from libhamiregion.node import NvmlSampler, Observer
 
+        # Not closed: that would wait for a driver that does not answer.
         sampler = None if self.no_driver else NvmlSampler(self.library)
-        try:
-            with node_choice.open() as node:
-                yield Observer(node, sampler=sampler, anew=True)
-        finally:
-            if sampler is not None:
-                # A driver that does not answer would keep it open for ever.
-                closing = threading.Thread(target=sampler.close, daemon=True)
-                closing.start()
-                closing.join(_CLOSE_S)
+        with node_choice.open() as node:
+            yield Observer(node, sampler=sampler, anew=True)
 
 
 def group_options(

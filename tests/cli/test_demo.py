@@ -23,8 +23,6 @@ STORY = (
     "Refused: ",
     "The same with --force",
     "allocations refused",
-    "Back to 8 GiB",
-    "allocations granted",
     "kill -9",
     "still counts",
     "hamiregion reap",
@@ -64,9 +62,7 @@ def test_the_numbers_bear_the_story_out(tmp_path: Path) -> None:
     assert time.monotonic() - began > 4, "a part does not end before its time"
     assert told(answer.stdout) == list(STORY)
     refused = int(re.findall(r"(\d+) allocations refused since", answer.stdout)[0])
-    granted = int(re.findall(r"(\d+) allocations granted since", answer.stdout)[0])
     assert refused >= 4
-    assert granted >= 12
     assert nothing_left(tmp_path)
 
 

@@ -286,10 +286,8 @@ def test_an_export_says_what_it_leaves_out(scene: PlanScene) -> None:
     scene.container("damaged", pod="gpt").path.write_bytes(b"no region" * 200_000)
     exported = limits("export", scene)
     assert exported.returncode == 0
-    assert exported.stderr == (
-        "Warning: containers left out, as their regions cannot be read: 1; `hamiregion containers`"
-        " says why\n"
-    )
+    assert exported.stderr.startswith("Warning: left out: ")
+    assert "gpt damaged: " in exported.stderr
     assert limits("export", scene, "--pod", "bert-*").stderr == ""
 
 
