@@ -138,8 +138,6 @@ def _check(wanted: Any, *, once: bool, dry_run: bool) -> None:
         raise click.UsageError("to see what a plan would change, use `hamiregion limits diff`")
     if wanted.metrics and (once or dry_run):
         raise click.UsageError("--metrics and --listen go with neither --once nor --dry-run")
-    if wanted.legacy_metrics and not wanted.metrics:
-        raise click.UsageError("--legacy-metrics goes with --metrics")
     if wanted.remove_gone and once and not dry_run:
         raise click.UsageError("--remove-gone watches pods over time: use it without --once")
     age_s = wanted.gone_after_s

@@ -95,11 +95,6 @@ class ContainerRow(Names):
     devices: tuple[DeviceRow, ...] = ()
 
     @property
-    def file(self) -> str | None:
-        """The region's file; outside the roots as its processes see it."""
-        return self.found.path_in_namespace or self.found.region_path
-
-    @property
     def needs_attention(self) -> bool:
         """Whether a process is dead, the lock is its, or memory is over its limit."""
         return (
@@ -189,6 +184,11 @@ def _process_style(row: ContainerRow) -> str:
     return WARN if states["unknown"] or states["unlisted"] else GOOD
 
 
+def _file(row: ContainerRow) -> str | None:
+    # Outside the roots as its processes see it.
+    return row.found.path_in_namespace or row.found.region_path
+
+
 def _count_of(state: str) -> Column:
     return Column(state.upper(), lambda row: row.states and row.states[state], "number", on="pipe")
 
@@ -228,7 +228,7 @@ COLUMNS = (
 )
 WIDE_COLUMNS = (
     Column("UUID", part="usage.uuid", format="name", style=DIM),
-    Column("FILE", "file", "text", style=DIM, from_width=WIDE),
+    Column("FILE", _file, "text", style=DIM, from_width=WIDE),
 )
 _MISSING_COLUMNS = (
     *name_columns(),

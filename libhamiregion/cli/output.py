@@ -62,7 +62,8 @@ def show(page: Page, as_json: bool) -> None:
     Raises:
         Failure: The page says that the command has failed.
     """
-    if not as_json and (on_terminal() or _are_colours_forced()):
+    has_colours = os.environ.get("FORCE_COLOR") and not os.environ.get("NO_COLOR")
+    if not as_json and (on_terminal() or has_colours):
         from .terminal import console, draw_page
 
         screen = console()
@@ -133,10 +134,6 @@ def _write_page(page: Page, as_json: bool, said: Sequence[str] = ()) -> list[str
 def on_terminal() -> bool:
     """Whether stdout is a terminal on which a picture can be repainted."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-
-
-def _are_colours_forced() -> bool:
-    return bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
 
 
 def write(text: str) -> None:

@@ -213,7 +213,7 @@ def _process_page(view: NodeView, observation: Observation, sort: str, *, wide: 
     driver = answer is not None and gap is None
     blocks: list[Block] = [
         Table(_columns(wide, driver), rows, "busy", attention=_needs_attention),
-        Lines([(_sums(rows, driver), DIM)], on="terminal"),
+        Lines([(_sums(rows), DIM)], on="terminal"),
     ]
     data = {"driver": answer, "processes": rows}
     notes = [] if gap is None else [f"no figures of the driver: {gap}"]
@@ -328,15 +328,11 @@ def _columns(wide: bool, driver: bool) -> Sequence[Column]:
     )
 
 
-def _sums(rows: Sequence[ProcessRow], driver: bool) -> str:
+def _sums(rows: Sequence[ProcessRow]) -> str:
     if not rows:
         return "No process uses a region or a GPU."
     devices = [device for row in rows for device in row.devices]
     containers = {row.region_path for row in rows} - {None}
     counted = format_size(sum(device.memory_used_bytes or 0 for device in devices))
-    words = f"{count(len(rows), 'process', 'processes')} of {count(len(containers), 'container')}"
-    words += f"; {counted} counted"
-    if driver:
-        total = sum(device.memory_driver_bytes or 0 for device in devices)
-        words += f", {format_size(total)} by the driver"
-    return words
+    processes = count(len(rows), "process", "processes")
+    return f"{processes} of {count(len(containers), 'container')}; {counted} counted"

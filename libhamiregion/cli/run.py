@@ -118,7 +118,7 @@ def _run(command: tuple[str, ...], launch: Launch, keep: bool) -> int:
     try:
         program = find_program(command[0], launch.before)
         with bad_arguments():
-            replace_process(program, command, launch, keep=keep, kept=_say_kept)
+            replace_process(program, command, launch, keep=keep, kept=_note_kept)
     except OSError as error:
         if program is not None and error.filename != program:
             raise
@@ -126,7 +126,7 @@ def _run(command: tuple[str, ...], launch: Launch, keep: bool) -> int:
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_START
 
 
-def _say_kept(region: str) -> None:
+def _note_kept(region: str) -> None:
     sys.stderr.write(f"Note: the region stays: {printable(region)}\n")
 
 

@@ -104,10 +104,13 @@ def region_facts(snapshot: RegionSnapshot, *, burst: bool = False) -> Facts:
         last_kernel = "never"
     else:
         last_kernel = age_words(snapshot.taken_at_ns // 10**9 - snapshot.last_kernel_time_s)
+    layout, newer = snapshot.layout.value, snapshot.layout_newer
+    if newer:
+        layout += f", of the newer version {newer[0]}.{newer[1]}"
     limiting = "on" if snapshot.utilization_switch else "off"
     blocked = snapshot.recent_kernel < 0
     facts = (
-        ("layout", *_layout_words(snapshot)),
+        ("layout", layout, WARN if newer else ""),
         ("priority", priority, ""),
         ("SM limiting", f"{limiting}, burst" if burst else limiting, ""),
         ("launches", *(("blocked", CRITICAL) if blocked else ("allowed", ""))),
@@ -116,14 +119,6 @@ def region_facts(snapshot: RegionSnapshot, *, burst: bool = False) -> Facts:
         ("settled", *(("yes", "") if snapshot.settled else ("no, it changed meanwhile", WARN))),
     )
     return Facts(snapshot.path, facts)
-
-
-def _layout_words(snapshot: RegionSnapshot) -> tuple[str, str]:
-    layout = snapshot.layout.value
-    if snapshot.layout_newer is None:
-        return layout, ""
-    major, minor = snapshot.layout_newer
-    return f"{layout}, of the newer version {major}.{minor}", WARN
 
 
 # ---- devices -------------------------------------------------------------------------------------

@@ -184,7 +184,6 @@ def test_once_is_one_pass_and_leaves_nothing_blocked(scene: NodeScene) -> None:
         (("--once",), "name what to do"),
         (("--feedback", "--listen", ":0", "--once"), "--listen go with neither --once nor"),
         (("--metrics", "--dry-run"), "--metrics and --listen go with neither --once nor"),
-        (("--repair", "--once", "--legacy-metrics"), "--legacy-metrics goes with --metrics"),
         (("--plan", "plan.yaml", "--dry-run"), "use `hamiregion limits diff`"),
         (("--remove-gone", "--once"), "use it without --once"),
         (("--remove-gone", "--resync-interval", "999ms"), "--resync-interval is 1s or more"),
