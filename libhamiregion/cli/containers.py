@@ -28,8 +28,6 @@ from .output import Page, show_all
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, Column, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from libhamiregion import DeviceUsage
     from libhamiregion.node import Container, Observation, Selector
     from libhamiregion.node.containers import MissingRegion
@@ -62,7 +60,8 @@ def container_page(view: NodeView, *, wide: bool) -> Page:
     present = [row for row in rows if row.missing is None]
     missing = [row for row in rows if row.missing is not None]
     empty = "" if missing else "No container has a directory or maps a region."
-    blocks = [container_table((*COLUMNS, *(WIDE_COLUMNS if wide else ())), present, empty)]
+    columns = (*COLUMNS, *(WIDE_COLUMNS if wide else ()))
+    blocks = [Table(columns, present, "devices", empty, needs_attention)]
     if missing:
         blocks.append(Table(_MISSING_COLUMNS, missing))
     data = {"containers": [row.as_object() for row in rows]}
@@ -94,15 +93,6 @@ class ContainerRow(Names):
     states: dict[str, int] | None = None
     devices: tuple[DeviceRow, ...] = ()
 
-    @property
-    def needs_attention(self) -> bool:
-        """Whether a process is dead, the lock is its, or memory is over its limit."""
-        return (
-            bool(self.states and self.states["dead"])
-            or (self.lock or "").startswith("dead:")
-            or any((fill_ratio(each.usage) or 0) > 1 for each in self.devices)
-        )
-
     def as_object(self) -> dict[str, Any]:
         """The container for --json."""
         places = ("directory", "region_path", "path_in_namespace", "other_files")
@@ -123,6 +113,15 @@ _OF_SNAPSHOT = [
     for field in attrs.fields(RegionSnapshot)
     if field.name not in {"path", "taken_at_ns", "devices", "processes"}
 ]
+
+
+def needs_attention(row: ContainerRow) -> bool:
+    """Whether a process is dead, the lock is its, or memory is over its limit."""
+    return (
+        bool(row.states and row.states["dead"])
+        or (row.lock or "").startswith("dead:")
+        or any((fill_ratio(each.usage) or 0) > 1 for each in row.devices)
+    )
 
 
 def container_rows(view: NodeView, observation: Observation) -> list[ContainerRow]:
@@ -159,13 +158,6 @@ def _container_row(details: ContainerDetails, selector: Selector) -> ContainerRo
             if selector.device is None or selector.matches_device(device)
         ),
     )
-
-
-def container_table(
-    columns: Sequence[Column], rows: Sequence[ContainerRow], empty: str = ""
-) -> Table:
-    """One row per container and device; those that need attention come first."""
-    return Table(columns, rows, "devices", empty, lambda row: row.needs_attention)
 
 
 def _process_words(row: ContainerRow) -> str | None:

@@ -30,7 +30,7 @@ INTERRUPTED = 130
 _PHRASES = {
     "; force=True sets": "; --force sets",
     "; name the right one with layout=": "; name the right one with --layout",
-    "; snapshot().processes lists them": "; `hamiregion show FILE` lists them",
+    "; snapshot().processes lists": "; `hamiregion show FILE` lists",
 }
 
 

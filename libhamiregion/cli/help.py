@@ -37,7 +37,8 @@ class Verb(click.Command):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help; see click."""
-        formatter.write(f"{textwrap.fill(self._sentence(), formatter.width)}\n\n")
+        sentence = " ".join((self.help or "").partition("\n\n")[0].split())
+        formatter.write(f"{textwrap.fill(sentence, formatter.width)}\n\n")
         self.format_usage(ctx, formatter)
         explained: list[tuple[str, str]] = []
         brief: dict[str, list[str]] = {}
@@ -67,7 +68,3 @@ class Verb(click.Command):
             )
             formatter.write("\n".join(lines).replace("\u00a0", " ") + "\n")
         formatter.write("\nExamples:\n" + "".join(f"  {each}\n" for each in self._examples))
-
-    def _sentence(self) -> str:
-        paragraph = (self.help or "").partition("\n\n")[0]
-        return " ".join(paragraph.split())

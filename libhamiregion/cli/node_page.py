@@ -170,9 +170,8 @@ def driver_answer(
     gaps = (gap.reason for gap in observation.gaps if gap.kind == "driver")
     message = next(gaps, None) or driver_gap(observation.processes, observation.sample)
     sample = observation.sample
-    state, version = NvmlState.TIMEOUT, None
-    if sample is not None:
-        state, version = sample.state, sample.driver_version
+    state = NvmlState.TIMEOUT if sample is None else sample.state
+    version = None if sample is None else sample.driver_version
     return {"state": state, "message": message, "version": version}, message
 
 

@@ -14,7 +14,7 @@ from libhamiregion import ProcessStatus, format_size
 from libhamiregion.node import node_processes
 
 from . import options
-from .containers import SM_COLUMNS, USAGE_COLUMNS, container_rows, container_table
+from .containers import SM_COLUMNS, USAGE_COLUMNS, container_rows, needs_attention
 from .format import Names, count, name_columns, names_of, ratio_bar, sm_bar
 from .help import Verb
 from .node_page import NodeView, driver_answer, view_options
@@ -212,7 +212,12 @@ def _process_page(view: NodeView, observation: Observation, sort: str, *, wide: 
     answer, gap = driver_answer(view.observer, observation)
     driver = answer is not None and gap is None
     blocks: list[Block] = [
-        Table(_columns(wide, driver), rows, "busy", attention=_needs_attention),
+        Table(
+            _columns(wide, driver),
+            rows,
+            "busy",
+            attention=lambda row: row.state in {"dead", "escaped"},
+        ),
         Lines([(_sums(rows), DIM)], on="terminal"),
     ]
     data = {"driver": answer, "processes": rows}
@@ -278,11 +283,7 @@ class Top:
             *SM_COLUMNS,
             Column("", lambda row: Spark(tuple(self._samples[row.order])), "drawing", "trend"),
         )
-        return container_table(columns, present)
-
-
-def _needs_attention(row: ProcessRow) -> bool:
-    return row.state in {"dead", "escaped"}
+        return Table(columns, present, "devices", attention=needs_attention)
 
 
 def _gpu_ratio(device: NvmlDevice) -> float | None:

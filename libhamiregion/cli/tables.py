@@ -10,7 +10,6 @@ space, which `parse_size` reads too. `terminal` draws tables; it needs rich, whi
 
 from __future__ import annotations
 
-import enum
 import operator
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -67,14 +66,6 @@ class CellFormat:
         return self.none if value is None else self.words(value) or NOTHING
 
 
-def _word(word: str | enum.Enum) -> str:
-    return str(word.value if isinstance(word, enum.Enum) else word)
-
-
-def _percent(number: int) -> str:
-    return f"{number} %"
-
-
 _LIMIT: dict[str, Any] = {"none": UNLIMITED, "min_width": len(UNLIMITED)}
 # Text from outside: names, uuids, commands; escaped, and cut where it is long.
 _NAME = CellFormat(
@@ -86,7 +77,7 @@ _NAME = CellFormat(
 )
 FORMATS = {
     # A word of ours: a state, a layout.
-    "word": CellFormat(_word, right=False),
+    "word": CellFormat(lambda word: str(getattr(word, "value", word)), right=False),
     "name": _NAME,
     "path": attrs.evolve(_NAME, min_width=20, narrow="middle"),
     # Sentences; best the last column.
@@ -98,8 +89,8 @@ FORMATS = {
         min_width=len("1023 MiB"),
     ),
     "size_limit": CellFormat(format_size, **_LIMIT),
-    "percent": CellFormat(_percent, min_width=len("100 %")),
-    "percent_limit": CellFormat(_percent, **_LIMIT),
+    "percent": CellFormat("{} %".format, min_width=len("100 %")),
+    "percent_limit": CellFormat("{} %".format, **_LIMIT),
     # A value that the layout does not have.
     "unknown": CellFormat(lambda _: NOTHING),
     # The value is a `Bar` or a `Spark`.
