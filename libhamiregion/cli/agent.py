@@ -58,15 +58,13 @@ _task = functools.partial(options.option, group="Tasks")
 @click.option(
     "--feedback", is_flag=True, help="Pause less urgent containers, as HAMi's monitor does."
 )
-@click.option(
-    "--repair", is_flag=True, help="Repair host pids, slots, locks and missing driver figures."
-)
+@click.option("--repair", is_flag=True, help="Repair host pids, slots, locks and driver figures.")
 @click.option(
     "--plan",
     "plan_path",
     type=options.PATH,
     metavar="PLAN",
-    help="Keep limits as PLAN says, as `limits apply --watch` does.",
+    help="Keep limits as PLAN, a YAML or JSON file, says.",
 )
 @annotations_option
 @state_option

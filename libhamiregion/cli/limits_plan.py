@@ -116,7 +116,7 @@ class PlanChoice:
 annotations_option = click.option(
     "--from-annotations",
     is_flag=True,
-    help="Take annotations of this node's pods as rules, after PLAN.",
+    help="Take annotations of pods as rules, after PLAN.",
 )
 _plan = functools.partial(options.option, group="Plan")
 state_option = _plan("--state", type=options.PATH, metavar="DIR")
