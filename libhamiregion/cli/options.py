@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,13 +46,23 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]
             self.fail(in_command_words(str(error)), param, ctx)
 
 
+class Seconds(click.FloatRange):
+    """A length of time; click's range lets `nan` through."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Read one value; see click."""
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no length of time", param, ctx)
+        return seconds
+
+
 def none_or(word: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """Read a word as None, and everything else by a function."""
     return lambda typed: None if typed.strip().lower() == word else parse(typed)
 
 
 DURATION = Parsed("duration", parse_duration)
-Seconds = click.FloatRange
 
 
 def option(*names: str, group: str, **settings: Any) -> Callable[[Command], Command]:

@@ -148,10 +148,7 @@ def target_options(*, several: bool = False) -> Callable[[options.Command], opti
         options.option("--namespace", "-n", metavar="NAME", group="Target"),
         options.option("--all-namespaces", "-A", "all_namespaces", is_flag=True, group="Target"),
         options.option("--all", "takes_all", is_flag=True, group="Target"),
+        options.option("--layout", group="Target", **options.LAYOUT),
         options.directory_options,
-        options.group_options(
-            "targets",
-            ("texts", "namespace", "all_namespaces", "takes_all", "node_choice"),
-            _targets,
-        ),
+        options.group_options("targets", _PARTS, _targets),
     )

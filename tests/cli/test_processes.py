@@ -24,7 +24,7 @@ from support.command_line import start as start_command
 from support.wait import PATIENCE_S
 
 from cli.cli_scene import POD_LONG, Scene, table
-from libhamiregion.cli.containers import container_page, container_rows
+from libhamiregion.cli.containers import container_page, container_rows, needs_attention
 from libhamiregion.cli.node_page import NodeView
 from libhamiregion.cli.options import DriverChoice, NodeChoice
 from libhamiregion.cli.output import Page
@@ -150,7 +150,7 @@ def test_a_device_that_is_chosen_is_the_one_that_has_a_row(scene: Scene) -> None
         assert container_rows(nothing, observation) == []
     (device,) = row.devices
     assert device.usage.index == 0
-    assert row.needs_attention, "a process of it is dead"
+    assert needs_attention(row), "a process of it is dead"
 
 
 # ---- Again and again ----------------------------------------------------------------------------
