@@ -212,7 +212,7 @@ def test_a_file_name_cannot_steer_the_terminal(tmp_path: Path, *, exists: bool, 
 
 BROKEN = {
     "does not exist": lambda _: None,
-    "empty": Path.touch,
+    "0 bytes": Path.touch,
     "bytes": lambda path: path.write_bytes((19920718).to_bytes(4, "little") + bytes(1000)),
     "not a HAMi region": lambda path: path.write_bytes(b"not a region\n" * 100_000),
 }
