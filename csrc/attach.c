@@ -77,8 +77,12 @@ static int check_namesakes(const hr_region *region, const struct hr_evidence *ev
     return HR_OK;
 }
 
-int hr_take_slot(hr_region *region, const struct hr_evidence *evidence, int32_t pid,
-                 struct hr_attachment *attachment)
+/*
+ * Take a slot for `pid`, under the lock: the one that has its pid, else an emptied one, else the
+ * next one.  HR_EATTACHED where a live process of another pid namespace has a slot with that pid.
+ */
+static int take_slot(hr_region *region, const struct hr_evidence *evidence, int32_t pid,
+                     struct hr_attachment *attachment)
 {
     const struct hr_table_view *view = evidence->view;
     for (uint32_t tries = 0; tries < HR_SLOTS; tries++) {
@@ -154,7 +158,7 @@ static int attach_work(void *argument)
     hr_region *region = call->region;
     int code = hr_check_header(region);
     if (code == HR_OK)
-        code = hr_take_slot(region, &call->evidence, call->pid, call->attachment);
+        code = take_slot(region, &call->evidence, call->pid, call->attachment);
     if (code == HR_OK) {
         region->own.attachment = call->attachment;
         region->own.pid = call->pid;
@@ -301,7 +305,7 @@ int hr_regain_slot(hr_region *region, const struct hr_evidence *evidence)
         attachment->is_appended = false;
         give_up_others(region, region->own.pid, attachment, evidence->marks, count);
     } else {
-        code = hr_take_slot(region, evidence, region->own.pid, attachment);
+        code = take_slot(region, evidence, region->own.pid, attachment);
         if (code != HR_OK)
             return code;
     }

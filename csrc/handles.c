@@ -96,11 +96,6 @@ bool hr_is_used_by_process(const hr_region *region, bool by_another)
     return used;
 }
 
-void hr_keep(hr_region *region)
-{
-    atomic_fetch_add_explicit(&region->references, 1, memory_order_relaxed);
-}
-
 void hr_let_go(hr_region *region)
 {
     /* Acquire and release: all that others did with the handle comes before it is freed. */
@@ -121,7 +116,7 @@ hr_region *hr_next_to_leave(void)
     }
     if (next != NULL) {
         next->has_left = true;
-        hr_keep(next);
+        atomic_fetch_add_explicit(&next->references, 1, memory_order_relaxed);
     }
     hr_fork_unlock();
     return next;

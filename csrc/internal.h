@@ -304,7 +304,6 @@ bool hr_claim_attachment(hr_region *region);
 bool hr_is_used_by_process(const hr_region *region, bool by_another);
 
 /* The handle's memory lives until the last reference is gone; hr_close() has ended it before. */
-void hr_keep(hr_region *region);
 void hr_let_go(hr_region *region);
 /* A handle that was not returned yet, with a reference; NULL: no more. */
 hr_region *hr_next_to_leave(void);

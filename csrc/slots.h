@@ -241,20 +241,13 @@ struct hr_evidence {
     const struct hr_judged_marks *marks; /* of the slots with our pid */
 };
 
-/* hr_take_slot() and hr_regain_slot() return these when they lack evidence and did nothing. */
+/* What takes or regains a slot returns these when they lack evidence and did nothing. */
 #define HR_NEEDS_VIEW 1
 #define HR_NEEDS_MARKS 2
 
 /* Run the work under the lock; again, with the evidence that it wants, which it finds there. */
 int hr_run_with_evidence(hr_region *region, struct hr_evidence *evidence, hr_guarded_work *work,
                          void *argument, uint64_t timeout_ns);
-
-/*
- * Take a slot for `pid`, under the lock: the one that has its pid, else an emptied one, else the
- * next one.  HR_EATTACHED where a live process of another pid namespace has a slot with that pid.
- */
-int hr_take_slot(hr_region *region, const struct hr_evidence *evidence, int32_t pid,
-                 struct hr_attachment *attachment);
 
 /* Our slot, if it still is where we remember it, else NULL. */
 unsigned char *hr_remembered_slot(const hr_region *region);

@@ -27,7 +27,6 @@ ORDER = (
     "recovery",
     "slot_table",
     "marks",
-    "slot_edit",
     "table_view",
     "reap",
     "orphans",
