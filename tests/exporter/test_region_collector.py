@@ -62,7 +62,7 @@ def exporter(tmp_path: Path, fake_driver: FakeDriver) -> Iterator[NodeExporter]:
             sampler=sampler,
             node_name='node"\\1',
             legacy=True,
-            max_age_s=0,
+            max_age_s=3600,
             counters=lambda: {"feedback_writes": 3, "feedback_paused": 1},
         )
 
