@@ -142,11 +142,30 @@ static void reap_slot(struct reap_call *call, int32_t index)
     HR_POINT(REMOVE_USAGE_CLEARED);
 }
 
+/* A process of libvgpu that starts ends if the table is full, before it looks for the dead. */
+static bool is_full_of_dead(const struct reap_call *call, int32_t count)
+{
+    bool is_full = count == HR_SLOTS && call->pid_count == 0;
+    for (int32_t index = 0; is_full && index < count; index++)
+        is_full = judge(call, index) == HR_DEAD;
+    return is_full;
+}
+
+static void cut_table(const hr_region *region)
+{
+    if (!hr_swap_proc_num(region, HR_SLOTS, 0))
+        return;
+    HR_POINT(REMOVE_COUNT_STORED);
+    /* Above proc_num a pid that lives again would look like an orphan. */
+    for (uint32_t index = 0; index < HR_SLOTS; index++)
+        hr_set_slot_pid(region, hr_slot(region, index), 0);
+}
+
 static int reap_work(void *argument)
 {
     struct reap_call *call = argument;
     const hr_region *region = call->region;
-    int32_t count;
+    int32_t count = 0;
     call->found = 0;
     int code = hr_check_header(region);
     if (code == HR_OK)
@@ -155,6 +174,7 @@ static int reap_work(void *argument)
         if (hr_find_slot(region, call->pids[i], count) < 0)
             code = hr_no_process(call->pids[i]);
     }
+    const bool is_full = code == HR_OK && is_full_of_dead(call, count);
     for (int32_t index = 0; code == HR_OK && index < count; index++) {
         /* A process that was stopped while it had the lock may have lost it. */
         if (!call->is_dry_run && !hr_lock_is_kept(region))
@@ -162,6 +182,9 @@ static int reap_work(void *argument)
         else
             reap_slot(call, index);
     }
+    call->has_dead = call->has_dead || is_full;
+    if (code == HR_OK && is_full && !call->is_dry_run && hr_lock_is_kept(region))
+        cut_table(region);
     return code == HR_OK ? call->found : code;
 }
 

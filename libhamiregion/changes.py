@@ -168,6 +168,9 @@ class ValueChange(_Change):
         """Which value it is, for people."""
         return self.field
 
+    def _value_words(self, value: int | None) -> str:
+        return str(value) if self.field != "burst" else "on" if value else "off"
+
 
 @attrs.frozen(weakref_slot=False)
 class SlotChange(_Change):

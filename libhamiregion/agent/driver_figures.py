@@ -241,7 +241,7 @@ class UsageSync(Task):
             if self._dry_run:
                 for each in self._store(region, still):
                     where = {"pid": each.pid, "device": each.device}
-                    self.would_write(container, each.field, each.before, each.after, **where)
+                    self._would_write(container, each.field, each.before, each.after, **where)
                 return
             # Before the stores: some may have been made when one fails.
             self._written.setdefault(key, _WrittenFigures(container)).figures.update(still)

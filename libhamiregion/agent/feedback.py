@@ -183,7 +183,7 @@ class Feedback(Task):
                 for field in ("recent_kernel", "utilization_switch"):
                     before, after = getattr(state, field), getattr(verdict, field)
                     if before != after:
-                        self.would_write(container, field, before, after)
+                        self._would_write(container, field, before, after)
                 continue
             try:
                 self._apply(container, state, verdict)

@@ -98,7 +98,7 @@ class Task(ABC):
         with self._counting:
             return {f"{self.name}_{what}": number for what, number in self._counts.items()}
 
-    def would_write(
+    def _would_write(
         self, container: Container, field: str, before: Detail, after: Detail, **detail: Detail
     ) -> None:
         """Report a change that a dry run leaves out."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
 import signal
-import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,33 +11,30 @@ import click
 
 from libhamiregion.agent import (
     Feedback,
-    OtherWriterRuns,
     PlanKeeper,
     RepairLoop,
-    RootWatch,
     StaleDirectoryCleaner,
-    TaskRunner,
     UsageSync,
 )
-from libhamiregion.agent.loop import run_each
 from libhamiregion.node import NvmlSampler, Observer
-from libhamiregion.plan import PlanLocked, PlanReconciler
+from libhamiregion.plan import PlanReconciler
 
 from . import options
 from .exporter import metrics_options, metrics_server
-from .failures import PROBLEMS, Failure, bad_arguments
+from .failures import Failure, bad_arguments
 from .help import Verb
 from .limits_plan import PlanChoice, annotations_option, state_option
 from .node_page import root_failure
-from .service import ServiceLog, end_unfinished, stop_signals
+from .service import run_service
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
-    from libhamiregion.agent import Task
+    from libhamiregion.agent import Task, TaskRunner
     from libhamiregion.node import Node
 
-_CLOSING_S = 3.0
+    from .service import ServiceLog
+
 # Between a device plugin's making a directory and kubelet's making its own.
 SHORTEST_GONE_AFTER_S = 1.0
 # A scrape shows the observation that the agent took last, if it is no older.
@@ -206,78 +201,3 @@ def _export(
     for url in server.urls:
         log.emit("agent", "listening", f"metrics at {url}/metrics", url=url)
     return server.stop
-
-
-# ---- tasks until the end -------------------------------------------------------------------------
-
-
-class OtherWriterFailure(Failure):
-    """Another program writes the feedback: exit code 3."""
-
-    exit_code = PROBLEMS
-
-
-def run_service(
-    name: str,
-    node: Node,
-    tasks: Callable[[ServiceLog], Iterable[Task]],
-    *,
-    as_json: bool,
-    once: bool = False,
-    dry_run: bool = False,
-    observer: Observer | None = None,
-    serve: Callable[[TaskRunner, ServiceLog], Callable[[], None]] = lambda *_: lambda: None,
-) -> TaskRunner:
-    """Run tasks until a signal asks for the end, or with `once` one pass of each.
-
-    Args:
-        name: What the service calls itself in its events.
-        node: Its node; not closed: a driver that does not answer would keep this from ending.
-        tasks: Makes the tasks.
-        as_json: Whether events are objects.
-        once: Whether to make one pass, with the events as the answer on stdout.
-        dry_run: Whether the tasks write nothing; said at the start.
-        observer: Observes the node for the tasks; None makes one.
-        serve: Starts what else the process does; returns a function that ends it.
-
-    Raises:
-        Failure: Another process does what a task would do.
-        SystemExit: Something has not ended in order.
-    """
-    with stop_signals() as stop:
-        log = ServiceLog(as_json=as_json, on_stdout=once)
-        log.capture_logging("warning")
-        wanted = list(tasks(log))
-        roots = RootWatch(node, emit=log)
-        runner = TaskRunner(observer or Observer(node), [roots, *wanted], emit=log)
-        refusals: list[Exception] = []
-
-        def begin() -> None:
-            try:
-                runner.prepare()
-                names = ", ".join(task.name for task in wanted)
-                dry = " (dry run: nothing is written)" if dry_run else ""
-                log.emit(name, "started", f"{names}{dry}", pid=os.getpid())
-                runner.start(once=once, finished=stop.ask)
-            except Exception as error:  # noqa: BLE001 (raised again in the main thread)
-                refusals.append(error)
-                stop.ask()
-
-        end_serving = serve(runner, log)
-        # In a thread, so that a signal is heard whatever hangs.
-        threading.Thread(target=begin, name="hami-start", daemon=True).start()
-        stop.wait()
-        left = runner.stop()
-        if run_each(lambda end: end(), [end_serving], _CLOSING_S):
-            left = (*left, "exporter: a scrape does not end")
-        if not refusals:
-            log.emit(name, "stopped", "not in order" if left else "ended in order")
-    for refusal in refusals:
-        if isinstance(refusal, OtherWriterRuns):
-            raise OtherWriterFailure(f"the feedback does not start: {refusal}") from None
-        if isinstance(refusal, PlanLocked):
-            raise Failure(str(refusal)) from None
-        raise refusal
-    if left:
-        end_unfinished(left)
-    return runner

@@ -33,6 +33,7 @@ from .format import Names, count, name_columns, names_of, some
 from .help import Verb
 from .node_page import node_warnings
 from .output import DRY_RUN, Page, as_plain, show, write
+from .service import ServiceLog, run_service
 from .tables import CRITICAL, DIM, WARN, Column, Lines, Table
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from libhamiregion.plan.diff import ContainerDiff, PlannedEdit, Unapplied
     from libhamiregion.plan.reconcile import PlanSource
 
-    from .service import ServiceLog
     from .tables import Block
 
 
@@ -269,8 +269,6 @@ def _watch(
 ) -> None:
     # With its threads only where a plan is watched.
     from libhamiregion.agent import PlanKeeper
-
-    from .agent import run_service
 
     if choice.path is not None:
         # A bad plan is a failure now; later it is reported, and the last one stays.

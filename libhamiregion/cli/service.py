@@ -19,11 +19,14 @@ import attrs
 from libhamiregion.node.events import Event, EventReporter
 from libhamiregion.text import printable
 
-from .failures import FAILED
+from .failures import FAILED, PROBLEMS, Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import TextIO
+
+    from libhamiregion.agent import Task, TaskRunner
+    from libhamiregion.node import Node, Observer
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -31,6 +34,7 @@ _LINE_LIMIT = 500
 _CUT = "..."
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _POLL_S = 0.1
+_CLOSING_S = 3.0
 
 
 # ---- the log -------------------------------------------------------------------------------------
@@ -195,3 +199,84 @@ def end_unfinished(left: Iterable[str]) -> NoReturn:
         sys.stderr.write(f"Error: not ended in order: {printable('; '.join(left))}\n")
         sys.stderr.flush()
     os._exit(FAILED)
+
+
+# ---- tasks until the end -------------------------------------------------------------------------
+
+
+class OtherWriterFailure(Failure):
+    """Another program writes the feedback: exit code 3."""
+
+    exit_code = PROBLEMS
+
+
+def run_service(
+    name: str,
+    node: Node,
+    tasks: Callable[[ServiceLog], Iterable[Task]],
+    *,
+    as_json: bool,
+    once: bool = False,
+    dry_run: bool = False,
+    observer: Observer | None = None,
+    serve: Callable[[TaskRunner, ServiceLog], Callable[[], None]] = lambda *_: lambda: None,
+) -> TaskRunner:
+    """Run tasks until a signal asks for the end, or with `once` one pass of each.
+
+    Args:
+        name: What the service calls itself in its events.
+        node: Its node; not closed: a driver that does not answer would keep this from ending.
+        tasks: Makes the tasks.
+        as_json: Whether events are objects.
+        once: Whether to make one pass, with the events as the answer on stdout.
+        dry_run: Whether the tasks write nothing; said at the start.
+        observer: Observes the node for the tasks; None makes one.
+        serve: Starts what else the process does; returns a function that ends it.
+
+    Raises:
+        Failure: Another process does what a task would do.
+        SystemExit: Something has not ended in order.
+    """
+    # With their threads only where they run.
+    from libhamiregion.agent import OtherWriterRuns, RootWatch, TaskRunner
+    from libhamiregion.agent.loop import run_each
+    from libhamiregion.node import Observer
+    from libhamiregion.plan import PlanLocked
+
+    with stop_signals() as stop:
+        log = ServiceLog(as_json=as_json, on_stdout=once)
+        log.capture_logging("warning")
+        wanted = list(tasks(log))
+        roots = RootWatch(node, emit=log)
+        runner = TaskRunner(observer or Observer(node), [roots, *wanted], emit=log)
+        refusals: list[Exception] = []
+
+        def begin() -> None:
+            try:
+                runner.prepare()
+                names = ", ".join(task.name for task in wanted)
+                dry = " (dry run: nothing is written)" if dry_run else ""
+                log.emit(name, "started", f"{names}{dry}", pid=os.getpid())
+                runner.start(once=once, finished=stop.ask)
+            except Exception as error:  # noqa: BLE001 (raised again in the main thread)
+                refusals.append(error)
+                stop.ask()
+
+        end_serving = serve(runner, log)
+        # In a thread, so that a signal is heard whatever hangs.
+        threading.Thread(target=begin, name="hami-start", daemon=True).start()
+        stop.wait()
+        left = runner.stop()
+        if run_each(lambda end: end(), [end_serving], _CLOSING_S):
+            left = (*left, "exporter: a scrape does not end")
+        if not refusals:
+            log.emit(name, "stopped", "not in order" if left else "ended in order")
+    for refusal in refusals:
+        if isinstance(refusal, OtherWriterRuns):
+            raise OtherWriterFailure(f"the feedback does not start: {refusal}") from None
+        if isinstance(refusal, PlanLocked):
+            raise Failure(str(refusal)) from None
+        raise refusal
+    if left:
+        end_unfinished(left)
+    return runner

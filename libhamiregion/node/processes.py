@@ -304,10 +304,6 @@ class ProcessTable:
         is_same = entry.start_time_ticks == process.start_time_ticks
         return entry if is_same else None
 
-    def is_running(self, process: HostProcess) -> bool:
-        """Whether that very process is still there; costs one read of its ``stat``."""
-        return not self.ended([process])
-
     def ended(self, processes: Collection[HostProcess]) -> set[HostProcess]:
         """Find those that have ended; costs one read of ``stat`` each."""
         try:

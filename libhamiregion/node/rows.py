@@ -18,8 +18,6 @@ from .slots import SLOT_STATES
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from typing_extensions import Self
-
     from libhamiregion.region_set import RegionTable
 
     from .cgroups import ContainerId
@@ -86,23 +84,23 @@ class ProcessDeviceRow:
     driver_dec_percent: int | None = None
     driver_index: int | None = None
 
-    @classmethod
-    def of_driver(
-        cls, entry: NvmlProcess, index: int | None, used: int | None = None, sm: int | None = None
-    ) -> Self:
-        """A device with the driver's entry of the process there; the rest as the attributes."""
-        return cls(
-            index,
-            entry.device_uuid,
-            used,
-            entry.memory_used_bytes,
-            sm,
-            entry.sm_util_percent,
-            entry.memory_util_percent,
-            entry.enc_util_percent,
-            entry.dec_util_percent,
-            entry.device_index,
-        )
+
+def _driver_row(
+    entry: NvmlProcess, index: int | None, used: int | None = None, sm: int | None = None
+) -> ProcessDeviceRow:
+    """A device with the driver's entry of the process there; the rest as the attributes."""
+    return ProcessDeviceRow(
+        index,
+        entry.device_uuid,
+        used,
+        entry.memory_used_bytes,
+        sm,
+        entry.sm_util_percent,
+        entry.memory_util_percent,
+        entry.enc_util_percent,
+        entry.dec_util_percent,
+        entry.device_index,
+    )
 
 
 @attrs.frozen
@@ -448,14 +446,14 @@ class Join:
                 entry = sample.process(named, process.pid)
             index = table.devices.device[row]
             if entry is not None:
-                yield ProcessDeviceRow.of_driver(entry, index, used, sm)
+                yield _driver_row(entry, index, used, sm)
             else:
                 gpu = self._gpu_indexes.get(uuid)
                 yield ProcessDeviceRow(index, uuid, used, None, sm, driver_index=gpu)
             usage += 1
         if process is not None:
             for entry in self._entries(process, self.pairs.of_region[region]):
-                yield ProcessDeviceRow.of_driver(entry, None)
+                yield _driver_row(entry, None)
 
     @cached_property
     def _gpu_indexes(self) -> dict[str | None, int]:
@@ -480,7 +478,7 @@ class Join:
             process = known.get(pid)
             if process is None:
                 entries = () if self._sample is None else self._sample.of_pid(pid)
-                devices = tuple(ProcessDeviceRow.of_driver(each, None) for each in entries)
+                devices = tuple(_driver_row(each, None) for each in entries)
                 found.append(NodeProcess(None, None, None, pid, "unknown", None, None, devices))
             # Of a newer process, the driver's figures are those of an earlier one.
             elif process not in ended and not self._is_newer(process):
@@ -514,7 +512,7 @@ class Join:
                         "alive",
                         process,
                         None,
-                        tuple(ProcessDeviceRow.of_driver(each, None) for each in entries),
+                        tuple(_driver_row(each, None) for each in entries),
                     )
                 )
         return tuple(found)
@@ -533,7 +531,7 @@ class Join:
             process,
             None,
             tuple(
-                ProcessDeviceRow.of_driver(entry, indexes.get(entry.device_uuid))
+                _driver_row(entry, indexes.get(entry.device_uuid))
                 for entry in self._entries(process)
             ),
         )

@@ -4,11 +4,14 @@ import platform
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from node_scene import NodeScene
+from prometheus_server import free_port
 from support.wait import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.skipif(
@@ -41,6 +44,13 @@ def threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
+def is_scraped(port: int) -> bool:
+    try:
+        return bool(urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read())
+    except urllib.error.URLError:
+        return False
+
+
 @pytest.fixture(params=["exporter", "agent", "record", "limits"])
 def program(
     request: pytest.FixtureRequest, scene: NodeScene, tmp_path: Path
@@ -48,10 +58,11 @@ def program(
     """A verb that runs for long, with threads of its own."""
     scene.container("train")
     plan = tmp_path / "plan.yaml"
+    port = free_port()
     rules = "rules: [{select: {container: nobody}, set: {sm_limit: 50}}]"
     plan.write_text(f"apiVersion: hamiregion.io/v1\nkind: LimitPlan\n{rules}\n")
     words = {
-        "exporter": ["exporter", "--listen", "127.0.0.1:0"],
+        "exporter": ["exporter", "--listen", f"127.0.0.1:{port}"],
         "agent": ["agent", "--feedback", "--repair"],
         "record": ["record", "--to", str(tmp_path / "node.db"), "--interval", "1"],
         "limits": ["limits", "apply", str(plan), "--watch", "--state", str(tmp_path / "state")],
@@ -62,6 +73,8 @@ def program(
         stderr=subprocess.PIPE,
     ) as process:
         try:
+            if request.param == "exporter":
+                eventually(lambda: process.poll() is not None or is_scraped(port))
             yield process
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE_S) == 0
@@ -74,10 +87,14 @@ def test_all_threads_of_a_program_that_runs_for_long_share_one_heap(
     program: "subprocess.Popen[bytes]",
 ) -> None:
     maps = Path(f"/proc/{program.pid}/maps")
-    # Its first look, in another thread than the first one, opens the region.
-    eventually(lambda: program.poll() is not None or "usage.cache" in maps.read_text())
+    # Its first observation opens the region, and reads /proc in another thread.
+    eventually(
+        lambda: (
+            program.poll() is not None
+            or ("usage.cache" in maps.read_text() and threads(program.pid) > 1)
+        )
+    )
     assert program.poll() is None, program.communicate()[1]
-    assert threads(program.pid) > 1
     assert further_heaps(maps.read_text()) == 0
 
 

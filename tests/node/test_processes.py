@@ -106,3 +106,19 @@ def test_a_refresh_reads_wanted_processes_again() -> None:
     assert table._view.entries[os.getpid()] is before
     table.refresh([os.getpid()])
     assert table._view.entries[os.getpid()].read_s > before.read_s
+
+
+def test_the_users_of_a_file_are_those_that_map_it(region: Region) -> None:
+    table = ProcessTable()
+    table.refresh()
+    device, inode = table.identity(region)
+    assert [user.process.pid for user in table.users_of((device, inode))] == [os.getpid()]
+    assert table.users_of((device, inode + 1)) == ()
+
+
+def test_what_a_process_mapped_after_it_was_read_is_not_known() -> None:
+    table = ProcessTable()
+    table.refresh()
+    read_s = table._view.entries[os.getpid()].read_s
+    assert table.unread_since([os.getpid()], None, read_s - 1) == set()
+    assert os.getpid() in table.unread_since([os.getpid()], None, read_s + 1)

@@ -29,7 +29,7 @@ def test_it_is_set_and_taken_away_and_every_handle_sees_it(tmp_path: Path, layou
         assert not reader.burst
         change = region.set_burst(True)
         assert (change.field, change.before, change.after) == ("burst", 0, 1)
-        assert str(change) == f"{path}: burst 0 -> 1"
+        assert str(change) == f"{path}: burst off -> on"
         assert reader.burst
         assert region.set_burst(True).before == 1
         with hami.open_region(path) as third:
@@ -125,7 +125,7 @@ def test_limits_set_get_and_show_know_it(tmp_path: Path) -> None:
     answer = call("limits", "set", path, "--burst")
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout == "burst off -> on, at once, also in running processes\n"
-    assert call("limits", "set", path, "--burst").stdout == "burst on (unchanged)\n"
+    assert call("limits", "set", path, "--burst").stdout == "burst on -> on (unchanged)\n"
     assert "burst" in call("limits", "get", path).stdout
     assert json.loads(call("limits", "get", path, "--json").stdout)["burst"] is True
     assert re.search(r"^sm-limiting +on, burst$", call("show", path).stdout, re.MULTILINE)

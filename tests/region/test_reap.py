@@ -13,8 +13,10 @@ from reaping import reap_in_time
 from slot_bytes import WITH_SEQLOCK, pids, slot_bytes
 from support.actors import Actor, MakeActor, map_libvgpu
 from support.region_file import RegionFile, RegionFileFactory
+from support.wait import eventually
 
 from libhamiregion import Layout, ProcessNotInRegion, ReapedSlot, open_region
+from libhamiregion.layouts import SLOT_CAPACITY
 
 pytestmark = needs_first_namespace
 
@@ -28,6 +30,20 @@ def attached(make: MakeActor, file: RegionFile, nbytes: int) -> Actor:
     process("attach")
     process("slot.charge", 0, nbytes)
     return process
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_full_table_of_dead_processes_has_room_again(file: RegionFile, status: int) -> None:
+    """A process of libvgpu that finds the table full ends before it looks for the dead."""
+    for slot in range(SLOT_CAPACITY):
+        file.put("slot_pid", DEAD + slot, slot=slot)
+        file.put("slot_status", status, slot=slot)
+    file.put("proc_num", SLOT_CAPACITY)
+    with open_region(file, writable=True) as region:
+        reap_in_time(region)
+        eventually(lambda: region.reap() == () and pids(file) == [])
+        with region.attach():
+            assert pids(file) == [os.getpid()]
 
 
 def test_nothing_moves_under_a_live_process_in_no_layout(

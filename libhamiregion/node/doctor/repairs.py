@@ -221,7 +221,7 @@ class _RegionRepair:
             alive = [
                 (usage, process)
                 for usage, process in look(self._node, self._container).alive
-                if finding.pid in {None, usage.pid} and processes.is_running(process)
+                if finding.pid in {None, usage.pid} and not processes.ended([process])
             ]
             wrong = [(usage, process) for usage, process in alive if usage.host_pid != process.pid]
             if finding.pid is not None and not alive:
