@@ -85,13 +85,11 @@ static enum script script_for(struct scene *scene, int point)
         return TAKES_OVER;
     if (point <= HR_AT_UNLOCK_WOKEN)
         return other || scene_has_seqlock(scene) ? LOCKS : ACCOUNTS;
-    if (is_between(point, HR_AT_SLOT_BYTE_LOCKED, HR_AT_ATTACH_COUNT_STORED))
+    if (is_between(point, HR_AT_SLOT_BYTE_LOCKED, HR_AT_ATTACH_COUNT_STORED) ||
+        point == HR_AT_REMOVE_COUNT_STORED)
         return ATTACHES;
     if (is_between(point, HR_AT_CHARGE_SEQLOCK_ODD, HR_AT_RELEASE_SEQLOCK_EVEN))
         return ACCOUNTS;
-    /* While others live only who leaves by itself removes a slot. */
-    if (point == HR_AT_REMOVE_COUNT_STORED)
-        return scene->crowded ? ATTACHES : REAPS;
     if (is_removal(point) && has_still_guest(scene))
         return REAPS_ONCE;
     if (is_removal(point))
