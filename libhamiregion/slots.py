@@ -397,8 +397,9 @@ class Slots(Handle):
         """Free the slots of dead processes, whose memory still counts against the limit.
 
         Dead is proved through /proc: no process that maps this very file has that pid in any of
-        its namespaces. No slot is ever moved or removed: a dead one is emptied where it is.
-        Seqlocks that the dead left odd are mended.
+        its namespaces. No slot is ever moved: a dead one is emptied where it is. A full table
+        whose processes are all dead is emptied as a whole. Seqlocks that the dead left odd are
+        mended.
 
         Args:
             pids: Pids of the container's namespace; None means all that are proved dead.
@@ -416,8 +417,7 @@ class Slots(Handle):
                 been freed, and are its `done`.
             ProcessNotInRegion: One of `pids` has no slot; nothing was done.
             SearchCutShort: Slots could not be judged, because /proc was not searched to its end;
-                the others have been freed, and are its `done`. A later call of this process goes
-                on from there, so it is worth trying again.
+                the others have been freed, and are its `done`.
             LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As `lock`.
 
         Shell: ``hamiregion reap FILE``.
