@@ -469,8 +469,7 @@ class Slots(Handle):
             The repaired processes, and those that may be counted wrongly and were left alone.
 
         Raises:
-            SearchCutShort: /proc was not searched to its end; its `done` is the result so far. A
-                later call of this process goes on from there, so it is worth trying again.
+            SearchCutShort: /proc was not searched to its end; its `done` is the result so far.
             LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As `lock`.
 
         Source: docs, The protocol (Orphaned slots).
