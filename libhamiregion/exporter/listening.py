@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_BACKLOG: Final = 128
+# Connections beyond these are lost, and their clients try again after 1, 3, 7 ... seconds.
+_BACKLOG: Final = 1024
 # The kernel keeps as much for each slow client; without a bound some 4 MiB.
 _SEND_BUFFER_BYTES: Final = 256 * 1024
 _ADDRESS: Final = re.compile(

@@ -23,6 +23,7 @@ from support.region_file import RegionFile
 
 from libhamiregion import (
     AmbiguousLayout,
+    LaunchesWouldStop,
     Layout,
     LimitBelowUsage,
     LimitChange,
@@ -209,7 +210,9 @@ def check_edits(region: Region) -> None:
         lambda: region.set_sm_limit(17),
     ):
         result = attempt(call)
-        assert isinstance(result, (tuple, LimitChange, LimitBelowUsage, LimitConflict))
+        assert isinstance(
+            result, (tuple, LimitChange, LimitBelowUsage, LimitConflict, LaunchesWouldStop)
+        )
     device = region.device_indices[-1]
     region.set_memory_limit(777, device=device, force=True)
     assert region.memory_limit(device) == 777
