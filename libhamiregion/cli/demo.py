@@ -101,7 +101,7 @@ class _Story:
         say("  It is a file; look at it from another terminal:")
         say(f"  hamiregion show --watch 1 {region.path}")
         say("  Four processes attach to it and allocate memory, as CUDA programs do.")
-        wait(1.6, lambda: self.granted > 24)
+        wait(1.7, lambda: self.granted > 24)
 
         say("\nThe first GPU shall have 2 GiB: hamiregion limits set FILE --device 0 --memory 2GiB")
         try:
@@ -122,7 +122,7 @@ class _Story:
         victim = self.container.processes[0]
         victim.kill()
         say(f"\nkill -9 {victim.pid}: it is dead, and its memory still counts.")
-        wait(1.1)
+        wait(1.2)
         reaped = {slot.pid: slot.memory_bytes for slot in region.reap()}
         say("\nhamiregion reap FILE proves it dead and frees its memory.")
         say(f"  {format_size(reaped[victim.pid])} are there for the others again.")
@@ -140,8 +140,8 @@ class _Story:
         return sum(process.refused for process in self.container.processes)
 
     def _wait(self, parts: float, until: Callable[[], bool] = lambda: True) -> None:
-        """Go on for so many sevenths of the time, and until `until` holds."""
-        end_s = time.monotonic() + parts * self.seconds / 7
+        """Go on for so many sixths of the time, and until `until` holds."""
+        end_s = time.monotonic() + parts * self.seconds / 6
         while (now_s := time.monotonic()) < end_s or not until():
             if now_s > self.deadline_s:
                 raise Failure("the processes of the demo are too slow; is the machine busy?")
