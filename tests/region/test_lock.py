@@ -76,7 +76,8 @@ def test_calls_that_take_the_lock_themselves_refuse_under_it(
     region_file: RegionFileFactory,
 ) -> None:
     file = region_file(Layout.V1_1)
-    file.add_process(0)  # for reap(), which takes the lock only where there is something to do
+    # For reap(), which takes the lock only if there is something to do.
+    file.add_process(NOBODY, {0: 1})
     with open_region(file, writable=True) as region:
         for call in TAKES_THE_LOCK_ITSELF.values():
             with region.lock(), pytest.raises(RuntimeError, match="this thread holds the lock"):

@@ -186,8 +186,7 @@ def test_an_interrupt_ends_a_wait(
 ) -> None:
     """Whoever presses Ctrl-C does not have to wait for a timeout."""
     file = region_file(Layout.V1_1)
-    file.add_process(NOBODY)
-    file.add_process(0)
+    file.add_process(NOBODY, {0: 1})
     bystander, waiter = actor(file), actor(file)
     if "slot" in call:
         waiter("attach", timeout_s=60)

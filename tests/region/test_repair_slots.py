@@ -568,7 +568,8 @@ def test_stale_slots_of_the_dead_are_no_orphans(file: RegionFile, actor: MakeAct
 def test_a_repair_waits_for_the_lock_as_long_as_it_was_told(
     file: RegionFile, actor: MakeActor
 ) -> None:
-    file.add_process(0)  # reap() takes the lock only where there is something to do
+    # reap() takes the lock only if there is something to do.
+    file.add_process(DEAD, {0: 1})
     hold(file, actor(file).pid)
     with open_region(file, writable=True) as region:
         with pytest.raises(LockTimeout):
