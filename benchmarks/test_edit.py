@@ -22,23 +22,23 @@ def region(region_path: Path) -> Iterator[hami.Region]:
 
 
 def test_set_memory_limit(region: hami.Region, timed: Callable[..., Any]) -> None:
-    def edit() -> tuple[hami.LimitChange, ...]:
+    def edit() -> hami.LimitChange:
         return region.set_memory_limit(LIMIT_BYTES, device=0)
 
-    (change,) = timed(edit, work="set_memory_limit(), one device", budget_us=1.8)
+    change = timed(edit, work="set_memory_limit(), one device", budget_us=3)
     assert change.after == LIMIT_BYTES == region.memory_limit(0)
 
 
 def test_set_memory_limit_of_all_devices(region: hami.Region, timed: Callable[..., Any]) -> None:
     changes = timed(
-        region.set_memory_limit, LIMIT_BYTES, work="set_memory_limit(), both devices", budget_us=1.8
+        region.set_memory_limit, LIMIT_BYTES, work="set_memory_limit(), both devices", budget_us=3
     )
     assert [change.after for change in changes] == [LIMIT_BYTES, LIMIT_BYTES]
     assert [region.memory_limit(device) for device in (0, 1)] == [LIMIT_BYTES, LIMIT_BYTES]
 
 
 def test_set_memory_limit_from_text(region: hami.Region, timed: Callable[..., Any]) -> None:
-    def edit() -> tuple[hami.LimitChange, ...]:
+    def edit() -> hami.LimitChange:
         return region.set_memory_limit("20GiB", device=0)
 
     timed(edit, work='set_memory_limit("20GiB"), one device')
@@ -48,10 +48,10 @@ def test_set_memory_limit_from_text(region: hami.Region, timed: Callable[..., An
 def test_compare_and_set(region: hami.Region, timed: Callable[..., Any]) -> None:
     region.set_memory_limit(LIMIT_BYTES, device=0)
 
-    def edit() -> tuple[hami.LimitChange, ...]:
+    def edit() -> hami.LimitChange:
         return region.set_memory_limit(LIMIT_BYTES, device=0, expected=LIMIT_BYTES)
 
-    (change,) = timed(edit, work="set_memory_limit(expected=), one device")
+    change = timed(edit, work="set_memory_limit(expected=), one device")
     assert change.after == LIMIT_BYTES == region.memory_limit(0)
     region.set_memory_limit(2 * LIMIT_BYTES, device=0)
     with pytest.raises(hami.LimitConflict):
@@ -60,7 +60,7 @@ def test_compare_and_set(region: hami.Region, timed: Callable[..., Any]) -> None
 
 
 def test_set_sm_limit(region: hami.Region, timed: Callable[..., Any]) -> None:
-    def edit() -> tuple[hami.LimitChange, ...]:
+    def edit() -> hami.LimitChange:
         return region.set_sm_limit(50, device=0)
 
     timed(edit, work="set_sm_limit(), one device")
