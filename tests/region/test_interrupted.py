@@ -78,12 +78,16 @@ class Timer:
     def interrupt(self, work: Callable[[], object], longest_s: float, bursts: int) -> None:
         """Do the work, or as much of it as it comes to."""
         first = self._chance.uniform(1e-6, longest_s)
+        # One more for each of three: the later ones may come while an earlier one is handled.
         try:
             try:
-                self._left = bursts
-                signal.setitimer(signal.ITIMER_REAL, first)
-                work()
-            finally:
+                try:
+                    self._left = bursts
+                    signal.setitimer(signal.ITIMER_REAL, first)
+                    work()
+                finally:
+                    self._left = 0
+            except Interrupted:
                 self._left = 0
         except Interrupted:
             self._left = 0
