@@ -1,6 +1,7 @@
 """Waiting for a region that is not there yet."""
 
 import signal
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,9 +30,11 @@ def test_a_region_is_opened_once_it_has_been_created(tmp_path: Path) -> None:
     path = tmp_path / "usage.cache"
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(open_region, path, writable=True, timeout_s=PATIENCE_S)
-        for content in (None, b"", bytes(1000), bytes(2_008_953)):
-            if content is not None:
-                path.write_bytes(content)
+        assert not opening.done()
+        path.touch()
+        for size in (0, 1000, 2_008_953):
+            # As libvgpu does it: a file that becomes shorter would be stale.
+            os.truncate(path, size)
             assert not opening.done()
         create_region(tmp_path / "made", memory_limits=[5])
         (tmp_path / "made").rename(path)
