@@ -1,7 +1,7 @@
 """Waiting for a region that is not there yet."""
 
-import signal
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
