@@ -212,3 +212,12 @@ def api() -> Iterator["FakeApi"]:
 
     with FakeApi() as api:
         yield api
+
+
+@pytest.fixture
+def bystander() -> Iterator[int]:
+    """A process of the host, outside every container."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process.pid
+    process.kill()
+    process.wait()

@@ -1,6 +1,5 @@
 """What the driver says: GPUs, MIG devices, and processes, with a region and without."""
 
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,15 +30,6 @@ HOST = {
 def node(tmp_path: Path) -> Iterator[GpuNode]:
     with gpu_nodes(tmp_path) as made:
         yield made
-
-
-@pytest.fixture
-def bystander() -> Iterator[int]:
-    """A process of the host that has to do with no container."""
-    process = subprocess.Popen(["sleep", "600"])
-    yield process.pid
-    process.kill()
-    process.wait()
 
 
 @pytest.fixture

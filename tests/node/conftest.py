@@ -3,6 +3,9 @@
 import sys
 from pathlib import Path
 
+import pytest
+from node_root import Root
+
 sys.path[:0] = [str(Path(__file__).parents[1] / "integration")]
 
 from integration.conftest import (  # noqa: E402, F401 (after the path)
@@ -17,3 +20,9 @@ from integration.conftest import (  # noqa: E402, F401 (after the path)
     scene,
     start,
 )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    """The containers' directories of the test's own node, empty."""
+    return Root(tmp_path / "containers")

@@ -3,7 +3,7 @@
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,6 @@ from libhamiregion.node import MissingReason, Node, directories
 from libhamiregion.node.containers import MissingRegion
 
 STATIC_POD = "5f2c1b1a9f6d4c0e8a7b6c5d4e3f2a1b"
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Root:
-    return Root(tmp_path / "containers")
-
-
-@pytest.fixture
-def node(root: Root) -> Iterator[Node]:
-    with Node(root) as node:
-        yield node
 
 
 # ---- names ----

@@ -1,8 +1,6 @@
 """Which of the files of a container's directory is its region."""
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from node_root import Root, only, opened, reason, refresh, touch
@@ -11,17 +9,6 @@ from support.region_file import RegionFile, truncate
 from libhamiregion import Layout, RegionClosed, RegionNotFound, create_region
 from libhamiregion.node import MissingReason, Node, directories
 from libhamiregion.region import open_in_container
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Root:
-    return Root(tmp_path / "containers")
-
-
-@pytest.fixture
-def node(root: Root) -> Iterator[Node]:
-    with Node(root) as node:
-        yield node
 
 
 def test_the_newest_that_is_a_region_counts_and_the_others_are_told(root: Root, node: Node) -> None:

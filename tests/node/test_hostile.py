@@ -6,7 +6,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,6 @@ from libhamiregion import Layout, create_region
 from libhamiregion.node import Node, directories, procfs
 
 RACER = Path(__file__).with_name("racing_container.py")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Root:
-    return Root(tmp_path / "containers")
-
-
-@pytest.fixture
-def node(root: Root) -> Iterator[Node]:
-    with Node(root) as node:
-        yield node
 
 
 class Racer:

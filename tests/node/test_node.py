@@ -6,7 +6,6 @@ import os
 import pickle
 import resource
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,17 +29,6 @@ from libhamiregion.node import (
     directories,
 )
 from libhamiregion.node import node as node_module
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Root:
-    return Root(tmp_path / "containers")
-
-
-@pytest.fixture
-def node(root: Root) -> Iterator[Node]:
-    with Node(root) as node:
-        yield node
 
 
 def test_a_snapshot_has_a_row_per_container_with_a_region(root: Root, node: Node) -> None:

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +41,6 @@ from libhamiregion.node import (
 from libhamiregion.plan import PlanFile, PlanReconciler
 
 pytestmark = needs_first_namespace
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Root:
-    return Root(tmp_path / "containers")
-
-
-@pytest.fixture
-def node(root: Root) -> Iterator[Node]:
-    with Node(root) as node:
-        yield node
 
 
 def states(observation: Observation) -> dict[int, str]:

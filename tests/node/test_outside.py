@@ -29,11 +29,6 @@ SCENES = Path(__file__).with_name("outside_scenes.py")
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Root:
-    return Root(tmp_path / "containers")
-
-
-@pytest.fixture
 def node(root: Root) -> Iterator[Node]:
     with Node(root, outside=True) as node:
         yield node

@@ -34,15 +34,6 @@ def node(tmp_path: Path) -> Iterator[GpuNode]:
         yield made
 
 
-@pytest.fixture
-def bystander() -> Iterator[int]:
-    """A process of the host that has to do with no container."""
-    process = subprocess.Popen(["sleep", "600"])
-    yield process.pid
-    process.kill()
-    process.wait()
-
-
 def by_host_pid(rows: tuple[NodeProcess, ...]) -> dict[int | None, NodeProcess]:
     found = {row.host_pid: row for row in rows}
     assert len(found) == len(rows)

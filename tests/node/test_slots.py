@@ -1,7 +1,6 @@
 """`Node.slots`: which slots are of live processes, told often and at little cost."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,17 +21,6 @@ from libhamiregion.node import (
 )
 
 pytestmark = needs_first_namespace
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Root:
-    return Root(tmp_path / "containers")
-
-
-@pytest.fixture
-def node(root: Root) -> Iterator[Node]:
-    with Node(root) as node:
-        yield node
 
 
 def told(node: Node) -> SlotStates:
