@@ -60,7 +60,7 @@ def test_a_minute_of_the_whole_process(
     only_hami: bool,
     passes: float,
 ) -> None:
-    """Scraped every 15 s with gzip, beside 1,024 processes: HAMi's monitor takes about one pass."""
+    """Scrape every 15 s with gzip, with 1,024 processes: HAMi's monitor takes about one pass."""
     arguments = ["--collector", "nvml"] if only_hami else []
     own = Path(tempfile.mkdtemp(dir=directory))
 

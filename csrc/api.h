@@ -135,7 +135,7 @@ enum hr_reason {
                                   HR_EREADONLY: no locks and no slots in this layout */
     HR_REASON_SAME_PID,        /* HR_EATTACHED: a live process of another pid namespace has `found`,
                                   this process's pid, in the region */
-    HR_REASON_UNWATCHED,       /* nobody has signed, and that was not watched for long enough */
+    HR_REASON_UNWATCHED,       /* the lock is not signed, and was not watched for long enough */
     HR_REASON_RECOVERING       /* another recovery was at it all the time */
 };
 
@@ -168,7 +168,7 @@ enum hr_open_flags {
      * until it ends: for a process that may have libvgpu loaded too (CAVEATS). */
     HR_KEEP = 2,
     /* Beside one of these: follow no link to the file's directory either, neither now nor when the
-     * handle looks at the file again.  For a directory that somebody hostile can replace. */
+     * handle checks the file again.  For a directory that a hostile process can replace. */
     HR_NO_LINK = 4
 };
 
@@ -214,8 +214,8 @@ void hr_get_info(const hr_region *region, struct hr_info *out);
 int hr_is_stale(hr_region *region, struct hr_error *error);
 
 /*
- * Whether the SM limits of the region are soft: programs that run under this library then use what
- * nobody else on the GPU does.  libvgpu knows no such thing and holds the limits.  Kept behind the
+ * Whether the SM limits of the region are soft: programs that run under this library then use the
+ * GPU's idle time.  libvgpu has no soft limits and holds its processes to them.  Kept behind the
  * structure, from layout 1.1 on; 0 in older layouts.
  *
  * hr_read_burst() returns 1 or 0, hr_set_burst() what it was before; or HR_ECLOSED, HR_EFORKED,
@@ -268,7 +268,7 @@ int hr_create(const char *path, const struct hr_create_spec *spec, struct hr_err
  * reaches the highest of them.
  *
  * Settled means: every number was read twice and found unchanged; between the two
- * looks the region's semaphore was free (1, and nobody signed for it); the slot's
+ * reads the region's semaphore was free (1, and not signed); the slot's
  * seqlock was even and unchanged, and its totals are the sums of their kinds.  Then
  * the copy is the state at one moment at which no writer was inside.  What did not
  * settle within the budget (HR_SNAPSHOT_BUDGET_NS) is returned all the same, and
@@ -304,7 +304,7 @@ struct hr_process {
 struct hr_usage {
     uint64_t total;                 /* bytes; what counts against the limit */
     uint64_t context, module, data; /* bytes */
-    uint64_t offset;                /* bytes; libvgpu keeps it, nobody uses it */
+    uint64_t offset;                /* bytes; written by libvgpu, read by no program */
     uint64_t monitor;               /* bytes, the driver's figure */
     uint64_t sm, enc, dec;          /* percent */
 };
@@ -468,8 +468,8 @@ enum hr_edit_kind {
 
 enum hr_edit_flags {
     /* Of one edit: */
-    HR_EXPECT = 1,  /* compare-and-set: only where `expected` stands */
-    HR_PERCENT = 2, /* HR_MEMORY: `value` is a percentage of what stands there */
+    HR_EXPECT = 1,  /* compare-and-set: only if the value is `expected` */
+    HR_PERCENT = 2, /* HR_MEMORY: `value` is a percentage of the present limit */
     /* Of the call: */
     HR_FORCE = 4,   /* allow what would harm running processes, and any device */
     HR_DRY_RUN = 8, /* check everything, store nothing */
@@ -554,8 +554,8 @@ int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t r
 int hr_lock(hr_region *region, uint64_t timeout_ns, struct hr_error *error);
 
 /*
- * Give back what hr_lock() has taken, from any thread.  HR_EBUSY: nobody holds it so, though
- * another call of this handle may.  HR_ELOST: it was taken away meanwhile.
+ * Give back what hr_lock() has taken, from any thread.  HR_EBUSY: no caller holds it, though
+ * a call of this handle may.  HR_ELOST: it was taken away meanwhile.
  */
 int hr_unlock(hr_region *region, struct hr_error *error);
 /* Give it back if this thread has it, else HR_EBUSY: after an exception of a signal's handler. */
@@ -581,8 +581,8 @@ int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state 
 
 enum hr_recovered {
     HR_RECOVERED_OWNER = 1,     /* a dead owner's lock was given back */
-    HR_RECOVERED_OWNERLESS = 2, /* nobody had signed for it */
-    HR_RECOVERED_VALUE = 4,     /* the semaphore contradicted its owner, or stood above 1 */
+    HR_RECOVERED_OWNERLESS = 2, /* the lock was taken and not signed */
+    HR_RECOVERED_VALUE = 4,     /* the semaphore contradicted its owner, or was above 1 */
     HR_RECOVERED_POSTINIT = 8   /* sem_postinit was given back */
 };
 
@@ -597,10 +597,10 @@ struct hr_recovery {
 };
 
 /*
- * Repair the lock where there is proof that nobody holds it: the owner is dead;
- * nobody has signed, or something that cannot be judged, and nobody else has the file
- * open; nobody has signed and that stood unchanged for HR_OWNERLESS_NS; or the value
- * contradicts the owner.  sem_postinit, which nobody signs, likewise, after HR_POSTINIT_NS.
+ * Repair the lock if it is proved to have no holder: the owner is dead; the lock is not signed,
+ * or its signature cannot be judged, and no other process has the file open; it was not signed
+ * and unchanged for HR_OWNERLESS_NS; or the value contradicts the owner.  sem_postinit, which is
+ * never signed, likewise, after HR_POSTINIT_NS.
  *
  * The call watches an unsigned lock for `watch_ns` at most.  A dead holder's lock
  * is taken over and then given back: being killed meanwhile leaves the next dead holder.
@@ -620,7 +620,7 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
 /*
  * Take a slot for this process, under the lock.  A slot that has its pid already
  * is a dead predecessor's, or its own of before; it is emptied and taken.  Else an emptied one
- * is used again, where that is worth a look at /proc, or one at the end is taken, beyond all
+ * is used again, if that is worth a search of /proc, or one at the end is taken, beyond all
  * in which a live process may be writing.  One attachment per handle, and one handle
  * per process and region: HR_EATTACHED; with error.reason HR_REASON_FOREIGN_MAPPING another
  * library in this process, libvgpu, has the region mapped; with HR_REASON_SAME_PID a live process
@@ -746,7 +746,7 @@ int hr_read_mapped_files(int proc, uint32_t pid, uint64_t start_time_ticks,
 enum hr_slot_repaired {
     HR_REPAIR_DONE = 1, /* the process counts once, in its own slot */
     HR_REPAIR_LEFT,     /* it may not, and there is no proof of which slot is its own */
-    HR_REPAIR_CUT_SHORT /* the search of /proc was cut short before that could be told */
+    HR_REPAIR_CUT_SHORT /* the search of /proc was cut short before a proof */
 };
 
 struct hr_slot_repair {
@@ -772,7 +772,7 @@ int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint6
 /* ---- The core limiter -------------------------------------------------- */
 
 #define HR_LIMITER_PERIOD_NS 120000000u /* between two ticks */
-#define HR_LIMITER_NAP_NS 10000000u     /* between two looks at an empty bucket */
+#define HR_LIMITER_NAP_NS 10000000u     /* between two reads of an empty bucket */
 
 /* Bounds that keep all sums within int64; the largest GPUs have 2^8 and 2^11. */
 #define HR_LIMITER_MAX_SM_COUNT 65536u

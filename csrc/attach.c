@@ -112,7 +112,7 @@ static int take_slot(hr_region *region, const struct hr_evidence *evidence, int3
                 hr_settle_stepped_over(region, view, count, index);
             return HR_OK;
         }
-        /* libvgpu removes slots beside the lock: each round is one that it has removed. */
+        /* libvgpu removes slots without the lock: each round is one that it has removed. */
         hr_set_slot_pid(region, slot, 0);
     }
     return hr_fail_code(HR_ETIMEOUT);
@@ -341,7 +341,7 @@ static int detach_work(void *argument)
     /* Also where ours has lost its mark: all that has our pid and no other process's mark. */
     attachment->index = index < 0 ? HR_SLOTS : (uint32_t)index;
     give_up_others(region, region->own.pid, attachment, NULL, count);
-    /* libvgpu, which removes dead slots beside the lock, has never had reason to take this one for
+    /* libvgpu, which removes dead slots without the lock, has never had reason to take this one for
      * dead: so it may go.  Another stays where it is, with our pid, while we live. */
     if (index == (int32_t)old && index == count - 1 && attachment->is_appended &&
         hr_swap_proc_num(region, count, index))
@@ -400,7 +400,7 @@ int hr_leave_region(hr_region *region, uint64_t deadline_ns)
     struct hr_error detail;
     hr_last_error(&detail);
     detail.wanted = bytes;
-    /* Nobody accounts in the slot any more: others may reap it. */
+    /* This process no longer accounts in the slot: others may reap it. */
     hr_unlock_bytes(region, &region->own.attachment->byte);
     return hr_fail(&detail);
 }

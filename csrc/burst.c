@@ -3,7 +3,7 @@
 
 #include "lock.h"
 
-/* Any other value is off: nobody else writes there, but nobody is bound not to. */
+/* Any other value is off: no other program is known to write there, but one may. */
 #define BURST_ON 0x74737262 /* "brst" */
 
 /*

@@ -78,10 +78,7 @@ static inline void hr_pause(void)
 
 /* ---- Errors, clocks ---------------------------------------------------------------------- */
 
-/*
- * What every part of the core stands on: how a failure is recorded, the clock, and
- * short sleeps.
- */
+/* Failures, clocks and short sleeps, for all files of the core. */
 
 /*
  * Record why this thread's call fails, and return the code.  Public functions copy that into their
@@ -172,9 +169,9 @@ void hr_guard_spaced_runs(void);
 typedef int hr_guarded_work(void *argument);
 
 /*
- * Run `work(argument)` and return what it returns; HR_ESTALE if it touched a
- * page of [base, base + bytes) that cannot be had, mostly because the file no longer
- * has it.  What the work stored through `argument` before the fault stays.  The
+ * Run `work(argument)` and return its result; HR_ESTALE if it touched a page of
+ * [base, base + bytes) that is not available, mostly because the file became
+ * shorter.  What the work stored through `argument` before the fault stays.  The
  * work must not hold a resource that only its own end would release.
  */
 int hr_guard_run(const void *base, size_t bytes, hr_guarded_work *work, void *argument);
@@ -207,10 +204,10 @@ struct hr_lock_part {
     /* The gate lets one thread of this handle at a time go for the lock. */
     _Atomic uint32_t gate;         /* 0 free, 1 taken, 2 taken and waited for */
     _Atomic uintptr_t gate_thread; /* hr_thread_id() of the one that has it */
-    _Atomic bool held;             /* the region's lock is ours; other handles look at this too */
+    _Atomic bool held;             /* this handle holds the region's lock; other handles read it */
     _Atomic uint64_t turn;         /* how often the lock has been taken */
-    /* hr_lock() has left it to its caller.  Who clears this gives the lock back, also from another
-     * thread; else nobody may, though a call may be under the lock now. */
+    /* The caller of hr_lock() holds the lock.  The thread that clears this gives the lock back.
+     * While it is false, only a call that is under the lock may do so. */
     _Atomic bool handed_out;
     uint64_t signature;            /* what owner_pid is signed with this time */
     uint64_t numbers;              /* the first of this handle's signatures (region.h), or 0; also
@@ -221,8 +218,8 @@ struct hr_lock_part {
 
 /* What attach.c keeps in each handle: this process's own slot.  Touched under the gate. */
 struct hr_own_slot {
-    /* That stands in it; 0 = not attached.  Searches for others' slots look at it beside the gate,
-     * to leave out our own: which of two values they find does not matter. */
+    /* The pid in the slot; 0 = not attached.  Searches for others' slots read it without the gate,
+     * to leave out our own: either of two values is right for them. */
     _Atomic int32_t pid;
     struct hr_attachment *attachment; /* NULL = not attached */
     _Atomic bool is_claimed; /* by this handle, the only one of the process; set under fork lock */
@@ -327,8 +324,8 @@ int hr_run(hr_region *region, hr_guarded_work *work, void *argument);
 /* Run the work inside the fault guard, for a call that has entered. */
 int hr_run_entered(const hr_region *region, hr_guarded_work *work, void *argument);
 
-/* The same, but what the fault guard returned is for the caller to explain, once it holds no lock
- * that a look at a file system could keep. */
+/* As hr_run_entered(), but the caller explains the guard's code, once it holds no lock: that asks
+ * a file system, which may not answer. */
 int hr_run_unexplained(const hr_region *region, hr_guarded_work *work, void *argument);
 
 /*
@@ -346,9 +343,9 @@ int hr_stat_file(const hr_region *region, struct stat *status);
 
 /*
  * Before the number at `offset`, one of those behind the slots, is trusted or replaced.  Where a
- * file was cut within its last page there is no signal: that page's rest reads as 0, and takes what
- * is stored.  So where it is 0, and all that follows, this looks at the file: HR_ESTALE if it is
- * too short.
+ * file was cut within its last page there is no signal: the page's rest reads as 0, and stores to
+ * it succeed.  So if it and all that follows are 0, this asks for the file's size: HR_ESTALE if it
+ * is too short.
  */
 int hr_check_end(const hr_region *region, uint32_t offset);
 
@@ -423,7 +420,7 @@ int hr_read_consistently(void *reading);
 
 /* From a path to an open, proven region file. */
 
-/* What stands in front of a file with version fields, as one number. */
+/* The two version fields at the start of a file, as one number. */
 static inline uint64_t hr_version(uint32_t major_version, uint32_t minor_version)
 {
     return (uint64_t)major_version << 32 | minor_version;

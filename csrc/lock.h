@@ -53,7 +53,7 @@ static inline bool hr_is_marked(uint64_t owner)
            (uint32_t)owner - 1 < INT32_MAX;
 }
 
-/* What libvgpu sees of a signature: a pid, or a number; anything else as it stands. */
+/* What libvgpu sees of a signature: a pid, or a number; anything else unchanged. */
 static inline uint64_t hr_owner_pid(uint64_t owner)
 {
     return hr_is_marked(owner) ? (uint32_t)owner : owner;
@@ -76,8 +76,8 @@ int hr_lock_bytes(const hr_region *region, short type, off_t start, off_t length
                   struct hr_byte_lock *out);
 
 /*
- * Lock those of these bytes against writing that nobody has locked for it, and keep them all.
- * `is_locked` tells which they are.
+ * Lock for writing those of these bytes that are free, and keep them locked.  `is_locked` gets one
+ * flag a byte: whether this call locked it.
  */
 int hr_lock_free_bytes(const hr_region *region, const off_t *bytes, uint32_t count, bool *is_locked,
                        struct hr_byte_lock *out);
@@ -112,7 +112,7 @@ static inline uint32_t hr_sem_value(uint64_t word)
     return (uint32_t)word;
 }
 
-/* Both words, read one after the other: only a swap proves that they stood so together. */
+/* Both words, read one after the other: only a swap proves that both held at one moment. */
 struct hr_lock_words {
     uint64_t owner;
     uint64_t sem; /* value and waiters */
@@ -134,7 +134,7 @@ int hr_check_lockable(const hr_region *region);
 /* For a call that takes the lock: hr_check_lockable(), then hr_enter_to_write(). */
 int hr_enter_to_lock(hr_region *region);
 
-/* Inside the guard.  False: something else stands there, and nothing was changed. */
+/* Inside the guard.  False: the words differ from `from`, and nothing was changed. */
 bool hr_swap_lock(hr_region *region, struct hr_lock_words from, struct hr_lock_words to);
 
 /* For calls that have entered.  Between the two a call may store what only a holder may.

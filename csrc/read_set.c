@@ -3,7 +3,7 @@
 
 #include "internal.h"
 
-/* What stands in the place of the snapshot of a region that could not be read. */
+/* In place of the snapshot of a region that could not be read. */
 struct failure {
     struct hr_snapshot head;
     struct hr_error detail;

@@ -136,7 +136,7 @@ static void reap_slot(struct reap_call *call, int32_t index)
         return;
     hr_empty_slot(region, slot);
     /* The next newcomer of libvgpu up to 2.8.0 would loop for ever over pid 0.  And one of ours
-     * may not see that a pid is nobody's where the bytes have proved it. */
+     * cannot always see that the pid is dead where the bytes have proved it. */
     if (now.pid == 0 || now.mark != 0)
         hr_set_slot_pid(region, slot, HR_NOBODY);
     HR_POINT(REMOVE_USAGE_CLEARED);
@@ -196,7 +196,7 @@ static int reap_entered(struct reap_call *call, const char *proc, bool is_dry_ru
         code = search(call, proc);
     if (code != HR_OK)
         return code;
-    /* Nobody has to wait if there is nothing to do. */
+    /* The lock is not taken if there is nothing to do. */
     call->is_dry_run = true;
     code = hr_run_entered(call->region, reap_work, call);
     if (code < 0 || is_dry_run || !call->has_dead)

@@ -162,7 +162,7 @@ struct recovery {
     struct hr_lock_state state;
     struct hr_mappers mappers;
     uint64_t watch_ns;
-    /* While it is locked, nobody draws the number that was judged. */
+    /* While it is locked, no process draws the number that was judged. */
     struct hr_byte_lock judged_byte;
     bool alone;
 };
@@ -179,7 +179,7 @@ static bool is_as_judged(const struct recovery *recovery, struct hr_lock_words w
            hr_sem_value(words.sem) == recovery->state.value;
 }
 
-/* Nobody uses the file, for certain: this process neither, by another handle. */
+/* Proved: no process uses the file, nor does this one by another handle. */
 static bool is_mapped_by_nobody(const struct recovery *recovery)
 {
     const struct hr_mappers *mappers = &recovery->mappers;
@@ -262,7 +262,7 @@ static int sign_instead(struct recovery *recovery, int what)
     return HR_OK;
 }
 
-/* The owner is inside, so 0 is right, and its post makes that 1; or nobody is, and 1 is. */
+/* The owner is inside, so 0 is right, and its post makes that 1; or no process is, and 1 is. */
 static int set_value(struct recovery *recovery)
 {
     hr_region *region = recovery->region;

@@ -83,7 +83,7 @@ static bool is_name_or_seqlock(const struct hr_layout *layout, uint32_t offset)
     return offset == layout->slot_pid || offset == layout->slot_seqlock;
 }
 
-/* Word by word: a reader beside us must not see half of one. */
+/* Word by word: a concurrent reader must not see half of one. */
 void hr_empty_slot(const hr_region *region, unsigned char *slot)
 {
     const struct hr_layout *layout = region->layout;

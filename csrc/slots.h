@@ -17,13 +17,13 @@
  */
 
 /*
- * The name of a slot that belongs to nobody.  A pid of 0 among the slots in use hangs the
+ * The pid of a slot without a process.  A pid of 0 among the slots in use hangs the
  * next newcomer of libvgpu up to 2.8.0; no process ever has this one (pid_max is 2^22 at
  * most), so that all generations take the slot for a dead process's.
  */
 #define HR_NOBODY INT32_MAX
 
-/* The file's own generation accounts beside the lock, inside the slot's seqlock. */
+/* The file's own generation accounts without the lock, inside the slot's seqlock. */
 bool hr_has_seqlock(const hr_region *region);
 
 /*
@@ -34,7 +34,7 @@ bool hr_has_seqlock(const hr_region *region);
  */
 uint32_t hr_seqlock_offset(const hr_region *region);
 /*
- * A bit of that word that nobody counts to.  It stands in the slots of this library's processes
+ * A bit of that word that no counter reaches.  It is set in the slots of this library's processes
  * that have a mark (below); libvgpu's processes make the word 0 when they take a slot.
  */
 #define HR_MARK_FLAG (UINT64_C(1) << 62)
@@ -83,8 +83,8 @@ bool hr_is_in_use(const hr_region *region, int32_t index);
  * Marks of slots: the kernel's proof that a process of this library lives.
  *
  * An attached process keeps a byte of the file locked, HR_SLOT_BYTE + n, by a page that no child
- * inherits (lock.h), and has the number n in its slot: its mark.  Whoever can lock that byte
- * knows that the process is dead: without /proc, with hidepid, from any pid namespace.  libvgpu
+ * inherits (lock.h), and has the number n in its slot: its mark.  A process that can lock that
+ * byte knows that the other is dead: without /proc, with hidepid, from any pid namespace.  libvgpu
  * moves slots, and the mark goes with them; so the byte belongs to the process, never to a slot's
  * index.  docs/protocol.md tells all of it, and docs/models/marks.pml proves it.
  *
@@ -235,7 +235,7 @@ struct hr_attachment {
     uint64_t charged[HR_DEVICES][HR_KINDS];
 };
 
-/* What is known beside the table: NULL where nobody has looked. */
+/* Proofs from outside the table: NULL if none was gathered. */
 struct hr_evidence {
     const struct hr_table_view *view;
     const struct hr_judged_marks *marks; /* of the slots with our pid */

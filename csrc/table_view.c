@@ -260,7 +260,7 @@ int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_vi
 
 /* ---- Places for a newcomer --------------------------------------------------------- */
 
-/* Nobody has ever accounted there since a process took it. */
+/* No process has accounted there since it was taken. */
 static bool is_blank(const hr_region *region, int32_t index)
 {
     return hr_seqlock_of(region, index) == 0 &&
@@ -285,7 +285,7 @@ static bool may_be_unused_yet(const hr_region *region, int32_t index, int32_t co
     return true;
 }
 
-/* Whether a slot from the last one's end, `count`, on can be taken without a look at /proc. */
+/* Whether a slot from the last one's end, `count`, on can be taken without a search of /proc. */
 static bool is_end_free(const hr_region *region, int32_t index, int32_t count, int32_t pid)
 {
     if (index == HR_SLOTS || hr_seqlock_offset(region) == HR_ABSENT)

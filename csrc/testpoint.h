@@ -2,7 +2,7 @@
  * Named points at which tests kill this very process, to see what others make of
  * what it leaves behind.  Nothing at all is compiled in without HR_TESTPOINTS.
  *
- * Each point stands right after a store that others can see.
+ * Each point is right after a store that other processes can see.
  */
 #ifndef HR_TESTPOINT_H
 #define HR_TESTPOINT_H
