@@ -285,7 +285,7 @@ _MESSAGES: dict[int | tuple[int, int], str] = {
     (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_ALIVE): "the lock of {path} is held by a live "
     "process{here} ({owner})",
     (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_UNKNOWN): "whether the holder of the lock of {path} "
-    "lives cannot be told from here ({owner}): not all processes are visible; run as root on the "
+    "lives is not known here ({owner}): not all processes are visible; run as root on the "
     "host or in the container",
     (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_UNWATCHED): "the lock of {path} was left alone: it is "
     "not signed, so any process that maps the file may hold it; watch it for 10 s, the second "

@@ -34,7 +34,7 @@ class Layout(enum.Enum):
 
     @property
     def number(self) -> int:
-        """The core's number of this layout, as it stands in the column ``layout``."""
+        """The core's number of this layout, as in the column ``layout``."""
         return _NUMBERS[self]
 
     @property
@@ -44,7 +44,7 @@ class Layout(enum.Enum):
 
     @property
     def version(self) -> tuple[int, int] | None:
-        """The version that stands in the file; None where the layout has no such fields."""
+        """The version in the file; None if the layout has no such fields."""
         row = lib.hr_layouts[self.number]
         return (row.major_version, row.minor_version) if row.major_version else None
 

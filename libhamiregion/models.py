@@ -66,7 +66,7 @@ class ProcessUsage:
         pid: The pid in the container's pid namespace.
         host_pid: What libvgpu believes the host's pid to be; None where it found none. Often
             wrong, never to be trusted.
-        status: A `ProcessStatus`, or whatever other number stands there.
+        status: A `ProcessStatus`, or any other number in the file.
         devices: One entry per device of the snapshot, in the same order.
         settled: Whether the figures belong together; see `RegionSnapshot.settled`.
     """
@@ -151,7 +151,7 @@ class RegionSnapshot(_Lazy):
         utilization_switch: Whether SM limiting is on.
         recent_kernel: 2 after a launch, counted down by HAMi's monitor; -1 blocks launches.
         last_kernel_time_s: Unix seconds of the last launch; None where the layout has none.
-        owner_pid: The holder of the region's semaphore, 0 if nobody has signed for it.
+        owner_pid: The holder of the region's semaphore, 0 if it is not signed.
         settled: Whether all of it belongs to one moment: no writer was inside and nothing moved
             while it was read.
     """

@@ -251,7 +251,7 @@ def open_region(
         path: The region's file, for example
             ``/usr/local/vgpu/containers/<pod UID>_<container>/<uuid>.cache``.
         writable: Without it the mapping is read-only and nothing can be changed through it.
-        layout: Name the layout where it cannot be told; only `AmbiguousLayout` asks for it.
+        layout: Name of the layout if the file fits several; only `AmbiguousLayout` asks for it.
         timeout_s: How long to wait for a file that is not there yet, or is being created; 0 tries
             once.
 

@@ -253,7 +253,7 @@ class RegionTable:
         devices: One row per device that the region's snapshot would list.
         processes: One row per process slot in use.
         usages: One row per process and listed device.
-        identity: Name to one text per region: columns that frames have beside the path. Empty
+        identity: Name to one text per region: columns of frames, next to the path. Empty
             unless `with_identity` gave some.
     """
 

@@ -67,7 +67,7 @@ class SlotRepair:
         repaired: Live processes that were put right: each of them counts once, in the slot that it
             writes to.
         left: Live processes that may be counted wrongly and were left alone: which slot is theirs
-            cannot be told while they are idle. Repair again while they allocate or free memory.
+            is not known while they are idle. Repair again while they allocate or free memory.
     """
 
     repaired: tuple[int, ...]
@@ -495,5 +495,5 @@ class Slots(Handle):
 
 _WHY_KEPT: Final[dict[int, str]] = {
     lib.HR_REAP_ALIVE: "process {} is alive and keeps its slot",
-    lib.HR_REAP_UNKNOWN: "whether process {} lives cannot be told from here, so it keeps its slot",
+    lib.HR_REAP_UNKNOWN: "it is not known here whether process {} lives, so it keeps its slot",
 }

@@ -218,7 +218,7 @@ def format_size(nbytes: SupportsIndex) -> str:
     for name in _UNITS:
         whole, rest = divmod(number, unit)
         tenths = (10 * number + unit // 2) // unit
-        # 1023.96 MiB would round to "1024.0 MiB", which nobody writes.
+        # 1023.96 MiB would round to "1024.0 MiB", which is not a usual size.
         if tenths < 10240 or name == _UNITS[-1]:
             break
         unit *= 1024

@@ -32,7 +32,7 @@ class MissingReason(enum.Enum):
     NO_FILE = "no_file"
     #: The file is being created; it is empty, short, or without its magic.
     NOT_READY = "not_ready"
-    #: A link, FIFO, socket, directory or foreign file stands in its place.
+    #: A link, FIFO, socket, directory or foreign file is in its place.
     NOT_A_REGION = "not_a_region"
     #: A region of no layout that this version knows, or of several; or a damaged one.
     UNKNOWN_LAYOUT = "unknown_layout"
@@ -156,7 +156,7 @@ _REASONS = {
 
 
 def missing_for(error: RegionError | OSError) -> MissingRegion:
-    """The reason that an error stands for."""
+    """The reason of an error."""
     found = (reason for kind, reason in _REASONS.items() if isinstance(error, kind))
     return MissingRegion(next(found, MissingReason.FAILED), str(error))
 

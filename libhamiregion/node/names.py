@@ -149,7 +149,7 @@ class NodeNames:
             return ClaimName(found.namespace, found.claim, pods)
 
     def has_pod(self, pod_uid: str) -> bool | None:
-        """Whether kubelet has the pod's log directory now; None if that cannot be told.
+        """Whether kubelet has the pod's log directory now; None if unknown.
 
         False only if kubelet's directory can be listed and has other pods.
         """
@@ -281,7 +281,7 @@ class _Listing(Generic[T]):
         self.known = {}
         for found in map(self._parse, names):
             if found is not None:
-                # A UID stands for one pod: of two entries with the same key none counts.
+                # A UID names one pod: of two entries with the same key none counts.
                 self.known[found[0]] = None if found[0] in self.known else found[1]
 
 

@@ -85,7 +85,7 @@ class ContainerDetails:
 
 @attrs.frozen(eq=False)
 class Observation:
-    """What stands on a node at one moment. A value: later observations do not change it.
+    """The state of a node at one moment. A value: later observations do not change it.
 
     Containers carry their names: ``container.namespace``, ``.pod`` and ``.name``.
 

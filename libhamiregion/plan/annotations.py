@@ -131,7 +131,7 @@ def _rules(pod: NodePod) -> tuple[list[Rule], list[str]]:
             wrong.append(f"{ANNOTATION_PREFIX}{printable(key, _SHOWN)}: {error}")
         else:
             rules.append(Rule(attrs.evolve(select, pod_uid=pod.uid), limits, name))
-    # The more exactly a rule says what it means, the later it stands.
+    # The more exact a rule, the later its place.
     rules.sort(key=lambda r: (r.select.container is not None, r.select.device is not None))
     return rules, wrong
 

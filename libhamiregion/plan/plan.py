@@ -66,9 +66,8 @@ class Limits:
     """What a rule sets. A value that is left out stays as it is.
 
     Attributes:
-        memory_limit: Bytes, "6GiB", "80%", "unlimited" or None. A percentage is of what stands
-            there when the plan is applied; where a node is kept on a plan, of what stood there
-            before.
+        memory_limit: Bytes, "6GiB", "80%", "unlimited" or None. A percentage is of the limit
+            when the plan is applied, or of the limit before it if a node is kept on the plan.
         sm_limit: 1 to 100, "50%", "unlimited" or None.
         priority: Of the whole container: 0 is high, 1 is low.
 

@@ -89,7 +89,7 @@ class HistoryFacts:
         kind: ``"recording"`` or ``"prometheus"``.
         source: The file's path, or the address without credentials.
         node: The node's name; None if it is not about one node.
-        resolution_s: Sampling interval; of a Prometheus the step, which stands for all samples
+        resolution_s: Sampling interval; of a Prometheus the step, which covers all samples
             scraped in it.
         gpus: GPUs of the node by the driver, MIG devices one by one; None if not known.
         warnings: One sentence each for the reader of the report.

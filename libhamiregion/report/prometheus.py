@@ -66,7 +66,7 @@ class _Steps(NamedTuple):
 class PrometheusHistory:
     """The exporter's metrics of containers, from a Prometheus, or anything with its API.
 
-    Each step stands for all samples that were scraped in it: the highest and the average of the
+    Each step covers all samples that were scraped in it: the highest and the average of the
     memory used, the highest limit, the average utilisation. A step without samples is a gap.
     HAMi's monitor exports the same metrics, except SM limits.
 

@@ -51,7 +51,7 @@ class FakeProcess:
         numbers = (device, least, most, step, sm)
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"{__package__}.process", region, *map(str, numbers)],
-            # It ends when nobody has the other end of its input open any more.
+            # It ends when the other end of its input is closed.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -275,7 +275,7 @@ class FakeNode:
     ) -> FakeContainer:
         made = FakeContainer(namespace, pod, name, self.root, with_region=memory_limits is not None)
         made.directory.mkdir()
-        # As the device plugin makes it: whoever runs in the container may write there.
+        # As the device plugin makes it: every user of the container may write there.
         made.directory.chmod(0o777)
         self._logs(made).mkdir(parents=True)
         if made.region is not None and memory_limits is not None:

@@ -50,7 +50,7 @@ class NvmlState(str, enum.Enum):
 
     #: The sampler has not been opened, or has been closed.
     CLOSED = "closed"
-    #: The sampler was told not to ask for it.
+    #: The sampler does not ask for it.
     NOT_ASKED = "not_asked"
     #: nvidia-ml-py cannot be imported.
     PACKAGE_MISSING = "package_missing"
