@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
-from libhamiregion.errors import ProcessNotInRegion, RegionError, RegionNotFound, RegionStale
+from libhamiregion.errors import (
+    LockTimeout,
+    ProcessNotInRegion,
+    RegionError,
+    RegionNotFound,
+    RegionStale,
+)
 from libhamiregion.node.backoff import owner_of
 from libhamiregion.node.events import container_words, silent
 from libhamiregion.node.rows import NO_ROW, Join, driver_gap
@@ -42,6 +49,8 @@ _NVML_COLUMNS: Final = ("memory_used_bytes", *_FIELDS[1:])
 _UNKNOWN: Final[_Row] = (-1, -1, -1, -1)
 # The agent gives its tasks 5 s to give back.
 _GIVE_BACK_S: Final = 4.0
+# For the figures of one region: its lock may be held most of the time.
+_BUDGET_S: Final = 1.0
 
 
 @attrs.define(eq=False)
@@ -289,8 +298,10 @@ class UsageSync(Task):
 
     def stop(self) -> None:
         """Set the figures to 0 that still have the written value."""
-        with self._writing:
-            self._ended = True
+        self._ended = True
+        # A pass that waits for a region's lock writes no more after it.
+        if self._writing.acquire(timeout=_BUDGET_S):
+            self._writing.release()
         self._withdraw()
 
     def pending_cleanup(self) -> tuple[str, ...]:
@@ -329,7 +340,7 @@ class UsageSync(Task):
                     same = {each for each in old if now.get(each) == written.figures[each]}
                     self._store(region, dict.fromkeys(same, 0))
         for figure in figures:
-            del written.figures[figure]
+            written.figures.pop(figure, None)
 
     def _store(self, region: Region, figures: Mapping[_Figure, int]) -> list[SlotChange]:
         """Store figures; return the changes, also with a dry run."""
@@ -338,7 +349,11 @@ class UsageSync(Task):
         for (pid, index, place), value in figures.items():
             rows.setdefault((pid, index), [None] * len(_FIELDS))[place] = value
         changes: list[SlotChange] = []
+        deadline_s = time.monotonic() + _BUDGET_S
         for (pid, index), (memory, sm, enc, dec) in rows.items():
+            if time.monotonic() > deadline_s:
+                message = f"the lock of {region.path!r} is held too often to write the figures"
+                raise LockTimeout(message, path=region.path)
             with contextlib.suppress(ProcessNotInRegion):  # it has left
                 if memory is not None:
                     changes.append(region.set_monitor_used(pid, index, memory, **how))

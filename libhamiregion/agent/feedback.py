@@ -296,12 +296,19 @@ class Feedback(Task):
 
     # ---- the end ---------------------------------------------------------------------------------
 
+    def give_back(self) -> None:
+        """Give back the values that this process has written: no pass would do so by itself.
+
+        The next pass that succeeds writes them again.
+        """
+        written = [(key, each) for key, each in self._written.copy().items() if each.phrase()]
+        run_each(self._give_back, written, _GIVE_BACK_S)
+
     def stop(self) -> None:
         """Give back the values that this process has written, and the lock."""
         with self._writing:
             self._ended = True
-        self._written = {key: each for key, each in self._written.items() if each.phrase()}
-        run_each(self._give_back, list(self._written.items()), _GIVE_BACK_S)
+        self.give_back()
         self._lock.close()
 
     def pending_cleanup(self) -> tuple[str, ...]:

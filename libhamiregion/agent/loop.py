@@ -86,6 +86,9 @@ class Task(ABC):
     def run(self, observation: Observation) -> None:
         """Do one pass."""
 
+    def give_back(self) -> None:  # noqa: B027 (optional)
+        """Give back what must not outlive passes. Called when one has failed or is stuck."""
+
     def stop(self) -> None:  # noqa: B027 (optional)
         """Give back what must not outlive the task. Called once, with a time limit."""
 
@@ -268,6 +271,7 @@ class TaskRunner:
         except Exception as error:  # noqa: BLE001 (whatever it is, the agent goes on)
             self._failures[task.name] += 1
             reporter.failed("a pass failed", error)
+            task.give_back()
         else:
             reporter.recovered()
         finally:
@@ -281,6 +285,9 @@ class TaskRunner:
             stuck = set(self.stuck())
             for name in stuck - known:
                 self._reporters[name].emit("stuck", "a pass does not come to its end")
+            for task in self.tasks:
+                if task.name in stuck - known:
+                    task.give_back()
             known = stuck
         if finished is not None and not self._stopping.is_set():
             finished()

@@ -275,13 +275,21 @@ class StaleDirectoryCleaner(Task):
         gone = f"{_GONE}{os.urandom(8).hex()}"
         os.rename(name, gone, src_dir_fd=root, dst_dir_fd=root)
         try:
-            self._node.processes.refresh()
+            # Maps that were read before the rename prove nothing.
+            processes = self._node.processes
+            processes.refresh(
+                [each.pid for each in processes if each.pod_uid in {None, container.pod_uid}]
+            )
             with _opened(gone, root) as directory:
                 _, is_used = self._look(directory, container)
             if is_used or self._alive([container]):
                 raise _PodsUnknown("its pod is there again")
         except BaseException:
-            os.rename(gone, name, src_dir_fd=root, dst_dir_fd=root)
+            # A rename would replace the new, empty directory of a pod that is there again.
+            try:
+                os.stat(name, dir_fd=root, follow_symlinks=False)
+            except FileNotFoundError:
+                os.rename(gone, name, src_dir_fd=root, dst_dir_fd=root)
             raise
         return gone
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -250,10 +250,10 @@ def between(
     def arrange(happens: Callable[[], object]) -> None:
         refresh, pending = ProcessTable.refresh, [happens]
 
-        def late(table: ProcessTable) -> None:
+        def late(table: ProcessTable, wanted: Collection[int] = ()) -> None:
             if scene.quarantined() and pending:
                 pending.pop()()
-            refresh(table)
+            refresh(table, wanted)
 
         monkeypatch.setattr(ProcessTable, "refresh", late)
 
@@ -273,6 +273,22 @@ def test_a_pod_that_comes_back_at_the_last_moment_gets_its_directory_back(
     assert scene.quarantined() == []
     assert (directory / "usage.cache").read_bytes() == before
     assert f"{directory} was not removed: its pod is there again" in scene.events[0].message
+
+
+def test_a_new_directory_of_a_pod_that_comes_back_is_kept(
+    scene: StaleScene, between: Between
+) -> None:
+    """The container has it mounted: a rename over it would take it away."""
+    directory = scene.container()
+
+    def come_back() -> None:
+        scene.add_pod(directory.name.partition("_")[0])
+        directory.mkdir()
+
+    between(come_back)
+    until(scene.cleaner(), scene.saw("failed"))
+    assert len(scene.quarantined()) == 1
+    assert names(directory) == []
 
 
 def test_a_region_that_is_mapped_at_the_last_moment_is_in_use(

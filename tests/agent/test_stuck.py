@@ -122,6 +122,8 @@ def test_stuck_tasks_are_told_and_what_can_be_given_back_is(
     kill_over(dead.path.parent)
     # One task observes and hangs, and the others wait for it.
     eventually(lambda: health(url)[0] == 503 and bool(stuck_in(health(url)[1])))
+    # A feedback that is stuck blocks no launches.
+    eventually(lambda: low.get("recent_kernel") == 0)
     told = time.monotonic()
     assert agent.end(signal.SIGTERM) == 1
     assert time.monotonic() - told < on_this_machine_s(15)
