@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from libhamiregion import __version__
+from libhamiregion.node import NodeBusy
 from libhamiregion.node.observation import Observer
 from libhamiregion.text import error_text, printable
 
@@ -47,6 +49,7 @@ HAMI_VERSIONS = ("2.10", "2.11")
 _PAUSED = "_paused"
 _READY_AGE_S = 30.0
 _LINE = 400
+_TURN_S = 15.0
 
 
 class Collector(Protocol):
@@ -188,7 +191,7 @@ class NodeExporter:
             NodeBusy: Another observation does not come back.
         """
         observation = self._observe(PAGE_INTERVAL_S)
-        with self._lock:
+        with self._turn():
             scrape = self._scrape(observation)
             if self._doctor in self._collectors:
                 self._run(self._doctor, scrape)
@@ -239,7 +242,7 @@ class NodeExporter:
             RegionClosed, NodeBusy: As `render`.
         """
         observation = self._observe(self._max_age_s)
-        with self._lock:
+        with self._turn():
             scrape = self._scrape(observation)
             made = [each for one in self._collectors for each in self._run(one, scrape)]
             made += self._of_exporter(observation)
@@ -248,6 +251,15 @@ class NodeExporter:
         places = {family.name: place for place, family in enumerate(FAMILIES)}
         wanted = [each for each in made if names is None or each.name in names]
         return sorted(wanted, key=lambda each: places[each.name])
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        if not self._lock.acquire(timeout=_TURN_S):
+            raise NodeBusy(f"another scrape has not come back for {_TURN_S:g} s")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _observe(self, max_age_s: float) -> Observation:
         # Not under the lock: a file system that never answers holds up one scrape, not all.

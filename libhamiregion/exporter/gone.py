@@ -6,12 +6,14 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from libhamiregion.node import NodeBusy
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from libhamiregion.node import Container, Observation, Observer
 
-_CHECK_S = 60.0
+_CHECK_S = 20.0
 
 
 class GoneContainers:
@@ -36,7 +38,7 @@ class GoneContainers:
         self._gone: frozenset[Container] = frozenset()
 
     def among(self, observation: Observation) -> frozenset[Container]:
-        """Find those of an observation; looks for more once a minute."""
+        """Find those of an observation; checks again every 20 s."""
         now_s = time.monotonic()
         present = frozenset((*observation.containers, *observation.missing))
         if self._after_s is not None and now_s - self._checked_s >= _CHECK_S:
@@ -56,7 +58,11 @@ class GoneContainers:
     def _used(self, observation: Observation, left: set[Container]) -> Iterator[Container]:
         """Those that a process may use."""
         if observation.states is None:
-            observation = self._observer.observe()
+            try:
+                observation = self._observer.observe()
+            except NodeBusy:
+                yield from left
+                return
         states, processes = observation.states, observation.processes
         if states is None or not processes.is_complete:
             yield from left

@@ -203,6 +203,8 @@ def test_a_left_over_of_a_deleted_pod_has_no_figures(
     used = files.region(pod="used", uuids=[UUID])
     young = files.region(pod="young", uuids=[UUID])
     actor(used)("attach")
+    for path in (gone, idle):
+        RegionFile(path, Layout.V1_2).put("sem", 0)
     for path in (gone, idle, used):
         os.utime(path.parent, (1_700_000_000, 1_700_000_000))
     with files.open() as node:
@@ -221,6 +223,8 @@ def test_a_left_over_of_a_deleted_pod_has_no_figures(
         }
         assert shown == {path.parent.name.partition("_")[0] for path in (idle, used, young)}
         assert found.labels(MISSING)["reason"] == "pod_gone"
+        held = map(dict, found.series("hamiregion_lock_same_owner_seconds"))
+        assert [labels["pod_uid"] for labels in held] == [idle.parent.name.partition("_")[0]]
         assert len(pods(exporter_of(node, gone_after_s=None))) == 4
 
 

@@ -69,7 +69,7 @@ def _series(scrape: Scrape, findings: tuple[Finding, ...]) -> Iterator[Series]:
     orphans = set()
     for each in findings:
         labels = None if each.container is None else scrape.labels.get(each.container)
-        if labels is not None:
+        if labels is not None and each.container not in scrape.hidden:
             of_container[labels.text(name, each.kind.value, each.severity.value)] += 1
         # While its process is idle it may as well be an earlier one's.
         if each.kind is FindingKind.SLOT_MOVED and each.cause == "orphaned":

@@ -49,6 +49,7 @@ class LocksCollector:
         ages = {
             scrape.labels[container].own: now_s - since_s
             for (container, _), since_s in self._since_s.items()
+            if container not in scrape.hidden
         }
         yield Series.of("hamiregion_lock_same_owner_seconds", ages)
 
