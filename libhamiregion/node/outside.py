@@ -179,9 +179,11 @@ def open_mapped(table: ProcessTable, mapped: MappedRegion, *, writable: bool = F
                 " or of a type that can hang; it is not opened"
             )
             continue
-        if table.identity(region) == mapped.identity:
-            return region
-        region.close()
+        with contextlib.ExitStack() as opened:
+            opened.callback(region.close)
+            if table.identity(region) == mapped.identity:
+                opened.pop_all()
+                return region
     raise refusal or _stale(mapped)
 
 

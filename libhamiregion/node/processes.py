@@ -489,7 +489,7 @@ class ProcessTable:
     ) -> frozenset[int]:
         """The pids in slots that no process has that maps the file, or may map it."""
         view = self._view
-        users = [user for user in self.users_of(identity) if user.mapping.writable]
+        users = [user for user in view.by_inode.get(identity[1], ()) if user.mapping.writable]
         # Another namespace than the first proves nothing unless the slots' processes live in it.
         is_theirs = not view.visibility.unreadable and any(
             user.pid in pids

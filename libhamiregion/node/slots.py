@@ -312,7 +312,9 @@ class SlotTracker:
         ]
         if stale or now_s - self._refreshed_s >= _PROOF_S:
             # A process that is not there after the regions were read is dead.
-            if self._processes.read_at_ns <= max(table.regions.taken_at_ns, default=0):
+            # Also if the clock was set back since /proc was read.
+            taken_ns = max(table.regions.taken_at_ns, default=0)
+            if not taken_ns < self._processes.read_at_ns <= time.time_ns():
                 self._processes.refresh()
             self._refreshed_s = now_s
         if self._compared_ns != self._processes.read_at_ns:

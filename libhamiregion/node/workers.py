@@ -114,7 +114,9 @@ class Workers:
             Exception: As the function.
         """
         with self._calling:
-            stuck = [each for each, call in self._abandoned.values() if not call.done.is_set()]
+            # Another thread may remove a call meanwhile.
+            abandoned = self._abandoned.copy().values()
+            stuck = [each for each, call in abandoned if not call.done.is_set()]
             is_full = len(stuck) >= _ABANDONED_LIMIT
             if process in self._abandoned or is_full or stuck.count(party) >= _LIMIT_PER_PARTY:
                 raise Blocked

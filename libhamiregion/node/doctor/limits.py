@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING
 
 from libhamiregion.text import printable
@@ -88,7 +89,13 @@ def sm_limits_off(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
     if not (limited and used.alive):
         return
     layout = used.snapshot.layout
-    policies = {usage.pid: policy_of(context.processes, process) for usage, process in used.alive}
+    # A process of the container can make each read take a second.
+    deadline_s = time.monotonic() + _ENVIRONMENTS_S
+    policies = {
+        usage.pid: policy_of(context.processes, process)
+        for usage, process in used.alive
+        if time.monotonic() < deadline_s
+    }
     limits = ", ".join(f"{percent} % on device {index}" for index, percent in limited.items())
 
     def off(
@@ -104,7 +111,9 @@ def sm_limits_off(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
             advice=advice,
         )
 
-    is_off = not used.snapshot.utilization_switch and set(policies.values()) != {"force"}
+    is_off = not used.snapshot.utilization_switch and not {"default", "disable"}.isdisjoint(
+        policies.values()
+    )
     if is_off and not context.writer_may_run and context.competes(used):
         yield off(
             "switch",
@@ -252,6 +261,7 @@ def unrecorded_utilization(_: DoctorContext, used: ObservedRegion) -> Iterator[F
 
 # The kernel lets a process have megabytes of it.
 _ENVIRONMENT_LIMIT = 1 << 20
+_ENVIRONMENTS_S = 2.0
 # As libvgpu compares them: these spellings and no others. Of two that are called the same, getenv()
 # sees the first.
 _POLICY = re.compile(rb"(?:\A|\0)GPU_CORE_UTILIZATION_POLICY=([^\0]*)")

@@ -250,6 +250,9 @@ class _RegionRepair:
             ]
         if self._freed is None:
             pids = {each.pid for each in self._region.snapshot().processes}
+            strangers = self._node._strangers_to(self._container, pids)
+            # One may have mapped the region since its maps were read.
+            self._node.processes.refresh([pid for pid, _ in strangers])
             freed = self._region.reap(
                 proc=self._node.proc,
                 timeout_s=self._lock_timeout_s,

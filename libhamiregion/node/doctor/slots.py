@@ -477,6 +477,8 @@ def _pids(descriptor: int, layout: Layout, first: int) -> Iterator[tuple[int, in
             return
         # A pid can begin before the data in which it ends.
         slot = max(slot, -(-(data - _PID.size - base) // stride))
+        if slot >= SLOT_CAPACITY:
+            return
         end = min(SLOT_CAPACITY, max(slot + 1, -(-(hole - base) // stride)))
         read = os.pread(descriptor, (end - slot) * stride, base + slot * stride)
         for at, offset in enumerate(range(0, len(read) - _PID.size + 1, stride)):
