@@ -3,15 +3,16 @@
 #include "testpoint.h"
 
 /*
- * What proves a process dead is gathered before the lock: the bytes of the marks, then a search of
- * /proc, which may take long.  A process that takes a dead one's pid and slot meanwhile changes the
- * slot.  So under the lock only a slot that is as it was before the search is emptied, and one that
- * counts nothing stays as it is.
+ * The proof of a death is gathered before the lock: the bytes of the marks, then a search of /proc,
+ * which may take long.  A process that takes a dead one's pid and slot meanwhile changes the slot:
+ * libvgpu makes all of it 0.  So under the lock only a slot that is as it was before the search is
+ * emptied, and one that counts nothing stays as it is.  Not seen is a newcomer that has made the
+ * same figures, pids, status and seqlock again within the 2 s of the search.
  */
 
 /* A slot as it was before the search. */
 struct seen_slot {
-    int32_t pid;
+    int32_t pid, host_pid, status;
     uint64_t seqlock, bytes, mark;
 };
 
@@ -35,16 +36,20 @@ struct reap_call {
 static struct seen_slot look_at(const hr_region *region, int32_t index)
 {
     unsigned char *slot = hr_slot(region, (uint32_t)index);
-    return (struct seen_slot){.pid = hr_slot_pid(region, slot),
-                              .seqlock = hr_seqlock_of(region, index),
-                              .bytes = hr_slot_bytes(region, slot),
-                              .mark = hr_slot_mark(region, slot)};
+    return (struct seen_slot){
+        .pid = hr_slot_pid(region, slot),
+        .host_pid = hr_load_i32(slot + region->layout->slot_hostpid, memory_order_relaxed),
+        .status = hr_load_i32(slot + region->layout->slot_status, memory_order_relaxed),
+        .seqlock = hr_seqlock_of(region, index),
+        .bytes = hr_slot_bytes(region, slot),
+        .mark = hr_slot_mark(region, slot)};
 }
 
 static bool is_as_seen(const struct reap_call *call, int32_t index)
 {
     const struct seen_slot now = look_at(call->region, index), *before = &call->seen[index];
-    return index < call->slots && now.pid == before->pid && now.seqlock == before->seqlock &&
+    return index < call->slots && now.pid == before->pid && now.host_pid == before->host_pid &&
+           now.status == before->status && now.seqlock == before->seqlock &&
            now.bytes == before->bytes && now.mark == before->mark;
 }
 
@@ -157,7 +162,7 @@ static void cut_table(const hr_region *region)
         return;
     HR_POINT(REMOVE_COUNT_STORED);
     /* Above proc_num a pid that lives again would look like an orphan. */
-    for (uint32_t index = 0; index < HR_SLOTS; index++)
+    for (uint32_t index = 0; index < HR_SLOTS && hr_lock_is_kept(region); index++)
         hr_set_slot_pid(region, hr_slot(region, index), 0);
 }
 

@@ -30,7 +30,9 @@ struct match {
  */
 static bool is_another_file(const struct match *match, const struct hr_file_id *file)
 {
-    return match->search->has_own_pages && hr_is_device_with_own_pages(match->process, file);
+    /* A process can have thousands of such mappings, and of mounts to read for each. */
+    return match->search->has_own_pages && !hr_is_past(match->search->deadline_ns) &&
+           hr_is_device_with_own_pages(match->process, file);
 }
 
 /*

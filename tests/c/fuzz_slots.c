@@ -208,7 +208,6 @@ static void reap(struct input *input)
         return;
     REQUIRE(code <= HR_SLOTS && (code < 0 || run.writable));
     for (int i = 0; i < code; i++) {
-        /* What has lost its name since a search began that was kept waits for the next one. */
         REQUIRE(out[i].what >= HR_REAP_EMPTIED &&
                 (out[i].what <= HR_REAP_UNKNOWN ||
                  (out[i].what == HR_REAP_CUT_SHORT && out[i].pid == 0)));

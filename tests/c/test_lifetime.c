@@ -403,12 +403,49 @@ static void test_leaving_all(void)
     }
 }
 
+struct holder {
+    hr_region *region;
+    pthread_barrier_t held, asked;
+};
+
+static void *hold_lock(void *argument)
+{
+    struct holder *holder = argument;
+    CHECK_EQ(hr_lock(holder->region, ONE_SECOND, &call_error), HR_OK);
+    pthread_barrier_wait(&holder->held);
+    pthread_barrier_wait(&holder->asked);
+    CHECK_EQ(hr_unlock(holder->region, &call_error), HR_OK);
+    return NULL;
+}
+
+/* Only the thread that has the lock gives it back by hr_unlock_own(). */
+static void test_lock_of_another_thread_stays(void)
+{
+    struct region_file file;
+    region_file_make(&file, HR_V1_2);
+    struct holder holder = {.region = open_or_fail(file.path, HR_WRITE)};
+    NEED(pthread_barrier_init(&holder.held, NULL, 2) == 0);
+    NEED(pthread_barrier_init(&holder.asked, NULL, 2) == 0);
+    pthread_t thread;
+    NEED(pthread_create(&thread, NULL, hold_lock, &holder) == 0);
+    pthread_barrier_wait(&holder.held);
+    CHECK_EQ(hr_unlock_own(holder.region, &call_error), HR_EBUSY);
+    pthread_barrier_wait(&holder.asked);
+    pthread_join(thread, NULL);
+    CHECK_EQ(hr_lock(holder.region, ONE_SECOND, &call_error), HR_OK);
+    CHECK_EQ(hr_unlock_own(holder.region, &call_error), HR_OK);
+    CHECK_EQ(hr_unlock_own(holder.region, &call_error), HR_EBUSY);
+    close_and_free(holder.region);
+    region_file_remove(&file);
+}
+
 int main(void)
 {
     RUN(test_closed_handle);
     RUN(test_open_from_many_threads);
     RUN(test_details_are_per_thread);
     RUN(test_leaving_all);
+    RUN(test_lock_of_another_thread_stays);
     RUN(test_fork);
     RUN(test_fork_while_threads_call);
     RUN(test_columns_beside_others);

@@ -207,6 +207,25 @@ static void attach_newcomer(const struct region_file *file, const struct fake_pr
     put_slot(file, peek32(file, file->layout->proc_num), NEWCOMER, 4096);
 }
 
+/* A process with the dead one's pid starts, maps the file and takes the slot. */
+static void retake(const struct region_file *file, const struct fake_proc *proc, uint64_t bytes,
+                   int32_t host_pid)
+{
+    add_process(proc, DEAD, proc->mapping);
+    put_slot(file, 0, DEAD, bytes);
+    poke32(file, slot_at(file, 0, file->layout->slot_hostpid), host_pid);
+}
+
+static void retake_with_other_bytes(const struct region_file *file, const struct fake_proc *proc)
+{
+    retake(file, proc, 4096, 0);
+}
+
+static void retake_with_equal_bytes(const struct region_file *file, const struct fake_proc *proc)
+{
+    retake(file, proc, 1000, 77);
+}
+
 /* A region and a /proc of the test's own, and a scan that is going to stop there. */
 static struct scan *begin_scan(uint32_t layout, struct region_file *file, struct fake_proc *proc,
                                int (*call)(struct scan *))
@@ -242,6 +261,23 @@ static void test_a_process_that_attaches_during_a_scan_is_not_reaped(void)
         CHECK_EQ(pid_in(&file, 1), NEWCOMER);
         CHECK_EQ(bytes_in(&file, 1), 4096);
         end_scan(scan, &file);
+    }
+}
+
+static void test_a_slot_that_is_taken_again_during_a_scan_is_not_reaped(void)
+{
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
+        for (int equal = 0; equal < 2; equal++) {
+            struct region_file file;
+            struct fake_proc proc;
+            struct scan *scan = begin_scan(id, &file, &proc, call_reap);
+            put_slot(&file, 0, DEAD, 1000);
+            change_during(scan, &file, equal ? retake_with_equal_bytes : retake_with_other_bytes);
+            CHECK_EQ(scan->code, 0);
+            CHECK_EQ(pid_in(&file, 0), DEAD);
+            CHECK_EQ(bytes_in(&file, 0), equal ? 1000 : 4096);
+            end_scan(scan, &file);
+        }
     }
 }
 
@@ -457,6 +493,7 @@ int main(void)
     signal(SIGPIPE, SIG_IGN);
     RUN(test_a_scan_that_nothing_disturbs_finds_the_dead);
     RUN(test_a_process_that_attaches_during_a_scan_is_not_reaped);
+    RUN(test_a_slot_that_is_taken_again_during_a_scan_is_not_reaped);
     RUN(test_a_lock_that_changes_hands_during_a_scan_is_not_broken);
     RUN(test_no_lock_is_broken_beside_a_live_process);
     RUN(test_no_lock_is_broken_beside_somebody_who_cannot_be_looked_at);
