@@ -324,17 +324,19 @@ class Slots(Handle):
         change's `effect` is `Effect.IF_SM_LIMITED`.
 
         Raises:
+            RegionCorrupt: As `snapshot`; nothing was changed.
             ProcessNotInRegion, LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As
                 `set_host_pid`.
 
         Shell: ``hamiregion suspend FILE PID``.
         """
         values = {"status": int(ProcessStatus.SUSPENDED)}
-        (change,) = self._edit_slot(pid, values, None, dry_run, timeout_s)
+        # First, because it can fail: then nothing has been changed.
         snapshot = take_snapshot(self)
         reported = snapshot.devices[: snapshot.device_count]
         is_limited = any(device.sm_limit_percent is not None for device in reported)
         is_sure = is_limited or self.layout is not Layout.V1_2
+        (change,) = self._edit_slot(pid, values, None, dry_run, timeout_s)
         return attrs.evolve(change, effect=Effect.IMMEDIATE if is_sure else Effect.IF_SM_LIMITED)
 
     def resume(

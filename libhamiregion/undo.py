@@ -140,13 +140,10 @@ def _set_back(region: Region, first: Change, last: Change, *, force: bool) -> No
     elif isinstance(last, SlotChange):
         values = {last.field: before}
         (now,) = region._edit_slot(last.pid, values, last.device, True, 1.0)
-        if now.before != after:
-            message = f"{printable(last.path)}: {last.name} is {now.before}, not {after}"
-            error = LimitConflict(message, path=last.path)
-            error.device, error.found, error.expected = last.device, now.before, after
-            raise error
+        _require_unchanged(last, now.before)
         region._edit_slot(last.pid, values, last.device, False, 1.0)
     elif last.name == "burst":
+        _require_unchanged(last, region.set_burst(bool(before), dry_run=True).before)
         region.set_burst(bool(before))
     elif last.name == "utilization_switch":
         region.set_utilization_switch(bool(before), expected=bool(after))
@@ -154,3 +151,13 @@ def _set_back(region: Region, first: Change, last: Change, *, force: bool) -> No
         region.set_priority(before, expected=after)
     else:
         region.set_recent_kernel(before, expected=after)
+
+
+def _require_unchanged(change: Change, found: int) -> None:
+    """Raise LimitConflict if the value is no longer that of the change."""
+    if found != change.after:
+        message = f"{printable(change.path)}: {change.name} is {found}, not {change.after}"
+        error = LimitConflict(message, path=change.path)
+        error.device = change.device if isinstance(change, SlotChange) else None
+        error.found, error.expected = found, change.after
+        raise error

@@ -125,6 +125,8 @@ def set_(
         raise click.UsageError("Say what to set: --memory, --sm or --burst.")
     if if_equals is not None and len(wanted) != 1:
         raise click.UsageError("--if-equals compares one limit: give --memory or --sm, not both.")
+    if device is not None and not wanted:
+        raise click.UsageError("--burst is of the whole region: leave --device out.")
     expected = ANYTHING if if_equals is None else if_equals
     # Wrong values are reported before the first file is changed.
     with bad_arguments():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import os
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,7 @@ def show_all(look: Callable[[], Page], interval_s: float | None, as_json: bool) 
     if interval_s is None:
         show(look(), as_json)
         return
+    end_by_sigterm()
     pages = (look() for _ in _ticks(interval_s))
     try:
         if on_terminal() and not as_json:
@@ -96,6 +98,11 @@ def show_all(look: Callable[[], Page], interval_s: float | None, as_json: bool) 
     except KeyboardInterrupt:
         # Ctrl-C is how a watch ends, not how it fails.
         return
+
+
+def end_by_sigterm() -> None:
+    """Let SIGTERM end a watch as Ctrl-C does: the terminal is put back, and the exit code is 0."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _ticks(interval_s: float) -> Iterator[None]:

@@ -18,7 +18,7 @@ from .containers import SM_COLUMNS, USAGE_COLUMNS, container_rows, needs_attenti
 from .format import Names, count, name_columns, names_of, ratio_bar, sm_bar
 from .help import Verb
 from .node_page import NodeView, driver_answer, view_options
-from .output import on_terminal, show_all
+from .output import end_by_sigterm, on_terminal, show_all
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, CellFormat, Column, Lines, Spark, Table
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def top(opened: View, sort: str, wide: bool, interval_s: float | None, as_json: 
         if as_json or not on_terminal():
             show_all(lambda: process_page(view, sort, wide=wide), interval_s, as_json)
         else:
+            end_by_sigterm()
             with contextlib.suppress(KeyboardInterrupt):
                 _top_live(Top(view, wide=wide), interval_s or 1.0, sort)
 

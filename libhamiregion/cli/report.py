@@ -46,7 +46,7 @@ _ENDINGS = {".txt": "text", ".html": "html", ".csv": "csv", ".json": "json"}
 
 def is_length(text: str) -> bool:
     """Whether a moment is given as a length of time, not as a date or time."""
-    return text[-1:] in set("smhdw")
+    return text != "last-month" and text[-1:] in set("smhdw")
 
 
 def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from libhamiregion import Effect, Region, RegionError, format_size
+from libhamiregion import Effect, ReapRefused, Region, SearchCutShort, format_size
 
 from . import options
-from .failures import ErrorGroup, Failure
+from .failures import ErrorGroup, Failure, sentence
 from .format import OWN_WORDS, effect_words, status_word
 from .help import Verb
 from .output import Page, as_plain, show_all, show_done
@@ -78,18 +78,20 @@ def reap(targets: Targets, **settings: Any) -> int:
 
 
 def _reap(region: Region, pids: tuple[int, ...], proc: str, dry_run: bool, as_json: bool) -> None:
+    failure = ""
     try:
         reaped = region.reap(pids or None, proc=proc, dry_run=dry_run)
-    except RegionError:
-        raise
-    except ValueError as error:
-        # One of the processes lives: no wrong usage, but not all of it was done.
-        raise Failure(str(error)) from None
+    except (ReapRefused, SearchCutShort) as error:
+        reaped, failure = error.done, sentence(error)
     lines = [
         f"process {slot.pid}: slot emptied, {format_size(slot.memory_bytes)} no longer counted"
         for slot in reaped
-    ] or ["no dead process has a slot"]
-    show_done("reaped/1", region, lines, as_json, dry_run=dry_run, reaped=reaped)
+    ]
+    if lines or not failure:
+        lines = lines or ["no dead process has a slot"]
+        show_done("reaped/1", region, lines, as_json, dry_run=dry_run, reaped=reaped)
+    if failure:
+        raise Failure(failure)
 
 
 # ---- the lock ------------------------------------------------------------------------------------

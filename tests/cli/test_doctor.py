@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from namespaces import needs_first_namespace
-from support.command_line import COLOUR, Terminal, call, interrupt, start
+from support.command_line import COLOUR, Terminal, call, start
 from support.region_file import RegionFile
 
 import libhamiregion as hami
@@ -262,8 +263,9 @@ def test_on_a_terminal_there_are_colours_and_nothing_raw(region: RegionFile) -> 
             assert part in terminal.text
 
 
-@pytest.mark.slow
-def test_a_watch_gives_one_object_per_line_until_ctrl_c(region: RegionFile) -> None:
+@pytest.mark.slow(keep=1)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_watch_gives_one_object_per_line_until_a_signal(region: RegionFile, number: int) -> None:
     process = start(*arguments(region, "--json", "--watch", "0.05"))
     assert process.stdout is not None
     told = json.loads(process.stdout.readline())
@@ -271,7 +273,7 @@ def test_a_watch_gives_one_object_per_line_until_ctrl_c(region: RegionFile) -> N
     make_ill(region)
     while json.loads(process.stdout.readline())["left"] != 2:
         pass
-    interrupt(process)
+    process.send_signal(number)
     process.communicate()
     assert process.returncode == 0
 

@@ -6,16 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from support.command_line import call
+from support.region_file import RegionFile
 
 import libhamiregion as hami
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
 
 GIB = 2**30
 VERBS = ("suspend", "resume", "reap")
@@ -124,6 +126,19 @@ def test_the_living_are_never_reaped(path: str, attached: subprocess.Popen[bytes
     assert "alive" in named.stderr
     assert used(path) == 3 * GIB
     assert status_of(path, attached.pid) == hami.ProcessStatus.RUNNING
+
+
+def test_what_was_reaped_is_reported_also_if_another_process_lives(
+    path: str, attached: subprocess.Popen[bytes]
+) -> None:
+    dead = 4_194_305
+    file = RegionFile(Path(path), hami.Layout.V1_2)
+    file.add_process(dead, {0: 5})
+    answer = call("reap", path, str(dead), str(attached.pid))
+    assert answer.returncode == 1
+    assert answer.stdout.startswith(f"process {dead}: slot emptied")
+    assert "alive" in answer.stderr
+    assert used(path) == 3 * GIB
 
 
 def test_a_lock_that_is_held_is_a_failure_after_a_second(path: str) -> None:

@@ -126,6 +126,7 @@ def test_limits_set_get_and_show_know_it(tmp_path: Path) -> None:
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout == "burst off -> on, at once, also in running processes\n"
     assert call("limits", "set", path, "--burst").stdout == "burst on -> on (unchanged)\n"
+    assert call("limits", "set", path, "--burst", "--device", "0").returncode == 2
     assert "burst" in call("limits", "get", path).stdout
     assert json.loads(call("limits", "get", path, "--json").stdout)["burst"] is True
     assert re.search(r"^sm-limiting +on, burst$", call("show", path).stdout, re.MULTILINE)
@@ -154,3 +155,13 @@ def test_if_equals_compares_a_limit(tmp_path: Path) -> None:
     answer = call("limits", "set", path, "--burst", "--if-equals", "50")
     assert answer.returncode == 2
     assert "--if-equals compares one limit" in answer.stderr
+
+
+def test_an_undo_leaves_a_burst_mark_that_another_program_has_set(tmp_path: Path) -> None:
+    path = made(tmp_path / "region.cache")
+    with hami.open_region(path, writable=True) as region:
+        region.set_burst(True)
+        unchanged = region.set_burst(True)
+        region.set_burst(False)
+        assert [each.status for each in hami.undo([unchanged])] == ["conflict"]
+        assert not region.burst

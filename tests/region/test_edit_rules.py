@@ -297,7 +297,7 @@ def test_an_integer_is_what_has_an_index_and_is_no_bool(numbered: RegionFile) ->
             try:
                 call(region, np.uint8(1))
             except ValueError as error:
-                assert "alive" in str(error) or "cannot be told" in str(error)  # noqa: PT017
+                assert "alive" in str(error) or "not known" in str(error)  # noqa: PT017
         numbered.put_bytes(0, before)
 
 

@@ -180,6 +180,24 @@ def test_ctrl_c_ends_a_wait_without_a_timeout() -> None:
 # ---- Threads ----
 
 
+def test_launches_from_many_threads_lose_no_tokens() -> None:
+    """Each block is subtracted once."""
+    limiter = make_limiter(sm_count=132, max_threads_per_sm=2048)
+    while limiter.tokens < limiter.total:
+        limiter.tick(0)
+    start, threads, launches = limiter.tokens, 8, 20_000
+    barrier = threading.Barrier(threads)
+
+    def launch(blocks: int) -> None:
+        barrier.wait(PATIENCE_S)
+        for _ in range(launches):
+            limiter.acquire(blocks, timeout_s=0)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(launch, range(1, threads + 1)))
+    assert limiter.tokens == start - launches * sum(range(1, threads + 1))
+
+
 @pytest.mark.slow
 def test_launches_and_ticks_at_once_conserve_tokens() -> None:
     """What was there plus what the ticks poured in is what was launched plus what is left."""

@@ -334,7 +334,7 @@ def test_who_cannot_be_seen_is_not_taken_for_dead(file: RegionFile, tmp_path: Pa
     before = file.content()
     with open_region(file, writable=True) as region:
         assert region.reap(proc=nothing) == ()
-        with pytest.raises(ValueError, match=f"process {DEAD} lives cannot be told"):
+        with pytest.raises(ValueError, match=f"whether process {DEAD} lives"):
             region.reap([DEAD], proc=nothing)
         assert file.content() == before
         with pytest.raises(FileNotFoundError):

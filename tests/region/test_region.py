@@ -142,6 +142,18 @@ def test_a_failed_open_leaves_no_descriptor(region_file: RegionFileFactory) -> N
     assert descriptors_of(file.path) == 0
 
 
+@pytest.mark.parametrize("layout", [Layout.V1_2])
+def test_a_handle_and_its_lock_keep_no_descriptor(file: RegionFile) -> None:
+    """A child inherits none, and a program that closes all of them keeps its lock."""
+    with open_region(file, writable=True) as region:
+        assert descriptors_of(file.path) == 0
+        with region.lock():
+            assert descriptors_of(file.path) == 0
+        # The other one keeps the lock on this handle's bytes.
+        assert sorted(mappings_of(file.path)) == ["---s", "rw-s"]
+    assert mappings_of(file.path) == []
+
+
 def test_repr_shows_path_layout_and_state(region_file: RegionFileFactory) -> None:
     file = region_file()
     region = open_region(file)
