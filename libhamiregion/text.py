@@ -53,3 +53,13 @@ def _spell_out(text: str) -> str:
         return text
     escaped = (c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
     return "".join(c if c.isprintable() else e for c, e in zip(text, escaped, strict=True))
+
+
+def count_text(number: int, noun: str) -> str:
+    """Write a number of things.
+
+    >>> count_text(1, "process"), count_text(1200, "process"), count_text(0, "device")
+    ('1 process', '1,200 processes', '0 devices')
+    """
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"

@@ -39,7 +39,7 @@ VOLATILE_KEY = re.compile(
 )
 VOLATILE_METRIC = re.compile(
     r"(_seconds(_total|_sum|_count|_bucket)?|_timestamp\w*|_created|_cpu\w*)$"
-    r"|^(process_|python_|hamiregion_exporter_|hamiregion_scrape|hamiregion_build)"
+    r"|^(process_|python_|hamiregion_scrape|hamiregion_build)"
 )
 IDENTITY = (
     "path",

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from libhamiregion.node import FindingKind, Severity, diagnose, repair
+from libhamiregion.text import count_text
 
 from . import options
 from .failures import DONE, PROBLEMS
-from .format import Names, count, names_of, some
+from .format import Names, names_of, some
 from .help import Verb
 from .node_page import devices_of, driver_answer, view_options
 from .output import Page, as_plain, show, show_all
@@ -245,9 +246,9 @@ _COLUMNS = (
 def _sum(found: Sequence[Finding], containers: int, repairs: Any, *, dry_run: bool) -> str:
     if not found:
         what = "nothing is left" if repairs else "nothing found"
-        return f"{what} in {count(containers, 'container')}"
-    numbers = {each: sum(finding.severity is each for finding in found) for each in Severity}
-    words = ", ".join(count(number, _NOUNS[each]) for each, number in numbers.items() if number)
+        return f"{what} in {count_text(containers, 'container')}"
+    numbers = Counter(_NOUNS[each.severity] for each in found)
+    words = ", ".join(count_text(numbers[noun], noun) for noun in _NOUNS.values() if numbers[noun])
     repairable = sum(finding.repairable for finding in found)
     if dry_run:
         return f"{words}; dry run: nothing was written"

@@ -53,15 +53,6 @@ def effect_words(effect: Effect) -> str:
     return _EFFECTS[effect]
 
 
-def count(number: int, noun: str, plural: str | None = None) -> str:
-    """Write a number of things.
-
-    >>> count(1, "process", "processes"), count(2, "process", "processes"), count(0, "device")
-    ('1 process', '2 processes', '0 devices')
-    """
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
 def some(words: Collection[str], separator: str = ", ", limit: int = _LISTED) -> str:
     """Write the first few, and how many more there are.
 

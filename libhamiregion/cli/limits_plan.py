@@ -25,11 +25,11 @@ from libhamiregion.plan import (
 )
 from libhamiregion.plan.diff import equal_edits, value_words
 from libhamiregion.plan.reconcile import SourceReading, join_readings
-from libhamiregion.text import printable
+from libhamiregion.text import count_text, printable
 
 from . import options
 from .failures import DONE, PROBLEMS, USAGE, Failure
-from .format import Names, count, name_columns, names_of, some
+from .format import Names, name_columns, names_of, some
 from .help import Verb
 from .node_page import node_warnings
 from .output import DRY_RUN, Page, as_plain, show, write
@@ -351,7 +351,7 @@ def _result_lines(found: PlanDiff, result: PlanResult) -> Lines:
     wanted = sum(bool(each.edits or each.refused) for each in found.containers)
     if wanted:
         done = sum(each.status == "applied" for each in result.outcomes)
-        sentences.append(f"changed {done} of {count(wanted, 'container')}")
+        sentences.append(f"changed {done} of {count_text(wanted, 'container')}")
     if result.undo_path is not None:
         sentences.append(f"undo plan: {result.undo_path}")
     return Lines(sentences)

@@ -12,10 +12,11 @@ import click
 
 from libhamiregion import ProcessStatus, format_size
 from libhamiregion.node import node_processes
+from libhamiregion.text import count_text
 
 from . import options
 from .containers import SM_COLUMNS, USAGE_COLUMNS, container_rows, needs_attention
-from .format import Names, count, name_columns, names_of, ratio_bar, sm_bar
+from .format import Names, name_columns, names_of, ratio_bar, sm_bar
 from .help import Verb
 from .node_page import NodeView, driver_answer, view_options
 from .output import end_by_sigterm, on_terminal, show_all
@@ -119,7 +120,6 @@ class ProcessRow(Names):
         uid: Its user; None where /proc does not tell.
         user: That user's name.
         command: Its command line, raw text.
-        slots: Always 1.
         devices: Those of the region, then those that only the driver lists.
     """
 
@@ -131,7 +131,6 @@ class ProcessRow(Names):
     uid: int | None
     user: str | None
     command: str | None
-    slots: int
     devices: tuple[ProcessDeviceRow, ...]
 
     @property
@@ -198,7 +197,6 @@ def _process_row(owner: Container, process: NodeProcess) -> ProcessRow:
         uid=None if host is None else host.uid,
         user=None if host is None else host.user,
         command=None if host is None else host.command,
-        slots=process.slots,
         devices=process.devices,
     )
 
@@ -336,5 +334,5 @@ def _sums(rows: Sequence[ProcessRow]) -> str:
     devices = [device for row in rows for device in row.devices]
     containers = {row.region_path for row in rows} - {None}
     counted = format_size(sum(device.memory_used_bytes or 0 for device in devices))
-    processes = count(len(rows), "process", "processes")
-    return f"{processes} of {count(len(containers), 'container')}; {counted} counted"
+    processes = count_text(len(rows), "process")
+    return f"{processes} of {count_text(len(containers), 'container')}; {counted} counted"

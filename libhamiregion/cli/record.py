@@ -21,12 +21,11 @@ from libhamiregion.report.writer import (
     DEFAULT_MAX_SIZE_BYTES,
     DEFAULT_RETENTION_S,
 )
-from libhamiregion.text import error_text, printable
+from libhamiregion.text import count_text, error_text, printable
 from libhamiregion.units import parse_duration
 
 from . import options
 from .failures import Failure
-from .format import count
 from .help import Verb
 from .node_page import node_warnings, root_failure
 from .output import DRY_RUN, write, write_json
@@ -165,4 +164,4 @@ def _dry_run(path: str, node: Node, *, as_json: bool) -> None:
 
 
 def _devices(number: int) -> str:
-    return f"{count(number, 'device')} of containers"
+    return f"{count_text(number, 'device')} of containers"

@@ -24,9 +24,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from libhamiregion.text import printable
+from libhamiregion.text import count_text, printable
 
-from .format import count
 from .tables import DIM, NOTHING, ROOMY, UNLIMITED, WARN, Bar, Facts, Lines, Spark, Table
 
 if TYPE_CHECKING:
@@ -220,7 +219,7 @@ def _draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
     hidden = 0 if limit is None else len(rows) - limit
     if hidden <= 0:
         return drawn
-    return Group(drawn, Text(f"{count(hidden, 'row')} hidden; enlarge the window", style=DIM))
+    return Group(drawn, Text(f"{count_text(hidden, 'row')} hidden; enlarge the window", style=DIM))
 
 
 def _cell(column: Column, record: object, part: object, width: int) -> RenderableType:

@@ -11,7 +11,7 @@ import attrs
 
 from libhamiregion._core import lib
 from libhamiregion.errors import RegionError
-from libhamiregion.text import printable
+from libhamiregion.text import count_text, printable
 
 from .roots import RootsUnreadable
 from .workers import BoundedCall
@@ -372,6 +372,5 @@ def _gaps_of_processes(
             reason = f"{printable(gap.cgroup, _CGROUP_LIMIT)}: {reason}"
         yield Gap("processes", reason, containers[gap.container], gap.container, gap.count)
     for id_, count in refused.items():
-        number = "1 process" if count == 1 else f"{count:,} processes"
-        reason = f"the mappings of {number} may not be read"
+        reason = f"the mappings of {count_text(count, 'process')} may not be read"
         yield Gap("processes", reason, containers[id_], id_, count)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 import attrs
 
 from libhamiregion.layouts import LAYOUTS
+from libhamiregion.text import count_text
 
 from . import procfs
 from .cgroups import budget_key, parse_cgroup
@@ -106,8 +107,7 @@ class ProcessGap:
             "blocked": "reading them, or others of their container, does not end",
             "too_large": "they have more mappings than are read",
         }[self.reason]
-        processes = "1 process" if self.count == 1 else f"{self.count:,} processes"
-        return f"the mappings of {processes} are not known: {why}"
+        return f"the mappings of {count_text(self.count, 'process')} are not known: {why}"
 
 
 @attrs.frozen

@@ -123,7 +123,6 @@ class NodeProcess:
         status: Of the slot; a `ProcessStatus`, or any other number in the file.
         devices: One entry per device of the region, in its order, then further devices on which
             the driver lists the process.
-        slots: Always 1.
     """
 
     container: Container | None
@@ -134,7 +133,6 @@ class NodeProcess:
     process: HostProcess | None
     status: int | None
     devices: tuple[ProcessDeviceRow, ...]
-    slots: int = 1
 
     @property
     def owner(self) -> Container:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from libhamiregion import __version__
 from libhamiregion.html_template import html_template
-from libhamiregion.text import printable
+from libhamiregion.text import count_text, printable
 from libhamiregion.units import format_size
 
 from .aggregate import GROUP_FIELDS, group_key
@@ -80,7 +80,7 @@ def report_html(report: Report, *, zone: dt.tzinfo | None = None) -> str:
 @functools.cache
 def _template() -> jinja2.Template:
     here = Path(__file__).parent
-    filters = {each.__name__: each for each in (size, number, hours, counted)}
+    filters = {each.__name__: each for each in (size, number, hours, count_text)}
     return html_template(
         here / "page.html",
         style=(here / "page.css").read_text(encoding="utf-8"),
@@ -134,15 +134,6 @@ def share(part: float | None, whole: float | None) -> str:
         return _NOTHING
     percent = round(100 * part / whole, 6)
     return "<1 %" if 0 < percent < 1 else ">99 %" if 99 < percent < 100 else f"{percent:.0f} %"
-
-
-def counted(count: int, noun: str) -> str:
-    """Format a count with its noun.
-
-    >>> counted(1, "device"), counted(1200, "device")
-    ('1 device', '1,200 devices')
-    """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _name(raw: str | None, missing: str = "not known") -> str:
@@ -317,7 +308,7 @@ def _context(report: Report, times: Times) -> dict[str, Any]:
     """Choose and order what the template shows."""
     gaps = sorted(report.gaps, key=lambda gap: gap[0] - gap[1])[:_GAPS]
     nodes = {row.node for row in report.allocations}
-    about = report.node or (counted(len(nodes), "node") if len(nodes) > 1 else None)
+    about = report.node or (count_text(len(nodes), "node") if len(nodes) > 1 else None)
     shown: dict[str, Any] = {
         "report": report,
         "times": times,

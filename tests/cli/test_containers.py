@@ -40,7 +40,7 @@ def test_ps_tells_what_uses_the_gpus(scene: Scene) -> None:
         assert list(process) == [
             *("namespace", "pod", "pod_uid", "container", "container_id", "region_path"),
             *("pid", "host_pid", "state", "status", "uid", "user", "command"),
-            *("slots", "devices"),
+            "devices",
         ]
         for device in process["devices"]:
             assert list(device) == [field.name for field in attrs.fields(ProcessDeviceRow)]

@@ -132,9 +132,7 @@ def check_columns(observation: Observation, rows: tuple[NodeProcess, ...]) -> No
     expected = {
         row.host_pid: (row.state, row.container, row.devices)
         for row in rows
-        if row.pid is None
-        and row.slots == 1
-        and row.host_pid in {each.pid for each in observation.sample.processes}
+        if row.pid is None and row.host_pid in {each.pid for each in observation.sample.processes}
     }
     told = {row.host_pid: (row.state, row.container, row.devices) for row in join.uncounted}
     assert told == expected

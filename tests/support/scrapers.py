@@ -288,12 +288,6 @@ def descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def cpu_s(pid: int) -> float:
-    """The processor time of a process and all its threads so far, to 10 ms."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 class Threads:
     """Threads that a test runs beside itself, and what they raised."""
 

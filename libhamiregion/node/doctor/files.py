@@ -15,9 +15,9 @@ from libhamiregion.node.cgroups import is_pod_uid
 from libhamiregion.node.containers import MissingReason, missing_for
 from libhamiregion.node.outside import mapped_regions, resolve
 from libhamiregion.node.process_reader import is_monitor
-from libhamiregion.text import printable
+from libhamiregion.text import count_text, printable
 
-from .findings import FindingKind, command_of, count_text, finding, only_or_none, pids_text, shown
+from .findings import FindingKind, command_of, finding, only_or_none, pids_text, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -176,17 +176,6 @@ def pids_text(pids: Sequence[int]) -> str:
     return f"pids {', '.join(named)} and {last}"
 
 
-def count_text(count: int, noun: str) -> str:
-    """Put a number before a noun.
-
-    >>> count_text(1, "slot"), count_text(3, "process")
-    ('1 slot', '3 processes')
-    """
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
-
-
 def only_or_none(items: Sequence[int]) -> int | None:
     """Return the only item; None if there are several or none."""
     return items[0] if len(items) == 1 else None

@@ -6,14 +6,13 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from libhamiregion.text import printable
+from libhamiregion.text import count_text, printable
 from libhamiregion.units import format_size
 
 from .context import memory_bytes
 from .findings import (
     FindingKind,
     command_of,
-    count_text,
     finding,
     only_or_none,
     pids_text,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from libhamiregion.errors import RegionStale, SearchCutShort
 from libhamiregion.layouts import SLOT_CAPACITY, Layout
+from libhamiregion.text import count_text
 from libhamiregion.units import format_size
 
 from .context import memory_bytes
@@ -20,7 +21,6 @@ from .findings import (
     FindingKind,
     Severity,
     command_of,
-    count_text,
     finding,
     only_or_none,
     pids_text,
