@@ -231,7 +231,7 @@ def test_a_holder_that_is_hidden_from_an_unprivileged_user_is_not_taken_for_dead
     before = file.content()
     proc = str(public_directory / "proc")
     assert nobody("region.lock_state", proc=proc).owner_life == "unknown"
-    with pytest.raises(LockNotRecoverable, match="cannot be told"):
+    with pytest.raises(LockNotRecoverable, match="not known"):
         nobody("region.recover_lock", proc=proc, watch_s=0)
     assert file.content() == before
     hold(file, 0)

@@ -304,7 +304,7 @@ def test_an_owner_who_cannot_be_judged_is_replaced_only_where_nobody_else_has_th
     with open_region(file, writable=True) as region:
         file.put("sem", WAITERS | value)
         file.put("owner_pid", owner)
-        with pytest.raises(LockNotRecoverable, match="cannot be told"):
+        with pytest.raises(LockNotRecoverable, match="not known"):
             region.recover_lock(watch_s=0)
         assert (file.get("sem"), file.get("owner_pid")) == (WAITERS | value, owner)
         other.kill()

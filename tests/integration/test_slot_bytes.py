@@ -192,7 +192,7 @@ def test_libvgpu_that_takes_the_slot_of_a_dead_one_with_its_pid_is_not_dead_by_t
     file.put("slot_used.total", 77)
     with open_region(file, writable=True) as region:
         assert region.reap(proc=empty_proc) == ()
-        with pytest.raises(ValueError, match="cannot be told"):
+        with pytest.raises(ValueError, match="not known"):
             region.reap([dead.pid], proc=empty_proc)
         assert region.memory_used(0) == 77
 

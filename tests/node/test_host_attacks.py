@@ -237,7 +237,7 @@ def test_reaping_reads_the_maps_of_those_only_whose_pid_stands_in_a_slot(
         (directory / "maps").touch()
         maps[pid] = Tripwire(directory / "maps")
     with open_region(region, writable=True) as opened:
-        # Whether all are shown there cannot be told.
+        # Whether all are shown there is not known.
         assert opened.reap(proc=tmp_path / "proc") == ()
     assert {pid: each.was_opened for pid, each in maps.items()} == {7: False, 5: True}
     for each in maps.values():
