@@ -152,14 +152,15 @@ def find_device(region: Handle, device: Device) -> int:
     Raises:
         NoSuchDevice: Neither an index nor a uuid of one.
     """
+    index = -1
     if not isinstance(device, str):
         index = integer("a device", device)
         if index >= 0 and region._live(lib.HR_VALUE_DEVICES) >> index & 1:
             return index
-    else:
-        for each in take_snapshot(region).devices:
-            if device and each.uuid == device:
-                return each.index
+    # Of a container that has not reported its devices, a snapshot may show more of them.
+    for each in take_snapshot(region).devices:
+        if each.index == index or (device and each.uuid == device):
+            return each.index
     raise no_such_device(region, device)
 
 

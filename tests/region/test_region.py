@@ -578,3 +578,15 @@ def test_fork_while_other_threads_read_leaves_the_child_free_to_close(
         for thread in threads:
             thread.join()
     region.close()
+
+
+def test_each_device_of_a_snapshot_can_be_read_alone(region_file: RegionFileFactory) -> None:
+    """Also one that only its uuid shows, of a container that has not reported its devices."""
+    file = region_file(uuids=["GPU-0", "GPU-1"], sm_limits=[50])
+    file.put("device_num", 0)
+    with open_region(file) as region:
+        shown = [each.index for each in region.snapshot().devices]
+        assert 1 in shown
+        assert [region.memory_limit(index) for index in shown] == [None] * len(shown)
+        with pytest.raises(NoSuchDevice):
+            region.memory_limit(15)
