@@ -64,7 +64,7 @@ python_maximum_signature_line_length = 80
 nitpick_ignore = [
     ("py:class", "libhamiregion.node.procfs.Mapping"),
     ("py:class", "libhamiregion.node.rows.ContainerFacts"),
-    ("py:class", "libhamiregion.node.slots.FileUser"),
+    ("py:class", "libhamiregion.node.processes.FileUser"),
     # Type variables and aliases of signatures.
     ("py:class", "Cells"),
     ("py:class", "ContainerFacts"),

@@ -260,7 +260,7 @@ class StaleDirectoryCleaner(Task):
             # On some file systems maps has another device number than stat.
             device = processes.identity(container.region)[0]
         is_used = processes.hides_users_of(container.pod_uid) or any(
-            processes.mappers(device, inode, writable=True) for inode in inodes
+            processes.mappers((device, inode), writable=True) for inode in inodes
         )
         return changed_ns, is_used
 

@@ -15,7 +15,7 @@ from .processes import ProcessTable
 from .roots import RootsUnreadable
 from .rows import NodeProcess, ProcessDeviceRow, driver_gap, node_processes
 from .selector import PodNamesUnknown, Selector
-from .slots import SLOT_STATES, RegionProcesses, SlotStates
+from .slots import SLOT_STATES, RegionProcesses, SlotStates, match_slots
 
 # A program that sets up no logging gets none of it on its standard error.
 logging.getLogger("libhamiregion").addHandler(logging.NullHandler())
@@ -55,6 +55,7 @@ __all__ = [
     "SlotStates",
     "diagnose",
     "driver_gap",
+    "match_slots",
     "node_processes",
     "repair",
 ]

@@ -15,7 +15,6 @@ from libhamiregion.errors import RegionClosed, RegionStale
 from libhamiregion.region import open_in_container
 from libhamiregion.region_set import RegionSet
 
-from .cgroups import is_pod_uid
 from .directories import RootContainers
 from .names import NodeNames, kubelet_claims
 from .outside import OutsideRegions
@@ -25,7 +24,7 @@ from .selector import PodNamesUnknown, Selector
 from .slots import SlotTracker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from types import TracebackType
 
     from typing_extensions import Self
@@ -59,11 +58,13 @@ class NodeSnapshot:
         containers: The containers with a region, one per row of ``table.regions``.
         missing: The containers without.
         table: The figures, as `RegionSet.read` gives them.
+        read_s: When they had been read, on the monotonic clock.
     """
 
     containers: tuple[Container, ...]
     missing: tuple[Container, ...]
     table: RegionTable
+    read_s: float
 
     def named_table(self) -> RegionTable:
         """Return the table with the columns namespace, pod and container too, in its frames.
@@ -326,13 +327,14 @@ class Node:
         with self._lock:
             self.check_open()
             table = self._set.read()
+            read_s = time.monotonic()
             if self._rows is None:
                 by_region = {each.region: each for each in self._containers}
                 self._rows = (
                     tuple(by_region[region] for region in self._set.regions),
                     tuple(each for each in self._containers if each.region is None),
                 )
-            return NodeSnapshot(*self._rows, table)
+            return NodeSnapshot(*self._rows, table, read_s)
 
     def slots(self, snapshot: NodeSnapshot, *, anew: bool = False) -> SlotStates:
         """Find out which slots of a snapshot are of live processes: `SlotTracker` says how.
@@ -349,7 +351,9 @@ class Node:
         """
         self.check_open()
         with self._one_look():
-            states = self._slots.update(snapshot.containers, snapshot.table, self.match, anew=anew)
+            states = self._slots.update(
+                snapshot.containers, snapshot.table, snapshot.read_s, anew=anew
+            )
             named, named_s = self._named
             if states is not named or time.monotonic() - named_s >= _NAME_AGAIN_S:
                 self._named = states, time.monotonic()
@@ -389,33 +393,6 @@ class Node:
         if containers == snapshot.containers:
             return snapshot
         return attrs.evolve(snapshot, containers=containers)
-
-    def match(self, container: Container, pids: Sequence[int], taken_at_ns: int) -> RegionProcesses:
-        """`ProcessTable.match` for a container of this node.
-
-        Raises:
-            RegionClosed: Its region has been closed.
-        """
-        assert container.region is not None  # noqa: S101 (only such have slots)
-        return self.processes.match(
-            container.region,
-            pids,
-            taken_at_ns,
-            pod_uid=_comparable_pod(container),
-            shared=container.claim_uid is not None,
-            exclusive=container.directory is not None,
-        )
-
-    def _strangers_to(self, container: Container, pids: Iterable[int]) -> list[tuple[int, int]]:
-        """`ProcessTable.other_pod_processes` for a container of this node.
-
-        Raises:
-            RegionClosed: Its region has been closed.
-        """
-        pod_uid = _comparable_pod(container)
-        if container.region is None or container.directory is None or pod_uid is None:
-            return []
-        return self.processes.other_pod_processes(container.region, pids, pod_uid)
 
     def select(
         self,
@@ -475,9 +452,3 @@ class Node:
                 f"{known.path!r} has been replaced; refresh and try again", path=known.path
             )
         return region
-
-
-def _comparable_pod(container: Container) -> str | None:
-    """A container's pod if it can be compared with a cgroup's; directories have any name."""
-    pod_uid = container.pod_uid
-    return pod_uid if pod_uid is not None and is_pod_uid(pod_uid) else None

@@ -273,10 +273,8 @@ class Observer:
         states, processes_error = None, None
         try:
             # Reads /proc if `Node.slots` might not, and a task wants it.
-            is_due = began_s - node.processes.read_s > (
-                float("inf") if processes_max_age_s is None else processes_max_age_s
-            )
-            if is_due or (slots and not node.processes.read_at_ns):
+            max_age_s = float("inf") if processes_max_age_s is None else processes_max_age_s
+            if began_s - node.processes.read_s > max_age_s:
                 node.processes.refresh()
             if slots:
                 states = node.slots(snapshot, anew=self._anew)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from .names import NodeNames
     from .process_reader import HostProcess
-    from .processes import FileIdentity, ProcessTable
-    from .procfs import Mapping
+    from .processes import ProcessTable
+    from .procfs import FileIdentity, Mapping
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
@@ -36,6 +36,9 @@ _PATHS_LIMIT = 2 << 20
 _CGROUP_LIMIT = 1 << 16
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
+
+#: A file as maps prints it: device and inode. `os.stat` can give another device number.
+FileIdentity: TypeAlias = "tuple[int, int]"
 
 _uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 
@@ -80,6 +83,11 @@ class Mapping:
     writable: bool
     path: str
     deleted: bool
+
+    @property
+    def identity(self) -> FileIdentity:
+        """The file."""
+        return self.device, self.inode
 
 
 @attrs.frozen

@@ -289,8 +289,9 @@ class Join:
         if driver_gap(observation.processes, sample) is not None:
             sample = None
         self._sample = sample
-        self._boot_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        self._tick_ns = 10**9 // os.sysconf("SC_CLK_TCK")
+        # Start times of processes count the time that the machine was suspended.
+        self._suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+        self._ticks_per_s = os.sysconf("SC_CLK_TCK")
         columns = () if sample is None else sample.columns
         self._columns = {each.device_uuid: each for each in columns if each.device_uuid}
         self._idle = {
@@ -320,8 +321,8 @@ class Join:
 
     def _is_newer(self, process: HostProcess) -> bool:
         """Whether a process began after the sample: then the sample is of another one."""
-        started_ns = self._boot_ns + process.start_time_ticks * self._tick_ns
-        return self._sample is None or started_ns > self._sample.taken_at_ns
+        started_s = process.start_time_ticks / self._ticks_per_s - self._suspended_s
+        return self._sample is None or started_s > self._sample.taken_s
 
     def _entries(
         self, process: HostProcess, without: Collection[str | None] = ()
@@ -389,7 +390,7 @@ class Join:
         """
         table, sample = self.observation.processes, self._sample
         # A process that a complete and later list does not show has ended.
-        sees_all = table.is_complete and sample and table.read_at_ns > sample.taken_at_ns
+        sees_all = table.is_complete and sample and table.view.started_s > sample.taken_s
         return {
             (None if row.container_id is None else row.container_id.pod_uid, device.uuid)
             for row in self.uncounted
@@ -583,7 +584,7 @@ class Join:
                 if inside in facts.unknown_pids
                 and (region := facts.container.region) is not None
                 and not region.closed
-                and process in table.mappers(*table.identity(region))
+                and process in table.mappers(table.identity(region))
             ]
         facts = self._by_id.get(container_id.id)
         return [facts] if facts is not None else self._unnamed(container_id)

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from array import array
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import attrs
 
-from libhamiregion.errors import RegionError
+from libhamiregion.errors import RegionClosed, RegionError, RegionStale
+from libhamiregion.slots import attached_slots
+
+from .cgroups import is_pod_uid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from libhamiregion.region import Region
     from libhamiregion.region_set import RegionTable
 
     from .containers import Container
     from .process_reader import HostProcess
-    from .processes import FileIdentity, ProcessTable
-    from .procfs import Mapping as FileMapping
-
-    Match: TypeAlias = Callable[[Container, Sequence[int], int], "RegionProcesses"]
+    from .processes import FileUser, ProcessTable, ProcessView
+    from .procfs import FileIdentity
 
 SlotState: TypeAlias = Literal["alive", "dead", "unknown"]
 
 #: What the numbers in `SlotStates.states` mean.
 SLOT_STATES = ("unknown", "alive", "dead")
 _UNKNOWN, _ALIVE, _DEAD = range(3)
-# /proc is listed so often, and dead processes are proved dead again.
-_PROOF_S = 20.0
+# Static pods have a hash as UID in their cgroup, and their directory may have another UID.
+_HASH_DIGITS: Final = 32
+# /proc is listed so often.
+_LISTING_S = 20.0
 # A proof that lacked time or permission is tried again sooner.
 _RETRY_S = 10.0
 _NEVER_S = float("inf")
@@ -90,36 +94,148 @@ class RegionProcesses:
         return {pid: process.pid for pid, process in self.alive.items()}
 
 
-@attrs.frozen
-class FileUser:
-    """A process that maps a file.
-
-    Attributes:
-        process: The process.
-        namespace: The name of its pid namespace; None if it may not be read.
-        mapping: The file.
-    """
-
-    process: HostProcess
-    namespace: str | None
-    mapping: FileMapping
-
-    @property
-    def pid(self) -> int:
-        """The pid that it would have in its slot."""
-        return self.process.ns_pids[-1]
-
-    @property
-    def container_id(self) -> str | None:
-        """The container that its cgroup names."""
-        return None if self.process.container is None else self.process.container.id
-
-    def maps(self, identity: FileIdentity) -> bool:
-        """Whether it maps that very file, and not one of its inode number on another device."""
-        return (self.mapping.device, self.mapping.inode) == identity
-
-
 def match_slots(
+    table: ProcessTable, container: Container, pids: Sequence[int], read_s: float
+) -> RegionProcesses:
+    """Which process each slot of a region belongs to, and which map it without a slot.
+
+    Read the slots first and refresh the table afterwards: otherwise slots without a process are
+    ``"unknown"``, because their process may have started in between. `hostpid` in the region is not
+    used.
+
+    That a slot's process is dead is for showing; `Region.reap` searches /proc again.
+
+    Args:
+        table: The processes.
+        container: Whose region it is. Processes that are known to be of another pod are onlookers.
+        pids: The pids in its slots.
+        read_s: When they had been read, on the monotonic clock.
+
+    Raises:
+        RegionClosed: After `Region.close`.
+
+    Source: docs, The protocol (Processes in /proc).
+    """
+    region, view, pod_uid = _region_of(container), table.view, _pod_of(container)
+    identity = table.identity(region)
+    own = 0 if _is_attached(table, identity) else view.visibility.own_pid
+    users: list[FileUser] = []
+    onlookers: list[FileUser] = []
+    for user in view.by_inode.get(identity[1], ()):
+        if user.mapping.identity == identity:
+            is_other_pod = pod_uid is not None and user.process.pod_uid not in {None, pod_uid}
+            is_user = user.mapping.writable and user.process.pid != own and not is_other_pod
+            (users if is_user else onlookers).append(user)
+    found = _choose(
+        pids,
+        users,
+        onlookers,
+        sees_host=view.visibility.sees_host,
+        shared=container.claim_uid is not None,
+    )
+    lost = set(pids).difference(found.alive)
+    if not lost or view.started_s < read_s:
+        return found
+    others = {pid for pid, _ in _other_pod_processes(view, identity, container, lost)}
+    # The init of the host itself is no process of a container, also if it may not be read.
+    none = {own, 1 if view.visibility.sees_host else 0, *others}
+    return attrs.evolve(found, dead=_dead(view, lost, pids, identity, none, read_s))
+
+
+def other_pod_processes(
+    table: ProcessTable, container: Container, pids: Iterable[int]
+) -> list[tuple[int, int]]:
+    """Find the processes that are proved to be of other pods than a region.
+
+    A container decides how long its maps take to read, and its processes often have the pids of
+    another container's: 1, or 7. A directory of regions is mounted into the containers of its pod
+    alone, and only the host's root moves a process from one pod's cgroup to another's: so these
+    need not be read.
+
+    Args:
+        table: The processes.
+        container: Whose region it is.
+        pids: Pids in its slots.
+
+    Returns:
+        Pid and start time of each, by pid.
+    """
+    identity = table.identity(_region_of(container))
+    return _other_pod_processes(table.view, identity, container, pids)
+
+
+def _other_pod_processes(
+    view: ProcessView, identity: FileIdentity, container: Container, pids: Iterable[int]
+) -> list[tuple[int, int]]:
+    pod_uid, own = _pod_of(container), view.entries.get(view.visibility.own_pid)
+    # If this process is not shown, nothing is proved.
+    if container.directory is None or pod_uid is None or own is None or own.process is None:
+        return []
+    # On a node that is itself in a pod, that is the outermost pod of all its processes.
+    same = {None, own.process.pod_uid, pod_uid}
+    users = {user.process.pid for user in view.by_inode.get(identity[1], ())}
+    return sorted(
+        entry.identity
+        for pid in pids
+        for entry in view.by_ns_pid.get(pid, ())
+        if entry.process is not None
+        and entry.process.pod_uid not in same
+        and len(entry.process.pod_uid or "") != _HASH_DIGITS
+        and entry.process.pid not in users
+    )
+
+
+def _dead(
+    view: ProcessView,
+    lost: Collection[int],
+    pids: Collection[int],
+    identity: FileIdentity,
+    none: Collection[int],
+    read_s: float,
+) -> frozenset[int]:
+    """The pids in slots that no process has that maps the file, or may map it."""
+    users = [user for user in view.by_inode.get(identity[1], ()) if user.mapping.writable]
+    # Another namespace than the first proves nothing unless the slots' processes live in it.
+    is_theirs = not view.visibility.unreadable and any(
+        user.pid in pids
+        and len(user.process.ns_pids) == 1
+        and user.mapping.identity == identity
+        and view.entries[user.process.pid].has_libvgpu
+        for user in users
+    )
+    sees_all = view.visibility.sees_all_pids if view.visibility.sees_host else is_theirs
+    if not sees_all:
+        return frozenset()
+    possible = {user.pid for user in users if user.process.pid not in none}
+    for pid in lost:
+        for entry in view.by_ns_pid.get(pid, ()):
+            is_known = entry.unread is None and entry.is_readable and entry.read_s >= read_s
+            if not is_known and entry.identity[0] not in none:
+                possible.add(pid)
+    return frozenset(lost) - possible
+
+
+def _is_attached(table: ProcessTable, identity: FileIdentity) -> bool:
+    """Whether this process has a slot in that region."""
+    for slot in attached_slots():
+        with contextlib.suppress(RegionClosed, RegionStale):
+            if table.identity(slot.region) == identity:
+                return True
+    return False
+
+
+def _region_of(container: Container) -> Region:
+    assert container.region is not None  # noqa: S101 (only such have slots)
+    return container.region
+
+
+def _pod_of(container: Container) -> str | None:
+    """A container's pod if it can be compared with a cgroup's; directories have any name."""
+    pod_uid = container.pod_uid
+    return pod_uid if pod_uid is not None and is_pod_uid(pod_uid) else None
+
+
+def _choose(
     pids: Sequence[int],
     users: Sequence[FileUser],
     onlookers: Sequence[FileUser],
@@ -257,11 +373,9 @@ class SlotTracker:
     """Finds out for each read of a node's regions which slots are of live processes.
 
     A region's proof holds while the pids and host pids in its slots are the same, the same
-    processes map it, none of them has ended, and the figures of dead ones have not changed; that a
-    process is dead is proved again every 20 s. Host pid or figures distinguish the process of a
-    container that was started again from the dead one with the same pid. /proc is read if a region
-    has changed or was not proved yet, and every 20 s, once for all regions. A process that has
-    ended is noticed by its ``stat``, at each update.
+    processes map it, and none of them has ended; that a process is dead is proved at each update.
+    /proc is listed if a region has to be proved, and every 20 s, once for all regions. A process
+    that has ended is noticed by its ``stat``, at each update.
 
     Threads: one at a time.
 
@@ -272,16 +386,14 @@ class SlotTracker:
     def __init__(self, processes: ProcessTable) -> None:
         self._processes = processes
         self._proofs: dict[Region, _Proof] = {}
-        self._refreshed_s = float("-inf")
-        self._compared_ns = 0
-        self._asked: tuple[object, ...] | None = None
+        self._compared_s = float("-inf")
         self._answer = SlotStates(b"", {}, {})
 
     def update(
         self,
         containers: Sequence[Container],
         table: RegionTable,
-        match: Match,
+        read_s: float,
         *,
         anew: bool = False,
     ) -> SlotStates:
@@ -290,7 +402,7 @@ class SlotTracker:
         Args:
             containers: The containers of its rows.
             table: As `RegionSet.read` gives it.
-            match: Proves one region: its container, the pids in its slots, when they were read.
+            read_s: When it had been read, on the monotonic clock.
             anew: Prove every region, even if nothing has changed.
 
         Returns:
@@ -303,63 +415,74 @@ class SlotTracker:
         now_s = time.monotonic()
         alive = {each for proof in self._proofs.values() for each in proof.found.alive.values()}
         ended = self._processes.ended(alive) if alive else set()
-        stale = [
-            each
-            for each in rows
-            if anew
-            or self._is_stale(self._proofs.get(each.region), each, table, now_s)
-            or not ended.isdisjoint(self._proofs[each.region].found.alive.values())
-        ]
-        if stale or now_s - self._refreshed_s >= _PROOF_S:
-            # A process that is not there after the regions were read is dead.
-            # Also if the clock was set back since /proc was read.
-            taken_ns = max(table.regions.taken_at_ns, default=0)
-            if not taken_ns < self._processes.read_at_ns <= time.time_ns():
-                self._processes.refresh()
-            self._refreshed_s = now_s
-        if self._compared_ns != self._processes.read_at_ns:
+        stale = [each for each in rows if anew or self._is_stale(each, table, now_s, ended)]
+        started_s = self._processes.view.started_s
+        # A process that is not there after the regions were read is dead.
+        if (stale and started_s < read_s) or now_s - started_s >= _LISTING_S:
+            self._processes.refresh()
+        if self._compared_s != self._processes.view.started_s:
             known = {each.row for each in stale}
             stale += [
                 each for each in rows if each.row not in known and self._has_other_users(each)
             ]
-            self._compared_ns = self._processes.read_at_ns
-        lost = self._prove(stale, containers, table, match)
+            self._compared_s = self._processes.view.started_s
+        lost = self._prove(stale, containers, table, read_s)
         wanted: set[int] = set()
         late = []
         for each, pids in lost:
-            unread = self._processes.unread_since(pids, containers[each.row].pod_uid, now_s)
+            unread = self._unread_since(pids, containers[each.row], read_s)
             wanted |= unread
             late += [each] if unread else []
         if wanted:
             self._processes.refresh(wanted)
-            self._prove(late, containers, table, match)
+            self._prove(late, containers, table, read_s)
         for region in self._proofs.keys() - {each.region for each in rows}:
             del self._proofs[region]
-        asked = (containers, table.processes.pid.tobytes(), tuple(each.slots for each in rows))
-        if stale or self._asked != asked:
-            answer = self._states(len(table.processes), table.processes.pid, rows)
-            if answer != self._answer:
-                self._answer = answer
-        self._asked = asked
+        answer = self._states(len(table.processes), table.processes.pid, rows)
+        if answer != self._answer:
+            self._answer = answer
         return self._answer
 
-    def _is_stale(self, proof: _Proof | None, row: _Row, table: RegionTable, now_s: float) -> bool:
+    def _is_stale(
+        self, row: _Row, table: RegionTable, now_s: float, ended: set[HostProcess]
+    ) -> bool:
+        proof = self._proofs.get(row.region)
         return (
             proof is None
             or now_s >= proof.due_s
-            or proof.key != _key_of(row, table, proof.found.dead)
+            or proof.key != _key_of(row, table)
+            or not ended.isdisjoint(proof.found.alive.values())
         )
 
     def _has_other_users(self, row: _Row) -> bool:
         proof = self._proofs[row.region]
         return proof.users != self._processes.users_of(proof.identity)
 
+    def _unread_since(self, pids: Iterable[int], container: Container, read_s: float) -> set[int]:
+        """Find processes that may have mapped a region since they were read.
+
+        Args:
+            pids: The pids in the region's slots whose processes are not known.
+            container: Whose region it is.
+            read_s: When the slots had been read, on the monotonic clock.
+        """
+        pod_uid, view = _pod_of(container), self._processes.view
+        return {
+            entry.process.pid
+            for pid in pids
+            for entry in view.by_ns_pid.get(pid, ())
+            if entry.process is not None
+            and entry.unread is None
+            and entry.read_s < read_s
+            and (pod_uid is None or entry.process.pod_uid in {None, pod_uid})
+        }
+
     def _prove(
         self,
         stale: Iterable[_Row],
         containers: Sequence[Container],
         table: RegionTable,
-        match: Match,
+        read_s: float,
     ) -> list[tuple[_Row, set[int]]]:
         """Prove regions; return those with pids in slots whose processes are unknown."""
         now_s = time.monotonic()
@@ -370,7 +493,7 @@ class SlotTracker:
             pids = array("i", table.processes.pid[row.slots])
             try:
                 identity = self._processes.identity(row.region)
-                found = match(containers[row.row], pids, table.regions.taken_at_ns[row.row])
+                found = match_slots(self._processes, containers[row.row], pids, read_s)
             except RegionError:
                 continue  # closed meanwhile: the next refresh opens it again
             due_s = _NEVER_S
@@ -378,12 +501,13 @@ class SlotTracker:
             if unknown:
                 lost.append((row, unknown))
                 due_s = now_s + _RETRY_S
-            elif found.dead:
-                due_s = now_s + _PROOF_S
+            if found.dead:
+                # Another process may get its pid, and change nothing in the region at first.
+                due_s = now_s
             if known is not None and known.found == found:
                 found = known.found
             self._proofs[row.region] = _Proof(
-                _key_of(row, table, found.dead),
+                _key_of(row, table),
                 identity,
                 self._processes.users_of(identity),
                 found,
@@ -422,15 +546,7 @@ def _rows(containers: Sequence[Container], table: RegionTable) -> list[_Row]:
     ]
 
 
-def _key_of(row: _Row, table: RegionTable, dead: frozenset[int]) -> bytes:
-    """The slots' pids and host pids, and the memory that dead processes count by device."""
-    processes, used = table.processes, table.usages.memory_used_bytes
-    key = processes.pid[row.slots].tobytes() + processes.host_pid[row.slots].tobytes()
-    if not dead:
-        return key
-    firsts, devices = processes.first_usage, table.regions.device_rows[row.row]
-    return key + b"".join(
-        used[firsts[at] : firsts[at] + devices].tobytes()
-        for at in range(row.slots.start, row.slots.stop)
-        if processes.pid[at] in dead
-    )
+def _key_of(row: _Row, table: RegionTable) -> bytes:
+    """The pids and host pids in a region's slots."""
+    processes = table.processes
+    return processes.pid[row.slots].tobytes() + processes.host_pid[row.slots].tobytes()

@@ -58,7 +58,7 @@ def find_monitors(node: Node) -> tuple[CompetingController, ...]:
         if container.region is None or container.directory is None:
             continue
         with contextlib.suppress(RegionError):
-            for process in table.mappers(*table.identity(container.region), writable=True):
+            for process in table.mappers(table.identity(container.region), writable=True):
                 mapped[process].add(container.pod_uid)
     found = []
     for process, pods in mapped.items():

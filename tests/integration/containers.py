@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from reaping import reap_in_time
 from support.wait import PATIENCE_S
 
 from libhamiregion import Region, RegionSnapshot, open_region
-from libhamiregion.node import HostProcess, ProcessTable, RegionProcesses
+from libhamiregion.node import Container as NodeContainer
+from libhamiregion.node import HostProcess, ProcessTable, RegionProcesses, match_slots
 from libhamiregion.node.doctor.context import memory_bytes
 
 SCRIPT = Path(__file__).with_name("container_process.py")
@@ -125,7 +127,8 @@ def match(
     table: ProcessTable, region: Region, snapshot: RegionSnapshot, **options: Any
 ) -> RegionProcesses:
     pids = [process.pid for process in snapshot.processes]
-    return table.match(region, pids, snapshot.taken_at_ns, **options)
+    read_s = time.monotonic() - (time.time_ns() - snapshot.taken_at_ns) / 1e9
+    return match_slots(table, NodeContainer(region=region, **options), pids, read_s)
 
 
 def look(

@@ -22,7 +22,14 @@ from support.scrapers import ask
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import RegionStale, open_region
-from libhamiregion.node import Node, ProcessGap, ProcessTable, process_reader
+from libhamiregion.node import (
+    Container,
+    Node,
+    ProcessGap,
+    ProcessTable,
+    match_slots,
+    process_reader,
+)
 from libhamiregion.node.cgroups import ContainerId
 from libhamiregion.node.outside import mapped_regions, open_mapped
 from libhamiregion.node.process_reader import Entry
@@ -98,12 +105,12 @@ def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_containe
         while not gaps:
             assert time.monotonic() < deadline_s
             with open_region(region) as opened:
-                snapshot = opened.snapshot()
+                read_s = time.monotonic()
                 spent_s = time.process_time()
                 table.refresh()
                 # Without shares each of 400 processes takes 0.03 to 0.1 s.
                 assert time.process_time() - spent_s < 4.0
-                found = table.match(opened, [honest.pid], snapshot.taken_at_ns)
+                found = match_slots(table, Container(region=opened), [honest.pid], read_s)
             assert found.host_pids == {honest.pid: honest.pid_here}
             # Another test may play a storm as well.
             gaps = [each for each in table.gaps if each.container == container]
@@ -115,9 +122,9 @@ def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_containe
         late = actor(region)
         late("attach")
         with open_region(region) as opened:
-            snapshot = opened.snapshot()
+            read_s = time.monotonic()
             table.refresh()
-            found = table.match(opened, [late.pid], snapshot.taken_at_ns)
+            found = match_slots(table, Container(region=opened), [late.pid], read_s)
         assert found.host_pids == {late.pid: late.pid_here}
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import time
 import uuid
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -15,7 +16,15 @@ from support.region_file import RegionFile, RegionFileFactory
 from support.wait import eventually
 
 from libhamiregion import Region, open_region
-from libhamiregion.node import Node, ProcessTable, RegionProcesses, diagnose, repair
+from libhamiregion.node import (
+    Container,
+    Node,
+    ProcessTable,
+    RegionProcesses,
+    diagnose,
+    match_slots,
+    repair,
+)
 
 pytestmark = [needs_first_namespace, needs_cgroups, pytest.mark.root]
 
@@ -71,11 +80,10 @@ def looked(
     """What is found out of a region by a table."""
     table = ProcessTable()
     with open_region(file) as region:
-        snapshot = region.snapshot()
+        read_s = time.monotonic()
         table.refresh()
-        found = table.match(
-            region, [pid], snapshot.taken_at_ns, pod_uid=pod_uid, exclusive=exclusive
-        )
+        container = Container(pod_uid, directory="/" if exclusive else None, region=region)
+        found = match_slots(table, container, [pid], read_s)
     return found, table
 
 
@@ -97,10 +105,9 @@ def test_a_node_tells_by_the_directory_whose_processes_need_not_be_read(
         def is_proved() -> bool:
             node.refresh()
             (container,) = node.containers
-            assert container.region is not None
-            snapshot = container.region.snapshot()
+            read_s = time.monotonic()
             node.processes.refresh()
-            found = node.match(container, [expensive.pid], snapshot.taken_at_ns)
+            found = match_slots(node.processes, container, [expensive.pid], read_s)
             return found.dead == {expensive.pid}
 
         eventually(is_proved)

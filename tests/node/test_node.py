@@ -6,6 +6,7 @@ import os
 import pickle
 import resource
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from libhamiregion.node import (
     PodName,
     ProcessTable,
     directories,
+    match_slots,
 )
 from libhamiregion.node import node as node_module
 
@@ -152,7 +154,7 @@ def test_a_directory_of_no_real_pod_is_matched_all_the_same(root: Root, node: No
     root.region("x")
     (view,) = details(node)
     assert view.snapshot is not None
-    assert node.match(view.container, (), view.snapshot.taken_at_ns).slots == ()
+    assert match_slots(node.processes, view.container, (), time.monotonic()).slots == ()
 
 
 def test_a_look_that_hangs_hangs_no_other_for_long_and_reading_not_at_all(

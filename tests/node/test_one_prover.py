@@ -56,15 +56,15 @@ def test_monitors_strangers_and_several_that_could_be_meant(
 
 
 JUDGE = """
-from libhamiregion.node import ProcessTable
-import mmap, os
+from libhamiregion.node import Container, ProcessTable, match_slots
+import mmap, os, time
 descriptor = os.open(path, os.O_RDWR)
 scene.mapping = mmap.mmap(descriptor, 0)
 os.close(descriptor)
-table, snapshot = ProcessTable(), region.snapshot()
+table, snapshot, read_s = ProcessTable(), region.snapshot(), time.monotonic()
 table.refresh()
 pids = [each.pid for each in snapshot.processes]
-found = table.match(region, pids, snapshot.taken_at_ns)
+found = match_slots(table, Container(region=region), pids, read_s)
 shown = {slot.pid: slot.state for slot in found.slots}
 answer = shown, {slot.pid for slot in region.reap(dry_run=True)}
 """

@@ -8,12 +8,12 @@ import pytest
 from support.region_file import RegionFileFactory
 
 from libhamiregion import Region, open_region
-from libhamiregion.node import HostProcess, ProcessTable
+from libhamiregion.node import Container, HostProcess, ProcessTable
 from libhamiregion.node.cgroups import ContainerId
 from libhamiregion.node.process_reader import Entry
-from libhamiregion.node.processes import ProcVisibility, _View
+from libhamiregion.node.processes import FileUser, ProcessView, ProcVisibility
 from libhamiregion.node.procfs import Mapping
-from libhamiregion.node.slots import FileUser
+from libhamiregion.node.slots import other_pod_processes
 
 OURS, OTHER = str(uuid.uuid4()), str(uuid.uuid4())
 # A static pod, as its cgroup names it; the API has another UID for it.
@@ -54,17 +54,17 @@ def found(
 ) -> list[tuple[int, int]]:
     table = ProcessTable()
     device, inode = table.identity(region)
-    view = _View(visibility=ProcVisibility(own_pid=OWN_PID))
+    view = ProcessView(visibility=ProcVisibility(own_pid=OWN_PID))
     for each in (*entries, *((own,) if own else ())):
         assert each.process is not None
         view.entries[each.process.pid] = each
         if each is not own:
-            view.by_pid.setdefault(each.process.ns_pids[-1], []).append(each)
+            view.by_ns_pid.setdefault(each.process.ns_pids[-1], []).append(each)
         if each.process.pid in users:
             mapping = Mapping(device, inode, 0, 0, 0, True, "", False)
             view.by_inode[inode] = (FileUser(each.process, None, mapping),)
-    table._view = view
-    return table.other_pod_processes(region, pids, pod_uid)
+    table.view = view
+    return other_pod_processes(table, Container(pod_uid, directory="/", region=region), pids)
 
 
 def test_processes_of_other_pods_with_the_pid_of_a_slot_are(region: Region) -> None:
@@ -101,11 +101,11 @@ def test_a_refresh_reads_wanted_processes_again() -> None:
     table.refresh()
     # A second time, because it was new.
     table.refresh()
-    before = table._view.entries[os.getpid()]
+    before = table.view.entries[os.getpid()]
     table.refresh()
-    assert table._view.entries[os.getpid()] is before
+    assert table.view.entries[os.getpid()] is before
     table.refresh([os.getpid()])
-    assert table._view.entries[os.getpid()].read_s > before.read_s
+    assert table.view.entries[os.getpid()].read_s > before.read_s
 
 
 def test_the_users_of_a_file_are_those_that_map_it(region: Region) -> None:
@@ -115,11 +115,3 @@ def test_the_users_of_a_file_are_those_that_map_it(region: Region) -> None:
     assert [user.process.pid for user in table.users_of((device, inode))] == [os.getpid()]
     # Inode 0 is no file's, so no other test's process can map it.
     assert table.users_of((device, 0)) == ()
-
-
-def test_what_a_process_mapped_after_it_was_read_is_not_known() -> None:
-    table = ProcessTable()
-    table.refresh()
-    read_s = table._view.entries[os.getpid()].read_s
-    assert table.unread_since([os.getpid()], None, read_s - 1) == set()
-    assert os.getpid() in table.unread_since([os.getpid()], None, read_s + 1)

@@ -68,8 +68,7 @@ def test_a_process_younger_than_the_sample_has_no_figure(
     with node.open() as opened:
         seen = Observer(opened, sampler=nvml_sampler).observe()
         assert seen.sample is not None
-        hour_ns = 3600 * 10**9
-        older = attrs.evolve(seen.sample, taken_at_ns=seen.sample.taken_at_ns - hour_ns)
+        older = attrs.evolve(seen.sample, taken_s=seen.sample.taken_s - 3600)
         before = Join(attrs.evolve(seen, sample=older))
         assert memory(before) == {(host_pid, GPU): None}
         # The lists are the same.

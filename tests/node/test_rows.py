@@ -165,13 +165,12 @@ def test_a_pid_that_was_used_again_after_the_sample_has_no_figures(
     pod = node.add(uuids=[GPU])
     _, host_pid = pod.attach()
     fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
-    hour_ns = 3600 * 10**9
     with node.open() as opened:
         seen = Observer(opened, sampler=nvml_sampler).observe()
         (row,) = node_processes(seen)
         assert driver_bytes(row) == [300 * MIB]
         assert seen.sample is not None
-        older = attrs.evolve(seen.sample, taken_at_ns=seen.sample.taken_at_ns - hour_ns)
+        older = attrs.evolve(seen.sample, taken_s=seen.sample.taken_s - 3600)
         (row,) = node_processes(attrs.evolve(seen, sample=older))
         assert (row.state, driver_bytes(row)) == ("alive", [None])
 

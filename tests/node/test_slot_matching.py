@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from support.region_file import RegionFile, RegionFileFactory
 from support.wait import eventually
 
 from libhamiregion import RegionClosed, create_region, open_region
-from libhamiregion.node import ProcessTable, process_reader
+from libhamiregion.node import Container, ProcessTable, match_slots, process_reader
 from libhamiregion.node.outside import mapped_regions, open_mapped, resolve
 from libhamiregion.node.slots import SlotMatch
 from libhamiregion.text import printable
@@ -392,7 +393,7 @@ def test_who_maps_a_region_and_how(
         found = {process.pid: mapping for process, mapping in table.mappings(identity)}
         assert identity in set(table.mapped_files())
         pids = [7, 3_999_999]
-        matched = table.match(opened, pids, opened.snapshot().taken_at_ns)
+        matched = match_slots(table, Container(region=opened), pids, time.monotonic())
     assert matched.pids == pids
     once = found[reader.host_pid].length_bytes
     assert once >= opened.layout.size_bytes
@@ -404,7 +405,7 @@ def test_who_maps_a_region_and_how(
     }
     writers = {user.host_pid, monitor.host_pid}
     assert {pid for pid, mapping in found.items() if mapping.writable} == writers
-    assert {each.pid for each in table.mappers(*identity, writable=True)} == writers
+    assert {each.pid for each in table.mappers(identity, writable=True)} == writers
     mine = {user.host_pid, monitor.host_pid}
     (mapped,) = (each for each in mapped_regions(table) if (each.device, each.inode) == identity)
     # The process that maps the fewest regions comes first, whatever its pid.

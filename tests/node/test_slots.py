@@ -84,7 +84,7 @@ def test_a_proof_does_not_hold_for_ever(
     """A process that unmaps its region and lives on shows in nothing but its maps."""
     path = root.region()
     (user,) = attached(actor, path)
-    monkeypatch.setattr(slots, "_PROOF_S", 0.0)
+    monkeypatch.setattr(slots, "_LISTING_S", 0.0)
     assert states(node) == {user.pid: "alive"}
     RegionFile(path, Layout.V1_2).add_process(3_999_999)
     assert states(node) == {user.pid: "alive", 3_999_999: "dead"}
@@ -93,7 +93,7 @@ def test_a_proof_does_not_hold_for_ever(
 @pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """/proc is listed, and maps are read, each time."""
-    monkeypatch.setattr(slots, "_PROOF_S", 0.0)
+    monkeypatch.setattr(slots, "_LISTING_S", 0.0)
     monkeypatch.setattr(process_reader, "_KEPT_S", 0.0)
 
 
@@ -164,13 +164,13 @@ def test_one_region_that_changes_does_not_have_the_others_proved(
     attached(actor, *paths)
     told(node)
     proved: list[str | None] = []
-    match = node.match
+    match = slots.match_slots
 
-    def counted(container, pids, taken_at_ns):  # type: ignore[no-untyped-def]
+    def counted(table, container, pids, read_s):  # type: ignore[no-untyped-def]
         proved.append(container.name)
-        return match(container, pids, taken_at_ns)
+        return match(table, container, pids, read_s)
 
-    monkeypatch.setattr(node, "match", counted)
+    monkeypatch.setattr(slots, "match_slots", counted)
     (more,) = attached(actor, paths[1])
     assert states(node)[more.pid] == "alive"
     assert proved == ["b"]
@@ -199,26 +199,10 @@ def watching() -> set[str]:
 def test_a_process_that_gets_the_pid_of_a_dead_one_is_alive(
     actor: MakeActor, node: Node, root: Root
 ) -> None:
-    """As in a container that is started again: the slot's pid stays, and its host pid does not."""
+    """As in a container that is started again; nothing in the region changes at first."""
     path = root.region()
     user = actor()
-    RegionFile(path, Layout.V1_2).add_process(user.pid, host_pid=3_999_999)
+    RegionFile(path, Layout.V1_2).add_process(user.pid, {0: 1 << 20})
     assert states(node) == {user.pid: "dead"}
     user("open", str(path), writable=True)
-    RegionFile(path, Layout.V1_2).put("slot_hostpid", user.pid_here)
-    assert states(node) == {user.pid: "alive"}
-
-
-def test_a_process_that_gets_the_pid_of_a_dead_one_is_alive_without_any_host_pid(
-    actor: MakeActor, node: Node, root: Root
-) -> None:
-    """What the dead one counted is cleared by then."""
-    path = root.region()
-    user = actor()
-    file = RegionFile(path, Layout.V1_2)
-    file.add_process(user.pid, {0: 1 << 20})
-    assert states(node) == {user.pid: "dead"}
-    user("open", str(path), writable=True)
-    assert states(node) == {user.pid: "dead"}, "nothing in the region has changed"
-    file.put("slot_used.total", 0)
     assert states(node) == {user.pid: "alive"}

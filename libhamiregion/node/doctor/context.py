@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,6 +12,7 @@ import attrs
 from libhamiregion.errors import RegionClosed, RegionError
 from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.node.rows import Join, devices_of
+from libhamiregion.node.slots import match_slots
 from libhamiregion.node.writers import find_monitors
 
 from .findings import finding
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from libhamiregion.node.node import Node
     from libhamiregion.node.observation import Observation
     from libhamiregion.node.process_reader import HostProcess
-    from libhamiregion.node.processes import FileIdentity, ProcessTable
+    from libhamiregion.node.processes import ProcessTable
+    from libhamiregion.node.procfs import FileIdentity
     from libhamiregion.node.rows import NodeProcess
     from libhamiregion.node.slots import RegionProcesses, SlotMatch
     from libhamiregion.region import Region
@@ -102,11 +105,12 @@ def look(node: Node, container: Container) -> ObservedRegion:
     if region is None:
         raise RegionClosed("the container has no region any more")
     snapshot = region.snapshot()
+    read_s = time.monotonic()
     # What these map is kept for minutes.
-    users = node.processes.mappers(*node.processes.identity(region))
+    users = node.processes.mappers(node.processes.identity(region))
     node.processes.refresh({each.pid for each in users})
     pids = [process.pid for process in snapshot.processes]
-    processes = node.match(container, pids, snapshot.taken_at_ns)
+    processes = match_slots(node.processes, container, pids, read_s)
     return ObservedRegion(container, region, snapshot, processes)
 
 
@@ -188,7 +192,7 @@ class DoctorContext:
         return (
             processes.is_complete
             and not processes.hides_users_of(used.container.pod_uid)
-            and not processes.mappers(*processes.identity(used.region), writable=True)
+            and not processes.mappers(processes.identity(used.region), writable=True)
         )
 
     def competes(self, used: ObservedRegion) -> bool:

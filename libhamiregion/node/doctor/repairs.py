@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.errors import LockTimeout, RegionError
+from libhamiregion.node.slots import other_pod_processes
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
@@ -250,13 +251,13 @@ class _RegionRepair:
             ]
         if self._freed is None:
             pids = {each.pid for each in self._region.snapshot().processes}
-            strangers = self._node._strangers_to(self._container, pids)
+            strangers = other_pod_processes(self._node.processes, self._container, pids)
             # One may have mapped the region since its maps were read.
             self._node.processes.refresh([pid for pid, _ in strangers])
             freed = self._region.reap(
                 proc=self._node.proc,
                 timeout_s=self._lock_timeout_s,
-                excluded=self._node._strangers_to(self._container, pids),
+                excluded=other_pod_processes(self._node.processes, self._container, pids),
             )
             self._freed = {
                 slot.pid: f"slot of dead process {slot.pid} emptied,"

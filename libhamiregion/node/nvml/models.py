@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -154,6 +155,7 @@ class NvmlSample:
             process is under the MIG device alone.
         sees_all_processes: Whether the pids are those of the host's namespace and the lists hold
             every process, so that a process that is not listed uses nothing.
+        taken_s: When, on the monotonic clock.
     """
 
     taken_at_ns: int
@@ -163,6 +165,7 @@ class NvmlSample:
     devices: tuple[NvmlDevice, ...] = ()
     columns: tuple[ProcessColumns, ...] = ()
     sees_all_processes: bool = False
+    taken_s: float = attrs.field(factory=time.monotonic)
 
     @cached_property
     def processes(self) -> tuple[NvmlProcess, ...]:

@@ -142,7 +142,7 @@ class NvmlSampler:
         Shell: ``nvidia-smi -q``.
         """
         with self._lock:
-            taken_at_ns = time.time_ns()
+            taken_at_ns, taken_s = time.time_ns(), time.monotonic()
             try:
                 self._start()
                 count = self._driver.call("nvmlDeviceGetCount")
@@ -165,6 +165,7 @@ class NvmlSampler:
                 tuple(device for device, _ in readings),
                 tuple(each for _, columns in readings for each in columns),
                 self._sees_all,
+                taken_s,
             )
 
 
