@@ -379,9 +379,9 @@ int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t 
 
 /*
  * Columns of what hr_read_set() wrote.  All cells are 64 bits wide.  A table of k
- * columns is k arrays of `step` cells, one after the other, in the order of the
- * enums below.  `step` is at least the number of rows; a multiple of 512 takes twice
- * as long, as the columns then meet in few lines of the processor's cache.
+ * columns is k arrays of `step` cells, one after the other.  `step` is at least the number of rows;
+ * a multiple of 512 takes twice as long, as the columns then meet in few lines of the processor's
+ * cache.
  */
 enum hr_table {
     HR_TABLE_REGIONS,
@@ -393,65 +393,23 @@ enum hr_table {
 
 void hr_columns(const void *set, uint32_t count, uint32_t which, void *cells, size_t step);
 
-enum hr_region_column {
-    HR_REGION_CODE, /* HR_OK, or why the region has no rows in the other tables */
-    HR_REGION_LAYOUT,
-    HR_REGION_TAKEN_AT_NS,
-    HR_REGION_SETTLED,
-    HR_REGION_DEVICE_COUNT,
-    HR_REGION_PROCESS_COUNT,
-    HR_REGION_PRIORITY,
-    HR_REGION_UTILIZATION_SWITCH,
-    HR_REGION_RECENT_KERNEL,
-    HR_REGION_LAST_KERNEL_TIME,
-    HR_REGION_OWNER_PID,
-    HR_REGION_SEMAPHORE,
-    HR_REGION_FIRST_DEVICE, /* row in the device table */
-    HR_REGION_DEVICE_ROWS,
-    HR_REGION_FIRST_PROCESS, /* row in the process table */
-    HR_REGION_COLUMNS
-};
-
-enum hr_device_column {
-    HR_DEVICE_REGION, /* row in the region table */
-    HR_DEVICE_INDEX,
-    HR_DEVICE_LIMIT,
-    HR_DEVICE_SM_LIMIT,
-    HR_DEVICE_TOTAL, /* sums over all slots below proc_num, modulo 2^64 */
-    HR_DEVICE_CONTEXT,
-    HR_DEVICE_MODULE,
-    HR_DEVICE_DATA,
-    HR_DEVICE_OFFSET,
-    HR_DEVICE_MONITOR,
-    HR_DEVICE_SM,
-    HR_DEVICE_ENC,
-    HR_DEVICE_DEC,
-    HR_DEVICE_COLUMNS
-};
-
-enum hr_process_column {
-    HR_PROCESS_REGION,
-    HR_PROCESS_PID,
-    HR_PROCESS_HOST_PID,
-    HR_PROCESS_STATUS,
-    HR_PROCESS_SETTLED,
-    HR_PROCESS_FIRST_USAGE, /* row in the usage table */
-    HR_PROCESS_COLUMNS
-};
-
-enum hr_usage_column {
-    HR_USAGE_PROCESS, /* row in the process table */
-    HR_USAGE_DEVICE,  /* index of the device in its region */
-    HR_USAGE_TOTAL,
-    HR_USAGE_CONTEXT,
-    HR_USAGE_MODULE,
-    HR_USAGE_DATA,
-    HR_USAGE_OFFSET,
-    HR_USAGE_MONITOR,
-    HR_USAGE_SM,
-    HR_USAGE_ENC,
-    HR_USAGE_DEC,
-    HR_USAGE_COLUMNS
+/*
+ * Columns of the tables, in their order:
+ *
+ *   regions    code (HR_OK, or why the region has no rows in the other tables), layout,
+ * taken_at_ns, settled, device count, process count, priority, utilization_switch, recent_kernel,
+ *              last_kernel_time, owner_pid, semaphore, its first row in the device table, its
+ *              rows there, its first row in the process table
+ *   devices    row in the region table, index, limit, SM limit, the figures of struct hr_usage as
+ *              sums over all slots below proc_num
+ *   processes  row in the region table, pid, host pid, status, settled, first row in the usage
+ * table usages     row in the process table, index of the device, the figures of struct hr_usage
+ */
+enum {
+    HR_REGION_COLUMNS = 15,
+    HR_DEVICE_COLUMNS = 13,
+    HR_PROCESS_COLUMNS = 6,
+    HR_USAGE_COLUMNS = 11
 };
 
 /* ---- Editing ------------------------------------------------------------ */
@@ -819,7 +777,7 @@ int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns,
  * the switch read last: a launch that waits must not wait for ever because its
  * region went away.
  *
- * HR_EBUSY: another thread has been inside a tick for a second; nothing was done.
+ * HR_EBUSY: another thread is inside a tick; nothing was done.
  */
 int hr_limiter_tick(hr_limiter *limiter, int32_t util_percent, struct hr_error *error);
 

@@ -43,7 +43,7 @@ static int read_entered(const hr_region *region)
     if (!has_burst(region->layout))
         return 0;
     const size_t bytes = burst_at(region->layout) + sizeof(int32_t);
-    int code = hr_explain_fault(region, hr_guard_run(region->base, bytes, load, &call));
+    int code = hr_guard_run(region->base, bytes, load, &call);
     return code == HR_OK ? call.is_on : code;
 }
 

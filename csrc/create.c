@@ -6,16 +6,10 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
-
-/* <linux/fs.h> has it, but clashes with <fcntl.h> on some systems. */
-#define NO_REPLACE 1u
-
-#define TAIL_BYTES 128
 
 /* What sem_init(sem, 1, 1) of glibc leaves: value 1, no waiter, shared. */
 static void init_semaphore(unsigned char *at)
@@ -25,16 +19,6 @@ static void init_semaphore(unsigned char *at)
     memset(at, 0, HR_SEM_BYTES);
     memcpy(at, &free_word, sizeof free_word);
     memcpy(at + 8, &shared, sizeof shared);
-}
-
-static void put_u32(unsigned char *at, uint32_t value)
-{
-    memcpy(at, &value, sizeof value);
-}
-
-static void put_u64(unsigned char *at, uint64_t value)
-{
-    memcpy(at, &value, sizeof value);
 }
 
 static int write_at(int fd, const void *from, size_t bytes, uint64_t offset)
@@ -48,24 +32,21 @@ static int write_at(int fd, const void *from, size_t bytes, uint64_t offset)
 static int write_region(int fd, const struct hr_layout *layout, const struct hr_create_spec *spec)
 {
     unsigned char header[2048] = {0};
-    unsigned char tail[TAIL_BYTES] = {0}; /* from proc_num to the end of the struct */
-    if (layout->major_version != 0) {
-        put_u32(header + 4, layout->major_version);
-        put_u32(header + 8, layout->minor_version);
-    }
+    unsigned char tail[128] = {0}; /* from proc_num to the end of the struct */
+    const uint32_t version[] = {layout->major_version, layout->minor_version};
+    const uint64_t device_num = spec->device_num, now = (uint64_t)time(NULL);
+    /* proc_num, then what libvgpu's creation leaves: limiting on, a launch just seen. */
+    const int32_t numbers[] = {0, 1, 2, spec->priority};
+    if (layout->major_version != 0)
+        memcpy(header + 4, version, sizeof version);
     init_semaphore(header + layout->sem);
-    put_u64(header + layout->device_num, spec->device_num);
-    for (uint32_t device = 0; device < HR_DEVICES; device++) {
-        put_u64(header + layout->limit + device * 8, spec->limit[device]);
-        put_u64(header + layout->sm_limit + device * 8, spec->sm_limit[device]);
-        memcpy(header + layout->uuids + device * HR_UUID_BYTES, spec->uuids[device], HR_UUID_BYTES);
-    }
-    /* What libvgpu's creation leaves: limiting on, a launch just seen. */
-    put_u32(tail + (layout->utilization_switch - layout->proc_num), 1);
-    put_u32(tail + (layout->recent_kernel - layout->proc_num), 2);
-    put_u32(tail + (layout->priority - layout->proc_num), (uint32_t)spec->priority);
+    memcpy(header + layout->device_num, &device_num, sizeof device_num);
+    memcpy(header + layout->limit, spec->limit, sizeof spec->limit);
+    memcpy(header + layout->sm_limit, spec->sm_limit, sizeof spec->sm_limit);
+    memcpy(header + layout->uuids, spec->uuids, sizeof spec->uuids);
+    memcpy(tail, numbers, sizeof numbers);
     if (layout->last_kernel_time != HR_ABSENT)
-        put_u64(tail + (layout->last_kernel_time - layout->proc_num), (uint64_t)time(NULL));
+        memcpy(tail + (layout->last_kernel_time - layout->proc_num), &now, sizeof now);
     if (layout->sem_postinit != HR_ABSENT) {
         bool in_header = layout->sem_postinit < layout->procs;
         init_semaphore(in_header ? header + layout->sem_postinit
@@ -90,15 +71,9 @@ static int write_region(int fd, const struct hr_layout *layout, const struct hr_
 
 static int publish(int directory, const char *temporary, const char *name)
 {
-    if (syscall(SYS_renameat2, directory, temporary, directory, name, NO_REPLACE) == 0)
+    /* A link never overwrites. */
+    if (linkat(directory, temporary, directory, name, 0) == 0)
         return HR_OK;
-    if (errno == EINVAL || errno == ENOSYS) {
-        /* A file system without the flag: a hard link does not overwrite either. */
-        if (linkat(directory, temporary, directory, name, 0) == 0) {
-            unlinkat(directory, temporary, 0);
-            return HR_OK;
-        }
-    }
     return hr_fail_errno(errno == EEXIST ? HR_EEXISTS : HR_ESYSTEM, errno);
 }
 
@@ -141,8 +116,7 @@ int hr_create(const char *path, const struct hr_create_spec *spec, struct hr_err
     if (code == HR_OK)
         code = publish(directory, temporary, name);
     if (fd >= 0) {
-        if (code != HR_OK)
-            unlinkat(directory, temporary, 0);
+        unlinkat(directory, temporary, 0);
         close(fd);
     }
     close(directory);

@@ -80,8 +80,7 @@ static int find_devices(const struct edit_call *call, const struct hr_edit *edit
 {
     *out = 1;
     if (!is_per_device(edit->kind))
-        return hr_check_end(call->region,
-                            (uint32_t)(value_at(call->region, edit) - call->region->base));
+        return hr_check_end(call->region);
     uint32_t devices;
     int32_t processes;
     int code = hr_region_devices(call->region, &devices);

@@ -1,13 +1,6 @@
-#define _GNU_SOURCE
-
-#include <errno.h>
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
 
 #include "internal.h"
-#include "proc.h"
 
 bool hr_is_whole(const hr_region *region, const struct stat *status)
 {
@@ -15,72 +8,18 @@ bool hr_is_whole(const hr_region *region, const struct stat *status)
            (uint64_t)status->st_size >= region->layout->size;
 }
 
-/* From where the region's path is looked at: its directory, where no link to that is followed.  A
- * code, or a descriptor, or AT_FDCWD. */
-static int start_of(const hr_region *region, const char **name)
-{
-    *name = region->path;
-    return region->no_link != 0 ? hr_open_directory(region->path, region->no_link, name) : AT_FDCWD;
-}
-
 int hr_stat_file(const hr_region *region, struct stat *status)
 {
-    if (hr_is_in_map_files(region->path)) {
-        int fd;
-        int code = hr_open_file(region->path, HR_READ, &fd, status);
-        if (code == HR_OK)
-            close(fd);
-        return code;
-    }
-    const char *name;
-    int directory = start_of(region, &name);
-    if (directory < 0 && directory != AT_FDCWD)
-        return directory;
-    int code = fstatat(directory, name, status, AT_SYMLINK_NOFOLLOW) == 0 ? HR_OK : HR_ENOTFOUND;
-    if (directory >= 0)
-        close(directory);
+    struct hr_hold hold;
+    int code = hr_hold_file(region->path, region->no_link, &hold, status);
+    if (code == HR_OK)
+        hr_end_hold(&hold);
     return code;
-}
-
-/* Free room that could not take the whole file: a file that was cut and made again is whole too. */
-static bool lacks_room(const hr_region *region)
-{
-    struct stat status;
-    struct statvfs room;
-    const char *name;
-    int directory = start_of(region, &name);
-    if (directory < 0 && directory != AT_FDCWD)
-        return false;
-    int fd = openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-    bool lacks = fd >= 0 && fstat(fd, &status) == 0 && hr_is_whole(region, &status) &&
-                 fstatvfs(fd, &room) == 0 &&
-                 room.f_bavail < region->mapped_bytes / room.f_frsize + 1;
-    if (fd >= 0)
-        close(fd);
-    if (directory >= 0)
-        close(directory);
-    return lacks;
-}
-
-int hr_explain_fault(const hr_region *region, int code)
-{
-    if (__builtin_expect(code != HR_ESTALE, 1))
-        return code;
-    struct hr_error detail;
-    hr_last_error(&detail);
-    if (detail.reason == HR_REASON_TRUNCATED && lacks_room(region))
-        return hr_fail_errno(HR_ESYSTEM, ENOSPC);
-    return hr_fail(&detail);
-}
-
-int hr_run_unexplained(const hr_region *region, hr_guarded_work *work, void *argument)
-{
-    return hr_guard_run(region->base, region->mapped_bytes, work, argument);
 }
 
 int hr_run_entered(const hr_region *region, hr_guarded_work *work, void *argument)
 {
-    return hr_explain_fault(region, hr_run_unexplained(region, work, argument));
+    return hr_guard_run(region->base, region->mapped_bytes, work, argument);
 }
 
 int hr_run(hr_region *region, hr_guarded_work *work, void *argument)
@@ -119,26 +58,14 @@ static int corrupt(const hr_region *region, int reason, uint64_t found)
                       .file_size = region->layout->size, .found = found);
 }
 
-/* A number behind the slots and all that follow it are 0: rarely so in a file that is whole. */
-static bool is_empty_from(const hr_region *region, uint32_t offset)
+int hr_check_end(const hr_region *region)
 {
     const struct hr_layout *layout = region->layout;
-    const uint32_t numbers[] = {layout->proc_num, layout->utilization_switch, layout->recent_kernel,
-                                layout->priority};
-    uint64_t any = 0;
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        if (numbers[i] >= offset)
-            any |= (uint32_t)hr_load_i32(region->base + numbers[i], memory_order_relaxed);
-    }
-    if (layout->last_kernel_time != HR_ABSENT)
-        any |= hr_load_u64(region->base + layout->last_kernel_time, memory_order_relaxed);
-    return any == 0;
-}
-
-int hr_check_end(const hr_region *region, uint32_t offset)
-{
+    const bool has_time = layout->last_kernel_time != HR_ABSENT;
+    const unsigned char *last =
+        region->base + (has_time ? layout->last_kernel_time : layout->priority);
     struct stat status;
-    if (is_empty_from(region, offset) && hr_stat_file(region, &status) == HR_OK &&
+    if (hr_load_i32(last, memory_order_relaxed) == 0 && hr_stat_file(region, &status) == HR_OK &&
         status.st_ino == region->inode && status.st_dev == region->device_id &&
         !hr_is_whole(region, &status))
         return hr_fail_reason(HR_ESTALE, HR_REASON_TRUNCATED);
@@ -150,7 +77,7 @@ int hr_checked_proc_num(const hr_region *region, int32_t *out)
     /* Acquire pairs with the release of proc_num after a slot has been filled. */
     *out = hr_load_i32(region->base + region->layout->proc_num, memory_order_acquire);
     if (__builtin_expect(*out == 0, 0))
-        return hr_check_end(region, region->layout->proc_num);
+        return hr_check_end(region);
     if (*out >= 0 && *out <= HR_SLOTS)
         return HR_OK;
     return corrupt(region, HR_REASON_PROC_NUM, (uint64_t)(int64_t)*out);
@@ -293,7 +220,7 @@ struct get_call {
 static int get_signed(const hr_region *region, uint32_t offset, uint64_t *out)
 {
     *out = (uint64_t)(int64_t)hr_load_i32(region->base + offset, memory_order_relaxed);
-    return *out == 0 ? hr_check_end(region, offset) : HR_OK;
+    return *out == 0 ? hr_check_end(region) : HR_OK;
 }
 
 static int get_work(void *argument)
@@ -326,7 +253,7 @@ static int get_work(void *argument)
         if (layout->last_kernel_time == HR_ABSENT)
             return hr_fail_code(HR_EINVAL);
         call->result = hr_load_u64(region->base + layout->last_kernel_time, memory_order_relaxed);
-        return call->result == 0 ? hr_check_end(region, layout->last_kernel_time) : HR_OK;
+        return call->result == 0 ? hr_check_end(region) : HR_OK;
     case HR_VALUE_DEVICE_NUM:
         code = hr_checked_device_num(region, &device_num);
         call->result = device_num;

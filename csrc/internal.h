@@ -324,30 +324,18 @@ int hr_run(hr_region *region, hr_guarded_work *work, void *argument);
 /* Run the work inside the fault guard, for a call that has entered. */
 int hr_run_entered(const hr_region *region, hr_guarded_work *work, void *argument);
 
-/* As hr_run_entered(), but the caller explains the guard's code, once it holds no lock: that asks
- * a file system, which may not answer. */
-int hr_run_unexplained(const hr_region *region, hr_guarded_work *work, void *argument);
-
-/*
- * What the fault guard returned, or HR_ESYSTEM with ENOSPC: SIGBUS also comes where a
- * page of a sparse file is touched for the first time and the file system is full.
- */
-int hr_explain_fault(const hr_region *region, int code);
-
 /* Whether the file with this status is the region's, at its full length. */
 bool hr_is_whole(const hr_region *region, const struct stat *status);
 
-/* Look at what the region's path leads to.  HR_OK, HR_ENOTFOUND, or a code of hr_open_directory().
- */
+/* The status of the file at the region's path: HR_OK, or a code of hr_hold_file(). */
 int hr_stat_file(const hr_region *region, struct stat *status);
 
 /*
- * Before the number at `offset`, one of those behind the slots, is trusted or replaced.  Where a
- * file was cut within its last page there is no signal: the page's rest reads as 0, and stores to
- * it succeed.  So if it and all that follows are 0, this asks for the file's size: HR_ESTALE if it
- * is too short.
+ * HR_ESTALE if the file was cut within its last page. Then there is no signal: the page's rest
+ * reads as 0, and stores to it succeed. So before a 0 behind the slots is trusted or replaced, this
+ * asks for the file's size if the last number of all is 0 too.
  */
-int hr_check_end(const hr_region *region, uint32_t offset);
+int hr_check_end(const hr_region *region);
 
 /* Run a call that stores: HR_EREADONLY through a read-only handle. */
 int hr_run_write(hr_region *region, hr_guarded_work *work, void *argument);
@@ -465,8 +453,6 @@ void hr_end_hold(struct hr_hold *hold);
 
 /* Close what was opened with these flags; with HR_KEEP the descriptor stays, for the next time. */
 void hr_close_file(int fd, uint32_t flags);
-
-#define HR_UUID_WORDS (HR_UUID_BYTES / 8)
 
 /* A uuid of a region: empty, or printable ASCII from "GPU-" or "MIG-", NUL-padded. */
 bool hr_uuid_is_plausible(const unsigned char *uuid);

@@ -15,9 +15,6 @@
 
 #define UNLIMITED 100u
 
-/* How long a tick waits for another one, which takes under a microsecond. */
-#define TICK_DEADLINE_NS 1000000000
-
 struct hr_limiter {
     uint32_t sm_count;
     uint32_t max_threads_per_sm;
@@ -191,21 +188,9 @@ static void step(hr_limiter *limiter, int32_t util)
     }
 }
 
-static bool begin_tick(hr_limiter *limiter)
-{
-    /* A thread that was inside at fork() never comes out in the child: no wait without an end. */
-    const uint64_t deadline = hr_deadline_ns(TICK_DEADLINE_NS);
-    unsigned naps = 0;
-    while (atomic_flag_test_and_set_explicit(&limiter->ticking, memory_order_acquire)) {
-        if (!hr_nap(deadline, &naps))
-            return false;
-    }
-    return true;
-}
-
 int hr_limiter_tick(hr_limiter *limiter, int32_t util_percent, struct hr_error *error)
 {
-    if (!begin_tick(limiter))
+    if (atomic_flag_test_and_set_explicit(&limiter->ticking, memory_order_acquire))
         return hr_report(error, hr_fail_code(HR_EBUSY));
     int code = read_region(limiter);
     step(limiter, util_percent);

@@ -353,7 +353,7 @@ static int give_back_work(void *argument)
 
 int hr_give_back(hr_region *region)
 {
-    int code = hr_run_unexplained(region, give_back_work, region);
+    int code = hr_run_entered(region, give_back_work, region);
     region->lock.held = false;
     hr_unlock_bytes(region, &region->lock.range);
     return code;
@@ -363,7 +363,7 @@ int hr_lock_drop(hr_region *region)
 {
     int code = hr_give_back(region);
     hr_gate_leave(region);
-    return hr_explain_fault(region, code);
+    return code;
 }
 
 /* ---- For users -------------------------------------------------------------------- */

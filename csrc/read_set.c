@@ -61,7 +61,6 @@ static int read_entered(struct hr_reading *reading)
     hr_region *region = reading->region;
     int code =
         hr_guard_run_begun(region->base, region->mapped_bytes, hr_read_consistently, reading);
-    code = hr_explain_fault(region, code);
     if (code == HR_OK)
         remember_slots(region, (uint32_t)reading->head->proc_num);
     hr_leave(region);
@@ -140,7 +139,7 @@ int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t 
 
 /*
  * A table is `step` cells a column; `to` is the cell of the next row in its first
- * column.  Columns are stored in the order of their enums.
+ * column.
  */
 struct table {
     uint64_t *to;
@@ -159,13 +158,11 @@ static inline uint64_t widen(int32_t value)
     return (uint64_t)(int64_t)value;
 }
 
-/* The figures of struct hr_usage and hr_device are in the order of their columns. */
-#define FIGURES(type, end) (offsetof(struct type, end) / sizeof(uint64_t))
-_Static_assert(FIGURES(hr_usage, offset) == HR_USAGE_OFFSET - HR_USAGE_TOTAL &&
-                   FIGURES(hr_usage, dec) == HR_USAGE_DEC - HR_USAGE_TOTAL &&
-                   FIGURES(hr_device, sums) == HR_DEVICE_TOTAL - HR_DEVICE_LIMIT &&
-                   FIGURES(hr_device, uuid) == HR_DEVICE_COLUMNS - HR_DEVICE_LIMIT,
-               "their order");
+/* What is copied as it is: these structs have their figures in the order of the columns. */
+#define LIMITS_AND_SUMS offsetof(struct hr_device, uuid)
+_Static_assert(LIMITS_AND_SUMS == (HR_DEVICE_COLUMNS - 2) * sizeof(uint64_t) &&
+                   sizeof(struct hr_usage) == (HR_USAGE_COLUMNS - 2) * sizeof(uint64_t),
+               "their number");
 
 #define EACH_SHOWN(head, device)                                                                   \
     for (uint32_t left = (head)->shown, device;                                                    \
@@ -199,8 +196,7 @@ static void put_devices(struct table *table, const struct hr_snapshot *head, uin
     EACH_SHOWN(head, device)
     {
         uint64_t row[HR_DEVICE_COLUMNS] = {region, device};
-        memcpy(row + HR_DEVICE_LIMIT, hr_snapshot_device(head, device),
-               (HR_DEVICE_COLUMNS - HR_DEVICE_LIMIT) * sizeof *row);
+        memcpy(row + 2, hr_snapshot_device(head, device), LIMITS_AND_SUMS);
         put_row(table, row, HR_DEVICE_COLUMNS);
     }
 }
@@ -239,7 +235,7 @@ static void put_usages(struct table *table, const struct hr_member *member,
         {
             uint64_t row[HR_USAGE_COLUMNS] = {member->first_process + i, device};
             const struct hr_usage *usage = hr_snapshot_usage(head, i, device);
-            memcpy(row + HR_USAGE_TOTAL, usage, sizeof *usage);
+            memcpy(row + 2, usage, sizeof *usage);
             put_row(table, row, HR_USAGE_COLUMNS);
         }
     }

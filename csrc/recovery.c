@@ -321,7 +321,7 @@ static int recover_main(struct recovery *recovery)
     judge_for_recovery(recovery);
     int code = hr_run_entered(region, recover_work, recovery);
     if (region->lock.held) {
-        int dropped = hr_explain_fault(region, hr_give_back(region));
+        int dropped = hr_give_back(region);
         code = code == HR_OK ? dropped : code;
     }
     hr_unlock_bytes(region, &recovery->judged_byte);

@@ -258,7 +258,8 @@ _MESSAGES: dict[int | tuple[int, int], str] = {
     "to {slots} are possible",
     (lib.HR_ECORRUPT, lib.HR_REASON_UUID): "{corrupt}: the uuid of device {device} is no GPU- or "
     "MIG- text",
-    lib.HR_ESTALE: "{path} was truncated while it was mapped; open it again",
+    lib.HR_ESTALE: "{path} was truncated while it was mapped, or its file system is full; open "
+    "it again",
     (lib.HR_ESTALE, lib.HR_REASON_REPLACED): "{path} was remade while it was mapped; open it again",
     lib.HR_ECLOSED: "{path} has been closed; open it again",
     lib.HR_EFORKED: "{path} was opened before fork(); open it again in the child process",

@@ -150,5 +150,5 @@ only tick() fills it
 
     def _error(self, code: int, error: Any) -> Exception:
         if code == lib.HR_EBUSY:
-            return TimeoutError("another thread has been inside tick() for a second")
+            return TimeoutError("another thread is inside tick()")
         return region_error(code, "" if self._region is None else self._region.path, error)

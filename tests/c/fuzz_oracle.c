@@ -67,21 +67,11 @@ static bool is_marked_shared(const struct view *view, uint32_t semaphore)
 bool oracle_passes_for_newest(const struct view *view)
 {
     const struct hr_layout *layout = view->layout;
-    const int32_t count = get32(view, layout->proc_num);
-    const uint32_t limiting = (uint32_t)get32(view, layout->utilization_switch);
-    bool passes = has_good_counts(view) && limiting <= 1 && is_marked_shared(view, layout->sem) &&
-                  is_marked_shared(view, layout->sem_postinit) &&
-                  get64(view, layout->owner_pid) <= INT32_MAX &&
-                  get32(view, layout->recent_kernel) + 1u <= 3;
+    bool passes = has_good_counts(view) && is_marked_shared(view, layout->sem) &&
+                  is_marked_shared(view, layout->sem_postinit);
     for (uint32_t device = 0; device < HR_DEVICES; device++)
         passes = passes && get64(view, layout->sm_limit + device * 8) <= 1u << 20 &&
                  is_good_uuid(view->bytes + layout->uuids + (size_t)device * HR_UUID_BYTES);
-    for (uint32_t slot = 0; passes && slot < (uint32_t)count; slot++) {
-        const size_t at = slot_at(view, slot);
-        passes = get32(view, at + layout->slot_pid) >= 0 &&
-                 get32(view, at + layout->slot_hostpid) >= 0 &&
-                 (uint32_t)get32(view, at + layout->slot_status) <= 2;
-    }
     return passes;
 }
 

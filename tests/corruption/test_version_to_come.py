@@ -90,10 +90,6 @@ def test_fields_that_lie_elsewhere_are_refused(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("slot_pid", -1),
-        ("slot_status", 3),
-        ("recent_kernel", 3),
-        ("utilization_switch", 2),
         ("sm_limit", 2**21),
         ("proc_num", 1025),
     ],
