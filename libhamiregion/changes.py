@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import attrs
 
 from ._core import lib
-from .errors import REGION_FIELDS, limit_or_value, signed
+from .errors import REGION_FIELDS, signed
 from .layouts import Layout
 from .text import printable
 from .units import UNLIMITED, format_size, sm_limit_or_none
@@ -101,7 +101,8 @@ class _Change:
         return cls(**{**fields, "effect": effect and Effect(effect), "file_id": file_id})
 
 
-@attrs.frozen(weakref_slot=False)
+# Not frozen, nor are its siblings: that would be a fourth of the time of an edit.
+@attrs.define(unsafe_hash=True, weakref_slot=False)
 class LimitChange(_Change):
     """One device's limit, as it was and as it is now. ``str()`` of it is a sentence.
 
@@ -141,7 +142,7 @@ class LimitChange(_Change):
         return format_size(value) if self.kind == "memory" else f"{value} %"
 
 
-@attrs.frozen(weakref_slot=False)
+@attrs.define(unsafe_hash=True, weakref_slot=False)
 class ValueChange(_Change):
     """A field of the whole region, as it was and as it is now. ``str()`` of it is a sentence.
 
@@ -172,7 +173,7 @@ class ValueChange(_Change):
         return str(value) if self.field != "burst" else "on" if value else "off"
 
 
-@attrs.frozen(weakref_slot=False)
+@attrs.define(unsafe_hash=True, weakref_slot=False)
 class SlotChange(_Change):
     """One value of a process slot, as it was and as it is now. ``str()`` of it is a sentence.
 
@@ -215,37 +216,35 @@ def edit_changes(region: Handle, edits: Sequence[Any]) -> tuple[Any, ...]:
     changes: list[LimitChange | ValueChange] = []
     file = region.path, region.file_id
     for edit in edits:
-        kind = edit.kind
-        before, after = limit_or_value(kind, edit.before), limit_or_value(kind, edit.after)
+        kind, before, after = edit.kind, edit.before, edit.after
         effect = Effect.IMMEDIATE
-        if kind == lib.HR_SM:
-            gate = _launch_gate_effect(region.layout, edits)
-            crosses = (before is None) != (after is None)
-            effect = gate if crosses and gate is not None else Effect.NEW_PROCESSES
-        elif kind == lib.HR_SWITCH and region.layout is Layout.V1_1_POSTINIT:
-            # 2.8.1 reads the switch at a process's start.
+        if kind == lib.HR_MEMORY:
+            limits = before or None, after or None
+            changes.append(LimitChange(edit.device, *limits, effect, "memory", *file, before))
+        elif kind == lib.HR_SM:
+            limits = sm_limit_or_none(before), sm_limit_or_none(after)
             effect = Effect.NEW_PROCESSES
-        if kind in REGION_FIELDS:
-            values = signed(edit.before), signed(edit.after)
-            change: Any = ValueChange(REGION_FIELDS[kind], *values, effect, *file)
+            if limits.count(None) == 1:
+                effect = _launch_gate_effect(region.layout, edits)
+            changes.append(LimitChange(edit.device, *limits, effect, "sm", *file, before))
         else:
-            limit_kind: LimitKind = "memory" if kind == lib.HR_MEMORY else "sm"
-            change = LimitChange(edit.device, before, after, effect, limit_kind, *file, edit.before)
-        changes.append(change)
+            if kind == lib.HR_SWITCH and region.layout is Layout.V1_1_POSTINIT:
+                # 2.8.1 reads the switch at a process's start.
+                effect = Effect.NEW_PROCESSES
+            values = signed(before), signed(after)
+            changes.append(ValueChange(REGION_FIELDS[kind], *values, effect, *file))
     return tuple(changes)
 
 
-def _launch_gate_effect(layout: Layout, edits: Sequence[Any]) -> Effect | None:
-    """Return the effect of an edit that gives device 0 an SM limit, or takes the last one away.
+def _launch_gate_effect(layout: Layout, edits: Sequence[Any]) -> Effect:
+    """Return the effect of an edit that gives a device an SM limit, or takes it away.
 
     Up to HAMi 2.8.0 a running process checks at each launch whether device 0 has a limit, for all
-    of its devices; the limit's height it remembers from its start. Elsewhere None.
+    of its devices; the limit's height it remembers from its start.
     """
-    if layout in (Layout.V1_1_POSTINIT, Layout.V1_2):
-        return None
-    for edit in edits:
+    for edit in edits if layout not in (Layout.V1_1_POSTINIT, Layout.V1_2) else ():
         if edit.kind == lib.HR_SM and edit.device == 0:
             limits = sm_limit_or_none(edit.before), sm_limit_or_none(edit.after)
             if limits.count(None) == 1:
                 return Effect.STOPS_LAUNCHES if edit.stops_launches else Effect.IMMEDIATE
-    return None
+    return Effect.NEW_PROCESSES

@@ -9,7 +9,7 @@ import attrs
 from ._core import ffi, lib
 from ._handle import Handle
 from .changes import ANYTHING, Anything, Effect, LimitChange, ValueChange, edit_changes
-from .errors import NoSuchDevice, new_error
+from .errors import NoSuchDevice, new_error, region_error
 from .layouts import DEVICE_CAPACITY
 from .models import take_snapshot
 from .units import integer, memory_limit_percent, memory_limit_value, sm_limit_value
@@ -32,6 +32,9 @@ Device: TypeAlias = "SupportsIndex | str"
 #: A limit: bytes or percent, text such as "6GiB", "80%" or "unlimited"; None is unlimited.
 Limit: TypeAlias = "SupportsIndex | str | None"
 
+# Room for each value of each device: an edit of every device becomes one of each.
+_ROOM: Final[int] = lib.HR_EDITS_MAX
+_EDITS: Final = ffi.typeof(f"struct hr_edit[{_ROOM}]")
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 _UINT64_MAX: Final = (1 << 64) - 1
 
@@ -76,28 +79,23 @@ def _parse(edit: LimitEdit) -> CoreEdit:
     if edit.device is not None:
         raise ValueError("a priority is the whole region's; name no device")
     number = integer("a priority", edit.priority, 0, _INT32_MAX)
-    return _field_edit(lib.HR_PRIORITY, number, edit.expected)
+    return field_edit(lib.HR_PRIORITY, number, edit.expected)
 
 
 def limit_edit(
     kind: int, limit: Limit, device: Device | None, expected: Limit | Anything
 ) -> CoreEdit:
     """Return the fields of a ``struct hr_edit`` for a limit."""
-    stored = memory_limit_value if kind == lib.HR_MEMORY else sm_limit_value
-    flags, compare = 0, 0
+    is_memory = kind == lib.HR_MEMORY
+    stored = memory_limit_value if is_memory else sm_limit_value
+    flags, compare, index, uuid = 0, 0, lib.HR_ALL_DEVICES, ffi.NULL
     if expected is not ANYTHING:
         flags, compare = lib.HR_EXPECT, stored(expected)
-    percent = memory_limit_percent(limit) if kind == lib.HR_MEMORY else None
-    if percent is not None:
-        return stored_edit(kind, percent, device, compare, flags | lib.HR_PERCENT)
-    return stored_edit(kind, stored(limit), device, compare, flags)
-
-
-def stored_edit(
-    kind: int, value: int, device: Device | None, expected: int, flags: int = lib.HR_EXPECT
-) -> CoreEdit:
-    """Return the fields of a ``struct hr_edit``; `value` is as it is stored."""
-    index, uuid = -1, ffi.NULL
+    value = memory_limit_percent(limit) if is_memory and isinstance(limit, str) else None
+    if value is None:
+        value = stored(limit)
+    else:
+        flags |= lib.HR_PERCENT
     if isinstance(device, str):
         if "\0" in device:
             raise ValueError("a uuid has no NUL character")
@@ -105,13 +103,12 @@ def stored_edit(
     elif device is not None:
         index = integer("a device", device)
         if not 0 <= index < DEVICE_CAPACITY:
-            error = NoSuchDevice(f"a device is 0 to {DEVICE_CAPACITY - 1}, not {device}")
-            error.device = index
-            raise error
-    return kind, index, flags, 0, value, expected, uuid
+            message = f"a device is 0 to {DEVICE_CAPACITY - 1}, not {device}"
+            raise NoSuchDevice(message, device=index)
+    return kind, index, flags, 0, value, compare, uuid
 
 
-def _field_edit(kind: int, value: int, expected: Any) -> CoreEdit:
+def field_edit(kind: int, value: int, expected: Any) -> CoreEdit:
     """Return the fields of a ``struct hr_edit`` for 32 bits of the whole region."""
     if expected is ANYTHING:
         return kind, 0, 0, 0, value & _UINT64_MAX, 0, ffi.NULL
@@ -139,11 +136,9 @@ def no_such_device(region: Handle, device: Device, advice: str = "") -> NoSuchDe
         f"{index} ({uuids[index]})" if uuids.get(index) else str(index) for index in there
     )
     why = "" if snapshot.device_count else ": its container has not reported its devices"
-    error = NoSuchDevice(
-        f"{region.path!r} has no device {device!r}, only {listed}{why}{advice}", path=region.path
-    )
-    error.device = device if isinstance(device, str) else int(device)
-    return error
+    message = f"{region.path!r} has no device {device!r}, only {listed}{why}{advice}"
+    asked = device if isinstance(device, str) else int(device)
+    return NoSuchDevice(message, path=region.path, device=asked)
 
 
 def find_device(region: Handle, device: Device) -> int:
@@ -293,20 +288,21 @@ class Edits(Handle):
         self, edits: Sequence[CoreEdit], *, force: bool = False, dry_run: bool = False
     ) -> tuple[Any, ...]:
         """Make edits in one call of the core, all or none: every edit of a region is made here."""
-        room = lib.HR_EDITS_MAX
-        if len(edits) > room:
-            raise ValueError(f"{self.path!r}: a region has at most {room} values to edit at once")
-        raw, error = ffi.new("struct hr_edit[]", room), new_error()
-        raw[0 : len(edits)] = edits
+        if len(edits) > _ROOM:
+            raise ValueError(f"{self.path!r}: a region has at most {_ROOM} values")
+        raw, error = ffi.new(_EDITS, edits), new_error()
         flags = (lib.HR_FORCE if force else 0) | (lib.HR_DRY_RUN if dry_run else 0)
-        count = lib.hr_edit(self._handle, raw, len(edits), room, flags, error)
-        if count == lib.HR_ENODEVICE:
-            self._refuse_device(edits[error.found], error.device)
-        return edit_changes(self, raw[0 : self._check(count, error)])
+        count = lib.hr_edit(self._handle, raw, len(edits), _ROOM, flags, error)
+        if count < 0:
+            self._refuse_edits(count, edits, error)
+        return edit_changes(self, raw[0:count])
 
-    def _refuse_device(self, edit: CoreEdit, index: int) -> NoReturn:
-        uuid = edit[-1]
-        device = index if uuid == ffi.NULL else ffi.string(uuid).decode("utf-8", "surrogateescape")
+    def _refuse_edits(self, code: int, edits: Sequence[CoreEdit], error: Any) -> NoReturn:
+        if code != lib.HR_ENODEVICE:
+            raise region_error(code, self.path, error)
+        device, uuid = error.device, edits[error.found][-1]
+        if uuid != ffi.NULL:
+            device = ffi.string(uuid).decode("utf-8", "surrogateescape")
         advice = f"; force=True sets any index from 0 to {DEVICE_CAPACITY - 1}"
         raise no_such_device(self, device, advice)
 
@@ -332,7 +328,7 @@ class Edits(Handle):
             RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
         """
         number = integer("a priority", n, 0, _INT32_MAX)
-        return self._edit_field(_field_edit(lib.HR_PRIORITY, number, expected), dry_run=dry_run)
+        return self._edit_field(field_edit(lib.HR_PRIORITY, number, expected), dry_run=dry_run)
 
     def set_utilization_switch(
         self, on: bool, *, expected: bool | Anything = ANYTHING, dry_run: bool = False
@@ -353,7 +349,7 @@ class Edits(Handle):
             RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
         """
         compare = ANYTHING if isinstance(expected, Anything) else _switch("expected", expected)
-        edit = _field_edit(lib.HR_SWITCH, _switch("the utilisation switch", on), compare)
+        edit = field_edit(lib.HR_SWITCH, _switch("the utilisation switch", on), compare)
         return self._edit_field(edit, dry_run=dry_run)
 
     def set_recent_kernel(
@@ -373,7 +369,7 @@ class Edits(Handle):
             TypeError, LimitConflict, RegionReadOnly, RegionStale, RegionClosed: As `set_priority`.
         """
         mark = integer("the launch mark", n, -1, _INT32_MAX)
-        return self._edit_field(_field_edit(lib.HR_RECENT_KERNEL, mark, expected), dry_run=dry_run)
+        return self._edit_field(field_edit(lib.HR_RECENT_KERNEL, mark, expected), dry_run=dry_run)
 
     def _edit_field(self, edit: CoreEdit, *, dry_run: bool) -> ValueChange:
         change: ValueChange = self._edit([edit], dry_run=dry_run)[0]

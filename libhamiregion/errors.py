@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno as errno_codes
+import functools
 import os
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,9 +27,11 @@ class RegionError(Exception):
         path: The region's file; None if no file is concerned.
     """
 
-    def __init__(self, message: str, *, path: str | None = None) -> None:
+    def __init__(self, message: str, *, path: str | None = None, **details: Any) -> None:
         super().__init__(message)
         self.path = path
+        # The attributes that the class declares.
+        self.__dict__.update(details)
 
     def __str__(self) -> str:
         # Those that are OSErrors as well would print their errno and file name instead.
@@ -306,6 +309,9 @@ _MESSAGES: dict[int | tuple[int, int], str] = {
     lib.HR_ENOPROCESS: "{path} has no slot of a process {found}; snapshot().processes lists them",
 }
 
+#: Makes a ``struct hr_error`` for a call of the core, which fills it if it fails.
+new_error = functools.partial(ffi.new, "struct hr_error *")
+
 _NO_PERCENTAGE = (
     "{path}: the memory limit of device {device} is {found_text}, and {wanted}% of that is no"
     " limit; nothing was changed"
@@ -318,11 +324,6 @@ REGION_FIELDS: dict[int, str] = {
     lib.HR_SWITCH: "utilization_switch",
     lib.HR_RECENT_KERNEL: "recent_kernel",
 }
-
-
-def new_error() -> Any:
-    """Make a ``struct hr_error`` for a call of the core, which fills it if it fails."""
-    return ffi.new("struct hr_error *")
 
 
 def signed(value: int) -> int:
@@ -356,8 +357,7 @@ def region_error(code: int, path: str, detail: Any) -> Exception:
     text = template.format_map(words)
     if code not in _CLASSES:
         return RuntimeError(text)
-    error = _CLASSES[code](text, path=path)
-    _add_details(error, detail)
+    error = _CLASSES[code](text, path=path, **_details(code, detail))
     if isinstance(error, OSError):
         error.filename = path
     return error
@@ -414,21 +414,20 @@ def limit_text(kind: int, stored: int) -> str:
     return f"{value}%" if kind == lib.HR_SM else str(value)
 
 
-def _add_details(error: RegionError, detail: Any) -> None:
-    if isinstance(error, AmbiguousLayout):
-        error.candidates = _candidates(detail)
-    elif isinstance(error, LimitConflict):
-        error.device = None if detail.kind in REGION_FIELDS else detail.device
-        error.found = limit_or_value(detail.kind, detail.found)
-        error.expected = limit_or_value(detail.kind, detail.wanted)
-    elif isinstance(error, LaunchesWouldStop):
-        error.device = detail.device
-        error.processes, error.requested_percent = detail.found, detail.wanted
-    elif isinstance(error, LimitBelowUsage | MemoryLimitExceeded):
-        error.device = detail.device
-        error.used_bytes, error.requested_bytes = detail.found, detail.wanted
-        if isinstance(error, MemoryLimitExceeded):
-            error.limit_bytes = detail.limit
+def _details(code: int, detail: Any) -> dict[str, Any]:
+    """Return the attributes of an error's class."""
+    kind, device, found, wanted = detail.kind, detail.device, detail.found, detail.wanted
+    if code == lib.HR_EAMBIGUOUS:
+        return {"candidates": _candidates(detail)}
+    if code == lib.HR_ECONFLICT:
+        values = {"found": limit_or_value(kind, found), "expected": limit_or_value(kind, wanted)}
+        return {"device": None if kind in REGION_FIELDS else device, **values}
+    if code == lib.HR_EUNWATCHED:
+        return {"device": device, "processes": found, "requested_percent": wanted}
+    if code in (lib.HR_EBELOWUSE, lib.HR_EMEMORYLIMIT):
+        used = {"device": device, "used_bytes": found, "requested_bytes": wanted}
+        return used if code == lib.HR_EBELOWUSE else {**used, "limit_bytes": detail.limit}
+    return {}
 
 
 def _candidates(detail: Any) -> tuple[Layout, ...]:
@@ -439,18 +438,6 @@ def _system_text(number: int) -> str:
     if number == errno_codes.EWOULDBLOCK:
         return "another process holds a lease on the file (see /proc/locks); try again in a minute"
     return os.strerror(number)
-
-
-def search_cut_short(path: str, pids: tuple[int, ...], done: Any) -> SearchCutShort:
-    """Make the exception for slots of these pids."""
-    named = ", ".join(str(pid) for pid in pids[:8] if pid > 0)
-    error = SearchCutShort(
-        f"{len(pids)} slots of {path!r} (pids {named}...) could not be judged: the search through"
-        " /proc was cut short; try again",
-        path=path,
-    )
-    error.pids, error.done = pids, done
-    return error
 
 
 @contextlib.contextmanager

@@ -192,11 +192,8 @@ class RegionSnapshot(_Lazy):
             if device in (each.index, each.uuid):
                 return each
         there = ", ".join(str(each.index) for each in self.devices) or "none"
-        error = NoSuchDevice(
-            f"{self.path!r} has no device {device!r}, only {there}", path=self.path
-        )
-        error.device = device
-        raise error
+        message = f"{self.path!r} has no device {device!r}, only {there}"
+        raise NoSuchDevice(message, path=self.path, device=device)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as dicts, tuples, numbers, text and None: what `json.dumps` takes.

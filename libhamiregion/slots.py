@@ -12,7 +12,7 @@ import attrs
 from ._core import ffi, lib
 from ._handle import SLICE_NS, Handle, in_slices, nanoseconds, proc_root
 from .changes import Effect, SlotChange
-from .errors import ReapRefused, new_error, search_cut_short, signed
+from .errors import ReapRefused, SearchCutShort, new_error, signed
 from .layouts import DEVICE_CAPACITY, SLOT_CAPACITY, Layout
 from .models import ProcessStatus, take_snapshot
 from .units import integer
@@ -442,12 +442,9 @@ class Slots(Handle):
         kept = {slot.pid: slot.what for slot in slots if slot.what in _WHY_KEPT}
         if kept:
             why = ", ".join(_WHY_KEPT[what].format(pid) for pid, what in kept.items())
-            refused = ReapRefused(f"{self.path!r}: {why}", path=self.path)
-            refused.pids, refused.done = tuple(kept), freed
-            raise refused
-        missed = tuple(slot.pid for slot in slots if slot.what == lib.HR_REAP_CUT_SHORT)
-        if missed:
-            raise search_cut_short(self.path, missed, freed)
+            message = f"{self.path!r}: {why}"
+            raise ReapRefused(message, path=self.path, pids=tuple(kept), done=freed)
+        self._check_complete(slots, lib.HR_REAP_CUT_SHORT, freed)
         return freed
 
     def repair_slots(
@@ -489,10 +486,19 @@ class Slots(Handle):
             repaired=tuple(slot.pid for slot in slots if slot.what == lib.HR_REPAIR_DONE),
             left=tuple(slot.pid for slot in slots if slot.what == lib.HR_REPAIR_LEFT),
         )
-        missed = tuple(slot.pid for slot in slots if slot.what == lib.HR_REPAIR_CUT_SHORT)
-        if missed:
-            raise search_cut_short(self.path, missed, repair)
+        self._check_complete(slots, lib.HR_REPAIR_CUT_SHORT, repair)
         return repair
+
+    def _check_complete(self, slots: Iterable[Any], cut_short: int, done: Any) -> None:
+        """Raise SearchCutShort if slots could not be judged."""
+        pids = tuple(slot.pid for slot in slots if slot.what == cut_short)
+        if pids:
+            named = ", ".join(str(pid) for pid in pids[:8] if pid > 0)
+            message = (
+                f"{len(pids)} slots of {self.path!r} (pids {named}...) could not be judged: the "
+                "search through /proc was cut short; try again"
+            )
+            raise SearchCutShort(message, path=self.path, pids=pids, done=done)
 
 
 _WHY_KEPT: Final[dict[int, str]] = {

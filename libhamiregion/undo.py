@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
-from ._core import lib
+from ._core import ffi, lib
 from .changes import Change, LimitChange, SlotChange, ValueChange
-from .edits import stored_edit
+from .edits import field_edit
 from .errors import (
+    REGION_FIELDS,
     LaunchesWouldStop,
     LimitBelowUsage,
     LimitConflict,
@@ -19,7 +20,7 @@ from .errors import (
 )
 from .region import Region, open_region
 from .text import printable
-from .units import sm_limit_or_none, sm_limit_value
+from .units import sm_limit_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 #: file or the process is not there any more, or is another one; ``refused``: running processes
 #: could not bear it; ``failed``: as the message says.
 UndoStatus: TypeAlias = Literal["undone", "not_needed", "conflict", "gone", "refused", "failed"]
+
+
+_FIELD_KINDS = {field: kind for kind, field in REGION_FIELDS.items()}
 
 
 @attrs.frozen
@@ -117,7 +121,7 @@ def _take_back(first: Change, last: Change, *, force: bool) -> tuple[UndoStatus,
     return status, printable(why)
 
 
-def _set_back(region: Region, first: Change, last: Change, *, force: bool) -> None:
+def _set_back(region: Region, first: Any, last: Change, *, force: bool) -> None:
     """Set a value back.
 
     Raises:
@@ -126,38 +130,24 @@ def _set_back(region: Region, first: Change, last: Change, *, force: bool) -> No
     """
     before: Any = first.before
     after: Any = last.after
-    if isinstance(first, LimitChange) and isinstance(last, LimitChange):
+    if isinstance(last, LimitChange):
+        kind, stored, expected = lib.HR_MEMORY, before or 0, after or 0
+        if last.kind == "sm":
+            kind, stored, expected = lib.HR_SM, sm_limit_value(before), sm_limit_value(after)
+        if before is None and first.stored_before is not None:
+            stored = first.stored_before
+        edit = kind, last.device, lib.HR_EXPECT, 0, stored, expected, ffi.NULL
         # What goes back may be of a device that without it has neither limit nor use.
-        force = force or last.device not in region.device_indices
-        if first.kind == "memory":
-            kind, stored, expected = lib.HR_MEMORY, before or 0, after or 0
-        else:
-            kind, expected = lib.HR_SM, sm_limit_value(after)
-            stored = sm_limit_value(before)
-            if first.stored_before is not None and sm_limit_or_none(first.stored_before) == before:
-                stored = first.stored_before
-        region._edit([stored_edit(kind, stored, last.device, expected)], force=force)
-    elif isinstance(last, SlotChange):
-        values = {last.field: before}
-        (now,) = region._edit_slot(last.pid, values, last.device, True, 1.0)
-        _require_unchanged(last, now.before)
-        region._edit_slot(last.pid, values, last.device, False, 1.0)
-    elif last.name == "burst":
-        _require_unchanged(last, region.set_burst(bool(before), dry_run=True).before)
-        region.set_burst(bool(before))
-    elif last.name == "utilization_switch":
-        region.set_utilization_switch(bool(before), expected=bool(after))
-    elif last.name == "priority":
-        region.set_priority(before, expected=after)
+        region._edit([edit], force=force or last.device not in region.device_indices)
+    elif last.field in _FIELD_KINDS:
+        region._edit([field_edit(_FIELD_KINDS[last.field], before, after)])
     else:
-        region.set_recent_kernel(before, expected=after)
-
-
-def _require_unchanged(change: Change, found: int) -> None:
-    """Raise LimitConflict if the value is no longer that of the change."""
-    if found != change.after:
-        message = f"{printable(change.path)}: {change.name} is {found}, not {change.after}"
-        error = LimitConflict(message, path=change.path)
-        error.device = change.device if isinstance(change, SlotChange) else None
-        error.found, error.expected = found, change.after
-        raise error
+        for dry_run in (True, False):
+            if isinstance(last, SlotChange):
+                where = last.pid, {last.field: before}, last.device
+                found = region._edit_slot(*where, dry_run, 1.0)[0].before
+            else:
+                found = region.set_burst(bool(before), dry_run=dry_run).before
+            if dry_run and found != after:
+                message = f"{last.path}: {last.name} is {found}, not {after}"
+                raise LimitConflict(message, path=last.path, found=found)

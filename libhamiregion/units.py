@@ -64,7 +64,7 @@ def integer(
         TypeError: bool, float, Decimal, Fraction, text or anything else that is no integer.
         ValueError: Out of range.
     """
-    if not _is_whole(value):
+    if type(value) is not int and not _is_whole(value):
         raise TypeError(f"{name} is an integer, not {type(value).__name__}")
     number = index(value)
     if (low is not None and number < low) or (high is not None and number > high):
@@ -84,7 +84,7 @@ def memory_limit_value(limit: SupportsIndex | str | None) -> int:
         ValueError: No size, or 0, which would mean unlimited.
         TypeError: Neither text nor an integer.
     """
-    if limit is None or _says_unlimited(limit):
+    if limit is None or (isinstance(limit, str) and _says_unlimited(limit)):
         return 0
     if not isinstance(limit, str):
         nbytes = integer('a memory limit in bytes, or text such as "6GiB",', limit, 0, _MAX_BYTES)
@@ -124,7 +124,7 @@ def sm_limit_value(percent: SupportsIndex | str | None) -> int:
         ValueError: Not 1 to 100.
         TypeError: Neither text nor an integer.
     """
-    if percent is None or _says_unlimited(percent):
+    if percent is None or (isinstance(percent, str) and _says_unlimited(percent)):
         return UNLIMITED_SM_PERCENT
     if isinstance(percent, str):
         match = _SM.fullmatch(percent.strip())
@@ -142,8 +142,8 @@ def sm_limit_or_none(percent: int) -> int | None:
     return percent if 0 < percent < UNLIMITED_SM_PERCENT else None
 
 
-def _says_unlimited(limit: object) -> bool:
-    return isinstance(limit, str) and limit.strip().lower() == UNLIMITED
+def _says_unlimited(limit: str) -> bool:
+    return limit.strip().lower() == UNLIMITED
 
 
 def parse_size(size: str | SupportsIndex) -> int:

@@ -10,7 +10,6 @@ from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import (
     DeviceUsage,
-    Effect,
     EnvironmentLimits,
     Layout,
     LimitChange,
@@ -20,7 +19,6 @@ from libhamiregion import (
     ProcessUsage,
     ReapedSlot,
     RegionSnapshot,
-    SlotChange,
     ValueChange,
     open_region,
 )
@@ -79,14 +77,11 @@ def every_object(snapshot: RegionSnapshot) -> list[Any]:
         state = region.lock_state()
     return [
         state,
-        SlotChange(7, "status", None, 1, 2),
         ReapedSlot(7, 10),
         snapshot,
         snapshot.devices[0],
         snapshot.processes[0],
         snapshot.processes[0].devices[0],
-        LimitChange(0, 1, None, Effect.IMMEDIATE, "memory"),
-        ValueChange("priority", 0, 1, Effect.IMMEDIATE),
         EnvironmentLimits((5,) * 16, (None,) * 16),
     ]
 
