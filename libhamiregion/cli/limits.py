@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .tables import Block
 
 # Imported when called: most calls are about one file.
-_BY_PLAN = dict.fromkeys(("apply", "diff", "export"), "limits_plan")
+_BY_PLAN = dict.fromkeys(("apply", "diff"), "limits_plan")
 
 
 @click.group(cls=ErrorGroup, modules=_BY_PLAN)

@@ -1,4 +1,4 @@
-"""`hamiregion limits diff`, `apply` and `export`: limits by plan, over a whole node."""
+"""`hamiregion limits diff` and `apply`: limits by plan, over a whole node."""
 
 from __future__ import annotations
 
@@ -8,36 +8,32 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from libhamiregion.node import NodePods
-from libhamiregion.node.containers import MissingReason
+from libhamiregion.node import KubernetesError, NodePods
 from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.plan import (
     PlanError,
     PlanFile,
     PlanReconciler,
     PodAnnotations,
-    PodApiError,
     apply_diff,
     diff_plan,
-    export_plan,
     load_plan,
-    plan_text,
 )
 from libhamiregion.plan.diff import equal_edits, value_words
 from libhamiregion.plan.reconcile import SourceReading, join_readings
-from libhamiregion.text import count_text, printable
+from libhamiregion.text import count_text
 
 from . import options
 from .failures import DONE, PROBLEMS, USAGE, Failure
 from .format import Names, name_columns, names_of, some
 from .help import Verb
 from .node_page import node_warnings
-from .output import DRY_RUN, Page, as_plain, show, write
+from .output import DRY_RUN, Page, as_plain, show
 from .service import ServiceLog, run_service
 from .tables import CRITICAL, DIM, WARN, Column, Lines, Table
 
 if TYPE_CHECKING:
-    from libhamiregion.node import Node, Selector
+    from libhamiregion.node import Node
     from libhamiregion.plan import LimitPlan, PlanDiff, PlanResult
     from libhamiregion.plan.diff import ContainerDiff, PlannedEdit, Unapplied
     from libhamiregion.plan.reconcile import PlanSource
@@ -75,7 +71,7 @@ class PlanChoice:
         if self.from_annotations:
             pods = self._pods()
             pods.start()
-            sources.append(pods)
+            sources.append(PodAnnotations(pods))
         return sources
 
     def load(self) -> SourceReading:
@@ -92,9 +88,9 @@ class PlanChoice:
             pods = self._pods()
             try:
                 pods.load()
-            except PodApiError as error:
+            except KubernetesError as error:
                 raise Failure(f"the pods of this node cannot be listed: {error}") from None
-            readings.append(pods.read())
+            readings.append(PodAnnotations(pods).read())
         return join_readings(readings)
 
     def load_file(self) -> LimitPlan:
@@ -108,9 +104,9 @@ class PlanChoice:
         except PlanError as error:
             raise InvalidPlan(f"the plan cannot be used\n{error}") from None
 
-    def _pods(self) -> PodAnnotations:
+    def _pods(self) -> NodePods:
         choice = self.node_choice
-        return PodAnnotations(pods=NodePods(choice.node_name, kubeconfig=choice.kubeconfig))
+        return NodePods(choice.node_name, kubeconfig=choice.kubeconfig)
 
 
 annotations_option = click.option(
@@ -208,35 +204,6 @@ def apply(
         attrs.evolve(page, schema="plan-result/1", data=data, blocks=[*page.blocks, lines]), as_json
     )
     return DONE if is_complete else PROBLEMS
-
-
-@click.command(
-    cls=Verb,
-    examples=[
-        "hamiregion limits export > plan.yaml",
-        "hamiregion limits export --namespace research --json",
-    ],
-)
-@options.selector_options
-@options.directory_options
-@options.json_option
-def export(selector: Selector, node_choice: options.NodeChoice, as_json: bool) -> None:
-    """Write the limits of this node's containers as they are, as a plan.
-
-    A rule names each container by its pod's UID and its own name. Containers whose region cannot
-    be read are left out, with a warning.
-    """
-    with node_choice.open() as node:
-        _refresh(node)
-        plan = export_plan(node, selector)
-        warnings = list(node_warnings(node))
-        for each in filter(selector.matches, node.containers):
-            missing = each.missing
-            if missing is not None and missing.reason is not MissingReason.NO_FILE:
-                warnings.append(f"left out: {Names(**names_of(each)).words}: {missing.message}")
-    for warning in warnings:
-        click.echo(f"Warning: {printable(warning)}", err=True)
-    write(plan_text(plan, as_json=as_json))
 
 
 def _refresh(node: Node) -> None:
@@ -389,9 +356,7 @@ def _place(about: ContainerDiff | Unapplied) -> dict[str, Any]:
     return {**names_of(about.container), "region_path": about.container.region_path}
 
 
-def _rule(plan: LimitPlan, number: int | None) -> str:
-    if number is None:
-        return "restore"
+def _rule(plan: LimitPlan, number: int) -> str:
     return plan.rules[number].name or f"rules[{number}]"
 
 

@@ -1,9 +1,7 @@
 """Limits of many containers, by pattern."""
 
-from libhamiregion.node import KubernetesError as PodApiError
-
 from .annotations import PodAnnotations
-from .apply import PlanResult, apply_diff, export_plan, undo_plan
+from .apply import PlanResult, apply_diff, undo_plan
 from .diff import PlanDiff, diff_plan
 from .plan import LimitPlan, Limits, Rule
 from .plan_file import PlanError, load_plan, parse_plan, plan_text
@@ -20,12 +18,10 @@ __all__ = [
     "PlanResult",
     "PlanSource",
     "PodAnnotations",
-    "PodApiError",
     "Rule",
     "SourceReading",
     "apply_diff",
     "diff_plan",
-    "export_plan",
     "load_plan",
     "parse_plan",
     "plan_text",

@@ -23,7 +23,7 @@ from libhamiregion.node.selector import Selector
 from libhamiregion.text import printable
 
 from .plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitPlan, Limits, Rule
-from .reconcile import SourceReading
+from .reconcile import PlanSource, SourceReading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,10 +38,11 @@ _KEY: Final = re.compile(
     rf"(?P<field>{'|'.join(_FIELDS)})"
     r"(?:\.(?P<device>0|[1-9][0-9]?))?\Z"
 )
-_SHOWN: Final = 80
+_KEY_LIMIT: Final = 80
+_PROBLEM_LIMIT: Final = 800
 
 
-class PodAnnotations:
+class PodAnnotations(PlanSource):
     """The ``hamiregion.io/…`` annotations of a node's pods as a source of a plan.
 
     The last known pods stay while the API cannot be reached.
@@ -49,53 +50,39 @@ class PodAnnotations:
     Threads: `read` is for one at a time; the others may be called from any.
 
     Args:
-        pods: The watch of the node's pods; closed with this.
+        pods: The watch of the node's pods, to be started by the caller; closed with this.
+
+    Attributes:
+        pods: As given.
 
     Shell: ``kubectl get pods -A --watch --field-selector spec.nodeName=NODE``.
     """
 
     def __init__(self, pods: NodePods) -> None:
-        self._pods = pods
+        self.pods = pods
         self._annotated: list[NodePod] | None = None
         self._reading = SourceReading(None)
 
-    @property
-    def error(self) -> str | None:
-        """Why the API could not be used the last time; None if it could."""
-        error = self._pods.error
-        return None if error is None else str(error)
-
     def when_changed(self, wake: Callable[[], None]) -> None:
         """Have `wake` called, from the thread that watches, after each change."""
-        self._pods.when_changed(wake)
+        self.pods.when_changed(wake)
 
     def read(self) -> SourceReading:
         """Return the rules of all pods with valid annotations; no plan before the first list."""
-        _, pods = self._pods.known()
+        _, pods = self.pods.known()
         if pods is not None:
             found = [pod for pod in pods.values() if pod.annotations]
             if found != self._annotated:
                 # The same pods give the same plan.
                 self._annotated, self._reading = found, plan_of_pods(found)
-        problems = {} if self.error is None else {"kubernetes": self.error}
+        error = self.pods.error
+        problems = {} if error is None else {"kubernetes": str(error)}
         reading = self._reading
         return SourceReading(reading.plan, {**problems, **reading.problems}, reading.held)
 
-    def load(self) -> None:
-        """List the pods now, once.
-
-        Raises:
-            PodApiError: The API cannot be used; the message says why.
-        """
-        self._pods.load()
-
-    def start(self) -> None:
-        """Begin to list and to watch, in a thread."""
-        self._pods.start()
-
     def close(self) -> None:
         """End the watch; may be called again."""
-        self._pods.close()
+        self.pods.close()
 
 
 def plan_of_pods(pods: Iterable[NodePod]) -> SourceReading:
@@ -110,10 +97,8 @@ def plan_of_pods(pods: Iterable[NodePod]) -> SourceReading:
     for pod in sorted(pods, key=lambda each: (each.namespace, each.name)):
         found, wrong = _rules(pod)
         if wrong:
-            more = [f"and {len(wrong) - 5} more"] if len(wrong) > 5 else []
-            problems[printable(f"{pod.namespace}/{pod.name}", 2 * 253)] = "; ".join(
-                [*wrong[:5], *more]
-            )
+            name = printable(f"{pod.namespace}/{pod.name}", 2 * 253)
+            problems[name] = printable("; ".join(wrong), _PROBLEM_LIMIT)
             held.add(pod.uid)
         else:
             rules += found
@@ -128,7 +113,7 @@ def _rules(pod: NodePod) -> tuple[list[Rule], list[str]]:
         try:
             select, limits = _request(key, text)
         except ValueError as error:
-            wrong.append(f"{ANNOTATION_PREFIX}{printable(key, _SHOWN)}: {error}")
+            wrong.append(f"{ANNOTATION_PREFIX}{printable(key, _KEY_LIMIT)}: {error}")
         else:
             rules.append(Rule(attrs.evolve(select, pod_uid=pod.uid), limits, name))
     # The more exact a rule, the later its place.

@@ -22,20 +22,18 @@ from libhamiregion.layouts import DEVICE_CAPACITY
 from libhamiregion.node.selector import Selector
 from libhamiregion.text import printable
 
-from .diff import PlanDiff, region_devices, value_now
-from .plan import DEVICE_FIELDS, LimitPlan, Limits, Rule
+from .plan import LIMIT_FIELDS, LimitPlan, Limits, Rule
 from .plan_file import plan_text
 from .state import PlanState, write_new
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from libhamiregion.changes import LimitChange, ValueChange
     from libhamiregion.errors import PathLike
-    from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
 
-    from .diff import ContainerDiff, ValueKey
+    from .diff import ContainerDiff, PlanDiff
 
 _UNDO_COMMENT: Final = """\
 # The values of before a plan was applied on {now}, of what it changed.
@@ -91,7 +89,7 @@ class PlanResult:
 
 def apply_diff(
     node: Node,
-    diff: PlanDiff | Iterable[ContainerDiff],
+    diff: PlanDiff,
     *,
     undo: PathLike | None = None,
     state: PathLike | None = None,
@@ -104,7 +102,7 @@ def apply_diff(
 
     Args:
         node: The node that was compared.
-        diff: From `diff_plan`, or some of its containers; those that are refused are left out.
+        diff: From `diff_plan`.
         undo: Path of the undo plan, a new file. None means one of its own in the state directory.
         state: The state directory; None means ``$HAMIREGION_STATE``, ``/var/lib/hamiregion`` for
             root, else ``~/.local/state/hamiregion``.
@@ -117,16 +115,13 @@ def apply_diff(
 
     Shell: ``hamiregion limits apply FILE --root DIR``.
     """
-    containers = diff.changes if isinstance(diff, PlanDiff) else diff
-    changes = [each for each in containers if each.edits and not each.refused]
-    if not changes:
+    if not diff.changes:
         return PlanResult(())
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    text = _UNDO_COMMENT.format(now=now) + plan_text(undo_plan(changes))
+    text = _UNDO_COMMENT.format(now=now) + plan_text(undo_plan(diff.changes))
     undo_path = PlanState(state).write_undo(text) if undo is None else write_new(undo, text)
-    return PlanResult(
-        tuple(change_container(node, each, force=force) for each in changes), undo_path
-    )
+    outcomes = tuple(change_container(node, each, force=force) for each in diff.changes)
+    return PlanResult(outcomes, undo_path)
 
 
 def change_container(node: Node, change: ContainerDiff, *, force: bool = False) -> ContainerOutcome:
@@ -137,104 +132,49 @@ def change_container(node: Node, change: ContainerDiff, *, force: bool = False) 
             former = {edit.device for edit in change.edits} - {None, *region.device_indices}
             edits = [edit.limit_edit for edit in change.edits]
             made = region.edit_limits(edits, force=force or bool(former))
-    except LimitConflict as error:
-        return ContainerOutcome(change, "conflict", printable(str(error)))
-    except (LimitBelowUsage, LaunchesWouldStop) as error:
-        return ContainerOutcome(change, "refused", printable(str(error)))
     except (RegionError, OSError, ValueError) as error:
-        return ContainerOutcome(change, "failed", printable(str(error)))
+        status: ChangeStatus = "conflict" if isinstance(error, LimitConflict) else "failed"
+        if isinstance(error, LimitBelowUsage | LaunchesWouldStop):
+            status = "refused"
+        return ContainerOutcome(change, status, printable(str(error)))
     return ContainerOutcome(change, "applied", changes=made)
-
-
-# ---- limits as plans ----------------------------------------------------------------------------
 
 
 def undo_plan(changes: Iterable[ContainerDiff]) -> LimitPlan:
     """Make the plan that puts back what edits change, unless it is changed again afterwards.
 
-    Each rule names one container by its pod's UID and its own name, and one device. A value that
-    no plan can hold, as only a damaged region has it, is left out.
+    Each rule names one container by its pod's UID and its own name, one device, and one value. A
+    value that no plan can hold, as only a damaged region has it, is left out.
     """
-    rules: list[Rule] = []
-    for change in changes:
-        before = [(edit.key, edit.before) for edit in change.edits]
-        after = {edit.key: edit.after for edit in change.edits}
-        rules += exact_rules(change.container, before, only_if=after)
-    return LimitPlan(tuple(rules), name="undo")
+    return LimitPlan(tuple(rule for each in changes for rule in _undo_rules(each)), name="undo")
 
 
-def export_plan(node: Node, select: Selector | None = None) -> LimitPlan:
-    """Write the limits of a node, as they are, as a plan.
-
-    Args:
-        node: The node, as of its last refresh. Containers without a region, and those outside the
-            node's roots, are left out.
-        select: Only these containers and devices; a priority is left out if a device is chosen.
-
-    Raises:
-        RegionClosed: The node has been closed.
-
-    Shell: ``hamiregion limits export``.
-    """
-    chosen = Selector() if select is None else select
-    rules: list[Rule] = []
-    for container in node.containers:
-        region = container.region
-        if container.directory is None or region is None or not chosen.matches(container):
-            continue
-        with contextlib.suppress(RegionError):
-            devices = [each for each in region_devices(region) if chosen.matches_device(each)]
-            keys: list[ValueKey] = [] if chosen.device is not None else [("priority", None)]
-            keys += [(field, each.index) for each in devices for field in DEVICE_FIELDS]
-            rules += exact_rules(container, [(key, value_now(region, key)) for key in keys])
-    return LimitPlan(tuple(rules))
-
-
-def exact_rules(
-    container: Container,
-    values: Iterable[tuple[ValueKey, int | None]],
-    only_if: Mapping[ValueKey, int | None] | None = None,
-) -> list[Rule]:
-    """Make rules for one container and nothing else, one per device.
-
-    Args:
-        container: The container.
-        values: Its new values.
-        only_if: Its present values, as a condition.
-    """
-    expected = only_if or {}
-    by_device: dict[int | None, tuple[dict[str, Any], dict[str, Any]]] = {}
-    for (field, device), value in values:
-        # No plan can hold the negative priority of a damaged region.
-        if field != "priority" or (value is not None and value >= 0):
-            wanted, present = by_device.setdefault(device, ({}, {}))
-            wanted[field] = value
-            if (field, device) in expected:
-                present[field] = expected[field, device]
-    alike = [by_device.get(device) for device in range(DEVICE_CAPACITY)]
-    if alike[0] is not None and all(each == alike[0] for each in alike):
-        # A container that has not reported its devices: it will not turn out to have 16.
-        wanted, present = by_device.get(None, ({}, {}))
-        by_device = {None: (wanted | alike[0][0], present | alike[0][1])}
+def _undo_rules(change: ContainerDiff) -> list[Rule]:
+    rules = []
+    container = change.container
     # By its directory: another process may not have proved yet which container uses the region.
-    own = container.claim_uid or container.directory_name or container.name
-    name = printable(f"{container.pod_uid or 'claim'}/{own}", 200)
-    return [
-        Rule(
-            Selector(
-                # Of a claim empty: any pod may name a container of its own like a claim's UID.
-                pod_uid=_exact(container.pod_uid or ""),
-                container=container.claim_uid or _exact(own or ""),
-                device=None if device is None else str(device),
-            ),
-            Limits(**wanted),
-            name if device is None else f"{name} device {device}",
-            Limits(**present),
-        )
-        for device, (wanted, present) in sorted(
-            by_device.items(), key=lambda each: -1 if each[0] is None else each[0]
-        )
-    ]
+    own = container.claim_uid or container.directory_name or container.name or ""
+    own_name = printable(f"{container.pod_uid or 'claim'}/{own}", 200)
+    # Of a claim empty: any pod may name a container of its own like a claim's UID.
+    select = Selector(pod_uid=_exact(container.pod_uid or ""), container=_exact(own))
+    for field in LIMIT_FIELDS:
+        edits = [edit for edit in change.edits if edit.field == field]
+        if (
+            len(edits) == DEVICE_CAPACITY
+            and len({(each.before, each.after) for each in edits}) == 1
+        ):
+            # A container that has not reported its devices: it will not turn out to have 16.
+            edits = [attrs.evolve(edits[0], device=None)]
+        for edit in edits:
+            before: dict[str, Any] = {field: edit.before}
+            after: dict[str, Any] = {field: edit.after}
+            device, name = None, own_name
+            if edit.device is not None:
+                device, name = str(edit.device), f"{own_name} device {edit.device}"
+            with contextlib.suppress(ValueError):  # a damaged region's negative priority
+                rule = Rule(attrs.evolve(select, device=device), Limits(**before), name)
+                rules.append(attrs.evolve(rule, only_if=Limits(**after)))
+    return rules
 
 
 def _exact(text: str) -> str:

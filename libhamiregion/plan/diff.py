@@ -20,7 +20,7 @@ from libhamiregion.units import format_size, memory_limit_percent
 from .plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitField
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
@@ -89,21 +89,15 @@ class PlannedEdit:
         before: The present value: bytes, percent or a priority; None is unlimited.
         after: The plan's value, in the same unit.
         effect: When running processes will see it.
-        rule: Index of the rule that counts; None if a value goes back to what it was before this
-            plan or an earlier one set it.
+        rule: Index of the rule that counts.
     """
 
     field: LimitField
     device: int | None
     before: int | None
     after: int | None
+    rule: int
     effect: Effect = Effect.IMMEDIATE
-    rule: int | None = None
-
-    @property
-    def key(self) -> ValueKey:
-        """Field and device."""
-        return self.field, self.device
 
     @property
     def limit_edit(self) -> LimitEdit:
@@ -126,15 +120,14 @@ class ContainerDiff:
         container: The container.
         edits: What differs; empty if the container is on the plan.
         refused: Why none of the edits may be made; empty if they may.
-        governed: The values that some rule sets, whether they differ or not.
-        file_id: Device and inode of the region's file.
+        settled: Indices of rules that have nothing left to do here: each of their values counts,
+            and is as they say, or is not as their `only_if` expects.
     """
 
     container: Container
     edits: tuple[PlannedEdit, ...] = ()
     refused: tuple[Unapplied, ...] = ()
-    governed: frozenset[ValueKey] = attrs.field(default=frozenset(), repr=False)
-    file_id: tuple[int, int] = attrs.field(default=(0, 0), repr=False)
+    settled: frozenset[int] = attrs.field(default=frozenset(), repr=False)
 
 
 @attrs.frozen
@@ -168,26 +161,8 @@ class PlanDiff:
         return tuple(each for each in self.skipped if each.is_waiting)
 
 
-@attrs.frozen
-class Baseline:
-    """A value from before a plan changed it.
-
-    Attributes:
-        before: The value before the first change; None is unlimited.
-        accepted_values: The values that the plan may have set. Another one is someone else's.
-    """
-
-    before: int | None
-    accepted_values: tuple[int | None, ...]
-
-
 def diff_plan(
-    node: Node,
-    plan: LimitPlan,
-    *,
-    force: bool = False,
-    baselines: Mapping[str, Mapping[ValueKey, Baseline]] | None = None,
-    held: frozenset[str] = frozenset(),
+    node: Node, plan: LimitPlan, *, force: bool = False, held: frozenset[str] = frozenset()
 ) -> PlanDiff:
     """Compare a node with a plan. Nothing is changed.
 
@@ -199,8 +174,6 @@ def diff_plan(
         plan: The plan.
         force: Whether a memory limit may be less than what is in use, and an SM limit may stop
             running processes.
-        baselines: What earlier plans changed, by a container's directory. A value that no rule sets
-            any more goes back, if it is still as it was set; percentages are of these values.
         held: UIDs of pods that are to be left alone.
 
     Raises:
@@ -213,15 +186,16 @@ def diff_plan(
     skipped: list[Unapplied] = []
     used: set[int] = set()
     for container in node.containers:
-        if container.directory is None or container.pod_uid in held:
+        if container.directory is None:
             continue
-        before = (baselines or {}).get(container.directory, {})
         candidates = sorted(
             [*general, *exact.get(container.pod_uid or "", ())], key=operator.itemgetter(0)
         )
         name = container.pod_name
         chosen = [each for each in candidates if each[1].select.matches_container(container, name)]
         used.update(number for number, _ in chosen)
+        if container.pod_uid in held:
+            continue
         if name is None:
             in_doubt = [each for each in candidates if each[1].select.might_match(container)]
             skipped += _skip(container, "unknown_name", "the name of its pod is unknown", in_doubt)
@@ -229,9 +203,9 @@ def diff_plan(
             missing = container.missing
             message = "no region" if missing is None else missing.message
             skipped += _skip(container, "no_region", message, chosen)
-        elif chosen or before:
+        elif chosen:
             try:
-                comparison = _Comparison(container, container.region, before, force=force)
+                comparison = _Comparison(container, container.region, force)
                 found.append(comparison.diff(chosen))
                 skipped += comparison.skipped
             except (RegionError, ValueError) as error:
@@ -265,30 +239,14 @@ def _skip(
 
 
 @attrs.frozen
-class RegionDevice:
+class _Device:
     """A device that an edit can name: its index, and its uuid if the container has reported it."""
 
     index: int
     uuid: str | None
 
 
-def region_devices(region: Region) -> list[RegionDevice]:
-    """List the devices of `Region.device_indices`.
-
-    Raises:
-        RegionStale, RegionCorrupt, RegionClosed: As `Region.snapshot`.
-    """
-    uuids = dict(enumerate(region.uuids))
-    return [RegionDevice(index, uuids.get(index)) for index in region.device_indices]
-
-
-def value_now(region: Region, key: ValueKey) -> int | None:
-    """Read a value from a region.
-
-    Raises:
-        RegionStale, RegionCorrupt, RegionClosed: As `Region.snapshot`.
-    """
-    field, device = key
+def _value_now(region: Region, field: LimitField, device: int | None) -> int | None:
     # A region's methods are named as a plan's fields.
     value: Any = getattr(region, field)
     try:
@@ -305,24 +263,15 @@ class _Comparison:
 
     container: Container
     region: Region
-    baselines: Mapping[ValueKey, Baseline]
     force: bool
     skipped: list[Unapplied] = attrs.field(factory=list)
     refused: list[Unapplied] = attrs.field(factory=list)
 
     def diff(self, rules: list[NumberedRule]) -> ContainerDiff:
         """Compare the values, and ask the region what it refuses."""
-        wanted = self._wanted(rules)
-        edits = [
-            edit
-            for key, (number, rule) in wanted.items()
-            if (edit := self._edit(key, number, rule))
-        ]
-        for key, baseline in self.baselines.items():
-            now = value_now(self.region, key)
-            is_ours = key not in wanted and now in baseline.accepted_values
-            if is_ours and now != baseline.before:
-                edits.append(PlannedEdit(*key, now, baseline.before))
+        by_value = self._rules_by_value(rules)
+        found = [self._edit(*value, setting) for value, setting in by_value.items()]
+        edits = [edit for edit in found if edit is not None]
         edits.sort(key=lambda edit: (LIMIT_FIELDS.index(edit.field), edit.device or 0))
         if edits:
             asked = [edit.limit_edit for edit in edits]
@@ -333,16 +282,17 @@ class _Comparison:
         for edit in edits:
             if edit.device in there and not self.force:
                 self._ask(edit)
-        values = frozenset(wanted)
-        return ContainerDiff(
-            self.container, tuple(edits), tuple(self.refused), values, self.region.file_id
-        )
+        settled = {setting[-1][0] for setting in by_value.values()}
+        settled -= {number for setting in by_value.values() for number, _ in setting[:-1]}
+        settled -= {edit.rule for edit in edits}
+        return ContainerDiff(self.container, tuple(edits), tuple(self.refused), frozenset(settled))
 
-    def _wanted(self, rules: list[NumberedRule]) -> dict[ValueKey, NumberedRule]:
-        """Collect the values that rules set; the last rule counts."""
-        wanted: dict[ValueKey, NumberedRule] = {}
+    def _rules_by_value(self, rules: list[NumberedRule]) -> dict[ValueKey, list[NumberedRule]]:
+        """Collect the rules that set each value, in their order."""
+        found: dict[ValueKey, list[NumberedRule]] = defaultdict(list)
         without_device = []
-        there, count = region_devices(self.region), self.region.device_count
+        uuids, count = dict(enumerate(self.region.uuids)), self.region.device_count
+        there = [_Device(index, uuids.get(index)) for index in self.region.device_indices]
         for number, rule in rules:
             devices = [each.index for each in there if rule.select.matches_device(each)]
             if not devices and not count:
@@ -351,36 +301,44 @@ class _Comparison:
                 without_device.append((number, rule))
             for field, _ in rule.set if devices else ():
                 for device in devices if field in DEVICE_FIELDS else (None,):
-                    wanted[field, device] = number, rule
+                    found[field, device].append((number, rule))
         message = f"it has no device that a rule chooses; it has {count}"
         if not count:
             message = "it has not reported its devices yet, so no uuid chooses one of them"
         self.skipped += _skip(self.container, "no_device", message, without_device)
-        return wanted
+        return found
 
-    def _edit(self, key: ValueKey, number: int, rule: Rule) -> PlannedEdit | None:
-        """Return the edit of one value; None if there is none."""
-        field, device = key
-        now = value_now(self.region, key)
-        after = getattr(rule.set, field)
-        if isinstance(after, str):
-            percent, base = after, self.baselines[key].before if key in self.baselines else now
-            after = (base or 0) * (memory_limit_percent(percent) or 0) // 100
-            if not after:
-                limit = value_words(field, base)
-                message = f"the memory limit of device {device} is {limit}: no {percent} of it"
-                self.refused.append(
-                    Unapplied(self.container, "no_limit", message, (number,), device)
-                )
-                return None
-        expected = getattr(rule.only_if, field)
-        if expected is not ANYTHING and now not in (expected, after):
+    def _edit(
+        self, field: LimitField, device: int | None, rules: list[NumberedRule]
+    ) -> PlannedEdit | None:
+        """Return the edit of one value; None if there is none.
+
+        The last rule counts whose `only_if` holds. A percentage is of the limit that a rule before
+        it sets, else of the present one.
+        """
+        now = base = _value_now(self.region, field, device)
+        counting = None
+        for number, rule in rules:
+            wanted, expected = getattr(rule.set, field), getattr(rule.only_if, field)
+            after = wanted
+            if isinstance(wanted, str):
+                after = (base or 0) * (memory_limit_percent(wanted) or 0) // 100
+            else:
+                base = wanted
+            if expected is ANYTHING or now in (expected, after):
+                counting = number, wanted, after
+        if counting is None:
             where = "" if device is None else f" of device {device}"
             values = f"{value_words(field, now)} by now, not {value_words(field, expected)}"
             message = f"{_NAMES[field]}{where} is {values}"
             self.skipped.append(Unapplied(self.container, "changed", message, (number,), device))
             return None
-        return None if now == after else PlannedEdit(field, device, now, after, rule=number)
+        number, wanted, after = counting
+        if isinstance(wanted, str) and not after:
+            message = f"device {device} has no memory limit to take {wanted} of"
+            self.refused.append(Unapplied(self.container, "no_limit", message, (number,), device))
+            return None
+        return None if now == after else PlannedEdit(field, device, now, after, number)
 
     def _ask(self, edit: PlannedEdit) -> None:
         """Note if running processes could not bear an edit."""
@@ -398,8 +356,7 @@ class _Comparison:
             reason = "below_usage"
             used, limit = format_size(error.used_bytes), format_size(error.requested_bytes)
             message = f"device {edit.device} uses {used}, more than the plan's {limit}"
-        rules = () if edit.rule is None else (edit.rule,)
-        self.refused.append(Unapplied(self.container, reason, message, rules, edit.device))
+        self.refused.append(Unapplied(self.container, reason, message, (edit.rule,), edit.device))
 
 
 def _former_device(select: Selector) -> list[int]:

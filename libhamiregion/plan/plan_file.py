@@ -13,7 +13,6 @@ field knows how to read its text.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -47,7 +46,6 @@ _MAX_TEXT: Final = 1024
 _NULLS: Final = frozenset(("null", "Null", "NULL", "~"))
 # How long to wait for more from a pipe, whose writer may ask others first.
 _SILENCE_S: Final = 300.0
-_UNSAFE: Final = re.compile("[^\n -~\U00010000-\U0010ffff]")
 _FIELD_NAMES: Final = ", ".join(LIMIT_FIELDS)
 # The tags that YAML itself gives to what has none.
 _PLAIN_TAG: Final = re.compile(r"tag:yaml\.org,2002:[a-z]+\Z")
@@ -306,12 +304,8 @@ def _device(value: Any) -> str:
 # ---- writing ------------------------------------------------------------------------------------
 
 
-def plan_text(plan: LimitPlan, *, as_json: bool = False) -> str:
-    """Write a plan as a text that `parse_plan` reads back.
-
-    Args:
-        plan: The plan.
-        as_json: JSON instead of YAML, which needs the extra ``plan``.
+def plan_text(plan: LimitPlan) -> str:
+    """Write a plan as YAML, which `parse_plan` reads back.
 
     Raises:
         ModuleNotFoundError: The extra ``plan`` is not installed.
@@ -323,10 +317,6 @@ def plan_text(plan: LimitPlan, *, as_json: bool = False) -> str:
         **({"metadata": metadata} if metadata else {}),
         "rules": [_rule_document(rule) for rule in plan.rules],
     }
-    if as_json:
-        text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-        # YAML takes no control characters as they are, and no pair of escapes for one character.
-        return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
     with needs_extra("a plan", "plan"):
         import yaml
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from typing import TYPE_CHECKING, Final, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from libhamiregion.node.backoff import Backoff
 from libhamiregion.node.events import EventReporter, silent
 from libhamiregion.node.node_lock import LockUse, NodeLock, NodeLocked
-from libhamiregion.text import printable
+from libhamiregion.text import error_text, printable
 
-from .apply import change_container, exact_rules
+from .apply import change_container, undo_plan
 from .diff import diff_plan, equal_edits
 from .plan import LimitPlan
 from .plan_file import PlanError, parse_plan, plan_text, read_plan_file
-from .state import UNDO_NAME, BaselineStore, PlanState
+from .state import PlanState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,8 +27,12 @@ if TYPE_CHECKING:
     from libhamiregion.node.containers import Container
     from libhamiregion.node.events import Detail, Emit
     from libhamiregion.node.node import Node
+    from libhamiregion.node.selector import Selector
 
     from .diff import ContainerDiff, PlanDiff, Unapplied
+    from .plan import LimitField, Rule
+
+    _Value = tuple[Selector, tuple[LimitField, ...]]
 
 _COUNTED: Final = {"conflict": "plan_conflicts", "refused": "plan_refusals"}
 
@@ -48,23 +54,24 @@ class SourceReading:
     held: frozenset[str] = frozenset()
 
 
-class PlanSource(Protocol):
+class PlanSource(ABC):
     """A source of the plan that a node is to be kept on."""
 
+    @abstractmethod
     def read(self) -> SourceReading:
         """Read what it says now. Never waits, never raises for what others have written."""
 
-    def when_changed(self, wake: Callable[[], None]) -> None:
+    def when_changed(self, wake: Callable[[], None]) -> None:  # noqa: B027 (optional)
         """Have `wake` called, from any thread, when `read` would say something new.
 
         A source that cannot notice this does nothing: it is read at an interval too.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (optional)
         """Release what it holds."""
 
 
-class PlanFile:
+class PlanFile(PlanSource):
     """A plan in a file, which may be replaced or edited at any time.
 
     It is read again each time: the links of a ConfigMap are swapped, and an edit need not change a
@@ -85,29 +92,18 @@ class PlanFile:
 
     def read(self) -> SourceReading:
         """Read the plan, or keep the last good one."""
-        plan = self._reading.plan
         try:
             raw = read_plan_file(self.path, wait=False)
             if raw == self._raw:
                 return self._reading
             self._raw = raw
             self._reading = SourceReading(parse_plan(raw, self.path))
-        except PlanError as error:
-            self._reading = SourceReading(plan, {self.path: str(error)})
-        except OSError as error:
-            # When it is back, it is read even if it is the same.
-            self._raw = None
-            problem = f"{self.path}: {error.strerror or error}"
-            if isinstance(error, FileNotFoundError):
-                problem += "; waiting for it"
-            self._reading = SourceReading(plan, {self.path: problem})
+        except (PlanError, OSError) as error:
+            if isinstance(error, OSError):
+                # When it is back, it is read even if it is the same.
+                self._raw = None
+            self._reading = SourceReading(self._reading.plan, {self.path: error_text(error)})
         return self._reading
-
-    def when_changed(self, wake: Callable[[], None]) -> None:
-        """Do nothing: it is read at an interval."""
-
-    def close(self) -> None:
-        """Do nothing; it holds nothing."""
 
 
 def join_readings(readings: Sequence[SourceReading]) -> SourceReading:
@@ -117,10 +113,9 @@ def join_readings(readings: Sequence[SourceReading]) -> SourceReading:
         readings: One of each source. There is no plan until each of them has one.
     """
     plans = [reading.plan for reading in readings if reading.plan is not None]
-    plan: LimitPlan | None = None
-    if len(plans) == len(readings):
-        rules = tuple(rule for each in plans for rule in each.rules)
-        plan = plans[0] if len(plans) == 1 else LimitPlan(rules)
+    plan = None
+    if plans and len(plans) == len(readings):
+        plan = LimitPlan(tuple(rule for each in plans for rule in each.rules), plans[0].name)
     return SourceReading(
         plan,
         {key: text for reading in readings for key, text in reading.problems.items()},
@@ -137,15 +132,16 @@ class PlanReconciler:
 
     A pass reads the plan and the node, and edits what differs: because the plan has changed, a
     container has come or come back with a new region, or a limit was changed by others (drift).
-    A value that no rule sets any more goes back to what it was before, if it is still as it was
-    set.
+    The undo plan of all edits is kept in the state directory. Its rules come before those of the
+    plan: a value that no rule sets any more goes back, if it is still as it was set, and a
+    percentage is of the limit before the plan.
 
     A plan that cannot be used is reported, and the last good one stays in force; without one,
     nothing is changed. A container that refuses or fails is left alone for one pass, then for two,
     four and so on up to 64.
 
     Events (task ``plan``): ``plan_loaded``, ``problem``, ``solved``, ``changed`` (a container, with
-    the cause: ``plan``, ``container``, ``drift`` or ``restore``, and the new values), ``conflict``,
+    the cause: ``plan``, ``drift`` or ``restore``, and the new values), ``conflict``,
     ``refused``, ``failed``, ``skipped``. A lasting state is reported once, an event that repeats
     the 1st, 2nd, 4th, 8th ... time.
 
@@ -161,7 +157,6 @@ class PlanReconciler:
 
     Attributes:
         plan: The plan in force; None as long as there is none.
-        diff: The differences of the last pass; None before the first.
     """
 
     def __init__(
@@ -180,17 +175,20 @@ class PlanReconciler:
         self._force = force
         self._events = EventReporter("plan", emit)
         self._lock = NodeLock(LockUse.PLAN)
-        self._baselines: BaselineStore | None = None
+        # The undo plan's file, and its rules; None until the file is read.
+        self._saved: tuple[Rule, ...] | None = None
+        self._undo: tuple[Rule, ...] = ()
         self._backoff = Backoff()
         self._reading = SourceReading(None)
-        # Containers that the last pass left on this plan, with their regions.
-        self._on_plan: dict[str, tuple[int, int]] = {}
+        # How many plans there have been: the changes of each are news.
+        self._plans = 0
+        # Containers that the last pass left on this plan.
+        self._on_plan: set[str] = set()
         self._unapplied: set[object] = set()
         self._counts: dict[str, int] = dict.fromkeys(
             ("plan_passes", "plan_edits", "plan_drifts", "plan_refusals", "plan_conflicts"), 0
         )
         self.plan: LimitPlan | None = None
-        self.diff: PlanDiff | None = None
 
     def counters(self) -> Mapping[str, int]:
         """Count passes, edits (values), drifts, and containers that refused or had a conflict."""
@@ -208,20 +206,19 @@ class PlanReconciler:
             PlanLocked: Another process keeps one of the node's roots on a plan.
             OSError: The state directory or a root cannot be used.
         """
-        if self._baselines is None:
-            self._state.make()
-            try:
-                self._exclude_others()
-                self._baselines = BaselineStore(self._state)
-            except BaseException:
-                self._lock.close()
-                raise
+        self._state.make()
+        try:
+            self._lock.hold([*self._node.directories, self._state.directory])
+        except NodeLocked as error:
+            self._lock.close()
+            message = f"{error.root}: another process keeps containers on a plan there"
+            raise PlanLocked(message) from None
 
     def stop(self) -> None:
         """Close the sources and let others keep this node on a plan. Limits stay as they are."""
         for source in self._sources:
             source.close()
-        self._baselines = None
+        self._saved = None
         self._lock.close()
 
     def run(self) -> None:
@@ -229,11 +226,15 @@ class PlanReconciler:
 
         Raises:
             RuntimeError: There has been no plan yet that can be used; an event says why.
+            PlanError: The undo plan of earlier passes is damaged.
             PlanLocked, OSError: As `start`.
         """
+        # Each time: a root may have appeared.
         self.start()
-        baselines = self._baselines
-        assert baselines is not None  # noqa: S101 (it has started)
+        if self._saved is None:
+            raw = self._state.read_watch_undo()
+            path = self._state.watch_undo_path
+            self._undo = self._saved = () if raw is None else parse_plan(raw, path).rules
         self._counts["plan_passes"] += 1
         known = self._reading
         reading = self._reading = join_readings([each.read() for each in self._sources])
@@ -242,99 +243,89 @@ class PlanReconciler:
             if reading.problems:
                 raise RuntimeError("no plan can be used yet; the problems say why")
             return
-        cause = "container"
         if reading.plan != self.plan:
-            cause = "plan"
             self._take(reading.plan)
-        # A root may have appeared since.
-        self._exclude_others()
-        baselines.refresh(self._node)
-        diff = diff_plan(
-            self._node,
-            reading.plan,
-            force=self._force,
-            baselines=baselines.by_directory,
-            held=reading.held,
-        )
-        baselines.compared(diff.containers)
-        baselines.save()
+        known_rules = len(self._undo)
+        plan = LimitPlan((*self._undo, *reading.plan.rules))
+        diff = diff_plan(self._node, plan, force=self._force, held=reading.held)
+        self._forget(diff)
         self._report_unapplied((*diff.unapplied, *diff.waiting))
         changes = [
             each for each in diff.changes if not self._backoff.should_skip(_key(each.container))
         ]
-        done = self._change(changes, baselines, cause) if changes else []
+        done = self._change(changes, known_rules) if changes else []
         done += [each for each in diff.containers if not each.edits]
-        self._on_plan = {_key(each.container): each.file_id for each in done}
+        self._on_plan = {_key(each.container) for each in done}
         self._backoff.retain({_key(container) for container in self._node.containers})
-        self.diff = diff
-
-    def _exclude_others(self) -> None:
-        try:
-            self._lock.hold([*self._node.directories, self._state.directory])
-        except NodeLocked as error:
-            raise PlanLocked(
-                f"{error.root}: another process keeps containers on a plan there"
-            ) from None
 
     # ---- a pass ---------------------------------------------------------------------------------
 
     def _take(self, plan: LimitPlan) -> None:
         self.plan = plan
+        self._plans += 1
         self._backoff = Backoff()
-        self._on_plan = {}
+        self._on_plan = set()
         self._unapplied.clear()
         named = "" if plan.name is None else f" {printable(plan.name, 100)}"
-        rules = len(plan.rules)
         # The author of a file waits for this; annotations may change all the time.
         edited = len(self._files) == len(self._sources)
         self._events.emit(
             "plan_loaded",
-            f"the plan{named} has {rules} rules",
+            f"the plan{named} has {len(plan.rules)} rules",
             distinct=self._counts["plan_passes"] if edited else 0,
-            rules=rules,
+            rules=len(plan.rules),
         )
 
-    def _change(
-        self, changes: list[ContainerDiff], baselines: BaselineStore, cause: str
-    ) -> list[ContainerDiff]:
-        """Edit containers; returns those that are on the plan now."""
+    def _change(self, changes: list[ContainerDiff], first: int) -> list[ContainerDiff]:
+        """Edit containers; returns those that are on the plan now.
+
+        Args:
+            changes: The edits.
+            first: Index of the first rule that is not of the undo plan.
+        """
+        known = {_value(rule): rule for rule in self._undo}
+        noted = [_undo_rules(each, first, known) for each in changes]
         # Before the change: the other way round, a kill in between would lose the old values.
-        baselines.note(changes)
-        self._state.write(UNDO_NAME, plan_text(self._undo_plan(baselines)))
-        done = []
-        for change in changes:
+        self._save((*self._undo, *itertools.chain(*noted)))
+        done, made = [], []
+        for change, rules in zip(changes, noted, strict=True):
             outcome = change_container(self._node, change, force=self._force)
             key = _key(change.container)
             if outcome.status == "applied":
                 done.append(change)
+                made += rules
                 self._backoff.recovered(key)
-                self._report_change(change, cause)
+                self._report_change(change, first)
             else:
                 self._backoff.failed(key)
                 if outcome.status in _COUNTED:
                     self._counts[_COUNTED[outcome.status]] += 1
                 self._events.emit(outcome.status, outcome.message or "", change.container)
-        baselines.save()
+        self._undo = tuple({_value(rule): rule for rule in (*self._undo, *made)}.values())
+        self._save(self._undo)
         return done
 
-    def _undo_plan(self, baselines: BaselineStore) -> LimitPlan:
-        """The plan that puts back all that was changed and is remembered."""
-        there = {each.directory: each for each in self._node.containers}
-        rules = []
-        for directory, kept in baselines.by_directory.items():
-            if directory in there:
-                values = sorted(kept.items(), key=lambda each: each[0][1] or 0)
-                before = [(key, each.before) for key, each in values]
-                rules += exact_rules(there[directory], before)
-        return LimitPlan(tuple(rules), name="undo")
+    def _forget(self, diff: PlanDiff) -> None:
+        """Forget the undo rules of values that went back, and of containers and regions gone."""
+        done = {number for each in diff.containers for number in each.settled}
+        done.update(number for each in diff.waiting for number in each.rules)
+        # A root that cannot be listed now says nothing about its containers.
+        if self._node.scanned_roots and not self._node.root_errors:
+            done.update(diff.unused)
+        self._undo = tuple(rule for number, rule in enumerate(self._undo) if number not in done)
+        self._save(self._undo)
+
+    def _save(self, rules: tuple[Rule, ...]) -> None:
+        if rules != self._saved:
+            self._state.write_watch_undo(plan_text(LimitPlan(rules, name="undo")))
+            self._saved = rules
 
     # ---- counters and events --------------------------------------------------------------------
 
-    def _report_change(self, change: ContainerDiff, cause: str) -> None:
-        if all(edit.rule is None for edit in change.edits):
+    def _report_change(self, change: ContainerDiff, first: int) -> None:
+        cause = "drift" if _key(change.container) in self._on_plan else "plan"
+        if all(edit.rule < first for edit in change.edits):
             cause = "restore"
-        elif self._on_plan.get(_key(change.container)) == change.file_id:
-            cause = "drift"
         self._counts["plan_edits"] += len(change.edits)
         self._counts["plan_drifts"] += len(change.edits) if cause == "drift" else 0
         words = "; ".join(
@@ -345,10 +336,10 @@ class PlanReconciler:
         for edit in change.edits:
             suffix = "" if edit.device is None else f".{edit.device}"
             detail[f"{edit.field}{suffix}"] = edit.after
-        # A change by the plan is news each time; one by a container may repeat.
-        number = self._counts["plan_passes"] if cause in {"plan", "restore"} else 0
         words += " (changed by others)" if cause == "drift" else ""
-        self._events.emit("changed", words, change.container, distinct=(cause, number), **detail)
+        self._events.emit(
+            "changed", words, change.container, distinct=(cause, self._plans), **detail
+        )
 
     def _report_problems(self, known: Mapping[str, str], now: Mapping[str, str]) -> None:
         for about, message in {**known, **now}.items():
@@ -364,7 +355,7 @@ class PlanReconciler:
     def _report_unapplied(self, found: Iterable[Unapplied]) -> None:
         now: set[object] = set()
         for each in found:
-            key = (_key(each.container), each.reason, each.rules, each.device)
+            key = (_key(each.container), each.reason, each.device)
             now.add(key)
             if key not in self._unapplied:
                 refused = each.reason in {"below_usage", "stops_launches"}
@@ -381,3 +372,19 @@ class PlanReconciler:
 
 def _key(container: Container) -> str:
     return container.directory or ""
+
+
+def _value(rule: Rule) -> _Value:
+    """Identify the value that an undo rule sets."""
+    return rule.select, tuple(field for field, _ in rule.set)
+
+
+def _undo_rules(change: ContainerDiff, first: int, known: Mapping[_Value, Rule]) -> list[Rule]:
+    """Make the undo rules of a plan's edits, with the values of before the first edit."""
+    edits = tuple(edit for edit in change.edits if edit.rule >= first)
+    rules = []
+    for rule in undo_plan([attrs.evolve(change, edits=edits)]).rules:
+        any_device = attrs.evolve(rule, select=attrs.evolve(rule.select, device=None))
+        older = known.get(_value(rule)) or known.get(_value(any_device)) or rule
+        rules.append(attrs.evolve(rule, set=older.set))
+    return rules

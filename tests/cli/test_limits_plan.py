@@ -1,4 +1,4 @@
-"""`hamiregion limits diff`, `apply` and `export`: plans on a node, as people run them."""
+"""`hamiregion limits diff` and `apply`: plans on a node, as people run them."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fake_kubernetes.server import FakeApi
-from plan_scene import GIB, GPUS, PlanScene, plan_yaml
+from plan_scene import GIB, PlanScene, plan_yaml
 from support.command_line import COMMAND, Terminal, call, environment, run, start
 from support.wait import PATIENCE_S
 
@@ -54,8 +54,7 @@ def full_scene(scene: PlanScene) -> PlanScene:
 
 
 def words_of(verb: str, scene: PlanScene, *arguments: str) -> tuple[str, ...]:
-    plan = () if verb == "export" else (str(scene.directory / "plan.yaml"),)
-    return ("limits", verb, *plan, *scene.options, *arguments)
+    return ("limits", verb, str(scene.directory / "plan.yaml"), *scene.options, *arguments)
 
 
 def limits(verb: str, scene: PlanScene, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -153,7 +152,6 @@ def test_what_cannot_be_done_is_said(scene: PlanScene) -> None:
         (("apply", path, "--watch", "--undo", "x"), 2, "--watch goes with neither"),
         (("apply", path, "--root", "/nowhere"), 1, "none of the directories given can be"),
         (("diff", path, "--root", "/nowhere"), 1, "none of the directories"),
-        (("export", "--root", "/nowhere"), 1, "none of the directories"),
     ):
         answer = call("limits", *words, *(() if "--root" in words else scene.options))
         assert (answer.returncode, answer.stdout) == (code, ""), words
@@ -256,39 +254,13 @@ def test_names_from_a_node_cannot_steer_a_terminal(scene: PlanScene) -> None:
     region = scene.container("tr\x1b[2Jin \u202e", namespace=None)
     (scene.root / f"{UID}_\x1b]0;x\x07").mkdir()
     scene.plan_file("{name: '', select: {}, set: {memory_limit: 6GiB}}")
-    verbs = (("diff",), ("apply", "--dry-run"), ("export",), ("export", "--json"), ("apply",))
+    verbs = (("diff",), ("apply", "--dry-run"), ("apply",))
     for words in verbs:
         answer = limits(words[0], scene, *words[1:])
         for line in (answer.stdout + answer.stderr).splitlines():
             assert line.isprintable(), (words, line)
     assert region.limits()["memory"][0] == 6 * GIB
     assert limits("apply", scene, "--json").stdout.isascii()
-
-
-def test_an_export_is_a_plan_that_the_node_is_on(scene: PlanScene) -> None:
-    scene.container()
-    scene.container("serve", pod="gpt", memory_limits=(), uuids=GPUS[:1])
-    scene.container("\U0001f600 \x7f", pod="odd")
-    for words in ((), ("--json",)):
-        exported = limits("export", scene, *words)
-        assert exported.returncode == 0, exported.stderr
-        (scene.directory / "plan.yaml").write_text(exported.stdout)
-        assert limits("diff", scene).returncode == 0
-    (rule,) = answer_of("export", scene, "--pod", "g*", "--device", "0")["rules"]
-    assert rule["select"]["container"] == "serve"
-    assert rule["set"] == {"memory_limit": "unlimited", "sm_limit": 50}
-
-
-def test_an_export_says_what_it_leaves_out(scene: PlanScene) -> None:
-    scene.container()
-    (scene.root / f"{UID}_empty").mkdir()
-    assert limits("export", scene).stderr == ""
-    scene.container("damaged", pod="gpt").path.write_bytes(b"no region" * 200_000)
-    exported = limits("export", scene)
-    assert exported.returncode == 0
-    assert exported.stderr.startswith("Warning: left out: ")
-    assert "gpt damaged: " in exported.stderr
-    assert limits("export", scene, "--pod", "bert-*").stderr == ""
 
 
 # ---- watch, and annotations -------------------------------------------------------------

@@ -8,8 +8,8 @@ import pytest
 from api_server import PATCH, Cluster, accounts_path, pods_path
 from manifests import NAMESPACE, kubectl, rendered
 
-from libhamiregion.node import NodePods
-from libhamiregion.plan import PodAnnotations, PodApiError
+from libhamiregion.node import KubernetesError, NodePods
+from libhamiregion.plan import PodAnnotations
 
 Rule = tuple[str, str, str]
 
@@ -67,7 +67,7 @@ def test_the_agents_account_watches_pods_and_changes_nothing(
     token = cluster.account_token(NAMESPACE, "hamiregion-agent")
     config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
     pods = PodAnnotations(NodePods("node-1", kubeconfig=config))
-    pods.load()
+    pods.pods.load()
     plan = pods.read().plan
     assert plan is not None
     assert [rule.name for rule in plan.rules] == ["annotations of research/bert-0"]
@@ -77,7 +77,7 @@ def test_the_agents_account_watches_pods_and_changes_nothing(
 def test_the_exporters_account_may_not_even_list_pods(cluster: Cluster, tmp_path: Path) -> None:
     token = cluster.account_token(NAMESPACE, "hamiregion-exporter")
     config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
-    with pytest.raises(PodApiError, match="403: pods is forbidden") as caught:
+    with pytest.raises(KubernetesError, match="403: pods is forbidden") as caught:
         NodePods("node-1", kubeconfig=config).load()
     assert caught.value.status == 403
     refuse_all_changes(cluster, token)

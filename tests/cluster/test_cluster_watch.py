@@ -105,7 +105,7 @@ def test_an_annotation_reaches_its_region(
         keeper = PlanKeeper(PlanReconciler(there, [pods], scene.state))
         keeper.interval_s = 3600.0
         runner = TaskRunner(Observer(there), [keeper])
-        pods.start()
+        pods.pods.start()
         runner.start()
         taken = []
         try:
@@ -137,10 +137,10 @@ def test_a_server_that_comes_back_is_right_again(
     """The error stands until a list has succeeded; what was known stays in force meanwhile."""
     cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
     pods = watch()
-    pods.start()
+    pods.pods.start()
     eventually(lambda: limit(pods) == GIB, PATIENCE_S)
     end(cluster)
-    eventually(lambda: pods.error is not None, PATIENCE_S)
+    eventually(lambda: pods.pods.error is not None, PATIENCE_S)
     gone_at = time.monotonic()
     while time.monotonic() < gone_at + OUTAGE_S:
         assert pods.error is not None
@@ -150,7 +150,7 @@ def test_a_server_that_comes_back_is_right_again(
     cluster.start(wait=False)
     cluster.wait_for_an_answer()
     how = request.node.callspec.id
-    taken = soon(lambda: pods.error is None)
+    taken = soon(lambda: pods.pods.error is None)
     figure(f"listed again after the server's return ({how})", taken)
     assert pods.read().problems == {}
     cluster.wait_until_ready()
@@ -166,7 +166,7 @@ def test_a_version_from_before_a_restart_is_gone_and_a_list_follows_soon(
     pods = watch()
     is_listed, may_watch = threading.Event(), threading.Event()
     pods.watched.after_list.append(lambda: (is_listed.set(), may_watch.wait(PATIENCE_S)))
-    pods.start()
+    pods.pods.start()
     assert is_listed.wait(PATIENCE_S)
     # The new server begins with what is younger than the list.
     cluster.pod(node, "bert-1", node)
@@ -177,7 +177,7 @@ def test_a_version_from_before_a_restart_is_gone_and_a_list_follows_soon(
     taken = soon(lambda: limit(pods) == 2 * GIB)
     assert 410 in pods.watched.statuses, pods.watched.statuses
     figure("right again after 410 Gone in the watch", taken)
-    eventually(lambda: pods.error is None, PATIENCE_S)
+    eventually(lambda: pods.pods.error is None, PATIENCE_S)
 
 
 def test_a_server_that_restarts_four_times_in_a_minute_is_right_within_3_s_each_time(
@@ -187,16 +187,16 @@ def test_a_server_that_restarts_four_times_in_a_minute_is_right_within_3_s_each_
     cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
     token = cluster.account_token(node, "watcher")
     pods = watch()
-    pods.start()
+    pods.pods.start()
     eventually(lambda: limit(pods) == GIB, PATIENCE_S)
     for number in range(2, 6):
         cluster.kill()
-        eventually(lambda: pods.error is not None, PATIENCE_S)
+        eventually(lambda: pods.pods.error is not None, PATIENCE_S)
         cluster.start(wait=False)
         # From when it answers this account.
         path = f"/api/v1/pods?fieldSelector=spec.nodeName={node}"
         soon(lambda: cluster.answers(path, token))  # noqa: B023
-        taken = soon(lambda: pods.error is None)
+        taken = soon(lambda: pods.pods.error is None)
         cluster.wait_until_ready()
         cluster.annotate(node, "bert-0", {MEMORY: f"{number}GiB"})
         taken += soon(lambda: limit(pods) == number * GIB)  # noqa: B023
@@ -210,13 +210,13 @@ def test_a_watch_that_ends_is_followed_by_a_watch_and_by_no_list(
 ) -> None:
     cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
     pods = watch(watch_s=2.0)
-    pods.start()
+    pods.pods.start()
     eventually(lambda: limit(pods) == GIB, PATIENCE_S)
     eventually(lambda: pods.watched.watches >= 4, PATIENCE_S)
     cluster.annotate(node, "bert-0", {MEMORY: "2GiB"})
     eventually(lambda: limit(pods) == 2 * GIB, PATIENCE_S)
     assert pods.watched.lists == 1
-    assert (pods.error, pods.watched.statuses) == (None, [])
+    assert (pods.pods.error, pods.watched.statuses) == (None, [])
 
 
 def test_a_revoked_token_is_an_error_until_there_is_another(
@@ -225,7 +225,7 @@ def test_a_revoked_token_is_an_error_until_there_is_another(
     """The API goes on knowing a token for some seconds, and does not cut watches."""
     cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
     pods = watch(watch_s=1.0, first_pause_s=0.1)
-    pods.start()
+    pods.pods.start()
     eventually(lambda: limit(pods) == GIB, PATIENCE_S)
     cluster.must("DELETE", accounts_path(node, "watcher"))
     eventually(lambda: pods.error == "the API answered 401: Unauthorized", PATIENCE_S)
@@ -249,7 +249,7 @@ def test_1300_pods_are_listed_at_once_and_watched(
         cluster.must("POST", pods_path(node), body, connection=connection)
     connection.close()
     pods = watch()
-    pods.start()
+    pods.pods.start()
     figure("the first list of 1,300 pods", soon(lambda: limit(pods, "bert-1299") == GIB))
     plan = pods.read().plan
     assert plan is not None

@@ -16,6 +16,7 @@ from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU
 from namespaces import needs_first_namespace
 from own_cgroups import cgroup_of_pod, needs_cgroups
+from plan_scene import plan_yaml
 from support.command_line import call
 from support.kubelet import NodeFiles
 from support.observing import details
@@ -268,13 +269,8 @@ def test_top_and_what_plans_are_made_of_have_all_of_them(scene: Scene, tmp_path:
         return {each["host_pid"]: each["pod"] for each in rows} == pods
 
     eventually(are_proved)
-    exported = call("limits", "export", *scene.options, "--json")
-    limits = [each["set"].get("memory_limit") for each in json.loads(exported.stdout)["rules"]]
-    assert limits.count("8GiB") == len(scene.files)
     plan = tmp_path / "plan.yaml"
-    plan.write_text(exported.stdout)
-    assert call("limits", "diff", str(plan), *scene.options).returncode == 0
-    plan.write_text(exported.stdout.replace("8GiB", "6GiB"))
+    plan.write_text(plan_yaml("{select: {}, set: {memory_limit: 6GiB}}"))
     done = call("limits", "diff", str(plan), *scene.options, "--json")
     assert len(json.loads(done.stdout)["changes"]) == len(scene.files)
 

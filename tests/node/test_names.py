@@ -14,9 +14,7 @@ from node_root import Root, only, refresh
 from pod_names import HOSTILE, ID, OTHER_ID, OTHER_UID, STATIC, UID
 from support.kubelet import NodeFiles
 
-from libhamiregion import create_region
 from libhamiregion.node import ClaimName, Node, NodeNames, PodName, Selector
-from libhamiregion.plan import export_plan, parse_plan, plan_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -264,23 +262,6 @@ def test_a_claim_is_selected_by_the_names_that_it_is_shown_with(
         ):
             assert Selector(**chosen).matches(found)  # type: ignore[arg-type]
         assert not Selector(pod_uid="*").matches(found)
-
-
-def test_a_claims_rule_does_not_reach_a_container_of_that_name(
-    files: NodeFiles, tmp_path: Path
-) -> None:
-    claims, pods = Root(tmp_path / "claims"), Root(tmp_path / "containers")
-    (claims.path / CLAIM).mkdir()
-    create_region(claims.path / CLAIM / "a.cache", memory_limits=["4GiB"])
-    with Node([claims, pods], names=files.names()) as node:
-        refresh(node)
-        plan = parse_plan(plan_text(export_plan(node)))
-        pods.region(name=CLAIM)
-        refresh(node)
-        claim, pod = node.containers
-        assert (claim.claim_uid, pod.name) == (CLAIM, CLAIM)
-        assert [rule.select.matches(claim) for rule in plan.rules] == [True, True]
-        assert [rule.select.matches(pod) for rule in plan.rules] == [False, False]
 
 
 def test_the_node_floor_loads_neither_nvml_nor_http() -> None:

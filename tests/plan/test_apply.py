@@ -1,4 +1,4 @@
-"""A plan put into effect, and taken back; the state directory; export."""
+"""A plan put into effect, and taken back; the state directory."""
 
 import os
 import stat
@@ -11,15 +11,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from plan_scene import GIB, PlanScene, plan, plan_nodes, plan_scene
 
-from libhamiregion import Layout, open_region
-from libhamiregion.node import Node, Selector
+from libhamiregion import Layout, create_region, open_region
+from libhamiregion.node import Node
 from libhamiregion.plan import (
     LimitPlan,
     Limits,
     PlanResult,
     apply_diff,
     diff_plan,
-    export_plan,
     load_plan,
     parse_plan,
     plan_text,
@@ -132,6 +131,22 @@ def test_the_undo_plan_names_one_container_of_one_pod(scene: PlanScene, node: No
     assert raw.limits()["priority"] == 1
 
 
+def test_a_claims_undo_rule_does_not_reach_a_container_of_that_name(
+    scene: PlanScene, tmp_path: Path
+) -> None:
+    uid = "6f1c0d8e-9f2b-4f0a-8a51-0c5f6d1e2a3b"
+    (tmp_path / "claims" / uid).mkdir(parents=True)
+    create_region(tmp_path / "claims" / uid / "a.cache", memory_limits=["4GiB"])
+    scene.container(uid)
+    with Node([tmp_path / "claims", scene.root]) as node:
+        node.refresh(processes=False)
+        rules = undo_plan(diff_plan(node, plan("{select: {}, set: {sm_limit: 7}}")).changes).rules
+        assert {each.claim_uid or each.name for each in node.containers} == {uid}
+        for container in node.containers:
+            reached = [rule.select.matches(container) for rule in rules]
+            assert reached.count(True) == (1 if container.claim_uid else 2)
+
+
 @pytest.mark.parametrize("limit", [2**64 - 1, 2**63, 2**64 - 2**40])
 def test_what_only_a_damaged_region_holds_is_changed_as_well(
     scene: PlanScene, node: Node, limit: int
@@ -146,7 +161,10 @@ def test_what_only_a_damaged_region_holds_is_changed_as_well(
     assert result.undo_path is not None
     # No plan can hold that priority.
     limits = [rule.set for rule in load_plan(result.undo_path).rules]
-    assert limits == [Limits(limit, 50), Limits(4 * GIB, None)]
+    assert limits == [
+        *(Limits(limit), Limits(4 * GIB)),
+        *(Limits(sm_limit=50), Limits(sm_limit=None)),
+    ]
     assert undo(scene, node, result).all_applied
     assert region.limits()["memory"][0] == limit
 
@@ -156,9 +174,14 @@ def test_a_container_that_reports_its_devices_later_is_restored_all_the_same(
 ) -> None:
     region = scene.container(memory_limits=("8GiB",) * 16, sm_limits=(30,) * 16, uuids=())
     node.refresh(processes=False)
-    (rule,) = export_plan(node).rules
-    assert (rule.select.device, rule.set) == (None, Limits(8 * GIB, 30, 1))
     result = apply(scene, node, plan(SIX))
+    assert result.undo_path is not None
+    rules = load_plan(result.undo_path).rules
+    assert [(rule.select.device, rule.set) for rule in rules] == [
+        (None, Limits(8 * GIB)),
+        (None, Limits(sm_limit=30)),
+        (None, Limits(priority=1)),
+    ]
     with open_region(region, writable=True):
         region.put("device_num", 1)
         region.put("uuids", b"GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30".ljust(96, b"\0"))
@@ -193,7 +216,7 @@ def test_the_undo_plan_is_on_disk_before_the_first_change_or_nothing_is_changed(
     monkeypatch.setattr(Node, "open", looking)
     result = apply_diff(node, diff, undo=tmp_path / "undo.yaml")
     assert (result.all_applied, result.undo_path) == (True, str(tmp_path / "undo.yaml"))
-    assert len(seen[0].rules) == 3
+    assert len(seen[0].rules) == 5
 
 
 def test_the_undo_plan_leaves_what_somebody_else_has_set_since(
@@ -255,8 +278,8 @@ def test_what_is_refused_in_the_diff_is_applied_only_by_force(scene: PlanScene, 
     region.add_process(1, {1: 7 * GIB})
     node.refresh(processes=False)
     before = region.content()
-    refused = diff_plan(node, plan(SIX)).containers
-    assert refused[0].edits
+    refused = diff_plan(node, plan(SIX))
+    assert refused.containers[0].edits
     assert apply_diff(node, refused, state=scene.state) == PlanResult(())
     assert region.content() == before
     assert apply(scene, node, plan(SIX), force=True).all_applied
@@ -306,16 +329,17 @@ def test_a_file_is_written_whole_or_not_at_all_and_replaces_only_what_it_may(
     tmp_path: Path,
 ) -> None:
     state = PlanState(tmp_path / "state")
-    target = Path(state.write("a.json", "before"))
+    target = Path(state.watch_undo_path)
+    state.write_watch_undo("before")
     trap = tmp_path / "trap"
     trap.write_text("mine")
     # A file of somebody else's in the way is not written into.
     Path(f"{target}.{os.getpid()}.part").hardlink_to(trap)
     with pytest.raises(UnicodeEncodeError):
-        state.write("a.json", "\ud800")
-    assert [path.name for path in (tmp_path / "state").iterdir()] == ["a.json"]
+        state.write_watch_undo("\ud800")
+    assert [path.name for path in (tmp_path / "state").iterdir()] == [target.name]
     assert target.read_text() == "before"
-    state.write("a.json", "after")
+    state.write_watch_undo("after")
     assert (target.read_text(), trap.read_text()) == ("after", "mine")
     for path, error in ((target, FileExistsError), (tmp_path / "no" / "a", FileNotFoundError)):
         with pytest.raises(error) as caught:
@@ -326,7 +350,8 @@ def test_a_file_is_written_whole_or_not_at_all_and_replaces_only_what_it_may(
 
 def test_of_the_undo_plans_in_the_state_directory_the_newest_are_kept(scene: PlanScene) -> None:
     state = PlanState(scene.state)
-    watch = Path(state.write("undo-watch.yaml", "watch"))
+    state.write_watch_undo("watch")
+    watch = Path(state.watch_undo_path)
     os.utime(watch, (1, 1))
     # As after a clock that was far ahead: what is there looks newer than what comes.
     for number in range(25):
@@ -349,28 +374,3 @@ def test_plans_that_are_written_at_the_same_moment_do_not_disturb_each_other(
             paths = set(threads.map(state.write_undo, ["new"] * 16))
         assert len(paths) == 16
         assert {Path(path).read_text() for path in paths} == {"new"}
-
-
-# ---- export -----------------------------------------------------------------------------
-
-
-def test_an_exported_plan_says_what_is_there(scene: PlanScene, node: Node) -> None:
-    regions = [scene.container(layout=layout) for layout in Layout]
-    (scene.root / "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f_empty").mkdir()
-    node.refresh(processes=False)
-    exported = parse_plan(plan_text(export_plan(node)))
-    diff = diff_plan(node, exported)
-    assert (diff.changes, diff.unapplied, diff.unused) == ((), (), ())
-    before = [region.limits() for region in regions]
-    apply(scene, node, plan(SIX))
-    assert apply(scene, node, exported).all_applied
-    assert [region.limits() for region in regions] == before
-
-
-def test_an_export_can_be_of_some_containers_and_devices(scene: PlanScene, node: Node) -> None:
-    scene.container("train", pod="bert-0")
-    scene.container("serve", pod="bert-1")
-    node.refresh(processes=False)
-    (rule,) = export_plan(node, Selector(pod="bert-1", device="1")).rules
-    assert (rule.select.container, rule.select.device) == ("serve", "1")
-    assert rule.set == Limits(4 * GIB, None)

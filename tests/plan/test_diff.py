@@ -9,8 +9,8 @@ from plan_scene import GIB, GPUS, PlanScene, plan, plan_scene
 
 from libhamiregion import Effect, Layout, open_region
 from libhamiregion.node import MissingReason, Node
-from libhamiregion.plan import PlanDiff, diff_plan, export_plan
-from libhamiregion.plan.diff import Baseline, ContainerDiff, PlannedEdit
+from libhamiregion.plan import PlanDiff, diff_plan
+from libhamiregion.plan.diff import ContainerDiff, PlannedEdit
 
 NOW, LATER = Effect.IMMEDIATE, Effect.NEW_PROCESSES
 OLD_LAYOUTS = {Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED, Layout.V1_1}
@@ -54,10 +54,10 @@ def test_each_value_that_differs_is_an_edit_in_the_order_of_fields_and_devices(
     diff = compare("{select: {}, set: {priority: 0, sm_limit: 50, memory_limit: 6GiB}}")
     (found,) = diff.changes
     assert found.edits == (
-        PlannedEdit("memory_limit", 0, 8 * GIB, 6 * GIB, NOW, 0),
-        PlannedEdit("memory_limit", 1, 4 * GIB, 6 * GIB, NOW, 0),
-        PlannedEdit("sm_limit", 1, None, 50, LATER, 0),
-        PlannedEdit("priority", None, 1, 0, NOW, 0),
+        PlannedEdit("memory_limit", 0, 8 * GIB, 6 * GIB, 0, NOW),
+        PlannedEdit("memory_limit", 1, 4 * GIB, 6 * GIB, 0, NOW),
+        PlannedEdit("sm_limit", 1, None, 50, 0, LATER),
+        PlannedEdit("priority", None, 1, 0, 0, NOW),
     )
     assert (found.container.pod, diff.unapplied) == ("bert-0", ())
     on_plan = compare(
@@ -65,7 +65,7 @@ def test_each_value_that_differs_is_an_edit_in_the_order_of_fields_and_devices(
         "{select: {device: 1}, set: {memory_limit: 4GiB, sm_limit: unlimited}}",
         "{select: {}, set: {priority: 1}}",
     )
-    assert [(each.edits, len(each.governed)) for each in on_plan.containers] == [((), 5)]
+    assert [(each.edits, each.settled) for each in on_plan.containers] == [((), {0, 1, 2})]
     assert on_plan.changes == ()
 
 
@@ -148,7 +148,7 @@ def test_when_an_sm_limit_takes_effect_depends_on_the_layout(
     assert {edit.effect for edit in found.edits} == {NOW if layout in OLD_LAYOUTS else LATER}
 
 
-def test_a_percentage_is_of_what_stands_there_or_stood_there_before_the_plan(
+def test_a_percentage_is_of_the_present_limit_or_of_that_of_an_earlier_rule(
     scene: PlanScene, compare: Compare
 ) -> None:
     region = scene.container(memory_limits=(12345, "4GiB"))
@@ -158,30 +158,34 @@ def test_a_percentage_is_of_what_stands_there_or_stood_there_before_the_plan(
     with open_region(region.path, writable=True) as opened:
         # The core rounds alike.
         assert opened.set_memory_limit("50%", device=0, dry_run=True).after == 6172
-    baselines = {str(region.path.parent): {("memory_limit", 1): Baseline(8 * GIB, (4 * GIB,))}}
-    with scene.node() as node:
-        (found,) = diff_plan(node, plan(half), baselines=baselines).containers
+    (found,) = compare("{select: {device: 1}, set: {memory_limit: 8GiB}}", half, half).containers
     assert [edit[1] for edit in edits(found)] == [0]
 
 
-def test_what_an_earlier_plan_set_goes_back_where_no_rule_sets_it(scene: PlanScene) -> None:
-    region = scene.container()
-    baselines = {
-        str(region.path.parent): {
-            # As a plan may have set it: goes back.
-            ("memory_limit", 0): Baseline(16 * GIB, (6 * GIB, 8 * GIB)),
-            # Somebody else's now.
-            ("memory_limit", 1): Baseline(16 * GIB, (5 * GIB,)),
-            # A rule sets it.
-            ("sm_limit", 0): Baseline(None, (50,)),
-            # As it was.
-            ("sm_limit", 1): Baseline(None, (None, 50)),
-        }
-    }
-    wanted = plan("{select: {device: 0}, set: {sm_limit: 50}}")
-    with scene.node() as node:
-        (found,) = diff_plan(node, wanted, baselines=baselines).containers
-    assert found.edits == (PlannedEdit("memory_limit", 0, 8 * GIB, 16 * GIB, NOW, None),)
+def test_a_rule_counts_only_if_its_condition_holds(scene: PlanScene, compare: Compare) -> None:
+    scene.container()
+    diff = compare(
+        "{select: {device: 0}, set: {memory_limit: 16GiB}, only_if: {memory_limit: 8GiB}}",
+        "{select: {}, set: {memory_limit: 9GiB}, only_if: {memory_limit: 6GiB}}",
+    )
+    (found,) = diff.containers
+    assert found.edits == (PlannedEdit("memory_limit", 0, 8 * GIB, 16 * GIB, 0, NOW),)
+    (skip,) = diff.unapplied
+    assert (skip.reason, skip.device, skip.rules) == ("changed", 1, (1,))
+    assert skip.message == "memory limit of device 1 is 4 GiB by now, not 6 GiB"
+
+
+def test_a_rule_is_settled_if_nothing_is_left_to_be_done_by_it(
+    scene: PlanScene, compare: Compare
+) -> None:
+    scene.container()
+    (found,) = compare(
+        "{select: {}, set: {sm_limit: 20}}",  # overruled on one device
+        "{select: {device: 0}, set: {sm_limit: 50}}",
+        "{select: {}, set: {memory_limit: 4GiB}}",  # an edit on one device
+        "{select: {}, set: {priority: 0}, only_if: {priority: 7}}",
+    ).containers
+    assert found.settled == {1, 3}
 
 
 # ---- devices --------------------------------------------------------------------------
@@ -295,7 +299,7 @@ def test_a_percentage_of_no_limit_refuses_the_whole_container(
             diff = compare(f"{{select: {{}}, set: {limits}}}", force=force)
             (skip,) = diff.unapplied
             assert (skip.reason, skip.device, skip.rules) == ("no_limit", 1, (0,))
-            assert "device 1 is unlimited: no 50% of it" in skip.message
+            assert "device 1 has no memory limit to take 50% of" in skip.message
             assert diff.changes == ()
 
 
@@ -321,7 +325,7 @@ def test_containers_outside_the_roots_are_left_alone(
     scene: PlanScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a container has a region and no directory whose name says which one it is."""
-    region = scene.container("inside")
+    scene.container("inside")
     with scene.node() as node:
         (inside,) = node.containers
         outside = attrs.evolve(inside, directory=None, directory_name=None, pod_uid=None)
@@ -329,5 +333,3 @@ def test_containers_outside_the_roots_are_left_alone(
         diff = diff_plan(node, plan("{select: {}, set: {sm_limit: 1}}"))
         assert [each.container for each in diff.containers] == [inside]
         assert diff.unapplied == ()
-        exported = {rule.select.pod_uid for rule in export_plan(node).rules}
-        assert exported == {region.pod_uid}

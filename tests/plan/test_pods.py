@@ -12,8 +12,8 @@ from support.plan_watching import ObservedReconciler
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.agent import PlanKeeper, TaskRunner
-from libhamiregion.node import NodePods, Observer
-from libhamiregion.plan import Limits, PlanFile, PlanReconciler, PodAnnotations, PodApiError
+from libhamiregion.node import KubernetesError, NodePods, Observer
+from libhamiregion.plan import Limits, PlanFile, PlanReconciler, PodAnnotations
 
 pytest.importorskip("ijson", reason="needs the extra kubernetes")
 
@@ -55,7 +55,7 @@ def names(pods: PodAnnotations) -> set[str] | None:
 def test_changes_arrive_as_they_happen(api: FakeApi, watch: Watch) -> None:
     api.put("bert-0", UID % 0, SIX)
     pods = watch()
-    pods.start()
+    pods.pods.start()
     eventually(lambda: names(pods) == {"bert-0"})
     api.put("bert-1", UID % 1, SIX)
     eventually(lambda: names(pods) == {"bert-0", "bert-1"})
@@ -65,7 +65,7 @@ def test_changes_arrive_as_they_happen(api: FakeApi, watch: Watch) -> None:
     eventually(lambda: names(pods) == {"bert-1"})
     api.delete(UID % 1)
     eventually(lambda: names(pods) == set())
-    assert (len(api.lists), pods.error) == (1, None)
+    assert (len(api.lists), pods.pods.error) == (1, None)
     (asked,) = api.watches
     assert asked["resourceVersion"] == "101"
 
@@ -90,14 +90,14 @@ def test_a_pod_with_values_of_another_kind_is_passed_over_and_the_others_are_not
         put_odd(3, "metadata", "annotations")
         put_odd(4, "status")
     pods = watch()
-    pods.start()
+    pods.pods.start()
     eventually(lambda: len(api.open_watches) == 1)
     assert {"odd-2", "odd-4"} <= (names(pods) or set()) <= {"odd-1", "odd-2", "odd-4"}
     with api.changed:
         put_odd(5, "spec", "initContainers")
     api.put("bert-0", UID % 0, SIX)
     eventually(lambda: "bert-0" in (names(pods) or ()))
-    assert (len(api.watches), pods.error) == (1, None)
+    assert (len(api.watches), pods.pods.error) == (1, None)
 
 
 def test_news_of_every_source_wakes_whoever_asked_the_watcher(
@@ -108,7 +108,7 @@ def test_news_of_every_source_wakes_whoever_asked_the_watcher(
     news = threading.Event()
     with scene.node() as node:
         PlanReconciler(node, [pods, file], scene.state).when_changed(news.set)
-        pods.start()
+        pods.pods.start()
         assert news.wait(PATIENCE_S), "the first list"
         eventually(lambda: len(api.open_watches) == 1)
         news.clear()
@@ -127,7 +127,7 @@ def test_an_annotation_reaches_its_region_without_waiting_for_the_interval(
         keeper = PlanKeeper(PlanReconciler(node, [pods], scene.state))
         keeper.interval_s = 3600.0
         runner = TaskRunner(Observer(node), [keeper])
-        pods.start()
+        pods.pods.start()
         runner.start()
         try:
             eventually(lambda: len(api.open_watches) == 1)
@@ -142,16 +142,16 @@ def test_a_server_that_cannot_be_used_is_an_error_that_says_so(
     watch: Watch, tmp_path: Path
 ) -> None:
     pods = watch(token="another")
-    with pytest.raises(PodApiError, match="the API answered 401: Unauthorized") as caught:
-        pods.load()
+    with pytest.raises(KubernetesError, match="the API answered 401: Unauthorized") as caught:
+        pods.pods.load()
     assert caught.value.status == 401
-    pods.start()
-    eventually(lambda: pods.error == "the API answered 401: Unauthorized")
+    pods.pods.start()
+    eventually(lambda: str(pods.pods.error) == "the API answered 401: Unauthorized")
     assert pods.read().plan is None
     with FakeApi() as gone:
         config = gone.kubeconfig(tmp_path)
     for path, said in ((config, "refused"), (tmp_path / "none", "none: No such file")):
-        with pytest.raises(PodApiError, match=said):
+        with pytest.raises(KubernetesError, match=said):
             NodePods("node-1", kubeconfig=path).load()
 
 
@@ -180,7 +180,7 @@ def test_limits_follow_the_annotations_of_pods(api: FakeApi, watch: Watch, tmp_p
         watcher.run()
         assert memory() == [8 * GIB, 8 * GIB], "nothing is known of the pods yet"
         api.put("bert-1", UID % 2, {**SIX, "hamiregion.io/train.sm-limit.1": "9"})
-        pods.start()
+        pods.pods.start()
         until([7 * GIB, 6 * GIB])
         assert second.limits()["sm"][:2] == [50, 9]
         api.put("bert-1", UID % 2, {"hamiregion.io/memory-limit": "50%"})

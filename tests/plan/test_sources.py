@@ -30,7 +30,7 @@ def test_a_plan_that_is_wrong_is_reported_and_the_last_good_one_stays(
     region = scene.container()
     path = scene.directory / "plan.yaml"
     watcher = watch()
-    for text, said in ((None, "waiting for it"), ("kind: [", "neither YAML nor JSON")):
+    for text, said in ((None, "No such file"), ("kind: [", "neither YAML nor JSON")):
         if text is not None:
             aged(path, text)
         watcher.start()

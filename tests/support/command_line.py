@@ -56,8 +56,7 @@ def without_notes(stderr: str) -> str:
 
 def checked(answer: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
     """The same without those notes; what --json has answered is as its schema says."""
-    # A plan is the one answer with lines, and in a language of its own.
-    if "--json" in answer.args and "export" not in answer.args:
+    if "--json" in answer.args:
         for line in answer.stdout.splitlines():
             check_answer(json.loads(line))
     answer.stderr = without_notes(answer.stderr)

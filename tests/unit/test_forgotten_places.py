@@ -24,7 +24,6 @@ from libhamiregion.node.node_pods import NodePod
 from libhamiregion.node.roots import DEFAULT_ROOTS
 from libhamiregion.plan import Limits, apply_diff, diff_plan, load_plan
 from libhamiregion.plan.annotations import plan_of_pods
-from libhamiregion.plan.diff import value_now
 from libhamiregion.plan.plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitField
 from libhamiregion.units import parse_duration
 
@@ -133,7 +132,7 @@ def test_a_default_root_is_on_the_page_and_mounted_by_a_manifest(root: str) -> N
 
 # ---- fields of a plan ----
 
-#: Of each field the text of a value, and the value as `value_now` gives it.
+#: Of each field the text of a value, and the value as a region gives it.
 VALUES: dict[LimitField, tuple[str, int]] = {
     "memory_limit": ("3GiB", 3 << 30),
     "sm_limit": ("35", 35),
@@ -158,12 +157,16 @@ def test_a_field_of_a_plan_goes_all_the_way_and_back(
     (container,) = node.containers
     region = container.region
     assert region is not None
-    key = (field, 0 if field in DEVICE_FIELDS else None)
-    assert value_now(region, key) != value
+
+    def value_now() -> Any:
+        found = getattr(region, field)
+        return found(0) if field in DEVICE_FIELDS else found
+
+    assert value_now() != value
     found = diff_plan(node, plan(f"{{select: {{}}, set: {{{field}: {text}}}}}"))
     assert {edit.field for each in found.changes for edit in each.edits} == {field}
     done = apply_diff(node, found, state=scene.state)
-    assert value_now(region, key) == value
+    assert value_now() == value
     assert done.undo_path is not None
     apply_diff(node, diff_plan(node, load_plan(done.undo_path)), state=scene.state)
     assert file.content() == before
