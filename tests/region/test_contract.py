@@ -1,6 +1,5 @@
 """What is public is documented, and tested by name."""
 
-import ast
 import importlib
 import inspect
 import re
@@ -67,17 +66,6 @@ MEMBERS = {
 }
 
 
-def names_used(path: Path) -> set[str]:
-    """Names and attributes that a test file uses; imports do not count."""
-    used = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Name):
-            used.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            used.add(node.attr)
-    return used
-
-
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 def test_public_names_are_unique_and_there(package: ModuleType) -> None:
     names = public_names(package)
@@ -98,13 +86,6 @@ def test_every_type_of_the_library_in_a_public_signature_is_public() -> None:
                 if getattr(module[word], "__module__", "").startswith("libhamiregion")
             }
             assert ours - public == set(), name
-
-
-def test_each_public_name_method_and_property_is_used_by_a_test() -> None:
-    files = [path for path in TESTS.rglob("*.py") if path != Path(__file__)]
-    used = set().union(*map(names_used, files))
-    untested = {name for name in [*PUBLIC, *MEMBERS] if name.rpartition(".")[2] not in used}
-    assert untested == set()
 
 
 def test_each_public_name_method_and_property_has_a_docstring_of_its_own() -> None:

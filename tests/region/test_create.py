@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from forked import in_child, unprivileged
 from golden_regions import unpack
-from support.region_file import MAGIC, RegionFile, RegionFileFactory
+from support.region_file import RegionFile, RegionFileFactory
 from support.wait import PATIENCE_S
 
 from libhamiregion import (
@@ -70,41 +70,6 @@ def test_every_user_may_use_it_whatever_the_umask(layout: Layout, tmp_path: Path
     assert path.stat().st_nlink == 1
 
 
-def test_limits_uuids_and_priority_are_stored_as_libvgpu_reads_them(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(
-        layout,
-        memory_limits=("6GiB", None, 12345),
-        sm_limits=(None, 30, 100, 1),
-        priority=0,
-        uuids=("GPU-0", "MIG-1"),
-    )
-    assert file.get("magic") == MAGIC
-    if layout.version is not None:
-        assert (file.get("major_version"), file.get("minor_version")) == layout.version
-    assert [file.get("limit", device=d) for d in range(16)] == [6 * GIB, 0, 12345] + [0] * 13
-    assert [file.get("sm_limit", device=d) for d in range(16)] == [100, 30, 100, 1] + [100] * 12
-    assert file.get("device_num") == 2
-    assert file.get("uuids", device=0) == b"GPU-0".ljust(96, b"\0")
-    assert file.get("uuids", device=1) == b"MIG-1".ljust(96, b"\0")
-    assert [file.get("uuids", device=d) for d in range(2, 16)] == [bytes(96)] * 14
-    assert file.get("priority") == 0
-    assert (file.get("utilization_switch"), file.get("recent_kernel")) == (1, 2)
-    assert (file.get("proc_num"), file.get("owner_pid"), file.get("sm_init_flag")) == (0, 0, 0)
-
-
-def test_a_region_without_arguments_limits_nothing(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    with open_region(region_file(layout)) as region:
-        snapshot = region.snapshot()
-        assert [region.memory_limit(d) for d in range(16)] == [None] * 16
-        assert [region.sm_limit(d) for d in range(16)] == [None] * 16
-    assert (snapshot.device_count, snapshot.processes, snapshot.settled) == (0, (), True)
-    assert (snapshot.priority, snapshot.utilization_switch, snapshot.recent_kernel) == (1, True, 2)
-
-
 def test_a_created_region_is_what_libvgpu_made_but_for_its_processes(
     layout: Layout, tmp_path: Path
 ) -> None:
@@ -137,21 +102,6 @@ def test_last_kernel_time_is_now(layout: Layout, region_file: RegionFileFactory)
         assert region.last_kernel_time_s is not None
         # time() of the C library may lag a tick behind the clock that Python reads.
         assert before - 1 <= region.last_kernel_time_s <= time.time()
-
-
-def test_sixteen_devices_fit_and_arguments_may_be_any_iterables(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(
-        layout,
-        memory_limits=(device + 1 for device in range(16)),
-        sm_limits=iter(range(50, 66)),
-        uuids=(f"GPU-{device}".ljust(95, "x") for device in range(16)),
-    )
-    with open_region(file) as region:
-        assert [region.memory_limit(d) for d in range(16)] == list(range(1, 17))
-        assert [region.sm_limit(d) for d in range(16)] == list(range(50, 66))
-        assert region.uuids == tuple(f"GPU-{d}".ljust(95, "x") for d in range(16))
 
 
 # ---- its semaphores, as the container's glibc sees them ----

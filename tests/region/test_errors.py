@@ -121,24 +121,6 @@ def test_os_errors_have_their_errno() -> None:
     assert make(RegionPermissionDenied).errno == errno.EACCES  # type: ignore[attr-defined]
 
 
-def test_errors_that_are_raised_for_real_pickle_too(region_file: RegionFileFactory) -> None:
-    file = region_file(memory_limits=(5,))
-    file.add_process(1, {0: 4})
-    with open_region(file, writable=True) as region:
-        calls = (
-            lambda: region.set_memory_limit(3, device=0),
-            lambda: region.set_memory_limit(9, device=0, expected=7),
-            lambda: open_region("/no/such/file"),
-        )
-        for call in calls:
-            with pytest.raises(RegionError) as raised:
-                call()
-            again = pickle.loads(pickle.dumps(raised.value))
-            assert type(again) is type(raised.value)
-            assert str(again) == str(raised.value)
-            assert vars(again) == vars(raised.value)
-
-
 def test_paths_in_messages_are_escaped(region_file: RegionFileFactory) -> None:
     """A container chooses its file's name; a terminal must not obey it."""
     file = region_file(name="\x1b[2J\n.cache")

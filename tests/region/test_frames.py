@@ -136,27 +136,6 @@ def regions_table(path: Path) -> RegionTable:
         return regions.read()
 
 
-def test_a_number_that_no_signed_column_holds_is_null(region_file: RegionFileFactory) -> None:
-    region = region_file()
-    region.put("limit", 2**63)
-    region.add_process(7, {0: 2**63 - 1})
-    region.add_process(8, {0: 2**64 - 2**62})
-    table = regions_table(region.path)
-    (device, *_) = rows(table.devices.to_pandas())
-    assert (device["memory_limit_bytes"], device["memory_free_bytes"]) == (None, None)
-    usages = rows(table.usages.to_pandas())
-    found = {row["pid"]: row["memory_used_bytes"] for row in usages if row["device"] == 0}
-    assert found == {7: 2**63 - 1, 8: None}
-
-
-def test_a_set_of_no_regions_has_empty_frames() -> None:
-    with RegionSet() as regions:
-        table = regions.read()
-    for name in TABLES:
-        assert len(getattr(table, name).to_pandas()) == 0
-        assert len(getattr(table, name).to_polars()) == 0
-
-
 def test_identity_columns_stand_beside_the_path(region_file: RegionFileFactory) -> None:
     first, second = region_file(name="a"), region_file(name="b")
     first.add_process(7, {0: GIB})

@@ -19,7 +19,6 @@ from lock_bytes import NOBODY, hold, is_free
 from namespaces import needs_first_namespace
 from slot_bytes import pids
 from support.region_file import RegionFile, RegionFileFactory
-from support.stress import scaled
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, LockTimeout, open_region
@@ -178,15 +177,6 @@ def test_an_exception_at_any_instruction_leaves_nothing_behind(
     deed: str, region_file: RegionFileFactory
 ) -> None:
     interrupt_often(deed, region_file(Layout.V1_2), 4 / len(DEEDS), times=50, seed=1)
-
-
-@needs_first_namespace
-@pytest.mark.slow
-@pytest.mark.parametrize("deed", DEEDS)
-def test_an_exception_at_any_instruction_leaves_nothing_behind_in_a_minute(
-    deed: str, layout: Layout, region_file: RegionFileFactory
-) -> None:
-    interrupt_often(deed, region_file(layout), scaled(12.0), times=scaled(100), seed=layout.number)
 
 
 # ---- at each place in turn ----

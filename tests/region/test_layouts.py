@@ -113,10 +113,6 @@ def test_the_last_layout_is_the_newest() -> None:
     assert NEWEST.version == max(each.version for each in Layout if each.version is not None)
 
 
-def test_the_description_of_layouts_names_each_of_them(layout: Layout) -> None:
-    assert f"``{layout.name}``" in (Layout.__doc__ or "")
-
-
 def test_only_layouts_with_a_version_are_locked() -> None:
     assert [each for each in Layout if not each.has_lock] == [
         Layout.UNVERSIONED_NO_UTIL,

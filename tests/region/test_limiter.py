@@ -5,19 +5,16 @@ import json
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.region_file import truncate
-from support.wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S
 
 from libhamiregion import (
     Region,
@@ -26,7 +23,6 @@ from libhamiregion import (
     create_region,
     open_region,
 )
-from libhamiregion._core import ffi, lib
 from libhamiregion.limiter import CoreLimiter
 
 GOLDEN = json.loads(
@@ -96,17 +92,6 @@ def test_any_run_of_ticks_and_launches_follows_the_rules(
         assert state(limiter) == (share, tokens, total)
 
 
-def test_the_total_stops_doubling_before_it_overflows() -> None:
-    """A launch of 2**63 - 1 blocks keeps the bucket in debt; share and tokens stay in range."""
-    limiter = make_limiter(sm_count=65536, max_threads_per_sm=65536, sm_limit=99)
-    limiter.acquire(2**63 - 1, timeout_s=0)
-    for _ in range(60):
-        limiter.tick(0)
-        share, tokens, total = state(limiter)
-        assert 0 <= share <= total <= 2**61
-        assert -(2**63) < tokens <= total
-
-
 def test_a_utilisation_outside_0_to_100_changes_nothing() -> None:
     limiter = make_limiter()
     limiter.acquire(1000)
@@ -127,16 +112,6 @@ def test_a_launch_may_take_the_bucket_below_zero_and_the_next_one_waits() -> Non
     with pytest.raises(TimeoutError, match=r"1 blocks within 0\.05 s: the bucket is at -1000"):
         limiter.acquire(1, timeout_s=0.05)
     assert limiter.tokens == -1000
-
-
-def test_a_launch_waits_for_its_timeout() -> None:
-    limiter = make_limiter()
-    limiter.acquire(1)
-    for timeout_s in (0, 0.003, 0.15):
-        start = time.monotonic()
-        with pytest.raises(TimeoutError):
-            limiter.acquire(1, timeout_s=timeout_s)
-        assert time.monotonic() - start >= timeout_s
 
 
 @pytest.mark.parametrize("timeout_s", [None, float("inf"), 30, 10**9])
@@ -198,30 +173,6 @@ def test_launches_from_many_threads_lose_no_tokens() -> None:
     assert limiter.tokens == start - launches * sum(range(1, threads + 1))
 
 
-@pytest.mark.slow
-def test_launches_and_ticks_at_once_conserve_tokens() -> None:
-    """What was there plus what the ticks poured in is what was launched plus what is left."""
-    limiter = make_limiter(sm_count=4, max_threads_per_sm=1024)
-    blocks, threads, launches = 3000, 8, 300
-    poured = 0
-
-    def launch() -> None:
-        for _ in range(launches):
-            limiter.acquire(blocks, timeout_s=PATIENCE_S)
-
-    with ThreadPoolExecutor(threads) as pool:
-        running = [pool.submit(launch) for _ in range(threads)]
-        while not all(launch.done() for launch in running):
-            # Far below the total, so that nothing is cut off and the sum is exact.
-            if limiter.tokens < 0:
-                limiter.tick(50)
-                poured += limiter.share
-        for each in running:
-            each.result()
-    assert limiter.tokens <= limiter.total - limiter.share
-    assert poured - limiter.tokens == threads * launches * blocks
-
-
 # ---- With a region ----
 
 
@@ -251,40 +202,6 @@ def test_a_limit_that_changes_in_the_region_is_seen_at_the_next_tick(region: Reg
         assert state(limiter) == state(reference)
 
 
-def switches(thread: int) -> int:
-    """How often a thread has gone to sleep."""
-    status = Path(f"/proc/self/task/{thread}/status").read_text(encoding="ascii")
-    return int(status.partition("voluntary_ctxt_switches:")[2].split()[0])
-
-
-@pytest.mark.parametrize("lift", [Region.set_sm_limit, Region.set_utilization_switch])
-def test_a_launch_that_waits_already_goes_on_when_its_limit_is_lifted(
-    lift: Callable[..., object], region: Region
-) -> None:
-    """In one call of the core, which is longer than any that `acquire` makes."""
-    limiter = make_limiter(region=region)
-    limiter.acquire(2**50)
-    waiting: Queue[int] = Queue()
-
-    def launch() -> int:
-        waiting.put(threading.get_native_id())
-        code: int = lib.hr_limiter_acquire(limiter._handle, 1, 5 * 10**9, ffi.NULL)
-        return code
-
-    with ThreadPoolExecutor(1) as pool:
-        launched = pool.submit(launch)
-        thread = waiting.get(timeout=PATIENCE_S)
-        naps = switches(thread)
-        eventually(lambda: switches(thread) > naps + 4)
-        if lift is Region.set_sm_limit:
-            lift(region, None, device=0)
-        else:
-            lift(region, False)
-        limiter.tick(-1)
-        assert launched.result(PATIENCE_S) == lib.HR_OK
-    assert limiter.tokens == -(2**50)
-
-
 def test_the_switch_off_lets_launches_through_and_on_holds_them_again(region: Region) -> None:
     limiter = make_limiter(region=region)
     limiter.acquire(2**50)
@@ -296,24 +213,6 @@ def test_the_switch_off_lets_launches_through_and_on_holds_them_again(region: Re
     limiter.tick(-1)
     with pytest.raises(TimeoutError):
         limiter.acquire(1, timeout_s=0)
-
-
-def test_the_bucket_is_refilled_while_the_switch_is_off(region: Region) -> None:
-    """As in libvgpu: switching on again does not begin with an old debt."""
-    limiter, reference = make_limiter(region=region), make_limiter()
-    limiter.acquire(1000)
-    reference.acquire(1000)
-    region.set_utilization_switch(False)
-    for util in (10, 60, 0):
-        limiter.tick(util)
-        reference.tick(util)
-        assert state(limiter) == state(reference)
-
-
-def test_a_limiter_of_a_closed_region_is_refused(region: Region) -> None:
-    region.close()
-    with pytest.raises(RegionClosed, match=str(region.path)):
-        make_limiter(region=region)
 
 
 def test_a_region_that_closes_is_an_error_of_tick_and_the_last_limit_stays(region: Region) -> None:
@@ -396,10 +295,3 @@ def test_what_is_no_integer_or_no_region_is_a_type_error_that_names_it() -> None
             make_limiter().acquire(value)
         with pytest.raises(TypeError, match="util_percent"):
             make_limiter().tick(value)
-
-
-def test_numpys_integers_are_integers() -> None:
-    limiter = make_limiter(sm_count=np.int32(16), sm_limit=np.uint64(50))
-    limiter.acquire(np.int64(10), timeout_s=np.float64(0))
-    limiter.tick(np.uint8(10))
-    assert limiter.share > 0

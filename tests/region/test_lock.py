@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 
-import attrs
 import pytest
 from lock_bytes import NOBODY, SEMAPHORES, is_free, owner_of, semaphore_bytes, value_of
 from namespaces import is_own_signature
@@ -15,7 +14,6 @@ from libhamiregion import (
     LockRecovery,
     Region,
     RegionClosed,
-    RegionLock,
     RegionReadOnly,
     RegionStale,
     open_region,
@@ -128,16 +126,6 @@ def test_an_exception_inside_comes_out_and_gives_the_lock_back(
         assert is_free(file)
 
 
-def test_one_lock_object_can_be_used_again(region_file: RegionFileFactory) -> None:
-    file = region_file()
-    with open_region(file, writable=True) as region:
-        lock = region.lock()
-        for _ in range(3):
-            with lock:
-                assert value_of(file) == 0
-            assert value_of(file) == 1
-
-
 def test_leaving_a_lock_that_was_taken_away_is_a_lock_timeout_and_posts_nothing(
     file: RegionFile,
 ) -> None:
@@ -168,14 +156,6 @@ def test_a_timeout_is_not_negative_and_a_number(region_file: RegionFileFactory) 
             ):
                 with pytest.raises(ValueError, match="timeout"):
                     call(timeout_s)
-
-
-def test_a_timeout_may_be_infinite(region_file: RegionFileFactory) -> None:
-    with (
-        open_region(region_file(), writable=True) as region,
-        region.lock(float("inf")),
-    ):
-        pass
 
 
 NEEDS_WRITABLE: dict[str, Callable[[Region], object]] = {
@@ -230,16 +210,3 @@ def test_nothing_wrong_is_nothing_done(file: RegionFile) -> None:
         postinit=False,
     )
     assert file.content() == before
-
-
-def test_a_recovery_is_true_if_anything_was_done() -> None:
-    fields = [field.name for field in attrs.fields(LockRecovery)]
-    nothing = LockRecovery(*[False] * len(fields))
-    assert not nothing
-    for field in fields:
-        assert attrs.evolve(nothing, **{field: True}), field
-
-
-def test_a_lock_has_a_public_type(file: RegionFile) -> None:
-    with open_region(file, writable=True) as region:
-        assert isinstance(region.lock(), RegionLock)

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import platform
 import signal
 import threading
 import time
@@ -10,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lock_bytes import NOBODY, SEMAPHORES, hold, is_free, let_go, value_of
+from lock_bytes import NOBODY, hold, is_free, let_go, value_of
 from namespaces import is_own_signature
 from support.actors import MakeActor
-from support.region_file import RegionFile, RegionFileFactory, locate
+from support.region_file import RegionFile, RegionFileFactory
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, LockTimeout, Region, RegionClosed, open_region
@@ -47,52 +46,6 @@ def test_a_lock_that_is_held_is_a_timeout_that_names_the_owner(
     assert (value_of(file), file.get("owner_pid")) == (0, owner)
 
 
-def test_two_handles_of_one_process_exclude_each_other(file: RegionFile) -> None:
-    with (
-        open_region(file, writable=True) as one,
-        open_region(file, writable=True) as other,
-        one.lock(),
-    ):
-        owner = file.get("owner_pid")
-        with pytest.raises(LockTimeout) as caught, other.lock(0.02):
-            pass
-    assert_names_the_way_out(caught.value, file, owner)
-
-
-def test_a_thread_that_waits_for_another_thread_of_its_own_region_times_out_too(
-    region_file: RegionFileFactory,
-) -> None:
-    file = region_file()
-    caught: list[BaseException] = []
-
-    def wait(region: Region) -> None:
-        try:
-            with region.lock(0.02):
-                pass
-        except LockTimeout as error:
-            caught.append(error)
-
-    with open_region(file, writable=True) as region:
-        with region.lock():
-            owner = file.get("owner_pid")
-            thread = threading.Thread(target=wait, args=(region,), daemon=True)
-            thread.start()
-            thread.join(PATIENCE_S)
-        (error,) = caught
-        assert isinstance(error, LockTimeout)
-        assert_names_the_way_out(error, file, owner)
-
-
-def test_a_timeout_of_0_looks_once(region_file: RegionFileFactory) -> None:
-    file = region_file()
-    with open_region(file, writable=True) as region:
-        with region.lock(0):
-            pass
-        hold(file, NOBODY)
-        with pytest.raises(LockTimeout), region.lock(0):
-            pass
-
-
 def test_waiting_leaves_no_trace_in_the_semaphore(file: RegionFile, actor: MakeActor) -> None:
     """Not even while one waits: who is killed then leaves nothing behind."""
     hold(file, NOBODY)
@@ -103,21 +56,6 @@ def test_waiting_leaves_no_trace_in_the_semaphore(file: RegionFile, actor: MakeA
     assert file.content() == before
     waiter.kill()
     assert file.content() == before
-
-
-def test_a_waiter_gets_the_lock_once_libvgpu_gives_it_back(
-    file: RegionFile, actor: MakeActor
-) -> None:
-    hold(file, NOBODY)
-    waiter = actor(file)
-    waiter.start("lock", 30.0)
-    assert not waiter.is_done(within_s=0.02)
-    # A plain store of the value, without a wake: waiters of this library look again by themselves.
-    let_go(file)
-    waiter.outcome()
-    assert value_of(file) == 0
-    waiter("unlock")
-    assert is_free(file)
 
 
 WAITS: dict[str, Callable[[Region], object]] = {
@@ -208,31 +146,6 @@ def test_an_interrupt_ends_a_wait(
     assert is_free(file)
 
 
-def test_threads_of_one_region_hold_the_lock_one_at_a_time(
-    region_file: RegionFileFactory,
-) -> None:
-    file = region_file()
-    inside, most, turns = 0, 0, 0
-
-    def work(region: Region) -> None:
-        nonlocal inside, most, turns
-        for _ in range(200):
-            with region.lock(PATIENCE_S):
-                inside += 1
-                most = max(most, inside)
-                turns += 1
-                inside -= 1
-
-    with open_region(file, writable=True) as region:
-        threads = [threading.Thread(target=work, args=(region,), daemon=True) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S)
-    assert (most, turns) == (1, 800)
-    assert is_free(file)
-
-
 # A read and a store, which lose a turn wherever two are inside.
 COUNT_ONE_UP = """
 for _ in range(150):
@@ -250,69 +163,6 @@ def test_processes_hold_the_lock_one_at_a_time(file: RegionFile, actor: MakeActo
         other.outcome()
     assert file.get("recent_kernel") == 450
     assert is_free(file)
-
-
-GLIBC_WAITER = """
-import ctypes, mmap, os, time
-libc = ctypes.CDLL(None, use_errno=True)
-fd = os.open(path, os.O_RDWR)
-mapping = mmap.mmap(fd, 0)
-word = ctypes.c_char.from_buffer(mapping, offset)
-class timespec(ctypes.Structure):
-    _fields_ = [("s", ctypes.c_long), ("ns", ctypes.c_long)]
-deadline = timespec(int(time.time()) + 25, 0)
-answer = libc.sem_timedwait(ctypes.byref(word), ctypes.byref(deadline))
-"""
-
-FUTEX_WAITER = """
-import ctypes, mmap, os
-libc = ctypes.CDLL(None, use_errno=True)
-fd = os.open(path, os.O_RDWR)
-mapping = mmap.mmap(fd, 0)
-word = ctypes.c_uint32.from_buffer(mapping, offset)
-class timespec(ctypes.Structure):
-    _fields_ = [("s", ctypes.c_long), ("ns", ctypes.c_long)]
-patience = timespec(25, 0)
-answer = libc.syscall(futex, ctypes.byref(word), 0, 0, ctypes.byref(patience), None, 0)
-if answer and ctypes.get_errno() == 11:
-    answer = 0  # the value had changed before it slept
-"""
-
-
-def test_leaving_wakes_a_waiter_of_the_c_library(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    if platform.libc_ver()[0] != "glibc":
-        pytest.skip("needs glibc, whose semaphores these are")
-    file = region_file(layout)
-    offset, _ = locate(layout, "sem")
-    waiter = actor()
-    with open_region(file, writable=True) as region:
-        with region.lock():
-            waiter.start("evaluate", GLIBC_WAITER, path=str(file.path), offset=offset)
-            eventually(lambda: region.lock_state().waiters == 1)
-        # It would sleep for 25 s if nobody woke it, and then fail.
-        assert waiter.outcome() == 0
-        state = region.lock_state()
-        assert (state.semaphore_value, state.waiters) == (0, 0)
-
-
-@pytest.mark.skipif(
-    platform.machine() not in {"x86_64", "aarch64"}, reason="needs the number of the futex call"
-)
-def test_leaving_wakes_a_waiter_that_the_first_word_does_not_count(
-    layout: Layout, file: RegionFile, actor: MakeActor
-) -> None:
-    """As older glibc's waiters, which are counted elsewhere."""
-    offset, _ = locate(layout, "sem")
-    file.put_bytes(offset, SEMAPHORES["older glibc"])
-    futex = 202 if platform.machine() == "x86_64" else 98
-    waiter = actor()
-    with open_region(file, writable=True) as region:
-        with region.lock():
-            waiter.start("evaluate", FUTEX_WAITER, path=str(file.path), offset=offset, futex=futex)
-            assert not waiter.is_done(within_s=0.05)
-        assert waiter.outcome() == 0
 
 
 def test_a_writer_of_this_library_that_died_inside_is_replaced_at_once(
@@ -377,25 +227,6 @@ def test_who_is_interrupted_as_it_gets_the_lock_does_not_keep_it(
         eventually(lambda: is_free(file))
         with region.lock(1.0):
             pass
-
-
-def test_who_is_interrupted_as_it_attaches_has_no_slot(
-    file: RegionFile,
-    actor: MakeActor,
-    interrupted_soon: Callable[[], None],
-    given_soon: Callable[[RegionFile, int], None],
-) -> None:
-    holder = actor(file)
-    with open_region(file, writable=True) as region:
-        given_soon(file, holder.pid)
-        with pytest.raises(Interrupted):  # noqa: PT012
-            interrupted_soon()
-            region.attach(timeout_s=PATIENCE_S).detach()
-            time.sleep(PATIENCE_S)
-        assert [each.pid for each in region.snapshot().processes if each.status] == []
-        with region.attach() as slot:
-            slot.charge(0, 1)
-    assert is_free(file)
 
 
 def test_the_lock_of_another_thread_is_not_given_back_by_one_that_is_interrupted(

@@ -18,7 +18,6 @@ from libhamiregion import (
     RegionNotReady,
     create_region,
     open_region,
-    own_region,
 )
 
 # Longer than one slice of the waiting, of which there are several.
@@ -70,17 +69,6 @@ def test_what_waiting_does_not_mend_is_told_at_once(
     for timeout_s in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="0 or more seconds"):
             open_region(link, timeout_s=timeout_s)
-
-
-def test_a_program_waits_for_its_own_region(tmp_path: Path) -> None:
-    path = tmp_path / "usage.cache"
-    environ = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(path)}
-    with ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(own_region, environ, timeout_s=PATIENCE_S)
-        assert not opening.done()
-        create_region(path, memory_limits=[5])
-        with opening.result(PATIENCE_S) as region:
-            assert region.memory_limit(0) == 5
 
 
 class Interrupted(Exception):

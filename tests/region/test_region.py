@@ -11,18 +11,14 @@ import pytest
 from forked import in_child
 from region_calls import EDITS, READS
 from support.region_file import SLOTS, RegionFile, RegionFileFactory
-from support.wait import PATIENCE_S
 
 from libhamiregion import (
     Layout,
     NoSuchDevice,
-    ProcessStatus,
     Region,
     RegionClosed,
     RegionError,
     RegionReadOnly,
-    RegionSnapshot,
-    create_region,
     identify,
     open_region,
 )
@@ -75,21 +71,6 @@ def test_a_relative_path_is_made_absolute_at_once(
         assert region.path == str(file.path)
         assert region.snapshot().path == str(file.path)
         assert not region.is_stale()
-
-
-def test_paths_are_text_without_nul() -> None:
-    for call in (open_region, identify, create_region):
-        with pytest.raises(TypeError, match="path"):
-            call(b"/tmp/x.cache")  # type: ignore[arg-type]
-        with pytest.raises(TypeError):
-            call(3)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="NUL"):
-            call("/tmp/x\0.cache")
-
-
-def test_layout_must_be_a_layout(region_file: RegionFileFactory) -> None:
-    with pytest.raises(TypeError, match="Layout"):
-        open_region(region_file(), layout="1.2")  # type: ignore[arg-type]
 
 
 def test_read_only_means_a_mapping_that_cannot_be_written(region_file: RegionFileFactory) -> None:
@@ -177,41 +158,6 @@ def busy(region_file: RegionFileFactory, layout: Layout) -> RegionFile:
     file.add_process(14, {0: 7 * GIB, 5: 1})
     file.put("proc_num", 3)
     return file
-
-
-def test_usage_is_summed_over_all_slots_in_use_whatever_their_status(busy: RegionFile) -> None:
-    with open_region(busy) as region:
-        snapshot = region.snapshot()
-        live = [region.memory_used(device) for device in region.device_indices]
-    assert [device.memory_used_bytes for device in snapshot.devices] == [3 * GIB + 5, GIB + 3]
-    assert live == [3 * GIB + 5, GIB + 3]
-
-
-def test_slots_behind_proc_num_are_not_there(busy: RegionFile) -> None:
-    with open_region(busy) as region:
-        snapshot = region.snapshot()
-    found = [(process.pid, process.host_pid, process.status) for process in snapshot.processes]
-    assert found == [
-        (11, 4011, ProcessStatus.RUNNING),
-        (12, None, ProcessStatus.SUSPENDED),
-        (13, 4013, ProcessStatus.EXITED),
-    ]
-
-
-def test_raw_numbers_of_the_header_arrive(busy: RegionFile) -> None:
-    busy.put("priority", -5)
-    busy.put("utilization_switch", 0)
-    busy.put("recent_kernel", -1)
-    busy.put("owner_pid", 2**31 - 1)
-    with open_region(busy) as region:
-        snapshot = region.snapshot()
-        assert (snapshot.priority, region.priority) == (-5, -5)
-        assert (snapshot.utilization_switch, region.utilization_switch) == (False, False)
-        assert (snapshot.recent_kernel, region.recent_kernel) == (-1, -1)
-        assert snapshot.owner_pid == 2**31 - 1
-        busy.put("utilization_switch", 7)
-        assert region.utilization_switch is True
-        assert region.snapshot().utilization_switch is True
 
 
 def test_snapshot_is_taken_between_before_and_after(region_file: RegionFileFactory) -> None:
@@ -307,34 +253,6 @@ def test_without_device_num_those_up_to_the_last_memory_limit(
         assert listed(region_file(memory_limits=[limit] * 16)) == [0]
 
 
-def test_a_device_with_usage_is_listed_until_devices_are_declared(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    for part in ("context", "module", "data", "offset", "total"):
-        file = region_file(layout, memory_limits=(GIB, GIB))
-        file.add_process(1)
-        file.add_process(2)
-        file.put(f"slot_used.{part}", 1, slot=1, device=9)
-        assert listed(file) == [0, 1, 9]
-        file.put("device_num", 1)
-        assert listed(file) == [0]
-
-
-def test_a_device_with_a_uuid_is_listed_until_devices_are_declared(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout, memory_limits=(GIB, GIB))
-    file.put("uuids", b"GPU-beyond", device=15)
-    assert listed(file) == [0, 1, 15]
-    with open_region(file) as region:
-        assert region.snapshot().device(15).uuid == "GPU-beyond"
-        assert region.device_count == 0
-        assert region.uuids == ()
-        file.put("device_num", 1)
-        assert region.uuids == (None,)
-    assert listed(file) == [0]
-
-
 # ---- live values ----
 
 
@@ -355,37 +273,6 @@ def test_live_values_follow_the_file(layout: Layout, region_file: RegionFileFact
             assert region.memory_limit(device) == 5
             assert region.sm_limit(device) == 99
             assert region.memory_used(device) == 6
-
-
-def test_the_largest_number_in_the_file_is_a_value_not_an_error(
-    region_file: RegionFileFactory,
-) -> None:
-    file = region_file()
-    file.put("limit", 2**64 - 1)
-    file.put("last_kernel_time", 2**64 - 1)
-    file.put("priority", -1)
-    with open_region(file) as region:
-        # A failure in the same thread just before must not be taken for this call's.
-        with pytest.raises(NoSuchDevice):
-            region.memory_limit(16)
-        assert region.memory_limit(0) == 2**64 - 1
-        assert region.last_kernel_time_s == 2**64 - 1
-        assert region.priority == -1
-
-
-def test_devices_are_0_to_15(region_file: RegionFileFactory) -> None:
-    with open_region(region_file(), writable=True) as region:
-        for device in (-1, 16, 2**31, 2**32, 2**64):
-            calls = (
-                lambda device=device: region.memory_limit(device),
-                lambda device=device: region.sm_limit(device),
-                lambda device=device: region.memory_used(device),
-                lambda device=device: region.set_memory_limit(1, device=device),
-                lambda device=device: region.set_sm_limit(1, device=device),
-            )
-            for call in calls:
-                with pytest.raises(NoSuchDevice):
-                    call()
 
 
 # ---- staleness ----
@@ -438,51 +325,6 @@ def test_every_call_after_close_raises_region_closed(region_file: RegionFileFact
         with pytest.raises(RegionClosed, match="has been closed; open it again") as error:
             call(region)
         assert error.value.path == str(file.path)
-
-
-def test_closing_twice_is_fine_and_identity_stays(region_file: RegionFileFactory) -> None:
-    file = region_file()
-    region = open_region(file)
-    region.close()
-    region.close()
-    assert (region.path, region.layout, region.writable) == (str(file.path), Layout.V1_2, False)
-
-
-def test_closing_under_snapshots_of_other_threads_gives_data_or_region_closed(
-    region_file: RegionFileFactory,
-) -> None:
-    file = region_file(uuids=UUIDS)
-    for pid in range(1, 40):
-        file.add_process(pid, {0: 5, 1: 5})
-    for _ in range(10):
-        region = open_region(file)
-        started = threading.Barrier(5, timeout=PATIENCE_S)
-        taken = threading.Event()
-
-        def read_until_closed(
-            region: Region = region,
-            started: threading.Barrier = started,
-            taken: threading.Event = taken,
-        ) -> list[RegionSnapshot]:
-            started.wait()
-            snapshots: list[RegionSnapshot] = []
-            try:
-                while True:
-                    snapshots.append(region.snapshot())
-                    region.memory_used(1)
-                    taken.set()
-            except RegionClosed:
-                return snapshots[-2:]
-
-        with ThreadPoolExecutor(4) as pool:
-            readers = [pool.submit(read_until_closed) for _ in range(4)]
-            started.wait()
-            assert taken.wait(PATIENCE_S)
-            region.close()
-            assert mappings_of(file.path) == []
-            for reader in readers:
-                for snapshot in reader.result(PATIENCE_S):
-                    assert snapshot.device(1).memory_used_bytes == 5 * 39
 
 
 # ---- threads ----

@@ -10,7 +10,6 @@ from functools import partial
 import pytest
 from lock_bytes import NOBODY, hold, is_free, let_go
 from slot_bytes import (
-    LOCKABLE,
     differences,
     pids,
     put_slot,
@@ -115,19 +114,6 @@ def test_a_process_attaches_once_to_a_region_whatever_the_handle(file: RegionFil
             with pytest.raises(RuntimeError, match="attached to the region already"):
                 one.attach()
             assert pids(file) == [os.getpid()]
-
-
-def test_a_process_may_attach_to_many_regions(region_file: RegionFileFactory) -> None:
-    files = [region_file(layout) for layout in LOCKABLE]
-    regions = [open_region(file, writable=True) for file in files]
-    slots = [region.attach() for region in regions]
-    for number, slot in enumerate(slots):
-        slot.charge(0, number)
-    assert [region.memory_used(0) for region in regions] == [0, 1, 2]
-    for slot, region in zip(slots, regions, strict=True):
-        slot.detach()
-        region.close()
-    assert [pids(file) for file in files] == [[]] * 3
 
 
 def test_a_full_table_is_an_error_that_names_the_way_out(file: RegionFile) -> None:
@@ -305,21 +291,5 @@ def test_a_file_that_is_truncated_under_a_slot_is_an_error_and_no_signal(file: R
         for call in (CALLS["charge"], CALLS["release"], Slot.detach):
             with pytest.raises(RegionStale):
                 call(slot)
-        with pytest.raises(RegionStale):
-            region.attach()
-
-
-def test_a_region_that_is_being_remade_is_stale(file: RegionFile) -> None:
-    with open_region(file, writable=True) as region:
-        with region.attach() as slot:
-            slot.charge(0, 5)
-            file.put("magic", 0)
-            before = file.content()
-            for call in (CALLS["charge"], CALLS["release"]):
-                with pytest.raises(RegionStale):
-                    call(slot)
-            assert file.content() == before
-            file.put("magic", 19920718)
-        file.put("magic", 0)
         with pytest.raises(RegionStale):
             region.attach()

@@ -2,7 +2,6 @@
 
 import pickle
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -57,13 +56,6 @@ def test_a_charge_stands_in_its_kind_and_in_the_total_and_nowhere_else(
             assert file.get("slot_seqlock", slot=1) == MARK_FLAG + 2 * 9
             file.put("slot_seqlock", MARK_FLAG, slot=1)
         assert file.content() == before
-
-
-def test_nothing_is_charged_by_zero_bytes(region_file: RegionFileFactory) -> None:
-    with open_region(region_file(), writable=True) as region, region.attach() as slot:
-        slot.charge(0, 0)
-        slot.release(0, 0)
-        assert region.memory_used(0) == 0
 
 
 def test_any_order_of_charges_and_releases_adds_up_and_never_goes_below_zero(
@@ -131,21 +123,6 @@ def test_what_makes_no_sense_is_a_value_error_and_changes_nothing(file: RegionFi
             assert file.content() == before
 
 
-def test_charges_that_no_sum_could_hold_are_refused_as_charges(file: RegionFile) -> None:
-    with open_region(file, writable=True) as region, region.attach() as slot:
-        most = 2**62 - 1
-        for kind in KINDS:
-            slot.charge(0, most, kind)
-            before = file.content()
-            with pytest.raises(ValueError, match="too many"):
-                slot.charge(0, 1, kind)
-            assert file.content() == before
-        assert region.memory_used(0) == 3 * most
-        for kind in KINDS:
-            slot.release(0, most, kind)
-        assert region.memory_used(0) == 0
-
-
 # ---- what is enforced ----
 
 
@@ -177,28 +154,6 @@ def test_a_charge_past_the_limit_is_refused_with_all_its_figures(
         slot.charge(0, MIB)
 
 
-def test_every_slot_counts_against_the_limit_whatever_its_status(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout, memory_limits=(100,))
-    for number, status in enumerate([0, 1, 2, -7]):
-        file.add_process(NOBODY + number, {0: 10}, status=status)
-    with open_region(file, writable=True) as region, region.attach() as slot:
-        with pytest.raises(MemoryLimitExceeded) as caught:
-            slot.charge(0, 61)
-        assert caught.value.used_bytes == 40
-        slot.charge(0, 60)
-
-
-def test_slots_above_the_table_do_not_count(layout: Layout, region_file: RegionFileFactory) -> None:
-    file = region_file(layout, memory_limits=(100,))
-    file.add_process(NOBODY, {0: 10})
-    for slot_number in (2, 3):
-        file.put("slot_used.total", 1000, slot=slot_number)
-    with open_region(file, writable=True) as region, region.attach() as slot:
-        slot.charge(0, 90)
-
-
 def test_the_limit_is_read_anew_at_each_charge(region_file: RegionFileFactory) -> None:
     file = region_file(memory_limits=(100,))
     with (
@@ -218,14 +173,6 @@ def test_the_limit_is_read_anew_at_each_charge(region_file: RegionFileFactory) -
         slot.charge(0, 0)
         editor.set_memory_limit(None, device=0)
         slot.charge(0, 2**40)
-
-
-def test_a_device_without_a_limit_takes_everything(region_file: RegionFileFactory) -> None:
-    file = region_file(memory_limits=(100,))
-    file.add_process(NOBODY, {5: 2**63})
-    with open_region(file, writable=True) as region, region.attach() as slot:
-        slot.charge(5, 2**61)
-        assert region.snapshot().device(5).memory_used_bytes == 2**63 + 2**61
 
 
 def test_processes_share_one_limit(
@@ -282,33 +229,6 @@ def test_from_2_8_1_on_accounting_does_not_need_the_lock(
         slot.detach()
 
 
-def test_threads_that_share_a_slot_lose_nothing(layout: Layout, file: RegionFile) -> None:
-    threads, turns = 6, 150
-
-    def work(slot: Slot, number: int) -> None:
-        kind = KINDS[number % 3]
-        for _ in range(turns):
-            slot.charge(0, 3, kind)  # type: ignore[arg-type]
-            slot.charge(number, 2, kind)  # type: ignore[arg-type]
-            slot.release(0, 2, kind)  # type: ignore[arg-type]
-
-    with open_region(file, writable=True) as region, region.attach() as slot:
-        crowd = [
-            threading.Thread(target=work, args=(slot, n), daemon=True)
-            for n in range(1, threads + 1)
-        ]
-        for thread in crowd:
-            thread.start()
-        for thread in crowd:
-            thread.join()
-        assert region.memory_used(0) == threads * turns
-        assert [region.memory_used(n) for n in range(1, threads + 1)] == [2 * turns] * threads
-        assert used(file, 0)["module"] == threads // 3 * turns
-        if layout.has_seqlock:
-            assert file.get("slot_seqlock") == MARK_FLAG + 2 * 3 * threads * turns
-        assert is_free(file)
-
-
 def test_processes_that_account_at_once_lose_nothing(file: RegionFile, actor: MakeActor) -> None:
     others = [actor(file) for _ in range(3)]
     work = (
@@ -353,26 +273,6 @@ for _ in range(20):
 answer = told
 """
 
-LEAVE_TWICE_AT_ONCE = """
-import threading
-told = []
-for _ in range(100):
-    slot = region.attach()
-    started = threading.Barrier(2)
-    def work():
-        started.wait()
-        try:
-            slot.detach()
-        except Exception as error:
-            told.append(repr(error))
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-answer = told
-"""
-
 
 def test_leaving_while_other_threads_account_is_their_error_and_no_crash(
     file: RegionFile, actor: MakeActor
@@ -383,10 +283,4 @@ def test_leaving_while_other_threads_account_is_their_error_and_no_crash(
     with open_region(file) as region:
         assert region.memory_used(0) == 0
         assert region.snapshot().processes == ()
-    assert is_free(file)
-
-
-def test_two_threads_that_leave_at_once_leave_once(file: RegionFile, actor: MakeActor) -> None:
-    assert actor(file)("evaluate", LEAVE_TWICE_AT_ONCE) == []
-    assert file.get("proc_num") == 0
     assert is_free(file)

@@ -1,7 +1,6 @@
 """Writing in other processes' slots: where each value goes, and what is refused."""
 
 import itertools
-import os
 import struct
 from collections.abc import Callable
 
@@ -120,16 +119,6 @@ def test_a_process_is_suspended_and_resumed_by_its_status(
         assert region.resume(PID) == SlotChange(PID, "status", None, 2, ProcessStatus.RUNNING)
         assert populated.get("slot_status", slot=1) == 1
     assert only_changed(populated, before, locate(layout, "slot_status", slot=1))
-
-
-def test_a_damaged_value_is_told_as_it_was(populated: RegionFile) -> None:
-    populated.put("slot_hostpid", -5, slot=1)
-    populated.put("slot_status", -2, slot=1)
-    populated.put("slot_monitorused", 2**64 - 1, device=2, slot=1)
-    with open_region(populated, writable=True) as region:
-        assert region.set_host_pid(PID, 1).before == -5
-        assert region.suspend(PID).before == -2
-        assert region.set_monitor_used(PID, 2, 0).before == 2**64 - 1
 
 
 # ---- found afresh, under the lock ----
@@ -270,16 +259,6 @@ def test_a_layout_without_utilisation_says_so(region_file: RegionFileFactory) ->
                 with pytest.raises(ValueError, match="its layout has no"):
                     region.set_utilization(PID, 0, dry_run=dry_run, **values)
     assert file.content() == before
-
-
-def test_the_own_slot_can_be_edited_like_any_other(file: RegionFile) -> None:
-    with open_region(file, writable=True) as region, region.attach() as slot:
-        slot.charge(0, 5)
-        region.set_host_pid(os.getpid(), 12)
-        region.suspend(slot.pid)
-        (process,) = region.snapshot().processes
-        assert (process.host_pid, process.status) == (12, ProcessStatus.SUSPENDED)
-        assert region.memory_used(0) == 5
 
 
 # ---- what HAMi 2.10 makes of a suspended process ----

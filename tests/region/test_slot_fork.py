@@ -1,16 +1,12 @@
 """What a forked child may do with its parent's region and slot: nothing, and it harms neither."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 
-import pytest
 from forked import in_child
 from slot_bytes import pids
 from support.actors import MakeActor
-from support.region_file import RegionFile, RegionFileFactory
-from support.wait import PATIENCE_S
+from support.region_file import RegionFile
 
 from libhamiregion import Region, RegionClosed, Slot, open_region
 
@@ -90,46 +86,3 @@ def test_a_child_attaches_as_itself_once_it_has_opened_the_region_again(file: Re
         assert used == 34
         assert pids(file) == [os.getpid()]
         assert region.memory_used(0) == 4
-
-
-# The alarm's default action ends a child that waits for ever.
-FORK_WHILE_OTHERS_OPEN = """
-import os, signal, sys, threading
-from libhamiregion import open_region
-path, over = sys.argv[1], threading.Event()
-def open_again_and_again():
-    while not over.is_set():
-        open_region(path, writable=True).close()
-threads = [threading.Thread(target=open_again_and_again) for _ in range(3)]
-for thread in threads:
-    thread.start()
-statuses = set()
-for _ in range(300):
-    child = os.fork()
-    if child == 0:
-        signal.alarm(10)
-        open_region(path, writable=True).close()
-        os._exit(0)
-    statuses.add(os.waitpid(child, 0)[1])
-    if statuses != {0}:
-        break
-over.set()
-for thread in threads:
-    thread.join()
-print(statuses)
-"""
-
-
-@pytest.mark.slow
-def test_a_child_that_is_forked_while_other_threads_open_regions_can_open_one(
-    region_file: RegionFileFactory,
-) -> None:
-    file = region_file()
-    answer = subprocess.run(
-        [sys.executable, "-c", FORK_WHILE_OTHERS_OPEN, str(file.path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
-    )
-    assert answer.stdout == "{0}\n", answer.stderr

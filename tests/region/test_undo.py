@@ -4,10 +4,9 @@ import json
 import os
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from plan_scene import GIB, HEAD, PlanScene
+from plan_scene import GIB
 from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import (
@@ -23,7 +22,6 @@ from libhamiregion import (
     open_region,
     undo,
 )
-from libhamiregion.plan import apply_diff, diff_plan, parse_plan
 
 UUIDS = ("GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30", "GPU-4b7d8e12-6a9f-4f01-b3c5-7e8d9a0b1c2d")
 Changes = list[LimitChange | ValueChange]
@@ -98,14 +96,6 @@ def test_an_unlimited_sm_limit_goes_back_to_the_very_value(
         del kept["stored_before"]
         assert statuses(undo([LimitChange.from_dict(kept)])) == ["undone"]
         assert region.sm_limit(0) is None
-
-
-def test_a_change_that_is_undone_by_hand_is_not_needed(file: RegionFile) -> None:
-    with open_region(file.path, writable=True) as region:
-        changes = [region.set_memory_limit("6GiB", device=0)]
-        region.set_memory_limit("8GiB", device=0)
-    (outcome,) = undo(changes)
-    assert str(outcome) == f"not_needed: {file.path}: device 0: memory limit 8 GiB -> 6 GiB"
 
 
 @pytest.mark.parametrize("travel", [pickle.dumps, None], ids=["pickle", "json"])
@@ -226,22 +216,6 @@ def test_what_a_damaged_region_held_goes_back_as_it_was(region_file: RegionFileF
     with open_region(file.path, writable=True) as region:
         assert statuses(undo([region.set_priority(0)])) == ["undone"]
     assert file.path.read_bytes() == before
-
-
-def test_what_a_plan_has_changed_is_undone_but_for_what_others_changed(tmp_path: Path) -> None:
-    scene = PlanScene(tmp_path)
-    ours, theirs = scene.container(), scene.container("other")
-    before = ours.limits()
-    plan = parse_plan(HEAD + "- select: {}\n  set: {memory_limit: 80%, sm_limit: 10, priority: 0}")
-    with scene.node() as node:
-        result = apply_diff(node, diff_plan(node, plan), state=scene.state)
-    with open_region(theirs.path, writable=True) as region:
-        region.set_sm_limit(77, device=0)
-    conflicts = [each for each in undo(result.changes) if each.status != "undone"]
-    assert (ours.limits(), theirs.limits()["memory"]) == (before, before["memory"])
-    (conflict,) = conflicts
-    assert (conflict.status, conflict.change.path) == ("conflict", str(theirs.path))
-    assert "is 77%, not 10% as expected" in str(conflict.message)
 
 
 def test_only_changes_of_limits_can_be_undone(file: RegionFile) -> None:

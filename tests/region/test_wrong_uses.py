@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import sys
@@ -157,13 +156,6 @@ def test_a_wrong_call_raises_one_short_sentence_and_prints_nothing(
     assert len(message) <= MOST_CHARACTERS
     assert "\n" not in message
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_snapshot_is_no_json_and_its_dictionary_is(place: SimpleNamespace) -> None:
-    snapshot = place.reading.snapshot()
-    with pytest.raises(TypeError, match="RegionSnapshot is not JSON serializable"):
-        json.dumps(snapshot)
-    assert json.loads(json.dumps(snapshot.to_dict()))["path"] == str(place.region)
 
 
 def test_none_of_them_has_changed_anything(place: SimpleNamespace) -> None:
