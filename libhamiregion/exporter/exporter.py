@@ -31,15 +31,13 @@ from .gone import GoneContainers
 from .labels import label_text, safe_value
 from .legacy import former_series
 from .overview import PAGE_INTERVAL_S, page_html
-from .scrape import Scrape
+from .scrape import RowTexts, Scrape
 from .text import Series, text_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from libhamiregion.node import Container, Node, NvmlSampler, Observation
-
-    from .labels import ContainerLabels
+    from libhamiregion.node import Node, NvmlSampler, Observation
 
 _log = logging.getLogger(__name__)
 
@@ -151,7 +149,7 @@ class NodeExporter:
         ]
         self._runs = {each.name: _Run() for each in self._collectors}
         self._lock = threading.Lock()
-        self._labels: Mapping[Container, ContainerLabels] = {}
+        self._texts: RowTexts | None = None
         self._unreadable: set[str] = set()
         self._scrapes, self._scrape_s, self._scrape_errors = 0, 0.0, 0
 
@@ -271,9 +269,8 @@ class NodeExporter:
             reason = printable(error_text(errors[root]), _LINE)
             _log.warning("%s; the containers there are not seen", reason)
         self._unreadable = set(errors)
-        scrape = Scrape.of(observation, self._gone.among(observation), self._labels)
-        self._labels = scrape.labels
-        return scrape
+        self._texts = RowTexts.of(observation, self._gone.among(observation), self._texts)
+        return Scrape(observation, self._texts)
 
     def _run(self, collector: Collector, scrape: Scrape) -> Iterable[Series]:
         """Run a collector; one that fails has no series."""

@@ -145,7 +145,7 @@ def _device(scrape: Scrape, shown: ShownRegion, row: int) -> dict[str, Any]:
         "used": used,
         "limit": limit or None,
         "ratio": used / limit if limit else None,
-        "driver": scrape.driver_memory.get(row),
+        "driver": scrape.driver_memory[row],
         "sm": devices.sm_util_percent[row] if shown.has_utilization else None,
         "sm_limit": sm_limit_or_none(devices.sm_limit_percent[row]),
     }

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import attrs
 
 from libhamiregion.node import driver_gap
-from libhamiregion.node.rows import NO_ROW, Join, devices_of
+from libhamiregion.node.rows import NO_ROW, Join, Pairs, devices_of
 
 from .labels import ContainerLabels, hidden_by_others, label_text, safe_value
 from .text import Series
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from libhamiregion.node import Container, Observation
     from libhamiregion.region_set import RegionTable
@@ -43,69 +43,146 @@ class ShownRegion(NamedTuple):
         return region is not None and region.layout.has_utilization
 
 
-@attrs.frozen(eq=False, slots=False)
-class Scrape:
-    """An observation with the names of its containers; every collector gets it.
+@attrs.frozen(eq=False)
+class TextRows:
+    """Label texts, each with the row of its value in a column.
 
     Attributes:
-        observation: The node.
-        labels: The names of each container.
-        hidden: Containers without figures, with the reason.
+        rows: Label text to its row.
+        more: Further rows of a text, which are summed up with the first.
     """
 
-    observation: Observation
-    labels: Mapping[Container, ContainerLabels]
-    hidden: Mapping[Container, str]
+    rows: dict[str, int] = attrs.field(factory=dict)
+    more: dict[str, list[int]] = attrs.field(factory=dict)
+
+    def add(self, text: str, row: int) -> None:
+        """Add a row under a text."""
+        if self.rows.setdefault(text, row) != row:
+            self.more.setdefault(text, []).append(row)
+
+    def series(self, name: str, cells: Sequence[float | None]) -> Series:
+        """Series of a column; a cell that is None has no sample."""
+        values = dict(zip(self.rows, map(cells.__getitem__, self.rows.values()), strict=True))
+        for text, rows in self.more.items():
+            known = [cell for row in (self.rows[text], *rows) if (cell := cells[row]) is not None]
+            values[text] = sum(known) if known else None
+        return Series.of(name, values)
+
+
+class RowTexts:
+    """Names and label texts of an observation, kept for later ones with the same rows.
+
+    Attributes:
+        labels: The names of each container.
+        hidden: Containers without figures, with the reason.
+        regions: The regions that are shown.
+        device_labels: Row of a device to the labels of its series that follow the container's.
+        devices: The devices of these regions.
+        named: Those with a uuid: there is none until the container's first process begins with
+            CUDA.
+        unnamed: The others.
+        measured: Those with a uuid whose layout has utilisation.
+    """
+
+    def __init__(
+        self,
+        observation: Observation,
+        labels: Mapping[Container, ContainerLabels],
+        hidden: Mapping[Container, str],
+    ) -> None:
+        self.labels, self.hidden = labels, hidden
+        self._key = self._key_of(observation, labels, hidden)
+        self._pairs: Pairs | None = None
+        self.regions: list[ShownRegion] = []
+        self.device_labels: dict[int, str] = {}
+        self.devices, self.named = TextRows(), TextRows()
+        self.unnamed, self.measured = TextRows(), TextRows()
+        table = observation.table
+        for row, container in enumerate(observation.containers):
+            if table.regions.code[row] == 0 and container not in hidden:
+                shown = ShownRegion(row, container, labels[container], devices_of(table, row))
+                self.regions.append(shown)
+                self._add_devices(shown, table)
+
+    def _add_devices(self, shown: ShownRegion, table: RegionTable) -> None:
+        for row in shown.devices:
+            uuid = table.devices.uuid(row) or ""
+            values = (str(table.devices.device[row]), safe_value(uuid))
+            labels = label_text(("vdevice_index", "device_uuid"), *values)
+            self.device_labels[row] = labels
+            text = f"{shown.labels.monitor},{labels}"
+            self.devices.add(text, row)
+            (self.named if uuid else self.unnamed).add(text, row)
+            if uuid and shown.has_utilization:
+                self.measured.add(text, row)
 
     @classmethod
     def of(
         cls,
         observation: Observation,
         gone: Collection[Container] = (),
-        known: Mapping[Container, ContainerLabels] | None = None,
-    ) -> Scrape:
-        """Name the containers of an observation.
+        before: RowTexts | None = None,
+    ) -> RowTexts:
+        """Name the rows of an observation.
 
         Args:
             observation: The node.
             gone: Containers of pods that have been deleted.
-            known: `labels` of the last scrape: kubelet forgets a pod before its directory goes.
+            before: Of the last scrape; returned if nothing in it has changed.
         """
         labels = {}
+        known = {} if before is None else before.labels
         for each in (*observation.containers, *observation.missing):
-            before = known.get(each) if known and each.claim_uid is None else None
-            labels[each] = before if before and before.namespace else ContainerLabels.of(each)
+            # Kubelet forgets a pod before its directory goes.
+            name = known.get(each) if each.claim_uid is None else None
+            labels[each] = name if name and name.namespace else ContainerLabels.of(each)
         hidden = dict.fromkeys(hidden_by_others(labels), SAME_NAMES)
-        return cls(observation, labels, {**hidden, **dict.fromkeys(gone, POD_GONE)})
+        hidden.update(dict.fromkeys(gone, POD_GONE))
+        if before is not None and before._key == cls._key_of(observation, labels, hidden):
+            return before
+        return cls(observation, labels, hidden)
 
-    @cached_property
+    @staticmethod
+    def _key_of(observation: Observation, *names: object) -> tuple[object, ...]:
+        regions, devices = observation.table.regions, observation.table.devices
+        columns = (regions.code, regions.first_device, regions.first_process, devices.uuid_bytes)
+        rows = (observation.containers, *map(bytes, columns))
+        # The states are the same object as long as the same processes have the same slots.
+        return (observation.states, *rows, *names)
+
+    def pairs(self, observation: Observation) -> Pairs:
+        """Processes with their devices, of an observation with these rows."""
+        if self._pairs is None:
+            self._pairs = Pairs(observation)
+        return self._pairs
+
+
+@attrs.frozen(eq=False, slots=False)
+class Scrape:
+    """An observation with the texts of its rows; every collector gets it.
+
+    Attributes:
+        observation: The node.
+        texts: The names and label texts.
+    """
+
+    observation: Observation
+    texts: RowTexts
+
+    @property
+    def labels(self) -> Mapping[Container, ContainerLabels]:
+        """The names of each container."""
+        return self.texts.labels
+
+    @property
+    def hidden(self) -> Mapping[Container, str]:
+        """Containers without figures, with the reason."""
+        return self.texts.hidden
+
+    @property
     def regions(self) -> list[ShownRegion]:
         """The regions that are shown."""
-        table = self.observation.table
-        return [
-            ShownRegion(row, container, self.labels[container], devices_of(table, row))
-            for row, container in enumerate(self.observation.containers)
-            if table.regions.code[row] == 0 and container not in self.hidden
-        ]
-
-    @cached_property
-    def device_labels(self) -> dict[int, str]:
-        """Row of a device to the labels of its series that follow the container's."""
-        devices = self.observation.table.devices
-        names = ("vdevice_index", "device_uuid")
-        # The uuid is empty until the container's first process begins with CUDA.
-        return {
-            row: label_text(names, str(devices.device[row]), safe_value(devices.uuid(row) or ""))
-            for shown in self.regions
-            for row in shown.devices
-        }
-
-    @cached_property
-    def _device_texts(self) -> list[str]:
-        texts = self.device_labels
-        return [
-            f"{each.labels.monitor},{texts[row]}" for each in self.regions for row in each.devices
-        ]
+        return self.texts.regions
 
     @cached_property
     def join(self) -> Join:
@@ -114,23 +191,22 @@ class Scrape:
         Raises:
             OSError: /proc could not be listed.
         """
-        return Join(self.observation)
+        return Join(self.observation, self.texts.pairs(self.observation))
 
     @cached_property
-    def driver_memory(self) -> dict[int, int]:
-        """Row of a device to the memory of the container's processes there, by the driver."""
+    def driver_memory(self) -> Sequence[int | None]:
+        """By row of a device the memory of the container's processes there, by the driver."""
         observation = self.observation
         if observation.states is None or driver_gap(observation.processes, observation.sample):
-            return {}
+            return [None] * len(observation.table.devices)
         found = self.join.device_sums("memory_used_bytes")
-        return {row: found.sums[row] for row in self.device_labels if found.rows[row] != NO_ROW}
+        return [
+            None if row == NO_ROW else size_bytes
+            for size_bytes, row in zip(found.sums, found.rows, strict=True)
+        ]
 
-    def by_device(self, name: str, value_of: Callable[[int], float | None]) -> Series:
-        """Series of containers' devices, from the row of a device to its number."""
-        return Series(name, self._device_texts, list(map(value_of, self.device_labels)))
 
-
-def slot_sums(table: RegionTable, slots: Iterable[int], column: str) -> dict[int, int]:
+def slot_sums(table: RegionTable, slots: Iterable[int], column: str) -> list[int]:
     """Sum up a column of some slots, by row of the device.
 
     Args:
@@ -139,9 +215,9 @@ def slot_sums(table: RegionTable, slots: Iterable[int], column: str) -> dict[int
         column: Of ``table.usages``.
     """
     processes, cells = table.processes, getattr(table.usages, column)
-    sums: dict[int, int] = {}
+    sums = [0] * len(table.devices)
     for slot in slots:
         devices = devices_of(table, processes.region[slot])
         for usage, device in enumerate(devices, processes.first_usage[slot]):
-            sums[device] = (sums.get(device, 0) + cells[usage]) & _WRAP
+            sums[device] = (sums[device] + cells[usage]) & _WRAP
     return sums

@@ -272,6 +272,7 @@ class Join:
 
     Args:
         observation: Taken with the slots.
+        pairs: Of an observation with the same rows; None makes them.
 
     Attributes:
         observation: As given.
@@ -282,9 +283,9 @@ class Join:
         OSError: /proc could not be listed.
     """
 
-    def __init__(self, observation: Observation) -> None:
+    def __init__(self, observation: Observation, pairs: Pairs | None = None) -> None:
         self.observation = observation
-        self.pairs = Pairs(observation)
+        self.pairs = pairs or Pairs(observation)
         sample = observation.sample
         if driver_gap(observation.processes, sample) is not None:
             sample = None

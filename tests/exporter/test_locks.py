@@ -11,7 +11,7 @@ from support.region_file import RegionFile
 from libhamiregion import Layout
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.exporter.collectors import LocksCollector
-from libhamiregion.exporter.scrape import Scrape
+from libhamiregion.exporter.scrape import RowTexts, Scrape
 from libhamiregion.node import Node, NodeSnapshot, Observer
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
@@ -31,7 +31,8 @@ def test_a_lock_that_goes_from_hand_to_hand_is_not_held(tmp_path: Path) -> None:
 
     with Watched(files.root) as node:
         for moves, count in ((1, 0), (0, 1)):  # noqa: B007 (`Watched` reads it)
-            scrape = Scrape.of(Observer(node).observe(slots=False))
+            observation = Observer(node).observe(slots=False)
+            scrape = Scrape(observation, RowTexts.of(observation))
             (held,) = LocksCollector(node).collect(scrape)
             assert len(held.labels) == count
 

@@ -14,7 +14,7 @@ from libhamiregion.node.containers import MissingReason, missing_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from libhamiregion.exporter.scrape import Scrape
+    from libhamiregion.exporter.scrape import RowTexts, Scrape, ShownRegion
     from libhamiregion.node import Container
 
 # Columns of devices; HAMi's monitor leaves out slots of status 0, and devices without a uuid.
@@ -36,69 +36,64 @@ class ContainersCollector:
 
     name = "containers"
 
+    def __init__(self) -> None:
+        self._texts: RowTexts | None = None
+        self._own: list[str] = []
+        self._infos: list[str] = []
+
     def collect(self, scrape: Scrape) -> Iterator[Series]:
         """Make the series."""
+        if scrape.texts is not self._texts:
+            self._texts = scrape.texts
+            self._own = [each.labels.own for each in scrape.regions]
+            self._infos = [_info(scrape, each) for each in scrape.regions]
         yield from _of_devices(scrape)
         regions = scrape.observation.table.regions
-        shown, texts = scrape.regions, [each.labels.own for each in scrape.regions]
         priority, marks = regions.priority, regions.recent_kernel
-        rows = [each.row for each in shown]
-        yield Series("hamiregion_container_priority", texts, [priority[row] for row in rows])
-        yield Series("hamiregion_container_blocked", texts, [int(marks[row] < 0) for row in rows])
-        yield _infos(scrape)
+        rows = [each.row for each in scrape.regions]
+        yield Series("hamiregion_container_priority", self._own, [priority[row] for row in rows])
+        blocked = [int(marks[row] < 0) for row in rows]
+        yield Series("hamiregion_container_blocked", self._own, blocked)
+        yield Series("hamiregion_container_info", self._infos, [1] * len(rows))
         yield _claims(scrape)
         reasons = dict(_reasons(scrape))
         name = "hamiregion_container_missing_info"
         missing = {scrape.labels[each].text(name, why): 1 for each, why in reasons.items()}
         yield Series.of(name, missing)
-        counts = {"present": len(shown), "missing": len(reasons)}
+        counts = {"present": len(rows), "missing": len(reasons)}
         yield Series.by_label("hamiregion_containers", counts)
         yield _gaps(scrape)
 
 
 def _of_devices(scrape: Scrape) -> Iterator[Series]:
-    table = scrape.observation.table
+    table, texts = scrape.observation.table, scrape.texts
     devices, regions = table.devices, table.regions
-    named = {row for row in scrape.device_labels if devices.uuid(row)}
-    measured = {row for each in scrape.regions if each.has_utilization for row in each.devices}
-    statuses = table.processes.status.tolist()
-    inactive = (
-        [slot for slot, status in enumerate(statuses) if status == 0] if 0 in statuses else []
-    )
+    inactive = [slot for slot, status in enumerate(table.processes.status) if status == 0]
     for name, column in _MONITOR.items():
-        cells, left_out = getattr(devices, column), slot_sums(table, inactive, column)
-        some = named & measured if column == "sm_util_percent" else named
-        values = {row: (cells[row] - left_out.get(row, 0)) & _WRAP for row in some}
-        yield scrape.by_device(name, values.get)
+        cells = getattr(devices, column)
+        if inactive:
+            left_out = slot_sums(table, inactive, column)
+            pairs = zip(cells, left_out, strict=True)
+            cells = [(cell - inactive_cell) & _WRAP for cell, inactive_cell in pairs]
+        yield (texts.measured if column == "sm_util_percent" else texts.named).series(name, cells)
     now_s, launched_s = int(time.time()), regions.last_kernel_time_s
-    elapsed = [max(0, now_s - at_s) if at_s else None for at_s in launched_s]
-    region_of, limits = devices.region, devices.memory_limit_bytes
-    yield scrape.by_device(
-        "hami_container_last_kernel_elapsed_seconds",
-        lambda row: elapsed[region_of[row]] if row in named else None,
-    )
-    yield scrape.by_device(
-        "hami_vgpu_memory_limit_bytes", lambda row: limits[row] if row in named else None
-    )
-    yield scrape.by_device(
-        "hamiregion_unnamed_device_memory_limit_bytes",
-        lambda row: None if row in named else limits[row],
-    )
-    used, sm_limits = devices.memory_used_bytes, devices.sm_limit_percent
-    yield scrape.by_device("hamiregion_device_memory_counted_bytes", used.__getitem__)
-    yield scrape.by_device(
-        "hamiregion_device_sm_limit_ratio",
-        lambda row: sm_limits[row] / 100 if 0 < sm_limits[row] < 100 else None,
-    )
+    elapsed_s = [max(0, now_s - at_s) if at_s else None for at_s in launched_s]
+    by_device = [elapsed_s[region] for region in devices.region]
+    yield texts.named.series("hami_container_last_kernel_elapsed_seconds", by_device)
+    limits, sm_limits = devices.memory_limit_bytes, devices.sm_limit_percent
+    yield texts.named.series("hami_vgpu_memory_limit_bytes", limits)
+    yield texts.unnamed.series("hamiregion_unnamed_device_memory_limit_bytes", limits)
+    used = devices.memory_used_bytes
+    yield texts.devices.series("hamiregion_device_memory_counted_bytes", used)
+    ratios = [percent / 100 if 0 < percent < 100 else None for percent in sm_limits]
+    yield texts.devices.series("hamiregion_device_sm_limit_ratio", ratios)
 
 
-def _infos(scrape: Scrape) -> Series:
-    name = "hamiregion_container_info"
-    texts = []
-    for each in scrape.regions:
-        layout = "" if each.container.region is None else each.container.region.layout.value
-        texts.append(each.labels.text(name, container_id_of(scrape, each.row), layout))
-    return Series(name, texts, [1] * len(texts))
+def _info(scrape: Scrape, shown: ShownRegion) -> str:
+    region = shown.container.region
+    layout = "" if region is None else region.layout.value
+    container_id = container_id_of(scrape, shown.row)
+    return shown.labels.text("hamiregion_container_info", container_id, layout)
 
 
 def container_id_of(scrape: Scrape, row: int) -> str:

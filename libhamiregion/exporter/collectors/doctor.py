@@ -79,4 +79,4 @@ def _series(scrape: Scrape, findings: tuple[Finding, ...]) -> Iterator[Series]:
     slots = zip(table.processes.region, table.processes.pid, strict=True) if orphans else ()
     orphaned = [at for at, (row, pid) in enumerate(slots) if (containers[row], pid) in orphans]
     sums = slot_sums(table, orphaned, "memory_used_bytes")
-    yield scrape.by_device("hamiregion_device_memory_orphaned_bytes", lambda row: sums.get(row, 0))
+    yield scrape.texts.devices.series("hamiregion_device_memory_orphaned_bytes", sums)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import cached_property
 from typing import TYPE_CHECKING
 
+import attrs
+
 from libhamiregion.exporter.labels import OTHER
-from libhamiregion.exporter.scrape import MAX_PAIRS, slot_sums
+from libhamiregion.exporter.scrape import MAX_PAIRS, TextRows, slot_sums
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import SLOT_STATES, driver_gap
 from libhamiregion.node.rows import NO_ROW
@@ -15,11 +16,12 @@ from libhamiregion.node.rows import NO_ROW
 from .containers import container_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-    from libhamiregion.exporter.scrape import Scrape, ShownRegion
-    from libhamiregion.node import HostProcess
+    from libhamiregion.exporter.scrape import RowTexts, Scrape, ShownRegion
 
+# Of processes in the series of their numbers.
+_STATES = (*SLOT_STATES, "unlisted", "escaped", "unread")
 _ALIVE, _DEAD = SLOT_STATES.index("alive"), SLOT_STATES.index("dead")
 _DRIVER = {
     "hamiregion_process_memory_driver_bytes": "memory_used_bytes",
@@ -34,125 +36,106 @@ class ProcessesCollector:
 
     name = "processes"
 
+    def __init__(self) -> None:
+        self._texts: RowTexts | None = None
+        self._rows = _ProcessRows()
+
     def collect(self, scrape: Scrape) -> Iterator[Series]:
         """Make the series.
 
         Raises:
             OSError: /proc could not be listed.
         """
-        observation = scrape.observation
+        observation, devices = scrape.observation, scrape.texts.devices
         table, states = observation.table, observation.proved().states
-        dead = [at for at, state in enumerate(states) if state == _DEAD] if _DEAD in states else []
+        if scrape.texts is not self._texts:
+            self._texts, self._rows = scrape.texts, _ProcessRows.of(scrape)
+        rows = self._rows
+        dead = [slot for slot, state in enumerate(states) if state == _DEAD]
         sums = slot_sums(table, dead, "memory_used_bytes")
-        yield scrape.by_device("hamiregion_device_memory_dead_bytes", lambda row: sums.get(row, 0))
-        rows = _ProcessRows(scrape)
-        yield from _counts(scrape, rows)
-        yield rows.counted("hamiregion_process_memory_used_bytes", "memory_used_bytes")
-        yield rows.counted("hamiregion_process_sm_utilization_ratio", "sm_util_percent")
+        yield devices.series("hamiregion_device_memory_dead_bytes", sums)
+        yield from _counts(scrape)
+        yield Series.of("hamiregion_container_processes_folded", rows.folded)
+        used = table.usages.memory_used_bytes
+        yield rows.used.series("hamiregion_process_memory_used_bytes", used)
+        ratios = [percent / 100 for percent in table.usages.sm_util_percent]
+        yield rows.measured.series("hamiregion_process_sm_utilization_ratio", ratios)
         if driver_gap(observation.processes, observation.sample) is None:
-            yield from (rows.driven(name, column) for name, column in _DRIVER.items())
+            for name, column in _DRIVER.items():
+                unit = 100 if name.endswith("_ratio") else 1
+                yield rows.driven.series(name, _driver_cells(scrape, column, unit))
             name = "hamiregion_device_memory_driver_bytes"
-            yield scrape.by_device(name, scrape.driver_memory.get)
+            yield devices.series(name, scrape.driver_memory)
 
 
+def _driver_cells(scrape: Scrape, column: str, unit: int) -> list[float | None]:
+    """A figure of the driver by pair of process and device."""
+    figures = [
+        None if figure < 0 else figure if unit == 1 else figure / unit
+        for figure in scrape.join.figures(column)
+    ]
+    return [None if row == NO_ROW else figures[row] for row in scrape.join.rows_of_pairs]
+
+
+@attrs.frozen(eq=False)
 class _ProcessRows:
-    """The label texts of all processes with their devices; those of one slot follow each other.
+    """The label texts of all processes with their devices.
 
     Attributes:
+        used: By row of ``table.usages``.
+        measured: Those whose layout has utilisation.
+        driven: By place in the columns of `Pairs`.
         folded: Label text of a container to the number of its processes that are summed up.
     """
 
-    def __init__(self, scrape: Scrape) -> None:
-        self._scrape = scrape
-        self._texts: list[str] = []
-        # Row of a slot to its first label text.
-        self._first: dict[int, int] = {}
-        # Label texts with their rows of usages; those whose layout has utilisation.
-        self._used: list[tuple[int, int]] = []
-        self._measured: list[tuple[int, int]] = []
-        self.folded: dict[str, float | None] = {}
-        found: dict[int, list[tuple[int, HostProcess]]] = {}
-        table = scrape.observation.table
-        for slot, process in scrape.observation.proved().processes.items():
-            found.setdefault(table.processes.region[slot], []).append((slot, process))
+    used: TextRows = attrs.field(factory=TextRows)
+    measured: TextRows = attrs.field(factory=TextRows)
+    driven: TextRows = attrs.field(factory=TextRows)
+    folded: dict[str, float | None] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, scrape: Scrape) -> _ProcessRows:
+        rows = cls()
+        texts: dict[tuple[int, int], str] = {}
         for shown in scrape.regions:
-            if shown.row in found and shown.devices:
-                self._add(shown, found[shown.row])
+            texts.update(rows._add(scrape, shown))
+        pairs = scrape.join.pairs
+        for place, pair in enumerate(zip(pairs.slots, pairs.devices, strict=True)):
+            if pair in texts:
+                rows.driven.add(texts[pair], place)
+        return rows
 
-    def _add(self, shown: ShownRegion, found: list[tuple[int, HostProcess]]) -> None:
-        table, states = self._scrape.observation.table, self._scrape.observation.proved().states
-        container_id = container_id_of(self._scrape, shown.row)
-        pids, first_usage = table.processes.pid, table.processes.first_usage
-        alone = found[: MAX_PAIRS // len(shown.devices)]
-        slots = {}
-        for slot, process in alone:
-            id_ = container_id if process.container is None else process.container.id
-            slots[slot] = self._add_texts(shown, id_, pids[slot], process.pid)
-        if len(alone) < len(found):
-            self.folded[shown.labels.own] = len(found) - len(alone)
-        start = table.regions.first_process[shown.row]
-        end = start + table.regions.process_count[shown.row]
-        if states.count(_ALIVE, start, end) > len(alone):
-            # A pid that is in several slots is one process: the others are summed up as well.
-            others = self._add_texts(shown, container_id, OTHER, OTHER)
-            rest = (at for at in range(start, end) if states[at] == _ALIVE)
-            slots.update((at, others) for at in rest if at not in slots)
-        used = [
-            (text + device, first_usage[slot] + device)
-            for slot, text in slots.items()
-            for device in range(len(shown.devices))
-        ]
-        self._first.update(slots)
-        self._used += used
-        if shown.has_utilization:
-            self._measured += used
-
-    def _add_texts(
-        self, shown: ShownRegion, container_id: str, pid: object, host_pid: object
-    ) -> int:
-        first = len(self._texts)
-        # Nothing here needs to be escaped: ids are hexadecimal.
-        before = f'{shown.labels.monitor},container_id="{container_id}"'
-        after = f'pid="{pid}",host_pid="{host_pid}"'
-        devices = self._scrape.device_labels
-        self._texts += [f"{before},{devices[row]},{after}" for row in shown.devices]
-        return first
-
-    def counted(self, name: str, column: str) -> Series:
-        """Series of a column of the regions."""
-        cells = getattr(self._scrape.observation.table.usages, column)
-        pairs = self._measured if column == "sm_util_percent" else self._used
-        return self._series(name, [(at, cells[usage]) for at, usage in pairs])
-
-    @cached_property
-    def _driven(self) -> list[tuple[int, int]]:
-        """Label texts with their rows of the driver's figures."""
-        join, table = self._scrape.join, self._scrape.observation.table
-        first_device, regions = table.regions.first_device, table.processes.region
-        rows = zip(join.pairs.slots, join.pairs.devices, join.rows_of_pairs, strict=True)
-        return [
-            (self._first[slot] + device - first_device[regions[slot]], row)
-            for slot, device, row in rows
-            if row != NO_ROW and slot in self._first
-        ]
-
-    def driven(self, name: str, column: str) -> Series:
-        """Series of a figure of the driver."""
-        figures = self._scrape.join.figures(column)
-        return self._series(
-            name, [(at, figures[row]) for at, row in self._driven if figures[row] >= 0]
-        )
-
-    def _series(self, name: str, pairs: Iterable[tuple[int, int]]) -> Series:
-        values: list[float | None] = [None] * len(self._texts)
-        for at, figure in pairs:
-            values[at] = (values[at] or 0) + figure
-        if name.endswith("_ratio"):
-            values = [None if value is None else value / 100 for value in values]
-        return Series(name, self._texts, values)
+    def _add(self, scrape: Scrape, shown: ShownRegion) -> Iterator[tuple[tuple[int, int], str]]:
+        """Add a region's processes; yields row of the slot and of the device, with the text."""
+        table, proved = scrape.observation.table, scrape.observation.proved()
+        first = table.regions.first_process[shown.row]
+        slots = range(first, first + table.regions.process_count[shown.row])
+        known = [slot for slot in slots if slot in proved.processes]
+        alone = set(known[: MAX_PAIRS // max(1, len(shown.devices))])
+        if len(alone) < len(known):
+            self.folded[shown.labels.own] = len(known) - len(alone)
+        container_id = container_id_of(scrape, shown.row)
+        for slot in slots:
+            if proved.states[slot] != _ALIVE:
+                continue
+            id_, pid, host_pid = container_id, OTHER, OTHER
+            # A process in several slots is in `processes` once; its other slots are summed up.
+            if slot in alone:
+                process = proved.processes[slot]
+                pid, host_pid = str(table.processes.pid[slot]), str(process.pid)
+                id_ = container_id if process.container is None else process.container.id
+            # Nothing here needs to be escaped: ids are hexadecimal.
+            before = f'{shown.labels.monitor},container_id="{id_}"'
+            after = f'pid="{pid}",host_pid="{host_pid}"'
+            for usage, device in enumerate(shown.devices, table.processes.first_usage[slot]):
+                text = f"{before},{scrape.texts.device_labels[device]},{after}"
+                self.used.add(text, usage)
+                if shown.has_utilization:
+                    self.measured.add(text, usage)
+                yield (slot, device), text
 
 
-def _counts(scrape: Scrape, rows: _ProcessRows) -> Iterator[Series]:
+def _counts(scrape: Scrape) -> Iterator[Series]:
     """Processes by state."""
     name = "hamiregion_container_processes"
     observation, states = scrape.observation, scrape.observation.proved()
@@ -161,20 +144,16 @@ def _counts(scrape: Scrape, rows: _ProcessRows) -> Iterator[Series]:
     escaped_pids = {each.host_pid for each in escaped}
     escapes = Counter(each.container for each in escaped)
     unread = {gap.container: gap.count for gap in observation.gaps if gap.kind == "slots"}
-    counts: dict[str, float | None] = {}
+    counts: dict[str, list[int | None]] = {state: [] for state in _STATES}
     for shown in scrape.regions:
         first = regions.first_process[shown.row]
         end = first + regions.process_count[shown.row]
-        by_state = {
-            state: states.states.count(number, first, end)
-            for number, state in enumerate(SLOT_STATES)
-        }
+        for number, state in enumerate(SLOT_STATES):
+            counts[state].append(states.states.count(number, first, end))
         users = unlisted.get(shown.row, ())
-        by_state["unlisted"] = sum(each.pid not in escaped_pids for each in users)
-        by_state["escaped"] = escapes[shown.container]
-        if shown.container in unread:
-            by_state["unread"] = unread[shown.container]
-        for state, count in by_state.items():
-            counts[f'{shown.labels.own},state="{state}"'] = count
-    yield Series.of(name, counts)
-    yield Series.of("hamiregion_container_processes_folded", rows.folded)
+        counts["unlisted"].append(sum(each.pid not in escaped_pids for each in users))
+        counts["escaped"].append(escapes[shown.container])
+        counts["unread"].append(unread.get(shown.container))
+    own = [each.labels.own for each in scrape.regions]
+    for state, values in counts.items():
+        yield Series(name, [f'{each},state="{state}"' for each in own], values)
