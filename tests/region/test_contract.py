@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -20,7 +19,6 @@ import libhamiregion.node
 import libhamiregion.plan
 import libhamiregion.report
 
-TESTS = Path(__file__).parents[1]
 PACKAGES = (
     libhamiregion,
     libhamiregion.launch,

@@ -1,10 +1,7 @@
 """Creating a region: what libvgpu needs to find in it, and how it appears."""
 
-import ctypes
 import errno
-import mmap
 import os
-import platform
 import resource
 import stat
 import threading
@@ -36,9 +33,6 @@ from libhamiregion import (
 def layout(request: pytest.FixtureRequest) -> Layout:
     chosen: Layout = request.param
     return chosen
-
-
-GIB = 2**30
 
 
 @pytest.fixture
@@ -102,74 +96,6 @@ def test_last_kernel_time_is_now(layout: Layout, region_file: RegionFileFactory)
         assert region.last_kernel_time_s is not None
         # time() of the C library may lag a tick behind the clock that Python reads.
         assert before - 1 <= region.last_kernel_time_s <= time.time()
-
-
-# ---- its semaphores, as the container's glibc sees them ----
-
-
-class Timespec(ctypes.Structure):
-    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
-
-
-class Semaphore:
-    """A `sem_t` inside a mapped file, used through this machine's libc."""
-
-    def __init__(self, file: RegionFile, field: str) -> None:
-        self.offset = file.layout.offsets[field]
-        with file.path.open("r+b") as stream:
-            self.mapping = mmap.mmap(stream.fileno(), file.layout.size_bytes)
-        self.libc = ctypes.CDLL(None, use_errno=True)
-        self.anchor = ctypes.c_char.from_buffer(self.mapping, self.offset)
-        self.at = ctypes.c_void_p(ctypes.addressof(self.anchor))
-
-    def value(self) -> int:
-        value = ctypes.c_int(-77)
-        assert self.libc.sem_getvalue(self.at, ctypes.byref(value)) == 0
-        return value.value
-
-    def wait(self, timeout_s: float) -> int:
-        """0, or the errno."""
-        deadline = time.time() + timeout_s
-        until = Timespec(int(deadline), int(deadline % 1 * 10**9))
-        if self.libc.sem_timedwait(self.at, ctypes.byref(until)) == 0:
-            return 0
-        return ctypes.get_errno()
-
-    def post(self) -> None:
-        assert self.libc.sem_post(self.at) == 0
-
-    def waiters(self) -> int:
-        return int.from_bytes(self.mapping[self.offset + 4 : self.offset + 8], "little")
-
-
-SEMAPHORES = [
-    (layout, field)
-    for layout in Layout
-    for field in ("sem", "sem_postinit")
-    if layout.offsets[field] is not None
-]
-needs_glibc = pytest.mark.skipif(
-    platform.libc_ver()[0] != "glibc", reason="libvgpu's semaphores are glibc's"
-)
-
-
-@needs_glibc
-@pytest.mark.parametrize(("layout", "field"), SEMAPHORES)
-def test_a_post_wakes_a_waiter_in_another_process(
-    layout: Layout, field: str, region_file: RegionFileFactory
-) -> None:
-    """Only of a semaphore that says it is shared: a private one never hears of it."""
-    semaphore = Semaphore(region_file(layout), field)
-    assert semaphore.wait(PATIENCE_S) == 0
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if semaphore.wait(PATIENCE_S) == 0 else 1)
-    deadline = time.monotonic() + PATIENCE_S
-    while semaphore.waiters() == 0:
-        assert time.monotonic() < deadline
-    semaphore.post()
-    # A waiter that nobody wakes fails at its own deadline.
-    assert os.waitpid(pid, 0)[1] == 0
 
 
 # ---- what is refused ----

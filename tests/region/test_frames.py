@@ -131,11 +131,6 @@ def test_differences_of_columns_are_right_over_the_limit_and_null_without_one(
     assert difference.to_list() == [-GIB, None, 3 * GIB]
 
 
-def regions_table(path: Path) -> RegionTable:
-    with RegionSet([path]) as regions:
-        return regions.read()
-
-
 def test_identity_columns_stand_beside_the_path(region_file: RegionFileFactory) -> None:
     first, second = region_file(name="a"), region_file(name="b")
     first.add_process(7, {0: GIB})

@@ -1,20 +1,10 @@
 """`limits_from_environment`: libvgpu's own reading of the limit variables."""
 
-import ctypes
-
-import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-
 from libhamiregion import limits_from_environment
 
 MEMORY = "CUDA_DEVICE_MEMORY_LIMIT"
 SM = "CUDA_DEVICE_SM_LIMIT"
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-
-c_strtoul = ctypes.CDLL(None).strtoul
-c_strtoul.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)
-c_strtoul.restype = ctypes.c_ulong
 
 
 def memory_limit(value: str) -> "int | None":
@@ -23,12 +13,6 @@ def memory_limit(value: str) -> "int | None":
 
 def sm_limit(value: str) -> "int | None":
     return limits_from_environment({SM: value}).sm_limits_percent[0]
-
-
-def test_without_variables_nothing_is_limited() -> None:
-    limits = limits_from_environment({"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0"})
-    assert limits.memory_limits_bytes == (None,) * 16
-    assert limits.sm_limits_percent == (None,) * 16
 
 
 def test_the_variable_without_an_index_rules_every_device() -> None:
@@ -52,11 +36,6 @@ def test_a_device_whose_own_value_comes_to_nothing_gets_the_general_one() -> Non
         )
         assert limits.memory_limits_bytes[1] == GIB
         assert limits.sm_limits_percent[1] == 30
-
-
-def test_indices_that_are_no_device_are_ignored() -> None:
-    for name in [f"{MEMORY}_16", f"{MEMORY}_00", f"{MEMORY}_-1", f"{MEMORY}_"]:
-        assert limits_from_environment({name: "1g"}).memory_limits_bytes == (None,) * 16
 
 
 def test_a_value_is_what_strtoul_reads_times_the_last_letter() -> None:
@@ -129,32 +108,3 @@ def test_an_unlimited_device_is_told_apart_from_one_without_a_value() -> None:
 
 def test_a_value_ends_at_a_nul_as_in_c() -> None:
     assert memory_limit("6g\x00k") == 6 * GIB
-
-
-# Pieces that strtoul treats differently, in any order, and whatever else there is.
-likely = st.lists(
-    st.sampled_from([*" \t\v\x1c\x85\u00a0+-", *"0123456789", *"abcfxXzgGmMkK._", "0x", "0b", "٣"])
-    | st.integers(0, 2**66).map(str)
-    | st.integers(0, 2**66).map(hex)
-    | st.integers(0, 2**66).map(lambda number: f"0{number:o}"),
-    max_size=6,
-).map("".join)
-anything = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
-
-
-@pytest.mark.slow
-@settings(max_examples=1000)
-@given(likely | anything, st.sampled_from(["", *"gGmMkK"]))
-@example("0x", "")
-@example("-0x1", "")
-@example("18446744073709551616", "")
-@example("01777777777777777777777", "")
-@example("02000000000000000000000", "")
-def test_a_value_is_scaled_in_64_bits_and_dropped_on_overflow(text: str, suffix: str) -> None:
-    """The number is what this system's strtoul reads."""
-    value = text + suffix
-    scalar = {"G": GIB, "M": MIB, "K": KIB}.get(value[-1:].upper(), 1)
-    number = c_strtoul(value.encode(), None, 0)
-    scaled = number * scalar % 2**64
-    expected = scaled if scaled // scalar == number else 0
-    assert (memory_limit(value) or 0) == expected

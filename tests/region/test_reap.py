@@ -77,16 +77,6 @@ def test_nothing_moves_under_a_live_process_in_no_layout(
     assert is_free(file)
 
 
-def test_the_reapers_own_slot_goes_on_counting(file: RegionFile) -> None:
-    file.add_process(DEAD, {0: 1})
-    with open_region(file, writable=True) as region, region.attach() as slot:
-        slot.charge(0, 100)
-        file.add_process(DEAD + 1, {0: 2})
-        assert reap_in_time(region) == (ReapedSlot(DEAD, 1), ReapedSlot(DEAD + 1, 2))
-        slot.charge(0, 1)
-        assert region.memory_used(0) == 101
-
-
 def test_a_live_process_behind_the_last_slot_is_somebody_else(
     file: RegionFile, actor: MakeActor
 ) -> None:
@@ -293,15 +283,6 @@ def test_one_without_a_slot_is_named_before_anything_is_done(file: RegionFile) -
         with pytest.raises(ProcessNotInRegion):
             region.reap([DEAD + 1], dry_run=True)
     assert file.content() == before
-
-
-@pytest.mark.parametrize("pid", [-1, 2**31, 2**40])
-def test_what_can_be_no_pid_is_a_value_error(pid: int, region_file: RegionFileFactory) -> None:
-    with (
-        open_region(region_file(), writable=True) as region,
-        pytest.raises(ValueError, match="a pid is"),
-    ):
-        region.reap([pid])
 
 
 # ---- proof ----

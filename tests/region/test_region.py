@@ -1,9 +1,7 @@
 """One region: opening, snapshots, live values, staleness, closing, threads and fork."""
 
 import gc
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
@@ -289,13 +287,6 @@ def test_a_region_in_place_is_not_stale(layout: Layout, file: RegionFile) -> Non
         assert not region.is_stale()
 
 
-def test_a_shortened_region_is_stale(layout: Layout, file: RegionFile) -> None:
-    with open_region(file) as region:
-        for size in (layout.size_bytes - 1, layout.size_bytes - 4096, 0):
-            file.resize(size)
-            assert region.is_stale()
-
-
 def test_a_removed_region_is_stale_and_still_readable(region_file: RegionFileFactory) -> None:
     file = region_file(memory_limits=(GIB,))
     with open_region(file) as region:
@@ -328,22 +319,6 @@ def test_every_call_after_close_raises_region_closed(region_file: RegionFileFact
 
 
 # ---- threads ----
-
-
-def test_threads_may_share_a_region(region_file: RegionFileFactory) -> None:
-    file = region_file(memory_limits=(1, 1), uuids=UUIDS)
-    with open_region(file, writable=True) as region:
-
-        def edit_and_read(number: int) -> set[tuple[int | None, int | None]]:
-            seen = set()
-            for _ in range(300):
-                region.set_memory_limit(number, device=0)
-                seen.add((region.memory_limit(0), region.snapshot().device(0).memory_limit_bytes))
-            return seen
-
-        with ThreadPoolExecutor(4) as pool:
-            for seen in pool.map(edit_and_read, [1, 2**20, 2**40, 2**60]):
-                assert {value for pair in seen for value in pair} <= {1, 2**20, 2**40, 2**60}
 
 
 # ---- fork ----
@@ -389,36 +364,6 @@ def test_a_forked_child_opens_the_file_itself_and_closes_what_it_inherited(
 
     assert in_child(child) == (2 * GIB, 0)
     assert region.memory_limit(0) == 2 * GIB
-    region.close()
-
-
-@pytest.mark.slow
-def test_fork_while_other_threads_read_leaves_the_child_free_to_close(
-    region_file: RegionFileFactory,
-) -> None:
-    file = region_file()
-    region = open_region(file)
-    stop = threading.Event()
-
-    def read() -> None:
-        while not stop.is_set():
-            region.snapshot()
-
-    threads = [threading.Thread(target=read, daemon=True) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-
-        def child() -> bool:
-            region.close()
-            return mappings_of(file.path) == []
-
-        for _ in range(20):
-            assert in_child(child)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
     region.close()
 
 

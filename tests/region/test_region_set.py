@@ -436,18 +436,6 @@ def test_after_close_every_call_raises_region_closed(files: list[RegionFile]) ->
     assert not any(str(file.path) in maps for file in files)
 
 
-def test_a_region_that_was_closed_elsewhere_says_so_in_its_row(files: list[RegionFile]) -> None:
-    with RegionSet(files) as region_set:
-        region_set.regions[1].close()
-        with region_set.regions[3]:
-            pass
-        table = region_set.read()
-        assert [row for row in range(5) if isinstance(table.error(row), RegionClosed)] == [1, 3]
-        assert str(files[1].path) in str(table.error(1))
-        assert region_set.add(files[1])
-        assert region_set.read().error(4) is None
-
-
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("how", ["thread", "handler"])
 def test_a_set_is_read_whatever_happens_to_it_meanwhile(how: str, files: list[RegionFile]) -> None:

@@ -237,21 +237,6 @@ def repair_after_two_moves(file: RegionFile, moved: Actor) -> None:
 
 
 @with_seqlock
-def test_a_blank_slot_of_a_live_process_between_does_not_bar_the_way(
-    file: RegionFile, actor: MakeActor
-) -> None:
-    """It holds nothing, whether its process comes back to it or not."""
-    moved, newcomer = actor(file), actor(file)
-    file.add_process(DEAD)
-    file.add_process(DEAD + 1)
-    blank = file.add_process(newcomer.pid)
-    repair_after_two_moves(file, moved)
-    assert pids(file)[blank] == newcomer.pid
-    account(file, blank, 7)
-    assert used(file) == 157
-
-
-@with_seqlock
 def test_the_flag_of_a_mark_does_not_make_a_blank_slot_look_used(
     file: RegionFile, actor: MakeActor
 ) -> None:

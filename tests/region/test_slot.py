@@ -3,7 +3,6 @@
 import os
 import pickle
 import struct
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -148,21 +147,6 @@ def test_an_impossible_number_of_processes_is_a_corrupt_region(
                 with pytest.raises(RegionCorrupt):
                     call()
             assert file.content() == before
-
-
-def test_attaching_waits_for_the_lock_as_long_as_it_was_told(
-    file: RegionFile, actor: MakeActor
-) -> None:
-    holder = actor(file)
-    hold(file, holder.pid)
-    with open_region(file, writable=True) as region:
-        started = time.monotonic()
-        with pytest.raises(LockTimeout, match=f"owner_pid {holder.pid}"):
-            region.attach(timeout_s=0.05)
-        assert time.monotonic() - started >= 0.05
-        assert pids(file) == []
-        let_go(file)
-        region.attach(timeout_s=0.05).detach()
 
 
 # ---- leaving ----

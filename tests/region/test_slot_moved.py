@@ -9,12 +9,11 @@ import os
 
 import pytest
 from lock_bytes import NOBODY, is_free
-from namespaces import needs_first_namespace
 from slot_bytes import WITHOUT_SEQLOCK, at_work, move_last_into, pids, put_slot, slot_bytes
 from support.actors import MakeActor
 from support.region_file import RegionFile, RegionFileFactory
 
-from libhamiregion import Layout, MemoryLimitExceeded, Region, Slot, SlotRepair, open_region
+from libhamiregion import Layout, Region, Slot, SlotRepair, open_region
 
 
 def attach_behind(file: RegionFile, region: Region, others: int) -> Slot:
@@ -122,19 +121,6 @@ def test_after_being_removed_altogether(
         assert region.memory_used(0) == 2111 + (3000 if moved else 0)
 
 
-def test_the_limit_holds_at_once_after_a_move(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout, uuids=["GPU-0"] * 10, memory_limits=(2500,))
-    with open_region(file, writable=True) as region:
-        slot = attach_behind(file, region, 2)
-        move_last_into(file, 0)
-        with pytest.raises(MemoryLimitExceeded) as caught:
-            slot.charge(0, 1391)
-        assert caught.value.used_bytes == 1110
-        slot.charge(0, 1390)
-
-
 def test_leaving_after_a_move_without_having_noticed_it(
     layout: Layout, region_file: RegionFileFactory
 ) -> None:
@@ -181,22 +167,6 @@ def test_nobody_sees_an_orphan_of_a_process_of_this_library_once_it_has_noticed(
         moved("slot.detach")
         assert region.memory_used(0) == dead
         assert moved.pid not in [one.pid for one in region.snapshot().processes if one.status]
-
-
-@needs_first_namespace
-def test_a_slot_that_is_reaped_around_stays_right(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout, uuids=["GPU-0"] * 10)
-    cleaner = actor(file)
-    with open_region(file, writable=True) as region:
-        slot = attach_behind(file, region, 3)
-        file.add_process(NOBODY + 9, {0: 1})
-        reaped = {one.pid for one in cleaner("region.reap")}
-        assert reaped == {NOBODY, NOBODY + 1, NOBODY + 2, NOBODY + 9}
-        slot.charge(0, 1)
-        assert own_usage(region, 0) == (0, 10, 101, 111)
-        assert region.memory_used(0) == 111
 
 
 @pytest.mark.parametrize("layout", WITHOUT_SEQLOCK)

@@ -303,12 +303,6 @@ def test_generations_that_overlap_do_not_make_the_table_longer_and_longer(
     assert used(file) == 1
 
 
-def test_a_few_emptied_slots_are_not_worth_a_look_at_proc(file: RegionFile) -> None:
-    fill_with_emptied(file, MANY - 1)
-    with open_region(file, writable=True) as region, region.attach():
-        assert file.get("proc_num") == MANY
-
-
 @needs_first_namespace
 @pytest.mark.parametrize(
     "whose", ["a live process's", "one that is ending", "counted", "suspended"]
