@@ -21,18 +21,27 @@ _UNLIMITED: Final = 100
 class CoreLimiter:
     """A token bucket of blocks for one device.
 
-    `acquire` is what a kernel launch does, `tick` what happens every 120 ms.  A launch takes as
-    many tokens as it has blocks and may leave the bucket below zero, where launches wait.  A tick
-    raises or lowers the share, as the utilisation that was measured is under or over the SM limit,
-    and pours it into the bucket.  Nothing ticks by itself.
+    libvgpu limits SM time by such a bucket per process and device; this one has the same integer
+    divisions.  A launch (`acquire`) waits while the bucket is below zero, then takes one token per
+    block.  The owner of the limiter calls `tick` every 120 ms.
 
-    With a region its SM limit of the device and its `utilization_switch` rule, read when the
-    limiter is made and at each tick; `sm_limit` then has no effect.
+    With a region, its SM limit of the device and its `utilization_switch` hold, read without a lock
+    when the limiter is made and at each tick; `sm_limit` then has no effect.  While only the switch
+    is off, launches pass and ticks still fill the bucket.
+
+    The bucket holds `total` tokens at most, at first 32 x SMs x threads per SM.  A tick changes the
+    `share` and adds it to the tokens.  All divisions drop the remainder:
+
+    1. If the share is as large as the bucket and launches wait, `total` and the share double.
+    2. The distance from the utilisation to the limit counts as at least 5.
+    3. The step is SMs^2 x threads per SM x distance / 2560.  If the distance is more than half of
+       the limit, multiply by distance x 2 / (limit + 1).
+    4. At or below the limit the share grows by a step, up to `total`.  Above, it shrinks by a step,
+       down to 0.
+    5. The share is added to the tokens, up to `total`.
 
     Threads: all methods may be called from several threads at once; waiting threads are not served
-    in order.  After `fork` the child's limiter goes its own way.
-
-    Source: docs, The core limiter (The arithmetic).
+    in order.  After `fork` the child's limiter is independent.
 
     Args:
         sm_count: CUDA's `multiProcessorCount`, 1 to 65536.
