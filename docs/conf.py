@@ -65,10 +65,11 @@ nitpick_ignore = [
     ("py:class", "libhamiregion.node.procfs.Mapping"),
     ("py:class", "libhamiregion.node.rows.ContainerFacts"),
     ("py:class", "libhamiregion.node.processes.FileUser"),
-    # Type variables and aliases of signatures.
+    # Type variables, aliases and private types of signatures.
     ("py:class", "Cells"),
     ("py:class", "ContainerFacts"),
     ("py:class", "Entry"),
+    ("py:class", "FileUser"),
     ("py:class", "Handle"),
     ("py:class", "MappingOf"),
     ("py:class", "T"),
