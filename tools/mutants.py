@@ -1,26 +1,23 @@
-"""Put random plausible faults into the tree, one at a time, and list those that no test sees.
+"""Plant random plausible faults in a copy of a tree, and record those that no test sees.
 
-    .venv/bin/python tools/mutants.py --seed 7 --mutants 200
+    python tools/mutants.py --seed 7 --count 300 [--tree TREE] [--results FILE]
+    python tools/mutants.py --summary [--results FILE]
 
-Each fault is one changed line that compiles to something else. The tests of its subject run first,
-in one process, the quick ones before the others, up to the first failure: those that name what the
-changed file defines, and what little else does. What survives them meets those of its surroundings:
-more that name it, those of whoever imports or calls it and, for the core, all of its programs in C.
-What survives these too has the whole suite run against it, or is left at that with --quick. The
-test that fails must pass without the fault. All of it happens in a copy of the tree, with a virtual
-environment of its own, which --place keeps for the next run.
+Each fault is one changed line that compiles to something else. The tests that know the changed file
+best run against it in one process, the quick ones first, up to the first failure or the time limit.
+A test that fails must pass without the fault. Floors have equal parts of the count and take turns,
+so that a run that is cut short is fair to all. Each judged fault is one line of the results file;
+a second run with the same seed and tree continues. `make` sets up an environment in the copy.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import fnmatch
 import functools
 import random
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 import sysconfig
@@ -31,30 +28,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
-TREE: Final = Path(__file__).resolve().parents[1]
-SUBJECTS: Final = ("libhamiregion/**/*.py", "csrc/*.c", "csrc/preload/*.c")
-# Of the test files, those that know the subject best.
-FILES_OF_A_SUBJECT: Final = 8
-FILES_OF_ITS_SURROUNDINGS: Final = 16
-# In the order in which they run: those of one process, those of several, programs in C.
-KINDS: Final = (
-    "tests/region/",
-    "tests/unit/",
-    "tests/corruption/",
-    "tests/",
-    "tests/integration/test_c_core.py",
-)
+FLOORS: Final = {
+    "csrc": "csrc/*.c",
+    "library": "libhamiregion/*.py",
+    "node": "libhamiregion/node/**/*.py",
+    "exporter": "libhamiregion/exporter/**/*.py",
+    "plan": "libhamiregion/plan/*.py",
+    "agent": "libhamiregion/agent/*.py",
+}
+FILES_OF_TESTS: Final = 8
+NOT_RUN: Final = {"packaging", "cluster", "gpu"}
+# Markers of tests left out: today's, and those of the tree before the cut.
+SLOW: Final = ("slow", "thorough", "stress")
 C_PROGRAM: Final = "tests/integration/test_c_core.py::test_program[{}]"
-SECONDS_FOR_A_RUN: Final = 1800
+# Tests of one process first, programs in C last: they have to be compiled.
+ORDER: Final = ("tests/region/", "tests/unit/", "tests/corruption/", "tests/", C_PROGRAM[:30])
 
 
 class Mutant(NamedTuple):
     """One changed line of one file."""
 
+    floor: str
     path: str
     line: int
+    kind: str
     text: str
 
 
@@ -80,7 +79,7 @@ SWAPPED_NAMES: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
 def faults_in_node(node: ast.AST) -> Iterator[ast.AST]:
-    """What could stand in the place of a node by mistake."""
+    """Plausible mistakes in place of a node."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED_OPERATORS:
         swapped = SWAPPED_OPERATORS[type(node.ops[0])]()
         yield ast.Compare(node.left, [swapped, *node.ops[1:]], node.comparators)
@@ -108,7 +107,7 @@ def faults_in_node(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def code_of(tree: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run: no annotations, and nothing that is for type checkers only."""
+    """Nodes that run: no annotations, nothing that is for type checkers only."""
     for name, value in ast.iter_fields(tree):
         if name in {"annotation", "returns"}:
             continue
@@ -120,8 +119,8 @@ def code_of(tree: ast.AST) -> Iterator[ast.AST]:
                 yield from code_of(child)
 
 
-def faults_in_python(source: str) -> Iterator[tuple[int, str]]:
-    """Line numbers, and what stands there with one fault in it."""
+def faults_in_python(source: str) -> Iterator[tuple[int, str, str]]:
+    """Line numbers, kinds of faults, and the line with the fault in it."""
     lines = source.encode().splitlines(keepends=True)
     for node in code_of(ast.parse(source)):
         # In a formatted string nodes have no place of their own before Python 3.12.
@@ -133,7 +132,7 @@ def faults_in_python(source: str) -> Iterator[tuple[int, str]]:
             if not isinstance(fault, ast.stmt):
                 text = b"(" + text + b")"
             changed = line[: node.col_offset] + text + line[node.end_col_offset :]
-            yield node.lineno, changed.decode()
+            yield node.lineno, type(node).__name__, changed.decode()
 
 
 FAULTS_IN_C: Final = [
@@ -167,12 +166,12 @@ EXPECTED: Final = re.compile(r"__builtin_expect\((?:[^()]|\((?:[^()]|\([^()]*\))
 
 
 def hints_in(line: str) -> set[int]:
-    """Where the numbers stand that tell a compiler what is likely: another one is no fault."""
+    """Places of numbers that say which branch is likely: another number is no fault."""
     return {found.end() for found in EXPECTED.finditer(line)}
 
 
-def faults_in_c(source: str) -> Iterator[tuple[int, str]]:
-    """Line numbers, and what stands there with one fault in it."""
+def faults_in_c(source: str) -> Iterator[tuple[int, str, str]]:
+    """Line numbers, kinds of faults, and the line with the fault in it."""
     for number, line in enumerate(source.splitlines(keepends=True), 1):
         if line.lstrip().startswith(("/", "*", "#")):
             continue
@@ -184,54 +183,45 @@ def faults_in_c(source: str) -> Iterator[tuple[int, str]]:
                 changed = line[: found.start()] + found.expand(text) + line[found.end() :]
                 if text == "if (!(":
                     changed = re.sub(r"\)( ?\{?)$", r"))\1", changed)
-                yield number, changed
+                yield number, " ".join(found[0].split())[:24], changed
 
 
 def names_in_python(path: Path) -> set[str]:
-    """The functions and classes that a Python file defines, and its own name."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    """Functions and classes of a Python file, and its own name."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    defined = {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    defined = {node.name for node in nodes if isinstance(node, kinds)}
     return {name for name in defined if not name.startswith("__")} | {path.stem}
 
 
-def names_in_c(path: Path, *, all_callers: bool = False) -> set[str]:
-    """The functions that a C file defines for others, the Python ones that call them, its name.
+def names_in_c(path: Path) -> set[str]:
+    """Functions that a C file defines, Python functions that call them, and its own name.
 
-    With `all_callers` also those of every file of the core that calls them, if only through others.
+    A file without callers in Python takes in the C files that call it.
     """
     defined = {
         each: set(re.findall(r"^\w[\w \*]*?(hr_\w+)\(", each.read_text("utf-8"), re.MULTILINE))
         for each in path.parent.glob("*.c")
     }
     names = defined[path]
-    callers = python_callers(names)
-    # Of a file in the middle of the core, those tell who call it.
-    while all_callers or not callers:
+    while not (callers := python_callers(path.parents[1], names)):
         calls = re.compile(rf"\b(?:{'|'.join(names)})\(")
         above = [each for each in defined if calls.search(each.read_text(encoding="utf-8"))]
         more = names.union(*(defined[each] for each in above))
         if more == names:
             break
-        names, callers = more, python_callers(more)
+        names = more
     return names | callers | {path.stem}
 
 
-def importers_of(path: Path) -> list[Path]:
-    """The files of the package that import a file of it by its name."""
-    imports = re.compile(rf"^\s*from [\w.]*\b{re.escape(path.stem)} import ", re.MULTILINE)
-    package = (TREE / "libhamiregion").rglob("*.py")
-    return [each for each in package if imports.search(each.read_text(encoding="utf-8"))]
-
-
-def python_callers(functions: set[str]) -> set[str]:
-    """The Python functions that call any of these C functions."""
+def python_callers(tree: Path, functions: set[str]) -> set[str]:
+    """Python functions that call any of these C functions."""
     calls = re.compile(rf"\blib\.(?:{'|'.join(functions)})\b")
-    texts = [each.read_text("utf-8") for each in (TREE / "libhamiregion").glob("*.py")]
+    texts = [each.read_text("utf-8") for each in (tree / "libhamiregion").glob("*.py")]
     return {
         node.name
         for text in texts
-        if calls.search(text)
+        if functions and calls.search(text)
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.FunctionDef)
         and not node.name.startswith("__")
@@ -240,78 +230,39 @@ def python_callers(functions: set[str]) -> set[str]:
 
 
 @functools.cache
-def words_of_tests() -> dict[str, set[str]]:
-    """The words in each file of tests, and in each program of the core's."""
+def words_of_tests(tree: Path) -> dict[str, set[str]]:
+    """Words of each file of tests, and of each C program of the core's tests."""
     found = {}
-    for test in (*(TREE / "tests").rglob("test_*.py"), *(TREE / "tests/c").glob("test_*.c")):
-        if not {"packaging", "cluster", "gpu"}.intersection(test.parts):
-            name = test.relative_to(TREE).as_posix()
+    for test in (*(tree / "tests").rglob("test_*.py"), *(tree / "tests/c").glob("test_*.c")):
+        if not NOT_RUN.intersection(test.parts):
+            name = test.relative_to(tree).as_posix()
             if test.suffix == ".c":
                 name = C_PROGRAM.format(test.stem)
             found[name] = set(re.findall(r"\w+", test.read_text(encoding="utf-8")))
     return found
 
 
-def tests_that_know(path: str, names: set[str]) -> list[str]:
-    """Tests by how much they know of some names of a file, each worth more the fewer have it."""
-    words = words_of_tests()
+@functools.cache
+def tests_of(tree: Path, path: str) -> list[str]:
+    """Tests that know a file best: by its names in them, each worth more the fewer have it."""
+    words = words_of_tests(tree)
+    names = (names_in_c if path.endswith(".c") else names_in_python)(tree / path)
     worth = {name: 1 / (1 + sum(name in each for each in words.values())) for name in names}
     stem = Path(path).stem.strip("_")
-    # Not what all programs in C are run by, which says nothing of them.
-    every_program = C_PROGRAM.partition("[")[0]
-    scores = {
-        test: sum(worth[name] for name in names & found)
-        # A file's name says whose tests it holds.
-        + (stem in re.split(r"[^a-z0-9]+", name) or f"test_{stem}" in name)
-        for test, found in words.items()
-        for name in [test.replace(every_program, "")]
-    }
-    return [test for test, score in Counter(scores).most_common() if score]
-
-
-@functools.cache
-def tests_of(path: str) -> list[str]:
-    """The tests that know a file best."""
-    if path.startswith("csrc/preload"):
-        return ["tests/preload"]
-    names = (names_in_c if path.endswith(".c") else names_in_python)(TREE / path)
-    return sorted(tests_that_know(path, names)[:FILES_OF_A_SUBJECT], key=cost)
-
-
-@functools.cache
-def tests_around(path: str) -> list[str]:
-    """More tests that know it, or who uses it; for the core, all programs in C too."""
-    if path.startswith(("csrc/preload", "libhamiregion/launch")):
-        of_programs = {
-            each.relative_to(TREE).as_posix()
-            for name in ("test_run*.py", "test_launch*.py")
-            for each in (TREE / "tests").rglob(name)
+    scores = Counter(
+        {
+            test: sum(worth[name] for name in names & found)
+            # The file's own test, by its name.
+            + (stem in re.split(r"[^a-z0-9]+", test) or f"test_{stem}" in test)
+            for test, found in words.items()
         }
-        return sorted(of_programs.difference(tests_of(path)), key=cost)
-    if path.endswith(".c"):
-        names = names_in_c(TREE / path, all_callers=True)
-        more = ["tests/integration/test_c_core.py"]
-    else:
-        names = names_in_python(TREE / path)
-        names = names.union(*map(names_in_python, importers_of(TREE / path)))
-        more = []
-    near = tests_of(path)
-    known = [each for each in tests_that_know(path, names) if each not in near]
-    known = [each for each in known if "::" not in each][:FILES_OF_ITS_SURROUNDINGS]
-    return [*sorted(known, key=cost), *more]
-
-
-def cost(test: str) -> int:
-    """How late a test runs."""
-    return max(
-        place if kind != "tests/" or not test.startswith(KINDS[:2]) else 0
-        for place, kind in enumerate(KINDS)
-        if test.startswith(kind)
     )
+    best = [test for test, score in scores.most_common(FILES_OF_TESTS) if score]
+    return sorted(best, key=lambda test: next(i for i, x in enumerate(ORDER) if x in test[:30]))
 
 
 class Core:
-    """The extension of a copy of the tree: one changed file is compiled, and all are linked."""
+    """The extension of a copy of a tree: one changed file is compiled, and all are linked."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -331,15 +282,15 @@ class Core:
                 raise SystemExit(f"{source} does not compile")
 
     def compile(self, source: Path) -> bytes | None:
-        """What a file compiles to; None if it does not compile."""
+        """Return the object of a file; None if it does not compile."""
         target = self._objects / f"{source.stem}.o"
         command = ["cc", *self._options, "-fPIC", "-w", "-c", str(source), "-o", str(target)]
         return target.read_bytes() if self._is_done(command) else None
 
     def link(self) -> bool:
-        """Whether what was compiled is an extension again."""
+        """Link the extension again."""
         (target,) = (self._root / "libhamiregion").glob("_native.*so")
-        # Another file: nobody maps it.
+        # A new file: a process that maps the former keeps it.
         linked = self._objects / "linked"
         objects = map(str, sorted(self._objects.glob("*.o")))
         is_done = self._is_done(["cc", "-shared", "-pthread", *objects, "-o", str(linked)])
@@ -353,144 +304,143 @@ class Core:
 
 
 class Copy:
-    """A copy of the tree that one fault at a time is put into."""
+    """A copy of a tree's HEAD, in which one fault at a time is planted."""
 
-    def __init__(self, root: Path, jobs: int) -> None:
+    def __init__(self, tree: Path, root: Path, limit_s: int) -> None:
         self.root = root
-        self._jobs = jobs
+        self._limit_s = limit_s
+        # Tests that fail without a fault.
+        self._unsound: set[str] = set()
+        known = (tree / "pyproject.toml").read_text(encoding="utf-8")
+        self._quick = " and ".join(f"not {each}" for each in SLOW if f'"{each}: ' in known)
         root.mkdir(parents=True, exist_ok=True)
         archive = subprocess.run(
-            ["git", "archive", "HEAD"], cwd=TREE, check=True, stdout=subprocess.PIPE
+            ["git", "archive", "HEAD"], cwd=tree, check=True, stdout=subprocess.PIPE
         )
         subprocess.run(["tar", "--extract"], cwd=root, input=archive.stdout, check=True)
-        if not self._make():
-            raise SystemExit(f"what stands in {root} does not compile")
+        subprocess.run(["make", "--silent", ".venv/.installed"], cwd=root, check=True)
 
     @functools.cached_property
     def _core(self) -> Core:
         return Core(self.root)
 
-    def _make(self) -> bool:
-        command = ["make", "--silent", ".venv/.installed"]
-        return (
-            subprocess.run(command, cwd=self.root, capture_output=True, check=False).returncode == 0
-        )
+    def _build(self, path: Path) -> bytes | None:
+        if path.suffix == ".py":
+            return path.read_bytes()
+        built = self._core.compile(path)
+        return built if built is not None and self._core.link() else None
 
-    def build(self, path: Path) -> bytes | None:
-        """What runs after a change of a file; None if that does not compile."""
-        if path.suffix == ".c" and path.parent.name != "preload":
-            built = self._core.compile(path)
-            return built if self._core.link() else None
-        if path.suffix == ".c" and not self._make():
-            return None
-        return path.read_bytes()
-
-    def first_failure(self, tests: Sequence[str], *options: str) -> str | None:
-        """The first test that fails, or what hangs; None if all pass."""
-        if not tests:
-            # pytest would run the whole suite.
-            return None
-        command = [".venv/bin/python", "-m", "pytest", "-q", "-x", *options, *tests]
+    def _first_failure(self, tests: Iterable[str]) -> str | None:
+        """Return the first test that fails; None if all pass or the time is over."""
+        skip = [f"--deselect={each}" for each in self._unsound]
+        command = [".venv/bin/python", "-m", "pytest", "-q", "-x", "-n", "0", "-m", self._quick]
+        command += ["-p", "no:cacheprovider", f"--timeout={self._limit_s // 2}", *skip, *tests]
         try:
             ran = subprocess.run(
-                command, cwd=self.root, capture_output=True, check=False, timeout=SECONDS_FOR_A_RUN
+                command, cwd=self.root, capture_output=True, check=False, timeout=self._limit_s
             )
         except subprocess.TimeoutExpired:
-            return "no end"
-        if ran.returncode == 0:
+            return None
+        # 5: all tests were left out.
+        if ran.returncode in {0, 5}:
             return None
         said = ran.stdout.decode(errors="replace")
         found = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
         return found[1] if found else f"exit code {ran.returncode}"
 
-    def fails_anyway(self, test: str) -> bool:
-        """Whether a test that has failed does so without the fault, too."""
-        # A parameter can have spaces in it, at which its name was cut.
-        return "::" in test and self.first_failure([test.partition("[")[0]], "-n", "0") is not None
+    def _seen_by(self, path: Path, sound: bytes, faulty: bytes, tests: list[str]) -> str | None:
+        """Return the test that sees a fault, "broken" if it is no fault, None if it survives."""
+        built = self._build(path)
+        path.write_bytes(faulty)
+        try:
+            # A fault that compiles to the same is none.
+            if self._build(path) in {None, built}:
+                return "broken"
+            return self._first_failure(tests)
+        finally:
+            path.write_bytes(sound)
+            self._build(path)
 
-    def verdict(self, mutant: Mutant, *, quick: bool) -> tuple[str, str]:
-        """What becomes of a fault, and who sees it."""
+    def verdict(self, mutant: Mutant) -> tuple[str, str]:
+        """Return killed, survived or broken, and the test that failed."""
         path = self.root / mutant.path
-        # Before the fault is there: the first time all of the core is compiled.
-        built = self.build(path)
+        tests = tests_of(self.root, mutant.path)
         sound = path.read_bytes()
         lines = sound.decode().splitlines(keepends=True)
         lines[mutant.line - 1] = mutant.text
-        path.write_text("".join(lines), encoding="utf-8")
-        try:
-            # What compiles to the same is none.
-            if self.build(path) in {None, built}:
-                return "no fault", ""
-            if failed := self.first_failure(tests_of(mutant.path), "-n", "0"):
-                return "seen", failed
-            if failed := self.first_failure(tests_around(mutant.path), "-n", "0"):
-                return "seen around it", failed
-            if not quick and (failed := self.first_failure(["tests"], "-n", str(self._jobs))):
-                return "seen by others", failed
-            return "survived", ""
-        finally:
-            path.write_bytes(sound)
-            self.build(path)
+        for _ in range(4 if tests else 0):
+            seen = self._seen_by(path, sound, "".join(lines).encode(), tests)
+            if seen is None:
+                return "survived", ""
+            if not seen.startswith("tests/"):
+                return "broken", seen
+            # A parameter can have spaces in it, at which its name was cut.
+            if not self._first_failure([seen.partition("[")[0]]):
+                return "killed", seen
+            self._unsound.add(seen)
+        return "broken", "no test that passes without the fault"
 
 
-def chosen(seed: int, only: Sequence[str], without: Sequence[str]) -> list[Mutant]:
-    """Faults in the files asked for, one of each line, in an order that the seed gives."""
-
-    def is_one_of(path: str, patterns: Sequence[str]) -> bool:
-        return any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
-
-    order = []
-    for path in [path for pattern in SUBJECTS for path in sorted(TREE.glob(pattern))]:
-        relative = path.relative_to(TREE).as_posix()
-        if is_one_of(relative, only) and not is_one_of(relative, without):
+def chosen(tree: Path, seed: int, count: int) -> list[Mutant]:
+    """Faults of a seed: one for each line, floors in turn."""
+    of_floors = []
+    for floor, pattern in FLOORS.items():
+        order = []
+        for path in sorted(tree.glob(pattern)):
             faults = faults_in_c if path.suffix == ".c" else faults_in_python
+            name = path.relative_to(tree).as_posix()
             found = faults(path.read_text(encoding="utf-8"))
-            order += [Mutant(relative, number, text) for number, text in found]
-    random.Random(seed).shuffle(order)
-    # A line with many operators is no more worth than another.
-    return list({(each.path, each.line): each for each in order}.values())
+            order += [Mutant(floor, name, *fault) for fault in found]
+        random.Random(f"{seed} {floor}").shuffle(order)
+        # A line with many operators is no more worth than another.
+        of_lines = {(each.path, each.line): each for each in order}
+        of_floors.append(list(of_lines.values())[: count // len(FLOORS)])
+    return [each for turn in zip(*of_floors, strict=True) for each in turn]
+
+
+def summary(results: Path) -> None:
+    """Print verdicts by tree, seed and floor."""
+    rows = [line.split("\t") for line in results.read_text().splitlines()]
+    verdicts = Counter((*row[:3], row[6]) for row in rows)
+    print("tree          seed  floor      judged  killed  survived  broken")
+    for tree, seed, floor in sorted({row[:3] for row in verdicts}):
+        killed, survived, broken = (
+            verdicts[tree, seed, floor, each] for each in ("killed", "survived", "broken")
+        )
+        judged = killed + survived
+        share = f"{survived} ({100 * survived // max(judged, 1)} %)"
+        print(f"{tree:12}  {seed:4}  {floor:9}  {judged:6}  {killed:6}  {share:>9}  {broken:6}")
 
 
 def main() -> int:
-    """Run as many faults as asked for, and print the table of those that survived."""
+    """Judge the faults of a seed that the results file does not have yet."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--mutants", type=int, default=50, help="how many faults are judged")
-    parser.add_argument("--skip", type=int, default=0, help="of the seed's faults, the first ones")
-    patterns = {"action": "extend", "nargs": "+", "metavar": "PATTERN"}
-    parser.add_argument("--only", help="files, such as 'csrc/*'", **patterns)
-    parser.add_argument("--without", default=[], help="files to leave out", **patterns)
-    parser.add_argument("--quick", action="store_true", help="without the whole suite")
-    parser.add_argument("--place", type=Path, help="keep the copy there, for the next run")
-    parser.add_argument("--jobs", type=int, default=3, help="test processes of the whole suite")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--count", type=int, default=300, help="faults of all floors")
+    parser.add_argument("--tree", type=Path, default=Path(__file__).resolve().parents[1])
+    parser.add_argument("--results", type=Path, default=Path("mutants.tsv"))
+    parser.add_argument("--limit", type=int, default=240, help="seconds for the tests of a fault")
+    parser.add_argument("--summary", action="store_true", help="print the results and exit")
     asked = parser.parse_args()
-    verdicts: Counter[str] = Counter()
-    survivors: list[Mutant] = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as place:
-        copy = Copy(asked.place or Path(place), asked.jobs)
-        faults = chosen(asked.seed, asked.only or ["*"], asked.without)
-        for mutant in faults[asked.skip :]:
+    if asked.summary:
+        summary(asked.results)
+        return 0
+    head = ["git", "rev-parse", "--short", "HEAD"]
+    ran = subprocess.run(head, cwd=asked.tree, check=True, capture_output=True, text=True)
+    commit = ran.stdout.strip()
+    copy = Copy(asked.tree, Path(tempfile.gettempdir(), f"mutants-{commit}"), asked.limit)
+    known = asked.results.read_text().splitlines() if asked.results.exists() else []
+    with asked.results.open("a", encoding="utf-8") as results:
+        for mutant in chosen(copy.root, asked.seed, asked.count):
+            key = "\t".join([commit, str(asked.seed), *map(str, mutant[:4])])
+            if any(line.startswith(f"{key}\t") for line in known):
+                continue
             began = time.monotonic()
-            verdict, failed = copy.verdict(mutant, quick=asked.quick)
-            if verdict == "no fault":
-                continue
-            if copy.fails_anyway(failed):
-                print(f"not judged: {failed} fails without a fault", flush=True)
-                continue
-            verdicts[verdict] += 1
-            if verdict == "survived":
-                survivors.append(mutant)
-            where = f"{mutant.path}:{mutant.line}"
-            line = mutant.text.strip()
-            took = f"{time.monotonic() - began:5.0f} s"
-            print(f"{verdict:15} {took}  {where}  {line}  {failed}", flush=True)
-            if verdicts.total() == asked.mutants:
-                break
-    print(f"\n{shlex.join(sys.argv)}: {verdicts.total()} faults")
-    for verdict, number in verdicts.most_common():
-        print(f"{verdict:15} {number:4}  {100 * number / verdicts.total():.0f} %")
-    for path, number in Counter(each.path for each in survivors).most_common():
-        print(f"  {number:3}  {path}")
+            verdict, test = copy.verdict(mutant)
+            took = f"{time.monotonic() - began:.0f} s"
+            line = f"{key}\t{verdict}\t{took}\t{test}\t{mutant.text.strip()}"
+            print(line, file=results, flush=True)
+    summary(asked.results)
     return 0
 
 
