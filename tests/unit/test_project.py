@@ -67,6 +67,30 @@ def test_the_source_distribution_is_told_of_all_that_the_tree_has() -> None:
 
 
 @needs_tree
+def test_an_installation_is_built_anew_when_a_file_of_the_core_changes() -> None:
+    said = subprocess.run(
+        ["make", "--print-data-base", "--question", "help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    inputs = re.search(r"^\S+/\.installed\S*: (.*)", said, re.MULTILINE)
+    assert inputs is not None
+    core = {each.relative_to(ROOT).as_posix() for each in (ROOT / "csrc").rglob("*.[ch]")}
+    assert core - set(inputs[1].split()) == set()
+
+
+@needs_tree
+def test_every_data_file_of_the_package_is_in_the_wheel() -> None:
+    listed = (ROOT / "pyproject.toml").read_text().partition("package-data]")[2].partition("\n\n")
+    files = [each for each in (ROOT / "libhamiregion").rglob("*.*") if each.is_file()]
+    wanted = {each.name for each in files if each.suffix in {".css", ".html", ".json"}}
+    assert wanted
+    assert {each for each in wanted if f'"{each}"' not in listed[0]} == set()
+
+
+@needs_tree
 def test_every_layout_has_its_line_in_the_policy_of_support() -> None:
     policy = (ROOT / "docs/versions.md").read_text()
     assert [layout for layout in Layout if f"| `{layout.value}` |" not in policy] == []
