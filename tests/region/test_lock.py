@@ -1,60 +1,71 @@
-"""The lock: taking it, giving it back, and the bytes that this changes."""
+"""The lock: taking it, waiting for it, reporting its owner, and the bytes that this changes."""
 
+import contextlib
 import os
-from collections.abc import Callable
+import pickle
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import attrs
 import pytest
-from lock_bytes import NOBODY, SEMAPHORES, is_free, owner_of, semaphore_bytes, value_of
-from namespaces import is_own_signature
+from lock_bytes import (
+    LOW_HALF,
+    NOBODY,
+    SEMAPHORES,
+    hold,
+    is_free,
+    let_go,
+    owner_of,
+    semaphore_bytes,
+    value_of,
+)
+from namespaces import is_own_signature, needs_first_namespace
+from support.actors import MakeActor
 from support.region_file import RegionFile, RegionFileFactory, locate
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import (
     Layout,
     LockLost,
-    LockRecovery,
+    LockState,
+    LockTimeout,
     Region,
     RegionClosed,
+    RegionLock,
     RegionReadOnly,
     RegionStale,
     open_region,
 )
 
-
-def test_who_holds_the_lock_has_the_semaphore_and_has_signed(file: RegionFile) -> None:
-    before = file.content()
-    with open_region(file, writable=True) as region:
-        with region.lock():
-            assert value_of(file) == 0
-            assert is_own_signature(file.get("owner_pid"), attached=False)
-        assert file.content() == before
-
-
-def test_an_attached_process_signs_with_its_pid(file: RegionFile) -> None:
-    with open_region(file, writable=True) as region, region.attach(), region.lock():
-        assert (value_of(file), owner_of(file)) == (0, os.getpid())
+# ---- Taking it and giving it back ----
 
 
 @pytest.mark.parametrize("raw", SEMAPHORES.values(), ids=SEMAPHORES)
-def test_locking_leaves_all_bytes_of_the_semaphore_but_its_value(
+def test_locking_stores_the_value_and_a_signature_and_nothing_else(
     layout: Layout, raw: bytes, file: RegionFile
 ) -> None:
     file.put_bytes(locate(layout, "sem")[0], raw)
+    before = file.content()
     with open_region(file, writable=True) as region:
-        with region.lock():
-            assert semaphore_bytes(file) == bytes(4) + raw[4:]
-        assert semaphore_bytes(file) == raw
+        lock = region.lock(float("inf"))
+        assert isinstance(lock, RegionLock)
+        for _ in range(2):
+            with lock:
+                assert semaphore_bytes(file) == bytes(4) + raw[4:]
+                assert is_own_signature(file.get("owner_pid"), attached=False)
+            assert file.content() == before
+        with pytest.raises(LookupError), region.lock():
+            raise LookupError
+        assert file.content() == before
         with region.attach() as slot:
             slot.charge(0, 1)
-            slot.release(0, 1)
+            with region.lock():
+                assert (value_of(file), owner_of(file)) == (0, os.getpid())
         assert semaphore_bytes(file) == raw
-
-
-def test_the_lock_is_not_reentrant_and_says_so(file: RegionFile) -> None:
-    with open_region(file, writable=True) as region, region.lock():
-        with pytest.raises(RuntimeError, match="not re-entrant"), region.lock():
-            pass
-        assert value_of(file) == 0
-    assert value_of(file) == 1
 
 
 TAKES_THE_LOCK_ITSELF: dict[str, Callable[[Region], object]] = {
@@ -68,19 +79,27 @@ TAKES_THE_LOCK_ITSELF: dict[str, Callable[[Region], object]] = {
     "suspend": lambda region: region.suspend(os.getpid()),
     "resume": lambda region: region.resume(os.getpid()),
 }
+CALLS: dict[str, Callable[[Region], object]] = {
+    "lock": lambda region: region.lock().__enter__(),
+    **TAKES_THE_LOCK_ITSELF,
+}
 
 
-def test_calls_that_take_the_lock_themselves_refuse_under_it(
-    region_file: RegionFileFactory,
-) -> None:
-    file = region_file(Layout.V1_1)
+def test_the_lock_is_not_reentrant_and_says_so(file: RegionFile) -> None:
     # For reap(), which takes the lock only if there is something to do.
     file.add_process(NOBODY, {0: 1})
-    with open_region(file, writable=True) as region:
+    with open_region(file, writable=True) as region, region.lock():
+        with pytest.raises(RuntimeError, match="not re-entrant"), region.lock():
+            pass
+        assert value_of(file) == 0
         for call in TAKES_THE_LOCK_ITSELF.values():
-            with region.lock(), pytest.raises(RuntimeError, match="this thread holds the lock"):
+            with pytest.raises(RuntimeError, match="this thread holds the lock"):
                 call(region)
-            assert is_free(file)
+        assert value_of(file) == 0
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        for account in (lambda: slot.charge(0, 0), lambda: slot.release(0, 0), slot.detach):
+            with region.lock(), pytest.raises(RuntimeError, match="this thread holds the lock"):
+                account()
 
 
 @pytest.mark.parametrize("layout", [Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED])
@@ -90,43 +109,37 @@ def test_the_two_oldest_layouts_refuse_locks_and_slots_by_name(
     file = region_file(layout, memory_limits=[5])
     file.add_process(os.getpid(), {0: 1})
     before = file.content()
-    refused = {
-        **TAKES_THE_LOCK_ITSELF,
-        "lock": lambda region: region.lock().__enter__(),
-        "attach": lambda region: region.attach(),
-        "recover_lock": lambda region: region.recover_lock(),
-    }
     with open_region(file, writable=True) as region:
-        for name, call in refused.items():
-            if name == "set_utilization" and not layout.has_utilization:
-                continue
-            with pytest.raises(RegionReadOnly, match=layout.value):
-                call(region)
+        for name, call in CALLS.items():
+            if name != "set_utilization" or layout.has_utilization:
+                with pytest.raises(RegionReadOnly, match=layout.value):
+                    call(region)
         assert file.content() == before
         assert region.lock_state().semaphore_value == 1
         assert region.set_memory_limit(7, device=0).before == 5
 
 
-def test_accounting_refuses_under_the_own_lock(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    with open_region(region_file(layout), writable=True) as region, region.attach() as slot:
-        for call in (lambda: slot.charge(0, 0), lambda: slot.release(0, 0), slot.detach):
-            with region.lock(), pytest.raises(RuntimeError, match="this thread holds the lock"):
-                call()
-
-
-def test_an_exception_inside_comes_out_and_gives_the_lock_back(
+def test_everything_about_the_lock_needs_a_writable_region_and_its_file(
     region_file: RegionFileFactory,
 ) -> None:
     file = region_file()
+    with open_region(file) as region:
+        for call in CALLS.values():
+            with pytest.raises(RegionReadOnly, match="writable=True"):
+                call(region)
+    calls = (*CALLS.values(), Region.lock_state)
     with open_region(file, writable=True) as region:
-        with pytest.raises(LookupError), region.lock():
-            raise LookupError
-        assert is_free(file)
+        with pytest.raises(RegionStale), region.lock():
+            file.resize(0)
+        for call in calls:
+            with pytest.raises(RegionStale):
+                call(region)
+    for call in calls:
+        with pytest.raises(RegionClosed, match="closed"):
+            call(region)
 
 
-def test_leaving_a_lock_that_was_taken_away_is_a_lock_timeout_and_posts_nothing(
+def test_leaving_a_lock_that_was_taken_away_is_lock_lost_and_posts_nothing(
     file: RegionFile,
 ) -> None:
     with open_region(file, writable=True) as region:
@@ -139,7 +152,6 @@ def test_closing_the_region_gives_the_lock_back(file: RegionFile) -> None:
     region = open_region(file, writable=True)
     lock = region.lock()
     lock.__enter__()
-    assert value_of(file) == 0
     region.close()
     assert is_free(file)
     with pytest.raises(RegionClosed):
@@ -153,60 +165,398 @@ def test_a_timeout_is_not_negative_and_a_number(region_file: RegionFileFactory) 
                 region.lock,
                 lambda seconds: region.attach(timeout_s=seconds),
                 lambda seconds: region.recover_lock(watch_s=seconds),
+                lambda seconds: region.repair_slots(timeout_s=seconds),
             ):
                 with pytest.raises(ValueError, match="timeout"):
                     call(timeout_s)
 
 
-NEEDS_WRITABLE: dict[str, Callable[[Region], object]] = {
-    "lock": lambda region: region.lock().__enter__(),
-    **TAKES_THE_LOCK_ITSELF,
-}
-
-
-def test_what_writes_needs_a_region_open_for_writing(region_file: RegionFileFactory) -> None:
-    with open_region(region_file()) as region:
-        for call in NEEDS_WRITABLE.values():
-            with pytest.raises(RegionReadOnly, match="writable=True"):
-                call(region)
-
-
-def test_everything_about_the_lock_ends_with_the_region_or_its_file(
-    region_file: RegionFileFactory,
-) -> None:
-    calls = (*NEEDS_WRITABLE.values(), Region.lock_state)
-    file = region_file()
-    with open_region(file, writable=True) as region:
-        file.resize(0)
-        for call in calls:
-            with pytest.raises(RegionStale):
-                call(region)
-    for call in calls:
-        with pytest.raises(RegionClosed, match="closed"):
-            call(region)
-
-
-def test_a_file_truncated_while_the_lock_is_held_is_told_on_leaving(file: RegionFile) -> None:
-    with open_region(file, writable=True) as region:
-        with pytest.raises(RegionStale), region.lock():
-            file.resize(0)
-        # Neither is anything of it left behind in this process.
-        with pytest.raises(RegionStale), region.lock():
-            pass
-
-
-# ---- recovery where nothing is wrong; the rest is in tests/integration/test_recovery.py ----
-
-
+# The rest of recovery is in tests/integration/test_recovery.py.
 def test_nothing_wrong_is_nothing_done(file: RegionFile) -> None:
     before = file.content()
     with open_region(file, writable=True) as region:
         done = region.recover_lock()
     assert not done
-    assert done == LockRecovery(
-        dead_owner=False,
-        ownerless=False,
-        impossible_value=False,
-        postinit=False,
+    assert not any(attrs.astuple(done))
+    for field in attrs.fields(type(done)):
+        assert attrs.evolve(done, **{field.name: True})
+    assert file.content() == before
+
+
+# ---- Waiting ----
+
+
+@pytest.mark.parametrize("holder", ["libvgpu", "this library", "another handle"])
+def test_a_lock_that_is_held_is_a_timeout_that_names_the_owner(
+    holder: str, file: RegionFile, actor: MakeActor
+) -> None:
+    with contextlib.ExitStack() as stack:
+        region = stack.enter_context(open_region(file, writable=True))
+        if holder == "another handle":
+            other = stack.enter_context(open_region(file, writable=True))
+            stack.enter_context(other.lock())
+        elif holder == "this library":
+            actor(file)("lock")
+        else:
+            hold(file, actor(file).pid)
+        owner = file.get("owner_pid")
+        for timeout_s in (0, 0.05):
+            started = time.monotonic()
+            with pytest.raises(LockTimeout) as caught, region.lock(timeout_s):
+                pass
+            assert time.monotonic() - started >= timeout_s
+        for part in (str(file.path), f"owner_pid {owner}", "lock_state()", "recover_lock()"):
+            assert part in str(caught.value)
+        copy = pickle.loads(pickle.dumps(caught.value))
+        assert (str(copy), copy.path) == (str(caught.value), str(file.path))
+        assert (value_of(file), file.get("owner_pid")) == (0, owner)
+
+
+def test_waiting_leaves_no_trace_in_the_semaphore(file: RegionFile, actor: MakeActor) -> None:
+    """Not even while one waits: who is killed then leaves nothing behind."""
+    hold(file, NOBODY)
+    waiter, killed = actor(file), actor(file)
+    before = file.content()
+    for each in (waiter, killed):
+        each.start("lock", 30.0)
+    assert not killed.is_done(within_s=0.05)
+    assert file.content() == before
+    killed.kill()
+    assert file.content() == before
+    # A plain store of the value, without a wake: waiters of this library look again by themselves.
+    let_go(file)
+    waiter.outcome()
+    assert value_of(file) == 0
+    waiter("unlock")
+    assert is_free(file)
+
+
+WAITS: dict[str, Callable[[Region], object]] = {
+    "lock": lambda region: region.lock(60).__enter__(),
+    "attach": lambda region: region.attach(timeout_s=60),
+    "suspend": lambda region: region.suspend(NOBODY, timeout_s=60),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
+def test_closing_the_region_ends_the_waits_of_other_threads(
+    wait: Callable[[Region], object], file: RegionFile
+) -> None:
+    file.add_process(NOBODY)
+    hold(file, NOBODY)
+    before = file.content()
+    caught: list[BaseException] = []
+    waiting = threading.Event()
+
+    def work() -> None:
+        waiting.set()
+        try:
+            wait(region)
+        except RegionClosed as error:
+            caught.append(error)
+
+    region = open_region(file, writable=True)
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    waiting.wait(PATIENCE_S)
+    region.close()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert [type(error) for error in caught] == [RegionClosed]
+    assert file.content() == before
+
+
+UNTIL_INTERRUPTED = """
+import signal
+def once(*_):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+signal.signal(signal.SIGINT, once)
+open(mark, "w").close()
+try:
+    WAIT
+except KeyboardInterrupt:
+    answer = "interrupted"
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "region.lock(60).__enter__()",
+        "region.attach(timeout_s=60)",
+        "region.suspend(pid, timeout_s=60)",
+        "region.recover_lock()",
+        "region.reap(timeout_s=60)",
+        "slot.charge(0, 1)",
+        "slot.detach()",
+    ],
+)
+def test_an_interrupt_ends_a_wait(
+    call: str, region_file: RegionFileFactory, actor: MakeActor, tmp_path: Path
+) -> None:
+    """Whoever presses Ctrl-C does not have to wait for a timeout."""
+    file = region_file(Layout.V1_1)
+    file.add_process(NOBODY, {0: 1})
+    bystander, waiter = actor(file), actor(file)
+    if "slot" in call:
+        waiter("attach", timeout_s=60)
+    hold(file, 0 if "recover" in call else bystander.pid)
+    before = file.content()
+    mark = tmp_path / "waiting"
+    waiter.start("evaluate", UNTIL_INTERRUPTED.replace("WAIT", call), mark=str(mark), pid=NOBODY)
+    eventually(mark.exists)
+    deadline = time.monotonic() + PATIENCE_S
+    while not waiter.is_done(within_s=0.05):
+        assert time.monotonic() < deadline, "it waits on"
+        os.kill(waiter.pid_here, signal.SIGINT)
+    assert waiter.outcome() == "interrupted"
+    assert file.content() == before
+    # And nothing is left half taken.
+    let_go(file)
+    waiter("lock", 1.0)
+    waiter("unlock")
+    assert is_free(file)
+
+
+# A read and a store, which lose a turn wherever two are inside.
+COUNT_ONE_UP = """
+for _ in range(150):
+    with region.lock(30.0):
+        region.set_recent_kernel(region.recent_kernel + 1)
+"""
+
+
+def test_processes_hold_the_lock_one_at_a_time(file: RegionFile, actor: MakeActor) -> None:
+    file.put("recent_kernel", 0)
+    others = [actor(file) for _ in range(3)]
+    for other in others:
+        other.start("evaluate", COUNT_ONE_UP)
+    for other in others:
+        other.outcome()
+    assert file.get("recent_kernel") == 450
+    assert is_free(file)
+
+
+class Interrupted(Exception):
+    """What a signal's handler raises, as Python's own does at Ctrl-C."""
+
+
+@pytest.fixture
+def interrupted_soon() -> Iterator[Callable[[], None]]:
+    """Have the handler of a signal raise, 30 ms from then."""
+
+    def interrupt(_: int, __: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield lambda: signal.setitimer(signal.ITIMER_REAL, 0.03) and None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_who_is_interrupted_as_it_gets_the_lock_does_not_keep_it(
+    file: RegionFile, actor: MakeActor, interrupted_soon: Callable[[], None]
+) -> None:
+    holder = actor(file)
+    with open_region(file, writable=True) as region:
+        # Free after 60 ms: in the same slice of waiting.
+        hold(file, holder.pid)
+        giver = threading.Timer(0.06, let_go, [file])
+        giver.start()
+        with pytest.raises(Interrupted):  # noqa: PT012
+            interrupted_soon()
+            with region.lock(PATIENCE_S):
+                # Not signal.pause(), which never ends where the signal comes just before it.
+                time.sleep(PATIENCE_S)
+        giver.join()
+        eventually(lambda: is_free(file))
+        with region.lock(1.0):
+            pass
+
+
+def test_the_lock_of_another_thread_is_not_given_back_by_one_that_is_interrupted(
+    region_file: RegionFileFactory, interrupted_soon: Callable[[], None]
+) -> None:
+    file = region_file()
+    over, held = threading.Event(), threading.Event()
+    with open_region(file, writable=True) as region:
+
+        def hold_it() -> None:
+            with region.lock():
+                held.set()
+                over.wait(PATIENCE_S)
+
+        thread = threading.Thread(target=hold_it, daemon=True)
+        thread.start()
+        assert held.wait(PATIENCE_S)
+        with pytest.raises(Interrupted):  # noqa: PT012
+            interrupted_soon()
+            with region.lock(PATIENCE_S):
+                pytest.fail("it has the lock")
+        assert not is_free(file)
+        over.set()
+        thread.join()
+        assert is_free(file)
+
+
+# ---- Its state ----
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_free_lock_is_reported_as_free(layout: Layout, writable: bool, file: RegionFile) -> None:
+    before = file.content()
+    with open_region(file, writable=writable) as region:
+        state = region.lock_state()
+    assert state == LockState(
+        held=False,
+        owner_pid=None,
+        owner_host_pid=None,
+        owner_life=None,
+        by_library=False,
+        semaphore_value=1,
+        damaged=False,
+        waiters=0,
+        postinit_value=None if layout.offsets["sem_postinit"] is None else 1,
     )
     assert file.content() == before
+
+
+def test_a_live_owner_is_named_by_both_its_pids(file: RegionFile, actor: MakeActor) -> None:
+    holder = actor(file)
+    holder("attach")
+    holder("lock")
+    with open_region(file) as region:
+        state = region.lock_state()
+    assert (state.held, state.semaphore_value) == (True, 0)
+    assert (state.owner_pid, state.owner_host_pid) == (holder.pid, holder.pid_here)
+    assert (state.owner_life, state.by_library) == ("alive", False)
+
+
+def test_a_writer_of_this_library_that_is_not_attached_has_no_pid(
+    file: RegionFile, actor: MakeActor
+) -> None:
+    """Killed inside, it is replaced at once."""
+    holder = actor(file)
+    with open_region(file, writable=True) as region, open_region(file) as reader:
+        holder("lock")
+        for handle in (region, reader):
+            state = handle.lock_state()
+            assert (state.by_library, state.owner_pid, state.owner_host_pid) == (True, None, None)
+            assert state.owner_life == "alive"
+        holder.kill()
+        for handle in (region, reader):
+            state = handle.lock_state()
+            assert (state.held, state.by_library, state.owner_life) == (True, True, "dead")
+        with region.lock(0.5):
+            assert is_own_signature(file.get("owner_pid"), attached=False)
+        assert is_free(file)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_the_holder_itself_and_its_other_handles_see_a_live_owner(
+    attached: bool, file: RegionFile
+) -> None:
+    pid = os.getpid() if attached else None
+    with open_region(file, writable=True) as region, open_region(file) as other:
+        slot = region.attach() if attached else None
+        with region.lock():
+            for handle in (region, other):
+                state = handle.lock_state()
+                found = state.owner_life, state.owner_pid, state.owner_host_pid
+                assert found == ("alive", pid, pid)
+        if slot is not None:
+            slot.detach()
+
+
+@needs_first_namespace
+def test_a_killed_owner_is_dead_even_before_anybody_waited_for_it(file: RegionFile) -> None:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with open_region(file, writable=True):
+            os.write(writing, b"+")
+            time.sleep(PATIENCE_S)
+        os._exit(0)
+    os.read(reading, 1)
+    hold(file, child)
+    with open_region(file) as region:
+        assert region.lock_state().owner_life == "alive"
+        os.kill(child, 9)
+        eventually(lambda: b") Z " in Path(f"/proc/{child}/stat").read_bytes())
+        state = region.lock_state()
+    assert (state.owner_life, state.owner_host_pid) == ("dead", None)
+    os.waitpid(child, 0)
+    os.close(reading)
+    os.close(writing)
+
+
+@needs_first_namespace
+def test_a_live_process_that_does_not_map_the_file_is_not_its_owner(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """Its number is a re-used one."""
+    file = region_file(layout)
+    for stranger in (actor(), actor(region_file(layout))):
+        hold(file, stranger.pid)
+        with open_region(file) as region:
+            state = region.lock_state()
+        assert (state.owner_pid, state.owner_life) == (stranger.pid, "dead")
+
+
+def test_a_process_lives_as_long_as_one_of_its_threads(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """The system shows no mappings of a process whose first thread has ended."""
+    if platform.machine() not in {"x86_64", "aarch64"}:
+        pytest.skip("needs the number of the exit call")
+    file = region_file(layout)
+    owner = actor(file)
+    owner("attach")
+    hold(file, owner.pid)
+    owner.start(
+        "evaluate",
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(30,)).start()\n"
+        "ctypes.CDLL(None).syscall(exit, 0)",
+        exit=60 if platform.machine() == "x86_64" else 93,
+    )
+    stat = Path(f"/proc/{owner.pid_here}/stat")
+    eventually(lambda: b") Z " in stat.read_bytes())
+    with open_region(file, writable=True) as region:
+        assert region.lock_state().owner_life == "alive"
+        let_go(file)
+        assert region.reap(dry_run=True) == ()
+
+
+def test_an_owner_that_cannot_be_judged_is_unknown(
+    file: RegionFile, actor: MakeActor, tmp_path: Path
+) -> None:
+    nothing = tmp_path / "proc"
+    nothing.mkdir()
+    with open_region(file) as region:
+        for owner in (1 << 31, 1 << 40, (1 << 64) - 1):
+            hold(file, owner)
+            state = region.lock_state()
+            assert (state.owner_pid, state.owner_life) == (owner, "unknown")
+        hold(file, actor(file).pid)
+        assert region.lock_state(proc=nothing).owner_life == "unknown"
+        assert region.lock_state(proc=Path("/proc")).owner_life == "alive"
+        with pytest.raises(FileNotFoundError):
+            region.lock_state(proc=tmp_path / "missing")
+
+
+def test_whatever_the_semaphores_hold_is_reported(file: RegionFile, layout: Layout) -> None:
+    hold(file, 0)
+    with open_region(file) as region:
+        state = region.lock_state()
+        assert state.held
+        assert (state.owner_pid, state.owner_host_pid, state.owner_life) == (None, None, None)
+        for value, waiters in [(2, 0), (7, 5), (0, 2), (LOW_HALF, LOW_HALF)]:
+            file.put("sem", waiters << 32 | value)
+            state = region.lock_state()
+            assert (state.semaphore_value, state.waiters) == (value, waiters)
+            assert (state.held, state.damaged) == (value == 0, value > 1)
+        for value in (0, 5) if layout is Layout.V1_2 else ():
+            file.put("sem_postinit", 9 << 32 | value)
+            assert region.lock_state().postinit_value == value

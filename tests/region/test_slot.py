@@ -1,14 +1,21 @@
-"""Being a process of a region: attaching, leaving, and what a death leaves behind."""
+"""Being a process of a region: attaching, accounting, leaving, and what a fork may do."""
 
 import os
 import pickle
+import random
 import struct
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
+from forked import in_child
 from lock_bytes import NOBODY, hold, is_free, let_go
 from slot_bytes import (
+    MARK_FLAG,
+    WITH_SEQLOCK,
+    WITHOUT_SEQLOCK,
     differences,
     pids,
     put_slot,
@@ -17,21 +24,32 @@ from slot_bytes import (
     unmarked,
 )
 from support.actors import MakeActor
-from support.region_file import SLOTS, RegionFile, RegionFileFactory, locate
+from support.region_file import DEVICES, SLOTS, RegionFile, RegionFileFactory, locate
 
 from libhamiregion import (
     Layout,
     LockTimeout,
+    MemoryLimitExceeded,
     ProcessStatus,
+    Region,
     RegionClosed,
     RegionCorrupt,
+    RegionError,
     RegionStale,
     Slot,
     SlotTableFull,
     open_region,
 )
 
-A_USAGE = {0: 700, 15: 41}
+KINDS = ("context", "module", "data")
+MIB = 2**20
+
+CALLS: dict[str, Callable[[Region, Slot], object]] = {
+    "charge": lambda _, slot: slot.charge(0, 1),
+    "release": lambda _, slot: slot.release(0, 1),
+    "detach": lambda _, slot: slot.detach(),
+    "attach": lambda region, _: region.attach(),
+}
 
 
 def new_slot(layout: Layout, pid: int, seqlock: int = 0) -> bytes:
@@ -44,21 +62,20 @@ def new_slot(layout: Layout, pid: int, seqlock: int = 0) -> bytes:
     return bytes(content)
 
 
-def odd_garbage(layout: Layout) -> bytes:
-    """A slot full of a predecessor's bytes, its seqlock odd."""
-    return b"\x77" * (layout.offsets["slot_stride"] or 0)
+def used(file: RegionFile, device: int, slot: int = 0) -> dict[str, int]:
+    parts = (*KINDS, "offset", "total")
+    return {part: file.get(f"slot_used.{part}", device=device, slot=slot) for part in parts}
 
 
-# ---- attaching ----
+# ---- Attaching ----
 
 
 def test_a_new_slot_is_the_next_one_and_nothing_else_changes(
     layout: Layout, file: RegionFile
 ) -> None:
-    file.add_process(NOBODY, A_USAGE, host_pid=5, status=2)
+    file.add_process(NOBODY, {0: 700, 15: 41}, host_pid=5, status=2)
     before = file.content()
-    with open_region(file, writable=True) as region:
-        slot = region.attach()
+    with open_region(file, writable=True) as region, region.attach() as slot:
         assert slot.pid == os.getpid()
         assert pids(file) == [NOBODY, os.getpid()]
         assert unmarked(layout, slot_bytes(file, 1)) == new_slot(layout, os.getpid())
@@ -66,17 +83,15 @@ def test_a_new_slot_is_the_next_one_and_nothing_else_changes(
         number, _ = locate(layout, "proc_num")
         for start, end in differences(before, file.content()):
             assert counted[0] <= start < end <= counted[1] or start == number
-        slot.detach()
         assert is_free(file)
 
 
 def test_a_new_slot_takes_over_nothing_of_what_lay_there(layout: Layout, file: RegionFile) -> None:
-    """Removed slots leave stale bytes above the table."""
-    put_slot(file, 0, odd_garbage(layout))
+    """Removed slots leave stale bytes above the table; this one has an odd seqlock."""
+    put_slot(file, 0, b"\x77" * (layout.offsets["slot_stride"] or 0))
     with open_region(file, writable=True) as region, region.attach():
         # Even, and never back to a number that a reader may have seen.
-        stale = 0x7777777777777777
-        expected = new_slot(layout, os.getpid(), seqlock=stale + 1)
+        expected = new_slot(layout, os.getpid(), seqlock=0x7777777777777777 + 1)
         assert unmarked(layout, slot_bytes(file, 0)) == unmarked(layout, expected)
 
 
@@ -84,7 +99,7 @@ def test_a_slot_with_the_own_pid_is_a_dead_predecessors_and_is_taken(
     layout: Layout, region_file: RegionFileFactory
 ) -> None:
     file = region_file(layout, memory_limits=(1000,))
-    file.add_process(os.getpid(), A_USAGE, host_pid=77, status=2)
+    file.add_process(os.getpid(), {0: 700}, host_pid=77, status=2)
     file.add_process(NOBODY, {0: 5})
     if layout.has_seqlock:
         file.put("slot_seqlock", 7, slot=0)
@@ -94,25 +109,17 @@ def test_a_slot_with_the_own_pid_is_a_dead_predecessors_and_is_taken(
             expected = new_slot(layout, os.getpid(), seqlock=8)
             assert unmarked(layout, slot_bytes(file, 0)) == expected
             slot.charge(0, 995)
-            assert region.memory_used(0) == 1000
         assert region.memory_used(0) == 5
 
 
 def test_a_process_attaches_once_to_a_region_whatever_the_handle(file: RegionFile) -> None:
-    with (
-        open_region(file, writable=True) as one,
-        open_region(file, writable=True) as other,
-    ):
-        with one.attach():
-            for handle in (one, other):
-                with pytest.raises(RuntimeError, match="attached to the region already"):
-                    handle.attach()
-            assert pids(file) == [os.getpid()]
-        # Not for ever.
-        with other.attach():
-            with pytest.raises(RuntimeError, match="attached to the region already"):
-                one.attach()
-            assert pids(file) == [os.getpid()]
+    with open_region(file, writable=True) as one, open_region(file, writable=True) as other:
+        for handle in (one, other):
+            with handle.attach():
+                for again in (one, other):
+                    with pytest.raises(RuntimeError, match="attached to the region already"):
+                        again.attach()
+                assert pids(file) == [os.getpid()]
 
 
 def test_a_full_table_is_an_error_that_names_the_way_out(file: RegionFile) -> None:
@@ -122,72 +129,36 @@ def test_a_full_table_is_an_error_that_names_the_way_out(file: RegionFile) -> No
     file.put("proc_num", SLOTS)
     before = file.content()
     with open_region(file, writable=True) as region:
-        with pytest.raises(SlotTableFull, match=r"1024 .*reap\(\)") as caught:
+        with pytest.raises(SlotTableFull, match=r"1024 .*reap\(\)"):
             region.attach()
-        assert caught.value.path == str(file.path)
         assert file.content() == before
-        # One less, and there is room.
         file.put("proc_num", SLOTS - 1)
         with region.attach():
             assert pids(file)[-1] == os.getpid()
-            assert file.get("proc_num") == SLOTS
         assert file.get("proc_num") == SLOTS - 1
 
 
-def test_an_impossible_number_of_processes_is_a_corrupt_region(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    for count in (-1, SLOTS + 1, 2**31 - 1):
-        file = region_file(layout)
-        with open_region(file, writable=True) as region:
-            slot = region.attach()
-            file.put("proc_num", count)
-            before = file.content()
-            for call in (partial(slot.charge, 0, 1), slot.detach, region.attach):
-                with pytest.raises(RegionCorrupt):
-                    call()
-            assert file.content() == before
+# ---- Leaving ----
 
 
-# ---- leaving ----
-
-
-def test_a_slot_is_a_context_manager(region_file: RegionFileFactory) -> None:
+def test_a_slot_is_left_once_and_does_not_account_then(region_file: RegionFileFactory) -> None:
     file = region_file()
     with open_region(file, writable=True) as region:
-        with region.attach() as slot:
-            slot.charge(0, 1)
-            assert pids(file) == [os.getpid()]
-        assert pids(file) == []
         with pytest.raises(LookupError), region.attach():
             raise LookupError
         assert pids(file) == []
-
-
-def test_leaving_twice_is_leaving_once(region_file: RegionFileFactory) -> None:
-    file = region_file()
-    with open_region(file, writable=True) as region:
-        slot = region.attach()
-        slot.detach()
-        # Another attachment is not this slot's to end.
-        with region.attach():
-            slot.detach()
-            assert pids(file) == [os.getpid()]
-
-
-def test_a_slot_shows_what_it_is_does_not_pickle_and_does_not_account_once_it_was_left(
-    region_file: RegionFileFactory,
-) -> None:
-    with open_region(region_file(), writable=True) as region:
-        slot = region.attach()
-        assert repr(slot) == f"<Slot pid {os.getpid()}>"
-        with pytest.raises(TypeError):
-            pickle.dumps(slot)
-        slot.detach()
+        with region.attach() as slot:
+            assert repr(slot) == f"<Slot pid {os.getpid()}>"
+            with pytest.raises(TypeError):
+                pickle.dumps(slot)
         assert repr(slot) == f"<Slot pid {os.getpid()}, detached>"
         for account in (slot.charge, slot.release):
             with pytest.raises(RuntimeError, match="detached"):
                 account(0, 0)
+        # Another attachment is not this slot's to end.
+        with region.attach():
+            slot.detach()
+            assert pids(file) == [os.getpid()]
 
 
 def test_a_process_that_leaves_moves_nobody(file: RegionFile, actor: MakeActor) -> None:
@@ -206,8 +177,6 @@ def test_a_process_that_leaves_moves_nobody(file: RegionFile, actor: MakeActor) 
         # The emptied place can be had again, and never stands twice.
         with region.attach():
             assert sorted(pids(file)) == sorted([os.getpid(), other.pid])
-        other("slot.detach")
-        assert (region.memory_used(0), region.memory_used(2)) == (0, 0)
 
 
 def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(
@@ -218,7 +187,7 @@ def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(
         slot = region.attach(timeout_s=0.05)
         slot.charge(0, 8)
         hold(file, holder.pid)
-        with pytest.raises(LockTimeout):
+        with pytest.raises(LockTimeout, match=f"owner_pid {holder.pid}"):
             slot.detach()
         assert pids(file) == [os.getpid()]
         let_go(file)
@@ -226,29 +195,6 @@ def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(
         assert region.memory_used(0) == 5
         slot.detach()
         assert pids(file) == []
-
-
-# ---- states of the region ----
-
-
-CALLS: dict[str, Callable[[Slot], object]] = {
-    "charge": lambda slot: slot.charge(0, 1),
-    "release": lambda slot: slot.release(0, 1),
-    "detach": Slot.detach,
-}
-
-
-def test_a_slot_ends_with_its_region(region_file: RegionFileFactory) -> None:
-    for call in CALLS.values():
-        region = open_region(region_file(), writable=True)
-        slot = region.attach()
-        slot.charge(0, 5)
-        region.close()
-        for _ in range(2):
-            with pytest.raises(RegionClosed):
-                call(slot)
-            with pytest.raises(RegionClosed):
-                region.attach()
 
 
 @pytest.mark.parametrize("locked", [False, True])
@@ -262,18 +208,271 @@ def test_closing_the_region_leaves_it(locked: bool, region_file: RegionFileFacto
     region.close()
     assert pids(file) == []
     assert is_free(file)
-    # And another handle may attach now.
     with open_region(file, writable=True) as again, again.attach():
         assert pids(file) == [os.getpid()]
 
 
-def test_a_file_that_is_truncated_under_a_slot_is_an_error_and_no_signal(file: RegionFile) -> None:
-    with open_region(file, writable=True) as region:
+@pytest.mark.parametrize("name", CALLS)
+def test_a_slot_ends_with_its_region_and_its_file(
+    name: str, region_file: RegionFileFactory, layout: Layout
+) -> None:
+    def end_of(deed: Callable[[RegionFile, Region], object], error: type[RegionError]) -> None:
+        file = region_file(layout)
+        region = open_region(file, writable=True)
         slot = region.attach()
         slot.charge(0, 5)
-        file.resize(0)
-        for call in (CALLS["charge"], CALLS["release"], Slot.detach):
-            with pytest.raises(RegionStale):
-                call(slot)
-        with pytest.raises(RegionStale):
-            region.attach()
+        deed(file, region)
+        if name == "attach" and error is not RegionClosed:
+            with pytest.raises(error):
+                slot.detach()
+        with pytest.raises(error):
+            CALLS[name](region, slot)
+        region.close()
+
+    end_of(lambda file, _: file.put("proc_num", -1), RegionCorrupt)
+    end_of(lambda file, _: file.put("proc_num", SLOTS + 1), RegionCorrupt)
+    end_of(lambda file, _: file.put("magic", 0), RegionStale)
+    end_of(lambda file, _: file.resize(0), RegionStale)
+    end_of(lambda _, region: region.close(), RegionClosed)
+
+
+# ---- Accounting ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_charge_stands_in_its_kind_and_in_the_total_and_nowhere_else(
+    layout: Layout, kind: Any, file: RegionFile
+) -> None:
+    file.add_process(NOBODY, {0: 3, 7: 5})
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        before = file.content()
+        for device in (0, 7, DEVICES - 1):
+            slot.charge(device, 100 + device, kind)
+            amounts = used(file, device, slot=1)
+            assert amounts.pop(kind) == amounts.pop("total") == 100 + device
+            assert set(amounts.values()) == {0}
+            slot.release(device, 60, kind)
+        start, end = slot_range(layout, 1)
+        assert all(start <= a < b <= end for a, b in differences(before, file.content()))
+        for device in (0, 7, DEVICES - 1):
+            slot.release(device, 40 + device, kind)
+        if layout.has_seqlock:
+            assert file.get("slot_seqlock", slot=1) == MARK_FLAG + 2 * 9
+            file.put("slot_seqlock", MARK_FLAG, slot=1)
+        assert file.content() == before
+
+
+def test_any_order_of_charges_and_releases_adds_up_and_never_goes_below_zero(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    chance = random.Random(0)
+    file = region_file(layout)
+    expected: Counter[tuple[int, str]] = Counter()
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        for _ in range(300):
+            device, kind = chance.choice([0, 1, 15]), chance.choice(KINDS)
+            nbytes = chance.choice([0, 1, chance.randrange(10**6), chance.randrange(2**40)])
+            if chance.random() < 0.5:
+                slot.charge(device, nbytes, kind)  # type: ignore[arg-type]
+                expected[device, kind] += nbytes
+            elif nbytes > expected[device, kind]:
+                with pytest.raises(ValueError, match="too many"):
+                    slot.release(device, nbytes, kind)  # type: ignore[arg-type]
+            else:
+                slot.release(device, nbytes, kind)  # type: ignore[arg-type]
+                expected[device, kind] -= nbytes
+            amounts = used(file, device)
+            assert all(amounts[kind] == expected[device, kind] for kind in KINDS)
+            assert amounts["total"] == sum(amounts[kind] for kind in KINDS)
+            assert region.memory_used(device) == amounts["total"]
+
+
+REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
+    *(("charge", (device, 1), "a device is 0 to 15") for device in (-1, 16, 2**40)),
+    ("release", (16, 1), "a device is 0 to 15"),
+    *(("charge", (0, nbytes), "bytes is 0 to") for nbytes in (-1, 2**62, 2**64)),
+    ("release", (0, -1), "bytes is 0 to"),
+    ("charge", (0, 1, "total"), "context, module or data"),
+    ("release", (0, 51), "charged 50 bytes of data on device 0: 51"),
+    ("release", (1, 1), "charged 0 bytes of data on device 1"),
+    ("release", (0, 1, "module"), "charged 0 bytes of module"),
+]
+
+
+def test_what_makes_no_sense_is_a_value_error_and_changes_nothing(file: RegionFile) -> None:
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(0, 50)
+        before = file.content()
+        for method, arguments, message in REFUSED:
+            with pytest.raises(ValueError, match=message) as caught:
+                getattr(slot, method)(*arguments)
+            assert not isinstance(caught.value, RegionError)
+        for number in (True, 1.0, "1", None):
+            for call in (partial(slot.charge, 0, number), partial(slot.charge, number, 0)):  # type: ignore[arg-type]
+                with pytest.raises(TypeError, match="is an integer, not"):
+                    call()
+        assert file.content() == before
+
+
+def test_a_charge_past_the_limit_is_refused_with_all_its_figures(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, memory_limits=(MIB, 8 * MIB))
+    # Whatever the status; not behind the number of slots.
+    for number, status in enumerate([0, 2]):
+        file.add_process(NOBODY + number, {1: MIB}, status=status)
+    file.put("slot_used.total", 1000, slot=4, device=1)
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(1, MIB, "module")
+        before = file.content()
+        with pytest.raises(MemoryLimitExceeded, match=r"device 1 uses 3 MiB .*of 8 MiB") as caught:
+            slot.charge(1, 5 * MIB + 1, "context")
+        error = caught.value
+        assert (error.device, error.path) == (1, str(file.path))
+        assert (error.used_bytes, error.limit_bytes) == (3 * MIB, 8 * MIB)
+        assert error.requested_bytes == 5 * MIB + 1
+        assert file.content() == before
+        # To the last byte is not past it.
+        slot.charge(1, 5 * MIB)
+        with pytest.raises(MemoryLimitExceeded):
+            slot.charge(1, 1)
+        slot.charge(0, MIB)
+
+
+def test_the_limit_is_read_anew_at_each_charge(region_file: RegionFileFactory) -> None:
+    file = region_file(memory_limits=(100,))
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(0, 100)
+        region.set_memory_limit(150, device=0)
+        slot.charge(0, 50)
+        region.set_memory_limit(149, device=0, force=True)
+        with pytest.raises(MemoryLimitExceeded) as caught:
+            slot.charge(0, 0)
+        assert (caught.value.used_bytes, caught.value.limit_bytes) == (150, 149)
+        # What is above the limit can always be given back.
+        slot.release(0, 1)
+        slot.charge(0, 0)
+        region.set_memory_limit(None, device=0)
+        slot.charge(0, 2**40)
+
+
+def test_processes_share_one_limit(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout, memory_limits=(100,))
+    one, other = actor(file), actor(file)
+    one("attach")
+    other("attach")
+    one("slot.charge", 0, 60)
+    with pytest.raises(MemoryLimitExceeded) as caught:
+        other("slot.charge", 0, 41)
+    assert caught.value.used_bytes == 60
+    other("slot.charge", 0, 40)
+    one("slot.detach")
+    other("slot.charge", 0, 60)
+
+
+@pytest.mark.parametrize("layout", [*WITHOUT_SEQLOCK, *WITH_SEQLOCK])
+def test_accounting_waits_for_the_lock_up_to_2_8_0(
+    layout: Layout, file: RegionFile, actor: MakeActor
+) -> None:
+    holder = actor(file)
+    with open_region(file, writable=True) as region, region.attach(timeout_s=0.05) as slot:
+        slot.charge(0, 5)
+        hold(file, holder.pid)
+        before = slot_bytes(file, 0)
+        for method in (slot.charge, slot.release):
+            if layout.has_seqlock:
+                method(0, 1)
+                continue
+            with pytest.raises(LockTimeout, match=f"owner_pid {holder.pid}"):
+                method(0, 1)
+            assert slot_bytes(file, 0) == before
+        let_go(file)
+        slot.release(0, 5)
+        assert is_free(file)
+
+
+def test_processes_that_account_at_once_lose_nothing(file: RegionFile, actor: MakeActor) -> None:
+    others = [actor(file) for _ in range(3)]
+    work = (
+        "for _ in range(200): slot.charge(0, 5); slot.release(0, 4); slot.charge(1, 1, 'context')"
+    )
+    for other in others:
+        other("attach")
+    for other in others:
+        other.start("evaluate", work)
+    for other in others:
+        other.outcome()
+    with open_region(file) as region:
+        assert (region.memory_used(0), region.memory_used(1)) == (600, 600)
+        for other in others:
+            other("slot.detach")
+        assert (region.memory_used(0), region.memory_used(1)) == (0, 0)
+    assert is_free(file)
+
+
+# ---- Fork ----
+
+AFTER_FORK: dict[str, Callable[[Region, Slot], object]] = {
+    **CALLS,
+    "lock": lambda region, _: region.lock().__enter__(),
+    "lock_state": lambda region, _: region.lock_state(),
+    "recover_lock": lambda region, _: region.recover_lock(),
+    "reap": lambda region, _: region.reap(),
+    "repair_slots": lambda region, _: region.repair_slots(),
+    "suspend": lambda region, slot: region.suspend(slot.pid),
+}
+
+
+def test_in_a_child_every_call_refuses_each_time_and_the_parents_slot_is_untouched(
+    file: RegionFile,
+) -> None:
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(0, 11)
+        before = file.content()
+
+        def in_the_child() -> None:
+            for call in [*AFTER_FORK.values()] * 2:
+                with pytest.raises(RegionClosed, match=r"before fork\(\)"):
+                    call(region, slot)
+
+        in_child(in_the_child)
+        assert file.content() == before
+        slot.release(0, 1)
+        assert region.memory_used(0) == 10
+
+
+# The child ends as interpreters do, with its exit handlers.
+FORK_AND_END = """
+import os, sys
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+answer = os.waitpid(child, 0)[1]
+"""
+
+
+def test_the_end_of_a_child_leaves_the_parents_slot(file: RegionFile, actor: MakeActor) -> None:
+    parent = actor(file)
+    parent("attach")
+    parent("slot.charge", 0, 12)
+    before = file.content()
+    assert parent("evaluate", FORK_AND_END) == 0
+    assert file.content() == before
+
+
+def test_a_child_attaches_as_itself_once_it_has_opened_the_region_again(file: RegionFile) -> None:
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(0, 4)
+
+        def in_the_child() -> tuple[int, list[int], int]:
+            with open_region(file, writable=True) as again, again.attach() as own:
+                own.charge(0, 30)
+                return own.pid, pids(file), again.memory_used(0)
+
+        child, both, used = in_child(in_the_child)
+        assert both == [os.getpid(), child]
+        assert used == 34
+        assert pids(file) == [os.getpid()]
+        assert region.memory_used(0) == 4
