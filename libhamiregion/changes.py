@@ -1,4 +1,4 @@
-"""What an edit has changed, and from when on running processes notice."""
+"""The changes of an edit, and when they take effect."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
     from ._handle import Handle
 
-#: Which limit of a device.
+#: The kind of a limit: memory or SM.
 LimitKind: TypeAlias = Literal["memory", "sm"]
 
 
 class Effect(str, enum.Enum):
-    """From when on an edit holds. Equal to its value, a plain string.
+    """When an edit takes effect. Equal to its value, a plain string.
 
     Source: docs, What a region is (What an edit changes, and when).
     """
 
     #: In running processes too, within a second.
     IMMEDIATE = "immediate"
-    #: In processes that start from now on; running ones keep what they read at their start.
+    #: In processes that start from now on; running ones keep the values of their start.
     NEW_PROCESSES = "new_processes"
     #: Running processes that started without an SM limit launch once more and then never again,
     #: also when the limit is taken back; the others notice at their next launch.
     STOPS_LAUNCHES = "stops_launches"
     #: Of `Region.suspend`: within a second up to HAMi 2.9. From 2.10 on not at all, as no device
-    #: that the container has reported has an SM limit; the region does not tell which HAMi uses it.
+    #: that the container has reported has an SM limit. The region does not show which HAMi uses it.
     IF_SM_LIMITED = "if_sm_limited"
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class _Change:
 
     @property
     def words(self) -> str:
-        """What has changed, as a sentence without the file."""
+        """The change as a sentence, without the file."""
         change: Any = self
         before, after = self._value_words(change.before), self._value_words(change.after)
         return f"{change.name} {before} -> {after}"
@@ -104,7 +104,7 @@ class _Change:
 # Not frozen, nor are its siblings: that would be a fourth of the time of an edit.
 @attrs.define(unsafe_hash=True, weakref_slot=False)
 class LimitChange(_Change):
-    """One device's limit, as it was and as it is now. ``str()`` of it is a sentence.
+    """One device's limit before and after an edit. ``str()`` of it is a sentence.
 
     A value: it pickles, and travels as JSON by `to_dict` and `from_dict`, so that another process
     can call `undo` on another day.
@@ -144,7 +144,7 @@ class LimitChange(_Change):
 
 @attrs.define(unsafe_hash=True, weakref_slot=False)
 class ValueChange(_Change):
-    """A field of the whole region, as it was and as it is now. ``str()`` of it is a sentence.
+    """A field of the whole region before and after an edit. ``str()`` of it is a sentence.
 
     A value, as `LimitChange`.
 
@@ -175,7 +175,7 @@ class ValueChange(_Change):
 
 @attrs.define(unsafe_hash=True, weakref_slot=False)
 class SlotChange(_Change):
-    """One value of a process slot, as it was and as it is now. ``str()`` of it is a sentence.
+    """One value of a process slot before and after an edit. ``str()`` of it is a sentence.
 
     A value, as `LimitChange`.
 
@@ -207,7 +207,7 @@ class SlotChange(_Change):
         return f"process {self.pid}: {self.field}{where}"
 
 
-#: Whatever an edit returns, and `undo` takes.
+#: The changes that edits return and `undo` takes.
 Change: TypeAlias = LimitChange | ValueChange | SlotChange
 
 

@@ -41,7 +41,7 @@ _UINT64_MAX: Final = (1 << 64) - 1
 
 @attrs.frozen(kw_only=True)
 class LimitEdit:
-    """One value that `Region.edit_limits` shall change, together with others.
+    """One edit for `Region.edit_limits`.
 
     Attributes:
         memory_limit: As `Region.set_memory_limit` takes it. Give one of the first three.
@@ -227,7 +227,7 @@ class Edits(Handle):
         force: bool = False,
         dry_run: bool = False,
     ) -> LimitChange | tuple[LimitChange, ...]:
-        """Change an SM limit. `LimitChange.effect` tells whether running processes see it.
+        """Change an SM limit. `LimitChange.effect` says whether running processes see it.
 
         Up to HAMi 2.8.0 a limit on device 0 that had none is refused while processes run: a
         process that started without one may launch once more and then never again.

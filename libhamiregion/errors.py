@@ -99,7 +99,7 @@ class NoSuchDevice(RegionError, LookupError):
 
 
 class LimitConflict(RegionError):
-    """A limit, or another value, was not what the caller expected; nothing was changed.
+    """A limit or another value differs from `expected`; nothing was changed.
 
     Attributes:
         device: Index of the device; None for a value of the whole region.
@@ -113,7 +113,7 @@ class LimitConflict(RegionError):
 
 
 class LimitBelowUsage(RegionError):
-    """A memory limit below what is in use; nothing was changed. ``force=True`` sets it.
+    """A memory limit below the usage; nothing was changed. ``force=True`` sets it.
 
     libvgpu up to HAMi 2.9 computes the free memory as limit minus usage without a sign, and
     programs would see an enormous amount.
@@ -132,8 +132,8 @@ class LimitBelowUsage(RegionError):
 class LaunchesWouldStop(RegionError):
     """An SM limit that would stop running processes for good; nothing was changed.
 
-    libvgpu up to HAMi 2.8.0 starts what lets launches through only in a process that finds a limit
-    at its start. ``force=True`` sets the limit.
+    Up to HAMi 2.8.0 a process that starts without a limit never gets tokens for its launches
+    later. ``force=True`` sets the limit.
 
     Attributes:
         device: Index of the device.

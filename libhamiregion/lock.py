@@ -13,7 +13,7 @@ from .errors import new_error
 if TYPE_CHECKING:
     from .errors import PathLike
 
-#: Whether the process that holds a lock lives.
+#: The life of a lock's owner.
 OwnerLife: TypeAlias = Literal["dead", "alive", "unknown"]
 _OWNER_LIVES: dict[int, OwnerLife] = {
     lib.HR_DEAD: "dead",
@@ -24,7 +24,7 @@ _OWNER_LIVES: dict[int, OwnerLife] = {
 
 @attrs.frozen
 class LockState:
-    """Who holds a region's lock.
+    """The state of a region's lock, and its owner.
 
     Attributes:
         held: Whether the semaphore is taken.
@@ -181,7 +181,7 @@ class Locks(Handle):
             The repairs; false if nothing was wrong.
 
         Raises:
-            LockNotRecoverable: There is no proof; the message says what is missing.
+            LockNotRecoverable: There is no proof. The message says which one is missing.
             RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
             RuntimeError: This thread holds the lock.
 

@@ -22,7 +22,7 @@ _new_buffer = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class ProcessStatus(enum.IntEnum):
-    """What `ProcessUsage.status` can be; a damaged region may hold any other number."""
+    """The status of a process; a damaged region may hold any other number."""
 
     EXITED = 0
     RUNNING = 1
@@ -32,7 +32,7 @@ class ProcessStatus(enum.IntEnum):
 
 @attrs.frozen(weakref_slot=False)
 class ProcessDeviceUsage:
-    """What one process uses of one device.
+    """The usage of one device by one process.
 
     Attributes:
         index: Index of the device.
@@ -64,8 +64,8 @@ class ProcessUsage:
 
     Attributes:
         pid: The pid in the container's pid namespace.
-        host_pid: What libvgpu believes the host's pid to be; None where it found none. Often
-            wrong, never to be trusted.
+        host_pid: libvgpu's guess of the host's pid; None if it found none. Often wrong: do not
+            rely on it.
         status: A `ProcessStatus`, or any other number in the file.
         devices: One entry per device of the snapshot, in the same order.
         settled: Whether the figures belong together; see `RegionSnapshot.settled`.
@@ -82,14 +82,13 @@ class ProcessUsage:
 class DeviceUsage:
     """One device of a region, over all of its processes.
 
-    Memory figures are sums over all slots of the table whatever their status, because that is what
-    libvgpu compares with the limit.
+    Memory figures are sums over all slots of any status, as libvgpu compares them with the limit.
 
     Attributes:
         index: Index of the device.
         uuid: ``GPU-…`` or ``MIG-…``; None until something in the container initialises NVML.
         memory_limit_bytes: None if unlimited.
-        memory_used_bytes: What counts against the limit.
+        memory_used_bytes: The memory that counts against the limit.
         memory_context_bytes: Of it, CUDA contexts.
         memory_module_bytes: Of it, modules (code).
         memory_data_bytes: Of it, buffers.
@@ -196,7 +195,7 @@ class RegionSnapshot(_Lazy):
         raise NoSuchDevice(message, path=self.path, device=device)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as dicts, tuples, numbers, text and None: what `json.dumps` takes.
+        """Return all of it as dicts, tuples, numbers, text and None, for `json.dumps`.
 
         The keys are the names of the attributes, also those of devices and processes; the layout
         is its name.

@@ -219,7 +219,7 @@ def _layout_number(layout: Layout | None) -> int:
 
 
 def identify(path: PathLike) -> Layout:
-    """Find out which layout a region file has, by magic, version, size and plausibility.
+    """Identify the layout of a region file by magic, version, size and plausibility.
 
     Read-only; never follows a symbolic link in the last component and never blocks.
 
@@ -302,22 +302,22 @@ _DEFAULT_REGION = "/tmp/cudevshr.cache"  # noqa: S108 - where libvgpu keeps it
 
 
 def own_region(environ: Mapping[str, str] | None = None, *, timeout_s: float = 0.0) -> Region:
-    """Open the region of the container that this program runs in, to learn its own budget.
+    """Open the region of the container that this program runs in.
 
     The file is found by libvgpu's rule: ``CUDA_DEVICE_MEMORY_SHARED_CACHE`` names it; else, with
-    KAI's resource isolator, ``CONTAINER_VGPU_MOUNT``, ``POD_UID`` and ``CONTAINER_NAME`` tell its
-    directory, if that is there; else it is ``/tmp/cudevshr.cache``. It is opened for reading, and
+    KAI's resource isolator, ``CONTAINER_VGPU_MOUNT``, ``POD_UID`` and ``CONTAINER_NAME`` name its
+    directory, if that exists; else it is ``/tmp/cudevshr.cache``. It is opened for reading, and
     its descriptor stays open until the process ends, one however often this is called: closing it
     would drop the locks that a libvgpu in the same process holds on it. For the same reason do not
-    ask this region for its `Region.lock_state`, and do not use `open_region` on the file beside it.
+    ask this region for its `Region.lock_state`, and do not use `open_region` on the file as well.
 
     Args:
         environ: The environment to look in; None means `os.environ`.
         timeout_s: How long to wait for a file that is not there yet, or is being created.
 
     Returns:
-        The region. A look at it costs a microsecond, so keep it, and take a snapshot when needed.
-        ``own_region().snapshot().device(0).memory_free_bytes`` is what may still be allocated.
+        The region. Keep it open, and take a snapshot when needed.
+        ``own_region().snapshot().device(0).memory_free_bytes`` can still be allocated.
 
     Raises:
         RegionNotFound: There is no such file: nothing in the container has used CUDA yet, or it
@@ -341,7 +341,7 @@ def own_region(environ: Mapping[str, str] | None = None, *, timeout_s: float = 0
 
 
 def _region_of_kai(environ: Mapping[str, str]) -> str | None:
-    """Where libvgpu makes it by what KAI's resource isolator sets; None if it did not."""
+    """The path by the variables of KAI's resource isolator; None without them."""
     mount, pod_uid, name = map(environ.get, ("CONTAINER_VGPU_MOUNT", "POD_UID", "CONTAINER_NAME"))
     directory = f"{mount}/containers/{pod_uid}_{name}"
     # Where libvgpu could not make the directory, it uses the default.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .errors import PathLike
 
-#: What memory is charged for: CUDA contexts, modules (code) or buffers.
+#: The kind of charged memory: CUDA contexts, modules (code) or buffers.
 MemoryKind: TypeAlias = Literal["context", "module", "data"]
 
 _KINDS: Final = {"context": lib.HR_CONTEXT, "module": lib.HR_MODULE, "data": lib.HR_DATA}
@@ -52,7 +52,7 @@ class ReapedSlot:
 
     Attributes:
         pid: The process, in the container's namespace.
-        memory_bytes: What the slot still counted, over all devices.
+        memory_bytes: The memory that the slot still counted, over all devices.
     """
 
     pid: int
@@ -61,7 +61,7 @@ class ReapedSlot:
 
 @attrs.frozen
 class SlotRepair:
-    """What `Region.repair_slots` found, as pids in the container's namespace.
+    """The results of `Region.repair_slots`, as pids in the container's namespace.
 
     Attributes:
         repaired: Live processes that were put right: each of them counts once, in the slot that it
@@ -320,7 +320,7 @@ class Slots(Handle):
         """Block a process's CUDA calls, within a second, until `resume`.
 
         From HAMi 2.10 on a process obeys only if a device that its container has reported has an
-        SM limit of 1 to 99. Layout 1.2 does not tell 2.9 from 2.10: without such a limit the
+        SM limit of 1 to 99. Layout 1.2 does not show which HAMi uses it: without such a limit the
         change's `effect` is `Effect.IF_SM_LIMITED`.
 
         Raises:

@@ -8,11 +8,11 @@ _CUT = "..."
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    r"""Spell out what could steer a terminal: controls, escapes, direction marks, newlines.
+    r"""Escape characters that steer a terminal: controls, escapes, direction marks, newlines.
 
     Args:
         text: Anything, also with the lone surrogates of a file name that is no UTF-8.
-        limit: Characters of the result at most; what is cut off is shown by a final ``...``.
+        limit: Characters of the result at most; ``...`` at the end of a text that was cut.
             None does not cut.
 
     Returns:
@@ -34,7 +34,7 @@ def printable(text: str, limit: int | None = None) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """An error as a sentence: what the operating system said of which file.
+    """An error of the operating system as a sentence with its file.
 
     >>> error_text(PermissionError(1, "Operation not permitted", "/vgpu/0b5c_train"))
     '/vgpu/0b5c_train: Operation not permitted'

@@ -61,8 +61,8 @@ def undo(changes: Iterable[Change], *, force: bool = False) -> tuple[UndoOutcome
     limit is compared and set in one step. A change that cannot be taken back does not stop the
     others. Changes of a dry run are taken back if they were made since, by any process.
 
-    A file is the same if its device and inode are; a new file with a removed one's inode is told
-    apart by its values only.
+    A file is the same if its device and inode are. A new file with a removed one's inode differs
+    by its values only.
 
     Args:
         changes: From `Region.set_memory_limit` and its like, `Region.edit_limits`, or a plan's
@@ -100,7 +100,7 @@ def undo(changes: Iterable[Change], *, force: bool = False) -> tuple[UndoOutcome
 
 
 def _take_back(first: Change, last: Change, *, force: bool) -> tuple[UndoStatus, str | None]:
-    """Set a value to what it was before the first change, if it is still that of the last."""
+    """Set a value back to the one before the first change, if the last one is still there."""
     status: UndoStatus = "failed"
     try:
         with open_region(last.path, writable=True) as region:

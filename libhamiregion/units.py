@@ -55,7 +55,7 @@ def integer(
     """Take a whole number: anything with `__index__`, such as numpy's integers, but no bool.
 
     Args:
-        name: What the number is, for the message.
+        name: The name of the number, for the message.
         value: The number.
         low: The least that it may be; None for no bound.
         high: The most that it may be; None for no bound.
@@ -254,7 +254,7 @@ def parse_duration(text: str) -> float:
 
 @attrs.frozen
 class EnvironmentLimits:
-    """What libvgpu takes from an environment when it creates a region.
+    """The limits that libvgpu reads from an environment when it creates a region.
 
     Attributes:
         memory_limits_bytes: 16 entries, one per CUDA ordinal; None where unlimited.
@@ -275,8 +275,8 @@ def limits_from_environment(env: Mapping[str, str]) -> EnvironmentLimits:
     `6GiB` is 6 bytes.  Garbage is 0 and never an error.  These are the rules of HAMi-core from
     HAMi 2.4.0 to 2.10.
 
-    A region keeps what its creator's environment said.  Processes that start later with another
-    environment do not change it.
+    A region keeps the limits of its creator.  Processes that start later with another environment
+    do not change them.
 
     Args:
         env: `os.environ`, or the environment of a container.
@@ -321,7 +321,7 @@ def _environment_value(env: Mapping[str, str], name: str) -> int:
 
 
 def _strtoul(text: str) -> int:
-    """Return what C's `strtoul(text, NULL, 0)` does: libvgpu reads the variables by it."""
+    """Convert as C's `strtoul(text, NULL, 0)`, by which libvgpu reads the variables."""
     import ctypes
 
     strtoul = ctypes.CDLL(None).strtoul
