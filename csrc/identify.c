@@ -242,14 +242,14 @@ static int read_failure(const struct file_view *view)
 
 bool hr_uuid_is_plausible(const unsigned char *uuid)
 {
-    /* Without an early end, so that the compiler takes many bytes at once. */
-    unsigned char bad = uuid[HR_UUID_BYTES - 1];
-    for (unsigned at = 0; at < HR_UUID_BYTES; at++)
-        bad |= uuid[at] != 0 && (unsigned char)(uuid[at] - ' ') > '~' - ' ';
-    for (unsigned at = 0; at < HR_UUID_BYTES - 1; at++)
-        bad |= uuid[at] == 0 && uuid[at + 1] != 0;
-    return bad == 0 &&
-           (uuid[0] == 0 || memcmp(uuid, "GPU-", 4) == 0 || memcmp(uuid, "MIG-", 4) == 0);
+    static const unsigned char zeros[HR_UUID_BYTES];
+    const size_t length = strnlen((const char *)uuid, HR_UUID_BYTES);
+    unsigned char bad = length == HR_UUID_BYTES;
+    /* Over all bytes and without branches: the compiler takes many of them at once. */
+    for (size_t at = 0; at < HR_UUID_BYTES; at++)
+        bad |= (uuid[at] != 0) & ((unsigned char)(uuid[at] - ' ') > '~' - ' ');
+    return bad == 0 && memcmp(uuid + length, zeros, HR_UUID_BYTES - length) == 0 &&
+           (length == 0 || memcmp(uuid, "GPU-", 4) == 0 || memcmp(uuid, "MIG-", 4) == 0);
 }
 
 /* `layout` is the one judged, or HR_LAYOUTS. */

@@ -244,8 +244,6 @@ struct hr_region {
     bool has_own_pages;        /* hr_has_own_pages() of its file system */
     struct hr_file_id in_maps; /* under the fork lock; inode 0 = not looked up yet */
     char *path;
-    /* How many slots the last hr_read_set() found, for the next one to prefetch. */
-    _Atomic uint32_t likely_slots;
     struct hr_lock_part lock;
     struct hr_own_slot own;
     bool is_leaving; /* hr_close() is alone and detaches; it may wait for the lock */

@@ -1,5 +1,4 @@
 #include <string.h>
-#include <time.h>
 
 #include "internal.h"
 
@@ -9,60 +8,16 @@ struct failure {
     struct hr_error detail;
 };
 
-/*
- * The regions lie apart from each other, so a read of many is one wait for memory
- * after another unless the next region is on its way while this one is read.
- */
-static void prefetch(const hr_region *region)
-{
-    const struct hr_layout *layout = region->layout;
-    const unsigned char *base = region->base;
-    const uint32_t slots = atomic_load_explicit(&region->likely_slots, memory_order_relaxed);
-    __builtin_prefetch(base);
-    __builtin_prefetch(base + layout->uuids + 64);
-    __builtin_prefetch(base + layout->uuids + 128);
-    __builtin_prefetch(base + layout->limit);
-    __builtin_prefetch(base + layout->sm_limit);
-    __builtin_prefetch(base + layout->proc_num);
-    const unsigned char *slot = hr_slot(region, 0);
-    for (uint32_t i = 0; i < slots; i++, slot += layout->slot_stride) {
-        __builtin_prefetch(slot);
-        __builtin_prefetch(slot + 64);
-        __builtin_prefetch(slot + layout->slot_monitorused);
-        __builtin_prefetch(slot + layout->slot_status);
-        if (layout->slot_util != HR_ABSENT)
-            __builtin_prefetch(slot + layout->slot_util);
-    }
-}
-
-/* Enough for nearly all; more would push out what is being read. */
-#define MOST_LIKELY_SLOTS 8
-
-static void remember_slots(hr_region *region, uint32_t slots)
-{
-    atomic_store_explicit(&region->likely_slots,
-                          slots < MOST_LIKELY_SLOTS ? slots : MOST_LIKELY_SLOTS,
-                          memory_order_relaxed);
-}
-
-/* Until hr_leave(), hr_close() waits; so the mapping may be touched. */
-static int enter(hr_region *region)
-{
-    if (region == NULL)
-        return HR_ECLOSED;
-    int code = hr_enter(region);
-    if (code == HR_OK)
-        prefetch(region);
-    return code;
-}
-
-static int read_entered(struct hr_reading *reading)
+static int read_one(struct hr_reading *reading)
 {
     hr_region *region = reading->region;
-    int code =
-        hr_guard_run_begun(region->base, region->mapped_bytes, hr_read_consistently, reading);
-    if (code == HR_OK)
-        remember_slots(region, (uint32_t)reading->head->proc_num);
+    if (region == NULL)
+        return hr_fail_code(HR_ECLOSED);
+    /* Until hr_leave(), hr_close() waits; so the mapping may be touched. */
+    int code = hr_enter(region);
+    if (code != HR_OK)
+        return code;
+    code = hr_guard_run_begun(region->base, region->mapped_bytes, hr_read_consistently, reading);
     hr_leave(region);
     return code;
 }
@@ -99,16 +54,12 @@ int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t 
     bool fits = true; /* what does not is only measured */
     int failed = 0;
     const bool unblocked = hr_guard_begin();
-    int next_entered = count > 0 ? enter(regions[0]) : HR_OK;
     for (uint32_t i = 0; i < count; i++) {
-        const int entered = next_entered;
-        if (i + 1 < count)
-            next_entered = enter(regions[i + 1]);
         fits = fits && sum.bytes <= bytes;
         reading.region = regions[i];
         reading.head = fits ? (void *)((unsigned char *)buffer + sum.bytes) : NULL;
         reading.bytes = fits ? bytes - sum.bytes : 0;
-        int code = entered == HR_OK ? read_entered(&reading) : hr_fail_code(entered);
+        int code = read_one(&reading);
         if (code != HR_OK && code != HR_ENOSPACE) {
             code = put_failure(&reading, code);
             failed++;
@@ -116,10 +67,7 @@ int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t 
         fits = fits && code != HR_ENOSPACE;
         if (fits) {
             const struct hr_snapshot *head = reading.head;
-            /* Nearly always all up to the last. */
-            const bool has_gap = (head->shown & (head->shown + 1)) != 0;
-            const uint32_t devices =
-                has_gap ? (uint32_t)__builtin_popcount(head->shown) : head->span;
+            const uint32_t devices = (uint32_t)__builtin_popcount(head->shown);
             if ((uint32_t)head->proc_num * devices > max_usages)
                 drop_processes(&reading);
             members[i] =
