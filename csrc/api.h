@@ -154,7 +154,7 @@ struct hr_error {
     uint64_t found;      /* the offending value; used bytes for HR_EBELOWUSE */
     uint64_t wanted;     /* what was asked for; bytes for HR_ENOSPACE */
     uint64_t limit;      /* HR_EMEMORYLIMIT: the limit in bytes */
-    uint32_t kind;       /* enum hr_edit_kind: what hr_edit() has refused */
+    uint32_t kind;       /* enum hr_value: what hr_edit() has refused */
 };
 
 /* ---- Opening ------------------------------------------------------------ */
@@ -325,21 +325,28 @@ struct hr_device {
  */
 int hr_snapshot(hr_region *region, void *buffer, size_t bytes, struct hr_error *error);
 
-/* Live values, straight from the mapping; `device` matters for the first three. */
+/*
+ * Values of a region.  `device` matters for the limits and the memory in use.  The i32 fields come
+ * sign-extended to 64 bits.
+ */
 enum hr_value {
-    HR_VALUE_MEMORY_LIMIT,
-    HR_VALUE_SM_LIMIT,
-    HR_VALUE_MEMORY_USED, /* the sum that libvgpu enforces, modulo 2^64 */
-    HR_VALUE_PRIORITY,    /* the i32 fields come sign-extended */
-    HR_VALUE_UTILIZATION_SWITCH,
-    HR_VALUE_RECENT_KERNEL,
+    /* hr_edit() takes these: */
+    HR_MEMORY, /* limit in bytes, 0 = unlimited */
+    HR_SM,     /* limit in percent, 0 or >= 100 = unlimited */
+    HR_PRIORITY,
+    HR_SWITCH, /* utilization_switch */
+    HR_RECENT_KERNEL,
+    HR_EDIT_KINDS,
+    /* The sum that libvgpu enforces, modulo 2^64 */
+    HR_VALUE_MEMORY_USED = HR_EDIT_KINDS,
     HR_VALUE_LAST_KERNEL_TIME, /* HR_EINVAL where the layout has none */
     HR_VALUE_DEVICE_NUM,
     HR_VALUE_PROC_NUM,
     HR_VALUE_DEVICES /* one bit each: the devices that the region has, as hr_edit() says */
 };
 
-/* HR_OK and the value, HR_EINVAL, HR_ESTALE, HR_ECORRUPT, HR_ECLOSED or HR_EFORKED. */
+/* One live value, straight from the mapping: HR_OK and the value, HR_EINVAL, HR_ESTALE,
+ * HR_ECORRUPT, HR_ECLOSED or HR_EFORKED. */
 int hr_get(hr_region *region, uint32_t value, uint32_t device, uint64_t *out,
            struct hr_error *error);
 
@@ -414,16 +421,6 @@ enum {
 
 /* ---- Editing ------------------------------------------------------------ */
 
-enum hr_edit_kind {
-    HR_MEMORY, /* bytes, 0 = unlimited */
-    HR_SM,     /* percent, 0 or >= 100 = unlimited */
-    /* Of the whole region, i32 each, sign-extended to 64 bits: */
-    HR_PRIORITY,
-    HR_SWITCH, /* utilization_switch */
-    HR_RECENT_KERNEL,
-    HR_EDIT_KINDS
-};
-
 enum hr_edit_flags {
     /* Of one edit: */
     HR_EXPECT = 1,  /* compare-and-set: only if the value is `expected` */
@@ -436,13 +433,12 @@ enum hr_edit_flags {
 enum { HR_ALL_DEVICES = -1 };
 
 struct hr_edit {
-    uint32_t kind;
+    uint32_t kind;  /* enum hr_value, below HR_EDIT_KINDS */
     int32_t device; /* index, or HR_ALL_DEVICES; without meaning for the whole region's values */
     uint32_t flags;
     uint32_t stops_launches; /* out: see HR_EUNWATCHED */
     uint64_t value;
     uint64_t expected;
-    const char *uuid;       /* not NULL: the device with this uuid, whatever `device` says */
     uint64_t before, after; /* out, as stored */
 };
 
@@ -471,8 +467,7 @@ struct hr_edit {
  * while processes are in the region, in a layout whose libvgpu starts nothing that fills
  * the bucket of a process that began without a limit: one launch passes and then none, and
  * taking the limit back does not free it (error: found = processes).
- * HR_ENODEVICE, without HR_FORCE: another device (error: device, or -1 for a uuid,
- * candidates = those there are, found = number of the edit).
+ * HR_ENODEVICE, without HR_FORCE: another device (error: device, candidates = those there are).
  * HR_EINVAL: an argument out of range; with a device in the error: edited twice, or (found
  * and wanted set) its limit has no such percentage.
  * HR_ENOSPACE (error.wanted), HR_EREADONLY, HR_ESTALE, HR_ECORRUPT.

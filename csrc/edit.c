@@ -10,41 +10,16 @@ struct edit_call {
 
 /* ---- Which values ------------------------------------------------------------ */
 
-static bool is_per_device(uint32_t kind)
-{
-    return kind == HR_MEMORY || kind == HR_SM;
-}
-
-static unsigned char *value_at(const hr_region *region, const struct hr_edit *edit)
-{
-    const struct hr_layout *layout = region->layout;
-    switch (edit->kind) {
-    case HR_MEMORY:
-        return region->base + layout->limit + (uint32_t)edit->device * 8;
-    case HR_SM:
-        return region->base + layout->sm_limit + (uint32_t)edit->device * 8;
-    case HR_PRIORITY:
-        return region->base + layout->priority;
-    case HR_SWITCH:
-        return region->base + layout->utilization_switch;
-    default:
-        return region->base + layout->recent_kernel;
-    }
-}
-
 static uint64_t load(const hr_region *region, const struct hr_edit *edit)
 {
-    const unsigned char *at = value_at(region, edit);
-    if (is_per_device(edit->kind))
-        return hr_load_u64(at, memory_order_relaxed);
-    return (uint64_t)(int64_t)hr_load_i32(at, memory_order_relaxed);
+    return hr_load_value(region, edit->kind, (uint32_t)edit->device);
 }
 
 /* `found` takes what was found when this fails. */
 static bool swap(const hr_region *region, const struct hr_edit *edit, uint64_t *found, uint64_t to)
 {
-    unsigned char *at = value_at(region, edit);
-    if (is_per_device(edit->kind))
+    unsigned char *at = hr_value_at(region, edit->kind, (uint32_t)edit->device);
+    if (hr_is_per_device(edit->kind))
         return hr_swap_u64(at, found, to);
     int32_t narrow = (int32_t)*found;
     bool swapped = hr_swap_i32(at, &narrow, (int32_t)to);
@@ -60,26 +35,11 @@ static int refuse(int code, const struct hr_edit *edit, uint64_t found, uint64_t
                       .kind = edit->kind);
 }
 
-static int no_device(int32_t device, uint32_t devices, uint32_t number)
-{
-    return HR_FAIL_OF(HR_ENODEVICE, device, HR_LAYOUTS, .candidates = devices, .found = number);
-}
-
-static bool has_uuid(const hr_region *region, uint32_t device, const char *uuid)
-{
-    const unsigned char *at = region->base + region->layout->uuids + device * HR_UUID_BYTES;
-    uint64_t words[HR_UUID_BYTES / 8];
-    for (uint32_t word = 0; word < HR_UUID_BYTES / 8; word++)
-        words[word] = hr_load_u64(at + word * 8, memory_order_relaxed);
-    return uuid[0] != '\0' && strncmp((const char *)words, uuid, sizeof words) == 0;
-}
-
 /* The devices that an edit means, one bit each; the first for what has no device. */
-static int find_devices(const struct edit_call *call, const struct hr_edit *edit, uint32_t number,
-                        uint32_t *out)
+static int find_devices(const struct edit_call *call, const struct hr_edit *edit, uint32_t *out)
 {
     *out = 1;
-    if (!is_per_device(edit->kind))
+    if (!hr_is_per_device(edit->kind))
         return hr_check_end(call->region);
     uint32_t devices;
     int32_t processes;
@@ -89,15 +49,13 @@ static int find_devices(const struct edit_call *call, const struct hr_edit *edit
         code = hr_checked_proc_num(call->region, &processes);
     if (code != HR_OK)
         return code;
-    const uint32_t allowed = (call->flags & HR_FORCE) != 0 ? (1u << HR_DEVICES) - 1 : devices;
-    *out = 0;
-    if (edit->uuid == NULL)
-        *out = edit->device == HR_ALL_DEVICES ? devices : allowed & 1u << edit->device;
-    for (uint32_t device = 0; edit->uuid != NULL && *out == 0 && device < HR_DEVICES; device++) {
-        if ((allowed & 1u << device) != 0 && has_uuid(call->region, device, edit->uuid))
-            *out = 1u << device;
-    }
-    return *out != 0 ? HR_OK : no_device(edit->uuid != NULL ? -1 : edit->device, devices, number);
+    *out = devices;
+    if (edit->device == HR_ALL_DEVICES)
+        return HR_OK;
+    *out = 1u << edit->device;
+    if ((devices & *out) != 0 || (call->flags & HR_FORCE) != 0)
+        return HR_OK;
+    return HR_FAIL_OF(HR_ENODEVICE, edit->device, HR_LAYOUTS, .candidates = devices);
 }
 
 /* Put one edit for each device concerned in the place of those that were given. */
@@ -110,7 +68,7 @@ static int spread(struct edit_call *call)
     call->count = 0;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t devices;
-        int code = find_devices(call, &given[i], i, &devices);
+        int code = find_devices(call, &given[i], &devices);
         if (code != HR_OK)
             return code;
         for (int32_t device = 0; device < HR_DEVICES; device++) {
@@ -267,12 +225,11 @@ static bool is_valid(const struct hr_edit *edit)
     if (edit->kind >= HR_EDIT_KINDS || (edit->flags & ~(uint32_t)(HR_EXPECT | HR_PERCENT)) != 0 ||
         (percent && edit->kind != HR_MEMORY))
         return false;
-    if (!is_per_device(edit->kind)) {
-        bool fits = (int64_t)edit->value == (int32_t)edit->value &&
-                    (int64_t)edit->expected == (int32_t)edit->expected;
-        return fits && edit->uuid == NULL;
+    if (!hr_is_per_device(edit->kind)) {
+        return (int64_t)edit->value == (int32_t)edit->value &&
+               (int64_t)edit->expected == (int32_t)edit->expected;
     }
-    return edit->uuid != NULL || (edit->device >= HR_ALL_DEVICES && edit->device < HR_DEVICES);
+    return edit->device >= HR_ALL_DEVICES && edit->device < HR_DEVICES;
 }
 
 int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t room, uint32_t flags,

@@ -90,31 +90,44 @@ int hr_checked_device_num(const hr_region *region, uint32_t *out)
     return count <= HR_DEVICES ? HR_OK : corrupt(region, HR_REASON_DEVICE_NUM, count);
 }
 
-static uint64_t limit_of(const hr_region *region, uint32_t device)
+unsigned char *hr_value_at(const hr_region *region, uint32_t kind, uint32_t device)
 {
-    return hr_load_u64(region->base + region->layout->limit + device * 8, memory_order_relaxed);
+    const struct hr_layout *layout = region->layout;
+    const uint32_t offsets[HR_EDIT_KINDS] = {layout->limit + device * 8,
+                                             layout->sm_limit + device * 8, layout->priority,
+                                             layout->utilization_switch, layout->recent_kernel};
+    return region->base + offsets[kind];
 }
 
-static bool limits_all_equal(const hr_region *region)
+uint64_t hr_load_value(const hr_region *region, uint32_t kind, uint32_t device)
 {
-    uint64_t first = limit_of(region, 0);
-    for (uint32_t device = 1; device < HR_DEVICES; device++) {
-        if (limit_of(region, device) != first)
-            return false;
+    const unsigned char *at = hr_value_at(region, kind, device);
+    if (hr_is_per_device(kind))
+        return hr_load_u64(at, memory_order_relaxed);
+    return (uint64_t)(int64_t)hr_load_i32(at, memory_order_relaxed);
+}
+
+/* The last device with a limit, as a count.  `alike`: all 16 have the same. */
+static uint32_t count_limited(const hr_region *region, uint32_t kind, bool *alike)
+{
+    uint32_t count = 0;
+    *alike = true;
+    for (uint32_t device = 0; device < HR_DEVICES; device++) {
+        const uint64_t limit = hr_load_value(region, kind, device);
+        *alike = *alike && limit == hr_load_value(region, kind, 0);
+        if (kind == HR_SM ? hr_is_limited_sm(limit) : limit != 0)
+            count = device + 1;
     }
-    return true;
+    return count;
 }
 
 uint32_t hr_counted_devices(const hr_region *region, uint32_t device_num)
 {
+    bool alike;
     if (device_num != 0)
         return device_num;
-    if (limits_all_equal(region))
-        return 1;
-    uint32_t count = HR_DEVICES;
-    while (count > 1 && limit_of(region, count - 1) == 0)
-        count--;
-    return count;
+    const uint32_t limited = count_limited(region, HR_MEMORY, &alike);
+    return alike || limited == 0 ? 1 : limited;
 }
 
 uint32_t hr_undeclared_uuids(const hr_region *region, uint32_t count)
@@ -169,41 +182,21 @@ static int count_used_devices(const hr_region *region, uint32_t *out)
     return code;
 }
 
-static uint64_t sm_limit_of(const hr_region *region, uint32_t device)
-{
-    return hr_load_u64(region->base + region->layout->sm_limit + device * 8, memory_order_relaxed);
-}
-
-/* The last device with a limit that is its own: one SM limit for all 16 says nothing. */
-static uint32_t count_limited_devices(const hr_region *region)
-{
-    uint32_t limited = 0, sm_limited = 0;
-    bool sm_differs = false;
-    for (uint32_t device = 0; device < HR_DEVICES; device++) {
-        uint64_t percent = sm_limit_of(region, device);
-        sm_differs = sm_differs || percent != sm_limit_of(region, 0);
-        if (limit_of(region, device) != 0)
-            limited = device + 1;
-        if (hr_is_limited_sm(percent))
-            sm_limited = device + 1;
-    }
-    return sm_differs && sm_limited > limited ? sm_limited : limited;
-}
-
 int hr_region_devices(const hr_region *region, uint32_t *out)
 {
     uint32_t count;
+    bool alike;
     int code = hr_checked_device_num(region, &count);
     if (code == HR_OK && count == 0) {
         code = count_used_devices(region, &count);
-        uint32_t limited = count_limited_devices(region);
-        if (limited > count)
-            count = limited;
-        if (count == 0)
-            count = HR_DEVICES;
+        const uint32_t limited = count_limited(region, HR_MEMORY, &alike);
+        const uint32_t sm_limited = count_limited(region, HR_SM, &alike);
+        count = limited > count ? limited : count;
+        /* One SM limit for all 16 says nothing. */
+        count = sm_limited > count && !alike ? sm_limited : count;
+        count = count == 0 ? HR_DEVICES : count;
     }
-    if (code == HR_OK)
-        *out = (1u << count) - 1;
+    *out = (1u << count) - 1;
     return code;
 }
 
@@ -215,13 +208,6 @@ struct get_call {
     uint32_t device;
     uint64_t result;
 };
-
-/* One of the numbers behind the slots. */
-static int get_signed(const hr_region *region, uint32_t offset, uint64_t *out)
-{
-    *out = (uint64_t)(int64_t)hr_load_i32(region->base + offset, memory_order_relaxed);
-    return *out == 0 ? hr_check_end(region) : HR_OK;
-}
 
 static int get_work(void *argument)
 {
@@ -235,20 +221,15 @@ static int get_work(void *argument)
     if (code != HR_OK)
         return code;
     switch (call->value) {
-    case HR_VALUE_MEMORY_LIMIT:
-        call->result = limit_of(region, call->device);
-        return HR_OK;
-    case HR_VALUE_SM_LIMIT:
-        call->result = sm_limit_of(region, call->device);
-        return HR_OK;
+    case HR_MEMORY:
+    case HR_SM:
+    case HR_PRIORITY:
+    case HR_SWITCH:
+    case HR_RECENT_KERNEL:
+        call->result = hr_load_value(region, call->value, call->device);
+        return call->result == 0 && !hr_is_per_device(call->value) ? hr_check_end(region) : HR_OK;
     case HR_VALUE_MEMORY_USED:
         return hr_sum_used(region, call->device, &call->result);
-    case HR_VALUE_PRIORITY:
-        return get_signed(region, layout->priority, &call->result);
-    case HR_VALUE_UTILIZATION_SWITCH:
-        return get_signed(region, layout->utilization_switch, &call->result);
-    case HR_VALUE_RECENT_KERNEL:
-        return get_signed(region, layout->recent_kernel, &call->result);
     case HR_VALUE_LAST_KERNEL_TIME:
         if (layout->last_kernel_time == HR_ABSENT)
             return hr_fail_code(HR_EINVAL);

@@ -346,6 +346,15 @@ int hr_check_header(const hr_region *region);
 int hr_checked_proc_num(const hr_region *region, int32_t *out);
 int hr_checked_device_num(const hr_region *region, uint32_t *out);
 
+static inline bool hr_is_per_device(uint32_t kind)
+{
+    return kind == HR_MEMORY || kind == HR_SM;
+}
+
+/* A value that can be edited: where it is, and what it is, i32 sign-extended. */
+unsigned char *hr_value_at(const hr_region *region, uint32_t kind, uint32_t device);
+uint64_t hr_load_value(const hr_region *region, uint32_t kind, uint32_t device);
+
 /* The devices that device_num or, while it is 0, the memory limits speak of. */
 uint32_t hr_counted_devices(const hr_region *region, uint32_t device_num);
 

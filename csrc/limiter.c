@@ -58,9 +58,9 @@ static int read_region(hr_limiter *limiter)
     uint64_t limit, on;
     if (!limiter->region)
         return HR_OK;
-    int code = hr_get(limiter->region, HR_VALUE_SM_LIMIT, limiter->device, &limit, NULL);
+    int code = hr_get(limiter->region, HR_SM, limiter->device, &limit, NULL);
     if (code == HR_OK)
-        code = hr_get(limiter->region, HR_VALUE_UTILIZATION_SWITCH, 0, &on, NULL);
+        code = hr_get(limiter->region, HR_SWITCH, 0, &on, NULL);
     if (code != HR_OK)
         return code;
     atomic_store_explicit(&limiter->limit, normal_limit(limit), memory_order_relaxed);

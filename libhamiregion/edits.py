@@ -66,7 +66,7 @@ class LimitEdit:
         _parse(self)
 
 
-def _parse(edit: LimitEdit) -> CoreEdit:
+def _parse(edit: LimitEdit, region: Handle | None = None) -> CoreEdit:
     if not isinstance(edit, LimitEdit):
         raise TypeError(f"an edit is a LimitEdit, not {type(edit).__name__}")
     given = [edit.memory_limit, edit.sm_limit, edit.priority]
@@ -75,7 +75,7 @@ def _parse(edit: LimitEdit) -> CoreEdit:
     if edit.priority is ANYTHING:
         kind = lib.HR_MEMORY if edit.sm_limit is ANYTHING else lib.HR_SM
         limit: Any = edit.memory_limit if edit.sm_limit is ANYTHING else edit.sm_limit
-        return limit_edit(kind, limit, edit.device, edit.expected)
+        return limit_edit(kind, limit, edit.device, edit.expected, region)
     if edit.device is not None:
         raise ValueError("a priority is the whole region's; name no device")
     number = integer("a priority", edit.priority, 0, _INT32_MAX)
@@ -83,12 +83,16 @@ def _parse(edit: LimitEdit) -> CoreEdit:
 
 
 def limit_edit(
-    kind: int, limit: Limit, device: Device | None, expected: Limit | Anything
+    kind: int,
+    limit: Limit,
+    device: Device | None,
+    expected: Limit | Anything,
+    region: Handle | None = None,
 ) -> CoreEdit:
-    """Return the fields of a ``struct hr_edit`` for a limit."""
+    """Return the fields of a ``struct hr_edit`` for a limit; `region` is asked for uuids."""
     is_memory = kind == lib.HR_MEMORY
     stored = memory_limit_value if is_memory else sm_limit_value
-    flags, compare, index, uuid = 0, 0, lib.HR_ALL_DEVICES, ffi.NULL
+    flags, compare, index = 0, 0, lib.HR_ALL_DEVICES
     if expected is not ANYTHING:
         flags, compare = lib.HR_EXPECT, stored(expected)
     value = memory_limit_percent(limit) if is_memory and isinstance(limit, str) else None
@@ -99,21 +103,21 @@ def limit_edit(
     if isinstance(device, str):
         if "\0" in device:
             raise ValueError("a uuid has no NUL character")
-        uuid = ffi.new("char[]", device.encode("utf-8", "surrogateescape"))
+        index = index if region is None else find_device(region, device)
     elif device is not None:
         index = integer("a device", device)
         if not 0 <= index < DEVICE_CAPACITY:
             message = f"a device is 0 to {DEVICE_CAPACITY - 1}, not {device}"
             raise NoSuchDevice(message, device=index)
-    return kind, index, flags, 0, value, compare, uuid
+    return kind, index, flags, 0, value, compare
 
 
 def field_edit(kind: int, value: int, expected: Any) -> CoreEdit:
     """Return the fields of a ``struct hr_edit`` for 32 bits of the whole region."""
     if expected is ANYTHING:
-        return kind, 0, 0, 0, value & _UINT64_MAX, 0, ffi.NULL
+        return kind, 0, 0, 0, value & _UINT64_MAX, 0
     compare = integer("an expected value", expected, _INT32_MIN, _INT32_MAX)
-    return kind, 0, lib.HR_EXPECT, 0, value & _UINT64_MAX, compare & _UINT64_MAX, ffi.NULL
+    return kind, 0, lib.HR_EXPECT, 0, value & _UINT64_MAX, compare & _UINT64_MAX
 
 
 def _switch(what: str, on: bool) -> int:
@@ -206,7 +210,7 @@ class Edits(Handle):
 
         Shell: ``hamiregion limits set FILE --memory 6GiB``.
         """
-        edit = limit_edit(lib.HR_MEMORY, limit, device, expected)
+        edit = limit_edit(lib.HR_MEMORY, limit, device, expected, self)
         changes = self._edit([edit], force=force, dry_run=dry_run)
         return changes if device is None else changes[0]
 
@@ -253,7 +257,7 @@ class Edits(Handle):
 
         Shell: ``hamiregion limits set FILE --sm 50``.
         """
-        edit = limit_edit(lib.HR_SM, percent, device, expected)
+        edit = limit_edit(lib.HR_SM, percent, device, expected, self)
         changes = self._edit([edit], force=force, dry_run=dry_run)
         return changes if device is None else changes[0]
 
@@ -282,7 +286,7 @@ class Edits(Handle):
 
         Source: docs, What a region is (What an edit changes, and when).
         """
-        return self._edit([_parse(edit) for edit in edits], force=force, dry_run=dry_run)
+        return self._edit([_parse(edit, self) for edit in edits], force=force, dry_run=dry_run)
 
     def _edit(
         self, edits: Sequence[CoreEdit], *, force: bool = False, dry_run: bool = False
@@ -294,17 +298,14 @@ class Edits(Handle):
         flags = (lib.HR_FORCE if force else 0) | (lib.HR_DRY_RUN if dry_run else 0)
         count = lib.hr_edit(self._handle, raw, len(edits), _ROOM, flags, error)
         if count < 0:
-            self._refuse_edits(count, edits, error)
+            self._refuse_edits(count, error)
         return edit_changes(self, raw[0:count])
 
-    def _refuse_edits(self, code: int, edits: Sequence[CoreEdit], error: Any) -> NoReturn:
+    def _refuse_edits(self, code: int, error: Any) -> NoReturn:
         if code != lib.HR_ENODEVICE:
             raise region_error(code, self.path, error)
-        device, uuid = error.device, edits[error.found][-1]
-        if uuid != ffi.NULL:
-            device = ffi.string(uuid).decode("utf-8", "surrogateescape")
         advice = f"; force=True sets any index from 0 to {DEVICE_CAPACITY - 1}"
-        raise no_such_device(self, device, advice)
+        raise no_such_device(self, error.device, advice)
 
     def set_priority(
         self,

@@ -124,7 +124,7 @@ class Region(Edits, Locks, Slots):
             NoSuchDevice: The region has no such device.
             RegionStale, RegionClosed: As `snapshot`.
         """
-        return self._live(lib.HR_VALUE_MEMORY_LIMIT, find_device(self, device)) or None
+        return self._live(lib.HR_MEMORY, find_device(self, device)) or None
 
     def sm_limit(self, device: Device) -> int | None:
         """Return the device's SM limit in percent, live; None if unlimited (0, or 100 and more).
@@ -135,7 +135,7 @@ class Region(Edits, Locks, Slots):
         Raises:
             NoSuchDevice, RegionStale, RegionClosed: As `memory_limit`.
         """
-        return sm_limit_or_none(self._live(lib.HR_VALUE_SM_LIMIT, find_device(self, device)))
+        return sm_limit_or_none(self._live(lib.HR_SM, find_device(self, device)))
 
     def memory_used(self, device: Device) -> int:
         """Return the memory in use on the device in bytes, live: the sum that libvgpu enforces.
@@ -152,12 +152,12 @@ class Region(Edits, Locks, Slots):
     @property
     def priority(self) -> int:
         """0 is high, 1 is low; live."""
-        return signed(self._live(lib.HR_VALUE_PRIORITY))
+        return signed(self._live(lib.HR_PRIORITY))
 
     @property
     def utilization_switch(self) -> bool:
         """Whether SM limiting is on; live."""
-        return self._live(lib.HR_VALUE_UTILIZATION_SWITCH) != 0
+        return self._live(lib.HR_SWITCH) != 0
 
     @property
     def burst(self) -> bool:
@@ -174,7 +174,7 @@ class Region(Edits, Locks, Slots):
     @property
     def recent_kernel(self) -> int:
         """2 after a launch, counted down by HAMi's monitor; -1 blocks launches. Live."""
-        return signed(self._live(lib.HR_VALUE_RECENT_KERNEL))
+        return signed(self._live(lib.HR_RECENT_KERNEL))
 
     @property
     def last_kernel_time_s(self) -> int | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
-from ._core import ffi, lib
+from ._core import lib
 from .changes import Change, LimitChange, SlotChange, ValueChange
 from .edits import field_edit
 from .errors import (
@@ -136,7 +136,7 @@ def _set_back(region: Region, first: Any, last: Change, *, force: bool) -> None:
             kind, stored, expected = lib.HR_SM, sm_limit_value(before), sm_limit_value(after)
         if before is None and first.stored_before is not None:
             stored = first.stored_before
-        edit = kind, last.device, lib.HR_EXPECT, 0, stored, expected, ffi.NULL
+        edit = kind, last.device, lib.HR_EXPECT, 0, stored, expected
         # What goes back may be of a device that without it has neither limit nor use.
         region._edit([edit], force=force or last.device not in region.device_indices)
     elif last.field in _FIELD_KINDS:

@@ -3,8 +3,8 @@
 /* False: the row has no limit, or cannot be read. */
 static bool read_row(hr_region *region, int row, uint64_t *limit, uint64_t *used)
 {
-    return hr_get(region, HR_VALUE_MEMORY_LIMIT, (uint32_t)row, limit, NULL) == HR_OK &&
-           *limit != 0 && hr_get(region, HR_VALUE_MEMORY_USED, (uint32_t)row, used, NULL) == HR_OK;
+    return hr_get(region, HR_MEMORY, (uint32_t)row, limit, NULL) == HR_OK && *limit != 0 &&
+           hr_get(region, HR_VALUE_MEMORY_USED, (uint32_t)row, used, NULL) == HR_OK;
 }
 
 bool hr_passes_limit(hr_region *region, int row)

@@ -62,11 +62,11 @@ static int see(hr_region *region, struct sight *sight)
     struct hr_info info;
     if (policy == unread)
         policy = read_policy();
-    int code = hr_get(region, HR_VALUE_UTILIZATION_SWITCH, 0, &on, NULL);
+    int code = hr_get(region, HR_SWITCH, 0, &on, NULL);
     if (code == HR_OK)
-        code = hr_get(region, HR_VALUE_RECENT_KERNEL, 0, &recent, NULL);
+        code = hr_get(region, HR_RECENT_KERNEL, 0, &recent, NULL);
     for (uint32_t row = 0; row < HR_DEVICES && code == HR_OK; row++)
-        code = hr_get(region, HR_VALUE_SM_LIMIT, row, &sight->sm_limits[row], NULL);
+        code = hr_get(region, HR_SM, row, &sight->sm_limits[row], NULL);
     if (code != HR_OK)
         return code;
     hr_get_info(region, &info);

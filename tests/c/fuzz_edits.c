@@ -71,8 +71,6 @@ static void edit(struct hr_edit *edits, uint32_t count, uint32_t room, uint32_t 
 
 bool edit_step(uint8_t step, struct input *input)
 {
-    static const char *const uuids[] = {NULL, "GPU-00000000-aaaa-bbbb-cccc-000000000001", "MIG-1",
-                                        "GPU-"};
     if (step != FUZZ_EDIT)
         return false;
     const uint32_t flags = take8(input) & (HR_FORCE | HR_DRY_RUN);
@@ -83,7 +81,7 @@ bool edit_step(uint8_t step, struct input *input)
         edits[i].kind = take8(input) % (HR_EDIT_KINDS + 1);
         edits[i].device = (int8_t)take8(input);
         edits[i].flags = take8(input) & (HR_EXPECT | HR_PERCENT);
-        edits[i].uuid = uuids[take8(input) % 4];
+        take8(input); /* not used */
         edits[i].value = take_value(input);
         edits[i].expected = take_value(input);
     }

@@ -267,23 +267,23 @@ int oracle_value(const struct view *view, uint32_t value, uint32_t device, uint6
     if (value == HR_VALUE_LAST_KERNEL_TIME && layout->last_kernel_time == HR_ABSENT)
         return HR_EINVAL;
     switch (value) {
-    case HR_VALUE_MEMORY_LIMIT:
+    case HR_MEMORY:
         *out = get64(view, layout->limit + device * 8);
         break;
-    case HR_VALUE_SM_LIMIT:
+    case HR_SM:
         *out = get64(view, layout->sm_limit + device * 8);
         break;
     case HR_VALUE_MEMORY_USED:
         for (int32_t slot = 0; slot < proc_num; slot++)
             *out += usage_at(view, (uint32_t)slot, device).total;
         break;
-    case HR_VALUE_PRIORITY:
+    case HR_PRIORITY:
         *out = (uint64_t)(int64_t)get32(view, layout->priority);
         break;
-    case HR_VALUE_UTILIZATION_SWITCH:
+    case HR_SWITCH:
         *out = (uint64_t)(int64_t)get32(view, layout->utilization_switch);
         break;
-    case HR_VALUE_RECENT_KERNEL:
+    case HR_RECENT_KERNEL:
         *out = (uint64_t)(int64_t)get32(view, layout->recent_kernel);
         break;
     case HR_VALUE_LAST_KERNEL_TIME:

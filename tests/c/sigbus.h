@@ -55,7 +55,7 @@ static inline void check_guarded(const struct region_file *file, hr_region *regi
     CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer, &call_error), HR_ESTALE);
     CHECK_EQ(last_detail().reason, HR_REASON_TRUNCATED);
     let_a_burst_end();
-    CHECK_EQ(live_value(region, HR_VALUE_MEMORY_LIMIT, 0), NO_VALUE);
+    CHECK_EQ(live_value(region, HR_MEMORY, 0), NO_VALUE);
     CHECK_EQ(last_detail().code, HR_ESTALE);
     let_a_burst_end();
     struct hr_set_size size;

@@ -97,20 +97,20 @@ static void test_live_values(void)
             poke64(&file, layout->last_kernel_time, 1790000001);
 
         hr_region *region = open_or_fail(file.path, HR_READ);
-        CHECK_EQ(live_value(region, HR_VALUE_MEMORY_LIMIT, 0), 4 * GIB);
-        CHECK_EQ(live_value(region, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
-        CHECK_EQ(live_value(region, HR_VALUE_MEMORY_LIMIT, 15), 0);
-        CHECK_EQ(live_value(region, HR_VALUE_SM_LIMIT, 1), 60);
+        CHECK_EQ(live_value(region, HR_MEMORY, 0), 4 * GIB);
+        CHECK_EQ(live_value(region, HR_MEMORY, 1), 8 * GIB);
+        CHECK_EQ(live_value(region, HR_MEMORY, 15), 0);
+        CHECK_EQ(live_value(region, HR_SM, 1), 60);
         for (uint32_t device = 0; device < HR_DEVICES; device++)
             /* Every slot below proc_num, whatever its status. */
             CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, device),
                      3 * (1000 + 2000 + 3000 + 4000 + 4 * device * 10) + 4 * 6);
-        CHECK_EQ(live_value(region, HR_VALUE_PRIORITY, 0), 1);
-        CHECK_EQ(live_value(region, HR_VALUE_UTILIZATION_SWITCH, 0), 1);
+        CHECK_EQ(live_value(region, HR_PRIORITY, 0), 1);
+        CHECK_EQ(live_value(region, HR_SWITCH, 0), 1);
         CHECK_EQ(live_value(region, HR_VALUE_DEVICE_NUM, 0), 2);
         CHECK_EQ(live_value(region, HR_VALUE_PROC_NUM, 0), 4);
         /* -1 and "no value" are the same bits: the detail tells them apart. */
-        CHECK_EQ(live_value(region, HR_VALUE_RECENT_KERNEL, 0), -1);
+        CHECK_EQ(live_value(region, HR_RECENT_KERNEL, 0), -1);
         CHECK_EQ(last_detail().code, HR_OK);
         if (layout->last_kernel_time != HR_ABSENT) {
             CHECK_EQ(live_value(region, HR_VALUE_LAST_KERNEL_TIME, 0), 1790000001);
@@ -118,7 +118,7 @@ static void test_live_values(void)
             CHECK_EQ(live_value(region, HR_VALUE_LAST_KERNEL_TIME, 0), NO_VALUE);
             CHECK_EQ(last_detail().code, HR_EINVAL);
         }
-        const uint32_t per_device[] = {HR_VALUE_MEMORY_LIMIT, HR_VALUE_SM_LIMIT,
+        const uint32_t per_device[] = {HR_MEMORY, HR_SM,
                                        HR_VALUE_MEMORY_USED};
         for (size_t i = 0; i < 3; i++) {
             CHECK_EQ(live_value(region, per_device[i], HR_DEVICES), NO_VALUE);

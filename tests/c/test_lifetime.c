@@ -41,7 +41,7 @@ static bool read_everything(hr_region *region, uint64_t *buffer)
     for (uint32_t index = 0; index < PROCESSES; index++)
         CHECK_EQ(hr_snapshot_usage(snapshot, index, 1)->data, index * 1000 + 13);
 
-    const uint64_t limit = live_value(region, HR_VALUE_MEMORY_LIMIT, 0);
+    const uint64_t limit = live_value(region, HR_MEMORY, 0);
     if (limit == NO_VALUE)
         CHECK_EQ(last_detail().code, HR_ECLOSED);
     else
@@ -232,7 +232,7 @@ static void test_closed_handle(void)
     hr_close(region, &call_error);
     CHECK_EQ(hr_snapshot(region, small, sizeof small, &call_error), HR_ECLOSED);
     CHECK_EQ(last_detail().code, HR_ECLOSED);
-    CHECK_EQ(live_value(region, HR_VALUE_PRIORITY, 0), NO_VALUE);
+    CHECK_EQ(live_value(region, HR_PRIORITY, 0), NO_VALUE);
     CHECK_EQ(last_detail().code, HR_ECLOSED);
     CHECK_EQ(hr_is_stale(region, &call_error), HR_ECLOSED);
     CHECK_EQ(set_limits(region, HR_MEMORY, 0, 1, 0, 0, edits), HR_ECLOSED);
@@ -248,7 +248,7 @@ static void in_forked_child(struct region_file *file, hr_region *region)
     int32_t before;
     CHECK_EQ(hr_snapshot(region, small, sizeof small, &call_error), HR_EFORKED);
     CHECK_EQ(last_detail().code, HR_EFORKED);
-    CHECK_EQ(live_value(region, HR_VALUE_PRIORITY, 0), NO_VALUE);
+    CHECK_EQ(live_value(region, HR_PRIORITY, 0), NO_VALUE);
     CHECK_EQ(last_detail().code, HR_EFORKED);
     CHECK_EQ(hr_is_stale(region, &call_error), HR_EFORKED);
     CHECK_EQ(set_limits(region, HR_MEMORY, 0, 7 * GIB, 0, 0, edits), HR_EFORKED);
@@ -260,7 +260,7 @@ static void in_forked_child(struct region_file *file, hr_region *region)
 
     /* The file itself is open to the child. */
     hr_region *own = open_or_fail(file->path, HR_READ);
-    CHECK_EQ(live_value(own, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
+    CHECK_EQ(live_value(own, HR_MEMORY, 1), 8 * GIB);
     CHECK_EQ(hr_is_stale(own, &call_error), 0);
     close_and_free(own);
     hr_close(region, &call_error);
@@ -293,8 +293,8 @@ static void test_fork(void)
     hr_region *region = open_or_fail(file.path, HR_WRITE);
     check_child(&file, region);
     /* The parent's handle is as good as before. */
-    CHECK_EQ(live_value(region, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
-    CHECK_EQ(live_value(region, HR_VALUE_PRIORITY, 0), 1);
+    CHECK_EQ(live_value(region, HR_MEMORY, 1), 8 * GIB);
+    CHECK_EQ(live_value(region, HR_PRIORITY, 0), 1);
     close_and_free(region);
     region_file_remove(&file);
 }

@@ -530,7 +530,7 @@ static void check_reads_only(const struct region_file *file, uint32_t minor_vers
     struct hr_info info;
     hr_get_info(region, &info);
     CHECK_EQ(info.version, UINT64_C(1) << 32 | minor_version);
-    CHECK_EQ(live_value(region, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
+    CHECK_EQ(live_value(region, HR_MEMORY, 1), 8 * GIB);
     CHECK_EQ(live_value(region, HR_VALUE_PROC_NUM, 0), 1);
     int32_t value;
     CHECK_EQ(set_value(region, HR_PRIORITY, 0, 0, HR_FORCE, &value), HR_EREADONLY);
@@ -538,9 +538,9 @@ static void check_reads_only(const struct region_file *file, uint32_t minor_vers
     /* What it becomes under the handle is another file. */
     poke32(file, 8, minor_version + 1);
     uint64_t read;
-    CHECK_EQ(hr_get(region, HR_VALUE_PRIORITY, 0, &read, &call_error), HR_ESTALE);
+    CHECK_EQ(hr_get(region, HR_PRIORITY, 0, &read, &call_error), HR_ESTALE);
     poke32(file, 8, minor_version);
-    CHECK_EQ(hr_get(region, HR_VALUE_PRIORITY, 0, &read, &call_error), HR_OK);
+    CHECK_EQ(hr_get(region, HR_PRIORITY, 0, &read, &call_error), HR_OK);
     close_and_free(region);
     free((void *)before);
 }

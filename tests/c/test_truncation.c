@@ -165,18 +165,18 @@ static void test_replacement(void)
         region_file_spec(&spec, round % HR_LAYOUTS);
         spec.limit[0] = (round + 10) * GIB;
         CHECK_EQ(hr_is_stale(region, &call_error), 0);
-        const uint64_t old_limit = live_value(region, HR_VALUE_MEMORY_LIMIT, 0);
+        const uint64_t old_limit = live_value(region, HR_MEMORY, 0);
         NEED(unlink(file.path) == 0);
         CHECK_EQ(hr_is_stale(region, &call_error), 1);
         CHECK_EQ(hr_create(file.path, &spec, &call_error), HR_OK);
         CHECK_EQ(hr_is_stale(region, &call_error), 1);
-        CHECK_EQ(live_value(region, HR_VALUE_MEMORY_LIMIT, 0), old_limit);
+        CHECK_EQ(live_value(region, HR_MEMORY, 0), old_limit);
         close_and_free(region);
         region = open_or_fail(file.path, HR_READ);
         struct hr_info info;
         hr_get_info(region, &info);
         CHECK_EQ(info.layout, round % HR_LAYOUTS);
-        CHECK_EQ(live_value(region, HR_VALUE_MEMORY_LIMIT, 0), (round + 10) * GIB);
+        CHECK_EQ(live_value(region, HR_MEMORY, 0), (round + 10) * GIB);
     }
     close_and_free(region);
     region_file_remove(&file);

@@ -50,14 +50,14 @@ int hr_get(hr_region *of, uint32_t value, uint32_t device, uint64_t *out, struct
     if ((int)value == failing_value && (int)device == failing_device)
         return value_code;
     switch (value) {
-    case HR_VALUE_UTILIZATION_SWITCH:
+    case HR_SWITCH:
         *out = is_switched_on;
         return HR_OK;
-    case HR_VALUE_RECENT_KERNEL:
+    case HR_RECENT_KERNEL:
         *out = (uint64_t)(int64_t)memory.recent;
         return HR_OK;
     default:
-        MUST(value == HR_VALUE_SM_LIMIT);
+        MUST(value == HR_SM);
         *out = limits[device];
         return HR_OK;
     }
@@ -291,8 +291,8 @@ static void check_stops(void)
 
 static void check_failures(void)
 {
-    static const int values[] = {HR_VALUE_UTILIZATION_SWITCH, HR_VALUE_RECENT_KERNEL,
-                                 HR_VALUE_SM_LIMIT};
+    static const int values[] = {HR_SWITCH, HR_RECENT_KERNEL,
+                                 HR_SM};
     begin(50);
     MUST(hr_look_at_limits(&region) == HR_OK && !hr_is_burst);
     value_code = HR_ESTALE;
@@ -333,7 +333,7 @@ static void check_first_launch(void)
     has_no_region = true;
     MUST(launch() == NULL && hr_holds == 0);
     begin(50);
-    failing_value = HR_VALUE_SM_LIMIT;
+    failing_value = HR_SM;
     failing_device = 3;
     value_code = HR_ECORRUPT;
     MUST(launch() == NULL && hr_holds == 0 && state_of(LAST) == HR_ROW_FREE);
