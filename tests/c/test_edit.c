@@ -51,8 +51,6 @@ static void test_refuses_what_is_no_edit(void)
     CHECK_EQ(hr_edit(region, &flagged, 1, 1, 0, &call_error), HR_EINVAL);
     flagged.flags = 0;
     CHECK_EQ(hr_edit(region, &flagged, 1, 1, HR_EXPECT, &call_error), HR_EINVAL);
-    struct hr_edit named = {.kind = HR_MEMORY, .value = GIB, .uuid = ""};
-    CHECK_EQ(hr_edit(region, &named, 1, 1, HR_FORCE, &call_error), HR_ENODEVICE);
     check_untouched(&scene);
     end(&scene);
 }
