@@ -118,8 +118,7 @@ static void test_live_values(void)
             CHECK_EQ(live_value(region, HR_VALUE_LAST_KERNEL_TIME, 0), NO_VALUE);
             CHECK_EQ(last_detail().code, HR_EINVAL);
         }
-        const uint32_t per_device[] = {HR_MEMORY, HR_SM,
-                                       HR_VALUE_MEMORY_USED};
+        const uint32_t per_device[] = {HR_MEMORY, HR_SM, HR_VALUE_MEMORY_USED};
         for (size_t i = 0; i < 3; i++) {
             CHECK_EQ(live_value(region, per_device[i], HR_DEVICES), NO_VALUE);
             CHECK_EQ(last_detail().code, HR_EINVAL);

@@ -291,8 +291,7 @@ static void check_stops(void)
 
 static void check_failures(void)
 {
-    static const int values[] = {HR_SWITCH, HR_RECENT_KERNEL,
-                                 HR_SM};
+    static const int values[] = {HR_SWITCH, HR_RECENT_KERNEL, HR_SM};
     begin(50);
     MUST(hr_look_at_limits(&region) == HR_OK && !hr_is_burst);
     value_code = HR_ESTALE;
