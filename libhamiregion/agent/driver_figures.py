@@ -24,7 +24,7 @@ from libhamiregion.region import open_in_container
 from .loop import Task, region_key, run_each
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from libhamiregion.changes import SlotChange
     from libhamiregion.node.containers import Container
@@ -140,10 +140,6 @@ class UsageSync(Task):
         self._gap: str | None = None
         # Held while something is written: nothing is written once giving back has begun.
         self._writing = threading.Lock()
-        self._ended = False
-
-    def start(self, observe: Callable[[], Observation]) -> None:  # noqa: ARG002 (nothing to see)
-        """Begin."""
         self._ended = False
 
     def run(self, observation: Observation) -> None:

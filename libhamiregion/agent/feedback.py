@@ -110,6 +110,9 @@ class Feedback(Task):
         waits: If another process writes at the start, begin paused instead of raising
             `OtherWriterRuns`.
         emit: Gets the events.
+
+    Attributes:
+        paused: The other writers that keep this task from writing; empty while it writes.
     """
 
     name = "feedback"
@@ -133,19 +136,14 @@ class Feedback(Task):
         self._waits = waits
         self._lock = NodeLock(LockUse.FEEDBACK)
         self._written: dict[RegionKey, _WrittenState] = {}
-        self._others: tuple[CompetingController, ...] = ()
+        self.paused: tuple[CompetingController, ...] = ()
         # Held while something is written: nothing is written once giving back has begun.
         self._writing = threading.Lock()
         self._ended = False
 
-    @property
-    def paused(self) -> tuple[CompetingController, ...]:
-        """The other writers that keep this task from writing; empty while it writes."""
-        return self._others
-
     def counters(self) -> Mapping[str, int]:
         """Return the counters, and ``feedback_paused``."""
-        return {**super().counters(), "feedback_paused": int(bool(self._others))}
+        return {**super().counters(), "feedback_paused": int(bool(self.paused))}
 
     # ---- one pass --------------------------------------------------------------------------------
 
@@ -156,7 +154,6 @@ class Feedback(Task):
             OtherWriterRuns: Another process does, and the feedback does not wait.
             OSError: /proc cannot be listed, or the containers' directories cannot be locked.
         """
-        self._ended = False
         others = self._find_others(observe())
         if others and not (self._waits or self._dry_run):
             self._lock.close()
@@ -215,17 +212,17 @@ class Feedback(Task):
     def _note(self, others: tuple[CompetingController, ...]) -> None:
         """Report a pause, and its end."""
         for other in others:
-            if other not in self._others:
+            if other not in self.paused:
                 message = f"nothing is written: {other.message}"
                 self.events.emit("paused", message, evidence=other.evidence, pid=other.pid)
-        if others and not self._others:
+        if others and not self.paused:
             self.count("pauses")
             # From now on the values are those of the other writer.
             self._written.clear()
-        elif self._others and not others:
-            before = "; ".join(other.message for other in self._others)
+        elif self.paused and not others:
+            before = "; ".join(other.message for other in self.paused)
             self.events.emit("resumed", f"no other writer is left; it had paused: {before}")
-        self._others = others
+        self.paused = others
 
     def _forget_gone(self, observation: Observation) -> None:
         """Forget regions that are gone: a container can make a new one each second.

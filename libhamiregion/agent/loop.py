@@ -39,7 +39,6 @@ _LAST_PASS_S, _GIVE_BACK_S = 15.0, 5.0
 STUCK_AFTER_S = 60.0
 # Several wake-ups within this time are one pass.
 _TOGETHER_S = 0.05
-_MOST_PHRASES = 5
 
 
 class Task(ABC):
@@ -143,7 +142,6 @@ class TaskRunner:
         self._reporters = {task.name: EventReporter(task.name, emit) for task in self.tasks}
         self._failures = dict.fromkeys(self._reporters, 0)
         self._began_s: dict[str, float] = {}
-        self._prepared = False
         self._stopping = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
 
@@ -166,14 +164,23 @@ class TaskRunner:
         began_s = self._began_s.copy()
         return tuple(name for name in began_s if now_s - began_s[name] > STUCK_AFTER_S)
 
-    def prepare(self) -> None:
-        """Check that all tasks may run; `start` does it as well.
+    def start(
+        self,
+        *,
+        once: bool = False,
+        prepared: Callable[[], None] | None = None,
+        finished: Callable[[], None] | None = None,
+    ) -> None:
+        """Check that all tasks may run, and begin with one pass of each.
+
+        Args:
+            once: End after that pass.
+            prepared: Called before the first pass.
+            finished: Called when all tasks have ended by themselves.
 
         Raises:
             Exception: From the `start` of a task; then all tasks are stopped.
         """
-        if self._prepared:
-            return
         for number, task in enumerate(self.tasks):
             try:
                 task.start(partial(self._observe, task))
@@ -181,19 +188,8 @@ class TaskRunner:
                 for started in self.tasks[: number + 1]:
                     self._end(started)
                 raise
-        self._prepared = True
-
-    def start(self, *, once: bool = False, finished: Callable[[], None] | None = None) -> None:
-        """Begin with one pass of each task.
-
-        Args:
-            once: End after that pass.
-            finished: Called when all tasks have ended by themselves.
-
-        Raises:
-            Exception: As `prepare`.
-        """
-        self.prepare()
+        if prepared is not None:
+            prepared()
         working = threading.Semaphore(0)
         for task in self.tasks:
             work = partial(self._work, task, once, working)
@@ -223,10 +219,7 @@ class TaskRunner:
                 wrong.append("its last pass does not end")
             if task in unfinished or self._failures[task.name] > failed[task.name]:
                 wrong.append("it could not be stopped in order")
-            phrases = task.pending_cleanup()
-            wrong += phrases[:_MOST_PHRASES]
-            if len(phrases) > _MOST_PHRASES:
-                wrong.append(f"and {len(phrases) - _MOST_PHRASES} more containers")
+            wrong += task.pending_cleanup()
             if wrong:
                 text = "; ".join(wrong)
                 self._reporters[task.name].emit("not_given_back", text)

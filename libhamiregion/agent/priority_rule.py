@@ -11,19 +11,15 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 #: The launch mark of a region whose launches wait.
 BLOCKED = -1
 
 
-def _frozen(uuids: Iterable[str]) -> frozenset[str]:
-    return frozenset(uuids)
-
-
 @attrs.frozen
 class LaunchState:
-    """What the rule looks at in a region.
+    """The rule's input from one region.
 
     Attributes:
         recent_kernel: The launch mark: 2 after a launch, below 0 while launches wait.
@@ -35,25 +31,23 @@ class LaunchState:
     recent_kernel: int
     utilization_switch: int
     priority: int
-    uuids: frozenset[str] = attrs.field(converter=_frozen)
+    uuids: frozenset[str] | set[str]
 
 
 @attrs.frozen
 class Verdict:
-    """What the rule wants to stand in a region.
+    """The rule's output for one region.
 
     Attributes:
         recent_kernel: The launch mark.
-        utilization_switch: 1 if contended, else 0.
+        utilization_switch: 1 if the region is blocked, or if another one as urgent has launched
+            lately on one of its devices; else 0.
         blocked: A more urgent region has launched lately on one of its devices.
-        contended: Blocked, or a region as urgent has launched lately on one of its devices, beside
-            itself or another such.
     """
 
     recent_kernel: int
     utilization_switch: int
     blocked: bool
-    contended: bool
 
 
 def decide(states: Sequence[LaunchState]) -> tuple[Verdict, ...]:
@@ -91,7 +85,7 @@ def decide(states: Sequence[LaunchState]) -> tuple[Verdict, ...]:
         shared = state.uuids & most_urgent.keys()
         blocked = any(most_urgent[uuid] < state.priority for uuid in shared)
         contended = blocked or any(counted[uuid][state.priority] > 1 for uuid in shared)
-        verdicts.append(Verdict(_launch_mark(mark, blocked), int(contended), blocked, contended))
+        verdicts.append(Verdict(_launch_mark(mark, blocked), int(contended), blocked))
     return tuple(verdicts)
 
 

@@ -29,7 +29,6 @@ GONE_AFTER_S: Final = 300.0
 
 _LONGEST_INTERVAL_S: Final = 30.0
 # A real directory holds three or four files; an unlink takes some 10 us.
-_ENTRIES_PER_PASS: Final = 5_000
 _ENTRIES_PER_DIRECTORY: Final = 1_000
 _PODS_LIMIT: Final = 100_000
 _SHOWN: Final = 5
@@ -72,6 +71,9 @@ class StaleDirectoryCleaner(Task):
         dry_run: Remove nothing, and report which pods are gone.
         emit: Gets the events.
 
+    Attributes:
+        paused: The reason why nothing is removed now; None if there is none.
+
     Raises:
         ValueError: A time that is not above 0.
     """
@@ -100,16 +102,11 @@ class StaleDirectoryCleaner(Task):
         self._dry_run = dry_run
         # Since when the pod of a directory is absent, on the monotonic clock.
         self._absent_since_s: dict[str, float] = {}
-        self._why: str | None = None
-
-    @property
-    def paused(self) -> str | None:
-        """The reason why nothing is removed now; None if there is none."""
-        return self._why
+        self.paused: str | None = None
 
     def counters(self) -> Mapping[str, int]:
         """Return the counters, and ``removal_paused``."""
-        return {**super().counters(), "removal_paused": int(self._why is not None)}
+        return {**super().counters(), "removal_paused": int(self.paused is not None)}
 
     # ---- one pass --------------------------------------------------------------------------------
 
@@ -133,12 +130,8 @@ class StaleDirectoryCleaner(Task):
             self._note(str(unknown))
             return
         self._note(None)
-        began = self.counters()["removal_entries"]
         for path, container in candidates.items():
-            is_due = self._is_due(path, container, alive)
-            if self.counters()["removal_entries"] - began > _ENTRIES_PER_PASS:
-                break
-            if is_due and not self.backoff.should_skip(path):
+            if self._is_due(path, container, alive) and not self.backoff.should_skip(path):
                 self._try_to_remove(path, container)
 
     def _candidates(self) -> dict[str, Container]:
@@ -184,11 +177,11 @@ class StaleDirectoryCleaner(Task):
 
     def _note(self, why: str | None) -> None:
         """Report a pause, and its end."""
-        if why is not None and why != self._why:
+        if why is not None and why != self.paused:
             self.events.emit("paused", f"nothing is removed: {why}")
-        elif why is None and self._why is not None:
-            self.events.emit("resumed", f"removing again; it had paused: {self._why}")
-        self._why = why
+        elif why is None and self.paused is not None:
+            self.events.emit("resumed", f"removing again; it had paused: {self.paused}")
+        self.paused = why
 
     def _is_due(self, path: str, container: Container, alive: frozenset[str]) -> bool:
         """Note whether the pod exists; return whether it has been gone for long enough."""
@@ -302,12 +295,10 @@ class StaleDirectoryCleaner(Task):
         Returns:
             The entries that cannot be removed; None if the directory is gone.
         """
-        stays, has_more = [], False
+        stays = []
         with _opened(name, root) as directory, os.scandir(directory) as entries:
-            for number, entry in enumerate(entries):
-                if number >= _ENTRIES_PER_DIRECTORY:
-                    has_more = True
-                    break
+            found = list(islice(entries, _ENTRIES_PER_DIRECTORY + 1))
+            for entry in found[:_ENTRIES_PER_DIRECTORY]:
                 remove = os.rmdir if entry.is_dir(follow_symlinks=False) else os.unlink
                 try:
                     remove(entry.name, dir_fd=directory)
@@ -317,7 +308,7 @@ class StaleDirectoryCleaner(Task):
                     stays.append(entry.name)
                 else:
                     self.count("entries")
-        if stays or has_more:
+        if stays or len(found) > _ENTRIES_PER_DIRECTORY:
             return stays
         os.rmdir(name, dir_fd=root)
         self.count("entries")

@@ -251,13 +251,14 @@ def run_service(
         runner = TaskRunner(observer or Observer(node), [roots, *wanted], emit=log)
         refusals: list[Exception] = []
 
+        def report_start() -> None:
+            names = ", ".join(task.name for task in wanted)
+            dry = " (dry run: nothing is written)" if dry_run else ""
+            log.emit(name, "started", f"{names}{dry}", pid=os.getpid())
+
         def begin() -> None:
             try:
-                runner.prepare()
-                names = ", ".join(task.name for task in wanted)
-                dry = " (dry run: nothing is written)" if dry_run else ""
-                log.emit(name, "started", f"{names}{dry}", pid=os.getpid())
-                runner.start(once=once, finished=stop.ask)
+                runner.start(once=once, prepared=report_start, finished=stop.ask)
             except Exception as error:  # noqa: BLE001 (raised again in the main thread)
                 refusals.append(error)
                 stop.ask()

@@ -74,15 +74,20 @@ def once(runner: TaskRunner) -> tuple[str, ...]:
     return runner.stop()
 
 
-def test_who_is_prepared_before_the_start_is_prepared_once(observer: Observer) -> None:
-    """An agent that may not run ends before it says that it listens."""
-    task = Counting("a")
-    runner = TaskRunner(observer, [task])
-    for _ in range(2):
-        runner.prepare()
-    assert (task.started, task.passes) == (1, 0)
-    assert once(runner) == ()
-    assert (task.started, task.passes, task.stopped) == (1, 1, 1)
+def test_all_tasks_may_run_before_the_start_is_reported(observer: Observer) -> None:
+    tasks = [Counting("a"), Counting("b")]
+    runner = TaskRunner(observer, tasks)
+    seen: list[tuple[int, int]] = []
+    done = threading.Event()
+    runner.start(
+        once=True,
+        prepared=lambda: seen.extend((each.started, each.passes) for each in tasks),
+        finished=done.set,
+    )
+    assert done.wait(PATIENCE_S)
+    runner.stop()
+    assert seen == [(1, 0)] * 2
+    assert [(each.started, each.passes, each.stopped) for each in tasks] == [(1, 1, 1)] * 2
 
 
 def test_a_task_that_fails_goes_on_and_stops_no_other(observer: Observer) -> None:
@@ -146,7 +151,7 @@ def test_a_pass_that_hangs_is_reported_and_everything_is_given_back_all_the_same
     eventually(lambda: ("stuck", "stuck") in {(each.task, each.event) for each in events})
     (left,) = (each for each in runner.stop() if not each.startswith("good: "))
     assert left.startswith("stuck: its last pass does not end; launches of 0 are blocked; ")
-    assert left.endswith("launches of 4 are blocked; and 2 more containers")
+    assert left.endswith("launches of 6 are blocked")
     of_stuck = [each.event for each in events if each.task == "stuck"]
     assert of_stuck == ["stuck", "not_given_back"]
     assert stuck.stopped == 1

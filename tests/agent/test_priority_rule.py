@@ -124,7 +124,7 @@ def slowly(all_states: list[LaunchState]) -> list[Verdict]:
             after = -1
         elif not blocked and mark < 0:
             after = 0
-        verdicts.append(Verdict(after, 1 if contended else 0, blocked, contended))
+        verdicts.append(Verdict(after, 1 if contended else 0, blocked))
     return verdicts
 
 
