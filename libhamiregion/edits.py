@@ -131,36 +131,18 @@ def device_indices(bits: int) -> tuple[int, ...]:
     return tuple(device for device in range(DEVICE_CAPACITY) if bits & 1 << device)
 
 
-def no_such_device(region: Handle, device: Device, advice: str = "") -> NoSuchDevice:
-    """Make the error for a device that the region does not have."""
-    snapshot = take_snapshot(region)
-    uuids = {each.index: each.uuid for each in snapshot.devices}
-    there = device_indices(region._live(lib.HR_VALUE_DEVICES))
-    listed = ", ".join(
-        f"{index} ({uuids[index]})" if uuids.get(index) else str(index) for index in there
-    )
-    why = "" if snapshot.device_count else ": its container has not reported its devices"
-    message = f"{region.path!r} has no device {device!r}, only {listed}{why}{advice}"
-    asked = device if isinstance(device, str) else int(device)
-    return NoSuchDevice(message, path=region.path, device=asked)
-
-
 def find_device(region: Handle, device: Device) -> int:
     """Return the index of a device of the region.
 
     Raises:
         NoSuchDevice: Neither an index nor a uuid of one.
     """
-    index = -1
     if not isinstance(device, str):
-        index = integer("a device", device)
-        if index >= 0 and region._live(lib.HR_VALUE_DEVICES) >> index & 1:
-            return index
+        device = integer("a device", device)
+        if device >= 0 and region._live(lib.HR_VALUE_DEVICES) >> device & 1:
+            return device
     # Of a container that has not reported its devices, a snapshot may show more of them.
-    for each in take_snapshot(region).devices:
-        if each.index == index or (device and each.uuid == device):
-            return each.index
-    raise no_such_device(region, device)
+    return take_snapshot(region).device(device).index
 
 
 class Edits(Handle):
@@ -305,7 +287,8 @@ class Edits(Handle):
         if code != lib.HR_ENODEVICE:
             raise region_error(code, self.path, error)
         advice = f"; force=True sets any index from 0 to {DEVICE_CAPACITY - 1}"
-        raise no_such_device(self, error.device, advice)
+        there = device_indices(self._live(lib.HR_VALUE_DEVICES))
+        raise take_snapshot(self)._no_such_device(error.device, there, advice)
 
     def set_priority(
         self,

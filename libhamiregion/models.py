@@ -14,6 +14,8 @@ from .errors import NoSuchDevice, new_error
 from .units import sm_limit_or_none
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ._handle import Handle
     from .layouts import Layout
 
@@ -190,9 +192,19 @@ class RegionSnapshot(_Lazy):
         for each in self.devices:
             if device in (each.index, each.uuid):
                 return each
-        there = ", ".join(str(each.index) for each in self.devices) or "none"
-        message = f"{self.path!r} has no device {device!r}, only {there}"
-        raise NoSuchDevice(message, path=self.path, device=device)
+        raise self._no_such_device(device, [each.index for each in self.devices])
+
+    def _no_such_device(
+        self, device: object, there: Iterable[int], advice: str = ""
+    ) -> NoSuchDevice:
+        """Make the error for a device that is not among those `there`."""
+        uuids = {each.index: each.uuid for each in self.devices}
+        listed = ", ".join(
+            f"{index} ({uuids[index]})" if uuids.get(index) else str(index) for index in there
+        )
+        why = "" if self.device_count else ": its container has not reported its devices"
+        message = f"{self.path!r} has no device {device!r}, only {listed or 'none'}{why}{advice}"
+        return NoSuchDevice(message, path=self.path, device=device)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as dicts, tuples, numbers, text and None, for `json.dumps`.
