@@ -101,8 +101,6 @@ def limit_edit(
     else:
         flags |= lib.HR_PERCENT
     if isinstance(device, str):
-        if "\0" in device:
-            raise ValueError("a uuid has no NUL character")
         index = index if region is None else find_device(region, device)
     elif device is not None:
         index = integer("a device", device)
