@@ -1,4 +1,4 @@
-"""Removes the directory of a run when its program has ended and nobody uses it any more.
+"""Remove the directory of a run when its program has ended and no process uses it.
 
 Also a program: ``python -I -S cleaner.py DIRECTORY PID START``, which `hamiregion run` leaves
 behind before it becomes the program itself.  Standard library only, so that it starts in
@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-#: Which process a directory was made for.  Removed last: without it nobody could judge the rest.
+#: The process that a directory is for.  Removed last: the other files are judged by it.
 RECORD = "owner.json"
 
 # Where the kernel has no pidfd_open (before 5.3), or a sandbox forbids it.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: How the library gets into the program.
 Inject: TypeAlias = Literal["standin", "preload"]
-#: What a program does whose region cannot be used.
+#: The behaviour of a program if its region cannot be used.
 OnError: TypeAlias = Literal["open", "refuse"]
 
 REGION_VARIABLE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
@@ -39,18 +39,18 @@ _LIBVGPU = "libvgpu.so"
 
 @attrs.frozen
 class Launch:
-    """What a program is started with; made by `plan_launch`, and nothing exists yet.
+    """The start of a program, as `plan_launch` has planned it; no file exists yet.
 
     Attributes:
         selection: The GPUs that the program sees, in the order of the region's devices.
         driver: Where the driver's files are.
-        joined_region: The region that is there already; None where the run makes its own.
+        joined_region: The region to join; None if the run makes its own.
         memory_limits_bytes: One per GPU; None is unlimited.
         sm_limits_percent: One per GPU; None is unlimited.
         burst: Whether the SM limits are soft.
         priority: 0 is high, 1 is low.
         inject: How the library gets into the program.
-        on_error: What the program does whose region cannot be used; None is the library's rule.
+        on_error: The behaviour if the region cannot be used; None is the library's rule.
         before: The environment that the program would have without us.
     """
 
@@ -96,7 +96,7 @@ class Launch:
                 Path(directory, name).symlink_to(target)
 
     def variables(self, directory: str | None) -> dict[str, str]:
-        """What the program's environment has that it would not have without us.
+        """The variables that the run adds to the program's environment.
 
         Args:
             directory: That of the run; None where it needs none.
@@ -135,7 +135,7 @@ def plan_launch(
     driver: PathLike | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Launch:
-    """Check everything, and work out what a program is started with; makes nothing.
+    """Check all arguments and plan the start of a program, without making files.
 
     Args, Raises: As `environment`.
     """
@@ -203,24 +203,24 @@ def environment(
 
     Args:
         memory_limit: For each GPU: bytes, text such as "4GiB", "80%" (of the GPU's memory),
-            "unlimited" or None.  Or a mapping from GPU (index or uuid) to such limits, in which
-            None stands for all other GPUs.
+            "unlimited" or None.  Or a mapping from GPU (index or uuid) to such limits, with None
+            as the key of all other GPUs.
         sm_limit: For each GPU: percent of its time, 1 to 100 or "50%", "unlimited" or None.  Or a
             mapping, as above.
-        burst: The SM limits are soft: programs may use what nobody else on a GPU does, and go back
-            to the limit when somebody does.
-        gpus: Which of the GPUs that the program would see it shall see: indices or uuids.  What
-            CUDA_VISIBLE_DEVICES hides already stays hidden.  None: all of them.
+        burst: The SM limits are soft: programs may use idle time of a GPU, and return to the limit
+            when others use it.
+        gpus: The GPUs for the program, indices or uuids, among those that CUDA_VISIBLE_DEVICES
+            leaves.  None: all of them.
         priority: 0 is high, 1 is low.
         region: A region to join, whose limits then hold for all its programs together.  None makes
             a new one.
         inject: "standin" puts libraries in the place of the driver's, by LD_LIBRARY_PATH; "preload"
             loads one before all others, by LD_PRELOAD.
-        on_error: What a program does that cannot use its region: "refuse" CUDA, or leave it "open",
-            without limits.  None: refuse at the start, open later.
+        on_error: If a program cannot use its region: "refuse" CUDA, or leave it "open", without
+            limits.  None: refuse at the start, open later.
         driver: The directory of libcuda.so.1 and libnvidia-ml.so.1.  None: where the loader finds
             them.
-        keep: Leave a new region behind, for a look at what was used.
+        keep: Keep a new region, to read its usage later.
         env: The environment without the budget.  None: os.environ.
 
     Yields:

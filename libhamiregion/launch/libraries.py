@@ -16,7 +16,7 @@ _PRELOADED = _PLACE / "libhamiregion-preload.so"
 
 
 def stand_in_links(driver: Driver) -> dict[str, str]:
-    """What the directory of a run holds for stand-ins: names, and what each is a link to.
+    """The links to stand-ins in the directory of a run: names and targets.
 
     Raises:
         LaunchError: This installation has no such libraries.
@@ -37,7 +37,7 @@ def preloaded_library() -> str:
 
 
 def is_stand_in_directory(path: str) -> bool:
-    """Whether it is one that a run made for its stand-ins."""
+    """Whether a run made this directory for its stand-ins."""
     return Path(path, real_name(CUDA)).is_symlink()
 
 

@@ -30,7 +30,7 @@ Value = TypeVar("Value")
 
 
 def check_limits(memory_limit: Limits, sm_limit: Limits) -> None:
-    """Refuse what is a limit of no GPU at all; nothing of the machine is asked.
+    """Check limits without asking the machine.
 
     Raises:
         ValueError, TypeError: One of them is no limit.
@@ -43,7 +43,7 @@ def check_limits(memory_limit: Limits, sm_limit: Limits) -> None:
 
 
 def memory_limits(limits: Limits, selection: Selection) -> tuple[int | None, ...]:
-    """Turn what a caller gave into bytes, one per device; None where unlimited.
+    """Convert memory limits into bytes, one per device; None if unlimited.
 
     Args:
         limits: Bytes or text such as "4GiB", "80%" (of the GPU's memory) or "unlimited".
@@ -64,7 +64,7 @@ def memory_limits(limits: Limits, selection: Selection) -> tuple[int | None, ...
 
 
 def sm_limits(limits: Limits, selection: Selection) -> tuple[int | None, ...]:
-    """Turn what a caller gave into percent, one per device; None where unlimited.
+    """Convert SM limits into percent, one per device; None if unlimited.
 
     Args:
         limits: 1 to 100, "50%" or "unlimited".

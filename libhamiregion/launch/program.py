@@ -53,11 +53,11 @@ def run(
     """Run a program within a GPU budget, wait for it, and remove its region.
 
     `command` is the program with its arguments.  The budget, from `memory_limit` to `env`, is that
-    of `environment`.  `options` are what `subprocess.run` takes beside these, such as ``check``,
+    of `environment`.  `options` are further arguments of `subprocess.run`, such as ``check``,
     ``cwd``, ``timeout`` or ``capture_output``.
 
     Returns:
-        What `subprocess.run` returns: ``returncode`` is negative where a signal ended the program.
+        The result of `subprocess.run`: ``returncode`` is negative if a signal ended the program.
 
     Raises:
         LaunchError: As `environment`; or the program is built for musl, with which the NVIDIA
@@ -100,16 +100,15 @@ def replace_process(
 ) -> NoReturn:
     """Become the program.
 
-    Its pid, parent, terminal, signals and exit status are then those that it would have had without
-    us, and whoever kills it kills nothing else.  A small process stays behind, outside its session,
-    and cleans up when the program has ended.
+    Pid, parent, terminal, signals and exit status are then the program's.  A small process outside
+    its session cleans up when the program has ended.
 
     Args:
         program: Its file, by `find_program`.
         command: Its name and arguments.
-        launch: What it is started with.
-        keep: Leave the region behind, if the run has one of its own.
-        kept: Called with the path of a region that is left behind, just before.
+        launch: The plan of its start.
+        keep: Keep the region, if the run has one of its own.
+        kept: Called with the path of a region that is kept, just before.
 
     Raises:
         LaunchError: There is no place for its region.
@@ -189,7 +188,7 @@ def find_program(name: str, environment: Mapping[str, str]) -> str:
 
 
 def _loader(program: str, path: str) -> str:
-    """The file name of the dynamic loader of a program, or of what runs it if it is a script."""
+    """The file name of the dynamic loader of a program, or of a script's interpreter."""
     for _ in range(_MOST_SCRIPTS):
         try:
             with Path(program).open("rb") as file:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: The region's file in the directory of a run.
 REGION = "region.cache"
-#: What stands for the pod's UID in the name of a run's directory.
+#: In place of the pod's UID in the name of a run's directory.
 RUN_POD = "run"
 
 _PRIVATE = 0o700
@@ -31,13 +31,13 @@ def make_run_directory(environment: Mapping[str, str], *, keep: bool = False) ->
 
     Args:
         environment: Whose XDG_RUNTIME_DIR counts.
-        keep: Nobody shall remove it but its owner.
+        keep: Only its owner may remove it.
 
     Returns:
         Its path, ``<base>/run_<pid>``; with ``-1``, ``-2``, … where this process has several.
 
     Raises:
-        LaunchError: There is no place for it, or somebody else has taken the place.
+        LaunchError: There is no place for it, or another user has taken the place.
     """
     base = _base(environment)
     _remove_stale(base)
@@ -128,7 +128,7 @@ def _boot_id() -> str:
 
 
 def _remove_stale(base: str) -> None:
-    """Remove what dead runs of this user have left."""
+    """Remove the directories of this user's dead runs."""
     for entry in os.scandir(base):
         if entry.is_dir(follow_symlinks=False) and _is_own(entry.path, _OTHERS):
             try:
@@ -145,7 +145,7 @@ def _remove_stale(base: str) -> None:
 
 
 def _is_dead(record: Any, path: str) -> bool:
-    """Whether it is proved that nobody uses a directory any more."""
+    """Whether it is proved that no process uses a directory any more."""
     if not isinstance(record, dict) or record.get("keep") is not False:
         return False
     if record.get("boot_id") != _boot_id():

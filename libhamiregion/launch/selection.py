@@ -24,7 +24,7 @@ class Choice:
 
     Attributes:
         gpu: The GPU.
-        word: What stands for it in CUDA_VISIBLE_DEVICES.
+        word: Its name in CUDA_VISIBLE_DEVICES.
     """
 
     gpu: Gpu
@@ -33,11 +33,11 @@ class Choice:
 
 @attrs.frozen
 class Selection:
-    """The GPUs that a program sees, and how it is told.
+    """The GPUs that a program sees, and the variables that select them.
 
     Attributes:
         choices: One per CUDA ordinal.
-        narrowed: Whether they are other ones than without us, so that CUDA has to be told.
+        narrowed: Whether CUDA_VISIBLE_DEVICES has to change.
     """
 
     choices: tuple[Choice, ...]
@@ -49,7 +49,7 @@ class Selection:
         return tuple(choice.gpu for choice in self.choices)
 
     def variables(self) -> dict[str, str]:
-        """What the program's environment says of it."""
+        """The variables of the selection in the program's environment."""
         # Without it CUDA counts the fastest GPU first, and its ordinals would not be ours.
         said = {ORDER: _BY_BUS}
         if self.narrowed:
@@ -63,7 +63,7 @@ class Selection:
             wanted: Indices among the GPUs that the program would see, or uuids.
 
         Raises:
-            LaunchError: One of them is not there, or stands there twice.
+            LaunchError: One of them does not exist, or is named twice.
         """
         chosen = [self.named(word) for word in wanted]
         if len(set(chosen)) < len(chosen):

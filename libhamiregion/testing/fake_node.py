@@ -64,7 +64,7 @@ class FakeProcess:
         self.killed = False
 
     def kill(self) -> None:
-        """End it as `kill -9` does: its slot stays, and what it held counts on."""
+        """Kill it as `kill -9` does: its slot stays, and its memory stays charged."""
         self.killed = True
         self._process.kill()
         self._wait()
@@ -147,8 +147,8 @@ class FakeContainer:
 class FakeNode:
     """A node's directories as HAMi makes them, with real regions and real processes in them.
 
-    A context manager. Nothing changes between two calls of `step`, so that a test can compare what
-    is shown with what the regions hold. Needs no GPU, no HAMi and no root.
+    A context manager. Between two calls of `step` no figure changes, so that a test can compare a
+    program's output with the regions. Needs no GPU, no HAMi and no root.
 
         with FakeNode(tmp_path, containers=3) as node:
             node.step()
@@ -165,7 +165,7 @@ class FakeNode:
     Attributes:
         directory: Where the node's files are.
         root: The containers' directories: ``--root``, and the argument of `Node`.
-        pod_logs: Kubelet's directories, which tell the pods' names: ``--pod-logs``, `NodeNames`.
+        pod_logs: Kubelet's directories, with the pods' names: ``--pod-logs``, `NodeNames`.
         containers: Those there are.
 
     Raises:
@@ -331,7 +331,7 @@ class FakeNode:
 
 
 def _await(container: FakeContainer) -> None:
-    """Have its processes take their slots, one after the other: so they always stand in order."""
+    """Have its processes take their slots one after the other, in a fixed order."""
     for process in container.processes:
         process._tell()
         process._hear()
