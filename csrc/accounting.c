@@ -3,7 +3,7 @@
 
 struct account_call {
     hr_region *region;
-    struct hr_evidence evidence;
+    const struct hr_table_view *view;
     uint32_t device;
     uint32_t kind;
     uint64_t bytes;
@@ -127,14 +127,13 @@ static int account_locked_work(void *argument)
         return hr_fail_code(HR_EDETACHED);
     int code = hr_check_header(region);
     if (code == HR_OK && hr_remembered_slot(region) == NULL)
-        code = hr_regain_slot(region, &call->evidence);
+        code = hr_regain_slot(region, call->view);
     return code == HR_OK ? account_work(call) : code;
 }
 
 static int account_locked(struct account_call *call, uint64_t timeout_ns)
 {
-    return hr_run_with_evidence(call->region, &call->evidence, account_locked_work, call,
-                                timeout_ns);
+    return hr_run_with_view(call->region, &call->view, account_locked_work, call, timeout_ns);
 }
 
 static int account_beside_lock(struct account_call *call, uint64_t timeout_ns)

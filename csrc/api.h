@@ -129,7 +129,6 @@ enum hr_reason {
     HR_REASON_ALIVE,           /* the lock's owner is alive */
     HR_REASON_UNKNOWN,         /* /proc does not show enough to tell */
     HR_REASON_BUSY,            /* the lock was taken or given back while it was looked at */
-    HR_REASON_TWO_INODES,      /* the file may have another inode, whose locks are not seen here */
     HR_REASON_FOREIGN_MAPPING, /* HR_EATTACHED: another library in this process maps the file */
     HR_REASON_LAYOUT,          /* HR_ENOTREGION: layout = the one named, found = the file's;
                                   HR_EREADONLY: no locks and no slots in this layout */
@@ -478,14 +477,18 @@ int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t r
 /* ---- The lock ---------------------------------------------------------- */
 
 /* Clear of HAMi's lockf on [0, sizeof) and of its record lock on 0x40000000. */
-#define HR_SLOT_BYTE 0x10000000 /* slots.h */
-#define HR_SLOT_BYTES 0x10000000
+#define HR_PID_BYTE 0x10000000 /* slots.h */
+#define HR_PIDS 0x400000u      /* pid_max at most */
 #define HR_HOST_LOCK_BYTE 0x50000000
 #define HR_NUMBER_BYTE 0x60000000
 
 /* Above every pid_max (2^22), below 2^31: libvgpu keeps owners in an int. */
 #define HR_FOREIGN_OWNER 0x40000000u
 #define HR_FOREIGN_END 0x50000000u
+/* From there on, numbers of writers whose file may have another inode. */
+#define HR_NUMBERS_END 0x60000000u
+/* In the upper half of owner_pid: an attached process. */
+#define HR_ATTACHED_OWNER 0x80000000u
 /* A waiter of libvgpu that has judged one signature must not take the next one for it. */
 #define HR_TURNS 256u
 
@@ -523,7 +526,7 @@ struct hr_lock_state {
     uint32_t is_ours;        /* signed with a number of this library */
     uint32_t is_damaged;     /* the value is above 1, or above 0 though somebody has signed */
     uint64_t owner_pid;      /* as libvgpu reads it: a pid, or a number */
-    uint64_t signature;      /* as stored: with the byte of an attached process */
+    uint64_t signature;      /* as stored: with its upper half */
     int32_t owner_pid_here;  /* the owner's pid in this process's /proc; 0: none, or a number */
     uint32_t owner_liveness; /* enum hr_liveness; HR_DEAD where owner_pid is 0 */
 };

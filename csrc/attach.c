@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "slots.h"
@@ -11,25 +12,13 @@ enum { RUNNING = 1 };
 
 /* ---- Taking a slot ----------------------------------------------------------------- */
 
-/* Whether a slot that has our pid is of a process of another pid namespace, or may be. */
-static bool is_strangers(const hr_region *region, const unsigned char *slot, uint64_t own_mark,
-                         const struct hr_judged_marks *marks)
-{
-    uint64_t mark = hr_slot_mark(region, slot);
-    return mark != 0 && mark != own_mark &&
-           (marks == NULL || hr_liveness_of_mark(marks, mark) != HR_DEAD);
-}
-
-/* The slots of our pid below `count` but for the one that we use: a predecessor's, or copies that
+/* The slots of our pid below `count` but for the one at `own`: a predecessor's, or copies that
  * libvgpu has made. */
-static void give_up_others(const hr_region *region, int32_t pid,
-                           const struct hr_attachment *attachment,
-                           const struct hr_judged_marks *marks, int32_t count)
+static void give_up_others(const hr_region *region, int32_t pid, int32_t own, int32_t count)
 {
     for (int32_t index = 0; index < count; index++) {
         unsigned char *slot = hr_slot(region, (uint32_t)index);
-        if (index == (int32_t)attachment->index || hr_slot_pid(region, slot) != pid ||
-            is_strangers(region, slot, attachment->mark, marks))
+        if (index == own || hr_slot_pid(region, slot) != pid)
             continue;
         hr_empty_slot(region, slot);
         hr_set_slot_pid(region, slot, HR_NOBODY);
@@ -52,44 +41,22 @@ static void fill(const hr_region *region, unsigned char *slot, int32_t pid, uint
 {
     hr_empty_slot(region, slot);
     HR_POINT(ATTACH_SLOT_CLEARED);
-    hr_store_mark(region, slot, mark);
+    hr_store_mark(region, slot, pid, mark);
     hr_store_i32(slot + region->layout->slot_status, RUNNING, memory_order_relaxed);
     hr_set_slot_pid(region, slot, pid);
     HR_POINT(ATTACH_PID_STORED);
 }
 
-/* Whether we may have the slots below `count` with our pid: HR_OK, HR_NEEDS_MARKS, HR_EATTACHED. */
-static int check_namesakes(const hr_region *region, const struct hr_evidence *evidence, int32_t pid,
-                           uint64_t own_mark, int32_t count)
-{
-    for (int32_t index = 0; index < count; index++) {
-        const unsigned char *slot = hr_slot(region, (uint32_t)index);
-        if (hr_slot_pid(region, slot) != pid)
-            continue;
-        uint64_t mark = hr_slot_mark(region, slot);
-        if (mark == 0 || mark == own_mark)
-            continue;
-        if (evidence->marks == NULL || !hr_is_judged(evidence->marks, mark))
-            return HR_NEEDS_MARKS;
-        if (hr_liveness_of_mark(evidence->marks, mark) == HR_ALIVE)
-            return HR_FAIL(HR_EATTACHED, .reason = HR_REASON_SAME_PID, .found = (uint64_t)pid);
-    }
-    return HR_OK;
-}
-
 /*
  * Take a slot for `pid`, under the lock: the one that has its pid, else an emptied one, else the
- * next one.  HR_EATTACHED where a live process of another pid namespace has a slot with that pid.
+ * next one.
  */
-static int take_slot(hr_region *region, const struct hr_evidence *evidence, int32_t pid,
+static int take_slot(hr_region *region, const struct hr_table_view *view, int32_t pid,
                      struct hr_attachment *attachment)
 {
-    const struct hr_table_view *view = evidence->view;
     for (uint32_t tries = 0; tries < HR_SLOTS; tries++) {
         int32_t count;
         int code = hr_checked_proc_num(region, &count);
-        if (code == HR_OK)
-            code = check_namesakes(region, evidence, pid, attachment->mark, count);
         if (code != HR_OK)
             return code;
         int32_t own = hr_find_slot(region, pid, count);
@@ -103,7 +70,7 @@ static int take_slot(hr_region *region, const struct hr_evidence *evidence, int3
         attachment->index = (uint32_t)index;
         attachment->is_appended = index >= count;
         if (index < count) {
-            give_up_others(region, pid, attachment, evidence->marks, count);
+            give_up_others(region, pid, index, count);
             return HR_OK;
         }
         if (hr_swap_proc_num(region, count, index + 1)) {
@@ -120,33 +87,21 @@ static int take_slot(hr_region *region, const struct hr_evidence *evidence, int3
 
 /* ---- Attaching --------------------------------------------------------------------- */
 
-int hr_run_with_evidence(hr_region *region, struct hr_evidence *evidence, hr_guarded_work *work,
-                         void *argument, uint64_t timeout_ns)
+int hr_run_with_view(hr_region *region, const struct hr_table_view **view, hr_guarded_work *work,
+                     void *argument, uint64_t timeout_ns)
 {
-    const int tries = 4; /* each newcomer with our pid needs another judgment */
-    struct hr_table_view view;
-    struct hr_judged_marks marks = {.count = 0};
-    *evidence = (struct hr_evidence){.view = NULL};
+    struct hr_table_view needed;
+    *view = NULL;
     int code = hr_run_locked(region, work, argument, timeout_ns);
-    for (int try = 0; try < tries && (code == HR_NEEDS_VIEW || code == HR_NEEDS_MARKS); try++) {
-        if (code == HR_NEEDS_MARKS) {
-            hr_forget_marks(region, &marks);
-            hr_judge_marks(region, getpid(), &marks);
-            evidence->marks = &marks;
-        } else {
-            evidence->view = &view;
-        }
-        code = evidence->view == NULL
-                   ? hr_run_locked(region, work, argument, timeout_ns)
-                   : hr_run_viewed(region, NULL, &view, work, argument, timeout_ns);
-    }
-    hr_forget_marks(region, &marks);
-    return code == HR_NEEDS_VIEW || code == HR_NEEDS_MARKS ? hr_fail_code(HR_ETIMEOUT) : code;
+    if (code != HR_NEEDS_VIEW)
+        return code;
+    *view = &needed;
+    return hr_run_viewed(region, NULL, &needed, work, argument, timeout_ns);
 }
 
 struct attach_call {
     hr_region *region;
-    struct hr_evidence evidence;
+    const struct hr_table_view *view;
     struct hr_attachment *attachment;
     int32_t pid;
     bool is_attached; /* by this call; another thread may have detached since */
@@ -158,7 +113,7 @@ static int attach_work(void *argument)
     hr_region *region = call->region;
     int code = hr_check_header(region);
     if (code == HR_OK)
-        code = take_slot(region, &call->evidence, call->pid, call->attachment);
+        code = take_slot(region, call->view, call->pid, call->attachment);
     if (code == HR_OK) {
         region->own.attachment = call->attachment;
         region->own.pid = call->pid;
@@ -179,11 +134,30 @@ static int check_no_foreign_mapping(hr_region *region)
     return code;
 }
 
+/*
+ * Lock the byte of our pid: HR_EATTACHED if a process of another pid namespace has it.  Who judges
+ * a dead one locks the byte for a moment.  A process also attaches if its file can no longer be
+ * opened, without a mark.
+ */
+static int lock_own_byte(hr_region *region, int32_t pid, struct hr_attachment *attachment)
+{
+    const uint64_t patience_ns = 100000000;
+    int code = hr_await_bytes(region, HR_PID_BYTE + pid, 1, hr_deadline_ns(patience_ns),
+                              &attachment->byte);
+    HR_POINT(SLOT_BYTE_LOCKED);
+    if (code == HR_ETIMEOUT)
+        return HR_FAIL(HR_EATTACHED, .reason = HR_REASON_SAME_PID, .found = (uint64_t)pid);
+    if (code == HR_OK && region->has_own_pages)
+        attachment->mark = hr_clock_ns(CLOCK_BOOTTIME);
+    return code == HR_ECLOSED ? code : HR_OK;
+}
+
 /* From here on this thread, and no other one of the handle, signs as the attached process. */
 static void begin_signing(hr_region *region, int32_t pid, uint64_t mark)
 {
+    /* Milliseconds: no two processes have one pid within one. */
     region->own.attaching_signature =
-        mark == 0 ? (uint64_t)pid : hr_marked_signature(pid, hr_mark_byte(mark));
+        mark == 0 ? (uint64_t)pid : hr_attached_signature(pid, (uint32_t)(mark >> 20) & INT32_MAX);
     atomic_store_explicit(&region->own.attaching_thread, hr_thread_id(), memory_order_relaxed);
 }
 
@@ -207,10 +181,12 @@ static int attach_entered(hr_region *region, uint64_t timeout_ns)
     if (call.attachment == NULL) {
         code = hr_fail_errno(HR_ESYSTEM, ENOMEM);
     } else {
-        hr_draw_mark(region, call.pid, &call.attachment->mark, &call.attachment->byte);
-        begin_signing(region, call.pid, call.attachment->mark);
-        code = hr_run_with_evidence(region, &call.evidence, attach_work, &call, timeout_ns);
-        end_signing(region);
+        code = lock_own_byte(region, call.pid, call.attachment);
+        if (code == HR_OK) {
+            begin_signing(region, call.pid, call.attachment->mark);
+            code = hr_run_with_view(region, &call.view, attach_work, &call, timeout_ns);
+            end_signing(region);
+        }
     }
     /* Also where the lock was lost meanwhile: then there is a slot, and an error. */
     if (!call.is_attached) {
@@ -235,14 +211,6 @@ int hr_attach(hr_region *region, uint64_t timeout_ns, struct hr_error *error)
 
 /* ---- Our slot, wherever it is ------------------------------------------------------ */
 
-/* With our mark, where we have one: another process may have our pid. */
-static bool is_own(const hr_region *region, const unsigned char *slot)
-{
-    const uint64_t mark = region->own.attachment->mark;
-    return hr_slot_pid(region, slot) == region->own.pid &&
-           (mark == 0 || hr_slot_mark(region, slot) == mark);
-}
-
 unsigned char *hr_remembered_slot(const hr_region *region)
 {
     int32_t count, index = (int32_t)region->own.attachment->index;
@@ -254,15 +222,7 @@ unsigned char *hr_remembered_slot(const hr_region *region)
                                     hr_find_slot(region, region->own.pid, index) >= 0))
         return NULL;
     unsigned char *slot = hr_slot(region, (uint32_t)index);
-    return is_own(region, slot) ? slot : NULL;
-}
-
-/* The highest below `count`, as libvgpu copies slots downwards; or -1. */
-static int32_t find_own(const hr_region *region, int32_t count)
-{
-    while (--count >= 0 && !is_own(region, hr_slot(region, (uint32_t)count)))
-        continue;
-    return count;
+    return hr_slot_pid(region, slot) == region->own.pid ? slot : NULL;
 }
 
 static void write_books(const hr_region *region, unsigned char *slot)
@@ -285,12 +245,11 @@ static void forget_name(const hr_region *region, uint32_t index)
     int32_t count;
     unsigned char *slot = hr_slot(region, index);
     if (hr_checked_proc_num(region, &count) == HR_OK && (int32_t)index >= count &&
-        hr_slot_pid(region, slot) == region->own.pid &&
-        !is_strangers(region, slot, region->own.attachment->mark, NULL))
+        hr_slot_pid(region, slot) == region->own.pid)
         hr_set_slot_pid(region, slot, 0);
 }
 
-int hr_regain_slot(hr_region *region, const struct hr_evidence *evidence)
+int hr_regain_slot(hr_region *region, const struct hr_table_view *view)
 {
     struct hr_attachment *attachment = region->own.attachment;
     int32_t count;
@@ -298,14 +257,14 @@ int hr_regain_slot(hr_region *region, const struct hr_evidence *evidence)
     if (code != HR_OK)
         return code;
     uint32_t old = attachment->index;
-    int32_t found = find_own(region, count);
+    int32_t found = hr_find_slot(region, region->own.pid, count);
     if (found >= 0) {
         /* libvgpu has moved it, with its status and host pid. */
         attachment->index = (uint32_t)found;
         attachment->is_appended = false;
-        give_up_others(region, region->own.pid, attachment, evidence->marks, count);
+        give_up_others(region, region->own.pid, found, count);
     } else {
-        code = take_slot(region, evidence, region->own.pid, attachment);
+        code = take_slot(region, view, region->own.pid, attachment);
         if (code != HR_OK)
             return code;
     }
@@ -333,14 +292,12 @@ static int detach_work(void *argument)
         return code;
     struct hr_attachment *attachment = region->own.attachment;
     uint32_t old = attachment->index;
-    int32_t index = find_own(region, count);
+    int32_t index = hr_find_slot(region, region->own.pid, count);
     if (index >= 0) {
         hr_empty_slot(region, hr_slot(region, (uint32_t)index));
         HR_POINT(REMOVE_USAGE_CLEARED);
     }
-    /* Also where ours has lost its mark: all that has our pid and no other process's mark. */
-    attachment->index = index < 0 ? HR_SLOTS : (uint32_t)index;
-    give_up_others(region, region->own.pid, attachment, NULL, count);
+    give_up_others(region, region->own.pid, index, count);
     /* libvgpu, which removes dead slots without the lock, has never had reason to take this one for
      * dead: so it may go.  Another stays where it is, with our pid, while we live. */
     if (index == (int32_t)old && index == count - 1 && attachment->is_appended &&

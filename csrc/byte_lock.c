@@ -62,41 +62,14 @@ static int set_lock(int fd, short type, off_t start, off_t length)
     return errno == EAGAIN || errno == EACCES ? HR_EBUSY : hr_fail_errno(HR_ESYSTEM, errno);
 }
 
-/* What is to be locked: a range, or those of `bytes` that are free. */
-struct wanted {
-    short type;
-    off_t start, length;
-    const off_t *bytes;
-    uint32_t count;
-    bool *is_locked;
-};
-
-static int set_wanted(int fd, const struct wanted *wanted)
+static int lock_in_page(int fd, short type, off_t start, off_t length, struct hr_byte_lock *out)
 {
-    if (wanted->bytes == NULL)
-        return set_lock(fd, wanted->type, wanted->start, wanted->length);
-    for (uint32_t i = 0; i < wanted->count; i++) {
-        int code = set_lock(fd, F_RDLCK, wanted->bytes[i], 1);
-        if (code != HR_OK && code != HR_EBUSY)
-            return code;
-        wanted->is_locked[i] = code == HR_OK;
-    }
-    return HR_OK;
-}
-
-static int lock_in_page(const hr_region *region, const struct hr_hold *hold,
-                        const struct wanted *wanted, struct hr_byte_lock *out)
-{
-    int fd;
-    int code = open_again(region, hold, wanted->type == F_WRLCK ? HR_WRITE : HR_READ, &fd);
-    if (code != HR_OK)
-        return code;
+    int code;
     void *page = mmap(NULL, 1, PROT_NONE, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED || madvise(page, 1, MADV_DONTFORK) != 0)
         code = hr_fail_errno(HR_ESYSTEM, errno);
     else
-        code = set_wanted(fd, wanted);
-    close(fd);
+        code = set_lock(fd, type, start, length);
     if (code == HR_OK)
         out->page = page;
     else if (page != MAP_FAILED)
@@ -104,34 +77,41 @@ static int lock_in_page(const hr_region *region, const struct hr_hold *hold,
     return code;
 }
 
-static int lock_wanted(const hr_region *region, const struct wanted *wanted,
-                       struct hr_byte_lock *out)
+int hr_lock_bytes(const hr_region *region, short type, off_t start, off_t length,
+                  struct hr_byte_lock *out)
 {
     struct hr_hold hold;
+    int fd;
     out->page = NULL;
     int code = hold_again(region, &hold);
     if (code != HR_OK)
         return code;
     hr_fork_lock();
-    code = lock_in_page(region, &hold, wanted, out);
+    code = open_again(region, &hold, type == F_WRLCK ? HR_WRITE : HR_READ, &fd);
+    if (code == HR_OK) {
+        code = lock_in_page(fd, type, start, length, out);
+        close(fd);
+    }
     hr_fork_unlock();
     hr_end_hold(&hold);
     return code;
 }
 
-int hr_lock_bytes(const hr_region *region, short type, off_t start, off_t length,
-                  struct hr_byte_lock *out)
+int hr_ask_bytes(const hr_region *region, const off_t *bytes, uint32_t count, bool *is_locked)
 {
-    const struct wanted wanted = {.type = type, .start = start, .length = length};
-    return lock_wanted(region, &wanted, out);
-}
-
-int hr_lock_free_bytes(const hr_region *region, const off_t *bytes, uint32_t count, bool *is_locked,
-                       struct hr_byte_lock *out)
-{
-    const struct wanted wanted = {
-        .type = F_RDLCK, .bytes = bytes, .count = count, .is_locked = is_locked};
-    return lock_wanted(region, &wanted, out);
+    int fd;
+    int code = hr_open_again(region, HR_READ, &fd);
+    if (code != HR_OK)
+        return code;
+    for (uint32_t i = 0; code == HR_OK && i < count; i++) {
+        struct flock range = {
+            .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = bytes[i], .l_len = 1};
+        if (fcntl(fd, F_OFD_GETLK, &range) != 0)
+            code = hr_fail_errno(HR_ESYSTEM, errno);
+        is_locked[i] = range.l_type != F_UNLCK;
+    }
+    close(fd);
+    return code;
 }
 
 void hr_unlock_bytes(const hr_region *region, struct hr_byte_lock *lock)

@@ -210,8 +210,7 @@ struct hr_lock_part {
      * While it is false, only a call that is under the lock may do so. */
     _Atomic bool handed_out;
     uint64_t signature;            /* what owner_pid is signed with this time */
-    uint64_t numbers;              /* the first of this handle's signatures (region.h), or 0; also
-                                      under the fork lock */
+    uint64_t numbers;              /* the first of this handle's signatures (region.h), or 0 */
     struct hr_byte_lock own_bytes; /* the lock on the bytes of its numbers */
     struct hr_byte_lock range;     /* after a take-over up to 2.8.0: libvgpu's range */
 };

@@ -135,19 +135,14 @@ int hr_await_bytes(hr_region *region, off_t start, off_t length, uint64_t deadli
     return code;
 }
 
-static uint64_t draw(void)
+static uint64_t draw(const hr_region *region)
 {
     uint32_t random;
     if (getrandom(&random, sizeof random, GRND_NONBLOCK) != sizeof random)
         random = (uint32_t)hr_clock_ns(CLOCK_MONOTONIC) * 2654435761u;
-    return HR_FOREIGN_OWNER + random % (HR_FOREIGN_END - HR_FOREIGN_OWNER) / HR_TURNS * HR_TURNS;
-}
-
-static void set_numbers(hr_region *region, uint64_t numbers)
-{
-    hr_fork_lock();
-    region->lock.numbers = numbers;
-    hr_fork_unlock();
+    /* Locks in one inode say nothing to those who have opened another. */
+    return (region->has_own_pages ? HR_FOREIGN_OWNER : HR_FOREIGN_END) +
+           random % (HR_FOREIGN_END - HR_FOREIGN_OWNER) / HR_TURNS * HR_TURNS;
 }
 
 /* A dead writer's signature may still stand there: its numbers must not come to life. */
@@ -159,16 +154,16 @@ static int check_numbers_work(void *argument)
 
 static int draw_once(hr_region *region)
 {
-    uint64_t numbers = draw();
+    uint64_t numbers = draw(region);
     int code =
         hr_lock_bytes(region, F_WRLCK, hr_number_byte(numbers), HR_TURNS, &region->lock.own_bytes);
     if (code != HR_OK)
         return code;
     HR_POINT(LOCK_NUMBERS_DRAWN);
-    set_numbers(region, numbers);
+    region->lock.numbers = numbers;
     code = hr_run_entered(region, check_numbers_work, region);
     if (code != HR_OK) {
-        set_numbers(region, 0);
+        region->lock.numbers = 0;
         hr_unlock_bytes(region, &region->lock.own_bytes);
     }
     return code;
@@ -213,8 +208,6 @@ void hr_note_taken(hr_region *region)
 struct attempt {
     hr_region *region;
     struct hr_lock_words seen;
-    int reason;              /* HR_REASON_TWO_INODES where that kept us from taking over, */
-    uint64_t judge_again_ns; /* and when that is looked at again */
 };
 
 /* HR_EBUSY, without a detail: not taken. */
@@ -232,9 +225,6 @@ static int attempt_work(void *argument)
     HR_POINT(LOCK_OWNER_STORED);
     return HR_OK;
 }
-
-/* Between two searches of /proc for what may be a second inode of the file. */
-#define SEARCH_PAUSE_NS 200000000
 
 static int take_over_work(void *argument)
 {
@@ -259,13 +249,10 @@ static int take_over(struct attempt *attempt)
 {
     hr_region *region = attempt->region;
     struct hr_byte_lock dead = {NULL};
-    off_t byte = hr_owner_byte(attempt->seen.owner);
-    int code = hr_lock_bytes(region, F_RDLCK, byte, 1, &dead);
-    if (code == HR_OK && hr_may_have_two_inodes(region)) {
-        attempt->reason = HR_REASON_TWO_INODES;
-        attempt->judge_again_ns = hr_deadline_ns(SEARCH_PAUSE_NS);
-        code = HR_EBUSY;
-    }
+    const uint64_t owner = attempt->seen.owner;
+    int code = hr_is_predecessor(region, owner)
+                   ? HR_OK
+                   : hr_lock_bytes(region, F_RDLCK, hr_owner_byte(region, owner), 1, &dead);
     if (code == HR_OK && region->layout->slot_seqlock == HR_ABSENT)
         code = hr_lock_bytes(region, F_WRLCK, 0, (off_t)region->layout->size, &region->lock.range);
     if (code == HR_OK)
@@ -294,8 +281,7 @@ static int take(struct attempt *attempt, uint64_t deadline_ns)
             return hr_fail_code(HR_ECLOSED);
         uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
         bool is_last = now >= deadline_ns;
-        if (hr_owner_byte(attempt->seen.owner) != 0 &&
-            (is_last || (nap_ns > PATIENCE_NS && now >= attempt->judge_again_ns))) {
+        if (hr_owner_byte(region, attempt->seen.owner) != 0 && (is_last || nap_ns > PATIENCE_NS)) {
             code = take_over(attempt);
             if (code != HR_EBUSY)
                 return code;
@@ -312,9 +298,7 @@ static int take(struct attempt *attempt, uint64_t deadline_ns)
 /* Say who has signed, whether this lock was waited for, another thread, or numbers all locked. */
 static int time_out_work(void *argument)
 {
-    const struct attempt *attempt = argument;
-    return HR_FAIL(HR_ETIMEOUT, .reason = attempt->reason,
-                   .found = hr_owner_pid(hr_owner_of(attempt->region)));
+    return HR_FAIL(HR_ETIMEOUT, .found = hr_owner_pid(hr_owner_of(argument)));
 }
 
 int hr_lock_take(hr_region *region, uint64_t deadline_ns)
@@ -327,7 +311,7 @@ int hr_lock_take(hr_region *region, uint64_t deadline_ns)
     if (code == HR_OK)
         code = take(&attempt, deadline_ns);
     if (code == HR_ETIMEOUT)
-        code = hr_run_entered(region, time_out_work, &attempt);
+        code = hr_run_entered(region, time_out_work, region);
     if (entered && code != HR_OK)
         hr_gate_leave(region);
     return code;

@@ -35,36 +35,51 @@ static inline off_t hr_number_byte(uint64_t signature)
     return HR_NUMBER_BYTE + (off_t)(signature - HR_FOREIGN_OWNER);
 }
 
-/* Signed with a number, whose byte tells whether its writer lives. */
+/* Signed with a number. */
 static inline bool hr_is_number(uint64_t owner)
 {
-    return owner >= HR_FOREIGN_OWNER && owner < HR_FOREIGN_END;
+    return owner >= HR_FOREIGN_OWNER && owner < HR_NUMBERS_END;
 }
 
-/* What an attached process signs with whose mark has this byte (slots.h). */
-static inline uint64_t hr_marked_signature(int32_t pid, off_t byte)
+/* The signature of an attached process that keeps the byte of its pid locked.  `life` is another
+ * one in each process that gets the pid. */
+static inline uint64_t hr_attached_signature(int32_t pid, uint32_t life)
 {
-    return (uint64_t)byte << 32 | (uint32_t)pid;
+    return (uint64_t)(HR_ATTACHED_OWNER | life) << 32 | (uint32_t)pid;
 }
 
-static inline bool hr_is_marked(uint64_t owner)
+static inline bool hr_is_attached_owner(uint64_t owner)
 {
-    return owner >> 32 >= HR_SLOT_BYTE && owner >> 32 < HR_SLOT_BYTE + HR_SLOT_BYTES &&
-           (uint32_t)owner - 1 < INT32_MAX;
+    return (owner >> 32 & HR_ATTACHED_OWNER) != 0 && (uint32_t)owner - 1 < HR_PIDS;
 }
 
 /* What libvgpu sees of a signature: a pid, or a number; anything else unchanged. */
 static inline uint64_t hr_owner_pid(uint64_t owner)
 {
-    return hr_is_marked(owner) ? (uint32_t)owner : owner;
+    return hr_is_attached_owner(owner) ? (uint32_t)owner : owner;
 }
 
-/* The byte that tells whether the signature's writer lives; 0: /proc has to. */
-static inline off_t hr_owner_byte(uint64_t owner)
+/*
+ * The byte whose lock proves that the signature's writer lives; 0: there is none, or it may be
+ * locked in another inode of the same file.
+ */
+static inline off_t hr_owner_byte(const hr_region *region, uint64_t owner)
 {
-    if (hr_is_number(owner))
+    if (!region->has_own_pages)
+        return 0;
+    if (owner >= HR_FOREIGN_OWNER && owner < HR_FOREIGN_END)
         return hr_number_byte(owner);
-    return hr_is_marked(owner) ? (off_t)(owner >> 32) : 0;
+    return hr_is_attached_owner(owner) ? HR_PID_BYTE + (off_t)(uint32_t)owner : 0;
+}
+
+/*
+ * Under the gate, without the lock: signed by a former process with our pid.  That one is dead, as
+ * the byte of the pid is locked by us.
+ */
+static inline bool hr_is_predecessor(const hr_region *region, uint64_t owner)
+{
+    return hr_is_attached_owner(owner) && hr_is_attached_owner(region->lock.signature) &&
+           (uint32_t)owner == (uint32_t)region->lock.signature;
 }
 
 /*
@@ -75,12 +90,8 @@ static inline off_t hr_owner_byte(uint64_t owner)
 int hr_lock_bytes(const hr_region *region, short type, off_t start, off_t length,
                   struct hr_byte_lock *out);
 
-/*
- * Lock for writing those of these bytes that are free, and keep them locked.  `is_locked` gets one
- * flag a byte: whether this call locked it.
- */
-int hr_lock_free_bytes(const hr_region *region, const off_t *bytes, uint32_t count, bool *is_locked,
-                       struct hr_byte_lock *out);
+/* Which of these bytes are locked for writing, by any open file. */
+int hr_ask_bytes(const hr_region *region, const off_t *bytes, uint32_t count, bool *is_locked);
 
 /* May be called again, and of a lock that was never taken. */
 void hr_unlock_bytes(const hr_region *region, struct hr_byte_lock *lock);
@@ -216,12 +227,5 @@ int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
 /* Enter, search with HR_PROC_NS, leave. */
 int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slot_pids *only,
                         struct hr_mappers *out);
-
-/*
- * Whether the region's file may have a second inode, through which other processes map the same
- * memory: it lies on an overlay, or a process maps what may be the other inode.  Locks on bytes of
- * the one inode do not exclude those on the other.  Searches /proc, so it is for rare questions.
- */
-bool hr_may_have_two_inodes(hr_region *region);
 
 #endif

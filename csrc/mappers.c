@@ -140,18 +140,3 @@ int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slo
     hr_leave(region);
     return code;
 }
-
-/* ---- One file, two inodes --------------------------------------------------------- */
-
-bool hr_may_have_two_inodes(hr_region *region)
-{
-    if (!region->has_own_pages)
-        return true;
-    struct hr_mappers mappers;
-    if (hr_find_mappers(region, NULL, HR_WITH_OWN_HANDLE, NULL, NULL, HR_PROC_NS, &mappers) !=
-        HR_OK)
-        return true;
-    const bool may = mappers.has_other_inode;
-    hr_free_mappers(&mappers);
-    return may;
-}

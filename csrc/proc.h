@@ -131,7 +131,6 @@ struct hr_mappers {
     struct hr_mapper *list;
     uint32_t count;
     bool has_unsure;
-    bool has_other_inode; /* one maps a file with the same inode number on another device */
     bool filtered;        /* only processes with certain pids were looked for */
     bool initial;         /* the /proc of the first pid namespace, which has every process */
     bool incomplete;      /* some processes are hidden (hidepid, no privilege), or cut short */

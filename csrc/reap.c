@@ -3,17 +3,19 @@
 #include "testpoint.h"
 
 /*
- * The proof of a death is gathered before the lock: the bytes of the marks, then a search of /proc,
+ * The proof of a death is gathered before the lock: the bytes of the pids, then a search of /proc,
  * which may take long.  A process that takes a dead one's pid and slot meanwhile changes the slot:
- * libvgpu makes all of it 0.  So under the lock only a slot that is as it was before the search is
- * emptied, and one that counts nothing stays as it is.  Not seen is a newcomer that has made the
- * same figures, pids, status and seqlock again within the 2 s of the search.
+ * libvgpu makes all of it 0, this library stores another mark.  So under the lock only a slot that
+ * is as it was before the search is emptied, and one that counts nothing stays as it is.  Not seen
+ * is a newcomer of libvgpu's that has made the same figures, pids, status and seqlock again within
+ * the 2 s of the search.
  */
 
 /* A slot as it was before the search. */
 struct seen_slot {
     int32_t pid, host_pid, status;
     uint64_t seqlock, bytes, mark;
+    enum hr_liveness liveness; /* by its byte */
 };
 
 struct reap_call {
@@ -26,9 +28,6 @@ struct reap_call {
     int32_t found;
     bool has_dead;
     int32_t slots; /* below proc_num, before the search */
-    bool has_pidless;
-    struct hr_slot_pids names; /* of those whose mark does not tell */
-    struct hr_judged_marks marks;
     struct hr_mappers mappers;
     struct seen_slot seen[HR_SLOTS];
 };
@@ -42,13 +41,14 @@ static struct seen_slot look_at(const hr_region *region, int32_t index)
         .status = hr_load_i32(slot + region->layout->slot_status, memory_order_relaxed),
         .seqlock = hr_seqlock_of(region, index),
         .bytes = hr_slot_bytes(region, slot),
-        .mark = hr_slot_mark(region, slot)};
+        .mark = hr_slot_mark(region, slot),
+        .liveness = HR_LIVENESS_UNKNOWN};
 }
 
 static bool is_as_seen(const struct reap_call *call, int32_t index)
 {
     const struct seen_slot now = look_at(call->region, index), *before = &call->seen[index];
-    return index < call->slots && now.pid == before->pid && now.host_pid == before->host_pid &&
+    return now.pid == before->pid && now.host_pid == before->host_pid &&
            now.status == before->status && now.seqlock == before->seqlock &&
            now.bytes == before->bytes && now.mark == before->mark;
 }
@@ -61,42 +61,61 @@ static int note_slots(void *argument)
     int code = hr_check_header(call->region);
     if (code == HR_OK)
         code = hr_checked_proc_num(call->region, &call->slots);
-    for (int32_t index = 0; code == HR_OK && index < call->slots; index++) {
-        const struct seen_slot slot = look_at(call->region, index);
-        call->seen[index] = slot;
-        if (hr_liveness_of_mark(&call->marks, slot.mark) != HR_LIVENESS_UNKNOWN)
-            continue;
-        if (slot.pid != 0)
-            call->names.pids[call->names.count++] = slot.pid;
-        call->has_pidless = call->has_pidless || slot.pid == 0;
-    }
+    for (int32_t index = 0; code == HR_OK && index < call->slots; index++)
+        call->seen[index] = look_at(call->region, index);
     return code;
+}
+
+/* If the file cannot be opened, nothing is known. */
+static void ask_bytes(struct reap_call *call)
+{
+    off_t bytes[HR_SLOTS];
+    int32_t of[HR_SLOTS];
+    bool is_locked[HR_SLOTS];
+    uint32_t count = 0;
+    for (int32_t index = 0; call->region->has_own_pages && index < call->slots; index++) {
+        if (call->seen[index].mark == 0)
+            continue;
+        of[count] = index;
+        bytes[count++] = HR_PID_BYTE + call->seen[index].pid;
+    }
+    if (count == 0 || hr_ask_bytes(call->region, bytes, count, is_locked) != HR_OK)
+        return;
+    for (uint32_t i = 0; i < count; i++)
+        call->seen[of[i]].liveness = is_locked[i] ? HR_ALIVE : HR_DEAD;
 }
 
 static int search(struct reap_call *call, const char *proc)
 {
-    if (call->names.count == 0 && !call->has_pidless)
+    struct hr_slot_pids names = {.count = 0};
+    bool has_pidless = false;
+    for (int32_t index = 0; index < call->slots; index++) {
+        const struct seen_slot *slot = &call->seen[index];
+        if (slot->liveness != HR_LIVENESS_UNKNOWN)
+            continue;
+        if (slot->pid != 0)
+            names.pids[names.count++] = slot->pid;
+        has_pidless = has_pidless || slot->pid == 0;
+    }
+    if (names.count == 0 && !has_pidless)
         return HR_OK;
     /* A process that has stored pid 0 has no name to be found by: all are searched. */
-    return hr_find_mappers(call->region, proc, HR_WITH_OWN_HANDLE,
-                           call->has_pidless ? NULL : &call->names, &call->strangers, HR_PROC_NS,
-                           &call->mappers);
+    return hr_find_mappers(call->region, proc, HR_WITH_OWN_HANDLE, has_pidless ? NULL : &names,
+                           &call->strangers, HR_PROC_NS, &call->mappers);
 }
 
 /* ---- Judging ------------------------------------------------------------------------- */
 
 static enum hr_liveness judge(const struct reap_call *call, int32_t index)
 {
-    const struct seen_slot now = look_at(call->region, index);
-    enum hr_liveness life = hr_liveness_of_mark(&call->marks, now.mark);
-    if (life != HR_LIVENESS_UNKNOWN)
-        return life;
-    /* An unknown mark is of a newcomer, which /proc was not searched for. */
-    if (now.mark != 0 && !hr_is_judged(&call->marks, now.mark))
+    const struct seen_slot now = look_at(call->region, index), *before = &call->seen[index];
+    /* A newcomer, which was not searched for. */
+    if (index >= call->slots || now.pid != before->pid || now.mark != before->mark)
         return HR_LIVENESS_UNKNOWN;
-    if (now.pid == 0)
+    enum hr_liveness life = before->liveness;
+    if (life == HR_LIVENESS_UNKNOWN && now.pid == 0)
         life = hr_may_be_ending(call->region, &call->mappers) ? HR_LIVENESS_UNKNOWN : HR_DEAD;
-    else
+    else if (life == HR_LIVENESS_UNKNOWN)
         life = hr_liveness_of_slot(&call->mappers, now.pid);
     return life == HR_DEAD && !is_as_seen(call, index) ? HR_LIVENESS_UNKNOWN : life;
 }
@@ -197,8 +216,10 @@ static int reap_entered(struct reap_call *call, const char *proc, bool is_dry_ru
                         uint64_t timeout_ns)
 {
     int code = hr_run_entered(call->region, note_slots, call);
-    if (code == HR_OK)
-        code = search(call, proc);
+    if (code != HR_OK)
+        return code;
+    ask_bytes(call);
+    code = search(call, proc);
     if (code != HR_OK)
         return code;
     /* The lock is not taken if there is nothing to do. */
@@ -222,10 +243,8 @@ int hr_reap(hr_region *region, const char *proc, const struct hr_stranger *stran
     int code = hr_enter_to_lock(region);
     if (code != HR_OK)
         return hr_report(error, code);
-    hr_judge_marks(region, 0, &call.marks);
     code = reap_entered(&call, proc, dry_run != 0, timeout_ns);
     hr_free_mappers(&call.mappers);
-    hr_forget_marks(region, &call.marks);
     hr_leave(region);
     return hr_report(error, code);
 }

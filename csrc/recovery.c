@@ -89,7 +89,7 @@ static int search(hr_region *region, const char *proc, enum hr_own_handle own,
 static void judge_owner(hr_region *region, const struct hr_mappers *mappers,
                         struct hr_lock_state *state, struct hr_byte_lock *kept)
 {
-    off_t byte = hr_owner_byte(state->signature);
+    off_t byte = hr_owner_byte(region, state->signature);
     state->owner_liveness = state->signature == 0 ? HR_DEAD : HR_LIVENESS_UNKNOWN;
     if (is_signed_with_pid(state))
         state->owner_liveness =
@@ -100,7 +100,7 @@ static void judge_owner(hr_region *region, const struct hr_mappers *mappers,
     int code = hr_lock_bytes(region, F_RDLCK, byte, 1, kept);
     if (code == HR_EBUSY) {
         state->owner_liveness = HR_ALIVE;
-    } else if (code == HR_OK && !hr_may_have_two_inodes(region)) {
+    } else if (code == HR_OK) {
         state->owner_liveness = HR_DEAD;
         state->owner_pid_here = 0;
     }
@@ -125,7 +125,7 @@ static int judge_once(hr_region *region, const char *proc, struct hr_lock_state 
  * handle: a search of /proc may have begun before that. */
 static bool is_own_pid(const hr_region *region, const struct hr_lock_state *state)
 {
-    return hr_owner_byte(state->signature) == 0 && state->owner_pid == (uint64_t)getpid() &&
+    return hr_owner_byte(region, state->signature) == 0 && state->owner_pid == (uint64_t)getpid() &&
            hr_is_used_by_process(region, true);
 }
 
@@ -191,6 +191,8 @@ static void judge_for_recovery(struct recovery *recovery)
     hr_region *region = recovery->region;
     struct hr_lock_state *state = &recovery->state;
     judge_owner(region, &recovery->mappers, state, &recovery->judged_byte);
+    if (hr_is_predecessor(region, state->signature))
+        state->owner_liveness = HR_DEAD;
     const bool is_alone = is_mapped_by_nobody(recovery);
     recovery->alone = is_alone && !state->is_ours && !is_signed_with_pid(state);
     /* Signed by another scheme, or with what is no signature at all; or locks do not tell, and no

@@ -159,7 +159,6 @@ static int search_process(const struct hr_search *search, int proc, const char *
     mapper.is_unsure = seen != HR_MAPS;
     out->cut_short = out->cut_short || seen == HR_NO_TIME;
     out->has_unsure = out->has_unsure || mapper.is_unsure || match.is_unsure;
-    out->has_other_inode = out->has_other_inode || seen == HR_MAPS_UNSURE;
     return add_mapper(out, &mapper);
 }
 

@@ -1,5 +1,10 @@
 #include "slots.h"
 
+/* In the seqlock of a slot with a mark.  No counter reaches it. */
+#define MARK_FLAG (UINT64_C(1) << 62)
+/* A mark's first word has it beside the pid. */
+#define MARK_TAG (UINT64_C(0x48524d4b) << 32)
+
 bool hr_has_seqlock(const hr_region *region)
 {
     return region->layout->slot_seqlock != HR_ABSENT;
@@ -13,25 +18,9 @@ uint32_t hr_seqlock_offset(const hr_region *region)
 
 uint64_t hr_seqlock_of(const hr_region *region, int32_t index)
 {
-    uint32_t offset = hr_seqlock_offset(region);
-    if (offset == HR_ABSENT)
-        return 0;
-    return hr_load_u64(hr_slot(region, (uint32_t)index) + offset, memory_order_acquire) &
-           ~HR_MARK_FLAG;
-}
-
-bool hr_is_flagged(const hr_region *region, const unsigned char *slot)
-{
-    uint32_t offset = hr_seqlock_offset(region);
-    return offset != HR_ABSENT &&
-           (hr_load_u64(slot + offset, memory_order_relaxed) & HR_MARK_FLAG) != 0;
-}
-
-void hr_flag_seqlock(const hr_region *region, unsigned char *slot)
-{
-    uint32_t offset = hr_seqlock_offset(region);
-    uint64_t seqlock = hr_load_u64(slot + offset, memory_order_relaxed);
-    hr_store_u64(slot + offset, (seqlock + (seqlock & 1)) | HR_MARK_FLAG, memory_order_release);
+    return hr_load_u64(hr_slot(region, (uint32_t)index) + hr_seqlock_offset(region),
+                       memory_order_acquire) &
+           ~MARK_FLAG;
 }
 
 int32_t hr_slot_pid(const hr_region *region, const unsigned char *slot)
@@ -65,13 +54,40 @@ int hr_no_process(int32_t pid)
     return HR_FAIL(HR_ENOPROCESS, .found = (uint64_t)(int64_t)pid);
 }
 
+/* ---- Marks -------------------------------------------------------------------------- */
+
+/* In the record of the first device, behind what it counts. */
+static uint32_t mark_offset(const hr_region *region)
+{
+    return region->layout->slot_used + HR_TOTAL_OFFSET + 8;
+}
+
+uint64_t hr_slot_mark(const hr_region *region, const unsigned char *slot)
+{
+    const uint32_t offset = mark_offset(region);
+    const uint64_t named = MARK_TAG | (uint32_t)hr_slot_pid(region, slot);
+    const uint64_t seqlock = hr_load_u64(slot + hr_seqlock_offset(region), memory_order_relaxed);
+    if ((seqlock & MARK_FLAG) == 0 || hr_load_u64(slot + offset, memory_order_relaxed) != named)
+        return 0;
+    return hr_load_u64(slot + offset + 8, memory_order_relaxed);
+}
+
+void hr_store_mark(const hr_region *region, unsigned char *slot, int32_t pid, uint64_t mark)
+{
+    const uint32_t offset = mark_offset(region), seqlock_at = hr_seqlock_offset(region);
+    if (mark == 0)
+        return;
+    hr_store_u64(slot + offset, MARK_TAG | (uint32_t)pid, memory_order_relaxed);
+    hr_store_u64(slot + offset + 8, mark, memory_order_relaxed);
+    uint64_t seqlock = hr_load_u64(slot + seqlock_at, memory_order_relaxed);
+    hr_store_u64(slot + seqlock_at, seqlock | MARK_FLAG, memory_order_release);
+}
+
 /* ---- Emptying, under the lock ------------------------------------------------------ */
 
 void hr_make_seqlock_even(const hr_region *region, unsigned char *slot)
 {
     uint32_t offset = hr_seqlock_offset(region);
-    if (offset == HR_ABSENT)
-        return;
     uint64_t seqlock = hr_load_u64(slot + offset, memory_order_relaxed);
     if ((seqlock & 1) != 0)
         hr_store_u64(slot + offset, seqlock + 1, memory_order_release);

@@ -27,21 +27,12 @@
 bool hr_has_seqlock(const hr_region *region);
 
 /*
- * The word of a slot that a process which remembers it counts in, or HR_ABSENT.  The slots
- * of layouts 1.1 and 1.2 are the same but for this word, which is unused in the former:
- * in a slot of a process up to 2.8.0 it stays 0, while a newer one that works on such a
- * file counts in it.
+ * The word of a slot that a process which remembers it counts in.  The slots of layouts 1.1 and 1.2
+ * are the same but for this word, which is unused in the former: in a slot of a process up to 2.8.0
+ * it stays 0, while a newer one that works on such a file counts in it.
  */
 uint32_t hr_seqlock_offset(const hr_region *region);
-/*
- * A bit of that word that no counter reaches.  It is set in the slots of this library's processes
- * that have a mark (below); libvgpu's processes make the word 0 when they take a slot.
- */
-#define HR_MARK_FLAG (UINT64_C(1) << 62)
-bool hr_is_flagged(const hr_region *region, const unsigned char *slot);
-/* Under the lock: set it, and make the seqlock even. */
-void hr_flag_seqlock(const hr_region *region, unsigned char *slot);
-/* The seqlock without the flag, or 0 where there is none. */
+/* Without the flag of a mark. */
 uint64_t hr_seqlock_of(const hr_region *region, int32_t index);
 
 int32_t hr_slot_pid(const hr_region *region, const unsigned char *slot);
@@ -80,57 +71,26 @@ bool hr_is_in_use(const hr_region *region, int32_t index);
 /* ---- Marks ------------------------------------------------------------------------------- */
 
 /*
- * Marks of slots: the kernel's proof that a process of this library lives.
+ * Marks of slots: the kernel's proof that a process of this library is dead.
  *
- * An attached process keeps a byte of the file locked, HR_SLOT_BYTE + n, by a page that no child
- * inherits (lock.h), and has the number n in its slot: its mark.  A process that can lock that
- * byte knows that the other is dead: without /proc, with hidepid, from any pid namespace.  libvgpu
- * moves slots, and the mark goes with them; so the byte belongs to the process, never to a slot's
- * index.  docs/protocol.md tells all of it, and docs/models/marks.pml proves it.
+ * An attached process keeps a byte of the file locked, HR_PID_BYTE + its pid (lock.h), and its slot
+ * has a mark, which differs each time a process attaches.  A slot is of a dead process if the byte
+ * of its pid was free and the slot, under the lock, is as it was before that.  No /proc is needed,
+ * and it holds from any pid namespace.  A second process with the same pid, of another namespace,
+ * cannot attach.
  *
- * A mark is two words where no libvgpu keeps anything: which number, of which pid; and which file
- * the byte is locked in, as one may have two inodes.  It holds only while a flag stands in the
+ * A mark is two words where no libvgpu keeps anything.  It holds only while a flag is set in the
  * slot's seqlock.  A process of libvgpu that takes the slot makes one of the two 0: up to 2.8.0 all
  * of the usage record, from 2.8.1 on the seqlock.
  *
- * No mark: layouts without such words, a slot of libvgpu's or of an earlier build, and a process
- * that could not lock a byte.  Those are judged by /proc.
+ * No mark: a slot of libvgpu's or of an earlier build, a process that could not lock its byte, and
+ * a file that may have another inode, as one on an overlay.  Those are judged by /proc.
  */
 
-/* Where the byte of a mark lies. */
-off_t hr_mark_byte(uint64_t mark);
-
-/* 0, or the slot's mark, if it is of this very file and of the process whose pid stands there. */
+/* 0, or the mark of the process whose pid is in the slot. */
 uint64_t hr_slot_mark(const hr_region *region, const unsigned char *slot);
 /* Under the lock, in a slot that is empty; 0: none. */
-void hr_store_mark(const hr_region *region, unsigned char *slot, uint64_t mark);
-
-/*
- * Draw a number for a process with this pid, and lock its byte.  Outside the guard: it opens the
- * file.  Where that cannot be, the mark is 0: being attached does not depend on it.
- */
-void hr_draw_mark(hr_region *region, int32_t pid, uint64_t *mark, struct hr_byte_lock *byte);
-
-/*
- * What the bytes tell of the marks that stand in a table.  While it is not forgotten, no process
- * can get the number of one that is dead.
- */
-struct hr_judged_marks {
-    uint32_t count;
-    struct {
-        uint64_t mark;
-        enum hr_liveness liveness;
-    } list[HR_SLOTS];
-    struct hr_byte_lock kept;
-};
-
-/* Of all slots, or those of one pid.  Outside the guard; also where the region cannot be read or
- * its file not be opened: then nothing is known. */
-void hr_judge_marks(hr_region *region, int32_t pid, struct hr_judged_marks *out);
-void hr_forget_marks(const hr_region *region, struct hr_judged_marks *marks);
-
-enum hr_liveness hr_liveness_of_mark(const struct hr_judged_marks *marks, uint64_t mark);
-bool hr_is_judged(const struct hr_judged_marks *marks, uint64_t mark);
+void hr_store_mark(const hr_region *region, unsigned char *slot, int32_t pid, uint64_t mark);
 
 /* ---- Processes at work ------------------------------------------------------------------- */
 
@@ -231,28 +191,21 @@ struct hr_attachment {
     uint32_t index;
     bool is_appended; /* no slot of an earlier process, which libvgpu may be about to remove */
     uint64_t mark;    /* of our slot; 0: none */
-    struct hr_byte_lock byte; /* on its byte, for as long as we are attached */
+    struct hr_byte_lock byte; /* of our pid, for as long as we are attached */
     uint64_t charged[HR_DEVICES][HR_KINDS];
 };
 
-/* Proofs from outside the table: NULL if none was gathered. */
-struct hr_evidence {
-    const struct hr_table_view *view;
-    const struct hr_judged_marks *marks; /* of the slots with our pid */
-};
-
-/* What takes or regains a slot returns these when they lack evidence and did nothing. */
+/* What takes or regains a slot returns this if it needs a view and has done nothing. */
 #define HR_NEEDS_VIEW 1
-#define HR_NEEDS_MARKS 2
 
-/* Run the work under the lock; again, with the evidence that it wants, which it finds there. */
-int hr_run_with_evidence(hr_region *region, struct hr_evidence *evidence, hr_guarded_work *work,
-                         void *argument, uint64_t timeout_ns);
+/* Run the work under the lock; again, with the view that it needs, in `*view`. */
+int hr_run_with_view(hr_region *region, const struct hr_table_view **view, hr_guarded_work *work,
+                     void *argument, uint64_t timeout_ns);
 
 /* Our slot, if it still is where we remember it, else NULL. */
 unsigned char *hr_remembered_slot(const hr_region *region);
 /* Under the lock: find our slot anew, or take one, and write our books into it. */
-int hr_regain_slot(hr_region *region, const struct hr_evidence *evidence);
+int hr_regain_slot(hr_region *region, const struct hr_table_view *view);
 
 /* For hr_close(): give this process's slot back.  HR_ETIMEOUT where the lock cannot be had: the
  * slot stays (detail.found = owner_pid, detail.wanted = the bytes that it counts). */

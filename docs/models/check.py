@@ -33,7 +33,7 @@ COMPILE_OF = {
 # What a line of `runs` leaves out.
 USUAL_OF: dict[str, dict[str, str]] = {
     "lock": {},
-    "marks": {"L": "NONE", "LIVES": "0", "PIDS": "1"},
+    "marks": {"L": "NONE", "LIVES": "0"},
     "slots": {"K3": "NONE", "LOCKLESS": "0", "LAYOUT_12": "0", "LIVES": "0", "TORN": "0"},
 }
 

@@ -3,7 +3,9 @@
  * signature, and its recovery.  `make models` checks it; protocol.md says what that proves.
  *
  *   A1 A2 A3  the actors: OLD (libvgpu up to 2.8.0), NEW (from 2.8.1 on), PID, FOREIGN, MARKED
- *             (ours, by signature: a pid, a number, a pid with the byte of a mark) or NONE.  Each opens the file when it likes, so each is a newcomer too.
+ *             (ours, by signature: a pid, a number, a pid whose byte is locked) or NONE.  Each opens
+ *             the file when it likes, so each is a newcomer too.  Those that are MARKED have the same
+ *             pid, one after the other, and differ in the upper half of the signature.
  *   LAYOUT    12: owner_pid and semaphore change in one 16-byte compare-and-swap; 11: also, and
  *             taking over excludes libvgpu's repair by its range
  *   STOPS     who may be stopped for longer than recovery watches an unsigned lock:
@@ -28,6 +30,8 @@
 #define BYTE_ASKED 5      /* the byte of a number is asked for, not kept over the swap */
 #define NUMBER_REUSED 6   /* a number is drawn that owner_pid is signed with */
 #define BYTE_FIRST 7      /* who detaches lets its byte go before it has given the lock back */
+#define BYTE_SHARED 8     /* two processes with one pid are attached at once */
+#define PID_ALONE 9       /* the upper half is the same in each life of a pid */
 
 #if FAULT == SECOND_LOOK
 #define IN_TWO_STEPS
@@ -43,24 +47,28 @@
 #define needs_range (LAYOUT != 12 && FAULT != NO_RANGE)
 
 #define me _pid /* actors are 1 to 3; 0 is the world, which kills */
-/* Signatures from 9 on have a byte: 9 and 10 are numbers; from 16 on there are two for each actor,
- * its pid with the byte of a mark. */
+/* Signatures from 9 on have a byte: 9 and 10 are numbers, from 12 on there is one for each actor
+ * that is MARKED, with the byte of their pid. */
 #define FOREIGN_OWNER 8
-#define MARKED_OWNER 12
-#define FIRST_MARK 5
+#define MARKED_OWNER 11
+#define PID_BYTE 3
 #define has_byte(o) (o > FOREIGN_OWNER)
+#define has_pid_byte(o) (o > MARKED_OWNER)
 #define is_foreign(o) (o > FOREIGN_OWNER && o < MARKED_OWNER)
-#define number_of(o) (o > MARKED_OWNER -> FIRST_MARK - 1 + (o - MARKED_OWNER) % 3 : o - FOREIGN_OWNER)
-#define pid_of(o) (o > MARKED_OWNER -> (o - MARKED_OWNER) / 3 : 0)
+#define number_of(o) (o > MARKED_OWNER -> PID_BYTE : o - FOREIGN_OWNER)
+#if FAULT == PID_ALONE
+#define marked_with(i) (MARKED_OWNER + 1)
+#else
+#define marked_with(i) (MARKED_OWNER + i)
+#endif
 #define has_number(k) (k == FOREIGN || k == MARKED)
-#define first_number(k) (k == MARKED -> FIRST_MARK : 1)
 #define is_ours(k) (k == PID || has_number(k))
 
 /* The file: the semaphore's value; owner_pid, an actor or FOREIGN_OWNER + a number. */
 byte value = 1, owner = 0;
 
 /* The kernel: who holds which lock (0: nobody), who lives, who maps the file. */
-byte host_lock, range_lock, byte_lock[7];
+byte host_lock, range_lock, byte_lock[4];
 bool alive[4], mapped[4];
 byte kind[4], drawn[4]; /* drawn: the number of a handle's signature, 0 before it has one */
 
@@ -69,23 +77,27 @@ bool unsigned_[4];  /* has the semaphore, and nothing in the file says so */
 bool inside[4];     /* was told that the lock is its own */
 bool home[4];       /* wants nothing */
 bool fixing;        /* fix_lock_shrreg() is between judging and storing */
-bool killed, calm;  /* somebody was killed; nobody begins anything any more */
+bool killed, calm;  /* somebody was killed; nobody begins anything any more, */
+bool ending;        /* nor do those that wait for their pid's byte: the last one has begun */
 byte broken_by = 0; /* libvgpu's first step that robbed somebody; what follows is its own doing: */
 #define FORCED 1    /* up to 2.8.0: owner was 0 at one look, so it enters */
 #define JUDGED 2    /* no such pid here, so it is dead: a live holder of another namespace */
 #define BOTH 3      /* 2.8.1 frees what 2.8.0 is just taking over */
 
 #define any(what) (what(1) || what(2) || what(3))
-#define signed_with(i, n) \
-    (kind[i] == MARKED -> MARKED_OWNER + 3 * i + n - (FIRST_MARK - 1) : FOREIGN_OWNER + n)
-#define signature(i) (has_number(kind[i]) -> signed_with(i, drawn[i]) : i)
+#define signature(i) \
+    (kind[i] == FOREIGN -> FOREIGN_OWNER + drawn[i] : (kind[i] == MARKED -> marked_with(i) : i))
 #define mine signature(me)
-#define lives_as(o, i) (alive[i] && mapped[i] && signature(i) == o)
+/* Of our pid, while we have not the lock: a former process's. */
+#define is_own(o) (kind[me] == MARKED && has_pid_byte(o))
+#define lives_as(o, i) (alive[i] && mapped[i] && signature(i) == o && !(is_former(o, i)))
+#define is_former(o, i) (has_pid_byte(o) && drawn[i] == 0)
 #define signer_lives(o) (lives_as(o, 1) || lives_as(o, 2) || lives_as(o, 3))
 #define other_inside(i) (inside[i] && i != me)
 #define other_unsigned(i) (unsigned_[i] && i != me)
 #define other_maps(i) (mapped[i] && i != me)
-#define other_busy(i) (i != me && alive[i] && !home[i])
+#define is_coming(i) (kind[i] == MARKED && drawn[i] == 0 && byte_lock[PID_BYTE] == 0)
+#define other_busy(i) (i != me && alive[i] && (!home[i] || is_coming(i)))
 #define blame_if(yes, what) broken_by = (yes && broken_by == 0 -> what : broken_by)
 #define excused (broken_by != 0 && broken_by != UNEXCUSED)
 
@@ -109,8 +121,9 @@ inline libvgpu_unlock() /* unlock_shrreg() */
 }
 
 /* proc_alive() in the container: a foreign signature is nobody's pid. */
-#define lives(i) (alive[i] && mapped[i])
-#define looks_dead(o) (is_foreign(o) || (o > MARKED_OWNER -> !lives(pid_of(o)) : !signer_lives(o)))
+#define has_the_pid(i) (alive[i] && mapped[i] && kind[i] == MARKED)
+#define looks_dead(o) \
+    (is_foreign(o) || (has_pid_byte(o) -> !any(has_the_pid) : !signer_lives(o)))
 #define kicks(o) (o == me || (o != 0 && looks_dead(o)))
 
 /*
@@ -228,18 +241,21 @@ inline swap_owner(gone)
         got = owner == gone && value == was;
         value = (got -> 0 : value);
 #endif
-        assert(!got || gone == 0 || !signer_lives(gone));
+        assert(!got || gone == 0 || !signer_lives(gone) || (is_own(gone) && gone == mine));
         owner = (got -> mine : owner);
         enter_if(got)
     }
 }
 
-/* take_over(): who has the byte of a signature knows that the signer is dead. */
+/* take_over(): who has the byte of a signature knows that the signer is dead; its own signature,
+ * while it has not the lock, is that of a process whose pid it has got. */
 #define byte_of(o) byte_lock[number_of(o)]
+#define lets_go(o) (FAULT != BYTE_ASKED && !is_own(o))
 inline take_over_proved()
 {
     if
-    :: atomic { byte_of(seen) == 0 -> byte_of(seen) = (FAULT == BYTE_ASKED -> 0 : me) }
+    :: atomic { byte_of(seen) == 0 || is_own(seen) ->
+            byte_of(seen) = (FAULT == BYTE_ASKED -> byte_of(seen) : me) }
         if
         :: atomic { needs_range && range_lock == 0 -> range_lock = me }
             swap_owner(seen);
@@ -247,23 +263,25 @@ inline take_over_proved()
         :: needs_range && range_lock != 0
         :: !needs_range -> swap_owner(seen)
         fi;
-        atomic { byte_of(seen) = (FAULT == BYTE_ASKED -> byte_of(seen) : 0) }
-    :: byte_of(seen) != 0
+        atomic { byte_of(seen) = (lets_go(seen) -> 0 : byte_of(seen)) }
+    :: atomic { byte_of(seen) != 0 && !is_own(seen) -> skip }
     fi
 }
 
-/* draw_numbers(): a number is ours once its byte is, and nobody has signed with it. */
-#define stands(o) (has_byte(owner) && number_of(owner) == number_of(o))
+/* draw_numbers(): a number is ours once its byte is, and nobody has signed with it.  lock_own_byte():
+ * the byte of a pid is; another process that has it locked, for longer than a moment, is attached. */
+#define stands(n) (owner == FOREIGN_OWNER + n && kind[me] == FOREIGN && FAULT != NUMBER_REUSED)
+#define is_free(n) (byte_lock[n] == 0 || FAULT == BYTE_SHARED)
 inline draw()
 {
     if
-    :: atomic { byte_lock[first_number(kind[me])] == 0 ->
-            seen = signed_with(me, first_number(kind[me])); byte_of(seen) = me }
-    :: atomic { byte_lock[first_number(kind[me]) + 1] == 0 ->
-            seen = signed_with(me, first_number(kind[me]) + 1); byte_of(seen) = me }
+    :: atomic { kind[me] == FOREIGN && is_free(1) -> seen = 1; byte_lock[1] = me }
+    :: atomic { kind[me] == FOREIGN && is_free(2) -> seen = 2; byte_lock[2] = me }
+    :: atomic { kind[me] == MARKED && is_free(PID_BYTE) && !ending ->
+            home[me] = false; seen = PID_BYTE; byte_lock[PID_BYTE] = me }
     fi;
-    atomic { drawn[me] = (stands(seen) && FAULT != NUMBER_REUSED -> 0 : number_of(seen));
-             byte_of(seen) = (drawn[me] != 0 -> me : 0); seen = 0 }
+    atomic { drawn[me] = (stands(seen) -> 0 : seen);
+             byte_lock[seen] = (drawn[me] != 0 -> me : 0); seen = 0 }
 }
 
 /* stands_still(): executable when value and owner stand as they were judged.  That is no proof
@@ -302,7 +320,8 @@ inline recover_held()
         :: !last /* it moves, or the watch is cut short */
         fi
     :: seen == 0 && was > 1 -> set_value(1)
-    :: has_byte(seen) && seen != mine ->
+    :: is_own(seen) -> swap_owner(seen); lower_value()
+    :: has_byte(seen) && seen != mine && !is_own(seen) ->
         if
         :: atomic { byte_of(seen) == 0 -> byte_of(seen) = me }
             swap_owner(seen);
@@ -339,31 +358,39 @@ inline recover()
 proctype Ours() provided(alive[_pid])
 {
     byte seen, was;
-    bool got, gone, alone, recovering, last;
+    bool got, gone, alone, recovering, last, attached;
     mapped[me] = true;
 open:
     do
-    :: has_number(kind[me]) && drawn[me] == 0 -> draw()
-    :: else -> home[me] = true; break
+    :: atomic { has_number(kind[me]) && drawn[me] == 0 -> home[me] = kind[me] == MARKED }
+        draw()
+    :: else -> break
     od;
+    if :: kind[me] == MARKED -> goto locking /* attaching takes the lock */ :: else -> home[me] = true fi;
     do
     :: atomic { !calm -> home[me] = false }
+locking:
         do /* hr_lock(), and hr_unlock() where that succeeded */
-        :: got -> give_back(); break
+        :: got -> give_back(); attached = kind[me] == MARKED; break
         :: !got && looks_free -> take()
         :: atomic { !got && !looks_free -> was = value }
             seen = owner;
-            if :: has_byte(seen) && seen != mine -> take_over_proved() :: else fi;
+            if :: has_byte(seen) && (seen != mine || is_own(seen)) -> take_over_proved() :: else fi;
             atomic { seen = 0; was = 0 }
         :: !got -> break /* timed out */
         od;
+        if
+        :: atomic { kind[me] == MARKED && !attached -> byte_lock[PID_BYTE] = 0; drawn[me] = 0 }
+            goto open
+        :: else
+        fi;
         home[me] = true
     :: atomic { !calm -> home[me] = false }
         recover();
         home[me] = true
     :: atomic { !calm && drawn[me] != 0 -> /* another handle, or attached anew: another number */
-            byte_lock[drawn[me]] = 0; drawn[me] = 0; home[me] = false; goto open }
-    :: atomic { calm && !any(other_busy) -> home[me] = false; last = true }
+            byte_lock[drawn[me]] = 0; drawn[me] = 0; attached = false; home[me] = false; goto open }
+    :: atomic { calm && !any(other_busy) -> home[me] = false; last = true; ending = true }
         assert(killed || excused || (value == 1 && owner == 0));
         recover();
         assert(value == 1 && owner == 0);
@@ -391,7 +418,7 @@ end:
             fixing = fixing && range_lock != i;
             host_lock = (host_lock == i -> 0 : host_lock);
             range_lock = (range_lock == i -> 0 : range_lock);
-            for (j : 1 .. 6) { byte_lock[j] = (byte_lock[j] == i -> 0 : byte_lock[j]) }
+            for (j : 1 .. 3) { byte_lock[j] = (byte_lock[j] == i -> 0 : byte_lock[j]) }
             i = 0; j = 0
         }
     :: !calm -> calm = true

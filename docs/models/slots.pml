@@ -39,6 +39,7 @@
 #define ANY_CHANGE 8  /* any change of a seqlock is a process at work */
 #define TAKE_UNUSED 9 /* in 1.1, takes a slot that a live process has not accounted in yet */
 #define KEEP_UNUSED 10 /* in 1.1, steps over such a slot and leaves its copy the name as well */
+#define UNCOMPARED 11 /* reaping does not compare a slot with what it was when its process was dead */
 
 #define N 3 /* slots */
 #define P 3 /* processes, by their pids 1 to 3 */
@@ -64,9 +65,12 @@ bool leaving[6];       /* NEW, NEWER: after exit_handler() */
 byte accounts[6];
 byte kills = KILLS, lives = LIVES;
 
-/* What the tool's watch has seen first. */
-typedef look { byte name; byte seq }
+/* What the tool has seen before it takes the lock: its watch, or the slots of the dead. */
+typedef look { byte name; byte seq; byte used }
 look w[N];
+/* Taken or moved since reaping has looked.  Assumed: no process has made the same figures again. */
+bool has_looked, taken[N];
+#define NOTE_TAKEN(i) taken[i] = has_looked
 
 hidden byte a, b, c, d, e, healthy, kept, healthy_before, kept_before;
 hidden byte counted[4];
@@ -182,7 +186,10 @@ inline clean(p) {
             d_step { assert(count > 0); count--; last = count };
             d_step { IF(kind[p] != OLD && count < N, last = count) }; /* a second load of proc_num */
             /* Not interrupted for as long as the tool watches: assumed. */
-            d_step { s[i].name = s[last].name; s[i].used = s[last].used; s[i].seq = s[last].seq };
+            d_step {
+                s[i].name = s[last].name; s[i].used = s[last].used; s[i].seq = s[last].seq;
+                NOTE_TAKEN(i)
+            };
             if
             :: kind[p] == NEWER ->
                 d_step {
@@ -247,7 +254,7 @@ again:
         :: else
         fi;
         d_step { /* only the last store admits it */
-            s[i].name = p; s[i].used = 0;
+            s[i].name = p; s[i].used = 0; NOTE_TAKEN(i);
             IF(kind[p] != OLD, s[i].seq = 0; my[p] = i)
         };
         d_step { IF(i == count, count++); i = 0; in[p] = true };
@@ -289,7 +296,8 @@ accounting:
                     s[i].used = 0;
                     count--;
                     d_step {
-                        s[i].name = s[count].name; s[i].used = s[count].used; s[i].seq = s[count].seq
+                        s[i].name = s[count].name; s[i].used = s[count].used; s[i].seq = s[count].seq;
+                        NOTE_TAKEN(i)
                     }
                 :: else
                 fi;
@@ -409,6 +417,7 @@ inline take(p) {
         :: at == NO_SLOT -> break
         :: else ->
             empty_slot(at, was);
+            NOTE_TAKEN(at);
             RENAME(at, was, p);
             if
             :: at < top && s[at].name == p -> my[p] = at; in[p] = true; break
@@ -498,12 +507,34 @@ end_dead: BE_BORN(p);
 
 /* ---- The tool ---------------------------------------------------------------------------- */
 
-/* hr_reap(): the dead among the slots in use are emptied where they are. */
+#define FORGET_WATCH() \
+    d_step { \
+        for (i : 0 .. N - 1) { \
+            use[i] = 0; w[i].name = 0; w[i].seq = 0; w[i].used = 0; taken[i] = false \
+        } \
+        i = 0; j = 0; top = 0; end = 0; has_looked = false \
+    }
+
+/* hr_reap(): the dead among the slots in use are emptied where they are.  Who is dead is found out
+ * before the lock is taken; under it, a slot that is another one by now, or counts nothing, stays. */
+#define COUNTS(i) (s[i].used != 0 || ODD(s[i].seq) || s[i].name == 0)
+#define IS_AS_SEEN(i) \
+    (FAULT == UNCOMPARED || \
+     (s[i].name == w[i].name && s[i].seq == w[i].seq && s[i].used == w[i].used && !taken[i]))
+#define IS_DEAD_YET(i, unused) (use[i] == FREE && IS_AS_SEEN(i))
 inline reap() {
+    d_step {
+        for (i : 0 .. N - 1) {
+            use[i] = (i < count && IS_NOBODYS(i, THE_TOOL) -> FREE : 0);
+            w[i].name = s[i].name; w[i].seq = s[i].seq; w[i].used = s[i].used
+        }
+        i = 0; has_looked = true
+    };
     LOCK(THE_TOOL);
+    d_step { end = count == N && SUM(IS_DEAD_YET, 0) == N };
     for (i : 0 .. N - 1) {
         if
-        :: atomic { i < count && IS_NOBODYS(i, THE_TOOL) -> j = s[i].name };
+        :: atomic { i < count && use[i] == FREE && COUNTS(i) && IS_AS_SEEN(i) -> j = s[i].name };
 #if FAULT == MOVE
             BY_US(s[i].used = s[count-1].used; s[i].seq = s[count-1].seq);
             BY_US(s[i].name = s[count-1].name; count--)
@@ -515,15 +546,21 @@ inline reap() {
         fi
     }
     i = 0; j = 0;
-    do /* lower proc_num where nobody else maps the file */
-    :: count > 0 && ((FAULT == CUT && IS_NOBODYS(count - 1, THE_TOOL)) ||
-                     !(alive[1] || alive[2] || alive[3])) ->
-        BY_US(count--);
-        BY_US(s[count].name = 0)
+#if FAULT == CUT
+    do
+    :: count > 0 && IS_NOBODYS(count - 1, THE_TOOL) -> BY_US(count--); BY_US(s[count].name = 0)
     :: else -> break
     od;
+#endif
+    if
+    :: end && count == N -> /* cut_table(): a newcomer of libvgpu ends where it is full */
+        BY_US_IF(count == N, count = 0; j = 1);
+        for (i : 0 .. N - 1) { IF(j && lock == THE_TOOL, BY_US(s[i].name = 0)) }
+    :: else
+    fi;
     skip;
     WORK_DONE(AS_BEFORE);
+    FORGET_WATCH();
     UNLOCK(THE_TOOL)
 }
 
@@ -544,12 +581,6 @@ inline empty_copies(end) {
     }
     i = 0; j = 0
 }
-
-#define FORGET_WATCH() \
-    d_step { \
-        for (i : 0 .. N - 1) { use[i] = 0; w[i].name = 0; w[i].seq = 0 } \
-        i = 0; j = 0; top = 0; end = 0 \
-    }
 
 /* hr_repair_slots(). */
 inline repair() {

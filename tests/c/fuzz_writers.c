@@ -11,7 +11,8 @@ struct writers writers = {.other_fd = -1};
 
 bool is_dead_number(uint64_t owner)
 {
-    return hr_is_marked(owner) || (hr_is_number(owner) && owner != writers.other_number);
+    return hr_is_attached_owner(owner) ||
+           (hr_is_number(owner) && owner < HR_FOREIGN_END && owner != writers.other_number);
 }
 
 bool is_lock(const struct view *view, uint64_t owner, uint32_t value)

@@ -131,10 +131,6 @@ static void test_a_dead_writers_number_is_not_drawn(void)
 
 /* ---- The signatures of attached processes --------------------------------------------- */
 
-/* What getrandom() answers so that this number is drawn for a mark: it has 28 bits. */
-#define AS_MARK(number) ((uint32_t)(number) << 4)
-enum { DEAD_MARK = 0x1234567, OTHER_MARK = 0x7654321, DEAD_PID = 4100000 };
-
 static int attach_and_detach(hr_region *region)
 {
     /* The next one is that of attaching. */
@@ -143,75 +139,38 @@ static int attach_and_detach(hr_region *region)
     return code == HR_OK ? hr_detach(region, ONE_SECOND, &call_error) : code;
 }
 
-static bool has_marks(const struct region_file *file)
-{
-    return file->layout->major_version != 0;
-}
-
 /* The lock was signed with the byte: until it is given back nobody may be able to lock that. */
 static void test_who_detaches_keeps_its_byte_until_the_lock_is_given_back(void)
 {
     for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         region_file_make(&file, id);
-        if (has_marks(&file)) {
-            drawn[0] = drawn[1] = AS_MARK(OTHER_MARK);
-            pid_t pid = start(&file, attach_and_detach, HR_AT_UNLOCK_SEM_POSTED);
-            CHECK_EQ(owner_of(&file), 0);
-            CHECK(!can_lock_byte(&file, HR_SLOT_BYTE + OTHER_MARK));
-            finish(pid);
-            end(pid);
-            CHECK_EQ(*result, HR_OK);
-            CHECK(can_lock_byte(&file, HR_SLOT_BYTE + OTHER_MARK));
-        }
+        pid_t pid = start(&file, attach_and_detach, HR_AT_UNLOCK_SEM_POSTED);
+        CHECK_EQ(owner_of(&file), 0);
+        CHECK(!can_lock_byte(&file, HR_PID_BYTE + pid));
+        finish(pid);
+        end(pid);
+        CHECK_EQ(*result, HR_OK);
+        CHECK(can_lock_byte(&file, HR_PID_BYTE + pid));
         region_file_remove(&file);
     }
 }
 
-/* A dead process's signature must not come to life, either. */
-static void test_the_number_of_a_dead_process_that_has_the_lock_is_not_drawn(void)
+/* By others it cannot be judged: the byte of the pid is locked again. */
+static void test_a_process_takes_over_what_a_former_one_with_its_pid_has_signed(void)
 {
     for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         region_file_make(&file, id);
-        if (has_marks(&file)) {
-            hold_as(&file, (uint64_t)(HR_SLOT_BYTE + DEAD_MARK) << 32 | DEAD_PID);
-            drawn[0] = AS_MARK(DEAD_MARK);
-            drawn[1] = AS_MARK(OTHER_MARK);
-            draws = 0;
-            hr_region *region = open_or_fail(file.path, HR_WRITE);
-            CHECK_EQ(hr_attach(region, ONE_SECOND, &call_error), HR_OK);
-            CHECK_EQ(draws, 2);
-            CHECK_EQ(owner_of(&file), 0);
-            CHECK(!can_lock_byte(&file, HR_SLOT_BYTE + OTHER_MARK));
-            CHECK_EQ(hr_detach(region, ONE_SECOND, &call_error), HR_OK);
-            close_and_free(region);
-        }
-        region_file_remove(&file);
-    }
-}
-
-/* Nor its slot, which would count for ever. */
-static void test_the_number_of_a_dead_processs_slot_is_not_drawn(void)
-{
-    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
-        struct region_file file;
-        region_file_make(&file, id);
-        if (has_marks(&file)) {
-            drawn[0] = drawn[1] = AS_MARK(DEAD_MARK);
-            end(start(&file, account, HR_AT_UNLOCK_WOKEN));
-            CHECK_EQ(peek32(&file, file.layout->proc_num), 1);
-            CHECK(can_lock_byte(&file, HR_SLOT_BYTE + DEAD_MARK));
-            drawn[1] = AS_MARK(OTHER_MARK);
-            draws = 0;
-            hr_region *region = open_or_fail(file.path, HR_WRITE);
-            CHECK_EQ(hr_attach(region, ONE_SECOND, &call_error), HR_OK);
-            CHECK_EQ(draws, 2);
-            CHECK(can_lock_byte(&file, HR_SLOT_BYTE + DEAD_MARK));
-            CHECK(!can_lock_byte(&file, HR_SLOT_BYTE + OTHER_MARK));
-            CHECK_EQ(hr_detach(region, ONE_SECOND, &call_error), HR_OK);
-            close_and_free(region);
-        }
+        hold_as(&file, hr_attached_signature(getpid(), 7));
+        hr_region *region = open_or_fail(file.path, HR_WRITE);
+        CHECK_EQ(hr_attach(region, ONE_SECOND, &call_error), HR_OK);
+        CHECK_EQ(owner_of(&file), 0);
+        hold_as(&file, hr_attached_signature(getpid(), 7));
+        CHECK_EQ(recover(region), HR_OK);
+        CHECK_EQ(owner_of(&file), 0);
+        CHECK_EQ(hr_detach(region, ONE_SECOND, &call_error), HR_OK);
+        close_and_free(region);
         region_file_remove(&file);
     }
 }
@@ -441,8 +400,7 @@ int main(void)
     RUN(test_a_dead_writers_number_is_kept_while_its_signature_is_replaced);
     RUN(test_a_dead_writers_number_is_not_drawn);
     RUN(test_who_detaches_keeps_its_byte_until_the_lock_is_given_back);
-    RUN(test_the_number_of_a_dead_process_that_has_the_lock_is_not_drawn);
-    RUN(test_the_number_of_a_dead_processs_slot_is_not_drawn);
+    RUN(test_a_process_takes_over_what_a_former_one_with_its_pid_has_signed);
     RUN(test_a_handle_closes_when_its_attaching_thread_has_come_out);
     RUN(test_no_other_thread_gives_back_what_a_call_has_taken);
     RUN(test_the_seqlock_is_odd_until_all_is_stored);

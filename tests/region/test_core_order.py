@@ -26,7 +26,6 @@ ORDER = (
     "lock",
     "recovery",
     "slot_table",
-    "marks",
     "table_view",
     "reap",
     "orphans",
