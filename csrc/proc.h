@@ -131,10 +131,10 @@ struct hr_mappers {
     struct hr_mapper *list;
     uint32_t count;
     bool has_unsure;
-    bool filtered;        /* only processes with certain pids were looked for */
-    bool initial;         /* the /proc of the first pid namespace, which has every process */
-    bool incomplete;      /* some processes are hidden (hidepid, no privilege), or cut short */
-    bool cut_short;       /* the time was over before every process that matters was read */
+    bool filtered;   /* only processes with certain pids were looked for */
+    bool initial;    /* the /proc of the first pid namespace, which has every process */
+    bool incomplete; /* some processes are hidden (hidepid, no privilege), or cut short */
+    bool cut_short;  /* the time was over before every process that matters was read */
     /*
      * Whether every process of the region can be seen: this is the first namespace, or that of
      * processes with slots.  In the latter case a process that started in a namespace around it
