@@ -30,7 +30,7 @@ def explained(kind: FindingKind) -> str:
 
 
 def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]
+    return text if text.startswith("libvgpu") else text[0].upper() + text[1:]
 
 
 def findings() -> str:
