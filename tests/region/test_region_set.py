@@ -5,8 +5,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 from forked import in_child
@@ -84,51 +84,34 @@ def contents(table: RegionTable) -> dict[str, dict[str, list[int]]]:
     }
 
 
+def same(columns: Columns, row: int, part: Any) -> None:
+    """Each column holds the value of the snapshot's part that has its name."""
+    for name in columns.columns:
+        value = getattr(part, "index" if name == "device" else name, None)
+        cell = getattr(columns, name)[row]
+        if name == "layout":
+            assert cell == value.number
+        elif name == "sm_limit_percent":
+            assert (value or 100) == (cell or 100)
+        elif name != "taken_at_ns" and hasattr(part, "index" if name == "device" else name):
+            assert cell == (value or 0), name
+
+
 def rows_of(table: RegionTable, row: int, snapshot: RegionSnapshot) -> None:
     """Hold one region's rows against its snapshot."""
-    regions, devices, processes, usages = (
-        table.regions,
-        table.devices,
-        table.processes,
-        table.usages,
-    )
-    assert regions.code[row] == 0
-    assert regions.layout[row] == snapshot.layout.number
-    assert regions.settled[row] == snapshot.settled
-    assert regions.device_count[row] == snapshot.device_count
-    assert regions.process_count[row] == len(snapshot.processes)
-    assert regions.priority[row] == snapshot.priority
-    assert bool(regions.utilization_switch[row]) == snapshot.utilization_switch
-    assert regions.recent_kernel[row] == snapshot.recent_kernel
-    assert regions.last_kernel_time_s[row] == (snapshot.last_kernel_time_s or 0)
-    assert regions.owner_pid[row] == snapshot.owner_pid
-    assert regions.device_rows[row] == len(snapshot.devices)
-    at = regions.first_device[row]
-    for device in snapshot.devices:
-        assert devices.region[at] == row
-        assert devices.uuid(at) == device.uuid
-        for name, value in attrs.asdict(device).items():
-            if name == "sm_limit_percent" and value is None:
-                assert devices.sm_limit_percent[at] in {0, 100}
-            elif name != "uuid":
-                column = "device" if name == "index" else name
-                assert getattr(devices, column)[at] == (value or 0)
-        at += 1
-    at = regions.first_process[row]
-    for process in snapshot.processes:
+    regions, devices, processes, usages = (getattr(table, name) for name in TABLES)
+    same(regions, row, snapshot)
+    counts = regions.code[row], regions.process_count[row], regions.device_rows[row]
+    assert counts == (0, len(snapshot.processes), len(snapshot.devices))
+    for at, device in enumerate(snapshot.devices, regions.first_device[row]):
+        same(devices, at, device)
+        assert (devices.region[at], devices.uuid(at)) == (row, device.uuid)
+    for at, process in enumerate(snapshot.processes, regions.first_process[row]):
+        same(processes, at, process)
         assert processes.region[at] == row
-        assert processes.pid[at] == process.pid
-        assert processes.host_pid[at] == (process.host_pid or 0)
-        assert processes.status[at] == process.status
-        assert processes.settled[at] == process.settled
-        usage_at = processes.first_usage[at]
-        for usage in process.devices:
+        for usage_at, usage in enumerate(process.devices, processes.first_usage[at]):
+            same(usages, usage_at, usage)
             assert usages.process[usage_at] == at
-            for name, value in attrs.asdict(usage).items():
-                column = "device" if name == "index" else name
-                assert getattr(usages, column)[usage_at] == value
-            usage_at += 1
-        at += 1
 
 
 def check(table: RegionTable, files: list[RegionFile]) -> None:
