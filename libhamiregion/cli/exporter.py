@@ -44,7 +44,7 @@ metrics_options = options.all_of(
         metavar="ADDRESS",
         help=f"HOST:PORT or :PORT, else {DEFAULT_ADDRESS}; repeatable.",
     ),
-    _metrics("--web-config", "--web.config.file", "web_config", type=options.PATH, metavar="FILE"),
+    _metrics("--web-config", type=options.PATH, metavar="FILE"),
     _metrics("--legacy-metrics", is_flag=True),
     _metrics("--hami-version", type=click.Choice(("2.10", "2.11")), default="2.11"),
     _metrics(

@@ -179,11 +179,10 @@ def names_of(container: Container | None) -> dict[str, Any]:
     """The fields of `Names` for a container."""
     if container is None:
         return {}
-    name, container_id = container.pod_name, container.container_id
     return {
-        "namespace": None if name is None else name.namespace,
-        "pod": None if name is None else name.pod,
+        "namespace": container.namespace,
+        "pod": container.pod,
         "pod_uid": container.pod_uid,
-        "container": container.name or (None if name is None else name.container),
-        "container_id": None if container_id is None else container_id.id,
+        "container": container.name,
+        "container_id": None if container.container_id is None else container.container_id.id,
     }

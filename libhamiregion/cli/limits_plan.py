@@ -60,7 +60,8 @@ class PlanChoice:
             raise click.UsageError("Say which plan: a FILE, --from-annotations, or both.")
         if self.from_annotations and self.node_choice.node_name is None:
             raise click.UsageError(
-                "--from-annotations asks for the pods of one node: name it with --node or NODE_NAME"
+                "--from-annotations asks for the pods of one node: name it with --node-name or"
+                " NODE_NAME"
             )
 
     def sources(self) -> list[PlanSource]:
@@ -132,7 +133,7 @@ plan_options = options.all_of(
     cls=Verb,
     examples=[
         "hamiregion limits diff plan.yaml",
-        "hamiregion limits diff --from-annotations --node gpu-1",
+        "hamiregion limits diff --from-annotations --node-name gpu-1",
     ],
 )
 @plan_options

@@ -140,7 +140,7 @@ _name_options = all_of(
     _directory("--pod-logs", default="/var/log/pods"),
     _directory("--container-logs", default="/var/log/containers"),
     _node("--claims", type=PATH, metavar="FILE"),
-    _node("--node-name", "--node", "node_name", envvar="NODE_NAME", metavar="NAME"),
+    _node("--node-name", envvar="NODE_NAME", metavar="NAME"),
     _node("--kubeconfig", type=PATH, metavar="FILE"),
 )
 

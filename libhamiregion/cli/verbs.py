@@ -20,23 +20,19 @@ VERBS = {
         "lock": ("slots_and_lock", "Show the lock of a region, and repair it."),
         "create": ("create", "Make a new region FILE for libvgpu."),
     },
-    "A program": {
-        "run": ("run", "Run any CUDA program within a GPU budget, in a region of its own.")
-    },
     "A node": {
         "ps": ("processes", "Show the processes that use a region or a GPU."),
         "top": ("processes", "Show the GPUs and the processes that use most of them, live."),
         "containers": ("containers", "Show the containers: usage, limits, or why no region."),
         "doctor": ("doctor", "Find what is wrong, and repair it."),
     },
-    "Services": {
+    "Services and programs": {
         "exporter": ("exporter", "Export the metrics of this node's GPU containers."),
         "agent": ("agent", "Steer and repair a node's regions."),
         "record": ("record", "Record the use of a node's containers."),
         "report": ("report", "Report from recordings or a Prometheus."),
-    },
-    "To try things": {
-        "demo": ("demo", "Show what a region is, with real processes; no GPU needed.")
+        "run": ("run", "Run any CUDA program within a GPU budget, in a region of its own."),
+        "demo": ("demo", "Show what a region is, with real processes; no GPU needed."),
     },
 }
 
@@ -59,10 +55,6 @@ class _Verbs(ErrorGroup):
 def hamiregion() -> None:
     """See, change and repair the GPU limits of HAMi containers while they run.
 
-    A container is FILE, POD or POD/CONTAINER, with -n NAMESPACE; a text with a slash at its start
-    or ending in .cache is a file.  -o json gives one object per answer, -o wide more columns;
-    verbs that write take --dry-run.  Verbs about a node take --root DIR (containers' directories),
-    --proc DIR (where the host's /proc is mounted), --pod-logs and --container-logs DIR (kubelet's
-    logs, which name pods) and --outside (regions outside these directories); patterns are those
-    of the shell.  FORCE_COLOR asks for tables and colours in a pipe, NO_COLOR forbids colours.
+    A container is FILE, POD or POD/CONTAINER, with -n NAMESPACE.  -o json gives one object per
+    answer, -o wide more columns.  Verbs that write take --dry-run.
     """

@@ -147,17 +147,14 @@ _OWN: dict[tuple[str, ...], dict[str, str]] = {
         "hamiregion_process_sm_utilization_ratio": "SM utilisation of the process in its region.",
         "hamiregion_process_memory_driver_bytes": "Memory of the process, by the driver.",
         "hamiregion_process_driver_sm_utilization_ratio": "SM utilisation, by the driver.",
-        "hamiregion_process_driver_enc_utilization_ratio": "Encoder utilisation, by the driver.",
-        "hamiregion_process_driver_dec_utilization_ratio": "Decoder utilisation, by the driver.",
     },
     UNACCOUNTED: {
-        f"hamiregion_unaccounted_process_{name}": f"{figure} of a process without a region."
-        for name, figure in (
-            ("memory_driver_bytes", "Memory"),
-            ("driver_sm_utilization_ratio", "SM utilisation"),
-            ("driver_enc_utilization_ratio", "Encoder utilisation"),
-            ("driver_dec_utilization_ratio", "Decoder utilisation"),
-        )
+        "hamiregion_unaccounted_process_memory_driver_bytes": (
+            "Memory of a process without a region."
+        ),
+        "hamiregion_unaccounted_process_driver_sm_utilization_ratio": (
+            "SM utilisation of a process without a region."
+        ),
     },
     ("version", "python_version"): {
         "hamiregion_build_info": "This exporter's version, and Python's."

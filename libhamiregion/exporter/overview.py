@@ -69,9 +69,9 @@ def page_html(node_name: str, scrape: Scrape, doctor: DoctorCollector, query: st
     first = int(asked["from"]) if re.fullmatch("[0-9]{1,6}", asked.get("from", "")) else 0
     opened = asked["open"] if re.fullmatch("[0-9a-f]{16}", asked.get("open", "")) else None
     observation = scrape.observation
-    by_name = sorted(scrape.regions, key=lambda each: (each.labels.own, each.row))
+    by_name = sorted(scrape.texts.regions, key=lambda each: (each.labels.own, each.row))
     first = max(0, min(first, len(by_name) - 1))
-    missing = [each for each in observation.missing if each not in scrape.hidden]
+    missing = [each for each in observation.missing if each not in scrape.texts.hidden]
     order = list(Severity)
     findings = sorted(doctor.findings, key=lambda each: order.index(each.severity))
     page = {
@@ -84,7 +84,7 @@ def page_html(node_name: str, scrape: Scrape, doctor: DoctorCollector, query: st
         "first": first,
         "gpus": () if observation.sample is None else observation.sample.devices[:_GPUS],
         "missing": [
-            (scrape.labels[each], "" if each.missing is None else each.missing.message)
+            (scrape.texts.labels[each], "" if each.missing is None else each.missing.message)
             for each in missing[:_MISSING]
         ],
         "missing_count": len(missing),
@@ -204,16 +204,10 @@ def _code(text: str) -> str:
 def _age(seconds: float | None) -> str:
     """Say how old something is.
 
-    >>> _age(None), _age(0.4), _age(75), _age(7300)
-    ('not yet', 'now', '75 s ago', '2 h ago')
+    >>> _age(None), _age(75.4)
+    ('not yet', '75 s ago')
     """
-    if seconds is None:
-        return "not yet"
-    if seconds < 1:
-        return "now"
-    if seconds < 120:
-        return f"{seconds:.0f} s ago"
-    return f"{seconds / 60:.0f} min ago" if seconds < 7200 else f"{seconds / 3600:.0f} h ago"
+    return "not yet" if seconds is None else f"{seconds:.0f} s ago"
 
 
 def _level(ratio: float | None) -> str:

@@ -82,6 +82,7 @@ class RowTexts:
             CUDA.
         unnamed: The others.
         measured: Those with a uuid whose layout has utilisation.
+        pairs: Processes with their devices; None without the slots.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class RowTexts:
     ) -> None:
         self.labels, self.hidden = labels, hidden
         self._key = self._key_of(observation, labels, hidden)
-        self._pairs: Pairs | None = None
+        self.pairs = None if observation.states is None else Pairs(observation)
         self.regions: list[ShownRegion] = []
         self.device_labels: dict[int, str] = {}
         self.devices, self.named = TextRows(), TextRows()
@@ -150,12 +151,6 @@ class RowTexts:
         # The states are the same object as long as the same processes have the same slots.
         return (observation.states, *rows, *names)
 
-    def pairs(self, observation: Observation) -> Pairs:
-        """Processes with their devices, of an observation with these rows."""
-        if self._pairs is None:
-            self._pairs = Pairs(observation)
-        return self._pairs
-
 
 @attrs.frozen(eq=False, slots=False)
 class Scrape:
@@ -169,21 +164,6 @@ class Scrape:
     observation: Observation
     texts: RowTexts
 
-    @property
-    def labels(self) -> Mapping[Container, ContainerLabels]:
-        """The names of each container."""
-        return self.texts.labels
-
-    @property
-    def hidden(self) -> Mapping[Container, str]:
-        """Containers without figures, with the reason."""
-        return self.texts.hidden
-
-    @property
-    def regions(self) -> list[ShownRegion]:
-        """The regions that are shown."""
-        return self.texts.regions
-
     @cached_property
     def join(self) -> Join:
         """Slots, processes and the driver's lists.
@@ -191,7 +171,7 @@ class Scrape:
         Raises:
             OSError: /proc could not be listed.
         """
-        return Join(self.observation, self.texts.pairs(self.observation))
+        return Join(self.observation, self.texts.pairs)
 
     @cached_property
     def driver_memory(self) -> Sequence[int | None]:

@@ -144,7 +144,7 @@ def test_what_cannot_be_done_is_said(scene: PlanScene) -> None:
     nowhere = "/nowhere/plan.yaml"
     for words, code, said in (
         (("apply",), 2, "Say which plan: a FILE, --from-annotations, or both."),
-        (("apply", "--from-annotations"), 2, "name it with --node or NODE_NAME"),
+        (("apply", "--from-annotations"), 2, "name it with --node-name or NODE_NAME"),
         (("diff", nowhere), 1, f"{nowhere}: No such file or directory"),
         (("apply", nowhere, "--watch"), 1, "plan.yaml: No such file or directory"),
         (("apply", "/dev", "--watch"), 1, "/dev: not a regular file"),
@@ -309,7 +309,7 @@ def test_annotations_of_pods_are_a_plan(scene: PlanScene, api: FakeApi, tmp_path
     region = scene.container(pod_uid=UID)
     api.put("bert-0", UID, {"hamiregion.io/memory-limit": "6GiB"})
     api.put("bert-1", "8" * 32, {"hamiregion.io/sm-limit": "none"})
-    asked = (*scene.options, "--from-annotations", "--node", "node-1")
+    asked = (*scene.options, "--from-annotations", "--node-name", "node-1")
     config = ("--kubeconfig", str(api.kubeconfig(tmp_path)))
     answer = call("limits", "apply", *asked, *config)
     assert answer.returncode == 3, "one pod has a bad annotation"

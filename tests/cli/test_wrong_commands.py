@@ -183,7 +183,7 @@ COMMANDS: dict[str, int] = {
     "limits apply good.yaml --root node --interval 5": 2,
     "limits apply --from-annotations --root node": 2,
     "limits diff /dev/zero": 2,
-    "limits diff --from-annotations --node n --kubeconfig /dev/zero": 1,
+    "limits diff --from-annotations --node-name n --kubeconfig /dev/zero": 1,
     "limits diff empty.yaml": 2,
     "limits diff no-head.yaml": 2,
     "limits diff other-kind.yaml": 2,

@@ -243,8 +243,6 @@ def test_the_drivers_memory_stands_beside_what_is_accounted(
         "hamiregion_process_memory_used_bytes", **own
     ), "so that the two can be divided"
     assert found.value("hamiregion_process_driver_sm_utilization_ratio", **own) == 0.61
-    assert found.value("hamiregion_process_driver_enc_utilization_ratio", **own) == 0.03
-    assert found.value("hamiregion_process_driver_dec_utilization_ratio", **own) == 0.04
     other = {**at, "pid": str(other_pid)}
     assert found.value("hamiregion_process_memory_driver_bytes", **other) == 60 * MIB
     assert found.value("hamiregion_device_memory_driver_bytes", **at) == 200 * MIB
@@ -391,9 +389,6 @@ def test_processes_that_no_region_accounts_for_are_told_with_their_container(
     assert (other["namespace"], other["pod"], other["container"]) == ("other", "plain-0", "main")
     sm = "hamiregion_unaccounted_process_driver_sm_utilization_ratio"
     assert found.value(sm, host_pid=str(alone)) == 0.5
-    for figure, value in (("enc", 0.11), ("dec", 0.07)):
-        of_video = f"hamiregion_unaccounted_process_driver_{figure}_utilization_ratio"
-        assert found.value(of_video, host_pid=str(alone)) == value
     host = found.labels(name, host_pid=str(bystander))
     assert (host["container_id"], host["process"], host["state"]) == ("", "sleep", "unmanaged")
     assert found.value(name, host_pid=str(bystander)) == 40 * MIB

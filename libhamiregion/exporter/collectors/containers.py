@@ -45,12 +45,12 @@ class ContainersCollector:
         """Make the series."""
         if scrape.texts is not self._texts:
             self._texts = scrape.texts
-            self._own = [each.labels.own for each in scrape.regions]
-            self._infos = [_info(scrape, each) for each in scrape.regions]
+            self._own = [each.labels.own for each in scrape.texts.regions]
+            self._infos = [_info(scrape, each) for each in scrape.texts.regions]
         yield from _of_devices(scrape)
         regions = scrape.observation.table.regions
         priority, marks = regions.priority, regions.recent_kernel
-        rows = [each.row for each in scrape.regions]
+        rows = [each.row for each in scrape.texts.regions]
         yield Series("hamiregion_container_priority", self._own, [priority[row] for row in rows])
         blocked = [int(marks[row] < 0) for row in rows]
         yield Series("hamiregion_container_blocked", self._own, blocked)
@@ -58,7 +58,7 @@ class ContainersCollector:
         yield _claims(scrape)
         reasons = dict(_reasons(scrape))
         name = "hamiregion_container_missing_info"
-        missing = {scrape.labels[each].text(name, why): 1 for each, why in reasons.items()}
+        missing = {scrape.texts.labels[each].text(name, why): 1 for each, why in reasons.items()}
         yield Series.of(name, missing)
         counts = {"present": len(rows), "missing": len(reasons)}
         yield Series.by_label("hamiregion_containers", counts)
@@ -112,7 +112,7 @@ def container_id_of(scrape: Scrape, row: int) -> str:
 def _claims(scrape: Scrape) -> Series:
     """Resource claims, with each pod of the node that holds one."""
     rows: set[tuple[str, ...]] = set()
-    for container in scrape.labels:
+    for container in scrape.texts.labels:
         claim = container.claim
         if claim is not None:
             about = claim.claim, claim.namespace
@@ -132,12 +132,12 @@ def _reasons(scrape: Scrape) -> Iterator[tuple[Container, str]]:
             error = observation.table.error(row)
             reason = MissingReason.FAILED if error is None else missing_for(error).reason
             yield container, reason.value
-        elif container in scrape.hidden:
-            yield container, scrape.hidden[container]
+        elif container in scrape.texts.hidden:
+            yield container, scrape.texts.hidden[container]
     for container in observation.missing:
         missing = container.missing
         reason = MissingReason.FAILED if missing is None else missing.reason
-        yield container, scrape.hidden.get(container, reason.value)
+        yield container, scrape.texts.hidden.get(container, reason.value)
 
 
 def _gaps(scrape: Scrape) -> Series:
@@ -145,7 +145,7 @@ def _gaps(scrape: Scrape) -> Series:
     name = "hamiregion_observation_gaps"
     counts: Counter[str] = Counter()
     for number, gap in enumerate(scrape.observation.gaps):
-        labels: Any = None if gap.container is None else scrape.labels.get(gap.container)
+        labels: Any = None if gap.container is None else scrape.texts.labels.get(gap.container)
         container_id = "" if gap.container_id is None else safe_value(gap.container_id.id)
         if number >= _GAPS:
             labels, container_id = ContainerLabels("", "", OTHER, ""), ""

@@ -68,8 +68,8 @@ def _series(scrape: Scrape, findings: tuple[Finding, ...]) -> Iterator[Series]:
     of_container: Counter[str] = Counter()
     orphans = set()
     for each in findings:
-        labels = None if each.container is None else scrape.labels.get(each.container)
-        if labels is not None and each.container not in scrape.hidden:
+        labels = None if each.container is None else scrape.texts.labels.get(each.container)
+        if labels is not None and each.container not in scrape.texts.hidden:
             of_container[labels.text(name, each.kind.value, each.severity.value)] += 1
         # While its process is idle it may as well be an earlier one's.
         if each.kind is FindingKind.SLOT_MOVED and each.cause == "orphaned":

@@ -47,9 +47,9 @@ class LocksCollector:
         self._since_s = {each: self._since_s.get(each, first_s) for each in held}
         now_s = time.monotonic()
         ages = {
-            scrape.labels[container].own: now_s - since_s
+            scrape.texts.labels[container].own: now_s - since_s
             for (container, _), since_s in self._since_s.items()
-            if container not in scrape.hidden
+            if container not in scrape.texts.hidden
         }
         yield Series.of("hamiregion_lock_same_owner_seconds", ages)
 

@@ -88,7 +88,7 @@ def _mig_devices(scrape: Scrape, sample: NvmlSample) -> Series:
     places = {mig.uuid: (gpu, mig) for gpu in sample.devices for mig in gpu.mig_devices}
     devices = scrape.observation.table.devices
     found: dict[str, float | None] = {}
-    for shown in scrape.regions if places else ():
+    for shown in scrape.texts.regions if places else ():
         for row in shown.devices:
             gpu, mig = places.get(devices.uuid(row), (None, None))
             if gpu is None or mig is None or gpu.uuid is None or mig.uuid is None:

@@ -26,8 +26,6 @@ _ALIVE, _DEAD = SLOT_STATES.index("alive"), SLOT_STATES.index("dead")
 _DRIVER = {
     "hamiregion_process_memory_driver_bytes": "memory_used_bytes",
     "hamiregion_process_driver_sm_utilization_ratio": "sm_util_percent",
-    "hamiregion_process_driver_enc_utilization_ratio": "enc_util_percent",
-    "hamiregion_process_driver_dec_utilization_ratio": "dec_util_percent",
 }
 
 
@@ -97,7 +95,7 @@ class _ProcessRows:
     def of(cls, scrape: Scrape) -> _ProcessRows:
         rows = cls()
         texts: dict[tuple[int, int], str] = {}
-        for shown in scrape.regions:
+        for shown in scrape.texts.regions:
             texts.update(rows._add(scrape, shown))
         pairs = scrape.join.pairs
         for place, pair in enumerate(zip(pairs.slots, pairs.devices, strict=True)):
@@ -145,7 +143,7 @@ def _counts(scrape: Scrape) -> Iterator[Series]:
     escapes = Counter(each.container for each in escaped)
     unread = {gap.container: gap.count for gap in observation.gaps if gap.kind == "slots"}
     counts: dict[str, list[int | None]] = {state: [] for state in _STATES}
-    for shown in scrape.regions:
+    for shown in scrape.texts.regions:
         first = regions.first_process[shown.row]
         end = first + regions.process_count[shown.row]
         for number, state in enumerate(SLOT_STATES):
@@ -154,6 +152,6 @@ def _counts(scrape: Scrape) -> Iterator[Series]:
         counts["unlisted"].append(sum(each.pid not in escaped_pids for each in users))
         counts["escaped"].append(escapes[shown.container])
         counts["unread"].append(unread.get(shown.container))
-    own = [each.labels.own for each in scrape.regions]
+    own = [each.labels.own for each in scrape.texts.regions]
     for state, values in counts.items():
         yield Series(name, [f'{each},state="{state}"' for each in own], values)

@@ -26,8 +26,6 @@ _PREFIX = "hamiregion_unaccounted_process_"
 _FIGURES = {
     "memory_driver_bytes": "memory_driver_bytes",
     "driver_sm_utilization_ratio": "driver_sm_percent",
-    "driver_enc_utilization_ratio": "driver_enc_percent",
-    "driver_dec_utilization_ratio": "driver_dec_percent",
 }
 
 
@@ -63,7 +61,11 @@ class UnaccountedCollector:
                     values = ("", "", "", "", *gpu, OTHER, "", "")
                 else:
                     pairs[container_id] += 1
-                    of = scrape.labels.get(row.container) if row.container is not None else None
+                    of = (
+                        scrape.texts.labels.get(row.container)
+                        if row.container is not None
+                        else None
+                    )
                     labels = of or ContainerLabels.of_cgroup(self._names, row.container_id)
                     program = program_of(row.process.command) if row.process is not None else ""
                     # A slot on another device does not account for this one.
