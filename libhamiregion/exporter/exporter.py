@@ -153,9 +153,6 @@ class NodeExporter:
         self._unreadable: set[str] = set()
         self._scrapes, self._scrape_s, self._scrape_errors = 0, 0.0, 0
 
-    def __repr__(self) -> str:
-        return f"<NodeExporter of {self.node!r}>"
-
     def not_ready(self) -> str | None:
         """Why scrapes are not complete: a short reason; None if they are.
 

@@ -184,6 +184,7 @@ _OWN: dict[tuple[str, ...], dict[str, str]] = {
     ("task",): {"hamiregion_agent_paused": "1 if a task of an agent in this program waits."},
     (): {
         "hamiregion_proc_complete": "1 if /proc shows every process of the node, else 0.",
+        "hamiregion_findings_timestamp_seconds": "When the doctor last diagnosed, Unix time.",
         "hamiregion_nvml_up": "1 if the driver answered; absent if it is not asked.",
         "hamiregion_scrape_duration_seconds": "Time that earlier scrapes took, and their number.",
     },

@@ -1,6 +1,7 @@
 """What the doctor finds, as series: by kind, by container, and what orphaned slots hold."""
 
 import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def test_every_kind_has_a_series_on_a_healthy_node_and_no_container_has_one(
     # Whether /proc shows everybody is a matter of the machine that runs this.
     kinds.pop(FindingKind.PROCESSES_UNKNOWN.value)
     assert set(kinds.values()) == {0}
+    diagnosed_s = found.value("hamiregion_findings_timestamp_seconds")
+    assert time.time() - 60 < diagnosed_s <= time.time()
 
 
 def test_a_dead_process_that_counts_is_a_finding_of_its_container(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def _series(scrape: Scrape, findings: tuple[Finding, ...]) -> Iterator[Series]:
     totals = Counter(each.kind for each in findings)
     kinds = {kind.value: totals[kind] for kind in FindingKind}
     yield Series.by_label("hamiregion_findings", kinds)
+    yield Series("hamiregion_findings_timestamp_seconds", [""], [time.time()])
     name = "hamiregion_container_findings"
     of_container: Counter[str] = Counter()
     orphans = set()

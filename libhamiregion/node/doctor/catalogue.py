@@ -109,7 +109,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         Severity.WARNING,
         "Processes that were killed still count.",
         "the container can allocate that much less, until libvgpu cleans up.",
-        f"{_REPAIR} or `hamiregion reap FILE` frees their slots",
+        f"{_REPAIR} or `hamiregion reap POD` frees their slots",
     ),
     FindingKind.SLOT_MOVED: Explanation(
         Severity.ERROR,
@@ -135,7 +135,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         Severity.ERROR,
         "All process slots of the region are taken, or nine in ten (a warning).",
         "in a full table the next process to start finds no slot and fails.",
-        "free dead processes' slots with `hamiregion reap FILE`; if all processes live, run fewer",
+        "free dead processes' slots with `hamiregion reap POD`; if all processes live, run fewer",
     ),
     FindingKind.PROCESSES_UNKNOWN: _transient(
         Severity.WARNING,
@@ -157,7 +157,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " warning); or layout 1.1-postinit's start-up semaphore is taken in an unused region"
         " (`startup`).",
         "processes cannot start, leave or allocate, or exit after they have waited 5 minutes.",
-        f"{_REPAIR} or `hamiregion lock recover FILE` frees it",
+        f"{_REPAIR} or `hamiregion lock recover POD` frees it",
     ),
     FindingKind.SEMAPHORE_IMPOSSIBLE: Explanation(
         Severity.ERROR,
@@ -176,7 +176,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         Severity.ERROR,
         "A slot counts more memory than any GPU has: its counter went below zero.",
         "every allocation is refused, or none.",
-        "restart the process; `hamiregion reap FILE` frees a dead one's slot",
+        "restart the process; `hamiregion reap POD` frees a dead one's slot",
     ),
     FindingKind.PROCESS_ESCAPES: _transient(
         Severity.ERROR,
