@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
@@ -14,7 +13,7 @@ import click
 from libhamiregion import format_size, parse_size
 from libhamiregion.node import NvmlSampler, Observer
 from libhamiregion.node.events import EventReporter
-from libhamiregion.report import Recorder, Recording, RecordingError, RecordingWriter
+from libhamiregion.report import Recorder, RecordingError, RecordingWriter
 from libhamiregion.report.recorder import read_samples
 from libhamiregion.report.writer import (
     DEFAULT_INTERVAL_S,
@@ -96,6 +95,7 @@ def record(
     try:
         with node_choice.open() as node:
             if dry_run:
+                RecordingWriter(path, **bounds, dry_run=True)
                 _dry_run(path, node, as_json=as_json)
                 return
             with RecordingWriter(path, node=name, **bounds) as writer:
@@ -153,8 +153,6 @@ class _Log:
 
 
 def _dry_run(path: str, node: Node, *, as_json: bool) -> None:
-    if Path(path).exists():
-        Recording(path).close()
     samples = read_samples(Observer(node).observe())
     if as_json:
         readings = [{**attrs.asdict(of), **attrs.asdict(each)} for of, each in samples.items()]

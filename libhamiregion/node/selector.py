@@ -81,19 +81,16 @@ class Selector:
     def matches_container(self, container: Container, name: PodName | None) -> bool:
         """Whether a container is meant whose pod has this name."""
         id_ = None if container.container_id is None else container.container_id.id
-        own = container.pod_uid
+        names = container.directory_name, container.used_by, id_, container.claim_uid
+        return self.matches_names(container.pod_uid, name, *names)
+
+    def matches_names(self, pod_uid: str | None, name: PodName | None, *names: str | None) -> bool:
+        """Whether a container with these names is meant; of several, one has to match."""
         return (
-            (own is None if self.pod_uid == "" else _matches(self.pod_uid, own))
+            (pod_uid is None if self.pod_uid == "" else _matches(self.pod_uid, pod_uid))
             and _matches(self.namespace, None if name is None else name.namespace)
-            and _matches(self.pod, None if name is None else name.pod, container.pod_uid)
-            and _matches(
-                self.container,
-                container.directory_name,
-                container.used_by,
-                None if name is None else name.container,
-                id_,
-                container.claim_uid,
-            )
+            and _matches(self.pod, None if name is None else name.pod, pod_uid)
+            and _matches(self.container, None if name is None else name.container, *names)
         )
 
     def might_match(self, container: Container) -> bool:

@@ -6,11 +6,12 @@ import heapq
 import itertools
 import time
 from collections import defaultdict
-from fnmatch import fnmatchcase
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
+
+from libhamiregion.node.names import PodName
 
 from .history import Sample
 from .models import Advice, Level, Report, Timeline, Usage
@@ -454,15 +455,5 @@ def _order(of: Allocation) -> tuple[object, ...]:
 
 
 def _is_selected(select: Selector, of: Allocation) -> bool:
-    def matches(pattern: str | None, *names: str | None) -> bool:
-        return pattern is None or any(
-            name is not None and fnmatchcase(name, pattern) for name in names
-        )
-
-    return (
-        matches(select.device, of.device_uuid, str(of.device_index))
-        and matches(select.pod_uid, of.pod_uid)
-        and matches(select.namespace, of.namespace)
-        and matches(select.pod, of.pod, of.pod_uid)
-        and matches(select.container, of.container)
-    )
+    name = PodName(of.namespace, of.pod, of.container)
+    return select.matches_names(of.pod_uid, name) and select.matches_device(of)

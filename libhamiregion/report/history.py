@@ -32,6 +32,16 @@ class Allocation:
     device_uuid: str | None
     node: str | None = None
 
+    @property
+    def index(self) -> int:
+        """`device_index`, as a `Selector` asks for it."""
+        return self.device_index
+
+    @property
+    def uuid(self) -> str | None:
+        """`device_uuid`, as a `Selector` asks for it."""
+        return self.device_uuid
+
 
 @attrs.frozen
 class Sample:

@@ -83,6 +83,7 @@ class RecordingWriter:
             nothing.
         max_size_bytes: Maximum size of the file, 16 MiB or more; None bounds it by retention only.
         node: The node's name, for reports.
+        dry_run: Only check whether the file can be written to; `write` is not to be called.
 
     Attributes:
         path: The file, absolute.
@@ -102,6 +103,7 @@ class RecordingWriter:
         retention_s: float | None = DEFAULT_RETENTION_S,
         max_size_bytes: int | None = DEFAULT_MAX_SIZE_BYTES,
         node: str | None = None,
+        dry_run: bool = False,
     ) -> None:
         if not 0 < interval_s <= 86_400:
             raise ValueError(f"an interval is above 0 s and a day at most, not {interval_s}")
@@ -132,19 +134,23 @@ class RecordingWriter:
         self._run_began = 0
         try:
             with self._errors():
-                self._open()
+                if dry_run:
+                    self._lock(create=False)
+                    self.close()
+                else:
+                    self._open()
         except RecordingUnavailable:
             if not Path(self.path).parent.is_dir():
                 raise
 
     # ---- opening and closing ---------------------------------------------------------------------
 
-    def _open(self) -> sqlite3.Connection:
+    def _lock(self, *, create: bool) -> None:
         in_use = RecordingError(f"{self.path!r} is in use by another recorder")
         path = Path(self.path)
         if path.exists() and identity(path.stat()) in OPEN_FOR_WRITING:
             raise in_use
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT if create else 0)
         # Closed after the connection.
         self._fd = fd = os.open(path, flags, 0o644)
         self._opened.callback(os.close, fd)
@@ -156,6 +162,9 @@ class RecordingWriter:
         file = identity(os.fstat(fd))
         OPEN_FOR_WRITING.add(file)
         self._opened.callback(OPEN_FOR_WRITING.discard, file)
+
+    def _open(self) -> sqlite3.Connection:
+        self._lock(create=True)
         self._connection = connection = sqlite3.connect(
             self.path, timeout=5, isolation_level=None, check_same_thread=False
         )

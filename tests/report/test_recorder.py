@@ -303,15 +303,29 @@ def test_one_look_and_a_dry_run(scene: NodeScene, path: Path) -> None:
         (("--retention", "yesterday"), "no length of time"),
         (("--retention", "1s"), "retention"),
         (("--max-size", "much"), "not a size"),
+        (("--max-size", "1MiB"), "16 MiB or more"),
     ],
 )
+@pytest.mark.parametrize("how", ["--once", "--dry-run"])
 def test_bounds_that_make_no_sense_are_wrong_usage(
-    scene: NodeScene, path: Path, words: tuple[str, ...], said: str
+    scene: NodeScene, path: Path, words: tuple[str, ...], said: str, how: str
 ) -> None:
-    answer = call("record", "--to", str(path), "--root", str(scene.root), "--once", *words)
+    answer = call("record", "--to", str(path), "--root", str(scene.root), how, *words)
     assert answer.returncode == 2
     assert said in answer.stderr
     assert not path.exists()
+
+
+def test_a_dry_run_takes_the_files_that_a_run_takes(scene: NodeScene, tmp_path: Path) -> None:
+    empty, nowhere = tmp_path / "empty.db", tmp_path / "none" / "node.db"
+    empty.touch()
+    used = RecordingWriter(tmp_path / "used.db")
+    for path, code in ((empty, 0), (nowhere, 1), (used.path, 1)):
+        words = ("record", "--to", str(path), "--root", str(scene.root), "--no-driver")
+        assert call(*words, "--dry-run").returncode == code
+        assert empty.stat().st_size == 0 or path != empty
+        assert call(*words, "--once").returncode == code
+    used.close()
 
 
 def test_a_root_that_is_not_there_fails_and_a_file_of_others_is_left_alone(
