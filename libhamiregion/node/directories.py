@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from .names import NodeNames
     from .roots import Roots, Stamp
 
-_REGION_SUFFIX = ".cache"
+#: How the name of a region's file ends.
+REGION_SUFFIX = ".cache"
 _FILES_LIMIT = 64
 _CANDIDATES_LIMIT = 8
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -64,7 +66,7 @@ class DirectoryScan:
         return (
             self.stamp is None
             or _stamp_of(str(self.container.directory)) != self.stamp
-            or (region is not None and not is_readable_and_current(region))
+            or (region is not None and not is_readable(region, current=True))
         )
 
 
@@ -118,14 +120,13 @@ class RootContainers:
             if before is not None and not before.has_changed():
                 continue
             scan = scan_directory(directory, fields, before, self._names)
-            if scan is None:
-                if self._scans.pop(directory, None) is not None:
-                    self._containers = None
-            elif before is not None and is_unchanged(before.container, scan.container):
+            if scan and before and is_unchanged(before.container, scan.container):
                 self._scans[directory] = attrs.evolve(scan, container=before.container)
-            else:
+                continue
+            self._containers = None
+            self._scans.pop(directory, None)
+            if scan is not None:
                 self._scans[directory] = scan
-                self._containers = None
 
     def replace(self, container: Container, named: Container) -> None:
         """Put a container in the place of another one, if that one is still there."""
@@ -157,7 +158,7 @@ def scan_directory(
         The scan; None if there is no such directory.
     """
     kept = None if before is None else before.container.region
-    if kept is not None and not is_readable_and_current(kept):
+    if kept is not None and not is_readable(kept, current=True):
         kept = None
     container = Container(**fields, directory=directory, names=names)  # type: ignore[arg-type]
     try:
@@ -220,7 +221,7 @@ def list_directory(path: str) -> tuple[Stamp | None, tuple[File, ...], bool]:
         found: list[tuple[bool, int, str, int]] = []
         with os.scandir(descriptor) as entries:
             for entry in islice(entries, ENTRIES_LIMIT):
-                if not entry.name.endswith(_REGION_SUFFIX):
+                if not entry.name.endswith(REGION_SUFFIX):
                     continue
                 try:
                     status = entry.stat(follow_symlinks=False)
@@ -249,29 +250,19 @@ def is_unchanged(before: Container, after: Container) -> bool:
     )
 
 
-def is_readable(region: Region) -> bool:
-    """Whether a snapshot of an open region succeeds."""
+def is_readable(region: Region, *, current: bool = False) -> bool:
+    """Whether a snapshot of an open region succeeds; `current`: its name still leads to it."""
     try:
         region.snapshot()
+        return not (current and region.is_stale())
     except (RegionError, OSError):
-        return False
-    return True
-
-
-def is_readable_and_current(region: Region) -> bool:
-    """`is_readable`, and its name still leads to it."""
-    try:
-        return not region.is_stale() and is_readable(region)
-    except RegionError:
         return False
 
 
 def _stamp_of(directory: str) -> Stamp | None:
     """The directory's stamp now; None if there is none."""
-    try:
+    with contextlib.suppress(OSError):
         status = os.lstat(directory)
-    except OSError:
-        return None
-    if not stat.S_ISDIR(status.st_mode):
-        return None
-    return status.st_dev, status.st_ino, status.st_ctime_ns
+        if stat.S_ISDIR(status.st_mode):
+            return status.st_dev, status.st_ino, status.st_ctime_ns
+    return None

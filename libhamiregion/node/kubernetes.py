@@ -26,6 +26,8 @@ _TOKEN_LIMIT = 64 << 10
 _FILE_LIMIT = 8 << 20
 _ERROR_LIMIT = 64 << 10
 _CONNECT_TIMEOUT_S = 10.0
+# How a kubeconfig can say that a user authenticates in another way.
+_UNSUPPORTED = ("exec", "auth-provider", "username")
 # For a pipe, such as the shell's <(...), which may decrypt something first.
 _SILENCE_S = 10.0
 # The kernel notices after 25 s that the server's machine is gone, also while a watch only listens.
@@ -49,12 +51,9 @@ class KubernetesError(Exception):
     def __init__(
         self, message: str, status: int | None = None, retry_after_s: float | None = None
     ) -> None:
-        super().__init__(message, status, retry_after_s)
+        super().__init__(message)
         self.status = status
         self.retry_after_s = retry_after_s
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 @attrs.frozen
@@ -155,9 +154,8 @@ def _find_access(kubeconfig: str | None) -> _Access:
         import ssl
 
         context = ssl.create_default_context(cafile=_ACCOUNT / "ca.crt")
-        return _Access(url, _pool(context, None), _token_in(_ACCOUNT / "token"))
-    named = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")
-    path = Path(kubeconfig or named.split(os.pathsep)[0])
+        return _Access(url, _pool(context), _token_in(_ACCOUNT / "token"))
+    path = Path(kubeconfig or os.environ.get("KUBECONFIG") or Path.home() / ".kube/config")
     try:
         return _of_file(path)
     except Exception as error:
@@ -172,28 +170,20 @@ def _of_file(path: Path) -> _Access:
     chosen = _named(config, "context", config["current-context"])
     cluster = _named(config, "cluster", chosen["cluster"])
     user = _named(config, "user", chosen["user"]) if chosen.get("user") else {}
-    for key in ("exec", "auth-provider", "username"):
-        if key in user:
-            raise ValueError(f"{key} is not supported; use a token or a client certificate")
-    context = None
-    if cluster["server"].startswith("https://"):
-        context = _tls(path.parent, cluster, user)
-    headers: Callable[[], Mapping[str, str]] = dict
+    if not user.keys().isdisjoint(_UNSUPPORTED):
+        raise ValueError("the user has neither a token nor a client certificate")
+    is_encrypted = cluster["server"].startswith("https://")
+    context = _tls(path.parent, cluster, user) if is_encrypted else None
+    token = {"Authorization": f"Bearer {user['token']}"} if user.get("token") else {}
+    headers: Callable[[], Mapping[str, str]] = lambda: token  # noqa: E731 (one of two)
     if user.get("tokenFile"):
         headers = _token_in(path.parent / user["tokenFile"])
-    elif user.get("token"):
-        token = {"Authorization": f"Bearer {user['token']}"}
-        headers = lambda: token  # noqa: E731 (one of several)
-    pool = _pool(context, cluster.get("tls-server-name"))
-    return _Access(cluster["server"].rstrip("/"), pool, headers)
+    return _Access(cluster["server"].rstrip("/"), _pool(context), headers)
 
 
-def _named(config: Any, kind: str, name: object) -> dict[str, Any]:
-    for each in config[f"{kind}s"]:
-        if each["name"] == name:
-            found: dict[str, Any] = each[kind]
-            return found
-    raise ValueError(f"there is no {kind} {name}")
+def _named(config: Any, kind: str, name: str) -> dict[str, Any]:
+    found: dict[str, dict[str, Any]] = {each["name"]: each[kind] for each in config[f"{kind}s"]}
+    return found[name]
 
 
 def _tls(folder: Path, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
@@ -203,9 +193,6 @@ def _tls(folder: Path, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> s
     # Comments around the certificates may have any characters.
     text = None if authority is None else authority.decode("ascii", "ignore")
     context = ssl.create_default_context(cadata=text)
-    if cluster.get("insecure-skip-tls-verify") is True:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
     certificate, key = (_data(folder, user, f"client-{each}") for each in ("certificate", "key"))
     if certificate is not None:
         # OpenSSL reads certificates and keys from files only.
@@ -242,10 +229,7 @@ def _token_in(path: Path) -> Callable[[], Mapping[str, str]]:
     return headers
 
 
-def _pool(context: ssl.SSLContext | None, server_name: str | None) -> urllib3.PoolManager:
+def _pool(context: ssl.SSLContext | None) -> urllib3.PoolManager:
     import urllib3
 
-    options: dict[str, Any] = {} if context is None else {"ssl_context": context}
-    if server_name is not None:
-        options |= {"server_hostname": server_name, "assert_hostname": server_name}
-    return urllib3.PoolManager(socket_options=_SOCKET_OPTIONS, **options)
+    return urllib3.PoolManager(socket_options=_SOCKET_OPTIONS, ssl_context=context)

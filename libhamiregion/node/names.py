@@ -127,10 +127,7 @@ class NodeNames:
         container_name: str | None = None,
         container_id: str | None = None,
     ) -> PodName | None:
-        """Name a container by its id, else by its pod's UID and its own name.
-
-        Without a container's name, the only container of the pod that has logs is meant.
-        """
+        """Name a container by its id, else by its pod's UID and its own name."""
         with self._lock:
             return (
                 (None if container_id is None else self._containers.get(container_id))
@@ -162,15 +159,7 @@ class NodeNames:
         if directory is None:
             return None
         namespace, pod, _ = directory.split("_")
-        return pod_name(namespace, pod, container_name or self._only_container(directory))
-
-    def _only_container(self, directory: str) -> str | None:
-        try:
-            with os.scandir(f"{self._pods.path}/{directory}") as entries:
-                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        except OSError:
-            return None
-        return names[0] if len(names) == 1 and _LABEL.match(names[0]) else None
+        return pod_name(namespace, pod, container_name)
 
     def _by_docker(self, container_id: str | None) -> PodName | None:
         if container_id is None or not _CONTAINER_ID.match(container_id):

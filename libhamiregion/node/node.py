@@ -25,7 +25,6 @@ from .slots import SlotTracker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from libhamiregion.region_set import RegionTable
 
     from .containers import Container
-    from .names import PodName
     from .slots import RegionProcesses, SlotStates
 
 
@@ -126,16 +124,8 @@ class Node:
         names: NodeNames | None = None,
         outside: bool = False,
     ) -> None:
-        given: tuple[str, ...] | None
-        if root is None:
-            given = None
-        elif isinstance(root, (str, os.PathLike)):
-            given = (os.fspath(root),)
-        elif hasattr(root, "__iter__"):
-            given = tuple(os.fspath(each) for each in root)
-        else:
-            raise TypeError(f"a root is a path, or several in a list, not {type(root).__name__}")
-        self._roots = Roots(given)
+        roots = (root,) if isinstance(root, (str, os.PathLike)) else root
+        self._roots = Roots(None if roots is None else tuple(os.fspath(each) for each in roots))
         self.roots = self._roots.paths
         self.names = NodeNames(claims=kubelet_claims(proc)) if names is None else names
         self.looks_outside = outside
@@ -192,12 +182,7 @@ class Node:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -336,14 +321,13 @@ class Node:
                 )
             return NodeSnapshot(*self._rows, table, read_s)
 
-    def slots(self, snapshot: NodeSnapshot, *, anew: bool = False) -> SlotStates:
+    def slots(self, snapshot: NodeSnapshot) -> SlotStates:
         """Find out which slots of a snapshot are of live processes: `SlotTracker` says how.
 
         Call `refresh` with ``processes=False`` and `snapshot` before it.
 
         Args:
             snapshot: The last one.
-            anew: Prove every region, even if nothing has changed.
 
         Raises:
             RegionClosed: After `close`, or in a forked child.
@@ -351,9 +335,7 @@ class Node:
         """
         self.check_open()
         with self._one_look():
-            states = self._slots.update(
-                snapshot.containers, snapshot.table, snapshot.read_s, anew=anew
-            )
+            states = self._slots.update(snapshot.containers, snapshot.table, snapshot.read_s)
             named, named_s = self._named
             if states is not named or time.monotonic() - named_s >= _NAME_AGAIN_S:
                 self._named = states, time.monotonic()
@@ -420,10 +402,6 @@ class Node:
         if unnamed and not allow_unnamed:
             raise PodNamesUnknown(unnamed)
         return tuple(each for each in self._containers if selector.matches(each))
-
-    def pod_name(self, container: Container) -> PodName | None:
-        """The names of a container's pod; None if no file of the node has them."""
-        return attrs.evolve(container, names=self.names).pod_name
 
     def open(self, container: Container) -> Region:
         """Open a container's region for writing; the caller closes it.

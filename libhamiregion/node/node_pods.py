@@ -141,8 +141,7 @@ class NodePods:
     def close(self) -> None:
         """End the watch; may be called again."""
         self._stopping.set()
-        watching = self._watching
-        if watching is not None:
+        if (watching := self._watching) is not None:
             watching.shutdown()
         if self._thread is not None:
             self._thread.join(_SILENCE_S)
@@ -261,15 +260,14 @@ def _read_list(
     """Read a list's version and its pods, one by one: the list is never in memory as a whole."""
     import ijson
 
-    version = ""
+    versions: list[str] = []
     pods: dict[str, NodePod] = {}
 
     def noted(events: Any) -> Iterator[Any]:
-        nonlocal version
-        for prefix, event, value in events:
-            if prefix == "metadata.resourceVersion":
-                version = value
-            yield prefix, event, value
+        for each in events:
+            if each[0] == "metadata.resourceVersion":
+                versions.append(each[2])
+            yield each
 
     for item in ijson.items(noted(ijson.parse(response)), "items.item"):
         pod = _node_pod(item)
@@ -277,7 +275,7 @@ def _read_list(
             pods[pod.uid] = pod
         if time.monotonic() > until_s:
             raise KubernetesError("the API's answer took too long")
-    return version, pods
+    return versions[0], pods
 
 
 def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
@@ -298,12 +296,11 @@ def _node_pod(item: Any) -> NodePod | None:
     metadata = item.get("metadata") if isinstance(item, dict) else None
     if not isinstance(metadata, dict):
         return None
-    namespace, name, uid = (metadata.get(key) for key in ("namespace", "name", "uid"))
-    if not (isinstance(namespace, str) and isinstance(name, str) and isinstance(uid, str)):
-        return None
+    texts: list[Any] = [metadata.get(key) for key in ("namespace", "name", "uid")]
     # Plans compare UIDs as patterns.
-    if not is_pod_uid(uid):
+    if not (all(isinstance(each, str) for each in texts) and is_pod_uid(texts[2])):
         return None
+    namespace, name, uid = texts
     annotations = metadata.get("annotations")
     ours = {
         key.removeprefix(ANNOTATION_PREFIX): text[:_TEXT_LIMIT]

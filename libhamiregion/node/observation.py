@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
@@ -14,12 +14,13 @@ from libhamiregion.errors import RegionError
 from libhamiregion.text import count_text, printable
 
 from .roots import RootsUnreadable
-from .workers import BoundedCall
+from .workers import Blocked, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from libhamiregion.models import RegionSnapshot
+    from libhamiregion.region import Region
     from libhamiregion.region_set import RegionTable
 
     from .cgroups import ContainerId
@@ -182,7 +183,7 @@ class Observer:
         processes_max_age_s: The greatest age of the list of processes in any observation.
         driver_timeout_s: How long to wait for an answer of the driver; None means 5 s. While it
             does not answer, observations are without it and wait no more.
-        anew: Whether every observation reads /proc and proves each slot anew.
+        anew: Whether every observation lists /proc; `processes_max_age_s` of 0.
 
     Attributes:
         node: The node.
@@ -199,19 +200,18 @@ class Observer:
         anew: bool = False,
     ) -> None:
         self.node = node
-        self._anew = anew
         self._slots = slots
         self._processes_max_age_s = 0.0 if anew else processes_max_age_s
-        timeout_s = _DRIVER_TIMEOUT_S if driver_timeout_s is None else driver_timeout_s
-        self._driver_timeout_s = timeout_s
+        self._sampler = sampler
         # NVML has no timeouts: after some faults of a GPU a question is never answered.
-        self._driver = None if sampler is None else BoundedCall(sampler.sample, "hamiregion-nvml")
+        timeout_s = _DRIVER_TIMEOUT_S if driver_timeout_s is None else driver_timeout_s
+        self._driver = Workers(timeout_s, "hami-nvml")
         self._last: Observation | None = None
 
     @property
     def asks_driver(self) -> bool:
         """Whether observations have the driver's sample."""
-        return self._driver is not None
+        return self._sampler is not None
 
     def observe(
         self,
@@ -274,10 +274,10 @@ class Observer:
         try:
             # Reads /proc if `Node.slots` might not, and a task wants it.
             max_age_s = float("inf") if processes_max_age_s is None else processes_max_age_s
-            if began_s - node.processes.read_s > max_age_s:
+            if began_s - node.processes.view.ended_s > max_age_s:
                 node.processes.refresh()
             if slots:
-                states = node.slots(snapshot, anew=self._anew)
+                states = node.slots(snapshot)
                 snapshot = node.renamed(snapshot)
         except OSError as error:
             processes_error = error
@@ -288,7 +288,7 @@ class Observer:
         ]
         if driver_error is not None:
             gaps.append(Gap("driver", f"asking the driver failed: {driver_error}"))
-        elif sample is None and self._driver is not None:
+        elif sample is None and self._sampler is not None:
             gaps.append(Gap("driver", "the driver does not answer"))
         if processes_error is not None:
             gaps.append(Gap("processes", f"{node.proc} could not be read: {processes_error}"))
@@ -301,18 +301,23 @@ class Observer:
             driver_error=driver_error,
             processes_error=processes_error,
             began_s=began_s,
-            processes_read_s=node.processes.read_s,
+            processes_read_s=node.processes.view.ended_s,
             regions_read_at_ns=regions_read_at_ns,
         )
 
     def _ask_driver(self) -> tuple[NvmlSample | None, Exception | None]:
-        if self._driver is None:
+        if self._sampler is None:
             return None, None
+        # An answer that comes late is dropped; the next question waits for it.
+        self._driver.late(self._sampler)
         try:
-            answered = self._driver(self._driver_timeout_s)
+            return self._driver.call("driver", self._sampler, self._sampler.sample), None
+        except Blocked:
+            return None, None
         except Exception as error:  # noqa: BLE001 (raised again for tasks that need the driver)
             return None, error
-        return (answered[0] if answered else None), None
+        finally:
+            self._driver.rest()
 
 
 def _gaps_of_slots(snapshot: NodeSnapshot) -> Iterator[Gap]:
@@ -323,7 +328,7 @@ def _gaps_of_slots(snapshot: NodeSnapshot) -> Iterator[Gap]:
     )
     for container, code, process_count, device_rows in rows:
         if code == 0 and process_count == 0:
-            unread = _slots_in_use(container)
+            unread = 0 if container.region is None else _slots_in_use(container.region)
             # Without the limit, these are processes that have come since.
             if unread * device_rows > _PAIRS_LIMIT:
                 reason = (
@@ -332,13 +337,11 @@ def _gaps_of_slots(snapshot: NodeSnapshot) -> Iterator[Gap]:
                 yield Gap("slots", reason, container, container.container_id, unread)
 
 
-def _slots_in_use(container: Container) -> int:
+def _slots_in_use(region: Region) -> int:
     """How many slots a region has in use now; 0 if that cannot be read."""
-    region = container.region
-    try:
-        return 0 if region is None else region._live(lib.HR_VALUE_PROC_NUM)
-    except RegionError:
-        return 0
+    with contextlib.suppress(RegionError):
+        return region._live(lib.HR_VALUE_PROC_NUM)
+    return 0
 
 
 def _gaps_of_processes(
@@ -350,25 +353,24 @@ def _gaps_of_processes(
     for pid in processes.visibility.unreadable:
         process = processes.get(pid)
         refused[None if process is None else process.container] += 1
-    if not (processes.gaps or refused):
-        return
-    containers: dict[ContainerId | None, Container | None] = {}
-    for row, proof in ({} if states is None else states.proved).items():
-        for user in (*proof.alive.values(), *proof.unlisted):
-            containers[user.container] = snapshot.containers[row]
-    of_pod: defaultdict[str | None, list[Container]] = defaultdict(list)
-    for each in snapshot.containers:
-        of_pod[each.pod_uid].append(each)
-    for id_ in {*refused, *(gap.container for gap in processes.gaps)} - containers.keys():
+    known: dict[ContainerId | None, Container | None] = {None: None}
+    if processes.gaps or refused:
+        for row, proof in ({} if states is None else states.proved).items():
+            for user in (*proof.alive.values(), *proof.unlisted):
+                known.setdefault(user.container, snapshot.containers[row])
+
+    def container_of(id_: ContainerId | None) -> Container | None:
+        if id_ in known or id_ is None or id_.pod_uid is None:
+            return known.get(id_)
         # None of its processes may be known; then it is the only one of its pod.
-        same = [] if id_ is None or id_.pod_uid is None else of_pod[id_.pod_uid]
-        containers[id_] = same[0] if len(same) == 1 else None
-    containers[None] = None
+        same = [each for each in snapshot.containers if each.pod_uid == id_.pod_uid]
+        return same[0] if len(same) == 1 else None
+
     for gap in processes.gaps:
         reason = gap.explanation
         if gap.container is None:
             reason = f"{printable(gap.cgroup, _CGROUP_LIMIT)}: {reason}"
-        yield Gap("processes", reason, containers[gap.container], gap.container, gap.count)
+        yield Gap("processes", reason, container_of(gap.container), gap.container, gap.count)
     for id_, count in refused.items():
         reason = f"the mappings of {count_text(count, 'process')} may not be read"
-        yield Gap("processes", reason, containers[id_], id_, count)
+        yield Gap("processes", reason, container_of(id_), id_, count)

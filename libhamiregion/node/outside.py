@@ -7,7 +7,7 @@ import errno
 import os
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -17,12 +17,12 @@ from libhamiregion.region import open_region
 
 from . import procfs
 from .containers import Container, missing_for
-from .directories import is_readable
+from .directories import REGION_SUFFIX, is_readable
 from .procfs import Gone
 from .workers import Blocked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
     from libhamiregion.region import Region
@@ -32,15 +32,11 @@ if TYPE_CHECKING:
     from .processes import ProcessTable
     from .procfs import FileIdentity, Mapping
 
-T = TypeVar("T")
-
 # A process can map any number of files that look like regions.
 _LIMIT = 4_096
 _LIMIT_PER_CONTAINER = 16
 _LINKS_LIMIT = 8
-_REGION_SUFFIX = ".cache"
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_MAPPED_LENGTHS = frozenset(-(-layout.size_bytes // _PAGE) * _PAGE for layout in LAYOUTS)
+_MAPPED_LENGTHS = frozenset(procfs.mapped_length(layout.size_bytes) for layout in LAYOUTS)
 _NO_CAPABILITY = (
     "following /proc/<pid>/map_files needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE, the only way to"
     " open a region outside HAMi's directories"
@@ -52,40 +48,40 @@ class MappedRegion:
     """A file that processes map for writing and that looks like a region, wherever it is.
 
     Attributes:
-        device: The file system's device number as maps prints it.
-        inode: The file's inode number as maps prints it.
-        path_in_namespace: The file as the first of `pids` sees it, raw and hostile. Never walked.
+        identity: The file, as `ProcessTable.identity` gives it.
+        path_in_namespace: The file as the first process sees it, raw and hostile. Never walked.
         deleted: Whether that name is gone.
-        pids: The processes that map it, pids of the /proc that was read. Those that map the fewest
-            regions come first: a user maps one, a monitor all of them.
-        exclusive: Whether the first of `pids` maps no other region.
-        links: Links of ``map_files`` that lead to the file itself, of the first of `pids`.
-        payer: The container, or else the process, whose share of a limit it takes.
+        users: The processes that map it. Those that map the fewest regions come first: a user maps
+            one, a monitor all of them.
+        exclusive: Whether the first process maps no other region.
     """
 
-    device: int
-    inode: int
+    identity: FileIdentity
     path_in_namespace: str
     deleted: bool
-    pids: tuple[int, ...]
+    users: tuple[tuple[HostProcess, Mapping], ...]
     exclusive: bool
-    links: tuple[str, ...]
-    payer: str
 
     @property
-    def identity(self) -> FileIdentity:
-        """The file, as `ProcessTable.identity` gives it."""
-        return self.device, self.inode
+    def pids(self) -> tuple[int, ...]:
+        """Pids of the processes in the /proc that was read."""
+        return tuple(process.pid for process, _ in self.users)
 
     @property
-    def name(self) -> str:
-        """The last part of its path."""
-        return self.path_in_namespace.rpartition("/")[2]
+    def payer(self) -> str:
+        """The container, or else the process, whose share of a limit it takes."""
+        process = self.users[0][0]
+        return f"process {process.pid}" if process.container is None else process.container.id
+
+    @property
+    def inode_and_name(self) -> tuple[int, str]:
+        """Its inode number, and the last part of its path."""
+        return self.identity[1], self.path_in_namespace.rpartition("/")[2]
 
 
 def _looks_like_a_region(mapping: Mapping) -> bool:
     return mapping.writable and (
-        mapping.path.endswith(_REGION_SUFFIX) or mapping.length_bytes in _MAPPED_LENGTHS
+        mapping.path.endswith(REGION_SUFFIX) or mapping.length_bytes in _MAPPED_LENGTHS
     )
 
 
@@ -113,18 +109,13 @@ def mapped_regions(
     for identity, found in users.items():
         found.sort(key=lambda each: (counts[each[0].pid], each[0].pid))
         process, mapping = found[0]
-        yield MappedRegion(
-            *identity,
-            path_in_namespace=mapping.path,
-            deleted=mapping.deleted,
-            pids=tuple(process.pid for process, _ in found),
-            exclusive=counts[process.pid] == 1,
-            links=tuple(
-                f"{table.proc}/{process.pid}/map_files/{mapping.start:x}-{mapping.end:x}"
-                for process, mapping in found[:_LINKS_LIMIT]
-            ),
-            payer=(f"process {process.pid}" if process.container is None else process.container.id),
-        )
+        is_only = counts[process.pid] == 1
+        yield MappedRegion(identity, mapping.path, mapping.deleted, tuple(found), is_only)
+
+
+def _link(table: ProcessTable, process: HostProcess, mapping: Mapping) -> str:
+    """The link that leads to a mapped file itself; the kernel may wait for the process."""
+    return f"{table.proc}/{process.pid}/map_files/{mapping.start:x}-{mapping.end:x}"
 
 
 def resolve(table: ProcessTable, mapped: MappedRegion) -> MappedRegion:
@@ -133,19 +124,11 @@ def resolve(table: ProcessTable, mapped: MappedRegion) -> MappedRegion:
     A rename or deletion shows in no figure of a process, so maps may have been read before it.
     """
     with contextlib.suppress(OSError, Blocked, Gone):
-        link = mapped.links[0]
-        name = _ask(table, mapped.pids[0], partial(os.readlink, link))
+        process, mapping = mapped.users[0]
+        name = table.ask(process, partial(os.readlink, _link(table, process, mapping)))
         path, deleted = procfs.split_deleted(name)
         return attrs.evolve(mapped, path_in_namespace=path, deleted=deleted)
     return mapped
-
-
-def _ask(table: ProcessTable, pid: int, work: Callable[[], T]) -> T:
-    """Follow a link of ``map_files``, for which the kernel may wait for the process."""
-    process = table.get(pid)
-    if process is None:
-        raise Gone
-    return table.ask(process, work)
 
 
 def open_mapped(table: ProcessTable, mapped: MappedRegion, *, writable: bool = False) -> Region:
@@ -160,12 +143,13 @@ def open_mapped(table: ProcessTable, mapped: MappedRegion, *, writable: bool = F
         RegionStale: The name is gone, or no process maps the file any more.
         RegionError, OSError: As `open_region`; PermissionError where the capability is missing.
     """
-    if mapped.deleted or not mapped.links:
+    if mapped.deleted:
         raise _stale(mapped)
     refusal: RegionError | OSError | None = None
-    for pid, link in zip(mapped.pids, mapped.links, strict=False):
+    for process, mapping in mapped.users[:_LINKS_LIMIT]:
+        link = _link(table, process, mapping)
         try:
-            region = _ask(table, pid, partial(open_region, link, writable=writable))
+            region = table.ask(process, partial(open_region, link, writable=writable))
         except (FileNotFoundError, Blocked, Gone):
             continue
         except PermissionError as error:
@@ -236,7 +220,7 @@ class OutsideRegions:
                 now = resolve(self._table, each)
                 # Monitors map for a while the regions of containers that have gone.
                 is_left_over = now.deleted and not now.exclusive
-                is_inside = not now.deleted and (now.inode, now.name) in files
+                is_inside = not now.deleted and now.inode_and_name in files
                 if region is None and (is_left_over or is_inside):
                     continue
                 container = self._open(now)
@@ -272,8 +256,7 @@ class OutsideRegions:
             region = open_mapped(self._table, mapped)
         except (RegionError, OSError) as error:
             missing = missing_for(error)
-        process = self._table.get(mapped.pids[0])
-        container_id = None if process is None else process.container
+        container_id = mapped.users[0][0].container
         return Container(
             pod_uid=None if container_id is None else container_id.pod_uid,
             container_id=container_id,

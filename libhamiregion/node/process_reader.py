@@ -125,7 +125,6 @@ class Entry:
         unread: Why its maps have not been read; None if they were, or may not be.
         read_s: When it was last read, on the monotonic clock; 0 if never.
         is_first: Whether that was the first time.
-        facts: Further facts about the program that it runs.
     """
 
     start_time_ticks: int
@@ -138,7 +137,6 @@ class Entry:
     unread: GapReason | None = None
     read_s: float = 0.0
     is_first: bool = False
-    facts: dict[str, object] = attrs.field(factory=dict, eq=False)
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -263,9 +261,9 @@ class ProcessReader:
                 text = procfs.read_cgroup(descriptor)
         finally:
             os.close(descriptor)
-        cgroup = self._cgroups.get(text)
-        if cgroup is None:
-            cgroup = self._cgroups[text] = parse_cgroup(text), budget_key(text)
+        if text not in self._cgroups:
+            self._cgroups[text] = parse_cgroup(text), budget_key(text)
+        container, key = self._cgroups[text]
         process = HostProcess(
             pid=pid,
             start_time_ticks=stat.start_time_ticks,
@@ -273,9 +271,9 @@ class ProcessReader:
             uid=uid,
             user=self._users.get(uid, str(uid)),
             command=f"[{stat.name}]",
-            container=cgroup[0],
+            container=container,
         )
-        return Entry(stat.start_time_ticks, process, cgroup[1], unread="no_time")
+        return Entry(stat.start_time_ticks, process, key, unread="no_time")
 
     def _look_at(self, directory: int, entry: Entry) -> Entry:
         """Read a process whole; if that is blocked, what was known of it holds."""

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
@@ -16,8 +16,7 @@ from libhamiregion.errors import new_error, region_error
 
 from . import procfs
 from .process_reader import ProcessReader, gaps_of
-from .procfs import INITIAL_PID_NAMESPACE, AccessDenied, Gone, TooMuch
-from .workers import Blocked
+from .procfs import INITIAL_PID_NAMESPACE, Gone, TooMuch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -69,12 +68,8 @@ class ProcVisibility:
         own = procfs.read_link(directory, "self") or ""
         own_pid = int(own) if own.isdigit() else 0
         # The init of the host itself is no process of a container.
-        hidden = [
-            pid
-            for pid, entry in entries.items()
-            if not entry.is_readable
-            and not (sees_host and entry.process is not None and entry.process.ns_pids == (1,))
-        ]
+        init = 1 if sees_host else 0
+        hidden = [pid for pid, each in entries.items() if not each.is_readable and pid != init]
         itself = entries[own_pid].process if own_pid in entries else None
         return cls(
             sees_host=sees_host,
@@ -224,11 +219,6 @@ class ProcessTable:
         return sum(entry.process is not None for entry in self.view.entries.values())
 
     @property
-    def read_s(self) -> float:
-        """When the last refresh ended, on the monotonic clock."""
-        return self.view.ended_s
-
-    @property
     def visibility(self) -> ProcVisibility:
         """How much of the node the last refresh could see."""
         return self.view.visibility
@@ -262,19 +252,16 @@ class ProcessTable:
         entry = self._entry_of(process)
         return None if entry is None else entry.has_libvgpu
 
-    def fact(
-        self, process: HostProcess, file: str, limit: int, parse: Callable[[bytes], T]
-    ) -> T | None:
-        """What a file of a process says; it is read once until the process calls exec.
+    def read(self, process: HostProcess, file: str, limit: int) -> bytes:
+        """Read a file of a process whole.
 
         Args:
             process: The process.
             file: The file's name in the process's directory.
             limit: The most bytes that are read.
-            parse: Makes of the file what is to be known and kept.
 
-        Returns:
-            What `parse` returns; None where the file cannot be read whole, or not in time.
+        Raises:
+            Gone, AccessDenied, TooMuch, Blocked, OSError: It cannot be read, or not in time.
         """
 
         def read() -> bytes:
@@ -289,15 +276,7 @@ class ProcessTable:
             finally:
                 os.close(descriptor)
 
-        entry = self._entry_of(process)
-        if entry is None:
-            return None
-        if file not in entry.facts:
-            try:
-                entry.facts[file] = parse(self.ask(process, read))
-            except (Gone, AccessDenied, TooMuch, Blocked, OSError):
-                return None
-        return cast("T", entry.facts[file])
+        return self.ask(process, read)
 
     def ask(self, process: HostProcess, work: Callable[[], T]) -> T:
         """Do what may wait for a process, in a thread that is given up when it does.
@@ -319,9 +298,7 @@ class ProcessTable:
 
     def _entry_of(self, process: HostProcess) -> Entry | None:
         entry = self.view.entries.get(process.pid)
-        if entry is None or entry.process is None:
-            return None
-        is_same = entry.start_time_ticks == process.start_time_ticks
+        is_same = entry is not None and entry.start_time_ticks == process.start_time_ticks
         return entry if is_same else None
 
     def ended(self, processes: Collection[HostProcess]) -> set[HostProcess]:

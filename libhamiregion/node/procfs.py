@@ -27,6 +27,7 @@ INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
 #: Characters of a command line that are kept.
 COMMAND_LIMIT = 4096
 
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _CHUNK = 1 << 16
 # 65,536 supplementary groups can be before NSpid.
 _STATUS_LIMIT = 1 << 20
@@ -179,15 +180,7 @@ def read_maps(
     paths = _uncleared("char[]", _PATHS_LIMIT)
     has_libvgpu = ffi.new("uint32_t *")
     count = lib.hr_read_mapped_files(
-        directory,
-        pid,
-        start_time_ticks,
-        rows,
-        len(rows),
-        paths,
-        len(paths),
-        has_libvgpu,
-        ffi.NULL,
+        directory, pid, start_time_ticks, rows, len(rows), paths, len(paths), has_libvgpu, ffi.NULL
     )
     if count < 0:
         raise {lib.HR_ENOTFOUND: Gone, lib.HR_EACCESS: AccessDenied}.get(count, TooMuch)
@@ -208,6 +201,11 @@ def _mapping(row: Any, paths: Any) -> Mapping:
         bool(row.is_writable),
         *split_deleted(os.fsdecode(path)),
     )
+
+
+def mapped_length(size_bytes: int) -> int:
+    """The length in whole pages, as maps shows it."""
+    return -(-size_bytes // _PAGE) * _PAGE
 
 
 def split_deleted(path: str) -> tuple[str, bool]:

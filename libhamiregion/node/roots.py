@@ -185,17 +185,14 @@ class Roots:
                 message = f"more than {listings[root].limit:,} entries; the others are left out"
                 errors[shown] = OSError(errno.EOVERFLOW, message, shown)
         is_same = list(map(id, self._listings.values())) == list(map(id, listings.values()))
-        self._listings = listings
-        self.errors = errors
+        self._listings, self.errors = listings, errors
         self.scanned = tuple(root for root in listings if root not in errors)
         if not is_same:
-            found = {
+            self._found = {
                 f"{root}/{name}": fields
                 for root, each in listings.items()
                 for name, fields in each.names.items()
             }
-            if list(found) != list(self._found):
-                self._found = found
         return self._found
 
     def _expanded(self, errors: dict[str, OSError]) -> dict[str, str]:

@@ -136,7 +136,7 @@ class NodeProcess:
 
     @property
     def owner(self) -> Container:
-        """`container`; without it one made of `container_id`, for `Node.pod_name` and `Selector`.
+        """`container`; without it one made of `container_id`, for a `Selector`.
 
         Of several that share a claim's region, the one that its cgroup names. Outside all
         containers it has neither name nor pod.
@@ -444,12 +444,12 @@ class Join:
             entry = None
             if sample is not None and process is not None and not self._is_newer(process) and named:
                 entry = sample.process(named, process.pid)
-            index = table.devices.device[row]
-            if entry is not None:
-                yield _driver_row(entry, index, used, sm)
-            else:
-                gpu = self._gpu_indexes.get(uuid)
-                yield ProcessDeviceRow(index, uuid, used, None, sm, driver_index=gpu)
+            index, gpu = table.devices.device[row], self._gpu_indexes.get(uuid)
+            yield (
+                ProcessDeviceRow(index, uuid, used, None, sm, driver_index=gpu)
+                if entry is None
+                else _driver_row(entry, index, used, sm)
+            )
             usage += 1
         if process is not None:
             for entry in self._entries(process, self.pairs.of_region[region]):
@@ -473,6 +473,8 @@ class Join:
         table = self.observation.processes
         known = {pid: process for pid in pids if (process := table.get(pid)) is not None}
         ended = table.ended(set(known.values())) if known else set()
+        # The first of the containers whose region a process without a slot maps.
+        mapped = {each.pid: facts for facts in reversed(self.facts) for each in facts.unlisted}
         found = []
         for pid in pids:
             process = known.get(pid)
@@ -482,16 +484,12 @@ class Join:
                 found.append(NodeProcess(None, None, None, pid, "unknown", None, None, devices))
             # Of a newer process, the driver's figures are those of an earlier one.
             elif process not in ended and not self._is_newer(process):
-                if pid in self._mapped:
-                    found.append(self.without_slot(self._mapped[pid], process, "escaped"))
-                else:
-                    found.append(self.without_slot(*self._judge(process)))
+                facts = mapped.get(pid)
+                state: ProcessState = "escaped"
+                if facts is None:
+                    facts, state = self._judge(process)
+                found.append(self.without_slot(facts, process, state))
         return tuple(found)
-
-    @cached_property
-    def _mapped(self) -> dict[int, ContainerFacts]:
-        """Pid of a process without a slot to the first of the containers whose region it maps."""
-        return {each.pid: facts for facts in reversed(self.facts) for each in facts.unlisted}
 
     @cached_property
     def on_other_devices(self) -> tuple[NodeProcess, ...]:
@@ -545,14 +543,11 @@ class Join:
         table, proved = observation.table, self.pairs.states.proved
         found = []
         for row, container in enumerate(observation.containers):
-            indexes = None
-            if table.regions.code[row] == 0:
-                rows = devices_of(table, row)
-                # Of two devices with one uuid the first counts.
-                indexes = {
-                    table.devices.uuid(each): table.devices.device[each] for each in reversed(rows)
-                }
-            found.append(ContainerFacts(container, proved.get(row), indexes))
+            # Of two devices with one uuid the first counts.
+            rows, devices = reversed(devices_of(table, row)), table.devices
+            indexes = {devices.uuid(each): devices.device[each] for each in rows}
+            is_read = table.regions.code[row] == 0
+            found.append(ContainerFacts(container, proved.get(row), indexes if is_read else None))
         return (*found, *map(ContainerFacts, observation.missing))
 
     @cached_property
@@ -560,19 +555,17 @@ class Join:
         # Regions outside the roots come last: a container can map any number of those.
         return {id_.id: facts for facts in reversed(self.facts) for id_ in facts.ids}
 
-    def _judge(
-        self, process: HostProcess
-    ) -> tuple[ContainerFacts | None, HostProcess, ProcessState]:
+    def _judge(self, process: HostProcess) -> tuple[ContainerFacts | None, ProcessState]:
         candidates = self._candidates(process)
         inside = process.ns_pids[-1]
-        with_region = [facts for facts in candidates if facts.has_region]
+        have_region = {facts.has_region for facts in candidates}
         state: ProcessState = "unknown"
         if not any(inside in facts.unknown_pids or facts.is_unreadable for facts in candidates):
-            if not with_region:
+            if True not in have_region:
                 state = "unmanaged"
-            elif len(with_region) == len(candidates):
+            elif False not in have_region:
                 state = "escaped"
-        return candidates[0] if len(candidates) == 1 else None, process, state
+        return candidates[0] if len(candidates) == 1 else None, state
 
     def _candidates(self, process: HostProcess) -> Sequence[ContainerFacts]:
         container_id = process.container

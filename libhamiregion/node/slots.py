@@ -6,7 +6,7 @@ import contextlib
 import time
 from array import array
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import attrs
 
@@ -30,14 +30,10 @@ SlotState: TypeAlias = Literal["alive", "dead", "unknown"]
 
 #: What the numbers in `SlotStates.states` mean.
 SLOT_STATES = ("unknown", "alive", "dead")
-_UNKNOWN, _ALIVE, _DEAD = range(3)
 # Static pods have a hash as UID in their cgroup, and their directory may have another UID.
 _HASH_DIGITS: Final = 32
 # /proc is listed so often.
 _LISTING_S = 20.0
-# A proof that lacked time or permission is tried again sooner.
-_RETRY_S = 10.0
-_NEVER_S = float("inf")
 
 
 @attrs.frozen
@@ -116,7 +112,8 @@ def match_slots(
 
     Source: docs, The protocol (Processes in /proc).
     """
-    region, view, pod_uid = _region_of(container), table.view, _pod_of(container)
+    region, view, pod_uid = container.region, table.view, _pod_of(container)
+    assert region is not None  # noqa: S101 (only such have slots)
     identity = table.identity(region)
     own = 0 if _is_attached(table, identity) else view.visibility.own_pid
     users: list[FileUser] = []
@@ -136,7 +133,7 @@ def match_slots(
     lost = set(pids).difference(found.alive)
     if not lost or view.started_s < read_s:
         return found
-    others = {pid for pid, _ in _other_pod_processes(view, identity, container, lost)}
+    others = {pid for pid, _ in other_pod_processes(table, container, lost)}
     # The init of the host itself is no process of a container, also if it may not be read.
     none = {own, 1 if view.visibility.sees_host else 0, *others}
     return attrs.evolve(found, dead=_dead(view, lost, pids, identity, none, read_s))
@@ -160,20 +157,15 @@ def other_pod_processes(
     Returns:
         Pid and start time of each, by pid.
     """
-    identity = table.identity(_region_of(container))
-    return _other_pod_processes(table.view, identity, container, pids)
-
-
-def _other_pod_processes(
-    view: ProcessView, identity: FileIdentity, container: Container, pids: Iterable[int]
-) -> list[tuple[int, int]]:
-    pod_uid, own = _pod_of(container), view.entries.get(view.visibility.own_pid)
+    region, view, pod_uid = container.region, table.view, _pod_of(container)
+    own = view.entries.get(view.visibility.own_pid)
     # If this process is not shown, nothing is proved.
-    if container.directory is None or pod_uid is None or own is None or own.process is None:
+    if region is None or container.directory is None or pod_uid is None or own is None:
         return []
+    own_pod = None if own.process is None else own.process.pod_uid
     # On a node that is itself in a pod, that is the outermost pod of all its processes.
-    same = {None, own.process.pod_uid, pod_uid}
-    users = {user.process.pid for user in view.by_inode.get(identity[1], ())}
+    same = {None, own_pod, pod_uid}
+    users = {user.process.pid for user in table.users_of(table.identity(region))}
     return sorted(
         entry.identity
         for pid in pids
@@ -222,11 +214,6 @@ def _is_attached(table: ProcessTable, identity: FileIdentity) -> bool:
             if table.identity(slot.region) == identity:
                 return True
     return False
-
-
-def _region_of(container: Container) -> Region:
-    assert container.region is not None  # noqa: S101 (only such have slots)
-    return container.region
 
 
 def _pod_of(container: Container) -> str | None:
@@ -335,15 +322,8 @@ class SlotStates:
         return {row: each.unlisted for row, each in self.proved.items() if each.unlisted}
 
 
-@attrs.frozen
-class _Row:
-    """A region that was read.
-
-    Attributes:
-        row: Its row in ``table.regions``.
-        region: The region.
-        slots: The rows of its slots.
-    """
+class _Row(NamedTuple):
+    """A region that was read: its row in ``table.regions``, and the rows of its slots."""
 
     row: int
     region: Region
@@ -359,22 +339,20 @@ class _Proof:
         identity: The region's file.
         users: The processes that map it.
         found: Whose the slots are.
-        due_s: Until when it holds.
     """
 
     key: bytes
     identity: FileIdentity
     users: tuple[FileUser, ...]
     found: RegionProcesses
-    due_s: float
 
 
 class SlotTracker:
     """Finds out for each read of a node's regions which slots are of live processes.
 
-    A region's proof holds while the pids and host pids in its slots are the same, the same
-    processes map it, and none of them has ended; that a process is dead is proved at each update.
-    /proc is listed if a region has to be proved, and every 20 s, once for all regions. A process
+    A region's proof holds while the pids and host pids in its slots are the same, all their
+    processes are alive, and the same processes map it; others are proved at each update. /proc is
+    listed if a region has to be proved, and every 20 s, once for all regions. A process
     that has ended is noticed by its ``stat``, at each update.
 
     Threads: one at a time.
@@ -394,8 +372,6 @@ class SlotTracker:
         containers: Sequence[Container],
         table: RegionTable,
         read_s: float,
-        *,
-        anew: bool = False,
     ) -> SlotStates:
         """Judge the slots of a table.
 
@@ -403,7 +379,6 @@ class SlotTracker:
             containers: The containers of its rows.
             table: As `RegionSet.read` gives it.
             read_s: When it had been read, on the monotonic clock.
-            anew: Prove every region, even if nothing has changed.
 
         Returns:
             The same object as last time if nothing has changed.
@@ -412,13 +387,12 @@ class SlotTracker:
             OSError: /proc cannot be listed.
         """
         rows = _rows(containers, table)
-        now_s = time.monotonic()
         alive = {each for proof in self._proofs.values() for each in proof.found.alive.values()}
         ended = self._processes.ended(alive) if alive else set()
-        stale = [each for each in rows if anew or self._is_stale(each, table, now_s, ended)]
+        stale = [each for each in rows if self._is_stale(each, table, ended)]
         started_s = self._processes.view.started_s
         # A process that is not there after the regions were read is dead.
-        if (stale and started_s < read_s) or now_s - started_s >= _LISTING_S:
+        if (stale and started_s < read_s) or time.monotonic() - started_s >= _LISTING_S:
             self._processes.refresh()
         if self._compared_s != self._processes.view.started_s:
             known = {each.row for each in stale}
@@ -427,15 +401,14 @@ class SlotTracker:
             ]
             self._compared_s = self._processes.view.started_s
         lost = self._prove(stale, containers, table, read_s)
-        wanted: set[int] = set()
-        late = []
-        for each, pids in lost:
-            unread = self._unread_since(pids, containers[each.row], read_s)
-            wanted |= unread
-            late += [each] if unread else []
-        if wanted:
-            self._processes.refresh(wanted)
-            self._prove(late, containers, table, read_s)
+        late = [
+            (each, unread)
+            for each, pids in lost
+            if (unread := self._unread_since(pids, containers[each.row], read_s))
+        ]
+        if late:
+            self._processes.refresh({pid for _, unread in late for pid in unread})
+            self._prove([each for each, _ in late], containers, table, read_s)
         for region in self._proofs.keys() - {each.region for each in rows}:
             del self._proofs[region]
         answer = self._states(len(table.processes), table.processes.pid, rows)
@@ -443,13 +416,12 @@ class SlotTracker:
             self._answer = answer
         return self._answer
 
-    def _is_stale(
-        self, row: _Row, table: RegionTable, now_s: float, ended: set[HostProcess]
-    ) -> bool:
+    def _is_stale(self, row: _Row, table: RegionTable, ended: set[HostProcess]) -> bool:
         proof = self._proofs.get(row.region)
         return (
             proof is None
-            or now_s >= proof.due_s
+            # Another process may get a dead one's pid, and change nothing in the region at first.
+            or not proof.found.alive.keys() >= set(proof.found.pids)
             or proof.key != _key_of(row, table)
             or not ended.isdisjoint(proof.found.alive.values())
         )
@@ -485,7 +457,6 @@ class SlotTracker:
         read_s: float,
     ) -> list[tuple[_Row, set[int]]]:
         """Prove regions; return those with pids in slots whose processes are unknown."""
-        now_s = time.monotonic()
         lost = []
         for row in stale:
             known = self._proofs.pop(row.region, None)
@@ -496,22 +467,12 @@ class SlotTracker:
                 found = match_slots(self._processes, containers[row.row], pids, read_s)
             except RegionError:
                 continue  # closed meanwhile: the next refresh opens it again
-            due_s = _NEVER_S
-            unknown = set(found.pids).difference(found.alive, found.dead)
-            if unknown:
+            if unknown := set(found.pids).difference(found.alive, found.dead):
                 lost.append((row, unknown))
-                due_s = now_s + _RETRY_S
-            if found.dead:
-                # Another process may get its pid, and change nothing in the region at first.
-                due_s = now_s
             if known is not None and known.found == found:
                 found = known.found
             self._proofs[row.region] = _Proof(
-                _key_of(row, table),
-                identity,
-                self._processes.users_of(identity),
-                found,
-                due_s,
+                _key_of(row, table), identity, self._processes.users_of(identity), found
             )
         return lost
 
@@ -525,14 +486,10 @@ class SlotTracker:
                 continue
             found = proved[row.row] = proof.found
             last: dict[int, int] = {}
-            for at in range(row.slots.start, row.slots.stop):
-                pid = pids[at]
-                if pid in found.alive:
-                    states[at] = _ALIVE
-                    last[pid] = at
-                elif pid in found.dead:
-                    states[at] = _DEAD
-            processes.update((at, found.alive[pid]) for pid, at in last.items())
+            for at, pid in enumerate(pids[row.slots], row.slots.start):
+                states[at] = SLOT_STATES.index(found.state(pid))
+                last[pid] = at
+            processes.update((last[pid], process) for pid, process in found.alive.items())
         return SlotStates(bytes(states), processes, proved)
 
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 import errno
 import queue
 import threading
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable
+
+    _Calls: TypeAlias = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 T = TypeVar("T")
 
@@ -28,77 +31,25 @@ class Blocked(Exception):
     """The process does not let itself be read, or others of its container have kept readers."""
 
 
-class _Call(Generic[T]):
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
-        self.done = threading.Event()
-        self.results: list[T] = []
-        self.error: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            self.results.append(self._work())
-        except Exception as error:  # noqa: BLE001 (raised again for the caller)
-            self.error = error
-        finally:
-            self.done.set()
-
-    def result(self) -> T:
-        if self.error is not None:
-            raise self.error
-        return self.results[0]
-
-
-class BoundedCall(Generic[T]):
-    """Calls a function in a thread of its own, and waits for it for a bounded time.
-
-    While a call hangs, no second one is begun: its thread cannot be ended. Its late result is
-    dropped.
-
-    Threads: one at a time.
-
-    Args:
-        function: The function.
-        name: Of the thread.
-    """
-
-    def __init__(self, function: Callable[[], T], name: str) -> None:
-        self._function = function
-        self._name = name
-        self._hanging: _Call[T] | None = None
-
-    def __call__(self, for_s: float) -> list[T]:
-        """Return the function's result in a list; an empty list if it has not returned by then.
-
-        Args:
-            for_s: How long to wait, seconds.
-
-        Raises:
-            Exception: As the function.
-        """
-        if self._hanging is not None and not self._hanging.done.is_set():
-            return []
-        call = self._hanging = _Call(self._function)
-        threading.Thread(target=call.run, name=self._name, daemon=True).start()
-        if not call.done.wait(for_s):
-            return []
-        self._hanging = None
-        return [call.result()]
-
-
 class Workers:
-    """Makes calls one after the other in a thread that is replaced if one takes more than 1 s.
+    """Makes calls one after the other in a thread that is replaced if one takes too long.
 
-    The process of an abandoned call is not asked again until that call returns; while two such
-    calls of a party last, none of its processes is asked.
+    The process of an abandoned call is not asked again until that call's `late` result is taken;
+    while two such calls of a party last, none of its processes is asked.
 
     Threads: may be shared.
+
+    Args:
+        timeout_s: How long a call may take.
+        name: Of the threads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float = _TIMEOUT_S, name: str = "hami-reader") -> None:
+        self._timeout_s = timeout_s
+        self._name = name
         self._calling = threading.Lock()
-        self._calls: queue.SimpleQueue[_Call[Any] | None] | None = None
-        self._abandoned: dict[Hashable, tuple[Hashable, _Call[Any]]] = {}
+        self._calls: _Calls | None = None
+        self._abandoned: dict[Hashable, tuple[Hashable, Future[Any]]] = {}
 
     def call(self, party: Hashable, process: Hashable, work: Callable[[], T]) -> T:
         """Call a function that may wait for a process.
@@ -116,32 +67,32 @@ class Workers:
         with self._calling:
             # Another thread may remove a call meanwhile.
             abandoned = self._abandoned.copy().values()
-            stuck = [each for each, call in abandoned if not call.done.is_set()]
+            stuck = [each for each, future in abandoned if not future.done()]
             is_full = len(stuck) >= _ABANDONED_LIMIT
             if process in self._abandoned or is_full or stuck.count(party) >= _LIMIT_PER_PARTY:
                 raise Blocked
-            call = _Call(work)
+            future: Future[T] = Future()
             if self._calls is None:
-                self._calls = _start()
-            self._calls.put(call)
-            in_time = False
+                self._calls = _start(self._name)
+            self._calls.put((future, work))
+            in_time: Collection[Future[T]] = ()
             try:
-                in_time = call.done.wait(_TIMEOUT_S)
+                in_time, _ = wait([future], self._timeout_s)
             finally:
                 if not in_time:
-                    self._abandoned[process] = party, call
+                    self._abandoned[process] = party, future
                     self._end_thread()
             if not in_time:
                 raise Blocked
-        return call.result()
+        return future.result()
 
     def late(self, process: Hashable) -> object:
         """Take the result of an abandoned call that has returned since; None without one."""
-        _, call = self._abandoned.get(process, (None, None))
-        if call is None or not call.done.is_set():
+        _, future = self._abandoned.get(process, (None, None))
+        if future is None or not future.done():
             return None
         del self._abandoned[process]
-        return call.results[0] if call.results else None
+        return None if future.exception() else future.result()
 
     def rest(self) -> None:
         """End the thread when it has done its calls; the next call starts another one."""
@@ -159,16 +110,20 @@ class Workers:
             del self._abandoned[each]
 
 
-def _start() -> queue.SimpleQueue[_Call[Any] | None]:
-    calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
+def _start(name: str) -> _Calls:
+    calls: _Calls = queue.SimpleQueue()
 
-    def work() -> None:
+    def work_on() -> None:
         while (call := calls.get()) is not None:
-            call.run()
-            del call  # its result may be large
+            future, work = call
+            try:
+                future.set_result(work())
+            except Exception as error:  # noqa: BLE001 (raised again for the caller)
+                future.set_exception(error)
+            del call, future  # the result may be large
 
     try:
-        threading.Thread(target=work, name="hami-reader", daemon=True).start()
+        threading.Thread(target=work_on, name=name, daemon=True).start()
     except RuntimeError as error:
         raise OSError(errno.EAGAIN, str(error)) from error
     return calls

@@ -46,7 +46,6 @@ def listed(kubeconfig: str | None) -> int:
 
 
 @needs_openssl
-@pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
 def test_a_server_is_verified_and_a_client_shows_its_certificate(tmp_path: Path) -> None:
     authority = Authority.in_directory(tmp_path / "authority")
     certificate, key = authority.issue("client")
@@ -64,11 +63,6 @@ def test_a_server_is_verified_and_a_client_shows_its_certificate(tmp_path: Path)
             listed(config(tmp_path / "c", {"token": TOKEN}, **trusted))
         with pytest.raises(KubernetesError, match="verify failed"):
             listed(config(tmp_path / "c", user, server=api.url))
-        said = {"server": api.url, "insecure-skip-tls-verify": "false"}
-        with pytest.raises(KubernetesError, match="verify failed"):
-            listed(config(tmp_path / "c", user, **said))
-        said["insecure-skip-tls-verify"] = True  # type: ignore[assignment]
-        assert listed(config(tmp_path / "c", user, **said)) == 0
 
 
 def test_a_token_in_a_file_is_read_for_each_request(tmp_path: Path) -> None:

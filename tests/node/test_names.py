@@ -36,14 +36,13 @@ def files(tmp_path: Path) -> NodeFiles:
 def test_a_pods_log_directory_names_it(files: NodeFiles) -> None:
     names = files.names()
     assert names.resolve(UID, "train") == TRAIN
-    assert names.resolve(UID) == TRAIN, "the only container is meant"
     files.pod(UID, "bert-0", "sidecar")
     assert names.resolve(UID) == PodName("research", "bert-0", None)
 
 
 def test_a_static_pods_uid_has_no_dashes(files: NodeFiles) -> None:
     files.pod(STATIC, "etcd-node.example", "etcd", namespace="kube-system")
-    assert files.names().resolve(STATIC) == PodName("kube-system", "etcd-node.example", "etcd")
+    assert files.names().resolve(STATIC) == PodName("kube-system", "etcd-node.example", None)
 
 
 def test_a_containers_log_names_it_by_its_id(files: NodeFiles) -> None:
@@ -66,7 +65,7 @@ def test_a_name_that_was_cut_is_no_answer(files: NodeFiles) -> None:
     path = files.container(ID, "a" * 200, "train")
     assert len(path.name) == 255
     assert files.names().resolve(None, None, ID) is None
-    assert files.names().resolve(UID, None, ID) == TRAIN
+    assert files.names().resolve(UID, "train", ID) == TRAIN
 
 
 def test_pods_come_and_go(files: NodeFiles) -> None:
@@ -253,7 +252,6 @@ def test_a_claim_is_selected_by_the_names_that_it_is_shown_with(
         refresh(node)
         found = only(node)
         assert (found.namespace, found.pod, found.name) == ("research", "bert-0", "a100-half")
-        assert node.pod_name(found) == found.pod_name
         for chosen in (
             {"namespace": "research"},
             {"pod": "bert-*"},

@@ -147,7 +147,7 @@ def test_a_container_is_named_by_the_resolver(root: Root) -> None:
     root.container("train", "u1")
     with Node(root, names=Names()) as node:
         refresh(node)
-        assert node.pod_name(only(node)) == PodName("default", "pod-u1", "train")
+        assert only(node).pod_name == PodName("default", "pod-u1", "train")
 
 
 def test_a_directory_of_no_real_pod_is_matched_all_the_same(root: Root, node: Node) -> None:

@@ -407,7 +407,7 @@ def test_who_maps_a_region_and_how(
     assert {pid for pid, mapping in found.items() if mapping.writable} == writers
     assert {each.pid for each in table.mappers(identity, writable=True)} == writers
     mine = {user.host_pid, monitor.host_pid}
-    (mapped,) = (each for each in mapped_regions(table) if (each.device, each.inode) == identity)
+    (mapped,) = (each for each in mapped_regions(table) if each.identity == identity)
     # The process that maps the fewest regions comes first, whatever its pid.
     assert (mapped.pids, mapped.exclusive) == ((user.host_pid, monitor.host_pid), True)
     assert mapped.payer == f"process {user.host_pid}", "it is in no container's cgroup"
@@ -437,7 +437,7 @@ def test_hostile_file_names_stay_one_mapping_each(start: Starter, tmp_path: Path
     table = ProcessTable()
     table.refresh()
     found = [resolve(table, each) for each in mapped_regions(table) if inside.host_pid in each.pids]
-    assert {each.name for each in found} == set(HOSTILE_NAMES)
+    assert {each.inode_and_name[1] for each in found} == set(HOSTILE_NAMES)
     assert not any(each.deleted for each in found)
     for each in found:
         assert printable(each.path_in_namespace).isprintable()

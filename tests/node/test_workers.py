@@ -9,7 +9,7 @@ import pytest
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.node import workers as workers_module
-from libhamiregion.node.workers import Blocked, BoundedCall, Workers
+from libhamiregion.node.workers import Blocked, Workers
 
 
 class Pipe:
@@ -145,28 +145,3 @@ def held() -> Iterator[Held]:
     made = Held()
     yield made
     made.may_return.set()
-
-
-def test_a_call_that_returns_in_time_has_its_result_or_error() -> None:
-    call = BoundedCall(lambda: 5, "five")
-    assert call(PATIENCE_S) == [5]
-
-    def fail() -> int:
-        raise MemoryError("no memory")
-
-    failing = BoundedCall(fail, "fails")
-    for _ in range(2):
-        with pytest.raises(MemoryError, match="no memory"):
-            failing(PATIENCE_S)
-
-
-def test_no_second_call_is_begun_while_one_hangs_and_its_late_result_is_dropped(
-    held: Held,
-) -> None:
-    call = BoundedCall(held, "held")
-    assert call(0.01) == []
-    # It does not wait at all.
-    assert call(PATIENCE_S) == []
-    eventually(lambda: held.calls == 1)
-    held.may_return.set()
-    eventually(lambda: call(PATIENCE_S) == [2])

@@ -99,9 +99,8 @@ def _transient(severity: Severity, what: str, consequence: str, advice: str) -> 
 CATALOGUE: Mapping[FindingKind, Explanation] = {
     FindingKind.HOST_PID_WRONG: _transient(
         Severity.WARNING,
-        "A live process's slot has a wrong host pid: none (`missing`), its pid in the container"
-        " (`container_pid`), that of another process with a slot (`swapped`, an error) or without"
-        " (`foreign`, an error), or of no process (`dead`).",
+        "A live process's slot has no host pid (`missing`), its pid in the container"
+        " (`container_pid`), or that of another process (`swapped`, `foreign`) or none (`dead`).",
         "the process's utilisation is 0 or another's, and its SM limit is off.",
         f"{_REPAIR} stores the right one; `hamiregion agent` keeps it right",
     ),
@@ -113,9 +112,9 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.SLOT_MOVED: Explanation(
         Severity.ERROR,
-        "A live process writes to a slot that does not count (`orphaned`: libvgpu 2.8.1 and later"
-        " moved it), or has two that count (`doubled`). If it is idle (`idle`), this is a note.",
-        "its memory is not counted, so that the container can pass its limit; or it counts twice.",
+        "A live process writes to a slot that does not count (`orphaned`; `idle` is a note), or has"
+        " two that count (`doubled`): libvgpu 2.8.1 and later moved it.",
+        "its memory is not counted, and the container can pass its limit; or it counts twice.",
         f"{_REPAIR} takes the real slot in and empties the copy",
     ),
     FindingKind.SLOT_WITHOUT_PID: _transient(
@@ -139,8 +138,8 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.PROCESSES_UNKNOWN: _transient(
         Severity.WARNING,
-        "The processes of some slots are not known: /proc does not show enough (`sight`), several"
-        " processes match (`ambiguous`), or time ran out (`no_time`).",
+        "The processes of some slots are not known: /proc hides some (`sight`), several match"
+        " (`ambiguous`), or time ran out (`no_time`).",
         "nothing is reported or repaired for these slots.",
         "run as root on the host, or in a pod with hostPID: true and the capability SYS_PTRACE",
     ),
@@ -152,10 +151,9 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.LOCK_STUCK: Explanation(
         Severity.ERROR,
-        "The region's lock is held by a dead process (`dead_owner`), without a signature"
-        " (`ownerless`), or by one process at every check (`live_owner`, `unknown_owner`: a"
-        " warning); or layout 1.1-postinit's start-up semaphore is taken in an unused region"
-        " (`startup`).",
+        "The region's lock is held by a dead process (`dead_owner`), by none (`ownerless`), or by"
+        " one at every check (`live_owner`, `unknown_owner`: a warning); or the start-up semaphore"
+        " is taken in an unused region (`startup`).",
         "processes cannot start, leave or allocate, or exit after they have waited 5 minutes.",
         f"{_REPAIR} or `hamiregion lock recover POD` frees it",
     ),
@@ -180,44 +178,40 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.PROCESS_ESCAPES: _transient(
         Severity.ERROR,
-        "The driver lists a process of the container that has no slot in its region: libvgpu is not"
-        " loaded in it (`no_library`), as after a login over SSH, or is switched off (`other`).",
+        "A process of the container uses a GPU and has no slot: libvgpu is not loaded in it"
+        " (`no_library`), as after a login over SSH, or is switched off (`other`).",
         "no limit holds for it, and others on that GPU run out of memory below their limits.",
         "start it with libvgpu in LD_PRELOAD, without CUDA_DISABLE_CONTROL",
     ),
     FindingKind.DRIVER_MEMORY_DIFFERS: _transient(
         Severity.WARNING,
-        "The driver's figure for the container's memory is larger (`driver_more`) or smaller"
-        " (`driver_less`) than the accounted one, by more than a tenth and more than 256 MiB per"
-        " process, or 768 MiB if no context is accounted.",
+        "The container uses more memory by the driver (`driver_more`) or less (`driver_less`) than"
+        " is accounted, by over a tenth and 256 MiB a process (768 MiB without a context).",
         "the limit holds for the accounted figure only.",
         "leave that much room on the GPU; if the driver's is smaller, restart the process",
     ),
     FindingKind.UTILIZATION_NOT_RECORDED: _transient(
         Severity.WARNING,
-        "The driver sees a process at work and the region says 0, though the host pid is right:"
-        " some versions of libvgpu measure only under an SM limit.",
+        "The driver sees a process at work and the region says 0, though the host pid is right.",
         "metrics from the region show a utilisation of 0.",
         "run `hamiregion agent`, or use the driver's figures (`hamiregion ps`)",
     ),
     FindingKind.DEVICE_COUNT_ZERO: _transient(
         Severity.WARNING,
-        "Processes use memory and the region names no device: none has used NVML through libvgpu.",
+        "Processes use memory and the region names no device: none has used NVML.",
         "HAMi's monitor shows nothing, and the driver's figures cannot be matched.",
         "run nvidia-smi once in the container, with libvgpu loaded",
     ),
     FindingKind.SM_LIMIT_OFF: _transient(
         Severity.WARNING,
-        "An SM limit has no effect: it is switched off in the region while others use the GPU"
-        " (`switch`), or by GPU_CORE_UTILIZATION_POLICY (`policy`), or device 0 has none"
-        " (`device_0`).",
+        "An SM limit is off: in the region while others use the GPU (`switch`), by"
+        " GPU_CORE_UTILIZATION_POLICY (`policy`), or because device 0 has none (`device_0`).",
         "launches are not held back.",
         "see the cause; a wrong host pid, which has the same effect, is a finding of its own",
     ),
     FindingKind.LAUNCHES_BLOCKED: _transient(
         Severity.ERROR,
-        "Launches are blocked in favour of a more urgent container (recent_kernel is below 0), and"
-        " neither HAMi's monitor nor `hamiregion agent` runs to unblock them.",
+        "Launches are blocked (recent_kernel is below 0), and no monitor or agent runs.",
         "SM-limited processes hang at their next launch.",
         "start HAMi's monitor or `hamiregion agent`",
     ),
@@ -236,8 +230,8 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.DIRECTORY_BORROWED: Explanation(
         Severity.ERROR,
-        "Processes of another pod use the region: the device plugin mounted this directory into"
-        " that pod, as volcano-vgpu may if two pods start at once, or a process opened it.",
+        "Processes of another pod use the region: its directory was mounted into that pod, as"
+        " volcano-vgpu may if two pods start at once.",
         "both pods share one region's limits, and the figures are their sum.",
         "delete the named pods, so that each gets its own directory",
     ),
@@ -250,9 +244,8 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.REGION_MISSING: _transient(
         Severity.INFO,
-        "The container's directory has no readable region: the file is `not_ready`, `not_a_region`,"
-        " of an `unknown_layout`, not permitted (`no_permission`), gone (`stale`), or the system"
-        " `failed`.",
+        "The directory has no readable region: the file is `not_ready`, `not_a_region`, of an"
+        " `unknown_layout`, refused (`no_permission`), gone (`stale`), or reading it `failed`.",
         "the container has no figures, and libvgpu in it may have no limits.",
         "delete a file that stays unfinished; run as root if it may not be read",
     ),

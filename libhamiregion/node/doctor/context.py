@@ -34,10 +34,7 @@ if TYPE_CHECKING:
     from .findings import Finding, FindingKind
 
     # Each check with the kinds that it can find.
-    ChecksOfNode: TypeAlias = dict[Callable[["DoctorContext"], Iterator[Finding]], set[FindingKind]]
-    ChecksOfRegion: TypeAlias = dict[
-        Callable[["DoctorContext", "ObservedRegion"], Iterator[Finding]], set[FindingKind]
-    ]
+    Checks: TypeAlias = dict[Callable[..., Iterator[Finding]], set[FindingKind]]
 
 
 def memory_bytes(usage: ProcessUsage) -> int:
@@ -88,7 +85,7 @@ class ObservedRegion:
         rows = () if self.join is None else self.join.slot_rows(self.row)
         return [row for row in rows if row.state == "alive"]
 
-    @cached_property
+    @property
     def users(self) -> tuple[HostProcess, ...]:
         """The live processes that use the region, with a slot or without."""
         return (*self.processes.alive.values(), *self.processes.unlisted)
@@ -142,19 +139,14 @@ class DoctorContext:
         states, table = self.observation.proved(), self.observation.table
         unread = {gap.container for gap in self.observation.gaps if gap.kind == "slots"}
         for row, container in enumerate(self.observation.containers):
-            found = None
-            processes = states.proved.get(row)
+            processes, region = states.proved.get(row), container.region
             # What is closed meanwhile is the next observation's.
             with contextlib.suppress(RegionError):
                 if container in unread:
-                    found = look(self.node, container)
-                elif table.regions.code[row] == 0 and container.region and processes:
-                    snapshot = table.snapshot(row, container.region)
-                    found = ObservedRegion(
-                        container, container.region, snapshot, processes, row, self.join
-                    )
-            if found is not None:
-                yield found
+                    yield look(self.node, container)
+                elif table.regions.code[row] == 0 and region and processes:
+                    snapshot = table.snapshot(row, region)
+                    yield ObservedRegion(container, region, snapshot, processes, row, self.join)
 
     @cached_property
     def identities(self) -> dict[FileIdentity, Container]:
@@ -162,8 +154,8 @@ class DoctorContext:
         found = {}
         codes = self.observation.table.regions.code
         for code, container in zip(codes, self.observation.containers, strict=True):
-            if code == 0 and container.region is not None:
-                with contextlib.suppress(RegionClosed):
+            with contextlib.suppress(RegionClosed):
+                if code == 0 and container.region is not None:
                     found[self.processes.identity(container.region)] = container
         return found
 

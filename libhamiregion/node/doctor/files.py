@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 from collections import Counter, defaultdict
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from libhamiregion.node.cgroups import is_pod_uid
 from libhamiregion.node.containers import MissingReason, missing_for
 from libhamiregion.node.outside import mapped_regions, resolve
 from libhamiregion.node.process_reader import is_monitor
+from libhamiregion.node.procfs import mapped_length
 from libhamiregion.text import count_text, printable
 
 from .findings import FindingKind, command_of, finding, only_or_none, pids_text, shown
@@ -25,12 +25,11 @@ if TYPE_CHECKING:
     from libhamiregion.node.containers import Container, MissingRegion
     from libhamiregion.node.process_reader import HostProcess
 
-    from .context import ChecksOfNode, ChecksOfRegion, DoctorContext, ObservedRegion
+    from .context import Checks, DoctorContext, ObservedRegion
     from .findings import Finding
 
-_PAGE = resource.getpagesize()
 # The length that maps shows for a layout that is mapped as a whole.
-_WHOLE = {layout: -(-layout.size_bytes // _PAGE) * _PAGE for layout in LAYOUTS}
+_WHOLE = {layout: mapped_length(layout.size_bytes) for layout in LAYOUTS}
 _MESSAGE_LIMIT = 400
 _PATH_LIMIT = 300
 # A process can map any number of files that look like regions.
@@ -110,16 +109,16 @@ def _lost_regions(
         if tried[mapped.payer] > _LOST_PER_CONTAINER:
             continue
         now = resolve(processes, mapped)
-        own, size = files.get((now.inode, now.name), (None, 0))
+        own, size = files.get(now.inode_and_name, (None, 0))
         if own is None and not now.deleted:
             continue
         users = {
             process: mapping
-            for process, mapping in processes.mappings((now.device, now.inode))
+            for process, mapping in processes.mappings(now.identity)
             # A monitor maps the region of a container that has gone for a while.
             if mapping.writable and process not in context.onlookers and not is_monitor(process)
         }
-        cut = any(size + _PAGE <= mapping.length_bytes for mapping in users.values())
+        cut = any(mapped_length(size) < mapping.length_bytes for mapping in users.values())
         pods = {each.container.pod_uid for each in users if each.container is not None} - {None}
         of_pods = [each for pod in pods for each in by_pod[pod]]
         only = of_pods[0] if len(of_pods) == 1 else outside.get(now.pids[0])
@@ -222,11 +221,11 @@ def mixed_layouts(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
         )
 
 
-CHECKS_OF_NODE: ChecksOfNode = {
+CHECKS_OF_NODE: Checks = {
     unobserved: {FindingKind.ROOT_UNREADABLE, FindingKind.NOT_OBSERVED},
     missing_regions: {FindingKind.REGION_LOST, FindingKind.REGION_MISSING},
 }
-CHECKS: ChecksOfRegion = {
+CHECKS: Checks = {
     mixed_layouts: {FindingKind.LAYOUT_MIXED},
     newer_layouts: {FindingKind.LAYOUT_NEWER},
     borrowed_directories: {FindingKind.DIRECTORY_BORROWED},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
@@ -69,13 +69,12 @@ class Finding:
     repairable: bool
     cause: str | None = None
     is_transient: bool = False
-    _token: int | None = attrs.field(default=None, repr=False)
 
     @property
     def key(self) -> Hashable:
-        """Equal for the same finding in two diagnoses, if nothing has moved in between."""
+        """Equal for the same finding in two diagnoses."""
         place = key_of(self.container), self.device, self.pid
-        return self.kind, *place, self.cause, self._token
+        return self.kind, *place, self.cause
 
     @property
     def paragraph(self) -> str:
@@ -87,41 +86,24 @@ class Finding:
         )
 
 
-def finding(
-    kind: FindingKind,
-    summary: str,
-    evidence: str,
-    *,
-    container: Container | None = None,
-    device: int | None = None,
-    pid: int | None = None,
-    cause: str | None = None,
-    severity: Severity | None = None,
-    consequence: str | None = None,
-    advice: str | None = None,
-    repairable: bool | None = None,
-    is_transient: bool | None = None,
-    token: int | None = None,
-) -> Finding:
-    """Make a finding; the catalogue has the defaults, and `token` is a value that must not move."""
+def finding(kind: FindingKind, summary: str, evidence: str, **about: Any) -> Finding:
+    """Make a finding; the catalogue has the defaults of attributes that are left out or None."""
     general = kind.explanation
+    attributes: dict[str, Any] = {
+        **dict.fromkeys(("container", "device", "pid")),
+        "severity": general.severity,
+        "consequence": general.consequence,
+        "advice": general.advice,
+        "repairable": general.is_repairable,
+        "is_transient": general.is_transient,
+        **{name: value for name, value in about.items() if value is not None},
+    }
     # A command that is copied must not repair the whole machine.
-    advice = (advice or general.advice).replace("--root DIR", _root_option(container))
-    return Finding(
-        kind=kind,
-        severity=severity or general.severity,
-        container=container,
-        device=device,
-        pid=pid,
-        summary=_cut(summary),
-        evidence=_cut(evidence),
-        consequence=_cut(consequence or general.consequence),
-        advice=_cut(advice),
-        repairable=general.is_repairable if repairable is None else repairable,
-        cause=cause,
-        is_transient=general.is_transient if is_transient is None else is_transient,
-        token=token,
-    )
+    root = _root_option(attributes["container"])
+    attributes["advice"] = attributes["advice"].replace("--root DIR", root)
+    for name in ("consequence", "advice"):
+        attributes[name] = _cut(attributes[name])
+    return Finding(kind=kind, summary=_cut(summary), evidence=_cut(evidence), **attributes)
 
 
 def confirmed(found: Iterable[Finding], before: Collection[Hashable]) -> list[Finding]:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
+from libhamiregion.node.procfs import AccessDenied, Gone, TooMuch
+from libhamiregion.node.workers import Blocked
 from libhamiregion.text import count_text, printable
 from libhamiregion.units import format_size
 
 from .context import memory_bytes
-from .findings import (
-    FindingKind,
-    command_of,
-    finding,
-    only_or_none,
-    pids_text,
-)
+from .findings import FindingKind, command_of, finding, only_or_none, pids_text
 from .slots import IMPOSSIBLE_BYTES
 
 if TYPE_CHECKING:
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
     from libhamiregion.node.process_reader import HostProcess
     from libhamiregion.node.processes import ProcessTable
 
-    from .context import ChecksOfNode, ChecksOfRegion, DoctorContext, ObservedRegion
+    from .context import Checks, DoctorContext, ObservedRegion
     from .findings import Finding
 
 
@@ -97,44 +94,36 @@ def sm_limits_off(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
     }
     limits = ", ".join(f"{percent} % on device {index}" for index, percent in limited.items())
 
-    def off(
-        cause: str, summary: str, evidence: str, advice: str, pid: int | None = None
-    ) -> Finding:
-        return used.finding(
-            FindingKind.SM_LIMIT_OFF,
-            summary,
-            f"{evidence}; the limit is {limits}",
-            device=only_or_none([*limited]),
-            pid=pid,
-            cause=cause,
-            advice=advice,
-        )
+    off = partial(used.finding, FindingKind.SM_LIMIT_OFF, device=only_or_none([*limited]))
 
     is_off = not used.snapshot.utilization_switch and not {"default", "disable"}.isdisjoint(
         policies.values()
     )
     if is_off and not context.writer_may_run and context.competes(used):
         yield off(
-            "switch",
             "the SM limit is switched off, and no program switches it on",
-            "utilization_switch is 0, others use the same GPU, and no monitor and no agent runs",
-            "start HAMi's monitor or `hamiregion agent`, or start the container with"
+            "utilization_switch is 0, others use the same GPU, and no monitor and no agent runs;"
+            f" the limit is {limits}",
+            cause="switch",
+            advice="start HAMi's monitor or `hamiregion agent`, or start the container with"
             " GPU_CORE_UTILIZATION_POLICY=force",
         )
     if 0 not in limited and not layout.has_limit_per_device:
         yield off(
-            "device_0",
             "the SM limit is off because device 0 has none",
-            f"this generation (layout {layout.value}) uses device 0's limit for all devices",
-            "set an SM limit on device 0 too (`hamiregion limits set`), or upgrade HAMi",
+            f"this generation (layout {layout.value}) uses device 0's limit for all devices;"
+            f" the limit is {limits}",
+            cause="device_0",
+            advice="set an SM limit on device 0 too (`hamiregion limits set`), or upgrade HAMi",
         )
     disabled = [pid for pid, policy in policies.items() if policy == "disable"]
     if disabled:
         yield off(
-            "policy",
             f"the SM limit is off for {pids_text(disabled)} by GPU_CORE_UTILIZATION_POLICY",
-            "it is `disable` in the environment that the process was started with",
-            "start the container without it, or with `force`",
+            "it is `disable` in the environment that the process was started with;"
+            f" the limit is {limits}",
+            cause="policy",
+            advice="start the container without it, or with `force`",
             pid=only_or_none(disabled),
         )
 
@@ -269,16 +258,15 @@ _POLICIES = {b"force", b"FORCE", b"disable", b"DISABLE"}
 
 def policy_of(processes: ProcessTable, process: HostProcess) -> str:
     """Return ``"force"``, ``"disable"`` or ``"default"``; the default if it is not known."""
-    return processes.fact(process, "environ", _ENVIRONMENT_LIMIT, _policy_in) or "default"
-
-
-def _policy_in(environment: bytes) -> str:
-    found = _POLICY.search(environment)
+    try:
+        found = _POLICY.search(processes.read(process, "environ", _ENVIRONMENT_LIMIT))
+    except (Gone, AccessDenied, TooMuch, Blocked, OSError):
+        return "default"
     return found[1].decode().lower() if found and found[1] in _POLICIES else "default"
 
 
-CHECKS_OF_NODE: ChecksOfNode = {escaping_processes: {FindingKind.PROCESS_ESCAPES}}
-CHECKS: ChecksOfRegion = {
+CHECKS_OF_NODE: Checks = {escaping_processes: {FindingKind.PROCESS_ESCAPES}}
+CHECKS: Checks = {
     usage_above_limit: {FindingKind.USAGE_ABOVE_LIMIT},
     impossible_usage: {FindingKind.USAGE_IMPOSSIBLE},
     device_count_zero: {FindingKind.DEVICE_COUNT_ZERO},

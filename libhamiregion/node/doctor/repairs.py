@@ -150,10 +150,8 @@ class _RegionRepair:
         """
         left_s = self._began_s + self._share_s - time.monotonic()
         if left_s <= 0:
-            raise _NotRepaired(
-                f"its container has had its share of this repair's time,"
-                f" {max(0.0, self._share_s):.2g} s; repair again"
-            )
+            share = f"{max(0.0, self._share_s):.2g} s"
+            raise _NotRepaired(f"the container has had its share of time, {share}; repair again")
         return min(self._timeout_s, left_s)
 
     @property
@@ -230,12 +228,10 @@ class _RegionRepair:
             if self._dry_run:
                 return [f"would store host pid {to.pid} for process {at.pid}" for at, to in wrong]
             for usage, process in wrong:
-                change = self._region.set_host_pid(
-                    usage.pid, process.pid, timeout_s=self._lock_timeout_s
-                )
-                actions.append(
-                    f"host pid of process {usage.pid}: {change.before or 'none'} -> {change.after}"
-                )
+                timeout_s = self._lock_timeout_s
+                change = self._region.set_host_pid(usage.pid, process.pid, timeout_s=timeout_s)
+                before = change.before or "none"
+                actions.append(f"host pid of process {usage.pid}: {before} -> {change.after}")
             if not processes.ended([process for _, process in wrong]):
                 return actions
         raise _NotRepaired("processes come and go too fast")
@@ -259,10 +255,9 @@ class _RegionRepair:
                 timeout_s=self._lock_timeout_s,
                 excluded=other_pod_processes(self._node.processes, self._container, pids),
             )
+            words = "slot of dead process {} emptied, {} no longer counted"
             self._freed = {
-                slot.pid: f"slot of dead process {slot.pid} emptied,"
-                f" {format_size(slot.memory_bytes)} no longer counted"
-                for slot in freed
+                each.pid: words.format(each.pid, format_size(each.memory_bytes)) for each in freed
             }
         pid = finding.pid
         actions = [text for each, text in self._freed.items() if pid in {None, each}]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import struct
 import sys
 from collections import Counter
 from functools import partial
@@ -13,19 +12,12 @@ from typing import TYPE_CHECKING
 
 from libhamiregion.errors import RegionStale, SearchCutShort
 from libhamiregion.layouts import SLOT_CAPACITY, Layout
+from libhamiregion.node.procfs import mapped_length
 from libhamiregion.text import count_text
 from libhamiregion.units import format_size
 
 from .context import memory_bytes
-from .findings import (
-    FindingKind,
-    Severity,
-    command_of,
-    finding,
-    only_or_none,
-    pids_text,
-    shown,
-)
+from .findings import FindingKind, Severity, command_of, finding, only_or_none, pids_text, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +27,7 @@ if TYPE_CHECKING:
     from libhamiregion.node.process_reader import HostProcess
     from libhamiregion.region import Region
 
-    from .context import ChecksOfNode, ChecksOfRegion, DoctorContext, ObservedRegion
+    from .context import Checks, DoctorContext, ObservedRegion
     from .findings import Finding
 
 #: No GPU has as much: above, a counter has gone below zero.
@@ -174,59 +166,54 @@ def moved_slots(context: DoctorContext, used: ObservedRegion) -> Iterator[Findin
             where = f"{counting[pid]} of the {len(used.slots)} slots that count"
         process = living[pid]
         evidence = f"pid {pid} has {where}; process {process.pid}{command_of(process)} is alive"
-        if pid in found.repaired:
-            severity = Severity.WARNING if cause == "doubled" else None
-            yield used.finding(
-                FindingKind.SLOT_MOVED,
-                f"process {pid} {what}",
-                evidence,
-                pid=pid,
-                cause=cause,
-                severity=severity,
-            )
-        else:
-            yield used.finding(
-                FindingKind.SLOT_MOVED,
-                f"process {pid} may be counted wrongly",
-                f"{evidence} and idle: which of its slots it writes to is not known",
-                severity=Severity.INFO,
-                pid=pid,
-                cause="idle",
-                advice="repair while it allocates or frees memory, or restart it",
-                repairable=False,
-            )
+        severity = Severity.WARNING if cause == "doubled" else None
+        is_idle, advice = pid not in found.repaired, None
+        if is_idle:
+            cause, severity, what = "idle", Severity.INFO, "may be counted wrongly"
+            evidence += " and idle: which of its slots it writes to is not known"
+            advice = "repair while it allocates or frees memory, or restart it"
+        yield used.finding(
+            FindingKind.SLOT_MOVED,
+            f"process {pid} {what}",
+            evidence,
+            severity=severity,
+            pid=pid,
+            cause=cause,
+            advice=advice,
+            repairable=not is_idle,
+        )
 
 
 def stuck_seqlocks(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Seqlocks that stay odd."""
+    if not used.snapshot.layout.has_seqlock:
+        return
     dead = []
     suspects = 0
     for slot, (usage, match) in enumerate(used.slots):
-        if usage.settled or not used.snapshot.layout.has_seqlock:
-            continue
-        seqlock = _seqlock_of(used.region, slot)
+        seqlock = 0 if usage.settled else _seqlock_of(used.region, slot)
         if seqlock % 2 and match.state == "dead":
             dead.append(usage.pid)
-        elif seqlock % 2 and suspects < _FINDINGS_PER_REGION:
-            suspects += 1
-            process = match.process
-            life = "whether its process lives is not known"
-            if process is not None:
-                life = f"its process {process.pid}{command_of(process)} is alive"
-            suspect = used.finding(
-                FindingKind.SEQLOCK_STUCK,
-                f"seqlock of process {usage.pid} stays odd",
-                f"it was {seqlock} at every check; {life}",
-                pid=usage.pid,
-                cause="unknown_writer" if process is None else "live_writer",
-                advice="if the process is stopped, `kill -CONT` continues it; if not, two of its"
-                " threads were inside at once: restart it",
-                repairable=False,
-                is_transient=True,
-                token=seqlock,
-            )
-            context.suspects[suspect] = partial(_has_written, used.region, slot, seqlock)
-            yield suspect
+        if seqlock % 2 == 0 or match.state == "dead" or suspects == _FINDINGS_PER_REGION:
+            continue
+        suspects += 1
+        process = match.process
+        life = "whether its process lives is not known"
+        if process is not None:
+            life = f"its process {process.pid}{command_of(process)} is alive"
+        suspect = used.finding(
+            FindingKind.SEQLOCK_STUCK,
+            f"seqlock of process {usage.pid} stays odd",
+            f"it was {seqlock} at every check; {life}",
+            pid=usage.pid,
+            cause="unknown_writer" if process is None else "live_writer",
+            advice="if the process is stopped, `kill -CONT` continues it; if not, two of its"
+            " threads were inside at once: restart it",
+            repairable=False,
+            is_transient=True,
+        )
+        context.suspects[suspect] = partial(_has_written, used.region, slot, seqlock)
+        yield suspect
     if dead:
         yield used.finding(
             FindingKind.SEQLOCK_STUCK,
@@ -257,12 +244,12 @@ def wrong_host_pids(context: DoctorContext, used: ObservedRegion) -> Iterator[Fi
         usage, process = found[0]
         pids = [each.pid for each, _ in found]
         several = len(found) > 1
-        what, why = _words(context, used, cause, usage.host_pid or 0)
+        what = _words(context, used, cause, usage.host_pid or 0)
         who = f"{len(found)} processes have" if several else f"process {usage.pid} has"
         yield used.finding(
             FindingKind.HOST_PID_WRONG,
             f"{who} {what}" + ("" if several else f"; it is {process.pid}"),
-            f"hostpid in the slot of pid {usage.pid} is {usage.host_pid or 0}{why}; /proc shows"
+            f"hostpid in the slot of pid {usage.pid} is {usage.host_pid or 0}; /proc shows"
             f" that process {process.pid}{command_of(process)} maps this region and has pid"
             f" {usage.pid} in its own namespace" + (f"; so with {pids_text(pids)}" * several),
             pid=only_or_none(pids),
@@ -284,25 +271,23 @@ def _cause(context: DoctorContext, usage: ProcessUsage) -> str:
     return "foreign" if exists else "dead"
 
 
-_WORDS = {
-    "missing": ("no host pid", ""),
-    "container_pid": ("its own pid as host pid", ", the same as its pid"),
-    "dead": ("a host pid of no process", ", and there is no such process"),
-    "foreign": ("a foreign host pid", ", of a process without a slot in any region"),
-}
-
-
-def _words(
-    context: DoctorContext, used: ObservedRegion, cause: str, stored: int
-) -> tuple[str, str]:
-    """Return what a process has as its host pid, and what that number is."""
-    if cause in _WORDS:
+def _words(context: DoctorContext, used: ObservedRegion, cause: str, stored: int) -> str:
+    """Return what a process has as its host pid."""
+    if cause != "swapped":
         return _WORDS[cause]
     other, pid = context.with_slot[stored]
     whose = "the same region"
     if other is not used.container:
         whose = shown(other.directory, _PATH_LIMIT) if other.directory else "no HAMi directory"
-    return f"the host pid of process {pid} of {whose}", f", which is process {pid} of {whose}"
+    return f"the host pid of process {pid} of {whose}"
+
+
+_WORDS = {
+    "missing": "no host pid",
+    "container_pid": "its own pid as host pid",
+    "dead": "a host pid of no process",
+    "foreign": "a foreign host pid, of a process without a slot in any region",
+}
 
 
 # ---- the lock -----------------------------------------------------------------------------------
@@ -324,6 +309,7 @@ def locks(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
             "the start-up semaphore is taken and no process uses the region",
             "sem_postinit is 0, and /proc shows no process that maps the file for writing",
             cause="startup",
+            is_transient=True,
         )
 
 
@@ -351,17 +337,13 @@ def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Fin
             cause="dead_owner",
         )
     if state.owner_life is None:
-        unused = context.is_unused(used)
-        proof = "no process maps the file for writing" if unused else "nothing has moved"
         suspect = used.finding(
             FindingKind.LOCK_STUCK,
             "the lock is taken without a signature",
-            f"the semaphore is 0 and owner_pid is 0; {proof}",
+            "the semaphore is 0 and owner_pid is 0, and nothing has moved",
             cause="ownerless",
-            is_transient=not unused,
+            is_transient=True,
         )
-        if unused:
-            return suspect
 
         def has_moved() -> bool:
             now = region.lock_state(proc=context.node.proc)
@@ -395,9 +377,7 @@ def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Fin
 
 _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_PID = struct.Struct("<i")
-# Set in the slots of this library's processes, also by those that never count.
+# Set in the seqlocks of this library's processes, also of those that never count.
 _MARK_FLAG = 1 << 62
 
 
@@ -407,7 +387,8 @@ def slots_behind(region: Region, count: int) -> dict[int, int]:
     Processes of 2.8.1 and later remember their slot. They have a seqlock in it, also in layout 1.1,
     where they keep it at layout 1.2's place; slots that older processes left there are stale.
 
-    The file is read, not the mapping: a truncated file then reads as short, without a signal.
+    The file is read, not the mapping: a truncated file then reads as short, without a signal. Holes
+    are skipped: most of a region is hole.
 
     Raises:
         RegionStale: The path leads to another file now.
@@ -417,16 +398,38 @@ def slots_behind(region: Region, count: int) -> dict[int, int]:
     layout = region.layout
     if not (layout.has_seqlock or layout is Layout.V1_1):
         return {}
+    stride, base = layout.offsets["slot_stride"] or 0, layout.offsets["procs"] or 0
+    pid_at = layout.offsets["slot_pid"] or 0
+    seqlock_at = Layout.V1_2.offsets["slot_seqlock"] or 0
     with _opened(region) as descriptor:
-        found = dict(_pids(descriptor, layout, count))
-        if layout is Layout.V1_1:
-            return {p: slot for p, slot in found.items() if _seqlock(descriptor, layout, slot)}
-        return found
+        try:
+            data = os.lseek(descriptor, base + count * stride, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return {}
+        first = max(count, (data - base) // stride)
+        wanted = max(0, SLOT_CAPACITY - first) * stride
+        read = memoryview(os.pread(descriptor, wanted, base + first * stride))
+    found = {}
+    for at in range(len(read) // stride):
+        slot = read[at * stride : (at + 1) * stride]
+        pid = int.from_bytes(slot[pid_at : pid_at + 4], sys.byteorder, signed=True)
+        if pid and (layout.has_seqlock or _seqlock_in(slot[seqlock_at : seqlock_at + 8])):
+            found[pid] = first + at
+    return found
 
 
 def _seqlock_of(region: Region, slot: int) -> int:
+    stride, procs, seqlock = (
+        region.layout.offsets[name] or 0 for name in ("slot_stride", "procs", "slot_seqlock")
+    )
     with _opened(region) as descriptor:
-        return _seqlock(descriptor, region.layout, slot)
+        return _seqlock_in(os.pread(descriptor, 8, procs + slot * stride + seqlock))
+
+
+def _seqlock_in(content: bytes | memoryview) -> int:
+    return int.from_bytes(content, sys.byteorder) & ~_MARK_FLAG
 
 
 @contextlib.contextmanager
@@ -434,7 +437,7 @@ def _opened(region: Region) -> Iterator[int]:
     if "/map_files/" in region.path:
         # Outside the roots: by this process's own mapping, so that no container's path is walked.
         info = region._mapping()
-        end = -(-(info.address + info.mapped_bytes) // _PAGE) * _PAGE
+        end = mapped_length(info.address + info.mapped_bytes)
         descriptor = os.open(f"/proc/self/map_files/{info.address:x}-{end:x}", _READ)
     else:
         held = os.open(region.path, _HOLD)
@@ -452,46 +455,8 @@ def _opened(region: Region) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _seqlock(descriptor: int, layout: Layout, slot: int) -> int:
-    stride, procs = layout.offsets["slot_stride"] or 0, layout.offsets["procs"] or 0
-    at = Layout.V1_2 if layout is Layout.V1_1 else layout
-    start = procs + slot * stride + (at.offsets["slot_seqlock"] or 0)
-    return int.from_bytes(os.pread(descriptor, 8, start), sys.byteorder) & ~_MARK_FLAG
-
-
-def _pids(descriptor: int, layout: Layout, first: int) -> Iterator[tuple[int, int]]:
-    """Yield pid and slot of slots from `first` on whose pid is not 0.
-
-    Holes of the file are skipped, not read: most of a region is hole.
-    """
-    stride = layout.offsets["slot_stride"] or 0
-    base = (layout.offsets["procs"] or 0) + (layout.offsets["slot_pid"] or 0)
-    slot = first
-    while slot < SLOT_CAPACITY:
-        try:
-            data = os.lseek(descriptor, base + slot * stride, os.SEEK_DATA)
-            hole = os.lseek(descriptor, data, os.SEEK_HOLE)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            return
-        # A pid can begin before the data in which it ends.
-        slot = max(slot, -(-(data - _PID.size - base) // stride))
-        if slot >= SLOT_CAPACITY:
-            return
-        end = min(SLOT_CAPACITY, max(slot + 1, -(-(hole - base) // stride)))
-        read = os.pread(descriptor, (end - slot) * stride, base + slot * stride)
-        for at, offset in enumerate(range(0, len(read) - _PID.size + 1, stride)):
-            (pid,) = _PID.unpack_from(read, offset)
-            if pid:
-                yield pid, slot + at
-        slot = end
-
-
-CHECKS_OF_NODE: ChecksOfNode = {
-    unknown_processes: {FindingKind.PROCESSES_UNKNOWN},
-}
-CHECKS: ChecksOfRegion = {
+CHECKS_OF_NODE: Checks = {unknown_processes: {FindingKind.PROCESSES_UNKNOWN}}
+CHECKS: Checks = {
     locks: {FindingKind.LOCK_STUCK, FindingKind.SEMAPHORE_IMPOSSIBLE},
     stuck_seqlocks: {FindingKind.SEQLOCK_STUCK},
     slots_without_pid: {FindingKind.SLOT_WITHOUT_PID},

@@ -7,10 +7,4 @@ from .models import NvmlDevice, NvmlProcess, NvmlSample
 from .sampler import NvmlSampler
 from .states import NvmlState
 
-__all__ = [
-    "NvmlDevice",
-    "NvmlProcess",
-    "NvmlSample",
-    "NvmlSampler",
-    "NvmlState",
-]
+__all__ = ["NvmlDevice", "NvmlProcess", "NvmlSample", "NvmlSampler", "NvmlState"]

@@ -67,11 +67,7 @@ class _Device:
         self.driver = driver
         self.handle = handle
         self._lost: NvmlCallFailed | None = None
-
-    @property
-    def state(self) -> NvmlState:
-        """``OK`` until the device is lost."""
-        return NvmlState.OK if self._lost is None else self._lost.state
+        self.state = NvmlState.OK
 
     def run(self, read: Callable[..., T], *args: Any, **options: Any) -> T:
         """Ask a question.
@@ -85,7 +81,7 @@ class _Device:
             return read(*args, **options)
         except NvmlCallFailed as failure:
             if failure.state is NvmlState.GPU_IS_LOST:
-                self._lost = failure
+                self._lost, self.state = failure, failure.state
             raise
 
     def call(self, name: str, *args: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 import struct
@@ -75,10 +76,8 @@ class Driver:
         """Undo the initialisation; errors do not matter any more."""
         if self.is_open:
             self.is_open = False
-            try:
+            with contextlib.suppress(NvmlCallFailed):
                 self.call("nvmlShutdown")
-            except NvmlCallFailed:
-                return
 
     def call(self, name: str, *args: Any) -> Any:
         """Call one function of nvidia-ml-py.
@@ -132,26 +131,23 @@ class Driver:
         Raises:
             NvmlCallFailed: It failed.
         """
-        older: NvmlCallFailed | None = None
+        failed: NvmlCallFailed | None = None
         rows = []
         try:
             rows = self._filled(UTILIZATION, _SAMPLE, handle, since_us)
         except NvmlCallFailed as failure:
-            if failure.state not in _NO_SAMPLES:
-                raise
-            older = failure
+            failed = failure
         # On Blackwell the older function has SM 0 for all processes (HAMi-core #218); the newer
         # one, from driver 550 on, has the figures.
-        if is_busy and not any(row[2] for row in rows):
+        may_be_newer = failed is None or failed.state in _NO_SAMPLES
+        if is_busy and may_be_newer and not any(row[2] for row in rows):
             try:
                 newer = self._filled(_NEWER_UTILIZATION, _NEWER_SAMPLE, handle, since_us)
-            except NvmlCallFailed as failure:
-                if failure.state not in _NO_SAMPLES:
-                    raise
-            else:
                 return [(pid, at_us, *percents) for at_us, pid, *percents in newer]
-        if older is not None:
-            raise older
+            except NvmlCallFailed as failure:
+                failed = failed if failure.state in _NO_SAMPLES else failure
+        if failed is not None:
+            raise failed
         return rows
 
     def _filled(
@@ -191,8 +187,7 @@ class Driver:
             capacity = min(max(count.value, capacity) * 3 // 2, _MAX_CAPACITY)
         raise self._failure(name, code)
 
-    @staticmethod
-    def _failure(call: str, code: int) -> NvmlCallFailed:
+    def _failure(self, call: str, code: int) -> NvmlCallFailed:
         state = state_of(code)
-        detail = f"error {code}" if state is NvmlState.UNDOCUMENTED else None
+        detail = str(self._nvml.NVMLError(code)) if state is NvmlState.FAILED else None
         return NvmlCallFailed(call, state, detail)

@@ -89,6 +89,12 @@ class NvmlProcess:
     dec_util_percent: int | None
 
 
+_FIGURES = (
+    *("memory_used_bytes", "sm_util_percent", "memory_util_percent"),
+    *("enc_util_percent", "dec_util_percent"),
+)
+
+
 def _numbers() -> array[int]:
     return array("q")
 
@@ -122,13 +128,7 @@ class ProcessColumns:
     @property
     def figures(self) -> tuple[array[int], ...]:
         """The columns of figures, in the order of the attributes."""
-        return (
-            self.memory_used_bytes,
-            self.sm_util_percent,
-            self.memory_util_percent,
-            self.enc_util_percent,
-            self.dec_util_percent,
-        )
+        return tuple(getattr(self, name) for name in _FIGURES)
 
     @cached_property
     def rows(self) -> dict[int, int]:

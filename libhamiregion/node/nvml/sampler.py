@@ -20,8 +20,6 @@ from .models import NvmlSample
 from .states import NvmlCallFailed, NvmlState
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
     from libhamiregion.errors import PathLike
@@ -80,16 +78,8 @@ class NvmlSampler:
         self.open()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"<NvmlSampler {self._state.value}>"
 
     @property
     def state(self) -> NvmlState:

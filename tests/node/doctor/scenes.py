@@ -276,7 +276,10 @@ def a_process_killed_with_the_lock_in_its_hands(node: DoctorNode, layout: Layout
 
 
 @scene(
-    Expected(FindingKind.LOCK_STUCK, "ownerless", says=("no process maps the file",)),
+    Expected(
+        FindingKind.LOCK_STUCK,
+        "ownerless",
+    ),
     mended=("the lock without a signature was freed",),
 )
 def a_lock_that_nobody_has_signed_for_and_nobody_there(node: DoctorNode, layout: Layout) -> None:

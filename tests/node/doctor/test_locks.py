@@ -15,12 +15,10 @@ pytestmark = [needs_namespaces, needs_first_namespace]
 
 
 def test_a_lock_that_nobody_has_signed_for(doctor_node: DoctorNode) -> None:
-    """With nobody there it is proved at once; with a process there only if it stands still."""
     place = doctor_node.place()
     hold(place.file, 0)
     (found,) = doctor_node.findings()
     assert (found.kind, found.cause) == (FindingKind.LOCK_STUCK, "ownerless")
-    assert "no process maps the file" in found.evidence
     (done,) = doctor_node.repair()
     assert done.actions == ("the lock without a signature was freed",)
     assert doctor_node.findings() == ()
@@ -28,7 +26,6 @@ def test_a_lock_that_nobody_has_signed_for(doctor_node: DoctorNode) -> None:
     hold(place.file, 0)
     found = doctor_node.findings()[0]
     assert (found.kind, found.cause) == (FindingKind.LOCK_STUCK, "ownerless")
-    assert "nothing has moved" in found.evidence
     # Watched for too short a time nothing is proved, and nothing done.
     (done,) = repair(doctor_node.node, [found], lock_watch_s=0.01)
     assert not done.done

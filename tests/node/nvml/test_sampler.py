@@ -25,7 +25,6 @@ def test_initialisations_are_given_back_however_it_is_opened(fake_driver: FakeDr
     assert (sampler.state, initialisations()) == (NvmlState.CLOSED, 0)
     sampler.close()
     assert initialisations() == 0
-    assert repr(sampler) == "<NvmlSampler closed>"
 
 
 def test_somebody_elses_shutdown_is_survived(fake_driver: FakeDriver) -> None:
