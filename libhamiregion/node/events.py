@@ -170,13 +170,10 @@ class EventReporter:
             container: The container that it is about.
         """
         self._failing.add(owner_of(container))
-        if isinstance(error, str):
-            self.emit("failed", f"{what}: {error}", container, distinct=what)
-        else:
-            name = type(error).__name__
-            self.emit(
-                "failed", f"{what}: {error_text(error)}", container, distinct=what, error=name
-            )
+        text, detail = error, {}
+        if not isinstance(error, str):
+            text, detail = error_text(error), {"error": type(error).__name__}
+        self.emit("failed", f"{what}: {text}", container, distinct=what, **detail)
 
     def recovered(self, container: Container | None = None) -> None:
         """Report that what has failed works again; nothing if nothing had failed."""

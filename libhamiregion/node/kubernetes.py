@@ -26,8 +26,6 @@ _TOKEN_LIMIT = 64 << 10
 _FILE_LIMIT = 8 << 20
 _ERROR_LIMIT = 64 << 10
 _CONNECT_TIMEOUT_S = 10.0
-# How a kubeconfig can say that a user authenticates in another way.
-_UNSUPPORTED = ("exec", "auth-provider", "username")
 # For a pipe, such as the shell's <(...), which may decrypt something first.
 _SILENCE_S = 10.0
 # The kernel notices after 25 s that the server's machine is gone, also while a watch only listens.
@@ -170,7 +168,7 @@ def _of_file(path: Path) -> _Access:
     chosen = _named(config, "context", config["current-context"])
     cluster = _named(config, "cluster", chosen["cluster"])
     user = _named(config, "user", chosen["user"]) if chosen.get("user") else {}
-    if not user.keys().isdisjoint(_UNSUPPORTED):
+    if user.keys() & {"exec", "auth-provider", "username"}:
         raise ValueError("the user has neither a token nor a client certificate")
     is_encrypted = cluster["server"].startswith("https://")
     context = _tls(path.parent, cluster, user) if is_encrypted else None

@@ -46,7 +46,6 @@ _CONTAINER_LOG = re.compile(
 _CONFIG_LIMIT = 4 << 20
 _CHECKPOINT_LIMIT = 16 << 20
 _ENTRIES_LIMIT = 100_000
-_DOCKER_KEPT_LIMIT = 4096
 # A directory's time can stand still while it changes: the kernel's clock ticks every 1 to 10 ms.
 _TIME_GRAIN_NS = 100_000_000
 # How long a name that is known holds before the files are checked; a miss checks at once.
@@ -173,8 +172,6 @@ class NodeNames:
             known = docker_name(name) if isinstance(name, str) else None
             if known is None:
                 return None
-            if len(self._docker_names) >= _DOCKER_KEPT_LIMIT:
-                self._docker_names.clear()
             self._docker_names[container_id] = known
         return self._docker_names[container_id]
 

@@ -204,8 +204,7 @@ class Observer:
         self._processes_max_age_s = 0.0 if anew else processes_max_age_s
         self._sampler = sampler
         # NVML has no timeouts: after some faults of a GPU a question is never answered.
-        timeout_s = _DRIVER_TIMEOUT_S if driver_timeout_s is None else driver_timeout_s
-        self._driver = Workers(timeout_s, "hami-nvml")
+        self._driver = Workers(driver_timeout_s or _DRIVER_TIMEOUT_S, "hami-nvml")
         self._last: Observation | None = None
 
     @property

@@ -7,6 +7,7 @@ import errno
 import os
 from collections import Counter
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import attrs
@@ -100,12 +101,12 @@ def mapped_regions(
     own = table.visibility.own_pid
     users: dict[FileIdentity, list[tuple[HostProcess, Mapping]]] = {}
     counts: Counter[int] = Counter()
-    for identity in table.mapped_files():
-        for process, mapping in table.mappings(identity):
-            if _looks_like_a_region(mapping) and process.pid != own:
-                counts[process.pid] += 1
-                if identity not in without:
-                    users.setdefault(identity, []).append((process, mapping))
+    for user in chain.from_iterable(table.view.by_inode.values()):
+        process, mapping = user.process, user.mapping
+        if _looks_like_a_region(mapping) and process.pid != own:
+            counts[process.pid] += 1
+            if mapping.identity not in without:
+                users.setdefault(mapping.identity, []).append((process, mapping))
     for identity, found in users.items():
         found.sort(key=lambda each: (counts[each[0].pid], each[0].pid))
         process, mapping = found[0]
@@ -236,14 +237,13 @@ class OutsideRegions:
             RegionStale: No process maps it any more.
             RegionError, OSError: As `open_region`.
         """
-        for identity, each in self._found.items():
-            if each is container:
-                for mapped in mapped_regions(self._table):
-                    if mapped.identity == identity:
-                        return open_mapped(self._table, resolve(self._table, mapped), writable=True)
-                path = str(container.path_in_namespace)
-                raise RegionStale(f"no process maps {path!r} any more", path=path)
-        return None
+        if container not in self._found.values():
+            return None
+        for mapped in mapped_regions(self._table):
+            if self._found.get(mapped.identity) is container:
+                return open_mapped(self._table, resolve(self._table, mapped), writable=True)
+        path = str(container.path_in_namespace)
+        raise RegionStale(f"no process maps {path!r} any more", path=path)
 
     def clear(self) -> None:
         """Forget all; their regions are the caller's to close."""

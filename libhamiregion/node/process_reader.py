@@ -294,22 +294,23 @@ class ProcessReader:
         process = fresh.process
         if process is None or fresh.start_time_ticks != start_time_ticks:
             raise Gone
-        maps = procfs.Maps()
-        is_readable, unread = True, None
+        maps: procfs.Maps | None = None
+        unread: GapReason | None = None
         try:
             maps = procfs.read_maps(
                 directory, pid, start_time_ticks, smallest=_SMALLEST_REGION, limit=_FILES_LIMIT
             )
-        except AccessDenied:
-            is_readable = False
         except TooMuch:
             unread = "too_large"
+        except AccessDenied:
+            pass
+        files = () if maps is None else maps.files
         command, namespace = "", None
         descriptor = procfs.open_process(directory, str(pid))
         try:
             with contextlib.suppress(AccessDenied):
                 command = procfs.read_command(descriptor)
-            if maps.files:
+            if files:
                 namespace = procfs.read_link(descriptor, "ns/pid")
         finally:
             os.close(descriptor)
@@ -319,11 +320,11 @@ class ProcessReader:
             # The same object says that nothing has changed.
             known.process if process == known.process else process,
             fresh.budget_key,
-            known.mappings if maps.files == known.mappings else maps.files,
+            known.mappings if files == known.mappings else files,
             namespace,
-            maps.has_libvgpu if is_readable and unread is None else None,
-            is_readable,
-            unread,  # type: ignore[arg-type]
+            None if maps is None else maps.has_libvgpu,
+            maps is not None or unread is not None,
+            unread,
             now_s,
             is_first=not known.read_s,
         )

@@ -357,12 +357,6 @@ class ProcessTable:
             if mapping.writable or not writable
         )
 
-    def mapped_files(self) -> Iterator[FileIdentity]:
-        """Every file that processes map shared, in a region's size or more."""
-        for inode, users in self.view.by_inode.items():
-            for device in {user.mapping.device for user in users}:
-                yield device, inode
-
     def users_of(self, identity: FileIdentity) -> tuple[FileUser, ...]:
         """The processes that map a file, or one with its inode number on another device."""
         return self.view.by_inode.get(identity[1], ())

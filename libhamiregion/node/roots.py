@@ -155,9 +155,8 @@ class Roots:
         if self.given:
             return str(RootsUnreadable(self.errors))
         untrusted = "".join(f"; {error.strerror}" for error in self.errors.values())
-        return (
-            f"no directory of containers was found; looked for {', '.join(self.paths)}{untrusted}"
-        )
+        paths = ", ".join(self.paths)
+        return f"no directory of containers was found; looked for {paths}{untrusted}"
 
     def directories(self) -> tuple[str, ...]:
         """The roots that exist now: patterns expanded, links resolved, each directory once."""
@@ -256,10 +255,8 @@ def _check_makers(path: str) -> None:
     for each in (at, *at.parents):
         status = os.lstat(each)
         if status.st_uid not in trusted:
-            message = (
-                f"not used by default: {str(each)!r} belongs to user {status.st_uid}, who may have"
-                " made it up; name this root if it is right"
-            )
+            owner = f"{str(each)!r} belongs to user {status.st_uid}"
+            message = f"not used by default: {owner}; name this root if it is right"
             raise _Distrusted(errno.EPERM, message, path)
         if status.st_mode & stat.S_ISVTX and each != at:
             return

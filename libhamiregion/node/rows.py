@@ -47,12 +47,9 @@ def driver_gap(processes: ProcessTable, sample: NvmlSample | None) -> str | None
     if sample.state is not NvmlState.OK:
         return sample.message or sample.state.explanation
     if not sample.sees_all_processes:
-        return (
-            "the driver does not tell this program the host's pids, because it runs in another pid"
-            " namespace; in Kubernetes, set hostPID: true"
-        )
+        return "this program is not in the host's pid namespace; in Kubernetes, set hostPID: true"
     if not processes.visibility.is_own_namespace:
-        return f"the pids in {processes.proc!r} are not the host's, which the driver tells"
+        return f"the pids in {processes.proc!r} are not the host's, as the driver's are"
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -31,13 +31,9 @@ class PodNamesUnknown(LookupError):
         directories = [printable(str(each.directory or each.name)) for each in self.containers]
         more = f" and {len(directories) - 1} more" if len(directories) > 1 else ""
         super().__init__(
-            f"the name of the pod of {directories[0]}{more} is not known, so a pattern cannot be"
-            " compared with it; name kubelet's /var/log/pods (Node(names=...)), or leave such"
-            " containers out (allow_unnamed=True)"
+            f"the name of the pod of {directories[0]}{more} is not known: give kubelet's"
+            " /var/log/pods (Node(names=...)), or leave such containers out (allow_unnamed=True)"
         )
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("PodNamesUnknown holds containers, which cannot be pickled; send its text")
 
 
 class HasDevice(Protocol):

@@ -396,9 +396,10 @@ class SlotTracker:
             self._processes.refresh()
         if self._compared_s != self._processes.view.started_s:
             known = {each.row for each in stale}
-            stale += [
-                each for each in rows if each.row not in known and self._has_other_users(each)
-            ]
+            for each in rows:
+                proof, users_of = self._proofs.get(each.region), self._processes.users_of
+                if each.row not in known and proof and proof.users != users_of(proof.identity):
+                    stale.append(each)
             self._compared_s = self._processes.view.started_s
         lost = self._prove(stale, containers, table, read_s)
         late = [
@@ -425,10 +426,6 @@ class SlotTracker:
             or proof.key != _key_of(row, table)
             or not ended.isdisjoint(proof.found.alive.values())
         )
-
-    def _has_other_users(self, row: _Row) -> bool:
-        proof = self._proofs[row.region]
-        return proof.users != self._processes.users_of(proof.identity)
 
     def _unread_since(self, pids: Iterable[int], container: Container, read_s: float) -> set[int]:
         """Find processes that may have mapped a region since they were read.

@@ -64,14 +64,11 @@ def find_monitors(node: Node) -> tuple[CompetingController, ...]:
     for process, pods in mapped.items():
         if process.pod_uid in tenants or process.pid == table.visibility.own_pid:
             continue
-        command = printable(process.command, _COMMAND_LIMIT)
+        who = f"process {process.pid} ({printable(process.command, _COMMAND_LIMIT)})"
         if is_monitor(process):
-            message = f"HAMi's monitor runs: process {process.pid} ({command})"
+            message = f"HAMi's monitor runs: {who}"
             found.append(CompetingController("name", process.pid, message))
         elif len(pods) > 1:
-            message = (
-                f"process {process.pid} ({command}) maps regions of {len(pods)} pods for writing"
-                " and is in none of them, as HAMi's monitor does"
-            )
+            message = f"{who} maps regions of {len(pods)} pods for writing, as HAMi's monitor does"
             found.append(CompetingController("mapping", process.pid, message))
     return tuple(found)

@@ -126,17 +126,13 @@ def _lost_regions(
         # Without a container this node does not look at that region.
         if not users or not (now.deleted or cut) or container is None:
             continue
-        several = len(users) > 1
-        count = count_text(len(users), "process")
-        first = next(iter(users))
+        state = "/proc shows as deleted" if now.deleted else f"is {size} bytes long now"
         yield finding(
             FindingKind.REGION_LOST,
-            f"{count} {'use' if several else 'uses'} a region that was deleted"
-            if now.deleted
-            else f"the region of {count} was cut short",
-            f"{pids_text([process.pid for process in users])} of the host{command_of(first)}"
-            f" {'map' if several else 'maps'} {shown(now.path_in_namespace, _PATH_LIMIT)}, which"
-            f" {'/proc shows as deleted' if now.deleted else f'is {size} bytes long now'}",
+            f"the region of {count_text(len(users), 'process')} was"
+            f" {'deleted' if now.deleted else 'cut short'}",
+            f"{pids_text([each.pid for each in users])} of the host{command_of(next(iter(users)))}"
+            f" mapped {shown(now.path_in_namespace, _PATH_LIMIT)}, which {state}",
             container=container,
             pid=only_or_none([process.ns_pids[-1] for process in users]),
             cause="deleted" if now.deleted else "cut_short",

@@ -74,9 +74,8 @@ def slots_without_pid(_: DoctorContext, used: ObservedRegion) -> Iterator[Findin
     """Slots of pid 0 among those that count."""
     # Generations with seqlocks take it for a dead one; only what it holds does harm.
     late = used.snapshot.layout.has_seqlock
-    empty = [usage for usage, _ in used.slots if usage.pid == 0]
-    if late:
-        empty = [usage for usage in empty if memory_bytes(usage)]
+    pidless = [usage for usage, _ in used.slots if usage.pid == 0]
+    empty = [usage for usage in pidless if not late or memory_bytes(usage)]
     if empty:
         yield used.finding(
             FindingKind.SLOT_WITHOUT_PID,

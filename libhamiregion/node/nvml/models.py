@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -95,8 +95,7 @@ _FIGURES = (
 )
 
 
-def _numbers() -> array[int]:
-    return array("q")
+_numbers = partial(array, "q")
 
 
 @attrs.frozen(slots=False)

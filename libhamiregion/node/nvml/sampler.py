@@ -54,6 +54,9 @@ class NvmlSampler:
             HAMi's metrics have them. Some GPUs answer these questions only after milliseconds.
         processes: Whether samples have processes and their utilisation, which is most of the cost
             of a sample. Without them every figure of a process is unknown.
+
+    Attributes:
+        state: ``OK``, ``CLOSED``, or why NVML could not be asked last time.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class NvmlSampler:
             self._driver, sees_all=self._sees_all, sensors=sensors, processes=processes
         )
         self._lock = threading.Lock()
-        self._state = NvmlState.CLOSED
+        self.state = NvmlState.CLOSED
 
     def __enter__(self) -> Self:
         self.open()
@@ -80,11 +83,6 @@ class NvmlSampler:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def state(self) -> NvmlState:
-        """``OK``, ``CLOSED``, or why NVML could not be asked last time."""
-        return self._state
 
     def open(self) -> NvmlState:
         """Initialise NVML, and return the state; never raises for an answer of NVML or the loader.
@@ -95,8 +93,8 @@ class NvmlSampler:
             try:
                 self._start()
             except NvmlCallFailed as failure:
-                self._state = failure.state
-            return self._state
+                self.state = failure.state
+            return self.state
 
     def close(self) -> None:
         """Undo the initialisation; may be called again, and waits 1 s at most for a sample.
@@ -106,7 +104,7 @@ class NvmlSampler:
         if self._lock.acquire(timeout=_CLOSE_TIMEOUT_S):
             try:
                 self._driver.close()
-                self._state = NvmlState.CLOSED
+                self.state = NvmlState.CLOSED
             finally:
                 self._lock.release()
 
@@ -114,7 +112,7 @@ class NvmlSampler:
         if not self._driver.is_open:
             self._reader.forget()
             self._driver.open()
-        self._state = NvmlState.OK
+        self.state = NvmlState.OK
 
     def sample(self) -> NvmlSample:
         """Ask for everything at once: devices, processes, utilisation.
@@ -142,7 +140,7 @@ class NvmlSampler:
                 # A driver that was unloaded, replaced, or shut down by another user of NVML in this
                 # program, wants a new initialisation.
                 self._driver.close()
-                self._state = failure.state
+                self.state = failure.state
                 return NvmlSample(taken_at_ns, failure.state, failure.message)
             with contextlib.suppress(NvmlCallFailed):
                 self._reader.driver_version = self._driver.call("nvmlSystemGetDriverVersion")
