@@ -31,7 +31,7 @@ def table() -> str:
     rows = [
         f"| `{name}` | {line_of(name, names[name])} |\n" for name in sorted(names, key=str.lower)
     ]
-    return "".join([START, "\n| name | what it is |\n|---|---|\n", *rows, "\n", END])
+    return "".join([START, "\n| name | meaning |\n|---|---|\n", *rows, "\n", END])
 
 
 def page() -> str:
