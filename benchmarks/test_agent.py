@@ -28,7 +28,7 @@ TASKS = ("--feedback", "--assume-alone", "--repair", "--remove-gone")
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     ("serves", "budget_ms", "budget_mib"),
-    [(False, 150, 50), (True, 200, 70)],
+    [(False, 200, 80), (True, 300, 80)],
     ids=["alone", "with-metrics"],
 )
 def test_a_minute_of_all_tasks(

@@ -33,7 +33,7 @@ def test_open_snapshot_close(region_path: Path, timed: Callable[..., Any]) -> No
         look_once,
         str(region_path),
         work="open_region() + snapshot() + close()",
-        budget_us=30.0,
+        budget_us=45.0,
         against=ONCE,
     )
     assert snapshot.settled

@@ -54,7 +54,7 @@ def test_snapshot(region: hami.Region, timed: Callable[..., Any]) -> None:
     snapshot = timed(
         region.snapshot,
         work="Region.snapshot(), 4 processes x 2 devices",
-        budget_us=1.0,
+        budget_us=1.7,
     )
     assert (len(snapshot.processes), len(snapshot.devices)) == (PROCESSES, DEVICES)
     assert snapshot.settled
