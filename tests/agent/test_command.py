@@ -105,27 +105,6 @@ def test_killed_it_leaves_a_block_that_the_next_start_lifts(
 
 
 @pytest.mark.slow
-def test_a_monitor_that_appears_stops_the_writing(
-    scene: NodeScene, start: Callable[..., Agent]
-) -> None:
-    files = busy_and_waiting(scene)
-    agent = start("--feedback")
-    agent.wait_for("blocked")
-    with OtherWriter(MONITOR, files) as monitor:
-        paused = agent.wait_for("paused")
-        assert paused["detail"]["pid"] == monitor.pid
-        before = [file.content() for file in files]
-        # A second agent is refused because of both: so the first has looked again meanwhile.
-        answer = once(scene.root, "--feedback")
-        assert (answer.returncode, answer.stdout) == (3, "")
-        assert f"process {monitor.pid}" in answer.stderr
-        assert [file.content() for file in files] == before
-    assert f"process {monitor.pid} " in agent.wait_for("resumed")["message"]
-    eventually(lambda: files[0].content() != before[0])
-    assert agent.end() == 0
-
-
-@pytest.mark.slow
 def test_inside_another_pid_namespace_it_does_not_start_unless_told(scene: NodeScene) -> None:
     if why_no_new_namespace():
         pytest.skip(why_no_new_namespace())
