@@ -328,25 +328,3 @@ def test_annotations_of_pods_are_a_plan(scene: PlanScene, api: FakeApi, tmp_path
         assert answer.stderr.startswith("Error: the pods of this node cannot be listed: ")
         assert str(unusable) in answer.stderr
         assert answer.stderr.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_watch_follows_annotations(scene: PlanScene, api: FakeApi, tmp_path: Path) -> None:
-    region = scene.container(pod_uid=UID)
-    config = str(api.kubeconfig(tmp_path))
-    words = ("--from-annotations", "--kubeconfig", config, "--watch", "--interval", "0.05")
-    process = start(
-        *("limits", "apply", *scene.options, *words, "--json"), env={"NODE_NAME": "node-1"}
-    )
-    try:
-        api.put("bert-0", UID, {"hamiregion.io/memory-limit": "6GiB"})
-        events(process, "changed")
-        assert region.limits()["memory"][:2] == [6 * GIB, 6 * GIB]
-        api.delete(UID)
-        assert events(process, "changed")[-1]["detail"]["cause"] == "restore"
-        assert region.limits()["memory"][:2] == [8 * GIB, 4 * GIB]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 0
-    finally:
-        process.kill()
-        process.communicate()

@@ -140,14 +140,6 @@ def test_real_regions_of_every_generation_are_compared(
     ]
 
 
-def test_when_an_sm_limit_takes_effect_depends_on_the_layout(
-    scene: PlanScene, compare: Compare, layout: Layout
-) -> None:
-    scene.container(layout=layout, sm_limits=())
-    (found,) = compare("{select: {}, set: {sm_limit: 50}}").containers
-    assert {edit.effect for edit in found.edits} == {NOW if layout in OLD_LAYOUTS else LATER}
-
-
 def test_a_percentage_is_of_the_present_limit_or_of_that_of_an_earlier_rule(
     scene: PlanScene, compare: Compare
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from integration.node_scene import Events
-from plan_scene import GIB, PlannedRegion, PlanScene, plan_nodes, plan_scene
+from plan_scene import GIB, GPUS, PlannedRegion, PlanScene, plan_nodes, plan_scene
 from support.plan_watching import FIVE, SIX, Watch, memory, set_plan, watches
 
 from libhamiregion import create_region
@@ -135,6 +135,25 @@ def test_the_last_limit_of_a_container_that_has_not_reported_its_devices_goes_ba
     set_plan(scene)
     watcher.run()
     assert region.content() == before
+
+
+def test_what_was_there_before_a_container_reported_its_devices_goes_back(
+    scene: PlanScene, watch: Watch
+) -> None:
+    region = scene.container(memory_limits=("8GiB",) * 16, sm_limits=(), uuids=())
+    watcher = watch()
+    set_plan(scene, SIX)
+    watcher.run()
+    region.put("device_num", 1)
+    region.put("uuids", GPUS[0].encode().ljust(96, b"\0"))
+    set_plan(scene, FIVE)
+    watcher.run()
+    assert memory(region) == [5 * GIB, 6 * GIB]
+    set_plan(scene)
+    for _ in range(3):
+        watcher.run()
+    assert memory(region)[0] == 8 * GIB
+    assert load_plan(scene.state / "undo-watch.yaml").rules == ()
 
 
 def test_what_somebody_else_has_set_since_is_not_taken_back(scene: PlanScene, watch: Watch) -> None:

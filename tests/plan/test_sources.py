@@ -6,11 +6,7 @@ import pytest
 from integration.node_scene import Events
 from plan_scene import GIB, PlanScene, plan, plan_nodes, plan_scene, plan_yaml
 from support.plan_watching import FIVE, SIX, Changing, Watch, aged, memory, set_plan, watches
-from support.wait import eventually
 
-from libhamiregion.agent import PlanKeeper, TaskRunner
-from libhamiregion.node import Node, Observer
-from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.plan import (
     LimitPlan,
     PlanFile,
@@ -130,20 +126,3 @@ def test_a_held_pod_is_neither_set_nor_given_back(scene: PlanScene, watch: Watch
     assert memory(region) == [7 * GIB, 4 * GIB]
     watcher.stop()
     assert source.closed
-
-
-def test_it_runs_as_a_task_of_an_agent(scene: PlanScene, node: Node, watch: Watch) -> None:
-    region = scene.container()
-    set_plan(scene, SIX)
-    keeper = PlanKeeper(watch())
-    keeper.interval_s = 0.01
-    runner = TaskRunner(Observer(node), [keeper])
-    runner.start()
-    try:
-        eventually(lambda: memory(region) == [6 * GIB, 6 * GIB])
-        set_plan(scene, FIVE)
-        eventually(lambda: memory(region) == [5 * GIB, 5 * GIB])
-        assert runner.counters()["plan_failures"] == 0
-    finally:
-        runner.stop()
-    assert not is_node_locked([str(scene.root)], LockUse.PLAN)
