@@ -44,7 +44,7 @@ def test_the_library_finds_its_containers_by_their_names(tmp_path: Path) -> None
             assert found.keys() == {each.pod_uid for each in fake.containers}
             for made in fake.containers:
                 container = found[made.pod_uid]
-                name = node.pod_name(container)
+                name = container.pod_name
                 assert name is not None
                 assert (name.namespace, name.pod, name.container) == (
                     *(made.namespace, made.pod),
