@@ -24,6 +24,7 @@ static inline pid_t start(const struct region_file *file, deed *do_it, int point
     if (pid == 0) {
         hr_region *region = open_or_fail(file->path, HR_WRITE);
         hr_testpoint_signal = SIGSTOP;
+        hr_testpoint_kill_on = hr_testpoint_reached[point] + 1;
         hr_testpoint_kill_at = point;
         *result = do_it(region);
         hr_testpoint_kill_at = -1;

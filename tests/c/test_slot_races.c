@@ -135,6 +135,60 @@ static void take_away(const struct region_file *file)
     poke32(file, file->layout->sem, 1);
 }
 
+/* No process of libvgpu can start beside it. */
+static void make_full_file(struct region_file *file, uint32_t layout)
+{
+    region_file_make(file, layout);
+    for (uint32_t slot = 0; slot < HR_SLOTS; slot++) {
+        poke32(file, slot_at(file, slot, file->layout->slot_pid), DEAD + slot);
+        poke64(file, slot_at(file, slot, file->layout->slot_used) + TOTAL, 100);
+    }
+    poke32(file, file->layout->proc_num, HR_SLOTS);
+}
+
+static void test_a_full_table_of_dead_processes_survives_a_kill_of_the_reaper(void)
+{
+    const int points[] = {HR_AT_REMOVE_USAGE_CLEARED, HR_AT_REMOVE_COUNT_STORED};
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
+        for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
+            struct region_file file;
+            make_full_file(&file, id);
+            end(start(&file, reap, points[i]));
+            CHECK_EQ(count_of(&file), i == 0 ? HR_SLOTS : 0);
+            hr_region *region = open_or_fail(file.path, HR_WRITE);
+            CHECK_EQ(hr_lock(region, ONE_SECOND, &call_error), HR_OK);
+            CHECK_EQ(hr_unlock(region, &call_error), HR_OK);
+            CHECK_EQ(reap(region), i == 0 ? HR_SLOTS - 1 : 0);
+            CHECK_EQ(count_of(&file), 0);
+            CHECK_EQ(attach(region), HR_OK);
+            CHECK_EQ(count_of(&file), 1);
+            CHECK_EQ(pid_in(&file, 0), getpid());
+            close_and_free(region);
+            region_file_remove(&file);
+        }
+    }
+}
+
+/* A newcomer of libvgpu, to which the lock of the stopped reaper has gone. */
+static void test_a_newcomer_in_an_emptied_table_keeps_its_slot(void)
+{
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        make_full_file(&file, id);
+        pid_t pid = start(&file, reap, HR_AT_REMOVE_COUNT_STORED);
+        take_away(&file);
+        poke64(&file, slot_at(&file, 0, file.layout->slot_used) + TOTAL, 5);
+        poke32(&file, slot_at(&file, 0, file.layout->slot_pid), (uint32_t)pid);
+        poke32(&file, file.layout->proc_num, 1);
+        finish(pid);
+        CHECK_EQ(count_of(&file), 1);
+        CHECK_EQ(pid_in(&file, 0), pid);
+        CHECK_EQ(total_in(&file, 0), 5);
+        end(pid);
+        region_file_remove(&file);
+    }
+}
+
 static void test_what_was_charged_is_no_failure_though_the_lock_was_lost(void)
 {
     for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
@@ -220,6 +274,8 @@ int main(void)
     RUN(test_attaching_does_not_write_over_a_lowered_number);
     RUN(test_detaching_does_not_write_over_a_lowered_number);
     RUN(test_a_slot_that_comes_while_others_are_reaped_stays);
+    RUN(test_a_full_table_of_dead_processes_survives_a_kill_of_the_reaper);
+    RUN(test_a_newcomer_in_an_emptied_table_keeps_its_slot);
     RUN(test_what_was_charged_is_no_failure_though_the_lock_was_lost);
     RUN(test_who_has_attached_or_detached_has_though_the_lock_was_lost);
     RUN(test_copies_are_those_of_the_process_that_was_seen);
