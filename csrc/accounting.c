@@ -7,6 +7,7 @@ struct account_call {
     uint32_t device;
     uint32_t kind;
     uint64_t bytes;
+    bool is_locked; /* by this call */
     bool charging;
     bool beyond_limit;    /* it is there already, and counts whatever the limit says */
     uint64_t used, limit; /* what the last look at the limit has found */
@@ -94,7 +95,8 @@ static int confirm(struct account_call *call, unsigned char *slot)
     return HR_ECONFLICT;
 }
 
-/* HR_ENOPROCESS: our slot is not where we remember it.  HR_ECONFLICT: charged and taken back. */
+/* HR_ENOPROCESS: our slot is not where we remember it, and to find it takes the lock.
+ * HR_ECONFLICT: charged and taken back. */
 static int account_work(void *argument)
 {
     struct account_call *call = argument;
@@ -104,11 +106,11 @@ static int account_work(void *argument)
     int code = hr_check_header(region);
     if (code == HR_OK)
         code = check_books(call);
+    if (code == HR_OK && hr_remembered_slot(region) == NULL)
+        code = call->is_locked ? hr_regain_slot(region, call->view) : hr_fail_code(HR_ENOPROCESS);
     if (code != HR_OK)
         return code;
-    unsigned char *slot = hr_remembered_slot(region);
-    if (slot == NULL)
-        return hr_fail_code(HR_ENOPROCESS);
+    unsigned char *slot = hr_slot(region, region->own.attachment->index);
     bool is_limited = call->charging && !call->beyond_limit;
     if (is_limited)
         code = check_limit(call, call->bytes);
@@ -116,24 +118,6 @@ static int account_work(void *argument)
         return code == HR_EMEMORYLIMIT ? fail_limit(call) : code;
     store_account(call, slot);
     return is_limited && hr_has_seqlock(region) ? confirm(call, slot) : HR_OK;
-}
-
-/* The older generation: everything under the semaphore, the slot looked for each time. */
-static int account_locked_work(void *argument)
-{
-    struct account_call *call = argument;
-    hr_region *region = call->region;
-    if (region->own.attachment == NULL)
-        return hr_fail_code(HR_EDETACHED);
-    int code = hr_check_header(region);
-    if (code == HR_OK && hr_remembered_slot(region) == NULL)
-        code = hr_regain_slot(region, call->view);
-    return code == HR_OK ? account_work(call) : code;
-}
-
-static int account_locked(struct account_call *call, uint64_t timeout_ns)
-{
-    return hr_run_with_view(call->region, &call->view, account_locked_work, call, timeout_ns);
 }
 
 static int account_beside_lock(struct account_call *call, uint64_t timeout_ns)
@@ -152,15 +136,16 @@ static int account_beside_lock(struct account_call *call, uint64_t timeout_ns)
     return code;
 }
 
+/* The older generation does everything under the semaphore, and looks for its slot each time. */
 static int account_once(struct account_call *call, uint64_t timeout_ns)
 {
-    if (!hr_has_seqlock(call->region))
-        return account_locked(call, timeout_ns);
-    int code = account_beside_lock(call, timeout_ns);
+    call->is_locked = !hr_has_seqlock(call->region);
+    int code = call->is_locked ? HR_ENOPROCESS : account_beside_lock(call, timeout_ns);
     if (code != HR_ENOPROCESS)
         return code;
-    /* libvgpu has moved our slot, or reaped it: put it right, then account. */
-    return account_locked(call, timeout_ns);
+    /* Else libvgpu has moved our slot, or reaped it. */
+    call->is_locked = true;
+    return hr_run_with_view(call->region, &call->view, account_work, call, timeout_ns);
 }
 
 static int account(struct account_call *call, uint64_t timeout_ns)

@@ -8,9 +8,13 @@
 
 #include "lock.h"
 
-static bool is_region(const hr_region *region, const struct stat *status)
+/* HR_ESTALE if the path leads to another file by now. */
+static int check_same(const hr_region *region, int code, const struct stat *status)
 {
-    return status->st_ino == region->inode && status->st_dev == region->device_id;
+    if (code == HR_ENOTFOUND || code == HR_ENOTREGION ||
+        (code == HR_OK && (status->st_ino != region->inode || status->st_dev != region->device_id)))
+        return hr_fail_reason(HR_ESTALE, HR_REASON_REPLACED);
+    return code;
 }
 
 /*
@@ -21,9 +25,7 @@ static int hold_again(const hr_region *region, struct hr_hold *hold)
 {
     struct stat status;
     int code = hr_hold_file(region->path, region->no_link, hold, &status);
-    if (code == HR_ENOTFOUND || code == HR_ENOTREGION ||
-        (code == HR_OK && !is_region(region, &status)))
-        code = hr_fail_reason(HR_ESTALE, HR_REASON_REPLACED);
+    code = check_same(region, code, &status);
     if (code != HR_OK)
         hr_end_hold(hold);
     return code;
@@ -34,47 +36,37 @@ static int open_again(const hr_region *region, const struct hr_hold *hold, uint3
 {
     struct stat status;
     int code = hr_open_hold(hold, flags, fd, &status);
-    if (code == HR_ENOTFOUND || code == HR_ENOTREGION)
-        return hr_fail_reason(HR_ESTALE, HR_REASON_REPLACED);
-    if (code != HR_OK || is_region(region, &status))
-        return code;
-    close(*fd);
-    *fd = -1;
-    return hr_fail_reason(HR_ESTALE, HR_REASON_REPLACED);
+    const bool is_open = code == HR_OK;
+    code = check_same(region, code, &status);
+    if (is_open && code != HR_OK)
+        close(*fd);
+    return code;
 }
 
 int hr_open_again(const hr_region *region, uint32_t flags, int *fd)
 {
     struct hr_hold hold;
-    *fd = -1;
     int code = hold_again(region, &hold);
-    if (code == HR_OK)
-        code = open_again(region, &hold, flags, fd);
+    if (code != HR_OK)
+        return code;
+    code = open_again(region, &hold, flags, fd);
     hr_end_hold(&hold);
     return code;
 }
 
-static int set_lock(int fd, short type, off_t start, off_t length)
-{
-    struct flock range = {.l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = length};
-    if (fcntl(fd, F_OFD_SETLK, &range) == 0)
-        return HR_OK;
-    return errno == EAGAIN || errno == EACCES ? HR_EBUSY : hr_fail_errno(HR_ESYSTEM, errno);
-}
-
 static int lock_in_page(int fd, short type, off_t start, off_t length, struct hr_byte_lock *out)
 {
-    int code;
+    struct flock range = {.l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = length};
     void *page = mmap(NULL, 1, PROT_NONE, MAP_SHARED, fd, 0);
-    if (page == MAP_FAILED || madvise(page, 1, MADV_DONTFORK) != 0)
-        code = hr_fail_errno(HR_ESYSTEM, errno);
-    else
-        code = set_lock(fd, type, start, length);
-    if (code == HR_OK)
+    if (page == MAP_FAILED)
+        return hr_fail_errno(HR_ESYSTEM, errno);
+    if (madvise(page, 1, MADV_DONTFORK) == 0 && fcntl(fd, F_OFD_SETLK, &range) == 0) {
         out->page = page;
-    else if (page != MAP_FAILED)
-        munmap(page, 1);
-    return code;
+        return HR_OK;
+    }
+    const int error = errno;
+    munmap(page, 1);
+    return error == EAGAIN || error == EACCES ? HR_EBUSY : hr_fail_errno(HR_ESYSTEM, error);
 }
 
 int hr_lock_bytes(const hr_region *region, short type, off_t start, off_t length,

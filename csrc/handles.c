@@ -48,19 +48,15 @@ static void watch_forks(void)
 void hr_link_writable(hr_region *region)
 {
     region->next_writable = writable_handles;
-    if (writable_handles != NULL)
-        writable_handles->previous_writable = region;
     writable_handles = region;
 }
 
 void hr_unlink_writable(hr_region *region)
 {
-    if (region->previous_writable != NULL)
-        region->previous_writable->next_writable = region->next_writable;
-    else
-        writable_handles = region->next_writable;
-    if (region->next_writable != NULL)
-        region->next_writable->previous_writable = region->previous_writable;
+    hr_region **at = &writable_handles;
+    while (*at != region)
+        at = &(*at)->next_writable;
+    *at = region->next_writable;
 }
 
 #define EACH_WRITABLE(region)                                                                      \

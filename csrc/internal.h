@@ -247,7 +247,7 @@ struct hr_region {
     struct hr_own_slot own;
     bool is_leaving; /* hr_close() is alone and detaches; it may wait for the lock */
     bool has_left;   /* hr_leave_all() has been here */
-    struct hr_region *next_writable, *previous_writable;
+    struct hr_region *next_writable;
 };
 
 /* Each fork() makes the child's generation another one (pthread_atfork). */

@@ -152,31 +152,25 @@ static int check_numbers_work(void *argument)
     return hr_owner_of(region) / HR_TURNS == region->lock.numbers / HR_TURNS ? HR_EBUSY : HR_OK;
 }
 
-static int draw_once(hr_region *region)
-{
-    uint64_t numbers = draw(region);
-    int code =
-        hr_lock_bytes(region, F_WRLCK, hr_number_byte(numbers), HR_TURNS, &region->lock.own_bytes);
-    if (code != HR_OK)
-        return code;
-    HR_POINT(LOCK_NUMBERS_DRAWN);
-    region->lock.numbers = numbers;
-    code = hr_run_entered(region, check_numbers_work, region);
-    if (code != HR_OK) {
-        region->lock.numbers = 0;
-        hr_unlock_bytes(region, &region->lock.own_bytes);
-    }
-    return code;
-}
-
 static int draw_numbers(hr_region *region, uint64_t deadline_ns)
 {
+    struct hr_lock_part *lock = &region->lock;
     unsigned naps = 0;
     int code;
     /* A container may lock all bytes there are. */
-    do
-        code = draw_once(region);
-    while (code == HR_EBUSY && (code = nap_before_next(region, deadline_ns, &naps)) == HR_EBUSY);
+    do {
+        const uint64_t numbers = draw(region);
+        code = hr_lock_bytes(region, F_WRLCK, hr_number_byte(numbers), HR_TURNS, &lock->own_bytes);
+        HR_POINT(LOCK_NUMBERS_DRAWN);
+        if (code == HR_OK) {
+            lock->numbers = numbers;
+            code = hr_run_entered(region, check_numbers_work, region);
+        }
+        if (code == HR_OK)
+            return code;
+        lock->numbers = 0;
+        hr_unlock_bytes(region, &lock->own_bytes);
+    } while (code == HR_EBUSY && (code = nap_before_next(region, deadline_ns, &naps)) == HR_EBUSY);
     return code;
 }
 

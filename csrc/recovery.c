@@ -106,21 +106,6 @@ static void judge_owner(hr_region *region, const struct hr_mappers *mappers,
     }
 }
 
-/* What the lock is like, and whether its owner lives. */
-static int judge_once(hr_region *region, const char *proc, struct hr_lock_state *out)
-{
-    struct hr_mappers mappers = {.list = NULL};
-    struct hr_byte_lock kept = {NULL};
-    int code = read_state(region, out);
-    if (code == HR_OK && is_signed_with_pid(out))
-        code = search(region, proc, HR_WITH_OWN_HANDLE, out, true, &mappers);
-    if (code == HR_OK)
-        judge_owner(region, &mappers, out, &kept);
-    hr_unlock_bytes(region, &kept);
-    hr_free_mappers(&mappers);
-    return code;
-}
-
 /* Whether the lock is signed with the pid of this process alone, which uses the region by another
  * handle: a search of /proc may have begun before that. */
 static bool is_own_pid(const hr_region *region, const struct hr_lock_state *state)
@@ -133,7 +118,15 @@ static bool is_own_pid(const hr_region *region, const struct hr_lock_state *stat
 static int judge_state(hr_region *region, const char *proc, struct hr_lock_state *out)
 {
     struct hr_lock_state after;
-    int code = judge_once(region, proc, out);
+    struct hr_mappers mappers = {.list = NULL};
+    struct hr_byte_lock kept = {NULL};
+    int code = read_state(region, out);
+    if (code == HR_OK && is_signed_with_pid(out))
+        code = search(region, proc, HR_WITH_OWN_HANDLE, out, true, &mappers);
+    if (code == HR_OK)
+        judge_owner(region, &mappers, out, &kept);
+    hr_unlock_bytes(region, &kept);
+    hr_free_mappers(&mappers);
     if (code == HR_OK)
         code = read_state(region, &after);
     if (code != HR_OK || out->owner_pid == 0)
@@ -424,16 +417,13 @@ static int recover_apart_from_libvgpu(hr_region *region, const char *proc, uint6
     return code;
 }
 
-/* Another writer of this library, or another thread, is at it: say who holds the lock. */
-static int held_meanwhile(hr_region *region, const char *proc)
+/* Another thread holds the lock by this handle, or another recovery is at it. */
+static int fail_busy(void *argument)
 {
-    struct recovery none = {.region = region};
-    const struct hr_lock_state *state = &none.state;
-    int code = judge_once(region, proc, &none.state);
-    if (code != HR_OK)
-        return code;
-    bool alive = state->owner_pid != 0 && state->owner_liveness == HR_ALIVE;
-    return not_recoverable(alive ? HR_REASON_ALIVE : HR_REASON_RECOVERING, &none, state->owner_pid);
+    const hr_region *region = argument;
+    return HR_FAIL(HR_ENOTRECOVERABLE,
+                   .reason = region->lock.held ? HR_REASON_ALIVE : HR_REASON_RECOVERING,
+                   .found = hr_owner_pid(hr_owner_of(region)));
 }
 
 int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
@@ -458,7 +448,7 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
         hr_gate_leave(region);
     }
     if (code == HR_ETIMEOUT)
-        code = held_meanwhile(region, proc);
+        code = hr_run_entered(region, fail_busy, region);
     hr_leave(region);
     return hr_report(error, code);
 }

@@ -132,28 +132,17 @@ uint64_t hr_slot_bytes(const hr_region *region, unsigned char *slot)
     return sum;
 }
 
-/* Of a slot's words but the pids, those with something in it, as a sum of bits. */
-static uint64_t or_of_words(const hr_region *region, const unsigned char *slot, uint32_t left_out)
+bool hr_slot_is_used(const hr_region *region, unsigned char *slot)
 {
     const struct hr_layout *layout = region->layout;
     uint64_t any = 0;
     for (uint32_t offset = 0; offset + 8 <= layout->slot_stride; offset += 8) {
-        if (!is_name_or_seqlock(layout, offset) && offset != left_out)
+        if (!is_name_or_seqlock(layout, offset) && offset != layout->slot_status)
             any |= hr_load_u64(slot + offset, memory_order_relaxed);
     }
     const bool is_odd = hr_has_seqlock(region) &&
                         (hr_load_u64(slot + layout->slot_seqlock, memory_order_relaxed) & 1) != 0;
-    return any | is_odd;
-}
-
-bool hr_slot_is_empty(const hr_region *region, unsigned char *slot)
-{
-    return or_of_words(region, slot, HR_ABSENT) == 0;
-}
-
-bool hr_slot_is_used(const hr_region *region, unsigned char *slot)
-{
-    return or_of_words(region, slot, region->layout->slot_status) != 0;
+    return any != 0 || is_odd;
 }
 
 /* ---- Slots with pid 0 -------------------------------------------------------------- */

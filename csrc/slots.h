@@ -59,7 +59,6 @@ void hr_empty_slot(const hr_region *region, unsigned char *slot);
 /* Only what counts: a copy that a live process has left keeps its status, which old versions of
  * libvgpu read there. */
 void hr_clear_usage(const hr_region *region, unsigned char *slot);
-bool hr_slot_is_empty(const hr_region *region, unsigned char *slot);
 /* Whether more than its status and host pid would be left out: it counts something, has figures of
  * the driver's, or an odd seqlock. */
 bool hr_slot_is_used(const hr_region *region, unsigned char *slot);

@@ -302,7 +302,7 @@ static bool is_emptied(const hr_region *region, int32_t index)
 {
     unsigned char *slot = hr_slot(region, (uint32_t)index);
     int32_t status = hr_load_i32(slot + region->layout->slot_status, memory_order_relaxed);
-    return status == 0 && hr_slot_is_empty(region, slot);
+    return status == 0 && !hr_slot_is_used(region, slot);
 }
 
 bool hr_needs_view(const hr_region *region, int32_t count, int32_t pid)
