@@ -392,7 +392,10 @@ def compare_scene(scene: str, old: Tree, new: Tree, found: Differences, *, cpu: 
             texts = [tree.run(env, "exporter", "--once", *options).stdout for tree in (old, new)]
             found.compare("metric ", series_of(texts[0]), series_of(texts[1]), scene)
             if cpu:
-                for words in (("exporter", *options), ("agent", "--assume-alone", *options)):
+                for words in (
+                    ("exporter", *options),
+                    ("agent", "--feedback", "--repair", "--assume-alone", *options),
+                ):
                     figures = [cpu_of_a_minute(tree, env, *words) for tree in (old, new, new, old)]
                     before, after = figures[0] + figures[3], figures[1] + figures[2]
                     print(
@@ -415,14 +418,17 @@ def cpu_of_a_minute(tree: Tree, env: dict[str, str], *words: str) -> float:
             stdout=subprocess.DEVNULL,
             stderr=writer,
         )
-        time.sleep(15)
-        address = re.search(r"listening on ([^\s\"]+)", log.read())
+        time.sleep(30)
+        said = log.read()
         began = _cpu_s(process.pid)
         for _ in range(4):
-            if address:
-                urllib.request.urlopen(address[1].rstrip("/") + "/metrics").read()
+            if extra:
+                address = re.search(r"listening on ([^\s\"]+)", said)[1]
+                urllib.request.urlopen(address.rstrip("/") + "/metrics").read()
             time.sleep(15)
         used = _cpu_s(process.pid) - began
+        if process.poll() is not None:
+            raise SystemExit(f"{words[0]} of {tree.path} has ended: {said}")
         process.terminate()
         process.wait(60)
         return used
@@ -442,7 +448,9 @@ def main() -> int:
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--only", default=",".join(SCENES), help="scenes, separated by commas")
-    parser.add_argument("--cpu", action="store_true", help="also CPU, eight minutes for each scene")
+    parser.add_argument(
+        "--cpu", action="store_true", help="also CPU, twelve minutes for each scene"
+    )
     asked = parser.parse_args()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
