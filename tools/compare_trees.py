@@ -448,9 +448,7 @@ def main() -> int:
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--only", default=",".join(SCENES), help="scenes, separated by commas")
-    parser.add_argument(
-        "--cpu", action="store_true", help="also CPU, twelve minutes for each scene"
-    )
+    parser.add_argument("--cpu", action="store_true", help="also CPU, twelve minutes a scene")
     asked = parser.parse_args()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
