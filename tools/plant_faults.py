@@ -40,7 +40,7 @@ def seen_by(root: Path, fault: dict) -> str | None:
     path = root / fault["file"]
     sound = path.read_text(encoding="utf-8")
     if sound.count(fault["old"]) != 1:
-        raise SystemExit(f"{fault['name']} does not apply to {fault['file']}")
+        return "DOES NOT APPLY"
     path.write_text(sound.replace(fault["old"], fault["new"]), encoding="utf-8")
     try:
         failed = first_failure(root, fault["tests"])
@@ -65,7 +65,7 @@ def main() -> int:
         for fault in faults:
             if not names or fault["name"] in names:
                 failed = seen_by(Path(name), fault)
-                survived += failed is None
+                survived += failed in {None, "DOES NOT APPLY"}
                 print(f"{fault['name']:3} {failed or 'SURVIVED'}: {fault['what']}", flush=True)
     return 1 if survived else 0
 
