@@ -10,7 +10,7 @@ from support.region_file import RegionFileFactory
 from libhamiregion import Region, open_region
 from libhamiregion.node import Container, HostProcess, ProcessTable
 from libhamiregion.node.cgroups import ContainerId
-from libhamiregion.node.process_reader import Entry
+from libhamiregion.node.process_reader import Entry, _in_turn
 from libhamiregion.node.processes import FileUser, ProcessView, ProcVisibility
 from libhamiregion.node.procfs import Mapping
 from libhamiregion.node.slots import other_pod_processes
@@ -115,3 +115,8 @@ def test_the_users_of_a_file_are_those_that_map_it(region: Region) -> None:
     assert [user.process.pid for user in table.users_of((device, inode))] == [os.getpid()]
     # Inode 0 is no file's, so no other test's process can map it.
     assert table.users_of((device, 0)) == ()
+
+
+def test_a_container_with_many_processes_does_not_keep_others_waiting() -> None:
+    due = [Entry(1, budget_key=key) for key in (*"aaaa", "b", "c", "c")]
+    assert [each.budget_key for each in _in_turn(due)] == [*"abc", *"ac", *"aa"]
