@@ -6,10 +6,14 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
+
+/* <linux/fs.h> has it, but clashes with <fcntl.h> on some systems. */
+#define NO_REPLACE 1u
 
 /* What sem_init(sem, 1, 1) of glibc leaves: value 1, no waiter, shared. */
 static void init_semaphore(unsigned char *at)
@@ -71,8 +75,7 @@ static int write_region(int fd, const struct hr_layout *layout, const struct hr_
 
 static int publish(int directory, const char *temporary, const char *name)
 {
-    /* A link never overwrites. */
-    if (linkat(directory, temporary, directory, name, 0) == 0)
+    if (syscall(SYS_renameat2, directory, temporary, directory, name, NO_REPLACE) == 0)
         return HR_OK;
     return hr_fail_errno(errno == EEXIST ? HR_EEXISTS : HR_ESYSTEM, errno);
 }
@@ -116,7 +119,8 @@ int hr_create(const char *path, const struct hr_create_spec *spec, struct hr_err
     if (code == HR_OK)
         code = publish(directory, temporary, name);
     if (fd >= 0) {
-        unlinkat(directory, temporary, 0);
+        if (code != HR_OK)
+            unlinkat(directory, temporary, 0);
         close(fd);
     }
     close(directory);
