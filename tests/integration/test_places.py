@@ -72,7 +72,9 @@ class Scene:
     def options(self) -> list[str]:
         return [
             *(word for root in self.roots for word in ("--root", root)),
-            *("--pod-logs", str(self.kubelet.pods), "--claims", str(self.kubelet.checkpoint)),
+            *("--pod-logs", str(self.kubelet.pods)),
+            *("--container-logs", str(self.kubelet.containers)),
+            *("--claims", str(self.kubelet.checkpoint)),
         ]
 
     def node(self, root: list[str] | None = None) -> Node:
@@ -101,7 +103,9 @@ class Scene:
     def process(self, start: Any, known_as: str, pod: str, pod_uid: str, last_pid: int) -> None:
         """The pod's container, with a process of that pid + 1 that uses the region."""
         inside: Container = start(1)
-        own = cgroup_of_pod(pod_uid, container_id(pod_uid, "train"))
+        id_ = container_id(pod_uid, "train")
+        self.kubelet.container(id_, pod, "train")
+        own = cgroup_of_pod(pod_uid, id_)
         cgroup = self.made.enter_context(own)
         (cgroup / "cgroup.procs").write_text(str(inside.host_pid))
         pid, host_pid = inside.child("spawn", last_pid)

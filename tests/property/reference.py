@@ -13,9 +13,9 @@ from libhamiregion import Layout
 
 LARGEST = 2**64 - 1
 
-# An attached process keeps one of these bytes of the file locked, and signs the lock with the
-# byte's number above its pid.
-MARKS = range(0x10000000, 0x20000000)
+# An attached process signs the lock with this flag above its pid, and its time of attaching.
+ATTACHED = 0x80000000
+PID_MAX = 0x400000
 
 
 class Content:
@@ -120,9 +120,9 @@ def wrapped(number: int) -> int:
 
 
 def owner_pid(signature: int) -> int:
-    """The pid of a signature with a mark's byte; any other signature as it stands."""
+    """Return the pid of an attached process's signature; any other signature unchanged."""
     pid = signature & 0xFFFFFFFF
-    return pid if signature >> 32 in MARKS and 0 < pid < 2**31 else signature
+    return pid if signature >> 32 & ATTACHED and 0 < pid <= PID_MAX else signature
 
 
 def snapshot(raw: bytes, layout: Layout) -> dict[str, Any]:

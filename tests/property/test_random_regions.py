@@ -269,13 +269,11 @@ def test_random_bytes_under_a_named_layout_give_a_documented_error_or_that_layou
         check_whatever_opens(region, place)
 
 
-@pytest.mark.parametrize("byte", [0x0FFFFFFF, 0x10000000, 0x1FFFFFFF, 0x20000000])
-@pytest.mark.parametrize("pid", [0, 1, 2**31 - 1, 2**31])
-def test_a_signature_is_a_pid_only_where_it_has_a_marks_byte(
-    pid: int, byte: int, place: Path
-) -> None:
+@pytest.mark.parametrize("upper", [0, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
+@pytest.mark.parametrize("pid", [0, 1, 2**22, 2**22 + 1, 2**31])
+def test_a_signature_of_an_attached_process_is_its_pid(pid: int, upper: int, place: Path) -> None:
     file = fresh(place, Layout.V1_2)
-    file.put("owner_pid", byte << 32 | pid)
+    file.put("owner_pid", upper << 32 | pid)
     with open_region(file) as region:
         check_whatever_opens(region, place)
 
