@@ -449,7 +449,7 @@ struct hr_edit {
  * values new and the others old.
  *
  * The devices that a region has: those below device_num; while that is 0, every index up
- * to the last device that has a memory limit, use, or an SM limit that not all 16 have
+ * to the last device that has a memory limit, use, a uuid, or an SM limit that not all 16 have
  * alike; where there is no such device, all 16.
  *
  * An edit of HR_ALL_DEVICES becomes one edit per device.  `edits` has `room` entries, of

@@ -130,27 +130,24 @@ uint32_t hr_counted_devices(const hr_region *region, uint32_t device_num)
     return alike || limited == 0 ? 1 : limited;
 }
 
-uint32_t hr_undeclared_uuids(const hr_region *region, uint32_t count)
+static bool has_usage(const hr_region *region, unsigned char *slot, uint32_t device)
 {
-    uint32_t found = 0;
-    for (uint32_t device = count; device < HR_DEVICES; device++) {
-        const unsigned char *uuid = region->base + region->layout->uuids + device * HR_UUID_BYTES;
-        if (hr_load_u64(uuid, memory_order_relaxed) != 0)
-            found |= 1u << device;
-    }
-    return found;
+    const unsigned char *used = hr_used(region, slot, device);
+    uint64_t any = 0;
+    for (uint32_t at = 0; at <= HR_TOTAL_OFFSET; at += 8)
+        any |= hr_load_u64(used + at, memory_order_relaxed);
+    return any != 0;
 }
 
-uint32_t hr_undeclared_usage(const hr_region *region, unsigned char *slot, uint32_t count)
+uint32_t hr_find_traces(const hr_region *region, int32_t proc_num)
 {
     uint32_t found = 0;
-    for (uint32_t device = count; device < HR_DEVICES; device++) {
-        const unsigned char *used = hr_used(region, slot, device);
-        uint64_t any = 0;
-        for (uint32_t at = 0; at <= HR_TOTAL_OFFSET; at += 8)
-            any |= hr_load_u64(used + at, memory_order_relaxed);
-        if (any != 0)
-            found |= 1u << device;
+    for (uint32_t device = 0; device < HR_DEVICES; device++) {
+        const unsigned char *uuid = region->base + region->layout->uuids + device * HR_UUID_BYTES;
+        bool has_trace = hr_load_u64(uuid, memory_order_relaxed) != 0;
+        for (int32_t i = 0; i < proc_num && !has_trace; i++)
+            has_trace = has_usage(region, hr_slot(region, (uint32_t)i), device);
+        found |= (uint32_t)has_trace << device;
     }
     return found;
 }
@@ -170,34 +167,28 @@ int hr_sum_used(const hr_region *region, uint32_t device, uint64_t *out)
     return HR_OK;
 }
 
-/* The highest device with use, as a count. */
-static int count_used_devices(const hr_region *region, uint32_t *out)
-{
-    int32_t slots;
-    int code = hr_checked_proc_num(region, &slots);
-    uint32_t used = 0;
-    for (int32_t i = 0; code == HR_OK && i < slots; i++)
-        used |= hr_undeclared_usage(region, hr_slot(region, (uint32_t)i), 0);
-    *out = used == 0 ? 0 : 32 - (uint32_t)__builtin_clz(used);
-    return code;
-}
-
 int hr_region_devices(const hr_region *region, uint32_t *out)
 {
     uint32_t count;
+    int32_t proc_num;
     bool alike;
     int code = hr_checked_device_num(region, &count);
-    if (code == HR_OK && count == 0) {
-        code = count_used_devices(region, &count);
+    if (code == HR_OK && count == 0)
+        code = hr_checked_proc_num(region, &proc_num);
+    if (code != HR_OK)
+        return code;
+    if (count == 0) {
+        const uint32_t traces = hr_find_traces(region, proc_num);
         const uint32_t limited = count_limited(region, HR_MEMORY, &alike);
         const uint32_t sm_limited = count_limited(region, HR_SM, &alike);
+        count = traces == 0 ? 0 : 32 - (uint32_t)__builtin_clz(traces);
         count = limited > count ? limited : count;
         /* One SM limit for all 16 says nothing. */
         count = sm_limited > count && !alike ? sm_limited : count;
         count = count == 0 ? HR_DEVICES : count;
     }
     *out = (1u << count) - 1;
-    return code;
+    return HR_OK;
 }
 
 /* ---- Live values ----------------------------------------------------------- */

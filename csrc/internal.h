@@ -365,9 +365,8 @@ static inline bool hr_is_limited_sm(uint64_t percent)
     return percent > 0 && percent < 100;
 }
 
-/* Of the devices from `count` on, as bits, those with a uuid; those that a slot uses. */
-uint32_t hr_undeclared_uuids(const hr_region *region, uint32_t count);
-uint32_t hr_undeclared_usage(const hr_region *region, unsigned char *slot, uint32_t count);
+/* The devices with a uuid, or with usage in a slot, one bit each. */
+uint32_t hr_find_traces(const hr_region *region, int32_t proc_num);
 
 /* The enforced sum of `total` over all slots below proc_num, modulo 2^64 as libvgpu adds. */
 int hr_sum_used(const hr_region *region, uint32_t device, uint64_t *out);

@@ -185,16 +185,10 @@ ALWAYS_INLINE void read_device(const struct hr_layout *layout, const unsigned ch
 ALWAYS_INLINE bool device_is_unchanged(const struct hr_layout *layout, const unsigned char *base,
                                        size_t device, const struct hr_device *copy)
 {
-    const unsigned char *uuid = base + layout->uuids + device * HR_UUID_BYTES;
-    uint64_t changed = load_u64(base + layout->limit + device * 8) ^ copy->limit;
-    changed |= load_u64(base + layout->sm_limit + device * 8) ^ copy->sm_limit;
-#pragma GCC unroll 12
-    for (size_t at = 0; at < HR_UUID_BYTES; at += 8) {
-        uint64_t text;
-        memcpy(&text, copy->uuid + at, sizeof text);
-        changed |= load_u64(uuid + at) ^ text;
-    }
-    return changed == 0;
+    struct hr_device again;
+    read_device(layout, base, device, &again);
+    return again.limit == copy->limit && again.sm_limit == copy->sm_limit &&
+           memcmp(again.uuid, copy->uuid, sizeof again.uuid) == 0;
 }
 
 /* ---- One region -------------------------------------------------------------- */
@@ -210,15 +204,6 @@ static int bad_uuid(const struct hr_layout *layout, size_t device)
                       .file_size = layout->size);
 }
 
-/* While the container has not said which devices it has: those that have left traces. */
-static uint32_t undeclared_devices(const hr_region *region, int32_t proc_num, uint32_t count)
-{
-    uint32_t found = hr_undeclared_uuids(region, count);
-    for (int32_t i = 0; i < proc_num; i++)
-        found |= hr_undeclared_usage(region, hr_slot(region, (uint32_t)i), count);
-    return found;
-}
-
 /* Counts, listed devices and span: they decide how much is copied, and where to. */
 ALWAYS_INLINE int measure(struct hr_reading *reading)
 {
@@ -230,10 +215,10 @@ ALWAYS_INLINE int measure(struct hr_reading *reading)
         code = hr_checked_proc_num(region, &proc_num);
     if (code != HR_OK)
         return code;
-    const uint32_t count = hr_counted_devices(region, device_num);
-    uint32_t shown = (1u << count) - 1;
+    uint32_t shown = (1u << hr_counted_devices(region, device_num)) - 1;
+    /* While the container has not reported its devices: those that have left traces. */
     if (device_num == 0)
-        shown |= undeclared_devices(region, proc_num, count);
+        shown |= hr_find_traces(region, proc_num);
     const uint32_t span = 32 - (uint32_t)__builtin_clz(shown);
 
     struct hr_snapshot *head = reading->head;
