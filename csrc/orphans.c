@@ -24,18 +24,6 @@ static int32_t pid_of(const struct repair_call *call, int32_t index)
     return hr_slot_pid(call->region, hr_slot(call->region, (uint32_t)index));
 }
 
-static bool count_the_same(const hr_region *region, int32_t one, int32_t other)
-{
-    uint64_t changed = 0;
-    for (uint32_t device = 0; device < HR_DEVICES; device++) {
-        unsigned char *a = hr_used(region, hr_slot(region, (uint32_t)one), device);
-        unsigned char *b = hr_used(region, hr_slot(region, (uint32_t)other), device);
-        changed |= hr_load_u64(a + HR_TOTAL_OFFSET, memory_order_relaxed) ^
-                   hr_load_u64(b + HR_TOTAL_OFFSET, memory_order_relaxed);
-    }
-    return changed == 0;
-}
-
 /* Whether something would be wrong now if an undecided slot were its process's own: a copy of it
  * that stands still counts something else. */
 static bool may_be_missed(const struct repair_call *call, int32_t index, int32_t count)
@@ -47,10 +35,11 @@ static bool may_be_missed(const struct repair_call *call, int32_t index, int32_t
         hr_liveness_of_slot(&call->view.mappers, pid) != HR_ALIVE)
         return false;
     int32_t copy = hr_find_slot(region, pid, count);
+    uint64_t bytes = hr_slot_bytes(region, hr_slot(region, (uint32_t)index));
     if (copy < 0)
-        return hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) != 0;
+        return bytes != 0;
     return hr_seqlock_of(region, index) > hr_seqlock_of(region, copy) &&
-           !count_the_same(region, index, copy);
+           bytes != hr_slot_bytes(region, hr_slot(region, (uint32_t)copy));
 }
 
 /* What was not judged may be once the search has ended. */

@@ -148,10 +148,11 @@ int hr_search_proc(const struct hr_search *search, struct hr_mappers *out);
 void hr_free_mappers(struct hr_mappers *mappers);
 
 /*
- * Whether the process lives that has `pid` in one of its namespaces, or, for the pid of a slot, in
- * its innermost one.  `here` gets its pid in this /proc, or 0.
+ * Whether the process lives that has `pid` in its innermost namespace, as the pid of a slot, or in
+ * any of them.  `here` gets its pid in this /proc, or 0.
  */
-enum hr_liveness hr_liveness_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here);
+enum hr_liveness hr_liveness_of(const struct hr_mappers *mappers, int32_t pid, bool any_level,
+                                int32_t *here);
 enum hr_liveness hr_liveness_of_slot(const struct hr_mappers *mappers, int32_t pid);
 
 /* ---- Links of map_files ------------------------------------------------------------- */

@@ -93,7 +93,7 @@ static void judge_owner(hr_region *region, const struct hr_mappers *mappers,
     state->owner_liveness = state->signature == 0 ? HR_DEAD : HR_LIVENESS_UNKNOWN;
     if (is_signed_with_pid(state))
         state->owner_liveness =
-            hr_liveness_of_owner(mappers, (int32_t)state->owner_pid, &state->owner_pid_here);
+            hr_liveness_of(mappers, (int32_t)state->owner_pid, true, &state->owner_pid_here);
     if (byte == 0)
         return;
     /* That is the proof, whatever /proc shows: another process may have that pid. */
@@ -194,12 +194,13 @@ static void judge_for_recovery(struct recovery *recovery)
         state->owner_liveness = HR_DEAD;
 }
 
-enum watched { CHANGED, STOOD, TOO_SHORT, INTERRUPTED };
-
-/* Whether the words stay as they were judged until `watched_ns` has come to `long_enough`; waiters
- * may come and go. */
-static enum watched watch(struct recovery *recovery, uint64_t *watched_ns, uint64_t long_enough,
-                          bool (*is_same)(const struct recovery *))
+/*
+ * Whether the words stay as they were judged until `watched_ns` has come to `long_enough`; waiters
+ * may come and go.  HR_OK, HR_EINTERRUPTED, or HR_ENOTRECOVERABLE: they have changed, or it would
+ * be longer than the caller watches.
+ */
+static int watch(struct recovery *recovery, uint64_t *watched_ns, uint64_t long_enough,
+                 bool (*is_same)(const struct recovery *))
 {
     uint64_t start = hr_clock_ns(CLOCK_MONOTONIC);
     /* A holder that was not looked at for that long may be another one. */
@@ -210,18 +211,18 @@ static enum watched watch(struct recovery *recovery, uint64_t *watched_ns, uint6
     for (;;) {
         if (!is_same(recovery) || hr_is_closing(recovery->region)) {
             *watched_ns = 0;
-            return CHANGED;
+            return not_recoverable(HR_REASON_BUSY, recovery, hr_owner_of(recovery->region));
         }
         if (*watched_ns >= long_enough)
-            return STOOD;
+            return HR_OK;
         if (*watched_ns >= recovery->watch_ns)
-            return TOO_SHORT;
+            return not_recoverable(HR_REASON_UNWATCHED, recovery, 0);
         /* What passes in a signal's handler has not been watched. */
         bool interrupted = nanosleep(&nap, NULL) != 0;
         *watched_ns = before + (hr_clock_ns(CLOCK_MONOTONIC) - start);
         if (interrupted) {
             recovery->progress->interrupted_ns = hr_clock_ns(CLOCK_MONOTONIC);
-            return INTERRUPTED;
+            return hr_fail_code(HR_EINTERRUPTED);
         }
     }
 }
@@ -273,23 +274,6 @@ static int set_value(struct recovery *recovery)
     return HR_OK;
 }
 
-static int recover_unsigned(struct recovery *recovery)
-{
-    struct hr_recovery *progress = recovery->progress;
-    if (recovery->alone && !is_newcomer_seen(recovery))
-        return sign_instead(recovery, HR_RECOVERED_OWNERLESS);
-    switch (watch(recovery, &progress->watched_ns, OWNERLESS_NS, stands_still)) {
-    case STOOD:
-        return sign_instead(recovery, HR_RECOVERED_OWNERLESS);
-    case INTERRUPTED:
-        return hr_fail_code(HR_EINTERRUPTED);
-    case TOO_SHORT:
-        return not_recoverable(HR_REASON_UNWATCHED, recovery, 0);
-    default:
-        return not_recoverable(HR_REASON_BUSY, recovery, hr_owner_of(recovery->region));
-    }
-}
-
 static int recover_work(void *argument)
 {
     struct recovery *recovery = argument;
@@ -297,17 +281,21 @@ static int recover_work(void *argument)
     uint32_t value = recovery->state.value, liveness = recovery->state.owner_liveness;
     if (!stands_still(recovery) || is_own_pid(recovery->region, &recovery->state))
         return not_recoverable(HR_REASON_BUSY, recovery, hr_owner_of(recovery->region));
-    if (owner == 0)
-        return value == 0 ? recover_unsigned(recovery) : set_value(recovery);
-    if (liveness == HR_DEAD) {
-        if (recovery->alone && is_newcomer_seen(recovery))
-            return not_recoverable(HR_REASON_BUSY, recovery, owner);
-        return sign_instead(recovery, HR_RECOVERED_OWNER | (value == 0 ? 0 : HR_RECOVERED_VALUE));
-    }
-    if (liveness == HR_ALIVE && value > 0)
+    if (value > 0 && (owner == 0 || liveness == HR_ALIVE))
         return set_value(recovery);
-    return not_recoverable(liveness == HR_ALIVE ? HR_REASON_ALIVE : HR_REASON_UNKNOWN, recovery,
-                           owner);
+    if (liveness != HR_DEAD)
+        return not_recoverable(liveness == HR_ALIVE ? HR_REASON_ALIVE : HR_REASON_UNKNOWN, recovery,
+                               owner);
+    int code = HR_OK;
+    if (recovery->alone && is_newcomer_seen(recovery))
+        return not_recoverable(HR_REASON_BUSY, recovery, hr_owner_of(recovery->region));
+    if (!recovery->alone && owner == 0)
+        code = watch(recovery, &recovery->progress->watched_ns, OWNERLESS_NS, stands_still);
+    if (code != HR_OK)
+        return code;
+    if (owner == 0)
+        return sign_instead(recovery, HR_RECOVERED_OWNERLESS);
+    return sign_instead(recovery, HR_RECOVERED_OWNER | (value == 0 ? 0 : HR_RECOVERED_VALUE));
 }
 
 static int recover_main(struct recovery *recovery)
@@ -339,14 +327,12 @@ static int postinit_work(void *argument)
     if (judged == 1)
         return HR_OK;
     if (judged == 0 && !is_mapped_by_nobody(recovery)) {
-        enum watched watched =
+        int code =
             watch(recovery, &progress->postinit_watched_ns, HR_POSTINIT_NS, is_postinit_taken);
-        if (watched == INTERRUPTED)
-            return hr_fail_code(HR_EINTERRUPTED);
-        if (watched == CHANGED)
+        if (code == HR_ENOTRECOVERABLE && (progress->done != 0 || !is_postinit_taken(recovery)))
             return HR_OK;
-        if (watched == TOO_SHORT)
-            return progress->done != 0 ? HR_OK : not_recoverable(HR_REASON_UNWATCHED, recovery, 0);
+        if (code != HR_OK)
+            return code;
     }
     /* Waiters may have come and gone since; the value must be the one that was judged. */
     uint64_t word;

@@ -237,8 +237,8 @@ void hr_free_mappers(struct hr_mappers *mappers)
     *mappers = (struct hr_mappers){.list = NULL};
 }
 
-static enum hr_liveness judge(const struct hr_mappers *mappers, int32_t pid, bool any_level,
-                              int32_t *here)
+enum hr_liveness hr_liveness_of(const struct hr_mappers *mappers, int32_t pid, bool any_level,
+                                int32_t *here)
 {
     enum hr_liveness liveness = mappers->complete ? HR_DEAD : HR_LIVENESS_UNKNOWN;
     *here = 0;
@@ -252,13 +252,8 @@ static enum hr_liveness judge(const struct hr_mappers *mappers, int32_t pid, boo
     return liveness;
 }
 
-enum hr_liveness hr_liveness_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here)
-{
-    return judge(mappers, pid, true, here);
-}
-
 enum hr_liveness hr_liveness_of_slot(const struct hr_mappers *mappers, int32_t pid)
 {
     int32_t here;
-    return judge(mappers, pid, false, &here);
+    return hr_liveness_of(mappers, pid, false, &here);
 }
