@@ -168,9 +168,7 @@ int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint6
     if (code != HR_OK)
         return hr_report(error, code);
     /* A read-only handle can look, and looking needs no lock: at worst it sees a move. */
-    if (dry_run && !region->writable)
-        return hr_report(error,
-                         hr_run_viewed_unlocked(region, proc, &call.view, repair_work, &call));
-    return hr_report(error,
-                     hr_run_viewed(region, proc, &call.view, repair_work, &call, timeout_ns));
+    bool is_locked = !dry_run || region->writable;
+    return hr_report(
+        error, hr_run_viewed(region, proc, &call.view, repair_work, &call, is_locked, timeout_ns));
 }

@@ -119,13 +119,10 @@ struct hr_table_view {
 /*
  * Scan /proc, watch the table for 20 ms, take the lock and run the work, which judges by `view`
  * under the lock.  While the lock is waited for the view grows old: it is made anew every quarter
- * of a second, and when the work returns HR_ETIMEOUT.
+ * of a second, and when the work returns HR_ETIMEOUT.  Work that only reads may go without it.
  */
 int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *view,
-                  hr_guarded_work *work, void *argument, uint64_t timeout_ns);
-/* The same view for work that only reads and takes no lock. */
-int hr_run_viewed_unlocked(hr_region *region, const char *proc, struct hr_table_view *view,
-                           hr_guarded_work *work, void *argument);
+                  hr_guarded_work *work, void *argument, bool is_locked, uint64_t timeout_ns);
 
 /* What a slot at or above proc_num, `count`, is. */
 enum hr_slot_use {

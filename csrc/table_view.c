@@ -87,7 +87,7 @@ static int look(hr_region *region, const char *proc, struct hr_table_view *view)
 }
 
 int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *view,
-                  hr_guarded_work *work, void *argument, uint64_t timeout_ns)
+                  hr_guarded_work *work, void *argument, bool is_locked, uint64_t timeout_ns)
 {
     uint64_t deadline = hr_deadline_ns(timeout_ns);
     uint64_t left = timeout_ns;
@@ -95,24 +95,16 @@ int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *vie
         int code = look(region, proc, view);
         if (code != HR_OK)
             return code;
-        code = hr_run_locked(region, work, argument, left < FRESH_NS ? left : FRESH_NS);
+        if (is_locked)
+            code = hr_run_locked(region, work, argument, left < FRESH_NS ? left : FRESH_NS);
+        else
+            code = hr_run(region, work, argument);
         hr_free_mappers(&view->mappers);
         uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
         if (code != HR_ETIMEOUT || now >= deadline)
             return code;
         left = deadline - now;
     }
-}
-
-int hr_run_viewed_unlocked(hr_region *region, const char *proc, struct hr_table_view *view,
-                           hr_guarded_work *work, void *argument)
-{
-    int code = look(region, proc, view);
-    if (code != HR_OK)
-        return code;
-    code = hr_run(region, work, argument);
-    hr_free_mappers(&view->mappers);
-    return code;
 }
 
 /* ---- Judging ----------------------------------------------------------------------- */
