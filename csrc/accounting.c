@@ -9,23 +9,28 @@ struct account_call {
     uint64_t bytes;
     bool is_locked; /* by this call */
     bool charging;
-    bool beyond_limit; /* it is there already, and counts whatever the limit says */
+    bool beyond_limit;    /* it is there already, and counts whatever the limit says */
+    uint64_t used, limit; /* what the last look at the limit has found */
 };
 
-/* Beside the lock, as in libvgpu, two processes may both look before they charge. */
-static int check_limit(const struct account_call *call)
+/* Whether `bytes` more stay within the limit; `used` gets what there is. */
+static int check_limit(struct account_call *call, uint64_t bytes)
 {
     const hr_region *region = call->region;
-    uint64_t used;
-    uint64_t limit =
+    call->limit =
         hr_load_u64(region->base + region->layout->limit + call->device * 8, memory_order_relaxed);
-    if (limit == 0)
+    if (call->limit == 0)
         return HR_OK;
-    int code = hr_sum_used(region, call->device, &used);
-    if (code != HR_OK || (used <= limit && call->bytes <= limit - used))
+    int code = hr_sum_used(region, call->device, &call->used);
+    if (code != HR_OK || (call->used <= call->limit && bytes <= call->limit - call->used))
         return code;
-    return HR_FAIL_OF(HR_EMEMORYLIMIT, (int32_t)call->device, HR_LAYOUTS, .found = used,
-                      .wanted = call->bytes, .limit = limit);
+    return HR_EMEMORYLIMIT;
+}
+
+static int fail_limit(const struct account_call *call)
+{
+    return HR_FAIL_OF(HR_EMEMORYLIMIT, (int32_t)call->device, HR_LAYOUTS, .found = call->used,
+                      .wanted = call->bytes, .limit = call->limit);
 }
 
 static int check_books(const struct account_call *call)
@@ -71,7 +76,27 @@ static void store_account(const struct account_call *call, unsigned char *slot)
     }
 }
 
-/* HR_ENOPROCESS: our slot is not where we remember it, and to find it takes the lock. */
+/*
+ * Beside the lock another process may have looked before we have charged, and charge after we have
+ * looked.  So each looks again after its charge: who charged last sees both, and takes its own
+ * back.  Of two it may be both that do; then they try again, not at the same moment.
+ */
+static int confirm(struct account_call *call, unsigned char *slot)
+{
+    /* Whoever else charges: one of the two fences comes first, and what was charged before it is
+     * seen behind the other. */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (check_limit(call, 0) != HR_EMEMORYLIMIT)
+        return HR_OK;
+    call->charging = false;
+    store_account(call, slot);
+    call->charging = true;
+    call->used -= call->bytes;
+    return HR_ECONFLICT;
+}
+
+/* HR_ENOPROCESS: our slot is not where we remember it, and to find it takes the lock.
+ * HR_ECONFLICT: charged and taken back. */
 static int account_work(void *argument)
 {
     struct account_call *call = argument;
@@ -85,11 +110,14 @@ static int account_work(void *argument)
         code = call->is_locked ? hr_regain_slot(region, call->view) : hr_fail_code(HR_ENOPROCESS);
     if (code != HR_OK)
         return code;
-    if (call->charging && !call->beyond_limit)
-        code = check_limit(call);
-    if (code == HR_OK)
-        store_account(call, hr_slot(region, region->own.attachment->index));
-    return code;
+    unsigned char *slot = hr_slot(region, region->own.attachment->index);
+    bool is_limited = call->charging && !call->beyond_limit;
+    if (is_limited)
+        code = check_limit(call, call->bytes);
+    if (code != HR_OK)
+        return code == HR_EMEMORYLIMIT ? fail_limit(call) : code;
+    store_account(call, slot);
+    return is_limited && hr_has_seqlock(region) ? confirm(call, slot) : HR_OK;
 }
 
 static int account_beside_lock(struct account_call *call, uint64_t timeout_ns)
@@ -109,12 +137,8 @@ static int account_beside_lock(struct account_call *call, uint64_t timeout_ns)
 }
 
 /* The older generation does everything under the semaphore, and looks for its slot each time. */
-static int account(struct account_call *call, uint64_t timeout_ns)
+static int account_once(struct account_call *call, uint64_t timeout_ns)
 {
-    if (call->device >= HR_DEVICES || call->kind >= HR_KINDS)
-        return hr_fail_code(HR_EINVAL);
-    if (!call->region->writable)
-        return hr_fail_code(HR_EREADONLY);
     call->is_locked = !hr_has_seqlock(call->region);
     int code = call->is_locked ? HR_ENOPROCESS : account_beside_lock(call, timeout_ns);
     if (code != HR_ENOPROCESS)
@@ -122,6 +146,22 @@ static int account(struct account_call *call, uint64_t timeout_ns)
     /* Else libvgpu has moved our slot, or reaped it. */
     call->is_locked = true;
     return hr_run_with_view(call->region, &call->view, account_work, call, timeout_ns);
+}
+
+static int account(struct account_call *call, uint64_t timeout_ns)
+{
+    const uint64_t longest_ns = 10000000;
+    if (call->device >= HR_DEVICES || call->kind >= HR_KINDS)
+        return hr_fail_code(HR_EINVAL);
+    if (!call->region->writable)
+        return hr_fail_code(HR_EREADONLY);
+    int code = account_once(call, timeout_ns);
+    if (code != HR_ECONFLICT)
+        return code;
+    uint64_t deadline = hr_deadline_ns(timeout_ns < longest_ns ? timeout_ns : longest_ns);
+    for (unsigned naps = 0; code == HR_ECONFLICT && hr_nap(deadline, &naps);)
+        code = account_once(call, timeout_ns);
+    return code == HR_ECONFLICT ? fail_limit(call) : code;
 }
 
 int hr_charge(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes, uint32_t flags,
