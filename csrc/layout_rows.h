@@ -3,7 +3,7 @@
  *
  * layout.c makes the table of them that the core works with.  A file whose loops
  * should be compiled for each layout, with its offsets as constants, makes a static
- * table of its own.  tests/unit/test_layouts.py holds every number to the published
+ * table of its own.  tests/region/test_layouts.py holds every number to the published
  * format, and real files of each layout hold that to the truth.
  */
 #ifndef HR_LAYOUT_ROWS_H

@@ -15,6 +15,7 @@ from libhamiregion.errors import (
     NotARegion,
     RegionError,
     RegionNotFound,
+    RegionNotReady,
     RegionStale,
 )
 from libhamiregion.node.containers import MissingReason
@@ -320,7 +321,7 @@ class Feedback(Task):
             with open_in_container(path, writable=True) as region:
                 if region.file_id == file_id:
                     self._give_back_to(region, written)
-        except (RegionStale, RegionNotFound, NotARegion):
+        except (RegionStale, RegionNotFound, RegionNotReady, NotARegion):
             pass  # the region is gone, and with it the values
         except (RegionError, OSError) as error:
             self.count("errors")

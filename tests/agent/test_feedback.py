@@ -310,6 +310,10 @@ def _truncate(file: RegionFile) -> None:
     file.resize(1000)
 
 
+def _empty(file: RegionFile) -> None:
+    file.resize(100)
+
+
 def _remove(file: RegionFile) -> None:
     file.path.unlink()
 
@@ -329,7 +333,7 @@ def _spoil(file: RegionFile) -> None:
     file.put("proc_num", 5000)
 
 
-@pytest.mark.parametrize("harm", [_remove, _replace_by_fifo, _replace_by_link])
+@pytest.mark.parametrize("harm", [_empty, _remove, _replace_by_fifo, _replace_by_link])
 def test_what_was_written_into_a_region_that_is_gone_is_gone_with_it(
     scene: NodeScene, node: Node, events: Events, harm: Callable[[RegionFile], None]
 ) -> None:
