@@ -24,8 +24,8 @@ from libhamiregion.node.node_lock import LockUse, NodeLock, NodeLocked
 from libhamiregion.node.writers import CompetingController, find_monitors
 from libhamiregion.region import open_in_container
 
-from .loop import Task, region_key, run_each
-from .priority_rule import BLOCKED, LaunchState, decide
+from .loop import RegionKey, Task, region_key, run_each
+from .priority_rule import BLOCKED, LaunchState, Verdict, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from libhamiregion.node.node import Node
     from libhamiregion.node.observation import Observation
     from libhamiregion.region import Region
-
-    from .loop import RegionKey
-    from .priority_rule import Verdict
 
 # The agent gives its tasks 5 s to give back.
 _GIVE_BACK_S = 4.0
