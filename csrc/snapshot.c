@@ -185,10 +185,16 @@ ALWAYS_INLINE void read_device(const struct hr_layout *layout, const unsigned ch
 ALWAYS_INLINE bool device_is_unchanged(const struct hr_layout *layout, const unsigned char *base,
                                        size_t device, const struct hr_device *copy)
 {
-    struct hr_device again;
-    read_device(layout, base, device, &again);
-    return again.limit == copy->limit && again.sm_limit == copy->sm_limit &&
-           memcmp(again.uuid, copy->uuid, sizeof again.uuid) == 0;
+    const unsigned char *uuid = base + layout->uuids + device * HR_UUID_BYTES;
+    uint64_t changed = load_u64(base + layout->limit + device * 8) ^ copy->limit;
+    changed |= load_u64(base + layout->sm_limit + device * 8) ^ copy->sm_limit;
+#pragma GCC unroll 12
+    for (size_t at = 0; at < HR_UUID_BYTES; at += 8) {
+        uint64_t text;
+        memcpy(&text, copy->uuid + at, sizeof text);
+        changed |= load_u64(uuid + at) ^ text;
+    }
+    return changed == 0;
 }
 
 /* ---- One region -------------------------------------------------------------- */
