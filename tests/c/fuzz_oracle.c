@@ -233,7 +233,8 @@ static uint64_t uncounted_devices(const struct view *view)
     const struct hr_layout *layout = view->layout;
     uint32_t count = 0;
     for (uint32_t device = 0; device < HR_DEVICES; device++) {
-        bool counts = get64(view, layout->limit + device * 8) != 0;
+        bool counts = get64(view, layout->limit + device * 8) != 0 ||
+                      get64(view, layout->uuids + device * HR_UUID_BYTES) != 0;
         const uint64_t percent = get64(view, layout->sm_limit + device * 8);
         for (uint32_t other = 0; other < HR_DEVICES; other++)
             counts = counts ||
