@@ -49,7 +49,8 @@ static void lock_state(void)
     const int code = hr_get_lock_state(run.region, system_proc(), &found, &call_error);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_ESTALE, HR_ESYSTEM, HR_ECORRUPT);
-    if (!changes_require_none() || code != HR_OK)
+    /* What another process stores meanwhile may be later than the state. */
+    if (!changes_require_none() || code != HR_OK || changes_are_disturbed())
         return;
     const struct view view = now();
     const uint64_t owner = owner_of(&view);
