@@ -193,9 +193,9 @@ class Region(Edits, Locks, Slots):
         """Live indices of the region's devices, which reads and edits can name.
 
         The first `device_count`. While that is 0, every index up to the last device that has a
-        memory limit, use, or an SM limit of its own (not one for all 16); if there is no such
-        device, all 16. So the first limit in such a region leaves only the indices up to it; edit
-        several in one call (`edit_limits`).
+        memory limit, use, a uuid, or an SM limit of its own (not one for all 16); if there is no
+        such device, all 16. So the first limit in such a region leaves only the indices up to it;
+        edit several in one call (`edit_limits`).
 
         Raises:
             RegionStale, RegionCorrupt, RegionClosed: As `snapshot`.

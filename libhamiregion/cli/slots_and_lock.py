@@ -177,7 +177,9 @@ def state_sentence(state: LockState) -> str:
     elif state.owner_life is None:
         words = "held, without an owner"
     else:
-        owner = OWN_WORDS if state.by_library else f"pid {state.owner_pid}"
+        pid = state.owner_pid
+        process = f"pid {pid}" if pid and pid < 1 << 31 else "an unknown process"
+        owner = OWN_WORDS if state.by_library else process
         if state.owner_host_pid is not None:
             owner += f" (pid {state.owner_host_pid} here)"
         words = f"held by {owner}, {_LIVES[state.owner_life]}"

@@ -324,7 +324,8 @@ def _impossible(used: ObservedRegion, which: str, value: int, cause: str) -> Fin
 def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Finding:
     pid, region, before = state.owner_pid, used.region, used.snapshot.owner_pid
     on_host = "" if state.owner_host_pid is None else f" ({state.owner_host_pid} on the host)"
-    who = "a tool with libhamiregion" if state.by_library else f"process {pid}{on_host}"
+    process = f"process {pid}{on_host}" if pid and pid < 1 << 31 else "an unknown process"
+    who = "a tool with libhamiregion" if state.by_library else process
     waiters = f"{count_text(state.waiters, 'waiter')} asleep on it"
     if state.owner_life == "dead":
         return used.finding(
@@ -348,9 +349,9 @@ def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Fin
             now = region.lock_state(proc=context.node.proc)
             return not now.held or now.owner_life is not None
     else:
-        process = context.processes.get(state.owner_host_pid or 0)
+        owner = context.processes.get(state.owner_host_pid or 0)
         known = state.owner_life == "alive"
-        life = f"it is alive{command_of(process)}" if known else "whether it lives is not known"
+        life = f"it is alive{command_of(owner)}" if known else "whether it lives is not known"
         suspect = used.finding(
             FindingKind.LOCK_STUCK,
             f"the lock was held by {who} at every check",
