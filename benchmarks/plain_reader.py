@@ -31,7 +31,7 @@ REGION_ROW = np.dtype(
 )
 DEVICE_ROW = np.dtype(
     [
-        *((name, "i8") for name in ("region", "index")),
+        *((name, "i8") for name in ("region", "device")),
         *((name, "u8") for name in ("memory_limit_bytes", "sm_limit_percent")),
         *_FIGURES,
         ("uuid", "S96"),
