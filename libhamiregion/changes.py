@@ -101,8 +101,8 @@ class _Change:
         return cls(**{**fields, "effect": effect and Effect(effect), "file_id": file_id})
 
 
-# Without slots: a frozen class with slots takes 1 us to make, a third of an edit.
-@attrs.frozen(slots=False)
+# Treat as read-only. Not frozen, as its siblings: that costs 0.5 us of an edit's 3 us.
+@attrs.define(unsafe_hash=True, weakref_slot=False)
 class LimitChange(_Change):
     """One device's limit before and after an edit. ``str()`` of it is a sentence.
 
@@ -142,7 +142,7 @@ class LimitChange(_Change):
         return format_size(value) if self.kind == "memory" else f"{value} %"
 
 
-@attrs.frozen(slots=False)
+@attrs.define(unsafe_hash=True, weakref_slot=False)
 class ValueChange(_Change):
     """A field of the whole region before and after an edit. ``str()`` of it is a sentence.
 
@@ -173,7 +173,7 @@ class ValueChange(_Change):
         return str(value) if self.field != "burst" else "on" if value else "off"
 
 
-@attrs.frozen(slots=False)
+@attrs.define(unsafe_hash=True, weakref_slot=False)
 class SlotChange(_Change):
     """One value of a process slot before and after an edit. ``str()`` of it is a sentence.
 
