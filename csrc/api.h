@@ -166,8 +166,8 @@ enum hr_open_flags {
     /* Read, and never close the file's descriptor, of which a process has one for each file
      * until it ends: for a process that may have libvgpu loaded too (CAVEATS). */
     HR_KEEP = 2,
-    /* Beside one of these: follow no link to the file's directory either, neither now nor when the
-     * handle checks the file again.  For a directory that a hostile process can replace. */
+    /* Added to one of these: follow no link to the file's directory either, neither now nor when
+     * the handle checks the file again.  For a directory that a hostile process can replace. */
     HR_NO_LINK = 4
 };
 
@@ -400,16 +400,18 @@ enum hr_table {
 void hr_columns(const void *set, uint32_t count, uint32_t which, void *cells, size_t step);
 
 /*
- * Columns of the tables, in their order:
+ * Columns of the tables, in their order.
  *
- *   regions    code (HR_OK, or why the region has no rows in the other tables), layout,
- * taken_at_ns, settled, device count, process count, priority, utilization_switch, recent_kernel,
- *              last_kernel_time, owner_pid, semaphore, its first row in the device table, its
- *              rows there, its first row in the process table
- *   devices    row in the region table, index, limit, SM limit, the figures of struct hr_usage as
- *              sums over all slots below proc_num
- *   processes  row in the region table, pid, host pid, status, settled, first row in the usage
- * table usages     row in the process table, index of the device, the figures of struct hr_usage
+ * Regions: code (HR_OK, or why the region has no rows elsewhere), layout, taken_at_ns, settled,
+ * device count, process count, priority, utilization_switch, recent_kernel, last_kernel_time,
+ * owner_pid, semaphore, first row in the device table, rows there, first row in the process table.
+ *
+ * Devices: row in the region table, index, limit, SM limit, the figures of struct hr_usage as sums
+ * over all slots below proc_num.
+ *
+ * Processes: row in the region table, pid, host pid, status, settled, first row in the usage table.
+ *
+ * Usages: row in the process table, index of the device, the figures of struct hr_usage.
  */
 enum {
     HR_REGION_COLUMNS = 15,
@@ -444,7 +446,7 @@ struct hr_edit {
 /*
  * Change values of one region, all or nothing: all are checked, then each is stored by
  * compare-and-swap with what was checked; where one has become another and is refused now,
- * those before it are put back, unless somebody has stored something else there since.  No
+ * those before it are put back, unless another process has stored another value since.  No
  * lock is taken.  A process that is killed in between, within some 100 ns, leaves the first
  * values new and the others old.
  *
@@ -524,7 +526,7 @@ struct hr_lock_state {
     uint32_t waiters;        /* as new glibc counts them */
     uint32_t postinit;       /* value of sem_postinit; 1 where the layout has none */
     uint32_t is_ours;        /* signed with a number of this library */
-    uint32_t is_damaged;     /* the value is above 1, or above 0 though somebody has signed */
+    uint32_t is_damaged;     /* the value is above 1, or above 0 though the lock is signed */
     uint64_t owner_pid;      /* as libvgpu reads it: a pid, or a number */
     uint64_t signature;      /* as stored: with its upper half */
     int32_t owner_pid_here;  /* the owner's pid in this process's /proc; 0: none, or a number */

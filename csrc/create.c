@@ -102,7 +102,7 @@ int hr_create(const char *path, const struct hr_create_spec *spec, struct hr_err
         return hr_report(error, directory);
 
     uint64_t random;
-    char temporary[40]; /* no .cache at its end: nobody takes it for a region */
+    char temporary[40]; /* no .cache at its end, so it does not look like a region */
     int fd = -1;
     if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random) {
         code = hr_fail_errno(HR_ESYSTEM, errno);

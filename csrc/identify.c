@@ -85,7 +85,7 @@ static int open_held(int held, int directory, const char *name, int access)
 /*
  * The files that were opened with HR_KEEP, for as long as the process lives: one descriptor each,
  * or two where two threads came at once. While it is open, no other file can get its inode.
- * Entries are only added, so that a fork needs to wait for nobody.
+ * Entries are only added, so that a fork does not have to wait.
  */
 struct kept_file {
     struct kept_file *next;
@@ -427,7 +427,7 @@ static int decide(struct file_view *view, uint32_t named)
             likely |= 1u << id;
     }
     if (plausible == 0)
-        return HR_ECORRUPT; /* the detail of the last judgement stands */
+        return HR_ECORRUPT; /* with the detail of the last judgement */
     if (likely != 0)
         plausible = likely;
     if (is_candidate && (plausible & 1u << named) != 0)

@@ -397,7 +397,7 @@ struct hr_reading {
     size_t bytes;             /* room for it */
     size_t wanted;            /* out: what it takes, with HR_OK and HR_ENOSPACE */
     uint64_t taken_at_ns;
-    uint64_t deadline_ns; /* 0 until somebody had to wait */
+    uint64_t deadline_ns; /* 0 until a caller had to wait */
 
     /* The parts behind the head, once they are measured. */
     struct hr_device *devices;

@@ -387,7 +387,7 @@ int hr_lock_drop_after(hr_region *region, int code)
     int dropped = hr_lock_drop(region);
     if (code < 0)
         hr_fail(&detail);
-    /* Done is done, also where somebody has taken the lock away before the end of it. */
+    /* The work is done, even if the lock was taken away before its end. */
     return code >= 0 && dropped != HR_OK && dropped != HR_ELOST ? dropped : code;
 }
 

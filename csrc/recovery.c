@@ -84,7 +84,7 @@ static int search(hr_region *region, const char *proc, enum hr_own_handle own,
 
 /*
  * Outside the guard: it opens files.  `kept` keeps a number's byte where that could be locked, so
- * that nobody draws that number until it is given back.
+ * that no process draws that number until it is given back.
  */
 static void judge_owner(hr_region *region, const struct hr_mappers *mappers,
                         struct hr_lock_state *state, struct hr_byte_lock *kept)

@@ -139,7 +139,7 @@ int hr_close(hr_region *region, struct hr_error *error)
     uint32_t before = atomic_fetch_or_explicit(&region->users, HR_CLOSING, memory_order_acq_rel);
     if ((before & HR_CLOSING) != 0)
         return HR_OK;
-    /* In a forked child the threads that were inside do not exist: nobody to wait for. */
+    /* In a forked child the threads that were inside do not exist, so there is no wait. */
     bool forked = region->fork_generation != hr_fork_generation;
     const struct timespec nap = {.tv_nsec = 20000};
     while (!forked &&

@@ -73,14 +73,15 @@
  *
  * Recovery holds the *host lock*, an open file's lock on HR_HOST_LOCK_BYTE.
  *
- * A process that is attached, or is just attaching, signs with its pid, and in the upper half of
- * the word, which libvgpu does not look at, with HR_ATTACHED_OWNER and the time when it attached.
- * It keeps the byte HR_PID_BYTE + its pid locked (slots.h).  Without that byte the upper half is 0,
- * and /proc is the proof.  Any other handle signs with numbers, HR_FOREIGN_OWNER + n, above any
- * pid.  It draws a random multiple of HR_TURNS, locks the bytes from HR_NUMBER_BYTE + n on for as
- * long as it is open, and counts through these HR_TURNS numbers, one each time.  A process that can
- * lock the byte of a signature knows that its writer is dead, and while it has it locked, no other
- * can use it.  Numbers from HR_FOREIGN_END on prove nothing: the file may have another inode.
+ * A process that is attached, or is just attaching, signs with its pid in the lower half of the
+ * word.  The upper half, which libvgpu ignores, has HR_ATTACHED_OWNER and the time of attaching.
+ * The process keeps the byte HR_PID_BYTE + its pid locked (slots.h).  Without that byte the upper
+ * half is 0, and /proc is the proof.  Any other handle signs with numbers, HR_FOREIGN_OWNER + n,
+ * above any pid.  It draws a random multiple of HR_TURNS, locks the bytes from HR_NUMBER_BYTE + n
+ * on for as long as it is open, and counts through these HR_TURNS numbers, one each time.  A
+ * process that can lock the byte of a signature knows that its writer is dead, and while it has it
+ * locked, no other can use it.  Numbers from HR_FOREIGN_END on prove nothing: the file may have
+ * another inode.
  *
  * CAVEATS
  *

@@ -2,7 +2,7 @@
 
 /* In the seqlock of a slot with a mark.  No counter reaches it. */
 #define MARK_FLAG (UINT64_C(1) << 62)
-/* A mark's first word has it beside the pid. */
+/* The upper half of a mark's first word; the lower half is the pid. */
 #define MARK_TAG (UINT64_C(0x48524d4b) << 32)
 
 bool hr_has_seqlock(const hr_region *region)

@@ -126,7 +126,7 @@ int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *vie
 
 /* What a slot at or above proc_num, `count`, is. */
 enum hr_slot_use {
-    HR_USE_NONE,     /* no live process has that pid, and nobody writes there */
+    HR_USE_NONE,     /* no live process has that pid, and none writes there */
     HR_USE_STALE,    /* its process lives and works in another slot */
     HR_USE_BLANK,    /* its process lives, and has nothing there */
     HR_USE_AT_WORK,  /* its process lives and works there */

@@ -94,7 +94,7 @@ class _Story:
     deadline_s: float = 0.0
 
     def tell(self) -> None:
-        """Tell the story."""
+        """Show the steps one by one."""
         region, wait = self.region, self._wait
         self.deadline_s = time.monotonic() + self.seconds + _SLOWNESS_S
         say("\nTwo GPUs, 8 GiB and 4 GiB of them for this container: that is a region.")

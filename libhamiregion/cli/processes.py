@@ -117,7 +117,7 @@ class ProcessRow(Names):
         host_pid: Its pid in /proc, or by the driver; None if it is dead or unknown.
         state: alive, dead, unknown, unlisted, escaped or unmanaged.
         status: Of its slot: 0 exited, 1 running, 2 suspended; None without a slot.
-        uid: Its user; None where /proc does not tell.
+        uid: Its user; None if /proc does not show it.
         user: That user's name.
         command: Its command line, raw text.
         devices: Those of the region, then those that only the driver lists.

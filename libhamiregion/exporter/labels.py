@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from libhamiregion.node import Container, NodeNames
     from libhamiregion.node.cgroups import ContainerId
 
-#: Stands for all values that are too many.
+#: In place of all values above the limit.
 OTHER = "other"
 
 # Names of Kubernetes have 253 characters at most: none of those is cut.

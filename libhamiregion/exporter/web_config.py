@@ -29,7 +29,7 @@ _CLIENT_AUTH: Final[Mapping[str, ssl.VerifyMode]] = {
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
 # With a cost of 17 a check takes several seconds. The salt's last character holds two bits of it;
-# with others in it, bcrypt raises when somebody logs in.
+# with others in it, bcrypt raises at a login.
 _BCRYPT: Final = re.compile(
     r"\$2[abxy]\$(?:0[4-9]|1[0-6])\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}\Z"
 )

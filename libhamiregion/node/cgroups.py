@@ -17,8 +17,8 @@ _HASH = "[0-9a-f]{32}"
 _POD_UID = re.compile(rf"(?:{_DASHED}|{_HASH})\Z")
 
 _ID_DIGITS = 64
-# Where no container is named: the components of a path that tell services and users apart. What
-# stands below them is often theirs to make.
+# If no container is named: the components of a path that distinguish services and users, who can
+# often make the rest.
 _TOP_COMPONENTS = 3
 
 # Names are tried component by component, each anchored at both ends: a match can neither start

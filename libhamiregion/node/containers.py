@@ -64,8 +64,8 @@ class Container:
     Or the containers, of one pod or several, that hold a resource claim: they share its region.
 
     Attributes:
-        pod_uid: UID of its pod; None where neither its directory nor its cgroup tells, and for a
-            claim.
+        pod_uid: UID of its pod; None if neither its directory nor its cgroup names it, and for
+            a claim.
         claim_uid: UID of the claim whose region it is; None for a container's own.
         directory: Its directory on the host; None for a region outside the roots.
         region_path: The region's file; None if there is none. For a region outside the roots a

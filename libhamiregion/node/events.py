@@ -107,8 +107,9 @@ class EventReporter:
     """Reports the events of one task, so that no container can fill a log with them.
 
     Events of one kind about one container are repetitions of each other, whatever their messages
-    say: the 1st, 2nd, 4th, 8th ... is passed on, with the count. A container is told by what it
-    cannot change (`owner_of`). After an hour without a repetition the count begins anew.
+    say: the 1st, 2nd, 4th, 8th ... is passed on, with the count. A container is recognised by
+    an identity that it cannot change (`owner_of`). After an hour without a repetition the count
+    begins anew.
 
     Threads: may be shared.
 
@@ -140,8 +141,8 @@ class EventReporter:
             event: The kind.
             message: What has happened; the container's name is put before it.
             container: The container that it is about.
-            distinct: What else tells events of this kind apart: only those that have it in common
-                are repetitions of each other. Not a value that a container chooses.
+            distinct: Distinguishes events of this kind: only those with an equal value are
+                repetitions of each other. Not a value that a container chooses.
             detail: Figures that belong to the event.
         """
         times = self._count((event, owner_of(container), distinct))

@@ -33,7 +33,7 @@ DEFAULT_ROOTS = (
 )
 # Pattern of a root, and how the directories in it are called; the first that fits counts. The
 # groups are attributes of `Container`. By the root, because a container of KAI's can make
-# directories beside its own, and must not make one that passes for a claim.
+# directories next to its own, and must not make one that passes for a claim.
 _NAMES = (
     ("*/claims", re.compile(r"(?P<claim_uid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")),
     ("*", re.compile(r"(?P<pod_uid>[^_]+)_(?P<directory_name>.+)", re.DOTALL)),

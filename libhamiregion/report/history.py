@@ -48,8 +48,8 @@ class Sample:
     """Usage and limits of an allocation at one time.
 
     Attributes:
-        memory_used_bytes: Memory that counts against the limit; the average if the sample stands
-            for several scrapes.
+        memory_used_bytes: Memory that counts against the limit; the average if the sample covers
+            several scrapes.
         memory_limit_bytes: None if unlimited.
         sm_limit_percent: 100 if unlimited; None if the source does not know it.
         sm_percent: SM utilisation as accounted in the region, the sum over the container's

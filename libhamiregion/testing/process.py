@@ -63,5 +63,5 @@ if __name__ == "__main__":
     try:
         work(sys.argv[1], *map(int, sys.argv[2:]))
     except (BrokenPipeError, RegionError) as error:
-        # Whoever has started it is gone, or has taken the region away.
+        # Its parent is gone, or has taken the region away.
         sys.exit(str(error) if isinstance(error, RegionError) else 1)

@@ -135,7 +135,7 @@ static void take_away(const struct region_file *file)
     poke32(file, file->layout->sem, 1);
 }
 
-/* No process of libvgpu can start beside it. */
+/* No process of libvgpu can start at the same time. */
 static void make_full_file(struct region_file *file, uint32_t layout)
 {
     region_file_make(file, layout);

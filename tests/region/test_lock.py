@@ -295,7 +295,7 @@ except KeyboardInterrupt:
 def test_an_interrupt_ends_a_wait(
     call: str, region_file: RegionFileFactory, actor: MakeActor, tmp_path: Path
 ) -> None:
-    """Whoever presses Ctrl-C does not have to wait for a timeout."""
+    """Ctrl-C ends a program without waiting for a timeout."""
     file = region_file(Layout.V1_1)
     file.add_process(NOBODY, {0: 1})
     bystander, waiter = actor(file), actor(file)

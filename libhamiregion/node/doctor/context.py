@@ -118,8 +118,8 @@ class DoctorContext:
     Attributes:
         node: The node.
         observation: The observation, with its slots.
-        suspects: Findings that count only if something stands still, with a function that returns
-            whether it has moved.
+        suspects: Findings that count only if a value stays the same, with a function that returns
+            whether it has changed.
     """
 
     node: Node

@@ -145,7 +145,7 @@ def blocked_launches(context: DoctorContext, used: ObservedRegion) -> Iterator[F
 # ---- the driver ---------------------------------------------------------------------------------
 
 _MIB = 1 << 20
-# What is usual per process beside what is accounted: modules and the driver's own; and a context,
+# Usual per process besides the accounted memory: modules and the driver's own; and a context,
 # some 300 to 650 MiB by the size of the GPU, where libvgpu has not counted one.
 _UNCOUNTED_BYTES = 256 * _MIB
 _UNCOUNTED_CONTEXT_BYTES = 768 * _MIB

@@ -77,7 +77,7 @@ def repair(
     Args:
         node: The node that was diagnosed.
         findings: What `diagnose` returned; those that are not repairable are left out.
-        dry_run: Only tell what would be done; no lock is taken and nothing opened for writing.
+        dry_run: Only list the repairs; no lock is taken and nothing opened for writing.
         timeout_s: How long to wait for a region's lock, each time.
         lock_watch_s: How long to watch a lock without a signature while processes use the region;
             less than 10 s proves nothing then.
