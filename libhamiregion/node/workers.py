@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import queue
 import threading
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -75,15 +76,16 @@ class Workers:
             if self._calls is None:
                 self._calls = _start(self._name)
             self._calls.put((future, work))
-            in_time: Collection[Future[T]] = ()
+            in_time = False
             try:
-                in_time, _ = wait([future], self._timeout_s)
+                future.exception(self._timeout_s)
+                in_time = True
+            except NotInTime:
+                raise Blocked from None
             finally:
                 if not in_time:
                     self._abandoned[process] = party, future
                     self._end_thread()
-            if not in_time:
-                raise Blocked
         return future.result()
 
     def late(self, process: Hashable) -> object:
