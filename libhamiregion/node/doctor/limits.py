@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from libhamiregion.node.procfs import AccessDenied, Gone, TooMuch
-from libhamiregion.node.workers import Blocked
 from libhamiregion.text import count_text, printable
 from libhamiregion.units import format_size
 
@@ -18,9 +14,6 @@ from .slots import IMPOSSIBLE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from libhamiregion.node.process_reader import HostProcess
-    from libhamiregion.node.processes import ProcessTable
 
     from .context import Checks, DoctorContext, ObservedRegion
     from .findings import Finding
@@ -85,13 +78,7 @@ def sm_limits_off(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
     if not (limited and used.alive):
         return
     layout = used.snapshot.layout
-    # A process of the container can make each read take a second.
-    deadline_s = time.monotonic() + _ENVIRONMENTS_S
-    policies = {
-        usage.pid: policy_of(context.processes, process)
-        for usage, process in used.alive
-        if time.monotonic() < deadline_s
-    }
+    policies = {usage.pid: context.processes.sm_policy(process) for usage, process in used.alive}
     limits = ", ".join(f"{percent} % on device {index}" for index, percent in limited.items())
 
     off = partial(used.finding, FindingKind.SM_LIMIT_OFF, device=only_or_none([*limited]))
@@ -243,26 +230,6 @@ def unrecorded_utilization(_: DoctorContext, used: ObservedRegion) -> Iterator[F
                     device=device.index,
                     pid=row.pid,
                 )
-
-
-# ---- environment --------------------------------------------------------------------------------
-
-# The kernel lets a process have megabytes of it.
-_ENVIRONMENT_LIMIT = 1 << 20
-_ENVIRONMENTS_S = 2.0
-# As libvgpu compares them: these spellings and no others. Of two that are called the same, getenv()
-# sees the first.
-_POLICY = re.compile(rb"(?:\A|\0)GPU_CORE_UTILIZATION_POLICY=([^\0]*)")
-_POLICIES = {b"force", b"FORCE", b"disable", b"DISABLE"}
-
-
-def policy_of(processes: ProcessTable, process: HostProcess) -> str:
-    """Return ``"force"``, ``"disable"`` or ``"default"``; the default if it is not known."""
-    try:
-        found = _POLICY.search(processes.read(process, "environ", _ENVIRONMENT_LIMIT))
-    except (Gone, AccessDenied, TooMuch, Blocked, OSError):
-        return "default"
-    return found[1].decode().lower() if found and found[1] in _POLICIES else "default"
 
 
 CHECKS_OF_NODE: Checks = {escaping_processes: {FindingKind.PROCESS_ESCAPES}}
