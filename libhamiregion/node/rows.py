@@ -467,6 +467,8 @@ class Join:
         """The processes that the driver lists and that have no slot, by pid."""
         listed = {pid for columns in self._columns.values() for pid in columns.rows}
         pids = sorted(listed - self.pairs.slot_of.keys())
+        if not pids:
+            return ()
         table = self.observation.processes
         known = {pid: process for pid in pids if (process := table.get(pid)) is not None}
         ended = table.ended(set(known.values())) if known else set()
