@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from libhamiregion.text import count_text, printable
 from libhamiregion.units import format_size
 
-from .context import memory_bytes
+from .context import UNCOUNTED_BYTES, memory_bytes
 from .findings import FindingKind, command_of, finding, only_or_none, pids_text
 from .slots import IMPOSSIBLE_BYTES
 
@@ -132,9 +132,7 @@ def blocked_launches(context: DoctorContext, used: ObservedRegion) -> Iterator[F
 # ---- the driver ---------------------------------------------------------------------------------
 
 _MIB = 1 << 20
-# Usual per process besides the accounted memory: modules and the driver's own; and a context,
-# some 300 to 650 MiB by the size of the GPU, where libvgpu has not counted one.
-_UNCOUNTED_BYTES = 256 * _MIB
+# With a context, some 300 to 650 MiB by the size of the GPU, where libvgpu has not counted one.
 _UNCOUNTED_CONTEXT_BYTES = 768 * _MIB
 _FAR_RATIO = 0.10
 # Below this a sample may well be of a moment that libvgpu's own measurement has not seen.
@@ -195,7 +193,7 @@ def driver_memory(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
                 continue
             if max(counted, driver) > 0 and counted < IMPOSSIBLE_BYTES:
                 has_context = (row.pid, device.index) in contexts
-                usual = _UNCOUNTED_BYTES if has_context else _UNCOUNTED_CONTEXT_BYTES
+                usual = UNCOUNTED_BYTES if has_context else _UNCOUNTED_CONTEXT_BYTES
                 sums.setdefault(device.index, []).append((counted, driver, usual))
     for index, processes in sorted(sums.items()):
         counted, driver, usual = map(sum, zip(*processes, strict=True))
