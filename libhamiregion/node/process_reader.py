@@ -334,7 +334,7 @@ def _is_due(pid: int, entry: Entry, now_s: float) -> bool:
     # Feedback must not write while a monitor runs that has just mapped its first region.
     if entry.process is not None and is_monitor(entry.process):
         return True
-    moment = 0.5 + pid % _MOMENTS / (2 * _MOMENTS)
+    moment = 0.8 + 0.2 * (pid % _MOMENTS) / _MOMENTS
     return now_s - entry.read_s >= _KEPT_S * moment
 
 

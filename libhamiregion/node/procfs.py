@@ -51,7 +51,7 @@ _NS_PIDS = re.compile(rb"^NSpid:((?:[ \t]+[0-9]+)+)$", re.MULTILINE)
 _DELETED = " (deleted)"
 # As libvgpu compares them: these spellings and no others. Of two that are called the same, getenv()
 # sees the first.
-_POLICY = re.compile(rb"(?:\A|\0)GPU_CORE_UTILIZATION_POLICY=([^\0]*)")
+_POLICY = b"\0GPU_CORE_UTILIZATION_POLICY="
 _POLICIES = {b"force", b"FORCE", b"disable", b"DISABLE"}
 
 
@@ -234,8 +234,9 @@ def read_command(process: int) -> str:
 
 def read_sm_policy(process: int) -> str:
     """Read whether libvgpu limits SMs, by the environment: force, disable or default."""
-    found = _POLICY.search(read_file(process, "environ", _ENVIRONMENT_LIMIT))
-    return found[1].decode().lower() if found and found[1] in _POLICIES else "default"
+    environment = b"\0" + read_file(process, "environ", _ENVIRONMENT_LIMIT)
+    policy = environment.partition(_POLICY)[2].partition(b"\0")[0]
+    return policy.decode().lower() if policy in _POLICIES else "default"
 
 
 def read_link(directory: int, name: str) -> str | None:
