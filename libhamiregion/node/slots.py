@@ -370,6 +370,7 @@ class SlotTracker:
         self._processes = processes
         self._proofs: dict[Region, _Proof] = {}
         self._listed_s = float("-inf")
+        self._rows: list[_Row] = []
         self._answer = SlotStates(b"", {}, {})
 
     def update(
@@ -409,11 +410,13 @@ class SlotTracker:
             self._processes.refresh({pid for _, unread in late for pid in unread})
             self._prove([each for each, _ in late], containers, table, read_s)
         self._listed_s = self._processes.view.started_s
-        for region in self._proofs.keys() - {each.region for each in rows}:
-            del self._proofs[region]
-        answer = self._states(len(table.processes), table.processes.pid, rows)
-        if answer != self._answer:
-            self._answer = answer
+        if stale or rows != self._rows:
+            self._rows = rows
+            for region in self._proofs.keys() - {each.region for each in rows}:
+                del self._proofs[region]
+            answer = self._states(len(table.processes), table.processes.pid, rows)
+            if answer != self._answer:
+                self._answer = answer
         return self._answer
 
     def _is_stale(self, row: _Row, table: RegionTable, listed_s: float) -> bool:
