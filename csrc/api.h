@@ -235,12 +235,6 @@ int hr_close(hr_region *region, struct hr_error *error);
 /* The destructor of what holds a handle from before hr_open() on; NULL where it failed. */
 void hr_free(hr_region **held);
 
-/*
- * At the end of the process: give back the locks of this thread, and leave all regions.  A
- * handle that is read-only has nothing to leave.
- */
-void hr_leave_all(void);
-
 struct hr_create_spec {
     uint32_t layout;
     int32_t priority;

@@ -60,10 +60,9 @@ int hr_read_burst(hr_region *region, struct hr_error *error)
 /* By the file: a store through the mapping would not make it longer. */
 static int write_word(const hr_region *region, int32_t word)
 {
-    int fd;
-    int code = hr_open_again(region, HR_WRITE, &fd);
-    if (code != HR_OK)
-        return code;
+    int fd = hr_open_again(region, HR_WRITE), code = HR_OK;
+    if (fd < 0)
+        return fd;
     if (pwrite(fd, &word, sizeof word, burst_at(region->layout)) != (ssize_t)sizeof word)
         code = hr_fail_errno(HR_ESYSTEM, errno);
     close(fd);
