@@ -232,6 +232,10 @@ static int get_work(void *argument)
         code = hr_region_devices(region, &devices);
         call->result = devices;
         return code;
+    case HR_VALUE_BURST:
+        call->result = hr_has_burst(layout) && hr_load_i32(region->base + hr_burst_at(layout),
+                                                           memory_order_relaxed) == HR_BURST_ON;
+        return HR_OK;
     default:
         return hr_fail_code(HR_EINVAL);
     }

@@ -232,7 +232,7 @@ struct hr_region {
     const struct hr_layout *layout;
     uint64_t version;    /* in the file when it was opened: the layout's or a newer one; 0: none */
     unsigned char *base; /* NULL once closed */
-    size_t mapped_bytes;
+    size_t mapped_bytes; /* whole pages */
     _Atomic uint32_t users; /* calls in progress, and HR_CLOSING */
     uint32_t fork_generation;
     bool writable;
@@ -365,6 +365,26 @@ uint32_t hr_find_traces(const hr_region *region, int32_t proc_num);
 
 /* The enforced sum of `total` over all slots below proc_num, modulo 2^64 as libvgpu adds. */
 int hr_sum_used(const hr_region *region, uint32_t device, uint64_t *out);
+
+/*
+ * The word that says whether SM limits are soft.  Any other value is off: no other program is known
+ * to write there, but one may.  It is behind the structure, in the page that the last bytes of that
+ * are in, so that every mapping of a region shows it.  libvgpu maps the structure only, and each
+ * time it starts it stores a zero in the byte that follows; between the fields it has no room that
+ * it does not empty or move with a slot.  In a file that ends before, the page is zero there.
+ * Before 1.1 HAMi's monitor knows its regions by the exact size of the file.
+ */
+#define HR_BURST_ON 0x74737262 /* "brst" */
+
+static inline bool hr_has_burst(const struct hr_layout *layout)
+{
+    return layout->id >= HR_V1_1;
+}
+
+static inline uint32_t hr_burst_at(const struct hr_layout *layout)
+{
+    return (layout->size + 15) & ~7u;
+}
 
 /* Of `total` in a `used` record. */
 enum { HR_TOTAL_OFFSET = 32 };

@@ -43,7 +43,7 @@ static hr_region *new_handle(const char *path, uint32_t flags, const struct hr_l
     }
     region->layout = layout;
     region->version = file->version;
-    region->mapped_bytes = layout->size;
+    region->mapped_bytes = ((size_t)layout->size + 4095) & ~(size_t)4095;
     region->fork_generation = hr_fork_generation;
     region->writable = (flags & HR_WRITE) != 0;
     region->no_link = flags & HR_NO_LINK;
