@@ -44,7 +44,6 @@ static void make_file(struct region_file *file)
     file->disguise = calloc(1, sizeof *file->disguise);
     NEED(file->disguise != NULL);
     file->disguise->base = file->bytes;
-    file->disguise->has_left = true; /* it has nothing to leave */
     hr_fork_lock();
     hr_link_writable(file->disguise);
     hr_fork_unlock();

@@ -371,38 +371,6 @@ static void test_open_from_many_threads(void)
     region_file_remove(&file);
 }
 
-/* At the end of a process: this thread's lock is free, and the slots of all handles are. */
-static void test_leaving_all(void)
-{
-    for (uint32_t layout = HR_V1_1; layout < HR_LAYOUTS; layout++) {
-        struct region_file files[2];
-        hr_region *regions[2], *reader;
-        for (int i = 0; i < 2; i++) {
-            region_file_make(&files[i], layout);
-            regions[i] = open_or_fail(files[i].path, HR_WRITE);
-            CHECK_EQ(hr_attach(regions[i], ONE_SECOND, &call_error), HR_OK);
-        }
-        reader = open_or_fail(files[0].path, HR_READ);
-        CHECK_EQ(hr_lock(regions[0], ONE_SECOND, &call_error), HR_OK);
-        struct hr_lock_state state;
-        CHECK_EQ(hr_get_lock_state(reader, NULL, &state, &call_error), HR_OK);
-        CHECK(state.owner_pid != 0);
-
-        hr_leave_all();
-        CHECK_EQ(hr_get_lock_state(reader, NULL, &state, &call_error), HR_OK);
-        CHECK_EQ(state.owner_pid, 0);
-        CHECK_EQ(state.value, 1);
-        CHECK_EQ(hr_unlock(regions[0], &call_error), HR_EBUSY);
-        for (int i = 0; i < 2; i++) {
-            CHECK_EQ(peek32(&files[i], files[i].layout->proc_num), 0);
-            CHECK_EQ(hr_detach(regions[i], ONE_SECOND, &call_error), HR_EDETACHED);
-            close_and_free(regions[i]);
-            region_file_remove(&files[i]);
-        }
-        close_and_free(reader);
-    }
-}
-
 struct holder {
     hr_region *region;
     pthread_barrier_t held, asked;
@@ -444,7 +412,6 @@ int main(void)
     RUN(test_closed_handle);
     RUN(test_open_from_many_threads);
     RUN(test_details_are_per_thread);
-    RUN(test_leaving_all);
     RUN(test_lock_of_another_thread_stays);
     RUN(test_fork);
     RUN(test_fork_while_threads_call);

@@ -35,7 +35,6 @@ ORDER = (
     "snapshot",
     "read_set",
     "edit",
-    "burst",
     "create",
     "limiter",
 )
