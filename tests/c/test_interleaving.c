@@ -1,7 +1,7 @@
 /*
  * Every moment at which a writer could act, between any two loads of a reader.
  *
- * Real writers (tests/integration/test_torn_reads.py) hit the common windows
+ * Real writers (tests/region/test_torn_reads.py) hit the common windows
  * millions of times and the rare ones never: a holder that is descheduled in the
  * middle of its stores and goes on just between two of the reader's loads.  Here
  * the core calls back before each load (load_hook.h), and the writer's stores

@@ -1,7 +1,7 @@
 """The C core's own tests: `make -C tests/c check`, program by program."""
 
-import c_tools
 import pytest
+from support import c_tools
 
 PROGRAMS = sorted(path.stem for path in c_tools.SOURCES.glob("test_*.c"))
 # It searches /proc again and again, for none but its own processes.

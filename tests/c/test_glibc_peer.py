@@ -7,8 +7,8 @@ all that with the semaphore of today's glibc and with that of a glibc before 2.2
 
 from pathlib import Path
 
-import c_tools
 import pytest
+from support import c_tools
 from support.stress import scaled
 
 LAYOUTS = 3

@@ -7,9 +7,9 @@ the semaphore at 1, no waiter left behind.
 
 from pathlib import Path
 
-import c_tools
 import pytest
 from slot_bytes import LOCKABLE
+from support import c_tools
 from support.stress import scaled
 from support.wait import eventually
 
