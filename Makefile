@@ -92,8 +92,8 @@ cluster: ## the manifests and limits by annotation against a real API server
 	@$(MAKE) --no-print-directory $(INSTALLED)
 	HAMIREGION_CLUSTER=1 $(BIN)/python -m pytest tests/cluster --timeout 600 $(PYTEST_ARGS)
 
-bench: $(INSTALLED) ## the time budgets, and ratios to plain readers (BENCH_ARGS=...)
-	$(BIN)/python -m pytest benchmarks --benchmark-only $(BENCH_ARGS)
+bench: $(INSTALLED) ## the time budgets, and a ratio to a plain reader (BENCH_ARGS=--quick)
+	$(BIN)/python -m pytest benchmarks $(BENCH_ARGS)
 
 docs: $(VENV)/.docs ## the documentation, as docs/_build/html
 	$(BIN)/sphinx-build -E -W -n --keep-going -b html docs docs/_build/html
@@ -103,7 +103,7 @@ wheel: ## dist/: the sdist and the wheel built from it, tested in clean environm
 
 clean: ## remove everything that was built, .venv included
 	rm -rf $(VENV) build dist docs/_build *.egg-info libhamiregion/*.so \
-		.pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+		.pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@for place in c fake_cuda fake_nvml preload; do \
 		if [ -f tests/$$place/Makefile ]; then $(MAKE) -C tests/$$place clean; fi; \
