@@ -60,7 +60,7 @@ class DirectoryScan:
     container: Container
     files: tuple[File, ...] = ()
 
-    def has_changed(self, failed: Collection[Region | None]) -> bool:
+    def has_changed(self, failed: Collection[Region]) -> bool:
         """Whether the directory or the region is not as it was.
 
         Args:
@@ -108,7 +108,7 @@ class RootContainers:
         """Inode and name of every file that may be a region."""
         return {(file.inode, file.name) for scan in self._scans.values() for file in scan.files}
 
-    def scan(self, failed: Collection[Region | None] = ()) -> None:
+    def scan(self, failed: Collection[Region] = ()) -> None:
         """Bring them up to date with the directories.
 
         After an exception, everything found until then is kept.

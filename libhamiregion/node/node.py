@@ -257,9 +257,9 @@ class Node:
             # Before the directories: a region that is mapped by now has its directory by then.
             if processes:
                 self.processes.refresh()
-            known = self.snapshot()
-            rows = zip(known.containers, known.table.regions.code, strict=True)
-            failed = {container.region for container, code in rows if code != 0}
+            with self._lock:
+                rows = zip(self._set.regions, self._set.read().regions.code, strict=True)
+                failed = {region for region, code in rows if code != 0}
             try:
                 self._inside.scan(failed)
                 if processes and self.looks_outside:

@@ -33,8 +33,8 @@ SlotState: TypeAlias = Literal["alive", "dead", "unknown"]
 SLOT_STATES = ("unknown", "alive", "dead")
 # Static pods have a hash as UID in their cgroup, and their directory may have another UID.
 _HASH_DIGITS: Final = 32
-# /proc is listed so often.
-_LISTING_S = 20.0
+#: /proc is listed so often.
+LISTING_S = 20.0
 
 
 @attrs.frozen
@@ -391,7 +391,7 @@ class SlotTracker:
         """
         rows = _rows(containers, table)
         view = self._processes.view
-        is_due = time.monotonic() - view.started_s >= _LISTING_S or any(
+        is_due = time.monotonic() - view.started_s >= LISTING_S or any(
             gap.reason == "no_time" for gap in view.gaps
         )
         stale = [each for each in rows if self._is_stale(each, table, view.started_s)]
