@@ -432,6 +432,7 @@ int main(int argc, char **argv)
     const double seconds = argc > 1 ? strtod(argv[1], NULL) : 1;
     shared = share_memory(sizeof *shared);
     printf("{\"layouts\": [");
+    fflush(stdout); /* or children print it again */
     for (uint32_t layout = HR_V1_1; layout < HR_LAYOUTS; layout++) {
         contend(layout, seconds);
         report_layout(layout);
