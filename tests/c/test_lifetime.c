@@ -204,6 +204,12 @@ static void in_forked_child(struct region_file *file, hr_region *region)
     CHECK_EQ(hr_snapshot(region, set, sizeof set, &call_error), HR_EFORKED);
     CHECK_EQ(hr_read_set(&region, 1, set, sizeof set, UINT32_MAX, &size, &call_error), 1);
     CHECK_EQ(set_snapshot(set, 0)->code, HR_EFORKED);
+    CHECK_EQ(live_value(region, HR_PRIORITY, 0), NO_VALUE);
+    CHECK_EQ(call_error.code, HR_EFORKED);
+    CHECK_EQ(hr_is_stale(region, &call_error), HR_EFORKED);
+    int32_t before;
+    CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_EFORKED);
+    CHECK_EQ(hr_lock(region, 0, &call_error), HR_EFORKED);
     /* The file itself is open to the child. */
     hr_region *own = open_or_fail(file->path, HR_READ);
     CHECK_EQ(live_value(own, HR_MEMORY, 1), 8 * GIB);
@@ -334,8 +340,31 @@ static void test_close_under_those_who_lock_and_attach(void)
     }
 }
 
+static void *give_back(void *region)
+{
+    CHECK_EQ(hr_unlock_own(region, &call_error), HR_EBUSY);
+    return NULL;
+}
+
+/* Only the thread that has the lock gives it back by hr_unlock_own(). */
+static void test_lock_of_another_thread_stays(void)
+{
+    struct region_file file;
+    region_file_make(&file, HR_V1_2);
+    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    pthread_t thread;
+    CHECK_EQ(hr_lock(region, ONE_SECOND, &call_error), HR_OK);
+    NEED(pthread_create(&thread, NULL, give_back, region) == 0);
+    pthread_join(thread, NULL);
+    CHECK_EQ(hr_unlock_own(region, &call_error), HR_OK);
+    CHECK_EQ(hr_unlock_own(region, &call_error), HR_EBUSY);
+    close_and_free(region);
+    region_file_remove(&file);
+}
+
 int main(void)
 {
+    RUN(test_lock_of_another_thread_stays);
     RUN(test_open_from_many_threads);
     RUN(test_fork_while_threads_call);
     RUN(test_close_under_sets);
