@@ -294,9 +294,10 @@ static void *work_until_closed(void *argument)
     struct worker *worker = argument;
     const uint64_t patience = 60 * ONE_SECOND;
     hr_region *region = worker->region;
+    struct hr_slot_edit edit = {.value = HR_SLOT_MONITOR_USED, .to = 1000};
     int code = HR_OK;
     while (code != HR_ECLOSED) {
-        switch (next_random(&worker->random) % 4) {
+        switch (next_random(&worker->random) % 5) {
         case 0:
             code = hr_lock(region, patience, &call_error);
             if (code == HR_OK)
@@ -308,10 +309,14 @@ static void *work_until_closed(void *argument)
         case 2:
             code = hr_attach(region, patience, &call_error);
             break;
+        case 3:
+            code = hr_edit_slot(region, getpid(), &edit, 1, 0, patience, &call_error);
+            break;
         default:
             code = hr_detach(region, patience, &call_error);
         }
-        CHECK(code == HR_OK || code == HR_EATTACHED || code == HR_EDETACHED || code == HR_ECLOSED);
+        CHECK(code == HR_OK || code == HR_EATTACHED || code == HR_EDETACHED ||
+              code == HR_ENOPROCESS || code == HR_ECLOSED);
     }
     return NULL;
 }
@@ -329,7 +334,7 @@ static void test_close_under_those_who_lock_and_attach(void)
             workers[i] = (struct worker){.region = region, .random = i};
             NEED(pthread_create(&threads[i], NULL, work_until_closed, &workers[i]) == 0);
         }
-        nap_us(50000 / SHARE_OF_WORK);
+        nap_us(200000 / SHARE_OF_WORK);
         hr_close(region, &call_error);
         for (uint32_t i = 0; i < WORKERS; i++)
             pthread_join(threads[i], NULL);
