@@ -722,7 +722,6 @@ int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint6
 /* ---- The core limiter -------------------------------------------------- */
 
 #define HR_LIMITER_PERIOD_NS 120000000u /* between two ticks */
-#define HR_LIMITER_NAP_NS 10000000u     /* between two reads of an empty bucket */
 
 /* Bounds that keep all sums within int64; the largest GPUs have 2^8 and 2^11. */
 #define HR_LIMITER_MAX_SM_COUNT 65536u
@@ -747,16 +746,11 @@ int hr_limiter_new(uint32_t sm_count, uint32_t max_threads_per_sm, uint32_t sm_l
 void hr_limiter_free(hr_limiter *limiter);
 
 /*
- * Take `blocks` tokens.  Waits, in naps of HR_LIMITER_NAP_NS, while the bucket
- * is below zero; goes through at once, and takes nothing, where nothing is
- * limited.  A limit that is lifted by a tick also ends the wait.  With
- * `timeout_ns` 0 it looks once.
- *
- * HR_ETIMEOUT: the bucket stayed below zero; nothing was taken.
- * HR_EINVAL: `blocks` or `timeout_ns` is negative.
+ * Take `blocks` tokens, 0 or more, which may bring the bucket below zero.  Returns 0 if it is there
+ * already, and takes nothing; libvgpu tries again every 10 ms.  Else 1; where nothing is limited it
+ * takes nothing either.
  */
-int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns,
-                       struct hr_error *error);
+int hr_limiter_take(hr_limiter *limiter, int64_t blocks);
 
 /*
  * One step of HR_LIMITER_PERIOD_NS.  `util_percent` is the sum over the
@@ -773,9 +767,12 @@ int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns,
  */
 int hr_limiter_tick(hr_limiter *limiter, int32_t util_percent, struct hr_error *error);
 
-/* Blocks per tick; blocks available now, negative = debt; the most there can be. */
-int64_t hr_limiter_share(const hr_limiter *limiter);
-int64_t hr_limiter_tokens(const hr_limiter *limiter);
-int64_t hr_limiter_total(const hr_limiter *limiter);
+struct hr_limiter_state {
+    int64_t share;  /* blocks per tick */
+    int64_t tokens; /* blocks available now, negative = debt */
+    int64_t total;  /* the most there can be */
+};
+/* Each number by itself, no common picture. */
+void hr_limiter_read(const hr_limiter *limiter, struct hr_limiter_state *out);
 
 #endif

@@ -47,7 +47,7 @@ enum fuzz_step {
     FUZZ_REAP,      /* dry run and number of pids, a value for each, timeout in ms */
     FUZZ_REPAIR,    /* dry run, timeout in ms */
     FUZZ_LIMITER,   /* multiprocessors (value), threads (value), limit, device, with a region */
-    FUZZ_ACQUIRE,   /* blocks (value), timeout in ms */
+    FUZZ_ACQUIRE,   /* blocks (value), 1 byte that means nothing */
     FUZZ_TICK,      /* utilisation, 1 byte as signed */
     FUZZ_STEPS
 };

@@ -8,12 +8,19 @@ static struct {
     bool has_region;
 } made;
 
+static struct hr_limiter_state state(void)
+{
+    struct hr_limiter_state is;
+    hr_limiter_read(made.limiter, &is);
+    return is;
+}
+
 static void require_bounds(void)
 {
-    const int64_t total = hr_limiter_total(made.limiter), share = hr_limiter_share(made.limiter);
-    REQUIRE(total > 0 && total <= INT64_C(1) << 61);
-    REQUIRE(share >= 0 && share <= total);
-    REQUIRE(hr_limiter_tokens(made.limiter) <= total);
+    const struct hr_limiter_state is = state();
+    REQUIRE(is.total > 0 && is.total <= INT64_C(1) << 61);
+    REQUIRE(is.share >= 0 && is.share <= is.total);
+    REQUIRE(is.tokens <= is.total);
 }
 
 static void make_limiter(struct input *input)
@@ -31,35 +38,32 @@ static void make_limiter(struct input *input)
         REQUIRE_ONE_OF(code, HR_EINVAL, HR_ESTALE, HR_ECORRUPT);
         return;
     }
-    REQUIRE(hr_limiter_share(made.limiter) == 0 && hr_limiter_tokens(made.limiter) == 0);
+    REQUIRE(state().share == 0 && state().tokens == 0);
     require_bounds();
 }
 
-static void acquire(int64_t blocks, int64_t timeout_ns)
+static void acquire(int64_t blocks)
 {
-    const int64_t tokens = hr_limiter_tokens(made.limiter);
-    const int code = hr_limiter_acquire(made.limiter, blocks, timeout_ns, &call_error);
-    if (code != HR_OK)
-        REQUIRE_ONE_OF(code, HR_EINVAL, HR_ETIMEOUT);
-    REQUIRE((code == HR_EINVAL) == (blocks < 0));
-    REQUIRE(code != HR_ETIMEOUT || tokens < 0);
-    const int64_t after = hr_limiter_tokens(made.limiter);
-    REQUIRE(after == tokens || (code == HR_OK && after == tokens - blocks));
+    const int64_t tokens = state().tokens;
+    const int taken = hr_limiter_take(made.limiter, blocks);
+    REQUIRE(taken || tokens < 0);
+    const int64_t after = state().tokens;
+    REQUIRE(after == tokens || (taken && after == tokens - blocks));
     require_bounds();
 }
 
 static void tick(int32_t utilisation)
 {
-    const int64_t share = hr_limiter_share(made.limiter);
-    const int64_t tokens = hr_limiter_tokens(made.limiter);
+    const int64_t share = state().share;
+    const int64_t tokens = state().tokens;
     const int code = hr_limiter_tick(made.limiter, utilisation, &call_error);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_ESTALE, HR_ECORRUPT, HR_ECLOSED);
     REQUIRE(code == HR_OK || made.has_region);
     if (utilisation < 0 || utilisation > 100)
-        REQUIRE(hr_limiter_share(made.limiter) == share);
+        REQUIRE(state().share == share);
     /* The bucket is filled, never emptied. */
-    REQUIRE(hr_limiter_tokens(made.limiter) >= tokens);
+    REQUIRE(state().tokens >= tokens);
     require_bounds();
 }
 
@@ -69,9 +73,9 @@ bool limiter_step(uint8_t step, struct input *input)
         make_limiter(input);
     } else if (step == FUZZ_ACQUIRE) {
         const int64_t blocks = (int64_t)take_value(input);
-        const int64_t timeout_ns = (int64_t)take_ms(input);
-        if (made.limiter != NULL)
-            acquire(blocks, timeout_ns);
+        take_ms(input); /* of earlier inputs */
+        if (made.limiter != NULL && blocks >= 0)
+            acquire(blocks);
     } else if (step == FUZZ_TICK) {
         const int32_t utilisation = (int8_t)take8(input);
         if (made.limiter != NULL)
