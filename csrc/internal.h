@@ -76,9 +76,7 @@ static inline void hr_pause(void)
 #endif
 }
 
-/* ---- Errors, clocks ---------------------------------------------------------------------- */
-
-/* Failures, clocks and short sleeps, for all files of the core. */
+/* ---- Errors, clocks, forks --------------------------------------------------------------- */
 
 /*
  * Record why this thread's call fails, and return the code.  Public functions copy that into their
@@ -114,6 +112,14 @@ uint64_t hr_deadline_ns(uint64_t timeout_ns);
 bool hr_is_past(uint64_t deadline_ns);
 /* Sleep a little longer each time, never past the deadline.  False once it has passed. */
 bool hr_nap(uint64_t deadline_ns, unsigned *naps);
+
+/* Each fork() makes the child's generation another one (pthread_atfork). */
+extern uint32_t hr_fork_generation;
+int hr_watch_forks(void);
+/* Between the two no child is forked, which would keep a descriptor that it does not know of, or
+ * find a handler half installed. */
+void hr_fork_lock(void);
+void hr_fork_unlock(void);
 
 /* Room for one more behind `count` items: the list, perhaps moved.  NULL where memory is short;
  * the list stays. */
@@ -153,10 +159,6 @@ static inline uint64_t hr_add_saturating(uint64_t a, uint64_t b)
  *  - A SIGBUS that is sent to a thread that blocks it is delivered if it arrives during the work.
  *  - Leaving the work by longjmp() leaves the signal unblocked.
  */
-
-/* For pthread_atfork(): a child must not find it half installed by another thread. */
-void hr_guard_before_fork(void);
-void hr_guard_after_fork(void);
 
 /*
  * From now on a check of the handler and the mask is valid for about a millisecond, in the thread
@@ -248,9 +250,6 @@ struct hr_region {
     struct hr_region *next_writable;
 };
 
-/* Each fork() makes the child's generation another one (pthread_atfork). */
-extern uint32_t hr_fork_generation;
-
 static inline int hr_enter(hr_region *region)
 {
     /* Acquire pairs with hr_close(): who enters before the closing bit is waited for. */
@@ -278,11 +277,14 @@ static inline void hr_leave(hr_region *region)
     atomic_fetch_sub_explicit(&region->users, 1, memory_order_release);
 }
 
-/* handles.c: the writable handles of this process, for fork() and for the questions below. */
-int hr_watch_forks(void);
-/* Between the two no child is forked, which would keep a descriptor that it does not know of. */
-void hr_fork_lock(void);
-void hr_fork_unlock(void);
+/* Leave, and pass on the code of what was done inside. */
+static inline int hr_leave_after(hr_region *region, int code)
+{
+    hr_leave(region);
+    return code;
+}
+
+/* handles.c: the writable handles of this process, for the questions below. */
 void hr_link_writable(hr_region *region); /* both under the fork lock */
 void hr_unlink_writable(hr_region *region);
 /* Under the fork lock: whether a mapping that begins there is one of the handles', those of the

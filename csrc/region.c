@@ -135,11 +135,9 @@ static bool is_there(const hr_region *region)
 int hr_is_stale(hr_region *region, struct hr_error *error)
 {
     int code = hr_enter(region);
-    if (code != HR_OK)
-        return hr_report(error, code);
-    int stale = !is_there(region);
-    hr_leave(region);
-    return hr_report(error, stale);
+    if (code == HR_OK)
+        code = hr_leave_after(region, !is_there(region));
+    return hr_report(error, code);
 }
 
 int hr_close(hr_region *region, struct hr_error *error)

@@ -222,11 +222,14 @@ static void get(uint32_t value, uint32_t device)
     const int code = found == NO_VALUE ? detail.code : HR_OK;
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_ESTALE, HR_ECORRUPT, HR_EINVAL);
-    if (value > HR_VALUE_DEVICES || device >= HR_DEVICES) {
+    if (value > HR_VALUE_BURST || device >= HR_DEVICES) {
         REQUIRE(code == HR_EINVAL || code == HR_ESTALE);
         return;
     }
-    if (!is_whole())
+    /* Its word is behind what is compared. */
+    if (value == HR_VALUE_BURST)
+        REQUIRE(code != HR_OK || found <= 1);
+    if (!is_whole() || value == HR_VALUE_BURST)
         return;
     const struct view view = as_opened();
     uint64_t expected;
@@ -314,7 +317,7 @@ static void do_call(uint8_t step, struct input *input)
         break;
     }
     case FUZZ_GET: {
-        const uint32_t value = take8(input) % (HR_VALUE_DEVICES + 2);
+        const uint32_t value = take8(input) % (HR_VALUE_BURST + 2);
         get(value, take8(input) % (HR_DEVICES + 1));
         break;
     }

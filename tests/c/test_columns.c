@@ -125,7 +125,7 @@ static void test_live_values(void)
             CHECK_EQ(live_value(region, per_device[i], UINT32_MAX), NO_VALUE);
             CHECK_EQ(last_detail().code, HR_EINVAL);
         }
-        CHECK_EQ(live_value(region, HR_VALUE_DEVICES + 1, 0), NO_VALUE);
+        CHECK_EQ(live_value(region, HR_VALUE_BURST + 1, 0), NO_VALUE);
         CHECK_EQ(last_detail().code, HR_EINVAL);
 
         /* The sum is modulo 2^64. */
