@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "check.h"
 #include "region.h"
 #include "region_file.h"
 #include "testpoint.h"
@@ -23,7 +24,8 @@ enum { LEDGERS = 64, NOWHERE = -1 };
 
 /* What nobody's share of one device and kind ever passes: far below the limits. */
 #define MOST_BYTES (UINT64_C(1) << 24)
-#define ONE_SECOND UINT64_C(1000000000)
+/* So long an unsigned lock is watched, in place of 10 s. */
+#define OWNERLESS_NS (ONE_SECOND / 10)
 
 enum doing { NOTHING, ATTACHING, CHARGING, RELEASING, DETACHING, REAPING, OTHERWISE };
 enum command { RUN, PAUSE, QUIT };
@@ -60,7 +62,6 @@ struct scene {
     hr_region *doctor;
     struct shared *shared;
     bool crowded; /* with survivors */
-    uint64_t ownerless_ns;
     uint64_t random;
     pid_t working;     /* who accounts in the orphan's slot, or 0 */
     bool missed;       /* the victim of this round did not come to its point */
@@ -72,10 +73,7 @@ extern int (*crash_reached)[HR_TESTPOINTS_COUNT];
 
 /* ---- crash_scene.c ---- */
 
-uint64_t next_random(uint64_t *state);
 uint64_t below(uint64_t *state, uint64_t bound);
-uint64_t now_ns(void);
-void nap_us(uint64_t us);
 
 void scene_start(struct scene *scene, uint32_t layout, bool crowded);
 void scene_stop(struct scene *scene);

@@ -4,7 +4,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "check.h"
 #include "crash_actor.h"
 
 static void obey_pause(struct actor *actor)

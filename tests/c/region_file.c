@@ -1,4 +1,3 @@
-#include "call_error.h"
 #include "region_file.h"
 
 #include <fcntl.h>
@@ -129,25 +128,6 @@ void usage_of_number(const struct hr_layout *layout, uint64_t number, uint32_t d
     }
 }
 
-void sums_of_slots(const struct hr_layout *layout, uint32_t slots, uint32_t device,
-                   struct hr_usage *sums)
-{
-    memset(sums, 0, sizeof *sums);
-    for (uint32_t slot = 0; slot < slots; slot++) {
-        struct hr_usage part;
-        usage_of_number(layout, slot + 1, device, &part);
-        sums->context += part.context;
-        sums->module += part.module;
-        sums->data += part.data;
-        sums->offset += part.offset;
-        sums->total += part.total;
-        sums->monitor += part.monitor;
-        sums->dec += part.dec;
-        sums->enc += part.enc;
-        sums->sm += part.sm;
-    }
-}
-
 void poke_usage(const struct region_file *file, uint32_t slot, uint32_t device,
                 const struct hr_usage *usage)
 {
@@ -225,11 +205,6 @@ int recover_lock(hr_region *region, const char *proc, uint64_t watch_ns)
         code = hr_recover_lock(region, proc, watch_ns, &recovery, &call_error);
     } while (code == HR_EINTERRUPTED);
     return code == HR_OK ? (int)recovery.done : code;
-}
-
-struct hr_error last_detail(void)
-{
-    return call_error;
 }
 
 uint8_t *region_file_copy(const struct region_file *file)

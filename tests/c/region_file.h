@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "call_error.h"
 #include "region.h"
 
 struct region_file {
@@ -44,10 +45,6 @@ size_t slot_at(const struct region_file *file, uint32_t slot, uint32_t field);
 void usage_of_number(const struct hr_layout *layout, uint64_t number, uint32_t device,
                      struct hr_usage *out);
 
-/* What fill_slot() with the numbers 1 to `slots` adds up to. */
-void sums_of_slots(const struct hr_layout *layout, uint32_t slots, uint32_t device,
-                   struct hr_usage *sums);
-
 /* A running process with host pid `pid` + 1,000,000 and usage on the first `devices` devices. */
 void fill_slot(const struct region_file *file, uint32_t slot, int32_t pid, uint64_t number,
                uint32_t devices);
@@ -73,9 +70,6 @@ int set_value(hr_region *region, uint32_t kind, int32_t to, int32_t expected, ui
 
 /* hr_recover_lock() without signals: the set of what was done, or a code. */
 int recover_lock(hr_region *region, const char *proc, uint64_t watch_ns);
-
-/* What the last failed call of this thread left, for use inside a check. */
-struct hr_error last_detail(void);
 
 /* The file's content, for a test that breaks it over and over. */
 uint8_t *region_file_copy(const struct region_file *file);

@@ -16,7 +16,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "call_error.h"
 #include "lock.h"
 #include "check.h"
 #include "internal.h"
@@ -25,7 +24,6 @@
 #include "stopped_child.h"
 #include "testpoint.h"
 
-#define ONE_SECOND UINT64_C(1000000000)
 enum { SOMEBODY = 5000001, DATA = 2 };
 
 /* The first of a dead writer's numbers, and that of another block. */

@@ -4,7 +4,6 @@
  */
 #include <time.h>
 
-#include "call_error.h"
 #include "check.h"
 #include "region_file.h"
 #include "snapshot_view.h"
@@ -17,13 +16,13 @@ static void (*store)(const struct region_file *file);
 static const struct region_file *stored_file;
 
 /* A load takes 10 ns, and so does a look at the clock, whatever else the machine does. */
-static uint64_t now_ns;
+static uint64_t clock_ns;
 
 int hooked_clock_gettime(clockid_t clock, struct timespec *now)
 {
     (void)clock;
-    now_ns += 10;
-    *now = (struct timespec){(time_t)(now_ns / 1000000000), (long)(now_ns % 1000000000)};
+    clock_ns += 10;
+    *now = (struct timespec){(time_t)(clock_ns / 1000000000), (long)(clock_ns % 1000000000)};
     return 0;
 }
 
@@ -32,7 +31,7 @@ void before_load(void)
     if (store != NULL && loads == store_at)
         store(stored_file);
     loads++;
-    now_ns += 10;
+    clock_ns += 10;
 }
 
 static int snapshot_code(hr_region *region)
@@ -317,15 +316,15 @@ static void test_budget(void)
     const uint32_t usual = loads_of_snapshot(regions[0], true);
     for (uint32_t i = 0; i < COUNT; i++)
         poke32(&files[i], files[i].layout->sem, 0);
-    uint64_t before = now_ns;
+    uint64_t before = clock_ns;
     loads_of_snapshot(regions[0], false);
-    CHECK(now_ns - before >= budget_ns);
-    CHECK(now_ns - before <= budget_ns + 10 * (usual + 10));
-    before = now_ns;
+    CHECK(clock_ns - before >= budget_ns);
+    CHECK(clock_ns - before <= budget_ns + 10 * (usual + 10));
+    before = clock_ns;
     struct hr_set_size size;
     CHECK_EQ(hr_read_set(regions, COUNT, buffer, sizeof buffer, UINT32_MAX, &size, &call_error), 0);
-    CHECK(now_ns - before >= budget_ns);
-    CHECK(now_ns - before <= budget_ns + COUNT * 10 * (usual + 10));
+    CHECK(clock_ns - before >= budget_ns);
+    CHECK(clock_ns - before <= budget_ns + COUNT * 10 * (usual + 10));
     for (uint32_t i = 0; i < COUNT; i++) {
         close_and_free(regions[i]);
         region_file_remove(&files[i]);

@@ -11,7 +11,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "call_error.h"
 #include "check.h"
 #include "region.h"
 #include "region_file.h"

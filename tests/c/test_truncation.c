@@ -2,7 +2,6 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "call_error.h"
 #include "check.h"
 #include "region_file.h"
 #include "snapshot_view.h"
@@ -44,7 +43,7 @@ static void *read_in_a_storm(void *argument)
         CHECK(is_expected_in_a_storm(code));
         count_code(storm, code);
         if (live_value(storm->shared, HR_VALUE_MEMORY_USED, 1) == NO_VALUE)
-            CHECK(is_expected_in_a_storm(last_detail().code));
+            CHECK(is_expected_in_a_storm(call_error.code));
         code = set_limits(storm->shared, HR_SM, HR_ALL_DEVICES, 50, 0, 0, edits);
         CHECK(code > 0 || is_expected_in_a_storm(code));
 
@@ -129,7 +128,7 @@ static void test_every_call_on_a_truncated_file(void)
         CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer, &call_error), HR_ESTALE);
         for (uint32_t value = 0; value <= HR_VALUE_PROC_NUM; value++) {
             CHECK_EQ(live_value(region, value, 0), NO_VALUE);
-            CHECK_EQ(last_detail().code, HR_ESTALE);
+            CHECK_EQ(call_error.code, HR_ESTALE);
         }
         CHECK_EQ(set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ESTALE);
         CHECK_EQ(set_limits(region, HR_SM, HR_ALL_DEVICES, 10, 0, 0, edits), HR_ESTALE);
@@ -145,7 +144,7 @@ static void test_every_call_on_a_truncated_file(void)
         poke32(&file, 4, file.layout->major_version);
         poke32(&file, 8, file.layout->minor_version);
         CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer, &call_error), HR_ESTALE);
-        CHECK_EQ(last_detail().reason, HR_REASON_TRUNCATED);
+        CHECK_EQ(call_error.reason, HR_REASON_TRUNCATED);
         CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
         CHECK_EQ(set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ESTALE);
         CHECK_EQ(peek64(&file, file.layout->limit), 0);
