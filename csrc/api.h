@@ -112,14 +112,7 @@ enum hr_code {
 enum hr_reason {
     HR_REASON_NONE,
     HR_REASON_SYMLINK,
-    HR_REASON_DIRECTORY,
-    HR_REASON_FIFO,
-    HR_REASON_SOCKET,
-    HR_REASON_DEVICE,
-    HR_REASON_EMPTY,
-    HR_REASON_SHORT,
-    HR_REASON_MAGIC_ZERO,
-    HR_REASON_MAGIC,
+    HR_REASON_FILE_TYPE,       /* found = the type, as in st_mode */
     HR_REASON_VERSION,         /* found = major << 32 | minor: fits no layout, or is too new */
     HR_REASON_DEVICE_NUM,      /* found = the value */
     HR_REASON_PROC_NUM,        /* found = the value, sign-extended */
@@ -182,22 +175,15 @@ struct hr_info {
 };
 
 /*
- * Find out which layout a file has: `layout` HR_LAYOUTS.  Any other value names one, which
- * decides between the candidates of an ambiguous file; one that contradicts what the file
- * is gives HR_ENOTREGION.  Opens read-only, never follows a symbolic link in the last
- * component, never blocks on a FIFO.
+ * Find out which layout a file has, and map it.  `layout` HR_LAYOUTS: any.  Another value names
+ * one, which decides between the candidates of an ambiguous file; one that contradicts what the
+ * file is gives HR_ENOTREGION.  Never follows a symbolic link in the last component, never blocks
+ * on a FIFO.  While there is no file, or one that is being created (HR_ENOTFOUND, HR_ENOTREADY),
+ * try again until `timeout_ns` have passed; 0 tries once.  HR_READ and HR_KEEP map PROT_READ.  Only
+ * HR_KEEP keeps a descriptor.
  *
- * Returns the layout (>= 0), or HR_ENOTFOUND, HR_EACCESS, HR_ENOTREGION,
+ * Returns the layout (>= 0) and the handle, or HR_ENOTFOUND, HR_EACCESS, HR_ENOTREGION,
  * HR_ENOTREADY, HR_EAMBIGUOUS, HR_ECORRUPT, HR_ESTALE, HR_EINVAL, HR_ESYSTEM.
- */
-int hr_identify(const char *path, uint32_t layout, struct hr_error *error);
-
-/*
- * Identify as hr_identify() does, then map.  While there is no file, or one that is being created
- * (HR_ENOTFOUND, HR_ENOTREADY), try again until `timeout_ns` have passed; 0 tries once.
- * HR_READ and HR_KEEP map PROT_READ.  Only HR_KEEP
- * keeps a descriptor.
- * Returns the layout (>= 0) and the handle, or one of hr_identify()'s codes.
  *
  * A file with the newest layout's major version and a newer minor one is read in that layout
  * where each field passes for what it should be (hr_info.version tells), and never written:

@@ -436,16 +436,11 @@ static inline uint64_t hr_version(uint32_t major_version, uint32_t minor_version
     return (uint64_t)major_version << 32 | minor_version;
 }
 
-/* An open file whose layout is known. */
-struct hr_identified {
-    int fd; /* close-on-exec */
-    struct stat status;
-    uint64_t version; /* hr_version(): the layout's, or a newer one */
-};
-
-/* Open `path` and decide its layout.  Returns the layout (>= 0), or a code and no descriptor. */
-int hr_open_identified(const char *path, uint32_t flags, uint32_t layout,
-                       struct hr_identified *out);
+/*
+ * Open the file at the handle's path, decide its layout, and fill in what the handle says of both.
+ * Returns the descriptor or a code.
+ */
+int hr_open_identified(hr_region *region, uint32_t flags, uint32_t layout);
 
 /*
  * Open the directory of `path`, and give the last component.  Files are reached
@@ -461,7 +456,7 @@ int hr_open_directory(const char *path, uint32_t flags, const char **name);
  * or a code.
  */
 int hr_hold_file(const char *path, uint32_t flags, struct stat *status);
-int hr_open_held(int held, uint32_t flags);
+int hr_open_held(int held, const char *path, uint32_t flags);
 
 /* Close what was opened with these flags; with HR_KEEP the descriptor stays, for the next time. */
 void hr_close_file(int fd, uint32_t flags);

@@ -115,7 +115,8 @@ class CoreLimiter:
 only tick() fills it
         """
         count = integer("blocks", blocks, 0, _MAX_BLOCKS)
-        deadline_ns = time.monotonic_ns() + nanoseconds(math.inf if timeout_s is None else timeout_s)
+        timeout_ns = nanoseconds(math.inf if timeout_s is None else timeout_s)
+        deadline_ns = time.monotonic_ns() + timeout_ns
         while not lib.hr_limiter_take(self._handle, count):
             left_ns = deadline_ns - time.monotonic_ns()
             if left_ns <= 0:
@@ -152,17 +153,17 @@ only tick() fills it
     @property
     def share(self) -> int:
         """Blocks that a tick brings."""
-        return self._read().share
+        return int(self._read().share)
 
     @property
     def tokens(self) -> int:
         """Blocks that may be launched now; below zero, launches wait."""
-        return self._read().tokens
+        return int(self._read().tokens)
 
     @property
     def total(self) -> int:
         """The most blocks that the bucket holds; doubles when a full share is not enough."""
-        return self._read().total
+        return int(self._read().total)
 
     def _error(self, code: int, error: Any) -> Exception:
         if code == lib.HR_EBUSY:
