@@ -610,7 +610,7 @@ enum hr_slot_value {
     HR_SLOT_HOST_PID,
     HR_SLOT_STATUS,
     HR_SLOT_MONITOR_USED, /* bytes; with a device */
-    HR_SLOT_SM,           /* percent; with a device; HR_EINVAL where the layout has none */
+    HR_SLOT_SM,           /* percent; with a device */
     HR_SLOT_ENC,
     HR_SLOT_DEC
 };
@@ -689,10 +689,9 @@ struct hr_file_id {
 int hr_get_file_id(hr_region *region, struct hr_file_id *out, struct hr_error *error);
 
 struct hr_mapped_file {
-    uint64_t inode;
+    struct hr_file_id file;
     uint64_t start, end; /* of its first mapping */
     uint64_t bytes;
-    uint32_t major_number, minor_number;
     uint32_t path_at, path_bytes;
     uint32_t is_writable;
 };

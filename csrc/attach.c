@@ -25,18 +25,6 @@ static void give_up_others(const hr_region *region, int32_t pid, int32_t own, in
     }
 }
 
-/* Where a slot can be taken that is not ours yet, HR_SLOTS where there is none. */
-static int32_t find_room(const hr_region *region, const struct hr_table_view *view, int32_t count,
-                         int32_t pid)
-{
-    if (view == NULL)
-        return count;
-    int32_t index = hr_find_emptied(region, view, count, pid);
-    if (index < 0)
-        index = hr_find_place(region, view, count, pid);
-    return index < 0 ? HR_SLOTS : index;
-}
-
 static void fill(const hr_region *region, unsigned char *slot, int32_t pid, uint64_t mark)
 {
     hr_empty_slot(region, slot);
@@ -62,7 +50,9 @@ static int take_slot(hr_region *region, const struct hr_table_view *view, int32_
         int32_t own = hr_find_slot(region, pid, count);
         if (own < 0 && view == NULL && hr_needs_view(region, count, pid))
             return HR_NEEDS_VIEW;
-        int32_t index = own >= 0 ? own : find_room(region, view, count, pid);
+        int32_t index = own;
+        if (own < 0)
+            index = view == NULL ? count : hr_find_room(region, view, count, pid);
         if (index == HR_SLOTS)
             return hr_fail_code(HR_EFULL);
         unsigned char *slot = hr_slot(region, (uint32_t)index);

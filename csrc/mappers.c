@@ -33,11 +33,10 @@ static bool look_for_another(void *argument, const struct hr_mapping *mapping)
 
 static int read_own_maps(hr_take_mapping *take, struct own_maps *own)
 {
-    bool has_libvgpu = false;
+    struct hr_maps_reader reader = {.take = take, .argument = own, .deadline_ns = UINT64_MAX};
     errno = 0;
-    enum hr_seen seen =
-        hr_read_maps(AT_FDCWD, "/proc/self/maps", UINT64_MAX, take, own, &has_libvgpu);
-    if (seen == HR_REFUSED && (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
+    if (hr_read_maps(AT_FDCWD, "/proc/self/maps", &reader) == HR_REFUSED &&
+        (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
         return hr_fail_errno(HR_ESYSTEM, errno);
     return HR_OK;
 }
@@ -104,39 +103,33 @@ int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out)
     return hr_run_entered(region, copy_slot_pids, &call);
 }
 
-int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
-                    const struct hr_slot_pids *only, const struct hr_strangers *excluded,
-                    uint64_t limit_ns, struct hr_mappers *out)
+int hr_find_mappers(hr_region *region, struct hr_search *search, struct hr_mappers *out)
 {
-    struct hr_slot_pids slots;
     bool by_another;
-    struct hr_search search = {.proc = proc,
-                               .has_own_pages = region->has_own_pages,
-                               .file_bytes = region->mapped_bytes,
-                               .only = only,
-                               .slots = &slots,
-                               .excluded = excluded == NULL ? NULL : excluded->list,
-                               .excluded_count = excluded == NULL ? 0 : excluded->count,
-                               .deadline_ns = hr_deadline_ns(limit_ns)};
     *out = (struct hr_mappers){.list = NULL};
-    int code = hr_own_mapping(region, &search.file, &by_another);
+    int code = hr_own_mapping(region, &search->file, &by_another);
     if (code != HR_OK)
         return code;
     /* Where they cannot be read they prove no namespace. */
-    if (hr_read_slot_pids(region, &slots) != HR_OK)
-        slots.count = 0;
-    search.counts_self = by_another || hr_is_used_by_process(region, own == HR_WITHOUT_OWN_HANDLE);
-    search.is_namespace_of_slots = region->own.pid != 0 && hr_names_slot(&slots, region->own.pid);
-    return hr_search_proc(&search, out);
+    if (hr_read_slot_pids(region, &search->slots) != HR_OK)
+        search->slots.count = 0;
+    search->has_own_pages = region->has_own_pages;
+    search->file_bytes = region->mapped_bytes;
+    search->counts_self = by_another || hr_is_used_by_process(region, search->without_own_handle);
+    search->is_namespace_of_slots =
+        region->own.pid != 0 && hr_names_slot(&search->slots, region->own.pid);
+    return hr_search_proc(search, out);
 }
 
 int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slot_pids *only,
                         struct hr_mappers *out)
 {
+    struct hr_search search = {
+        .proc = proc, .only = only, .deadline_ns = hr_deadline_ns(HR_PROC_NS)};
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, only, NULL, HR_PROC_NS, out);
+    code = hr_find_mappers(region, &search, out);
     hr_leave(region);
     return code;
 }

@@ -20,7 +20,7 @@ struct seen_slot {
 
 struct reap_call {
     hr_region *region;
-    struct hr_strangers strangers;
+    struct hr_search search;
     const int32_t *pids;
     uint32_t pid_count;
     bool is_dry_run;
@@ -85,7 +85,7 @@ static void ask_bytes(struct reap_call *call)
         call->seen[of[i]].liveness = is_locked[i] ? HR_ALIVE : HR_DEAD;
 }
 
-static int search(struct reap_call *call, const char *proc)
+static int search(struct reap_call *call)
 {
     struct hr_slot_pids names = {.count = 0};
     bool has_pidless = false;
@@ -100,8 +100,9 @@ static int search(struct reap_call *call, const char *proc)
     if (names.count == 0 && !has_pidless)
         return HR_OK;
     /* A process that has stored pid 0 has no name to be found by: all are searched. */
-    return hr_find_mappers(call->region, proc, HR_WITH_OWN_HANDLE, has_pidless ? NULL : &names,
-                           &call->strangers, HR_PROC_NS, &call->mappers);
+    call->search.only = has_pidless ? NULL : &names;
+    call->search.deadline_ns = hr_deadline_ns(HR_PROC_NS);
+    return hr_find_mappers(call->region, &call->search, &call->mappers);
 }
 
 /* ---- Judging ------------------------------------------------------------------------- */
@@ -212,14 +213,13 @@ static int reap_work(void *argument)
     return code == HR_OK ? call->found : code;
 }
 
-static int reap_entered(struct reap_call *call, const char *proc, bool is_dry_run,
-                        uint64_t timeout_ns)
+static int reap_entered(struct reap_call *call, bool is_dry_run, uint64_t timeout_ns)
 {
     int code = hr_run_entered(call->region, note_slots, call);
     if (code != HR_OK)
         return code;
     ask_bytes(call);
-    code = search(call, proc);
+    code = search(call);
     if (code != HR_OK)
         return code;
     /* The lock is not taken if there is nothing to do. */
@@ -235,15 +235,16 @@ int hr_reap(hr_region *region, const char *proc, const struct hr_stranger *stran
             uint32_t stranger_count, const int32_t *pids, uint32_t pid_count, uint32_t dry_run,
             uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error)
 {
-    struct reap_call call = {.region = region,
-                             .strangers = {.list = strangers, .count = stranger_count},
-                             .pids = pids,
-                             .pid_count = pid_count,
-                             .out = out};
+    struct reap_call call = {
+        .region = region,
+        .search = {.proc = proc, .excluded = strangers, .excluded_count = stranger_count},
+        .pids = pids,
+        .pid_count = pid_count,
+        .out = out};
     int code = hr_enter_to_lock(region);
     if (code != HR_OK)
         return hr_report(error, code);
-    code = reap_entered(&call, proc, dry_run != 0, timeout_ns);
+    code = reap_entered(&call, dry_run != 0, timeout_ns);
     hr_free_mappers(&call.mappers);
     hr_leave(region);
     return hr_report(error, code);

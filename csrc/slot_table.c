@@ -163,21 +163,17 @@ struct edit_call {
     uint32_t dry_run;
 };
 
-static bool is_edit_valid(const hr_region *region, const struct hr_slot_edit *edit)
+static bool is_narrow(const struct hr_slot_edit *edit)
 {
-    switch (edit->value) {
-    case HR_SLOT_HOST_PID:
-    case HR_SLOT_STATUS:
+    return edit->value == HR_SLOT_HOST_PID || edit->value == HR_SLOT_STATUS;
+}
+
+/* Every layout with a lock has all of these values. */
+static bool is_edit_valid(const struct hr_slot_edit *edit)
+{
+    if (is_narrow(edit))
         return edit->to <= INT32_MAX;
-    case HR_SLOT_MONITOR_USED:
-        return edit->device < HR_DEVICES;
-    case HR_SLOT_SM:
-    case HR_SLOT_ENC:
-    case HR_SLOT_DEC:
-        return edit->device < HR_DEVICES && region->layout->slot_util != HR_ABSENT;
-    default:
-        return false;
-    }
+    return edit->value <= HR_SLOT_DEC && edit->device < HR_DEVICES;
 }
 
 static unsigned char *value_at(const struct hr_layout *layout, unsigned char *slot,
@@ -213,12 +209,11 @@ static int edit_work(void *argument)
     for (uint32_t i = 0; i < call->count; i++) {
         struct hr_slot_edit *edit = &call->edits[i];
         unsigned char *at = value_at(region->layout, slot, edit);
-        const bool is_narrow = edit->value == HR_SLOT_HOST_PID || edit->value == HR_SLOT_STATUS;
-        edit->before = is_narrow ? (uint64_t)(int64_t)hr_load_i32(at, memory_order_relaxed)
-                                 : hr_load_u64(at, memory_order_relaxed);
+        edit->before = is_narrow(edit) ? (uint64_t)(int64_t)hr_load_i32(at, memory_order_relaxed)
+                                       : hr_load_u64(at, memory_order_relaxed);
         if (call->dry_run)
             continue;
-        if (is_narrow)
+        if (is_narrow(edit))
             hr_store_i32(at, (int32_t)edit->to, memory_order_relaxed);
         else
             hr_store_u64(at, edit->to, memory_order_relaxed);
@@ -230,7 +225,7 @@ int hr_edit_slot(hr_region *region, int32_t pid, struct hr_slot_edit *edits, uin
                  uint32_t dry_run, uint64_t timeout_ns, struct hr_error *error)
 {
     for (uint32_t i = 0; i < count; i++) {
-        if (!is_edit_valid(region, &edits[i]))
+        if (!is_edit_valid(&edits[i]))
             return hr_report(error, hr_fail_code(HR_EINVAL));
     }
     struct edit_call call = {

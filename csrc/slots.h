@@ -106,14 +106,15 @@ void hr_store_mark(const hr_region *region, unsigned char *slot, int32_t pid, ui
  * reboot they repeat.  So where the pid lives only a slot that is seen moving is proof.
  */
 
+struct hr_seen_in_view {
+    int32_t pid;      /* before the processes were looked for */
+    uint64_t seqlock; /* when the watch began, after that; in a slot with pid 0, before */
+    uint64_t bytes;   /* before */
+};
+
 struct hr_table_view {
     struct hr_mappers mappers;
-    struct {
-        int32_t pid;      /* before the processes were looked for */
-        bool is_sought;   /* has pid 0, and is one of those that the search is about */
-        uint64_t seqlock; /* when the watch began, after that; of one that is sought, before */
-        uint64_t bytes;   /* of one that is sought, before */
-    } seen[HR_SLOTS];
+    struct hr_seen_in_view seen[HR_SLOTS];
 };
 
 /*
@@ -124,24 +125,15 @@ struct hr_table_view {
 int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *view,
                   hr_guarded_work *work, void *argument, bool is_locked, uint64_t timeout_ns);
 
-/* What a slot at or above proc_num, `count`, is. */
+/* What a slot is; all but HR_USE_AT_WORK is about those at or above proc_num, `count`. */
 enum hr_slot_use {
-    HR_USE_NONE,     /* no live process has that pid, and none writes there */
-    HR_USE_STALE,    /* its process lives and works in another slot */
+    HR_USE_NONE,     /* no live process writes there: none has that pid, or it works elsewhere */
     HR_USE_BLANK,    /* its process lives, and has nothing there */
     HR_USE_AT_WORK,  /* its process lives and works there */
     HR_USE_UNDECIDED /* its process may live and may come back to it */
 };
 enum hr_slot_use hr_judge_use(const hr_region *region, const struct hr_table_view *view,
                               int32_t index, int32_t count);
-
-enum hr_motion {
-    HR_STANDS_STILL,
-    HR_MOVES,         /* the process that it names has accounted there */
-    HR_MOTION_UNCLEAR /* taken, copied or mended meanwhile: no evidence */
-};
-enum hr_motion hr_motion_of(const hr_region *region, const struct hr_table_view *view,
-                            int32_t index);
 
 /* Whether a process of libvgpu may live that has taken its name out of its slot. */
 bool hr_may_be_ending(const hr_region *region, const struct hr_mappers *mappers);
@@ -161,12 +153,10 @@ int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_vi
 /* Whether a newcomer needs a view to take a slot: something may be at the end, or is to be used
  * again. */
 bool hr_needs_view(const hr_region *region, int32_t count, int32_t pid);
-/* An emptied slot below `count` that is nobody's any more, or -1. */
-int32_t hr_find_emptied(const hr_region *region, const struct hr_table_view *view, int32_t count,
-                        int32_t pid);
-/* The first place from `count` on where no live process may be writing, or -1. */
-int32_t hr_find_place(const hr_region *region, const struct hr_table_view *view, int32_t count,
-                      int32_t pid);
+/* An emptied slot below `count` that is nobody's any more, else the first place from there on where
+ * no live process may be writing; HR_SLOTS: there is none. */
+int32_t hr_find_room(const hr_region *region, const struct hr_table_view *view, int32_t count,
+                     int32_t pid);
 /*
  * After a newcomer has taken the slot at `end` and those from `count` on count too: no process
  * shall count twice there, as far as it can be told which of its slots it uses.

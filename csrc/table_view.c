@@ -26,43 +26,33 @@ struct watch_call {
     hr_region *region;
     struct hr_table_view *view;
     struct hr_slot_pids names; /* that stand in the table */
-    bool has_sought; /* something counts in a slot with pid 0, which may be any process's */
+    bool has_pidless; /* something counts in a slot with pid 0, which may be any process's */
 };
 
-static int note_names(void *argument)
+static int note_slots(void *argument)
 {
     struct watch_call *call = argument;
     const hr_region *region = call->region;
     for (int32_t index = 0; index < HR_SLOTS; index++) {
-        const int32_t pid = pid_of(region, index);
-        const bool is_sought = pid == 0 && hr_is_in_use(region, index);
-        call->view->seen[index].pid = pid;
-        call->view->seen[index].is_sought = is_sought;
-        if (pid != 0)
-            call->names.pids[call->names.count++] = pid;
-        if (is_sought) {
-            call->view->seen[index].seqlock = hr_seqlock_of(region, index);
-            call->view->seen[index].bytes = hr_slot_bytes(region, hr_slot(region, (uint32_t)index));
-        }
-        call->has_sought = call->has_sought || is_sought;
+        struct hr_seen_in_view *seen = &call->view->seen[index];
+        seen->pid = pid_of(region, index);
+        seen->seqlock = hr_seqlock_of(region, index);
+        seen->bytes = hr_slot_bytes(region, hr_slot(region, (uint32_t)index));
+        if (seen->pid != 0)
+            call->names.pids[call->names.count++] = seen->pid;
+        else
+            call->has_pidless = call->has_pidless || hr_is_in_use(region, index);
     }
     return HR_OK;
 }
 
-/* A process that has stored pid 0 has no name to be found by: all of them are looked at. */
-static int search(struct watch_call *call, const char *proc)
-{
-    const struct hr_slot_pids *only = call->has_sought ? NULL : &call->names;
-    return hr_look_for_mappers(call->region, proc, only, &call->view->mappers);
-}
-
 /* A slot that has got another name since the processes were looked for is of somebody who was not:
- * hr_motion_of() finds it unclear. */
+ * motion_of() finds it unclear. */
 static int begin_watch(void *argument)
 {
     struct watch_call *call = argument;
     for (int32_t index = 0; index < HR_SLOTS; index++) {
-        if (!call->view->seen[index].is_sought)
+        if (call->view->seen[index].pid != 0)
             call->view->seen[index].seqlock = hr_seqlock_of(call->region, index);
     }
     return HR_OK;
@@ -72,9 +62,11 @@ static int look(hr_region *region, const char *proc, struct hr_table_view *view)
 {
     struct watch_call call = {.region = region, .view = view};
     view->mappers = (struct hr_mappers){.list = NULL};
-    int code = hr_run(region, note_names, &call);
+    int code = hr_run(region, note_slots, &call);
+    /* A process that has stored pid 0 has no name to be found by: all of them are looked at. */
     if (code == HR_OK)
-        code = search(&call, proc);
+        code = hr_look_for_mappers(region, proc, call.has_pidless ? NULL : &call.names,
+                                   &view->mappers);
     if (code == HR_OK)
         code = hr_run(region, begin_watch, &call);
     if (code != HR_OK)
@@ -109,16 +101,23 @@ int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *vie
 
 /* ---- Judging ----------------------------------------------------------------------- */
 
-enum hr_motion hr_motion_of(const hr_region *region, const struct hr_table_view *view,
-                            int32_t index)
+/* In the order of what says more about the other slots of a process. */
+enum motion {
+    STANDS_STILL,
+    MOVES,  /* the process that it names has accounted there */
+    UNCLEAR /* taken, copied or mended meanwhile: no evidence */
+};
+
+static enum motion motion_of(const hr_region *region, const struct hr_table_view *view,
+                             int32_t index)
 {
     uint64_t before = view->seen[index].seqlock, now = hr_seqlock_of(region, index);
     if (pid_of(region, index) != view->seen[index].pid)
-        return HR_MOTION_UNCLEAR;
+        return UNCLEAR;
     if (now == before)
-        return HR_STANDS_STILL;
+        return STANDS_STILL;
     /* One more may be a repair that has made it even; less is a newcomer or a copy. */
-    return now > before + 1 ? HR_MOVES : HR_MOTION_UNCLEAR;
+    return now > before + 1 ? MOVES : UNCLEAR;
 }
 
 static uint32_t count_listed(const struct hr_table_view *view, int32_t pid)
@@ -132,11 +131,6 @@ static uint32_t count_listed(const struct hr_table_view *view, int32_t pid)
 bool hr_lives_once(const struct hr_table_view *view, int32_t pid)
 {
     return count_listed(view, pid) == 1 && hr_liveness_of_slot(&view->mappers, pid) == HR_ALIVE;
-}
-
-static bool is_listed(const struct hr_table_view *view, int32_t pid)
-{
-    return count_listed(view, pid) != 0;
 }
 
 /*
@@ -154,40 +148,32 @@ bool hr_may_be_ending(const hr_region *region, const struct hr_mappers *mappers)
     return !mappers->complete || mappers->filtered || mappers->has_unsure;
 }
 
-static bool stands_as_sought(const hr_region *region, const struct hr_table_view *view,
-                             int32_t index)
-{
-    return view->seen[index].is_sought && pid_of(region, index) == 0 &&
-           view->seen[index].seqlock == hr_seqlock_of(region, index) &&
-           view->seen[index].bytes == hr_slot_bytes(region, hr_slot(region, (uint32_t)index));
-}
-
 static bool is_nobodys(const hr_region *region, const struct hr_table_view *view, int32_t index)
 {
-    int32_t pid = pid_of(region, index);
-    if (pid == 0) /* with an odd seqlock it is giving back the last of its memory */
-        return !hr_is_in_use(region, index) ||
-               (stands_as_sought(region, view, index) && !hr_may_be_ending(region, &view->mappers));
-    return pid < 0 || pid == HR_NOBODY || hr_liveness_of_slot(&view->mappers, pid) == HR_DEAD;
+    const int32_t pid = pid_of(region, index);
+    const struct hr_seen_in_view *seen = &view->seen[index];
+    if (pid != 0)
+        return pid < 0 || pid == HR_NOBODY || hr_liveness_of_slot(&view->mappers, pid) == HR_DEAD;
+    /* With an odd seqlock it is giving back the last of its memory. */
+    if (!hr_is_in_use(region, index))
+        return true;
+    const bool is_as_seen = seen->pid == 0 && seen->seqlock == hr_seqlock_of(region, index) &&
+                            seen->bytes == hr_slot_bytes(region, hr_slot(region, (uint32_t)index));
+    return is_as_seen && !hr_may_be_ending(region, &view->mappers);
 }
 
 /* How the other slots that name the process of this one behave. */
-struct others {
-    uint32_t moving, unclear;
-};
-
-static struct others look_at_others(const hr_region *region, const struct hr_table_view *view,
+static enum motion motion_of_others(const hr_region *region, const struct hr_table_view *view,
                                     int32_t index, int32_t pid)
 {
-    struct others others = {0};
+    enum motion found = STANDS_STILL;
     for (int32_t other = 0; other < HR_SLOTS; other++) {
         if (other == index || (pid_of(region, other) != pid && view->seen[other].pid != pid))
             continue;
-        enum hr_motion motion = hr_motion_of(region, view, other);
-        others.moving += motion == HR_MOVES;
-        others.unclear += motion == HR_MOTION_UNCLEAR;
+        enum motion motion = motion_of(region, view, other);
+        found = motion > found ? motion : found;
     }
-    return others;
+    return found;
 }
 
 /*
@@ -212,20 +198,20 @@ enum hr_slot_use hr_judge_use(const hr_region *region, const struct hr_table_vie
                               int32_t index, int32_t count)
 {
     int32_t pid = pid_of(region, index);
-    enum hr_motion motion = hr_motion_of(region, view, index);
-    if (motion == HR_MOTION_UNCLEAR)
+    enum motion motion = motion_of(region, view, index);
+    if (motion == UNCLEAR)
         return HR_USE_UNDECIDED;
     if (is_nobodys(region, view, index))
-        return motion == HR_STANDS_STILL ? HR_USE_NONE : HR_USE_UNDECIDED;
+        return motion == STANDS_STILL ? HR_USE_NONE : HR_USE_UNDECIDED;
     if (pid <= 0 || !hr_lives_once(view, pid))
         return HR_USE_UNDECIDED;
-    struct others others = look_at_others(region, view, index, pid);
-    if (others.unclear != 0)
+    enum motion others = motion_of_others(region, view, index, pid);
+    if (others == UNCLEAR || (others == MOVES && motion == MOVES))
         return HR_USE_UNDECIDED;
-    if (motion == HR_MOVES)
-        return others.moving == 0 ? HR_USE_AT_WORK : HR_USE_UNDECIDED;
-    if (others.moving != 0 || is_stale_by_bytes(region, index, count, pid))
-        return HR_USE_STALE;
+    if (motion == MOVES)
+        return HR_USE_AT_WORK;
+    if (others == MOVES || is_stale_by_bytes(region, index, count, pid))
+        return HR_USE_NONE;
     bool is_blank = hr_has_seqlock(region) && hr_seqlock_of(region, index) == 0;
     return is_blank ? HR_USE_BLANK : HR_USE_UNDECIDED;
 }
@@ -238,8 +224,7 @@ int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_vi
     for (int32_t index = 0; index < end; index++) {
         unsigned char *slot = hr_slot(region, (uint32_t)index);
         if (index == at_work || hr_slot_pid(region, slot) != pid ||
-            hr_slot_bytes(region, slot) == 0 ||
-            hr_motion_of(region, view, index) != HR_STANDS_STILL)
+            hr_slot_bytes(region, slot) == 0 || motion_of(region, view, index) != STANDS_STILL)
             continue;
         found++;
         if (!dry_run) {
@@ -280,8 +265,8 @@ static bool may_be_unused_yet(const hr_region *region, int32_t index, int32_t co
 /* Whether a slot from the last one's end, `count`, on can be taken without a search of /proc. */
 static bool is_end_free(const hr_region *region, int32_t index, int32_t count, int32_t pid)
 {
-    if (index == HR_SLOTS || hr_seqlock_offset(region) == HR_ABSENT)
-        return index < HR_SLOTS;
+    if (index == HR_SLOTS)
+        return false;
     unsigned char *slot = hr_slot(region, (uint32_t)index);
     int32_t named = hr_slot_pid(region, slot);
     if (named == pid || (named == 0 && hr_slot_bytes(region, slot) == 0))
@@ -299,49 +284,34 @@ static bool is_emptied(const hr_region *region, int32_t index)
 
 bool hr_needs_view(const hr_region *region, int32_t count, int32_t pid)
 {
-    if (!is_end_free(region, count, count, pid))
-        return true;
-    for (int32_t index = 0; count >= REUSED_FROM && index < count; index++) {
-        if (is_emptied(region, index))
-            return true;
-    }
-    return false;
+    bool needs = !is_end_free(region, count, count, pid);
+    for (int32_t index = 0; !needs && count >= REUSED_FROM && index < count; index++)
+        needs = is_emptied(region, index);
+    return needs;
 }
 
-int32_t hr_find_emptied(const hr_region *region, const struct hr_table_view *view, int32_t count,
-                        int32_t pid)
+/* No process is seen that has its pid, which libvgpu takes for dead as well, and none writes there.
+ * One that has ended by itself stores pid 0 and may still be giving memory back. */
+static bool is_unseen(const hr_region *region, const struct hr_table_view *view, int32_t index)
+{
+    const int32_t pid = pid_of(region, index);
+    return pid > 0 && (pid == HR_NOBODY || !view->mappers.incomplete) &&
+           count_listed(view, pid) == 0 && motion_of(region, view, index) == STANDS_STILL;
+}
+
+int32_t hr_find_room(const hr_region *region, const struct hr_table_view *view, int32_t count,
+                     int32_t pid)
 {
     for (int32_t index = 0; index < count; index++) {
-        int32_t named = pid_of(region, index);
-        if (view->mappers.incomplete && named != HR_NOBODY)
-            continue;
-        /* A process that has ended by itself stores 0 there and may still be giving memory back. */
-        if (named > 0 && named != pid && is_emptied(region, index) && !is_listed(view, named) &&
-            hr_motion_of(region, view, index) == HR_STANDS_STILL)
+        if (is_emptied(region, index) && is_unseen(region, view, index))
             return index;
     }
-    return -1;
-}
-
-/* A pid that cannot be seen at all is of no process here; libvgpu takes it for dead as well. */
-static bool is_free_to_take(const hr_region *region, const struct hr_table_view *view,
-                            int32_t index, int32_t count)
-{
-    enum hr_slot_use use = hr_judge_use(region, view, index, count);
-    if (use == HR_USE_NONE || use == HR_USE_STALE)
-        return true;
-    return hr_motion_of(region, view, index) == HR_STANDS_STILL && !view->mappers.incomplete &&
-           !is_listed(view, pid_of(region, index));
-}
-
-int32_t hr_find_place(const hr_region *region, const struct hr_table_view *view, int32_t count,
-                      int32_t pid)
-{
     for (int32_t index = count; index < HR_SLOTS; index++) {
-        if (is_end_free(region, index, count, pid) || is_free_to_take(region, view, index, count))
+        if (is_end_free(region, index, count, pid) || is_unseen(region, view, index) ||
+            hr_judge_use(region, view, index, count) == HR_USE_NONE)
             return index;
     }
-    return -1;
+    return HR_SLOTS;
 }
 
 /*

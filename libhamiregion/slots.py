@@ -378,7 +378,7 @@ class Slots(Handle):
         )
         if code == lib.HR_EINVAL:
             names = ", ".join(values)
-            raise ValueError(f"{self.path!r}: its layout has no {names}, or the value is too large")
+            raise ValueError(f"{self.path!r}: the value of {names} is too large")
         self._check(code, error, _HOLDS_LOCK)
         changes = []
         for field, edit in zip(values, raw, strict=True):
