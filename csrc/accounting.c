@@ -35,7 +35,7 @@ static int fail_limit(const struct account_call *call)
 
 static int check_books(const struct account_call *call)
 {
-    uint64_t charged = call->region->own.attachment->charged[call->device][call->kind];
+    uint64_t charged = call->region->own.charged[call->device][call->kind];
     const uint64_t most = (UINT64_C(1) << 62) - 1; /* three kinds of it still fit */
     uint64_t limit = call->charging ? most - charged : charged;
     if (call->bytes <= limit)
@@ -55,7 +55,7 @@ static int check_books(const struct account_call *call)
 /* Adding the two's complement subtracts; the books say that it does not go below zero. */
 static void store_account(const struct account_call *call, unsigned char *slot)
 {
-    const hr_region *region = call->region;
+    hr_region *region = call->region;
     unsigned char *used = hr_used(region, slot, call->device);
     uint64_t delta = call->charging ? call->bytes : 0 - call->bytes;
     if (hr_has_seqlock(region)) {
@@ -68,7 +68,7 @@ static void store_account(const struct account_call *call, unsigned char *slot)
     ACCOUNT_POINT(TOTAL_STORED);
     hr_add_u64(used + call->kind * 8, delta, memory_order_relaxed);
     ACCOUNT_POINT(KIND_STORED);
-    region->own.attachment->charged[call->device][call->kind] += delta;
+    region->own.charged[call->device][call->kind] += delta;
     if (hr_has_seqlock(region)) {
         /* Release: even again only after the values. */
         hr_add_u64(slot + region->layout->slot_seqlock, 1, memory_order_release);
@@ -101,7 +101,7 @@ static int account_work(void *argument)
 {
     struct account_call *call = argument;
     hr_region *region = call->region;
-    if (region->own.attachment == NULL)
+    if (region->own.pid == 0)
         return hr_fail_code(HR_EDETACHED);
     int code = hr_check_header(region);
     if (code == HR_OK)
@@ -110,7 +110,7 @@ static int account_work(void *argument)
         code = call->is_locked ? hr_regain_slot(region, call->view) : hr_fail_code(HR_ENOPROCESS);
     if (code != HR_OK)
         return code;
-    unsigned char *slot = hr_slot(region, region->own.attachment->index);
+    unsigned char *slot = hr_slot(region, region->own.index);
     bool is_limited = call->charging && !call->beyond_limit;
     if (is_limited)
         code = check_limit(call, call->bytes);

@@ -97,7 +97,6 @@ void hr_let_go(hr_region *region)
     /* Acquire and release: all that others did with the handle comes before it is freed. */
     if (atomic_fetch_sub_explicit(&region->references, 1, memory_order_acq_rel) != 1)
         return;
-    free(region->own.attachment);
     free(region->path);
     free(region);
 }

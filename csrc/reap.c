@@ -11,13 +11,6 @@
  * the 2 s of the search.
  */
 
-/* A slot as it was before the search. */
-struct seen_slot {
-    int32_t pid, host_pid, status;
-    uint64_t seqlock, bytes, mark;
-    enum hr_liveness liveness; /* by its byte */
-};
-
 struct reap_call {
     hr_region *region;
     struct hr_search search;
@@ -29,29 +22,10 @@ struct reap_call {
     bool has_dead;
     int32_t slots; /* below proc_num, before the search */
     struct hr_mappers mappers;
-    struct seen_slot seen[HR_SLOTS];
+    struct hr_slot_pids names; /* to be searched for */
+    struct hr_seen_slot seen[HR_SLOTS];
+    enum hr_liveness by_byte[HR_SLOTS];
 };
-
-static struct seen_slot look_at(const hr_region *region, int32_t index)
-{
-    unsigned char *slot = hr_slot(region, (uint32_t)index);
-    return (struct seen_slot){
-        .pid = hr_slot_pid(region, slot),
-        .host_pid = hr_load_i32(slot + region->layout->slot_hostpid, memory_order_relaxed),
-        .status = hr_load_i32(slot + region->layout->slot_status, memory_order_relaxed),
-        .seqlock = hr_seqlock_of(region, index),
-        .bytes = hr_slot_bytes(region, slot),
-        .mark = hr_slot_mark(region, slot),
-        .liveness = HR_LIVENESS_UNKNOWN};
-}
-
-static bool is_as_seen(const struct reap_call *call, int32_t index)
-{
-    const struct seen_slot now = look_at(call->region, index), *before = &call->seen[index];
-    return now.pid == before->pid && now.host_pid == before->host_pid &&
-           now.status == before->status && now.seqlock == before->seqlock &&
-           now.bytes == before->bytes && now.mark == before->mark;
-}
 
 /* ---- Before the lock ----------------------------------------------------------------- */
 
@@ -61,8 +35,10 @@ static int note_slots(void *argument)
     int code = hr_check_header(call->region);
     if (code == HR_OK)
         code = hr_checked_proc_num(call->region, &call->slots);
-    for (int32_t index = 0; code == HR_OK && index < call->slots; index++)
-        call->seen[index] = look_at(call->region, index);
+    for (int32_t index = 0; code == HR_OK && index < call->slots; index++) {
+        call->seen[index] = hr_look_at_slot(call->region, index);
+        call->by_byte[index] = HR_LIVENESS_UNKNOWN;
+    }
     return code;
 }
 
@@ -82,25 +58,23 @@ static void ask_bytes(struct reap_call *call)
     if (count == 0 || hr_ask_bytes(call->region, bytes, count, is_locked) != HR_OK)
         return;
     for (uint32_t i = 0; i < count; i++)
-        call->seen[of[i]].liveness = is_locked[i] ? HR_ALIVE : HR_DEAD;
+        call->by_byte[of[i]] = is_locked[i] ? HR_ALIVE : HR_DEAD;
 }
 
 static int search(struct reap_call *call)
 {
-    struct hr_slot_pids names = {.count = 0};
+    struct hr_slot_pids *names = &call->names;
     bool has_pidless = false;
     for (int32_t index = 0; index < call->slots; index++) {
-        const struct seen_slot *slot = &call->seen[index];
-        if (slot->liveness != HR_LIVENESS_UNKNOWN)
-            continue;
-        if (slot->pid != 0)
-            names.pids[names.count++] = slot->pid;
-        has_pidless = has_pidless || slot->pid == 0;
+        const int32_t pid = call->seen[index].pid;
+        if (pid != 0 && call->by_byte[index] == HR_LIVENESS_UNKNOWN)
+            names->pids[names->count++] = pid;
+        has_pidless = has_pidless || pid == 0;
     }
-    if (names.count == 0 && !has_pidless)
+    if (names->count == 0 && !has_pidless)
         return HR_OK;
     /* A process that has stored pid 0 has no name to be found by: all are searched. */
-    call->search.only = has_pidless ? NULL : &names;
+    call->search.only = has_pidless ? NULL : names;
     call->search.deadline_ns = hr_deadline_ns(HR_PROC_NS);
     return hr_find_mappers(call->region, &call->search, &call->mappers);
 }
@@ -109,16 +83,18 @@ static int search(struct reap_call *call)
 
 static enum hr_liveness judge(const struct reap_call *call, int32_t index)
 {
-    const struct seen_slot now = look_at(call->region, index), *before = &call->seen[index];
+    const struct hr_seen_slot now = hr_look_at_slot(call->region, index);
+    const struct hr_seen_slot *before = &call->seen[index];
     /* A newcomer, which was not searched for. */
     if (index >= call->slots || now.pid != before->pid || now.mark != before->mark)
         return HR_LIVENESS_UNKNOWN;
-    enum hr_liveness life = before->liveness;
+    enum hr_liveness life = call->by_byte[index];
     if (life == HR_LIVENESS_UNKNOWN && now.pid == 0)
         life = hr_may_be_ending(call->region, &call->mappers) ? HR_LIVENESS_UNKNOWN : HR_DEAD;
     else if (life == HR_LIVENESS_UNKNOWN)
         life = hr_liveness_of_slot(&call->mappers, now.pid);
-    return life == HR_DEAD && !is_as_seen(call, index) ? HR_LIVENESS_UNKNOWN : life;
+    return life == HR_DEAD && !hr_is_as_seen(call->region, before, index) ? HR_LIVENESS_UNKNOWN
+                                                                          : life;
 }
 
 static bool is_asked_for(const struct reap_call *call, int32_t pid)
@@ -129,7 +105,7 @@ static bool is_asked_for(const struct reap_call *call, int32_t pid)
     return asked;
 }
 
-static void report(struct reap_call *call, const struct seen_slot *slot, enum hr_reaped what)
+static void report(struct reap_call *call, const struct hr_seen_slot *slot, enum hr_reaped what)
 {
     const bool has_bytes = what == HR_REAP_EMPTIED || what == HR_REAP_CUT_SHORT;
     call->out[call->found++] =
@@ -140,7 +116,7 @@ static void reap_slot(struct reap_call *call, int32_t index)
 {
     hr_region *region = call->region;
     unsigned char *slot = hr_slot(region, (uint32_t)index);
-    const struct seen_slot now = look_at(region, index);
+    const struct hr_seen_slot now = hr_look_at_slot(region, index);
     if (!is_asked_for(call, now.pid))
         return;
     enum hr_liveness life = judge(call, index);

@@ -83,6 +83,26 @@ void hr_store_mark(const hr_region *region, unsigned char *slot, int32_t pid, ui
     hr_store_u64(slot + seqlock_at, seqlock | MARK_FLAG, memory_order_release);
 }
 
+struct hr_seen_slot hr_look_at_slot(const hr_region *region, int32_t index)
+{
+    unsigned char *slot = hr_slot(region, (uint32_t)index);
+    return (struct hr_seen_slot){
+        .pid = hr_slot_pid(region, slot),
+        .host_pid = hr_load_i32(slot + region->layout->slot_hostpid, memory_order_relaxed),
+        .status = hr_load_i32(slot + region->layout->slot_status, memory_order_relaxed),
+        .seqlock = hr_seqlock_of(region, index),
+        .bytes = hr_slot_bytes(region, slot),
+        .mark = hr_slot_mark(region, slot)};
+}
+
+bool hr_is_as_seen(const hr_region *region, const struct hr_seen_slot *before, int32_t index)
+{
+    const struct hr_seen_slot now = hr_look_at_slot(region, index);
+    return now.pid == before->pid && now.host_pid == before->host_pid &&
+           now.status == before->status && now.seqlock == before->seqlock &&
+           now.bytes == before->bytes && now.mark == before->mark;
+}
+
 /* ---- Emptying, under the lock ------------------------------------------------------ */
 
 void hr_make_seqlock_even(const hr_region *region, unsigned char *slot)

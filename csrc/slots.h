@@ -67,6 +67,14 @@ uint64_t hr_slot_bytes(const hr_region *region, unsigned char *slot);
 /* Whether a slot with pid 0 counts something, or is being accounted in. */
 bool hr_is_in_use(const hr_region *region, int32_t index);
 
+/* A slot as it was at some time. */
+struct hr_seen_slot {
+    int32_t pid, host_pid, status;
+    uint64_t seqlock, bytes, mark;
+};
+struct hr_seen_slot hr_look_at_slot(const hr_region *region, int32_t index);
+bool hr_is_as_seen(const hr_region *region, const struct hr_seen_slot *before, int32_t index);
+
 /* ---- Marks ------------------------------------------------------------------------------- */
 
 /*
@@ -106,15 +114,11 @@ void hr_store_mark(const hr_region *region, unsigned char *slot, int32_t pid, ui
  * reboot they repeat.  So where the pid lives only a slot that is seen moving is proof.
  */
 
-struct hr_seen_in_view {
-    int32_t pid;      /* before the processes were looked for */
-    uint64_t seqlock; /* when the watch began, after that; in a slot with pid 0, before */
-    uint64_t bytes;   /* before */
-};
-
 struct hr_table_view {
     struct hr_mappers mappers;
-    struct hr_seen_in_view seen[HR_SLOTS];
+    /* Before the processes were looked for; the seqlocks of slots with a pid when the watch began,
+     * after that. */
+    struct hr_seen_slot seen[HR_SLOTS];
 };
 
 /*
@@ -169,17 +173,6 @@ void hr_settle_stepped_over(const hr_region *region, const struct hr_table_view 
 /*
  * Being a process of the region: its slot, and our own books about it.
  */
-
-enum { HR_KINDS = 3 };
-
-/* Our own books: we are the only writer of our slot, so they are the truth about it. */
-struct hr_attachment {
-    uint32_t index;
-    bool is_appended; /* no slot of an earlier process, which libvgpu may be about to remove */
-    uint64_t mark;    /* of our slot; 0: none */
-    struct hr_byte_lock byte; /* of our pid, for as long as we are attached */
-    uint64_t charged[HR_DEVICES][HR_KINDS];
-};
 
 /* What takes or regains a slot returns this if it needs a view and has done nothing. */
 #define HR_NEEDS_VIEW 1

@@ -34,10 +34,8 @@ static int note_slots(void *argument)
     struct watch_call *call = argument;
     const hr_region *region = call->region;
     for (int32_t index = 0; index < HR_SLOTS; index++) {
-        struct hr_seen_in_view *seen = &call->view->seen[index];
-        seen->pid = pid_of(region, index);
-        seen->seqlock = hr_seqlock_of(region, index);
-        seen->bytes = hr_slot_bytes(region, hr_slot(region, (uint32_t)index));
+        struct hr_seen_slot *seen = &call->view->seen[index];
+        *seen = hr_look_at_slot(region, index);
         if (seen->pid != 0)
             call->names.pids[call->names.count++] = seen->pid;
         else
@@ -151,15 +149,13 @@ bool hr_may_be_ending(const hr_region *region, const struct hr_mappers *mappers)
 static bool is_nobodys(const hr_region *region, const struct hr_table_view *view, int32_t index)
 {
     const int32_t pid = pid_of(region, index);
-    const struct hr_seen_in_view *seen = &view->seen[index];
     if (pid != 0)
         return pid < 0 || pid == HR_NOBODY || hr_liveness_of_slot(&view->mappers, pid) == HR_DEAD;
     /* With an odd seqlock it is giving back the last of its memory. */
     if (!hr_is_in_use(region, index))
         return true;
-    const bool is_as_seen = seen->pid == 0 && seen->seqlock == hr_seqlock_of(region, index) &&
-                            seen->bytes == hr_slot_bytes(region, hr_slot(region, (uint32_t)index));
-    return is_as_seen && !hr_may_be_ending(region, &view->mappers);
+    return hr_is_as_seen(region, &view->seen[index], index) &&
+           !hr_may_be_ending(region, &view->mappers);
 }
 
 /* How the other slots that name the process of this one behave. */
