@@ -44,14 +44,6 @@ static int check_books(const struct account_call *call)
                       .wanted = call->bytes);
 }
 
-#define ACCOUNT_POINT(name)                                                                        \
-    do {                                                                                           \
-        if (call->charging)                                                                        \
-            HR_POINT(CHARGE_##name);                                                               \
-        else                                                                                       \
-            HR_POINT(RELEASE_##name);                                                              \
-    } while (0)
-
 /* Adding the two's complement subtracts; the books say that it does not go below zero. */
 static void store_account(const struct account_call *call, unsigned char *slot)
 {
@@ -62,17 +54,17 @@ static void store_account(const struct account_call *call, unsigned char *slot)
         hr_add_u64(slot + region->layout->slot_seqlock, 1, memory_order_relaxed);
         /* Readers that see a value stored below also see the odd number. */
         atomic_thread_fence(memory_order_release);
-        ACCOUNT_POINT(SEQLOCK_ODD);
+        HR_POINT(ACCOUNT_SEQLOCK_ODD);
     }
     hr_add_u64(used + HR_TOTAL_OFFSET, delta, memory_order_relaxed);
-    ACCOUNT_POINT(TOTAL_STORED);
+    HR_POINT(ACCOUNT_TOTAL_STORED);
     hr_add_u64(used + call->kind * 8, delta, memory_order_relaxed);
-    ACCOUNT_POINT(KIND_STORED);
+    HR_POINT(ACCOUNT_KIND_STORED);
     region->own.charged[call->device][call->kind] += delta;
     if (hr_has_seqlock(region)) {
         /* Release: even again only after the values. */
         hr_add_u64(slot + region->layout->slot_seqlock, 1, memory_order_release);
-        ACCOUNT_POINT(SEQLOCK_EVEN);
+        HR_POINT(ACCOUNT_SEQLOCK_EVEN);
     }
 }
 

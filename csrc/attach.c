@@ -110,17 +110,6 @@ static int attach_work(void *argument)
     return code;
 }
 
-/* A process that has libvgpu loaded has a slot of libvgpu's, by the same pid. */
-static int check_no_foreign_mapping(hr_region *region)
-{
-    struct hr_file_id file;
-    bool by_another;
-    int code = hr_own_mapping(region, &file, &by_another);
-    if (code == HR_OK && by_another)
-        code = hr_fail_reason(HR_EATTACHED, HR_REASON_FOREIGN_MAPPING);
-    return code;
-}
-
 /*
  * Lock the byte of our pid: HR_EATTACHED if a process of another pid namespace has it.  Who judges
  * a dead one locks the byte for a moment.  A process also attaches if its file can no longer be
@@ -158,11 +147,15 @@ static void end_signing(hr_region *region)
 
 static int attach_entered(hr_region *region, uint64_t timeout_ns)
 {
-    int code = check_no_foreign_mapping(region);
+    bool by_another;
+    int code = hr_own_mapping(region, &by_another);
+    /* A process that has libvgpu loaded has a slot of libvgpu's, by the same pid. */
+    if (code == HR_OK && by_another)
+        code = hr_fail_reason(HR_EATTACHED, HR_REASON_FOREIGN_MAPPING);
+    if (code == HR_OK && !hr_claim_attachment(region))
+        code = hr_fail_code(HR_EATTACHED);
     if (code != HR_OK)
         return code;
-    if (!hr_claim_attachment(region))
-        return hr_fail_code(HR_EATTACHED);
     struct attach_call call = {.region = region, .pid = getpid()};
     memset(region->own.charged, 0, sizeof region->own.charged);
     code = lock_own_byte(region, call.pid);
@@ -266,9 +259,7 @@ static int detach_work(void *argument)
     int32_t count;
     if (region->own.pid == 0) /* another thread has detached meanwhile */
         return hr_fail_code(HR_EDETACHED);
-    int code = hr_check_header(region);
-    if (code == HR_OK)
-        code = hr_checked_proc_num(region, &count);
+    int code = hr_checked_table(region, &count);
     if (code != HR_OK)
         return code;
     uint32_t old = region->own.index;

@@ -204,7 +204,7 @@ int hr_give_back(hr_region *region);
  * our handles: it has libvgpu loaded.  Where it is NULL, maps are read once for each handle.
  * HR_ESYSTEM where maps cannot be read now, for want of a descriptor or of memory.
  */
-int hr_own_mapping(hr_region *region, struct hr_file_id *out, bool *by_another);
+int hr_own_mapping(hr_region *region, bool *by_another);
 
 int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out);
 

@@ -9,7 +9,8 @@
 /* ---- Own mappings ------------------------------------------------------------------ */
 
 struct own_maps {
-    hr_region *region;
+    const hr_region *region;
+    struct hr_file_id file;
     bool by_another;
 };
 
@@ -18,7 +19,7 @@ static bool look_up_address(void *argument, const struct hr_mapping *mapping)
     struct own_maps *own = argument;
     if (mapping->start != (uint64_t)(uintptr_t)own->region->base)
         return true;
-    own->region->in_maps = mapping->file;
+    own->file = mapping->file;
     return false;
 }
 
@@ -41,25 +42,24 @@ static int read_own_maps(hr_take_mapping *take, struct own_maps *own)
     return HR_OK;
 }
 
-int hr_own_mapping(hr_region *region, struct hr_file_id *out, bool *by_another)
+int hr_own_mapping(hr_region *region, bool *by_another)
 {
-    struct own_maps own = {.region = region};
+    struct own_maps own = {.region = region,
+                           .file = {.major_number = major(region->device_id),
+                                    .minor_number = minor(region->device_id),
+                                    .inode = region->inode}};
     int code = HR_OK;
-    *out = (struct hr_file_id){.major_number = major(region->device_id),
-                               .minor_number = minor(region->device_id),
-                               .inode = region->inode};
     /* So that no handle is opened or closed meanwhile. */
     hr_fork_lock();
     if (region->in_maps.inode == 0)
         code = read_own_maps(look_up_address, &own);
-    if (code == HR_OK && region->in_maps.inode != 0) {
-        *out = region->in_maps;
-        if (by_another != NULL)
-            code = read_own_maps(look_for_another, &own);
+    if (code == HR_OK && region->in_maps.inode == 0)
+        region->in_maps = own.file;
+    if (code == HR_OK && by_another != NULL) {
+        code = read_own_maps(look_for_another, &own);
+        *by_another = own.by_another;
     }
     hr_fork_unlock();
-    if (by_another != NULL)
-        *by_another = own.by_another;
     return code;
 }
 
@@ -68,7 +68,8 @@ int hr_get_file_id(hr_region *region, struct hr_file_id *out, struct hr_error *e
     int code = hr_enter(region);
     if (code != HR_OK)
         return hr_report(error, code);
-    code = hr_own_mapping(region, out, NULL);
+    code = hr_own_mapping(region, NULL);
+    *out = region->in_maps;
     hr_leave(region);
     return hr_report(error, code);
 }
@@ -107,9 +108,10 @@ int hr_find_mappers(hr_region *region, struct hr_search *search, struct hr_mappe
 {
     bool by_another;
     *out = (struct hr_mappers){.list = NULL};
-    int code = hr_own_mapping(region, &search->file, &by_another);
+    int code = hr_own_mapping(region, &by_another);
     if (code != HR_OK)
         return code;
+    search->file = region->in_maps;
     /* Where they cannot be read they prove no namespace. */
     if (hr_read_slot_pids(region, &search->slots) != HR_OK)
         search->slots.count = 0;

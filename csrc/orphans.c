@@ -5,7 +5,7 @@ struct repair_call {
     hr_region *region;
     struct hr_table_view view;
     uint32_t dry_run;
-    struct hr_slot_repair *out;
+    struct hr_slot_result *out;
     int32_t found;
     /* All are judged before the first store: a slot that gets another name looks as if somebody had
      * taken it, and puts the others of its process in doubt. */
@@ -20,13 +20,13 @@ static void report(struct repair_call *call, int32_t pid, uint32_t what)
             return;
     }
     if (call->found < HR_SLOTS) /* the container may store other pids meanwhile */
-        call->out[call->found++] = (struct hr_slot_repair){.pid = pid, .what = what};
+        call->out[call->found++] = (struct hr_slot_result){.pid = pid, .what = what};
 }
 
 /* What was not judged may be once the search has ended. */
 static void report_left(struct repair_call *call, int32_t pid)
 {
-    report(call, pid, call->view.mappers.cut_short ? HR_REPAIR_CUT_SHORT : HR_REPAIR_LEFT);
+    report(call, pid, call->view.mappers.cut_short ? HR_SLOT_CUT_SHORT : HR_SLOT_UNKNOWN);
 }
 
 static int32_t pid_of(const struct repair_call *call, int32_t index)
@@ -39,14 +39,15 @@ static uint64_t bytes_of(const struct repair_call *call, int32_t index)
     return hr_slot_bytes(call->region, hr_slot(call->region, (uint32_t)index));
 }
 
-/* Our own process puts itself right, from its books. */
+/* Whether one process has the pid, or may have it and the search was cut short.  Our own puts
+ * itself right, from its books. */
 static bool may_live(const struct repair_call *call, int32_t pid)
 {
     const struct hr_mappers *mappers = &call->view.mappers;
     if (pid <= 0 || pid == HR_NOBODY || pid == call->region->own.pid)
         return false;
-    enum hr_liveness liveness = hr_liveness_of_slot(mappers, pid);
-    return liveness == HR_ALIVE || (liveness == HR_LIVENESS_UNKNOWN && mappers->cut_short);
+    return hr_lives_once(&call->view, pid) ||
+           (mappers->cut_short && hr_liveness_of_slot(mappers, pid) == HR_LIVENESS_UNKNOWN);
 }
 
 /* Whether something would be wrong now if an undecided slot were its process's own: a copy of it
@@ -76,7 +77,7 @@ static int32_t find_end(struct repair_call *call, int32_t count)
         const enum hr_slot_use use = call->uses[index];
         barred = barred || use == HR_USE_UNDECIDED;
         if (use == HR_USE_AT_WORK && !barred) {
-            report(call, pid_of(call, index), HR_REPAIR_DONE);
+            report(call, pid_of(call, index), HR_SLOT_DONE);
             end = index + 1;
         } else if (use == HR_USE_AT_WORK ||
                    (use == HR_USE_UNDECIDED && may_be_missed(call, index, count))) {
@@ -101,12 +102,6 @@ static void empty_between(const struct repair_call *call, int32_t count, int32_t
     }
 }
 
-/* Of two processes with the same pid each may have a slot. */
-static bool is_of_two(const struct repair_call *call, int32_t pid)
-{
-    return !call->view.mappers.cut_short && !hr_lives_once(&call->view, pid);
-}
-
 /* Whether another slot counts for the process of this one, too. */
 static bool counts_twice(const struct repair_call *call, int32_t index)
 {
@@ -122,9 +117,7 @@ static int repair_work(void *argument)
     hr_region *region = call->region;
     int32_t count;
     call->found = 0;
-    int code = hr_check_header(region);
-    if (code == HR_OK)
-        code = hr_checked_proc_num(region, &count);
+    int code = hr_checked_table(region, &count);
     if (code != HR_OK)
         return code;
     for (int32_t index = 0; index < HR_SLOTS; index++)
@@ -141,18 +134,18 @@ static int repair_work(void *argument)
     for (int32_t index = 0; index < end; index++) {
         if (call->uses[index] == HR_USE_AT_WORK &&
             hr_clear_frozen_copies(region, &call->view, index, count, call->dry_run) != 0)
-            report(call, call->view.seen[index].pid, HR_REPAIR_DONE);
+            report(call, call->view.seen[index].pid, HR_SLOT_DONE);
     }
     for (int32_t index = 0; index < count; index++) {
         const int32_t pid = pid_of(call, index);
-        if (may_live(call, pid) && !is_of_two(call, pid) && counts_twice(call, index))
+        if (may_live(call, pid) && counts_twice(call, index))
             report_left(call, pid);
     }
     return call->found;
 }
 
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
-                    struct hr_slot_repair *out, struct hr_error *error)
+                    struct hr_slot_result *out, struct hr_error *error)
 {
     struct repair_call call = {.region = region, .dry_run = dry_run, .out = out};
     int code = hr_check_lockable(region);

@@ -17,7 +17,7 @@ struct reap_call {
     const int32_t *pids;
     uint32_t pid_count;
     bool is_dry_run;
-    struct hr_reap *out;
+    struct hr_slot_result *out;
     int32_t found;
     bool has_dead;
     int32_t slots; /* below proc_num, before the search */
@@ -32,9 +32,7 @@ struct reap_call {
 static int note_slots(void *argument)
 {
     struct reap_call *call = argument;
-    int code = hr_check_header(call->region);
-    if (code == HR_OK)
-        code = hr_checked_proc_num(call->region, &call->slots);
+    int code = hr_checked_table(call->region, &call->slots);
     for (int32_t index = 0; code == HR_OK && index < call->slots; index++) {
         call->seen[index] = hr_look_at_slot(call->region, index);
         call->by_byte[index] = HR_LIVENESS_UNKNOWN;
@@ -105,11 +103,11 @@ static bool is_asked_for(const struct reap_call *call, int32_t pid)
     return asked;
 }
 
-static void report(struct reap_call *call, const struct hr_seen_slot *slot, enum hr_reaped what)
+static void report(struct reap_call *call, const struct hr_seen_slot *slot,
+                   enum hr_slot_outcome what)
 {
-    const bool has_bytes = what == HR_REAP_EMPTIED || what == HR_REAP_CUT_SHORT;
     call->out[call->found++] =
-        (struct hr_reap){.pid = slot->pid, .what = what, .bytes = has_bytes ? slot->bytes : 0};
+        (struct hr_slot_result){.pid = slot->pid, .what = what, .bytes = slot->bytes};
 }
 
 static void reap_slot(struct reap_call *call, int32_t index)
@@ -124,14 +122,14 @@ static void reap_slot(struct reap_call *call, int32_t index)
     if (life != HR_DEAD) {
         if (life == HR_LIVENESS_UNKNOWN && call->mappers.cut_short && is_used &&
             now.pid != HR_NOBODY)
-            report(call, &now, HR_REAP_CUT_SHORT);
+            report(call, &now, HR_SLOT_CUT_SHORT);
         else if (call->pid_count > 0)
-            report(call, &now, life == HR_ALIVE ? HR_REAP_ALIVE : HR_REAP_UNKNOWN);
+            report(call, &now, life == HR_ALIVE ? HR_SLOT_ALIVE : HR_SLOT_UNKNOWN);
         return;
     }
     if (!is_used)
         return;
-    report(call, &now, HR_REAP_EMPTIED);
+    report(call, &now, HR_SLOT_DONE);
     call->has_dead = true;
     if (call->is_dry_run)
         return;
@@ -168,9 +166,7 @@ static int reap_work(void *argument)
     const hr_region *region = call->region;
     int32_t count = 0;
     call->found = 0;
-    int code = hr_check_header(region);
-    if (code == HR_OK)
-        code = hr_checked_proc_num(region, &count);
+    int code = hr_checked_table(region, &count);
     for (uint32_t i = 0; code == HR_OK && i < call->pid_count; i++) {
         if (hr_find_slot(region, call->pids[i], count) < 0)
             code = hr_no_process(call->pids[i]);
@@ -209,7 +205,7 @@ static int reap_entered(struct reap_call *call, bool is_dry_run, uint64_t timeou
 
 int hr_reap(hr_region *region, const char *proc, const struct hr_stranger *strangers,
             uint32_t stranger_count, const int32_t *pids, uint32_t pid_count, uint32_t dry_run,
-            uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error)
+            uint64_t timeout_ns, struct hr_slot_result *out, struct hr_error *error)
 {
     struct reap_call call = {
         .region = region,

@@ -23,6 +23,12 @@ uint64_t hr_seqlock_of(const hr_region *region, int32_t index)
            ~MARK_FLAG;
 }
 
+int hr_checked_table(const hr_region *region, int32_t *count)
+{
+    int code = hr_check_header(region);
+    return code == HR_OK ? hr_checked_proc_num(region, count) : code;
+}
+
 int32_t hr_slot_pid(const hr_region *region, const unsigned char *slot)
 {
     return hr_load_i32(slot + region->layout->slot_pid, memory_order_relaxed);
@@ -217,9 +223,7 @@ static int edit_work(void *argument)
     struct edit_call *call = argument;
     const hr_region *region = call->region;
     int32_t count;
-    int code = hr_check_header(region);
-    if (code == HR_OK)
-        code = hr_checked_proc_num(region, &count);
+    int code = hr_checked_table(region, &count);
     if (code != HR_OK)
         return code;
     int32_t index = hr_find_slot(region, call->pid, count);

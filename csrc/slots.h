@@ -35,6 +35,9 @@ uint32_t hr_seqlock_offset(const hr_region *region);
 /* Without the flag of a mark. */
 uint64_t hr_seqlock_of(const hr_region *region, int32_t index);
 
+/* proc_num, of a file that is still the region's. */
+int hr_checked_table(const hr_region *region, int32_t *count);
+
 int32_t hr_slot_pid(const hr_region *region, const unsigned char *slot);
 void hr_set_slot_pid(const hr_region *region, unsigned char *slot, int32_t pid);
 

@@ -237,7 +237,7 @@ static void look(const struct worker *worker)
  */
 static void mend_nothing(struct worker *worker)
 {
-    static _Thread_local struct hr_reap reaped[HR_SLOTS];
+    static _Thread_local struct hr_slot_result reaped[HR_SLOTS];
     if (next_random(&worker->random) % 2 == 0) {
         int code = recover_lock(worker->member->region, NULL, ONE_SECOND / 100);
         CHECK(code == 0 || code == HR_ENOTRECOVERABLE);
@@ -249,7 +249,7 @@ static void mend_nothing(struct worker *worker)
     int mended = 0;
     for (int i = 0; i < count; i++) {
         /* The machine stood still during the search; the slot is left alone. */
-        if (reaped[i].what == HR_REAP_CUT_SHORT)
+        if (reaped[i].what == HR_SLOT_CUT_SHORT)
             continue;
         CHECK_EQ(++mended, 1);
         CHECK_EQ(reaped[i].pid, getpid());
@@ -391,7 +391,7 @@ static void check_all_released(const struct region_file *file)
 /* Nobody is: what was left is empty. */
 static void check_all_gone(const struct region_file *file)
 {
-    static struct hr_reap reaped[HR_SLOTS];
+    static struct hr_slot_result reaped[HR_SLOTS];
     hr_region *region;
     NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) ==
          (int)file->layout->id);

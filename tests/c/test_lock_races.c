@@ -139,7 +139,7 @@ struct scan {
     const struct fake_proc *proc;
     int (*call)(struct scan *scan);
     int code;
-    struct hr_reap reaped[HR_SLOTS];
+    struct hr_slot_result reaped[HR_SLOTS];
     atomic_int over;
 };
 
@@ -255,7 +255,7 @@ static void test_a_process_that_attaches_during_a_scan_is_not_reaped(void)
         change_during(scan, &file, attach_newcomer);
         CHECK_EQ(scan->code, 1);
         CHECK_EQ(scan->reaped[0].pid, DEAD);
-        CHECK_EQ(scan->reaped[0].what, HR_REAP_EMPTIED);
+        CHECK_EQ(scan->reaped[0].what, HR_SLOT_DONE);
         CHECK_EQ(peek32(&file, file.layout->proc_num), 2);
         CHECK_EQ(bytes_in(&file, 0), 0);
         CHECK_EQ(pid_in(&file, 1), NEWCOMER);
@@ -418,7 +418,7 @@ static void test_accounting_while_standing_twice(void)
 {
     for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
-        static struct hr_slot_repair found[HR_SLOTS];
+        static struct hr_slot_result found[HR_SLOTS];
         region_file_make(&file, id);
         hr_region *region;
         NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, 0, &region, &call_error) >= 0);
@@ -433,7 +433,7 @@ static void test_accounting_while_standing_twice(void)
         CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, 0), 1500 + copy);
         int code = hr_repair_slots(region, NULL, 0, ONE_SECOND, found, &call_error);
         CHECK_EQ(code, copy != 0);
-        CHECK(code < 1 || found[0].what == HR_REPAIR_LEFT);
+        CHECK(code < 1 || found[0].what == HR_SLOT_UNKNOWN);
         CHECK_EQ(hr_release(region, 0, HR_DATA, 1500, ONE_SECOND, &call_error), HR_OK);
         CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, 0), copy);
         CHECK_EQ(hr_detach(region, ONE_SECOND, &call_error), HR_OK);

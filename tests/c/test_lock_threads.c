@@ -260,18 +260,18 @@ static void test_a_slot_that_comes_and_goes(void)
 /* ---- Nothing to mend among the living ----------------------------------------------- */
 
 /* On a machine that stands still now and then, a search can be cut short. */
-static void reap_nobody(hr_region *region, struct hr_reap *reaped)
+static void reap_nobody(hr_region *region, struct hr_slot_result *reaped)
 {
     int found = hr_reap(region, NULL, NULL, 0, NULL, 0, 0, PATIENCE, reaped, &call_error);
     CHECK(found >= 0);
     for (int i = 0; i < found; i++)
-        CHECK_EQ(reaped[i].what, HR_REAP_CUT_SHORT);
+        CHECK_EQ(reaped[i].what, HR_SLOT_CUT_SHORT);
 }
 
 static void *mend(void *argument)
 {
     struct member *member = argument;
-    struct hr_reap *reaped = calloc(HR_SLOTS, sizeof *reaped);
+    struct hr_slot_result *reaped = calloc(HR_SLOTS, sizeof *reaped);
     NEED(reaped != NULL);
     while (goes_on(member)) {
         int code = recover_lock(member->region, NULL, ONE_SECOND / 1000);
@@ -321,7 +321,7 @@ static void test_a_newcomer_is_not_reaped(void)
 static void *reap(void *argument)
 {
     struct member *member = argument;
-    struct hr_reap *reaped = calloc(HR_SLOTS, sizeof *reaped);
+    struct hr_slot_result *reaped = calloc(HR_SLOTS, sizeof *reaped);
     NEED(reaped != NULL);
     while (goes_on(member))
         reap_nobody(member->region, reaped);
