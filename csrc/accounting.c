@@ -98,11 +98,11 @@ static int account_work(void *argument)
     int code = hr_check_header(region);
     if (code == HR_OK)
         code = check_books(call);
-    if (code == HR_OK && hr_remembered_slot(region) == NULL)
+    if (code == HR_OK && !hr_remembers_slot(region))
         code = call->is_locked ? hr_regain_slot(region, call->view) : hr_fail_code(HR_ENOPROCESS);
     if (code != HR_OK)
         return code;
-    unsigned char *slot = hr_slot(region, region->own.index);
+    unsigned char *slot = hr_slot(region, (uint32_t)region->own.index);
     bool is_limited = call->charging && !call->beyond_limit;
     if (is_limited)
         code = check_limit(call, call->bytes);

@@ -17,21 +17,21 @@ enum { RUNNING = 1 };
 static void give_up_others(const hr_region *region, int32_t pid, int32_t own, int32_t count)
 {
     for (int32_t index = 0; index < count; index++) {
-        unsigned char *slot = hr_slot(region, (uint32_t)index);
-        if (index == own || hr_slot_pid(region, slot) != pid)
+        if (index == own || hr_slot_pid(region, index) != pid)
             continue;
-        hr_empty_slot(region, slot);
-        hr_set_slot_pid(region, slot, HR_NOBODY);
+        hr_empty_slot(region, index);
+        hr_set_slot_pid(region, index, HR_NOBODY);
     }
 }
 
-static void fill(const hr_region *region, unsigned char *slot, int32_t pid, uint64_t mark)
+static void fill(const hr_region *region, int32_t index, int32_t pid, uint64_t mark)
 {
-    hr_empty_slot(region, slot);
+    unsigned char *slot = hr_slot(region, (uint32_t)index);
+    hr_empty_slot(region, index);
     HR_POINT(ATTACH_SLOT_CLEARED);
-    hr_store_mark(region, slot, pid, mark);
+    hr_store_mark(region, index, pid, mark);
     hr_store_i32(slot + region->layout->slot_status, RUNNING, memory_order_relaxed);
-    hr_set_slot_pid(region, slot, pid);
+    hr_set_slot_pid(region, index, pid);
     HR_POINT(ATTACH_PID_STORED);
 }
 
@@ -54,9 +54,8 @@ static int take_slot(hr_region *region, const struct hr_table_view *view, int32_
             index = view == NULL ? count : hr_find_room(region, view, count, pid);
         if (index == HR_SLOTS)
             return hr_fail_code(HR_EFULL);
-        unsigned char *slot = hr_slot(region, (uint32_t)index);
-        fill(region, slot, pid, region->own.mark);
-        region->own.index = (uint32_t)index;
+        fill(region, index, pid, region->own.mark);
+        region->own.index = index;
         region->own.is_appended = index >= count;
         if (index < count) {
             give_up_others(region, pid, index, count);
@@ -69,7 +68,7 @@ static int take_slot(hr_region *region, const struct hr_table_view *view, int32_
             return HR_OK;
         }
         /* libvgpu removes slots without the lock: each round is one that it has removed. */
-        hr_set_slot_pid(region, slot, 0);
+        hr_set_slot_pid(region, index, 0);
     }
     return hr_fail_code(HR_ETIMEOUT);
 }
@@ -185,22 +184,22 @@ int hr_attach(hr_region *region, uint64_t timeout_ns, struct hr_error *error)
 
 /* ---- Our slot, wherever it is ------------------------------------------------------ */
 
-unsigned char *hr_remembered_slot(const hr_region *region)
+bool hr_remembers_slot(const hr_region *region)
 {
-    int32_t count, index = (int32_t)region->own.index;
+    int32_t count, index = region->own.index;
     if (hr_checked_proc_num(region, &count) != HR_OK || index >= count)
-        return NULL;
+        return false;
     /* Up to 2.8.0 each process looks for its slot, and so do we: a second one with our pid must
      * not go on counting. */
     if (!hr_has_seqlock(region) && (hr_find_slot(region, region->own.pid, count) != index ||
                                     hr_find_slot(region, region->own.pid, index) >= 0))
-        return NULL;
-    unsigned char *slot = hr_slot(region, (uint32_t)index);
-    return hr_slot_pid(region, slot) == region->own.pid ? slot : NULL;
+        return false;
+    return hr_slot_pid(region, index) == region->own.pid;
 }
 
-static void write_books(const hr_region *region, unsigned char *slot)
+static void write_books(const hr_region *region)
 {
+    unsigned char *slot = hr_slot(region, (uint32_t)region->own.index);
     for (uint32_t device = 0; device < HR_DEVICES; device++) {
         unsigned char *used = hr_used(region, slot, device);
         uint64_t total = 0;
@@ -214,13 +213,12 @@ static void write_books(const hr_region *region, unsigned char *slot)
 }
 
 /* A name that we left at or above `count` must not look like an orphan of ours. */
-static void forget_name(const hr_region *region, uint32_t index)
+static void forget_name(const hr_region *region, int32_t index)
 {
     int32_t count;
-    unsigned char *slot = hr_slot(region, index);
-    if (hr_checked_proc_num(region, &count) == HR_OK && (int32_t)index >= count &&
-        hr_slot_pid(region, slot) == region->own.pid)
-        hr_set_slot_pid(region, slot, 0);
+    if (hr_checked_proc_num(region, &count) == HR_OK && index >= count &&
+        hr_slot_pid(region, index) == region->own.pid)
+        hr_set_slot_pid(region, index, 0);
 }
 
 int hr_regain_slot(hr_region *region, const struct hr_table_view *view)
@@ -230,11 +228,11 @@ int hr_regain_slot(hr_region *region, const struct hr_table_view *view)
     int code = hr_checked_proc_num(region, &count);
     if (code != HR_OK)
         return code;
-    uint32_t old = own->index;
+    int32_t old = own->index;
     int32_t found = hr_find_slot(region, own->pid, count);
     if (found >= 0) {
         /* libvgpu has moved it, with its status and host pid. */
-        own->index = (uint32_t)found;
+        own->index = found;
         own->is_appended = false;
         give_up_others(region, own->pid, found, count);
     } else {
@@ -243,8 +241,8 @@ int hr_regain_slot(hr_region *region, const struct hr_table_view *view)
             return code;
     }
     /* Moved while we were accounting, the copy can have got an odd seqlock. */
-    hr_make_seqlock_even(region, hr_slot(region, own->index));
-    write_books(region, hr_slot(region, own->index));
+    hr_make_seqlock_even(region, own->index);
+    write_books(region);
     if (old != own->index)
         forget_name(region, old);
     return HR_OK;
@@ -262,16 +260,16 @@ static int detach_work(void *argument)
     int code = hr_checked_table(region, &count);
     if (code != HR_OK)
         return code;
-    uint32_t old = region->own.index;
+    int32_t old = region->own.index;
     int32_t index = hr_find_slot(region, region->own.pid, count);
     if (index >= 0) {
-        hr_empty_slot(region, hr_slot(region, (uint32_t)index));
+        hr_empty_slot(region, index);
         HR_POINT(REMOVE_USAGE_CLEARED);
     }
     give_up_others(region, region->own.pid, index, count);
     /* libvgpu, which removes dead slots without the lock, has never had reason to take this one for
      * dead: so it may go.  Another stays where it is, with our pid, while we live. */
-    if (index == (int32_t)old && index == count - 1 && region->own.is_appended &&
+    if (index == old && index == count - 1 && region->own.is_appended &&
         hr_swap_proc_num(region, count, index))
         HR_POINT(REMOVE_COUNT_STORED);
     forget_name(region, old);
@@ -293,23 +291,22 @@ static int detach(hr_region *region, uint64_t deadline_ns)
 {
     struct hr_byte_lock byte = {.page = NULL};
     int code = hr_lock_take(region, deadline_ns);
-    if (code == HR_OK) {
-        code = hr_run_entered(region, detach_work, region);
-        if (code != HR_EDETACHED)
-            byte = forget_slot(region);
-        code = hr_lock_drop_after(region, code);
-        /* Not before: the lock was signed with it. */
-        hr_unlock_bytes(region, &byte);
-        return code;
-    }
     /* The file is gone under us: there is nothing left to detach from. */
-    if (code == HR_ESTALE && hr_gate_enter(region, deadline_ns) == HR_OK) {
-        if (region->own.pid != 0)
-            byte = forget_slot(region);
-        hr_unlock_bytes(region, &byte);
+    const bool is_gone = code == HR_ESTALE && hr_gate_enter(region, deadline_ns) == HR_OK;
+    if (code != HR_OK && !is_gone)
+        return code;
+    if (!is_gone)
+        code = hr_run_entered(region, detach_work, region);
+    if (region->own.pid != 0)
+        byte = forget_slot(region);
+    if (is_gone) {
         hr_gate_leave(region);
-        return hr_fail_reason(HR_ESTALE, HR_REASON_TRUNCATED);
+        code = hr_fail_reason(HR_ESTALE, HR_REASON_TRUNCATED);
+    } else {
+        code = hr_lock_drop_after(region, code);
     }
+    /* Not before: the lock was signed with it. */
+    hr_unlock_bytes(region, &byte);
     return code;
 }
 

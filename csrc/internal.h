@@ -229,7 +229,7 @@ struct hr_own_slot {
     _Atomic uintptr_t attaching_thread;
     uint64_t attaching_signature;
 
-    uint32_t index;
+    int32_t index;
     bool is_appended; /* no slot of an earlier process, which libvgpu may be about to remove */
     uint64_t mark;    /* of the slot; 0: none */
     struct hr_byte_lock byte; /* of the pid, for as long as the process is attached */

@@ -44,10 +44,9 @@ static int read_own_maps(hr_take_mapping *take, struct own_maps *own)
 
 int hr_own_mapping(hr_region *region, bool *by_another)
 {
-    struct own_maps own = {.region = region,
-                           .file = {.major_number = major(region->device_id),
-                                    .minor_number = minor(region->device_id),
-                                    .inode = region->inode}};
+    struct own_maps own = {
+        .region = region,
+        .file = {major(region->device_id), minor(region->device_id), region->inode}};
     int code = HR_OK;
     /* So that no handle is opened or closed meanwhile. */
     hr_fork_lock();

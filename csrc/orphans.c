@@ -29,16 +29,6 @@ static void report_left(struct repair_call *call, int32_t pid)
     report(call, pid, call->view.mappers.cut_short ? HR_SLOT_CUT_SHORT : HR_SLOT_UNKNOWN);
 }
 
-static int32_t pid_of(const struct repair_call *call, int32_t index)
-{
-    return hr_slot_pid(call->region, hr_slot(call->region, (uint32_t)index));
-}
-
-static uint64_t bytes_of(const struct repair_call *call, int32_t index)
-{
-    return hr_slot_bytes(call->region, hr_slot(call->region, (uint32_t)index));
-}
-
 /* Whether one process has the pid, or may have it and the search was cut short.  Our own puts
  * itself right, from its books. */
 static bool may_live(const struct repair_call *call, int32_t pid)
@@ -55,14 +45,14 @@ static bool may_live(const struct repair_call *call, int32_t pid)
 static bool may_be_missed(const struct repair_call *call, int32_t index, int32_t count)
 {
     hr_region *region = call->region;
-    int32_t pid = pid_of(call, index);
+    int32_t pid = hr_slot_pid(call->region, index);
     int32_t copy = hr_find_slot(region, pid, count);
     if (!may_live(call, pid))
         return false;
     if (copy < 0)
-        return bytes_of(call, index) != 0;
+        return hr_slot_bytes(call->region, index) != 0;
     return hr_seqlock_of(region, index) > hr_seqlock_of(region, copy) &&
-           bytes_of(call, index) != bytes_of(call, copy);
+           hr_slot_bytes(call->region, index) != hr_slot_bytes(call->region, copy);
 }
 
 /*
@@ -77,11 +67,11 @@ static int32_t find_end(struct repair_call *call, int32_t count)
         const enum hr_slot_use use = call->uses[index];
         barred = barred || use == HR_USE_UNDECIDED;
         if (use == HR_USE_AT_WORK && !barred) {
-            report(call, pid_of(call, index), HR_SLOT_DONE);
+            report(call, hr_slot_pid(call->region, index), HR_SLOT_DONE);
             end = index + 1;
         } else if (use == HR_USE_AT_WORK ||
                    (use == HR_USE_UNDECIDED && may_be_missed(call, index, count))) {
-            report_left(call, pid_of(call, index));
+            report_left(call, hr_slot_pid(call->region, index));
         }
     }
     return end;
@@ -94,11 +84,10 @@ static int32_t find_end(struct repair_call *call, int32_t count)
 static void empty_between(const struct repair_call *call, int32_t count, int32_t end)
 {
     for (int32_t index = count; index < end; index++) {
-        unsigned char *slot = hr_slot(call->region, (uint32_t)index);
         if (call->uses[index] != HR_USE_NONE)
             continue;
-        hr_empty_slot(call->region, slot);
-        hr_set_slot_pid(call->region, slot, HR_NOBODY);
+        hr_empty_slot(call->region, index);
+        hr_set_slot_pid(call->region, index, HR_NOBODY);
     }
 }
 
@@ -107,8 +96,9 @@ static bool counts_twice(const struct repair_call *call, int32_t index)
 {
     bool is_twice = false;
     for (int32_t other = 0; other < index && !is_twice; other++)
-        is_twice = pid_of(call, other) == pid_of(call, index) && bytes_of(call, other) != 0;
-    return is_twice && bytes_of(call, index) != 0;
+        is_twice = hr_slot_pid(call->region, other) == hr_slot_pid(call->region, index) &&
+                   hr_slot_bytes(call->region, other) != 0;
+    return is_twice && hr_slot_bytes(call->region, index) != 0;
 }
 
 static int repair_work(void *argument)
@@ -137,7 +127,7 @@ static int repair_work(void *argument)
             report(call, call->view.seen[index].pid, HR_SLOT_DONE);
     }
     for (int32_t index = 0; index < count; index++) {
-        const int32_t pid = pid_of(call, index);
+        const int32_t pid = hr_slot_pid(call->region, index);
         if (may_live(call, pid) && counts_twice(call, index))
             report_left(call, pid);
     }

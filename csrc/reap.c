@@ -113,12 +113,11 @@ static void report(struct reap_call *call, const struct hr_seen_slot *slot,
 static void reap_slot(struct reap_call *call, int32_t index)
 {
     hr_region *region = call->region;
-    unsigned char *slot = hr_slot(region, (uint32_t)index);
     const struct hr_seen_slot now = hr_look_at_slot(region, index);
     if (!is_asked_for(call, now.pid))
         return;
     enum hr_liveness life = judge(call, index);
-    const bool is_used = hr_slot_is_used(region, slot) || now.pid == 0;
+    const bool is_used = hr_slot_is_used(region, index) || now.pid == 0;
     if (life != HR_DEAD) {
         if (life == HR_LIVENESS_UNKNOWN && call->mappers.cut_short && is_used &&
             now.pid != HR_NOBODY)
@@ -133,11 +132,11 @@ static void reap_slot(struct reap_call *call, int32_t index)
     call->has_dead = true;
     if (call->is_dry_run)
         return;
-    hr_empty_slot(region, slot);
+    hr_empty_slot(region, index);
     /* The next newcomer of libvgpu up to 2.8.0 would loop for ever over pid 0.  And one of ours
      * cannot always see that the pid is dead where the bytes have proved it. */
     if (now.pid == 0 || now.mark != 0)
-        hr_set_slot_pid(region, slot, HR_NOBODY);
+        hr_set_slot_pid(region, index, HR_NOBODY);
     HR_POINT(REMOVE_USAGE_CLEARED);
 }
 
@@ -156,8 +155,8 @@ static void cut_table(const hr_region *region)
         return;
     HR_POINT(REMOVE_COUNT_STORED);
     /* Above proc_num a pid that lives again would look like an orphan. */
-    for (uint32_t index = 0; index < HR_SLOTS && hr_lock_is_kept(region); index++)
-        hr_set_slot_pid(region, hr_slot(region, index), 0);
+    for (int32_t index = 0; index < HR_SLOTS && hr_lock_is_kept(region); index++)
+        hr_set_slot_pid(region, index, 0);
 }
 
 static int reap_work(void *argument)

@@ -38,8 +38,8 @@ uint64_t hr_seqlock_of(const hr_region *region, int32_t index);
 /* proc_num, of a file that is still the region's. */
 int hr_checked_table(const hr_region *region, int32_t *count);
 
-int32_t hr_slot_pid(const hr_region *region, const unsigned char *slot);
-void hr_set_slot_pid(const hr_region *region, unsigned char *slot, int32_t pid);
+int32_t hr_slot_pid(const hr_region *region, int32_t index);
+void hr_set_slot_pid(const hr_region *region, int32_t index, int32_t pid);
 
 /*
  * proc_num from what was judged to what it shall be.  Never a plain store: when it refuses
@@ -56,16 +56,16 @@ int hr_no_process(int32_t pid);
 
 /* Left odd by a death, or by a move in the middle of an accounting, every reader of libvgpu would
  * spin on it for ever. */
-void hr_make_seqlock_even(const hr_region *region, unsigned char *slot);
+void hr_make_seqlock_even(const hr_region *region, int32_t index);
 /* All but the pid and the seqlock, which is made even. */
-void hr_empty_slot(const hr_region *region, unsigned char *slot);
+void hr_empty_slot(const hr_region *region, int32_t index);
 /* Only what counts: a copy that a live process has left keeps its status, which old versions of
  * libvgpu read there. */
-void hr_clear_usage(const hr_region *region, unsigned char *slot);
+void hr_clear_usage(const hr_region *region, int32_t index);
 /* Whether more than its status and host pid would be left out: it counts something, has figures of
  * the driver's, or an odd seqlock. */
-bool hr_slot_is_used(const hr_region *region, unsigned char *slot);
-uint64_t hr_slot_bytes(const hr_region *region, unsigned char *slot);
+bool hr_slot_is_used(const hr_region *region, int32_t index);
+uint64_t hr_slot_bytes(const hr_region *region, int32_t index);
 
 /* Whether a slot with pid 0 counts something, or is being accounted in. */
 bool hr_is_in_use(const hr_region *region, int32_t index);
@@ -98,9 +98,9 @@ bool hr_is_as_seen(const hr_region *region, const struct hr_seen_slot *before, i
  */
 
 /* 0, or the mark of the process whose pid is in the slot. */
-uint64_t hr_slot_mark(const hr_region *region, const unsigned char *slot);
+uint64_t hr_slot_mark(const hr_region *region, int32_t index);
 /* Under the lock, in a slot that is empty; 0: none. */
-void hr_store_mark(const hr_region *region, unsigned char *slot, int32_t pid, uint64_t mark);
+void hr_store_mark(const hr_region *region, int32_t index, int32_t pid, uint64_t mark);
 
 /* ---- Processes at work ------------------------------------------------------------------- */
 
@@ -184,8 +184,8 @@ void hr_settle_stepped_over(const hr_region *region, const struct hr_table_view 
 int hr_run_with_view(hr_region *region, const struct hr_table_view **view, hr_guarded_work *work,
                      void *argument, uint64_t timeout_ns);
 
-/* Our slot, if it still is where we remember it, else NULL. */
-unsigned char *hr_remembered_slot(const hr_region *region);
+/* Whether our slot still is where we remember it. */
+bool hr_remembers_slot(const hr_region *region);
 /* Under the lock: find our slot anew, or take one, and write our books into it. */
 int hr_regain_slot(hr_region *region, const struct hr_table_view *view);
 

@@ -15,11 +15,6 @@
  */
 enum { REUSED_FROM = 64 };
 
-static int32_t pid_of(const hr_region *region, int32_t index)
-{
-    return hr_slot_pid(region, hr_slot(region, (uint32_t)index));
-}
-
 /* ---- Looking ----------------------------------------------------------------------- */
 
 struct watch_call {
@@ -110,7 +105,7 @@ static enum motion motion_of(const hr_region *region, const struct hr_table_view
                              int32_t index)
 {
     uint64_t before = view->seen[index].seqlock, now = hr_seqlock_of(region, index);
-    if (pid_of(region, index) != view->seen[index].pid)
+    if (hr_slot_pid(region, index) != view->seen[index].pid)
         return UNCLEAR;
     if (now == before)
         return STANDS_STILL;
@@ -148,7 +143,7 @@ bool hr_may_be_ending(const hr_region *region, const struct hr_mappers *mappers)
 
 static bool is_nobodys(const hr_region *region, const struct hr_table_view *view, int32_t index)
 {
-    const int32_t pid = pid_of(region, index);
+    const int32_t pid = hr_slot_pid(region, index);
     if (pid != 0)
         return pid < 0 || pid == HR_NOBODY || hr_liveness_of_slot(&view->mappers, pid) == HR_DEAD;
     /* With an odd seqlock it is giving back the last of its memory. */
@@ -164,7 +159,7 @@ static enum motion motion_of_others(const hr_region *region, const struct hr_tab
 {
     enum motion found = STANDS_STILL;
     for (int32_t other = 0; other < HR_SLOTS; other++) {
-        if (other == index || (pid_of(region, other) != pid && view->seen[other].pid != pid))
+        if (other == index || (hr_slot_pid(region, other) != pid && view->seen[other].pid != pid))
             continue;
         enum motion motion = motion_of(region, view, other);
         found = motion > found ? motion : found;
@@ -181,7 +176,7 @@ static bool is_stale_by_bytes(const hr_region *region, int32_t index, int32_t co
     uint64_t seqlock = hr_seqlock_of(region, index);
     /* Written by a process up to 2.8.0, which looks for its slot each time, and only among those
      * that count; a newer one counts in the seqlock whatever it stores. */
-    if (seqlock == 0 && hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) != 0)
+    if (seqlock == 0 && hr_slot_bytes(region, index) != 0)
         return true;
     /* A copy never has a higher seqlock than what it was copied from.  With several of them
      * one may be an earlier process's. */
@@ -193,7 +188,7 @@ static bool is_stale_by_bytes(const hr_region *region, int32_t index, int32_t co
 enum hr_slot_use hr_judge_use(const hr_region *region, const struct hr_table_view *view,
                               int32_t index, int32_t count)
 {
-    int32_t pid = pid_of(region, index);
+    int32_t pid = hr_slot_pid(region, index);
     enum motion motion = motion_of(region, view, index);
     if (motion == UNCLEAR)
         return HR_USE_UNDECIDED;
@@ -218,13 +213,12 @@ int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_vi
     /* The pid that was judged: its process may have ended since, and have stored 0. */
     int32_t pid = view->seen[at_work].pid, found = 0;
     for (int32_t index = 0; index < end; index++) {
-        unsigned char *slot = hr_slot(region, (uint32_t)index);
-        if (index == at_work || hr_slot_pid(region, slot) != pid ||
-            hr_slot_bytes(region, slot) == 0 || motion_of(region, view, index) != STANDS_STILL)
+        if (index == at_work || hr_slot_pid(region, index) != pid ||
+            hr_slot_bytes(region, index) == 0 || motion_of(region, view, index) != STANDS_STILL)
             continue;
         found++;
         if (!dry_run) {
-            hr_clear_usage(region, slot);
+            hr_clear_usage(region, index);
             HR_POINT(REPAIR_COPY_CLEARED);
         }
     }
@@ -236,8 +230,7 @@ int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_vi
 /* No process has accounted there since it was taken. */
 static bool is_blank(const hr_region *region, int32_t index)
 {
-    return hr_seqlock_of(region, index) == 0 &&
-           hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) == 0;
+    return hr_seqlock_of(region, index) == 0 && hr_slot_bytes(region, index) == 0;
 }
 
 /*
@@ -250,9 +243,9 @@ static bool may_be_unused_yet(const hr_region *region, int32_t index, int32_t co
 {
     if (hr_has_seqlock(region) || !is_blank(region, index))
         return false;
-    int32_t named = pid_of(region, index);
+    int32_t named = hr_slot_pid(region, index);
     for (int32_t copy = 0; copy < count; copy++) {
-        if (pid_of(region, copy) == named && !is_blank(region, copy))
+        if (hr_slot_pid(region, copy) == named && !is_blank(region, copy))
             return false;
     }
     return true;
@@ -263,9 +256,8 @@ static bool is_end_free(const hr_region *region, int32_t index, int32_t count, i
 {
     if (index == HR_SLOTS)
         return false;
-    unsigned char *slot = hr_slot(region, (uint32_t)index);
-    int32_t named = hr_slot_pid(region, slot);
-    if (named == pid || (named == 0 && hr_slot_bytes(region, slot) == 0))
+    int32_t named = hr_slot_pid(region, index);
+    if (named == pid || (named == 0 && hr_slot_bytes(region, index) == 0))
         return true;
     return !hr_has_seqlock(region) && hr_seqlock_of(region, index) == 0 &&
            !may_be_unused_yet(region, index, count);
@@ -275,7 +267,7 @@ static bool is_emptied(const hr_region *region, int32_t index)
 {
     unsigned char *slot = hr_slot(region, (uint32_t)index);
     int32_t status = hr_load_i32(slot + region->layout->slot_status, memory_order_relaxed);
-    return status == 0 && !hr_slot_is_used(region, slot);
+    return status == 0 && !hr_slot_is_used(region, index);
 }
 
 bool hr_needs_view(const hr_region *region, int32_t count, int32_t pid)
@@ -290,7 +282,7 @@ bool hr_needs_view(const hr_region *region, int32_t count, int32_t pid)
  * One that has ended by itself stores pid 0 and may still be giving memory back. */
 static bool is_unseen(const hr_region *region, const struct hr_table_view *view, int32_t index)
 {
-    const int32_t pid = pid_of(region, index);
+    const int32_t pid = hr_slot_pid(region, index);
     return pid > 0 && (pid == HR_NOBODY || !view->mappers.incomplete) &&
            count_listed(view, pid) == 0 && motion_of(region, view, index) == STANDS_STILL;
 }
@@ -320,13 +312,13 @@ static void give_up_blank_copies(const hr_region *region, int32_t index)
     const uint32_t hostpid = region->layout->slot_hostpid;
     for (int32_t copy = 0; copy < index; copy++) {
         unsigned char *other = hr_slot(region, (uint32_t)copy);
-        if (pid_of(region, copy) != pid_of(region, index) || !is_blank(region, copy))
+        if (hr_slot_pid(region, copy) != hr_slot_pid(region, index) || !is_blank(region, copy))
             continue;
         int32_t found = hr_load_i32(other + hostpid, memory_order_relaxed);
         if (found != 0 && hr_load_i32(slot + hostpid, memory_order_relaxed) == 0)
             hr_store_i32(slot + hostpid, found, memory_order_relaxed);
-        hr_empty_slot(region, other);
-        hr_set_slot_pid(region, other, HR_NOBODY);
+        hr_empty_slot(region, copy);
+        hr_set_slot_pid(region, copy, HR_NOBODY);
     }
 }
 
@@ -335,7 +327,8 @@ void hr_settle_stepped_over(const hr_region *region, const struct hr_table_view 
 {
     /* The last first: what libvgpu has moved twice is the highest. */
     for (int32_t index = end - 1; index >= count; index--) {
-        if (hr_lives_once(view, pid_of(region, index)) && may_be_unused_yet(region, index, index))
+        if (hr_lives_once(view, hr_slot_pid(region, index)) &&
+            may_be_unused_yet(region, index, index))
             give_up_blank_copies(region, index);
         else if (hr_judge_use(region, view, index, count) == HR_USE_AT_WORK)
             hr_clear_frozen_copies(region, view, index, count, false);
