@@ -6,7 +6,6 @@ Run by test_exporter.py, and by hand, to measure a whole exporter.
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import time
@@ -17,7 +16,6 @@ import attrs
 from scene import DEVICES, PROCESSES, compiler
 
 from libhamiregion import Layout, create_region
-from libhamiregion.node import Node, NodeNames, NvmlSampler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +25,7 @@ TESTS = HERE.parent / "tests"
 if str(TESTS) not in sys.path:
     sys.path.append(str(TESTS))
 
-from fake_nvml.driver import STATE, FakeDriver, build  # noqa: E402
+from fake_nvml.driver import FakeDriver, build  # noqa: E402
 from support.region_file import RegionFile  # noqa: E402
 
 MIB = 1 << 20
@@ -46,13 +44,6 @@ class BusyNode:
     driver: FakeDriver
     regions: tuple[RegionFile, ...]
     pids: tuple[int, ...]
-
-    def open(self) -> Node:
-        return Node(self.root, names=NodeNames(self.logs))
-
-    def sampler(self) -> NvmlSampler:
-        os.environ[STATE] = str(self.driver.state)
-        return NvmlSampler(self.driver.library, host_namespace=True, sensors=True)
 
     def work(self, step: int, *, utilization: bool = True) -> int:
         """Let every process launch kernels, as libvgpu's watcher writes it; returns when it did.
@@ -124,8 +115,6 @@ def busy_node(directory: Path, containers: int, *, at_work: bool = False) -> Ite
         driver.play(*(line for device in range(DEVICES) for line in _lines(device, pids)))
         yield BusyNode(root, logs, driver, regions, tuple(pids))
         process.stdin.close()
-        # It would be the driver of all that is measured later.
-        os.environ.pop(STATE, None)
 
 
 def _lines(device: int, pids: list[int]) -> Iterator[str]:

@@ -46,9 +46,10 @@ USAGE_ROW = np.dtype([("process", "i8"), ("device", "i8"), *_FIGURES])
 class PlainReader:
     """Regions of layout 1.2 with the scene's processes and devices, read into rows."""
 
-    name = "plain C, unchecked"
-
-    def __init__(self, library: Path, paths: Iterable[Path]) -> None:
+    def __init__(self, directory: Path, paths: Iterable[Path]) -> None:
+        library = directory / "plain_reader.so"
+        command = [*compiler(), "-std=gnu11", "-O2", "-shared", "-fPIC", "-o", str(library)]
+        subprocess.run([*command, str(SOURCE)], check=True)
         core = ctypes.CDLL(str(library))
         core.plain_open.restype = ctypes.c_void_p
         core.plain_open.argtypes = [ctypes.c_char_p]
@@ -77,11 +78,3 @@ class PlainReader:
     def close(self) -> None:
         for region in self._mapped:
             self._close(region)
-
-
-def build(directory: Path) -> Path:
-    """Where the library is; without a compiler the benchmark is left out."""
-    library = directory / "plain_reader.so"
-    command = [*compiler(), "-std=gnu11", "-O2", "-shared", "-fPIC", "-o", str(library)]
-    subprocess.run([*command, str(SOURCE)], check=True)
-    return library

@@ -22,10 +22,6 @@ DEVICES = 2
 _BLOCK = 4096
 
 
-def golden_bytes() -> bytes:
-    return gzip.decompress(GOLDEN.read_bytes())
-
-
 def compiler() -> list[str]:
     """The C compiler's command; without one the benchmark is left out."""
     command = shlex.split(os.environ.get("CC", "cc"))
@@ -36,7 +32,7 @@ def compiler() -> list[str]:
 
 def copies(directory: Path, count: int) -> Iterator[Path]:
     """Make copies that take room only for the pages with something in them, as real ones do."""
-    content = golden_bytes()
+    content = gzip.decompress(GOLDEN.read_bytes())
     blocks = [
         (start, block)
         for start in range(0, len(content), _BLOCK)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 from exporter_scene import MEMORY
-from scene import DEVICES, PROCESSES, compiler
+from scene import DEVICES, PROCESSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,40 +29,19 @@ INTERVAL_S = 15.0
 _PIECE = 1 << 16
 
 
-class Listings:
-    """Counts how often a program lists /proc, the whole process with all of its libraries."""
-
-    def __init__(self, directory: Path) -> None:
-        library = directory / "count_listings.so"
-        source = str(Path(__file__).parent / "count_listings.c")
-        build = ("-O1", "-shared", "-fPIC", "-o", str(library), source)
-        subprocess.run([*compiler(), *build], check=True)
-        self._file = directory / "listings"
-        self._file.write_bytes(bytes(8))
-        self.environment = {"LD_PRELOAD": str(library), "HR_LISTINGS": str(self._file)}
-
-    def count(self) -> int:
-        """How often so far."""
-        return int.from_bytes(self._file.read_bytes()[:8], sys.byteorder)
-
-
 class Running:
     """A verb of a node that runs for long, and serves nothing."""
 
     # In its log.
     begun = re.compile(" started ")
 
-    def __init__(
-        self, node: BusyNode, verb: str, arguments: Iterable[str], listings: Listings | None
-    ) -> None:
+    def __init__(self, node: BusyNode, verb: str, arguments: Iterable[str]) -> None:
         command = [sys.executable, "-m", "libhamiregion", verb]
         where = ["--root", str(node.root), "--pod-logs", str(node.logs)]
         self._node = node
-        self._listings = listings
-        more = {} if listings is None else listings.environment
         self.process = subprocess.Popen(
             [*command, *where, *arguments],
-            env={**node.driver.environment(), **more},
+            env=node.driver.environment(),
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -79,23 +58,11 @@ class Running:
         # The clock of another process, as clock_getcpuclockid() gives it.
         return time.clock_gettime((~self.process.pid << 3) | 2)
 
-    def listings(self) -> int | None:
-        """How often it has begun to list /proc; None where that is not counted."""
-        return None if self._listings is None else self._listings.count()
-
     def resident_bytes(self) -> int:
         rollup = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
         found = re.search(r"^Rss:\s+(\d+) kB", rollup, re.MULTILINE)
         assert found is not None
         return int(found[1]) * 1024
-
-    def has_written_figures(self) -> bool:
-        """Whether the driver's memory of every process stands in its slot, on every device."""
-        with self._node.open() as node:
-            node.refresh(processes=False)
-            found = node.snapshot().table.usages.memory_monitor_bytes
-        rows = len(self._node.regions) * DEVICES * PROCESSES
-        return found.tolist() == [MEMORY] * rows
 
     def end(self) -> None:
         self.process.terminate()
@@ -107,10 +74,8 @@ class Served(Running):
 
     begun = re.compile(r"http://127.0.0.1:(\d+)")
 
-    def __init__(
-        self, node: BusyNode, verb: str, arguments: Iterable[str], listings: Listings | None
-    ) -> None:
-        super().__init__(node, verb, ("--listen", "127.0.0.1:0", *arguments), listings)
+    def __init__(self, node: BusyNode, verb: str, arguments: Iterable[str]) -> None:
+        super().__init__(node, verb, ("--listen", "127.0.0.1:0", *arguments))
         self.connection = http.client.HTTPConnection("127.0.0.1", int(self.told[1]), PATIENCE_S)
 
     def ask(self, path: str = "/metrics") -> tuple[int, bytes]:
@@ -149,11 +114,9 @@ class Served(Running):
 
 
 @contextlib.contextmanager
-def serving(
-    node: BusyNode, *arguments: str, verb: str = "exporter", listings: Listings | None = None
-) -> Iterator[Served]:
+def serving(node: BusyNode, *arguments: str, verb: str = "exporter") -> Iterator[Served]:
     """The verb, once its metrics are complete."""
-    served = Served(node, verb, arguments, listings)
+    served = Served(node, verb, arguments)
     try:
         deadline = time.monotonic() + PATIENCE_S
         while served.ask("/readyz")[0] != 200:
@@ -165,11 +128,9 @@ def serving(
 
 
 @contextlib.contextmanager
-def running(
-    node: BusyNode, *arguments: str, verb: str, listings: Listings | None = None
-) -> Iterator[Running]:
+def running(node: BusyNode, *arguments: str, verb: str) -> Iterator[Running]:
     """The verb without its metrics."""
-    program = Running(node, verb, arguments, listings)
+    program = Running(node, verb, arguments)
     try:
         yield program
     finally:
@@ -185,13 +146,11 @@ class Minute:
         resident_bytes: Its memory at the end.
         plain_pass_us: One reading of all maps of the node's processes by a program that does
             nothing with them, in the same run.
-        listings: How often it lists /proc; None where that is not counted.
     """
 
     cpu_us: float
     resident_bytes: int
     plain_pass_us: float
-    listings: float | None = None
 
 
 def measure(
@@ -203,7 +162,7 @@ def measure(
     utilization: bool = True,
 ) -> Minute:
     """Let the node work for some minutes; what is served is scraped every 15 s with gzip."""
-    began, before, listed = time.monotonic(), program.cpu_s(), program.listings()
+    began, before = time.monotonic(), program.cpu_s()
     for step in range(int(minutes * 60 / INTERVAL_S)):
         worked_at_s = node.work(step, utilization=utilization)
         time.sleep(INTERVAL_S)
@@ -211,15 +170,7 @@ def measure(
             program.scrape(with_processes=with_processes, worked_at_s=worked_at_s)
     spent_s = program.cpu_s() - before
     per_minute = 60 / (time.monotonic() - began)
-    listed_since = None
-    if listed is not None:
-        listed_since = ((program.listings() or 0) - listed) * per_minute
-    return Minute(
-        spent_s * per_minute * 1e6,
-        program.resident_bytes(),
-        _plain_pass_us(node.pids),
-        listed_since,
-    )
+    return Minute(spent_s * per_minute * 1e6, program.resident_bytes(), _plain_pass_us(node.pids))
 
 
 def _plain_pass_us(pids: Iterable[int]) -> float:

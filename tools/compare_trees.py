@@ -91,7 +91,7 @@ class Builder:
         self.hami.create_region(path, **{**limits, **spec})
         return path
 
-    def process(self, path: Path, use: int = GIB, *, hold: bool = False) -> int:
+    def process(self, path: Path, use: int = GIB) -> int:
         """Fork a process that attaches to a region, charges memory, and stays."""
         read, write = os.pipe()
         pid = os.fork()
@@ -102,9 +102,6 @@ class Builder:
             slot = region.attach()
             slot.charge(0, use)
             slot.charge(1, use // 2)
-            if hold:
-                held = region.lock()
-                held.__enter__()
             os.write(write, b".")
             os.close(write)
             while True:
@@ -174,8 +171,12 @@ def scene_over_limit(make: Builder) -> None:
 
 
 def scene_stuck_lock(make: Builder) -> None:
+    """A lock as libvgpu leaves it: the plain pid of a dead process, and the semaphore at 0."""
     path = make.container("stuck-0")
-    make.kill(make.process(path, hold=True))
+    pid = make.process(path)
+    make.kill(pid)
+    make.put(path, "owner_pid", pid, 8)
+    make.put(path, "sem", 0, 4)
 
 
 def scene_torn_slot(make: Builder) -> None:

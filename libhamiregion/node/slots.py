@@ -14,6 +14,7 @@ from libhamiregion.errors import RegionClosed, RegionError, RegionStale
 from libhamiregion.slots import attached_slots
 
 from .cgroups import is_pod_uid
+from .procfs import mapped_length
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -116,6 +117,9 @@ def match_slots(
     assert region is not None  # noqa: S101 (only such have slots)
     identity = table.identity(region)
     own = 0 if _is_attached(table, identity) else view.visibility.own_pid
+    length = mapped_length(region.layout.size_bytes)
+    # The init of the host itself is no process of a container, also if it may not be read.
+    none = {1 if view.visibility.sees_host else 0}
     users: list[FileUser] = []
     onlookers: list[FileUser] = []
     for user in view.by_inode.get(identity[1], ()):
@@ -123,6 +127,9 @@ def match_slots(
             is_other_pod = pod_uid is not None and user.process.pod_uid not in {None, pod_uid}
             is_user = user.mapping.writable and user.process.pid != own and not is_other_pod
             (users if is_user else onlookers).append(user)
+            # A second mapping of this process may be libvgpu's.
+            if user.process.pid == own and user.mapping.length_bytes <= length:
+                none.add(own)
     found = _choose(
         pids,
         users,
@@ -133,9 +140,7 @@ def match_slots(
     lost = set(pids).difference(found.alive)
     if not lost or view.started_s < read_s:
         return found
-    others = {pid for pid, _ in other_pod_processes(table, container, lost)}
-    # The init of the host itself is no process of a container, also if it may not be read.
-    none = {own, 1 if view.visibility.sees_host else 0, *others}
+    none.update(pid for pid, _ in other_pod_processes(table, container, lost))
     return attrs.evolve(found, dead=_dead(view, lost, pids, identity, none, read_s))
 
 
@@ -368,10 +373,7 @@ class SlotTracker:
         self._answer = SlotStates(b"", {}, {})
 
     def update(
-        self,
-        containers: Sequence[Container],
-        table: RegionTable,
-        read_s: float,
+        self, containers: Sequence[Container], table: RegionTable, read_s: float
     ) -> SlotStates:
         """Judge the slots of a table.
 

@@ -211,7 +211,7 @@ class Checks:
         seen = {}
         with self.limited() as (env, _):
             for name, each in (("bare", self.bare()), ("ours", env), ("bare again", self.bare())):
-                command = [cost, what, "0", "20", "1000", "0", "0"]
+                command = [cost, what, "20", "1000", "0"]
                 done = subprocess.run(command, env=each, capture_output=True, text=True, check=True)
                 seen[name] = statistics.median(map(float, done.stdout.split()))
                 total = int(done.stderr.split()[0])

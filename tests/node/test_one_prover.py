@@ -70,7 +70,6 @@ answer = shown, {slot.pid for slot in region.reap(dry_run=True)}
 """
 
 
-@pytest.mark.xfail(reason="fault: a second mapping of this process is not seen")
 def test_this_process_with_libvgpu_loaded(actor: MakeActor, region: RegionFile) -> None:
     process = actor(region)
     region.add_process(process.pid, {0: 1})

@@ -1,0 +1,22 @@
+"""The C core's own tests: `make -C tests/c check`, program by program."""
+
+import pytest
+from support import c_tools
+
+PROGRAMS = sorted(path.stem for path in c_tools.SOURCES.glob("test_*.c"))
+# It searches /proc again and again, for none but its own processes.
+SEARCHING = {"test_lock_points"}
+# Storms and races, and those that need a core of their own, which takes the compiler longest.
+LONG = {
+    *("test_edit_races", "test_interleaving", "test_reading", "test_store_order"),
+    *("test_lifetime", "test_truncation"),
+}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(each, marks=pytest.mark.slow if each in LONG else ()) for each in PROGRAMS],
+)
+def test_program(program: str) -> None:
+    inside = c_tools.alone() if program in SEARCHING else ()
+    c_tools.called([*inside, str(c_tools.build(program, "check"))])

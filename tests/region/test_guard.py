@@ -1,0 +1,247 @@
+"""SIGBUS: a truncated file is RegionStale, and a fault that is not ours goes where it went before.
+
+Each case is a process of its own, because without the guard it dies or hangs.
+"""
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from support.wait import PATIENCE_S
+
+# What takes the signal away, and what shows afterwards that the program has it as it wants it.
+BLOCKED = (
+    "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGBUS})",
+    "assert signal.SIGBUS in signal.pthread_sigmask(signal.SIG_BLOCK, ())",
+)
+ALL_BLOCKED = (
+    "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
+    "assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == signal.valid_signals() - UNBLOCKABLE",
+)
+TAKEN = {
+    "blocked": BLOCKED,
+    "everything blocked, as for sigwait": ALL_BLOCKED,
+    "faulthandler enabled before and disabled after": (
+        "faulthandler.disable()",
+        "assert not faulthandler.is_enabled()",
+    ),
+    "an older handler put back": (
+        "libc.signal(signal.SIGBUS, before_us)",
+        "assert signal.getsignal(signal.SIGBUS) == signal.SIG_DFL",
+    ),
+    "a Python handler installed after": (
+        "signal.signal(signal.SIGBUS, handler)",
+        "assert signal.getsignal(signal.SIGBUS) is handler and is_called(handler)",
+    ),
+}
+
+PROGRAM = """
+    import ctypes, faulthandler, threading
+    import libhamiregion
+
+    UNBLOCKABLE = {{signal.SIGKILL, signal.SIGSTOP}}
+    libc = ctypes.PyDLL(None)
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    before_us = 0  # SIG_DFL
+    seen = []
+
+    def handler(number, frame):
+        seen.append(number)
+
+    def is_called(handler):
+        signal.raise_signal(signal.SIGBUS)
+        return seen == [signal.SIGBUS]
+
+    def stale(call):
+        try:
+            call()
+        except libhamiregion.RegionStale:
+            return True
+
+    def check():
+        libhamiregion.create_region(sys.argv[1], memory_limits=(5,))
+        with open(sys.argv[1], "rb") as stream:
+            content = stream.read()
+        with (
+            libhamiregion.open_region(sys.argv[1], writable=True) as region,
+            libhamiregion.RegionSet([sys.argv[1]]) as regions,
+        ):
+            for _ in range(100):
+                assert region.memory_limit(0) == 5
+            {taken}
+            os.truncate(sys.argv[1], 0)
+            assert stale(region.snapshot)
+            assert stale(lambda: region.memory_limit(0))
+            assert stale(lambda: region.set_priority(0))
+            assert stale(region.lock(timeout_s=5).__enter__)
+            error = regions.read().error(0)
+            assert isinstance(error, libhamiregion.RegionStale), error
+            with open(sys.argv[1], "rb+") as stream:
+                stream.write(content)
+            assert region.memory_limit(0) == 5
+            {afterwards}
+        os.unlink(sys.argv[1])
+"""
+IN_MAIN = "check()"
+IN_THREAD = """
+    thread = threading.Thread(target=check)
+    thread.start()
+    thread.join()
+"""
+
+
+def run(path: Path, *parts: str) -> subprocess.CompletedProcess[str]:
+    program = "import os, signal, sys\n" + "\n".join(textwrap.dedent(part) for part in parts)
+    return subprocess.run(
+        [sys.executable, "-c", program, path],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def survive(path: Path, *parts: str) -> None:
+    done = run(path, *parts)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow(keep=2)
+@pytest.mark.parametrize("taken", TAKEN)
+def test_a_cut_is_an_error_whoever_has_the_signal_in_every_thread(
+    taken: str, tmp_path: Path
+) -> None:
+    take, afterwards = TAKEN[taken]
+    program = textwrap.dedent(PROGRAM).format(taken=take, afterwards=afterwards)
+    enable = "faulthandler.enable()" if "faulthandler" in taken else ""
+    survive(tmp_path / "a.cache", program, enable, IN_MAIN)
+    # signal.signal() works in the main thread only, so others find what that one has done.
+    if "Python" not in taken:
+        # An exception in a thread is written to stderr.
+        survive(tmp_path / "b.cache", program, enable, IN_THREAD)
+
+
+def test_a_python_handler_installed_after_is_there_for_threads_too(tmp_path: Path) -> None:
+    program = textwrap.dedent(PROGRAM).format(
+        taken="install.set(); installed.wait()", afterwards=""
+    )
+    survive(
+        tmp_path / "a.cache",
+        program,
+        """
+    install, installed = threading.Event(), threading.Event()
+    thread = threading.Thread(target=check)
+    thread.start()
+    install.wait()
+    signal.signal(signal.SIGBUS, handler)
+    installed.set()
+    thread.join()
+    assert is_called(handler), seen
+    """,
+    )
+
+
+# ---- faults and signals that are not ours ----
+
+# A mapping of the program's own, cut under it: the fault is its own mistake.
+OWN_MAPPING = """
+    import mmap, os
+    own_path = sys.argv[1] + ".own"
+    with open(own_path, "wb+") as stream:
+        stream.truncate(8192)
+        own = mmap.mmap(stream.fileno(), 8192)
+
+    def fault():
+        os.truncate(own_path, 0)
+        return own[4096]
+"""
+REGION = """
+    import libhamiregion
+    libhamiregion.create_region(sys.argv[1], memory_limits=(5,))
+    region = libhamiregion.open_region(sys.argv[1], writable=True)
+    assert region.memory_limit(0) == 5
+
+    def stale():
+        os.truncate(sys.argv[1], 0)
+        try:
+            region.snapshot()
+        except libhamiregion.RegionStale:
+            return True
+"""
+ENABLE = "import faulthandler; faulthandler.enable()"
+READ_IN_A_THREAD = """
+    import threading
+
+    def read():
+        while True:
+            region.snapshot()
+
+    threading.Thread(target=read, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (ENABLE, OWN_MAPPING, REGION),
+        (OWN_MAPPING, REGION, ENABLE),
+        (ENABLE, OWN_MAPPING, REGION, "assert stale()"),
+        (ENABLE, OWN_MAPPING, REGION, READ_IN_A_THREAD),
+    ],
+    ids=["enabled before", "enabled after", "one of ours caught", "another thread reads"],
+)
+def test_a_fault_of_the_program_itself_ends_it_with_faulthandlers_dump(
+    parts: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = run(tmp_path / "a.cache", *parts, "print('still here', flush=True)", "fault()")
+    assert (done.returncode, done.stdout) == (-signal.SIGBUS, "still here\n")
+    assert "Fatal Python error: Bus error" in done.stderr
+    assert "in fault" in done.stderr
+
+
+def test_with_faulthandler_in_front_our_own_fault_is_dumped_and_survived(tmp_path: Path) -> None:
+    """It cannot know that the signal will be caught behind it."""
+    done = run(tmp_path / "a.cache", REGION, ENABLE, "for _ in range(3): assert stale()")
+    assert done.returncode == 0, done.stderr
+
+
+HANDLER = """
+    seen = []
+    signal.signal(signal.SIGBUS, lambda number, frame: seen.append(number))
+"""
+SENT = """
+    for _ in range(3):
+        os.kill(os.getpid(), signal.SIGBUS)
+    assert seen == [signal.SIGBUS] * 3, seen
+    assert region.memory_limit(0) == 5
+"""
+
+
+@pytest.mark.parametrize("parts", [(HANDLER, REGION), (REGION, HANDLER)], ids=["before", "after"])
+def test_a_sigbus_that_was_sent_reaches_the_programs_handler(
+    parts: tuple[str, str], tmp_path: Path
+) -> None:
+    survive(tmp_path / "a.cache", *parts, SENT)
+
+
+def test_only_reading_a_region_takes_the_signal(tmp_path: Path) -> None:
+    survive(
+        tmp_path / "a.cache",
+        """
+    def caught():
+        status = open("/proc/self/status").read()
+        return int(status.split("SigCgt:")[1].split()[0], 16) >> signal.SIGBUS - 1 & 1
+
+    import libhamiregion
+    libhamiregion.create_region(sys.argv[1])
+    libhamiregion.identify(sys.argv[1])
+    assert not caught()
+    region = libhamiregion.open_region(sys.argv[1])
+    region.snapshot()
+    assert caught()
+    """,
+    )
