@@ -43,7 +43,7 @@ static int take_slot(hr_region *region, const struct hr_table_view *view, int32_
 {
     for (uint32_t tries = 0; tries < HR_SLOTS; tries++) {
         int32_t count;
-        int code = hr_checked_proc_num(region, &count);
+        int code = hr_checked_table(region, &count);
         if (code != HR_OK)
             return code;
         int32_t own = hr_find_slot(region, pid, count);
@@ -98,9 +98,7 @@ static int attach_work(void *argument)
 {
     struct attach_call *call = argument;
     hr_region *region = call->region;
-    int code = hr_check_header(region);
-    if (code == HR_OK)
-        code = take_slot(region, call->view, call->pid);
+    int code = take_slot(region, call->view, call->pid);
     if (code == HR_OK) {
         region->own.pid = call->pid;
         region->own.signature = region->own.attaching_signature;

@@ -373,26 +373,25 @@ static int mount_number(int fd)
 int hr_hold_mapped_file(int directory, const char *name)
 {
     struct statfs system;
-    if (fstatfs(directory, &system) != 0 || system.f_type != PROC_SUPER_MAGIC)
-        return hr_fail_errno(HR_ENOTFOUND, ENOENT);
+    if (fstatfs(directory, &system) != 0 || system.f_type != PROC_SUPER_MAGIC) {
+        errno = ENOENT;
+        return -1;
+    }
     int held = openat(directory, name, O_PATH | O_CLOEXEC);
     if (held < 0)
-        return hr_fail_errno(errno == EPERM || errno == EACCES ? HR_EACCESS
-                             : errno == ENOENT                 ? HR_ENOTFOUND
-                                                               : HR_ESYSTEM,
-                             errno);
+        return -1;
     /*
      * The file is not looked at before its mount is known: a stat of a file in a FUSE that nobody
      * serves does not return.  What the process has mounted itself stands in its own mountinfo
      * only, not in that of the first process.
      */
+    const int number = mount_number(held);
     dev_t device;
-    int number = mount_number(held);
-    int error = number < 0 ? errno : EREMOTE;
     if (number >= 0 &&
         find_mount(directory, "../mountinfo", MOUNTINFO_LIMIT, LOCAL_TYPES, number, &device) &&
         find_mount(directory, "../../1/mountinfo", SIZE_MAX, LOCAL_TYPES, -1, &device))
         return held;
     close(held);
-    return hr_fail_errno(HR_ESYSTEM, error);
+    errno = EREMOTE;
+    return -1;
 }
