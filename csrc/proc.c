@@ -31,12 +31,6 @@ bool hr_has_own_pages(int fd)
     return has;
 }
 
-void hr_read_link(int directory, const char *name, char *out, size_t room)
-{
-    ssize_t length = readlinkat(directory, name, out, room - 1);
-    out[length < 0 ? 0 : length] = '\0';
-}
-
 /* A file below `directory`, to be read by lines; NULL: errno says why not. */
 static FILE *open_stream(int directory, const char *name)
 {

@@ -101,9 +101,6 @@ enum hr_seen hr_read_pids(int directory, const char *status, struct hr_mapper *o
  * layers do not. */
 bool hr_has_own_pages(int fd);
 
-/* The text of a link, cut to `room`; empty where it cannot be read. */
-void hr_read_link(int directory, const char *name, char *out, size_t room);
-
 /* ---- Searching --------------------------------------------------------------------- */
 
 /* Pids of a container's namespace, each of another process. */

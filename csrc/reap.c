@@ -81,18 +81,15 @@ static int search(struct reap_call *call)
 
 static enum hr_liveness judge(const struct reap_call *call, int32_t index)
 {
-    const struct hr_seen_slot now = hr_look_at_slot(call->region, index);
     const struct hr_seen_slot *before = &call->seen[index];
-    /* A newcomer, which was not searched for. */
-    if (index >= call->slots || now.pid != before->pid || now.mark != before->mark)
+    /* It is a newcomer's, which was not searched for, or may be by now. */
+    if (index >= call->slots || !hr_is_as_seen(call->region, before, index))
         return HR_LIVENESS_UNKNOWN;
-    enum hr_liveness life = call->by_byte[index];
-    if (life == HR_LIVENESS_UNKNOWN && now.pid == 0)
-        life = hr_may_be_ending(call->region, &call->mappers) ? HR_LIVENESS_UNKNOWN : HR_DEAD;
-    else if (life == HR_LIVENESS_UNKNOWN)
-        life = hr_liveness_of_slot(&call->mappers, now.pid);
-    return life == HR_DEAD && !hr_is_as_seen(call->region, before, index) ? HR_LIVENESS_UNKNOWN
-                                                                          : life;
+    if (call->by_byte[index] != HR_LIVENESS_UNKNOWN)
+        return call->by_byte[index];
+    if (before->pid != 0)
+        return hr_liveness_of_slot(&call->mappers, before->pid);
+    return hr_may_be_ending(call->region, &call->mappers) ? HR_LIVENESS_UNKNOWN : HR_DEAD;
 }
 
 static bool is_asked_for(const struct reap_call *call, int32_t pid)

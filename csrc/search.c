@@ -164,6 +164,13 @@ static int search_process(const struct hr_search *search, int proc, const char *
     return add_mapper(out, &mapper);
 }
 
+/* The text of a link, cut to `room`; empty where it cannot be read. */
+static void read_link(int directory, const char *name, char *out, size_t room)
+{
+    ssize_t length = readlinkat(directory, name, out, room - 1);
+    out[length < 0 ? 0 : length] = '\0';
+}
+
 /*
  * The first namespace sees every process; a later one only itself and what it made.  We see it if
  * we are in it: only its own /proc has a `self` for us then.  Or if its /proc is mounted here,
@@ -172,7 +179,7 @@ static int search_process(const struct hr_search *search, int proc, const char *
 static bool is_initial(int proc, const char *namespace_link)
 {
     char link[64];
-    hr_read_link(proc, namespace_link, link, sizeof link);
+    read_link(proc, namespace_link, link, sizeof link);
     return strcmp(link, INITIAL_PID_NAMESPACE) == 0;
 }
 
@@ -198,7 +205,7 @@ static int search_directory(const struct hr_search *search, DIR *directory, stru
     char self[24];
     struct hr_mapper first;
     struct dirent *entry;
-    hr_read_link(proc, "self", self, sizeof self);
+    read_link(proc, "self", self, sizeof self);
     out->initial = is_initial(proc, "self/ns/pid") || is_initial(proc, "1/ns/pid");
     /* With hidepid the others' directories are not listed, or not readable: then process 1's is
      * neither. */

@@ -118,6 +118,9 @@ void hr_store_mark(const hr_region *region, int32_t index, int32_t pid, uint64_t
  */
 
 struct hr_table_view {
+    hr_region *region;
+    struct hr_slot_pids names; /* that stand in the table */
+    bool has_pidless; /* something counts in a slot with pid 0, which may be any process's */
     struct hr_mappers mappers;
     /* Before the processes were looked for; the seqlocks of slots with a pid when the watch began,
      * after that. */

@@ -1,4 +1,5 @@
 
+#include <string.h>
 #include <time.h>
 
 #include "slots.h"
@@ -17,24 +18,15 @@ enum { REUSED_FROM = 64 };
 
 /* ---- Looking ----------------------------------------------------------------------- */
 
-struct watch_call {
-    hr_region *region;
-    struct hr_table_view *view;
-    struct hr_slot_pids names; /* that stand in the table */
-    bool has_pidless; /* something counts in a slot with pid 0, which may be any process's */
-};
-
 static int note_slots(void *argument)
 {
-    struct watch_call *call = argument;
-    const hr_region *region = call->region;
+    struct hr_table_view *view = argument;
     for (int32_t index = 0; index < HR_SLOTS; index++) {
-        struct hr_seen_slot *seen = &call->view->seen[index];
-        *seen = hr_look_at_slot(region, index);
-        if (seen->pid != 0)
-            call->names.pids[call->names.count++] = seen->pid;
+        view->seen[index] = hr_look_at_slot(view->region, index);
+        if (view->seen[index].pid != 0)
+            view->names.pids[view->names.count++] = view->seen[index].pid;
         else
-            call->has_pidless = call->has_pidless || hr_is_in_use(region, index);
+            view->has_pidless = view->has_pidless || hr_is_in_use(view->region, index);
     }
     return HR_OK;
 }
@@ -43,25 +35,25 @@ static int note_slots(void *argument)
  * motion_of() finds it unclear. */
 static int begin_watch(void *argument)
 {
-    struct watch_call *call = argument;
+    struct hr_table_view *view = argument;
     for (int32_t index = 0; index < HR_SLOTS; index++) {
-        if (call->view->seen[index].pid != 0)
-            call->view->seen[index].seqlock = hr_seqlock_of(call->region, index);
+        if (view->seen[index].pid != 0)
+            view->seen[index].seqlock = hr_seqlock_of(view->region, index);
     }
     return HR_OK;
 }
 
 static int look(hr_region *region, const char *proc, struct hr_table_view *view)
 {
-    struct watch_call call = {.region = region, .view = view};
-    view->mappers = (struct hr_mappers){.list = NULL};
-    int code = hr_run(region, note_slots, &call);
+    memset(view, 0, sizeof *view);
+    view->region = region;
+    int code = hr_run(region, note_slots, view);
     /* A process that has stored pid 0 has no name to be found by: all of them are looked at. */
     if (code == HR_OK)
-        code = hr_look_for_mappers(region, proc, call.has_pidless ? NULL : &call.names,
+        code = hr_look_for_mappers(region, proc, view->has_pidless ? NULL : &view->names,
                                    &view->mappers);
     if (code == HR_OK)
-        code = hr_run(region, begin_watch, &call);
+        code = hr_run(region, begin_watch, view);
     if (code != HR_OK)
         hr_free_mappers(&view->mappers);
     uint64_t deadline = hr_deadline_ns(WATCH_NS);

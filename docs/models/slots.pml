@@ -370,7 +370,7 @@ inline empty_slot(at, was) {
 
 /* ---- A process of this library --------------------------------------------------------- */
 
-/* hr_take_slot(): our own of before or a dead one's with our pid, else one of the dead, else the
+/* take_slot(): our own of before or a dead one's with our pid, else one of the dead, else the
  * first above proc_num that no live process may be writing to.  NO_SLOT if there is none. */
 #define IS_FREE(i, me) \
     (IS_NOBODYS(i, me) || s[i].name == me || (s[i].name == 0 && BLANK(i)) || STALE_BY_BYTES(i) || \
