@@ -174,23 +174,13 @@ static void check_settled(const struct worker *worker, const struct hr_snapshot 
         for (uint32_t device = 0; device < DEVICES; device++) {
             const struct hr_usage *usage = hr_snapshot_usage(snapshot, i, device);
             CHECK_EQ(usage->context + usage->module + usage->data, usage->total);
-            sums[device].total += usage->total;
-            sums[device].context += usage->context;
-            sums[device].module += usage->module;
-            sums[device].data += usage->data;
-            sums[device].monitor += usage->monitor;
-            sums[device].sm += usage->sm;
+            add_usage(&sums[device], usage);
         }
         check_whole(worker, hr_snapshot_usage(snapshot, i, 0), hr_snapshot_usage(snapshot, i, 1));
     }
     for (uint32_t device = 0; device < DEVICES; device++) {
         const struct hr_device *shown = hr_snapshot_device(snapshot, device);
-        CHECK_EQ(sums[device].total, shown->sums.total);
-        CHECK_EQ(sums[device].context, shown->sums.context);
-        CHECK_EQ(sums[device].module, shown->sums.module);
-        CHECK_EQ(sums[device].data, shown->sums.data);
-        CHECK_EQ(sums[device].monitor, shown->sums.monitor);
-        CHECK_EQ(sums[device].sm, shown->sums.sm);
+        CHECK_EQ(memcmp(&sums[device], &shown->sums, sizeof shown->sums), 0);
         /* Where the check and the charge are one step. */
         if (!worker->member->has_seqlock)
             CHECK(shown->sums.total <= LIMIT);
@@ -442,6 +432,7 @@ int main(int argc, char **argv)
     const double seconds = argc > 1 ? strtod(argv[1], NULL) : 1;
     shared = share_memory(sizeof *shared);
     printf("{\"layouts\": [");
+    fflush(stdout); /* or children print it again */
     for (uint32_t layout = HR_V1_1; layout < HR_LAYOUTS; layout++) {
         contend(layout, seconds);
         report_layout(layout);

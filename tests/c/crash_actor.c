@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "crash_actor.h"
+#include "crash.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
