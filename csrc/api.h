@@ -213,18 +213,6 @@ void hr_get_info(const hr_region *region, struct hr_info *out);
 int hr_is_stale(hr_region *region, struct hr_error *error);
 
 /*
- * Whether the SM limits of the region are soft: programs that run under this library then use the
- * GPU's idle time.  libvgpu has no soft limits and holds its processes to them.  Kept behind the
- * structure, from layout 1.1 on; 0 in older layouts.
- *
- * hr_read_burst() returns 1 or 0, hr_set_burst() what it was before; or HR_ECLOSED, HR_EFORKED,
- * HR_ESTALE.  Setting it makes the file some bytes longer.  `flags`: HR_DRY_RUN or 0.  It fails
- * with HR_EREADONLY, HR_EINVAL in an older layout, HR_EACCESS or HR_ESYSTEM.
- */
-int hr_read_burst(hr_region *region, struct hr_error *error);
-int hr_set_burst(hr_region *region, int on, uint32_t flags, struct hr_error *error);
-
-/*
  * Unmap.  Waits until calls in progress have ended.  Idempotent.
  *
  * HR_ETIMEOUT: closed, but this process's slot could not be removed, because the lock was
@@ -234,12 +222,6 @@ int hr_set_burst(hr_region *region, int on, uint32_t flags, struct hr_error *err
 int hr_close(hr_region *region, struct hr_error *error);
 /* The destructor of what holds a handle from before hr_open() on; NULL where it failed. */
 void hr_free(hr_region **held);
-
-/*
- * At the end of the process: give back the locks of this thread, and leave all regions.  A
- * handle that is read-only has nothing to leave.
- */
-void hr_leave_all(void);
 
 struct hr_create_spec {
     uint32_t layout;
@@ -341,7 +323,10 @@ enum hr_value {
     HR_VALUE_LAST_KERNEL_TIME, /* HR_EINVAL where the layout has none */
     HR_VALUE_DEVICE_NUM,
     HR_VALUE_PROC_NUM,
-    HR_VALUE_DEVICES /* one bit each: the devices that the region has, as hr_edit() says */
+    HR_VALUE_DEVICES, /* one bit each: the devices that the region has, as hr_edit() says */
+    /* 1: the SM limits are soft: programs that run under this library use the GPU's idle time.
+     * libvgpu has no soft limits and holds its processes to them.  0 in layouts before 1.1. */
+    HR_VALUE_BURST
 };
 
 /* One live value, straight from the mapping: HR_OK and the value, HR_EINVAL, HR_ESTALE,
@@ -475,6 +460,13 @@ struct hr_edit {
  */
 int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t room, uint32_t flags,
             struct hr_error *error);
+
+/*
+ * Make the SM limits soft, or hard again.  Returns what they were before, as HR_VALUE_BURST; makes
+ * the file some bytes longer.  `flags`: HR_DRY_RUN or 0.  HR_EINVAL in a layout before 1.1,
+ * HR_EREADONLY, HR_EACCESS, HR_ESYSTEM, or a code of hr_get().
+ */
+int hr_set_burst(hr_region *region, int on, uint32_t flags, struct hr_error *error);
 
 /* ---- The lock ---------------------------------------------------------- */
 

@@ -8,50 +8,29 @@
 
 #include "lock.h"
 
-/* HR_ESTALE if the path leads to another file by now. */
-static int check_same(const hr_region *region, int code, const struct stat *status)
-{
-    if (code == HR_ENOTFOUND || code == HR_ENOTREGION ||
-        (code == HR_OK && (status->st_ino != region->inode || status->st_dev != region->device_id)))
-        return hr_fail_reason(HR_ESTALE, HR_REASON_REPLACED);
-    return code;
-}
-
 /*
  * By its path, as the region was opened: no descriptor is kept that others could close.  Before the
  * fork lock is taken: a path may lead where nobody answers.
  */
-static int hold_again(const hr_region *region, struct hr_hold *hold)
+static int hold_again(const hr_region *region)
 {
     struct stat status;
-    int code = hr_hold_file(region->path, region->no_link, hold, &status);
-    code = check_same(region, code, &status);
-    if (code != HR_OK)
-        hr_end_hold(hold);
-    return code;
+    int held = hr_hold_file(region->path, region->no_link, &status);
+    if (held >= 0 ? hr_is_file_of(region, &status) : held != HR_ENOTFOUND && held != HR_ENOTREGION)
+        return held;
+    if (held >= 0)
+        close(held);
+    return hr_fail_reason(HR_ESTALE, HR_REASON_REPLACED);
 }
 
-/* Under the fork lock: no child is forked while the descriptor is open. */
-static int open_again(const hr_region *region, const struct hr_hold *hold, uint32_t flags, int *fd)
+int hr_open_again(const hr_region *region, uint32_t flags)
 {
-    struct stat status;
-    int code = hr_open_hold(hold, flags, fd, &status);
-    const bool is_open = code == HR_OK;
-    code = check_same(region, code, &status);
-    if (is_open && code != HR_OK)
-        close(*fd);
-    return code;
-}
-
-int hr_open_again(const hr_region *region, uint32_t flags, int *fd)
-{
-    struct hr_hold hold;
-    int code = hold_again(region, &hold);
-    if (code != HR_OK)
-        return code;
-    code = open_again(region, &hold, flags, fd);
-    hr_end_hold(&hold);
-    return code;
+    int held = hold_again(region);
+    if (held < 0)
+        return held;
+    int fd = hr_open_held(held, flags);
+    close(held);
+    return fd;
 }
 
 static int lock_in_page(int fd, short type, off_t start, off_t length, struct hr_byte_lock *out)
@@ -72,29 +51,26 @@ static int lock_in_page(int fd, short type, off_t start, off_t length, struct hr
 int hr_lock_bytes(const hr_region *region, short type, off_t start, off_t length,
                   struct hr_byte_lock *out)
 {
-    struct hr_hold hold;
-    int fd;
     out->page = NULL;
-    int code = hold_again(region, &hold);
-    if (code != HR_OK)
-        return code;
+    int held = hold_again(region);
+    if (held < 0)
+        return held;
+    /* No child is forked while the descriptor is open. */
     hr_fork_lock();
-    code = open_again(region, &hold, type == F_WRLCK ? HR_WRITE : HR_READ, &fd);
-    if (code == HR_OK) {
-        code = lock_in_page(fd, type, start, length, out);
+    int fd = hr_open_held(held, type == F_WRLCK ? HR_WRITE : HR_READ);
+    int code = fd >= 0 ? lock_in_page(fd, type, start, length, out) : fd;
+    if (fd >= 0)
         close(fd);
-    }
     hr_fork_unlock();
-    hr_end_hold(&hold);
+    close(held);
     return code;
 }
 
 int hr_ask_bytes(const hr_region *region, const off_t *bytes, uint32_t count, bool *is_locked)
 {
-    int fd;
-    int code = hr_open_again(region, HR_READ, &fd);
-    if (code != HR_OK)
-        return code;
+    int fd = hr_open_again(region, HR_READ), code = HR_OK;
+    if (fd < 0)
+        return fd;
     for (uint32_t i = 0; code == HR_OK && i < count; i++) {
         struct flock range = {
             .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = bytes[i], .l_len = 1};

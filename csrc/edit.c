@@ -1,6 +1,8 @@
+#include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
-#include "internal.h"
+#include "lock.h"
 
 struct edit_call {
     const hr_region *region;
@@ -247,4 +249,26 @@ int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t r
     int code = flags & HR_DRY_RUN ? hr_run(region, edit_work, &call)
                                   : hr_run_write(region, edit_work, &call);
     return hr_report(error, code == HR_OK ? (int)call.count : code);
+}
+
+/* ---- Soft SM limits ------------------------------------------------------------ */
+
+int hr_set_burst(hr_region *region, int on, uint32_t flags, struct hr_error *error)
+{
+    const struct hr_layout *layout = region->layout;
+    const int32_t word = on != 0 ? HR_BURST_ON : 0;
+    uint64_t before;
+    if (!region->writable || !hr_has_burst(layout))
+        return hr_report(error, hr_fail_code(region->writable ? HR_EINVAL : HR_EREADONLY));
+    int code = hr_get(region, HR_VALUE_BURST, 0, &before, error);
+    if (code != HR_OK || before == (on != 0) || (flags & HR_DRY_RUN) != 0)
+        return code == HR_OK ? (int)before : code;
+    int fd = hr_open_again(region, HR_WRITE);
+    if (fd < 0)
+        return hr_report(error, fd);
+    /* Not through the mapping, which would not make the file longer. */
+    if (pwrite(fd, &word, sizeof word, hr_burst_at(layout)) != (ssize_t)sizeof word)
+        code = hr_fail_errno(HR_ESYSTEM, errno);
+    close(fd);
+    return hr_report(error, code == HR_OK ? (int)before : code);
 }

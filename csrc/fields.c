@@ -1,20 +1,15 @@
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "internal.h"
 
-bool hr_is_whole(const hr_region *region, const struct stat *status)
-{
-    return status->st_ino == region->inode && status->st_dev == region->device_id &&
-           (uint64_t)status->st_size >= region->layout->size;
-}
-
 int hr_stat_file(const hr_region *region, struct stat *status)
 {
-    struct hr_hold hold;
-    int code = hr_hold_file(region->path, region->no_link, &hold, status);
-    if (code == HR_OK)
-        hr_end_hold(&hold);
-    return code;
+    int held = hr_hold_file(region->path, region->no_link, status);
+    if (held < 0)
+        return held;
+    close(held);
+    return HR_OK;
 }
 
 int hr_run_entered(const hr_region *region, hr_guarded_work *work, void *argument)
@@ -66,8 +61,7 @@ int hr_check_end(const hr_region *region)
         region->base + (has_time ? layout->last_kernel_time : layout->priority);
     struct stat status;
     if (hr_load_i32(last, memory_order_relaxed) == 0 && hr_stat_file(region, &status) == HR_OK &&
-        status.st_ino == region->inode && status.st_dev == region->device_id &&
-        !hr_is_whole(region, &status))
+        hr_is_file_of(region, &status) && (uint64_t)status.st_size < layout->size)
         return hr_fail_reason(HR_ESTALE, HR_REASON_TRUNCATED);
     return HR_OK;
 }
@@ -238,6 +232,10 @@ static int get_work(void *argument)
         code = hr_region_devices(region, &devices);
         call->result = devices;
         return code;
+    case HR_VALUE_BURST:
+        call->result = hr_has_burst(layout) && hr_load_i32(region->base + hr_burst_at(layout),
+                                                           memory_order_relaxed) == HR_BURST_ON;
+        return HR_OK;
     default:
         return hr_fail_code(HR_EINVAL);
     }

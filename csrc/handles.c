@@ -92,32 +92,6 @@ bool hr_is_used_by_process(const hr_region *region, bool by_another)
     return used;
 }
 
-void hr_let_go(hr_region *region)
-{
-    /* Acquire and release: all that others did with the handle comes before it is freed. */
-    if (atomic_fetch_sub_explicit(&region->references, 1, memory_order_acq_rel) != 1)
-        return;
-    free(region->own.attachment);
-    free(region->path);
-    free(region);
-}
-
-hr_region *hr_next_to_leave(void)
-{
-    hr_region *next = NULL;
-    hr_fork_lock();
-    for (EACH_WRITABLE(other)) {
-        if (other->fork_generation == hr_fork_generation && !other->has_left)
-            next = other;
-    }
-    if (next != NULL) {
-        next->has_left = true;
-        atomic_fetch_add_explicit(&next->references, 1, memory_order_relaxed);
-    }
-    hr_fork_unlock();
-    return next;
-}
-
 bool hr_claim_attachment(hr_region *region)
 {
     bool is_free = true;

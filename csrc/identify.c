@@ -71,15 +71,13 @@ int hr_open_directory(const char *path, uint32_t flags, const char **name)
     return errno == ELOOP ? hr_fail_errno(HR_ESYSTEM, ELOOP) : open_error(errno);
 }
 
-/* Open what is held by an O_PATH descriptor, whatever the name leads to by now. */
-static int open_held(int held, int directory, const char *name, int access)
+int hr_open_held(int held, uint32_t flags)
 {
-    const int flags = access | O_NONBLOCK | O_CLOEXEC | O_NOCTTY;
+    const int access = (flags & HR_WRITE) != 0 ? O_RDWR : O_RDONLY;
     char link[40];
     snprintf(link, sizeof link, "/proc/self/fd/%d", held);
-    int fd = open(link, flags);
-    /* No /proc here. */
-    return fd < 0 && errno == ENOENT ? openat(directory, name, flags | O_NOFOLLOW) : fd;
+    int fd = open(link, access | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+    return fd >= 0 ? fd : open_error(errno);
 }
 
 /*
@@ -96,8 +94,8 @@ struct kept_file {
 
 static struct kept_file *_Atomic kept_files;
 
-/* Open what is held by `held` for reading, or return the descriptor that this process has. */
-static int open_kept(int held, int directory, const char *name, const struct stat *status)
+/* Open what is held for reading, or return the descriptor that this process has. */
+static int open_kept(int held, const struct stat *status)
 {
     /* Acquire: the entries behind it, which are released below. */
     struct kept_file *first = atomic_load_explicit(&kept_files, memory_order_acquire);
@@ -106,13 +104,12 @@ static int open_kept(int held, int directory, const char *name, const struct sta
             return file->fd;
 
     struct kept_file *added = malloc(sizeof *added);
-    struct stat opened;
-    int fd = added == NULL ? -1 : open_held(held, directory, name, O_RDONLY);
-    if (fd < 0 || fstat(fd, &opened) != 0) {
+    int fd = added == NULL ? hr_fail_errno(HR_ESYSTEM, ENOMEM) : hr_open_held(held, HR_READ);
+    if (fd < 0) {
         free(added);
         return fd;
     }
-    *added = (struct kept_file){first, opened.st_dev, opened.st_ino, fd};
+    *added = (struct kept_file){first, status->st_dev, status->st_ino, fd};
     /* Release: the entry is whole before others can find it. */
     while (!atomic_compare_exchange_weak_explicit(&kept_files, &added->next, added,
                                                   memory_order_release, memory_order_relaxed))
@@ -126,69 +123,32 @@ void hr_close_file(int fd, uint32_t flags)
         close(fd);
 }
 
+static int hold_named_file(int directory, const char *name)
+{
+    int held = openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    return held >= 0 ? held : open_error(errno);
+}
+
 /*
  * Opening a device node can already have an effect, and a container can make one and
  * exchange it for its file between a look and an opening.  So the file is taken hold
  * of, looked at, and opened by that hold.
  */
-int hr_hold_file(const char *path, uint32_t flags, struct hr_hold *out, struct stat *status)
+int hr_hold_file(const char *path, uint32_t flags, struct stat *status)
 {
-    *out = (struct hr_hold){.held = -1};
-    out->directory = hr_open_directory(path, flags, &out->name);
-    if (out->directory < 0)
-        return out->directory;
-    int code = HR_OK;
-    if (hr_is_in_map_files(path)) {
-        out->held = hr_hold_mapped_file(out->directory, out->name);
-        if (out->held < 0)
-            code = out->held;
-    } else {
-        out->held = openat(out->directory, out->name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-        if (out->held < 0)
-            code = open_error(errno);
-    }
-    if (code == HR_OK && fstat(out->held, status) != 0)
-        code = hr_fail_errno(HR_ESYSTEM, errno);
+    const char *name;
+    int directory = hr_open_directory(path, flags, &name);
+    if (directory < 0)
+        return directory;
+    int held = hr_is_in_map_files(path) ? hr_hold_mapped_file(directory, name)
+                                        : hold_named_file(directory, name);
+    close(directory);
+    if (held < 0)
+        return held;
+    int code = fstat(held, status) == 0 ? check_type(status) : hr_fail_errno(HR_ESYSTEM, errno);
     if (code == HR_OK)
-        code = check_type(status);
-    if (code != HR_OK)
-        hr_end_hold(out);
-    return code;
-}
-
-void hr_end_hold(struct hr_hold *hold)
-{
-    if (hold->held >= 0)
-        close(hold->held);
-    if (hold->directory >= 0)
-        close(hold->directory);
-    *hold = (struct hr_hold){.directory = -1, .held = -1};
-}
-
-int hr_open_hold(const struct hr_hold *hold, uint32_t flags, int *fd, struct stat *status)
-{
-    *fd = (flags & HR_KEEP) != 0 ? open_kept(hold->held, hold->directory, hold->name, status)
-                                 : open_held(hold->held, hold->directory, hold->name,
-                                             (flags & HR_WRITE) != 0 ? O_RDWR : O_RDONLY);
-    if (*fd < 0)
-        return open_error(errno);
-    /* Look again, for where it had to be opened by its name. */
-    int code = fstat(*fd, status) == 0 ? check_type(status) : hr_fail_errno(HR_ESYSTEM, errno);
-    if (code != HR_OK) {
-        hr_close_file(*fd, flags);
-        *fd = -1;
-    }
-    return code;
-}
-
-int hr_open_file(const char *path, uint32_t flags, int *fd, struct stat *status)
-{
-    struct hr_hold hold;
-    *fd = -1;
-    int code = hr_hold_file(path, flags, &hold, status);
-    if (code == HR_OK)
-        code = hr_open_hold(&hold, flags, fd, status);
-    hr_end_hold(&hold);
+        return held;
+    close(held);
     return code;
 }
 
@@ -475,9 +435,13 @@ int hr_open_identified(const char *path, uint32_t flags, uint32_t layout, struct
     const uint32_t access = flags & ~(uint32_t)HR_NO_LINK;
     if (layout > HR_LAYOUTS || (access != HR_READ && access != HR_WRITE && access != HR_KEEP))
         return hr_fail_code(HR_EINVAL);
-    int code = hr_open_file(path, flags, &out->fd, &out->status);
-    if (code != HR_OK)
-        return code;
+    int held = hr_hold_file(path, flags, &out->status);
+    if (held < 0)
+        return held;
+    out->fd = access == HR_KEEP ? open_kept(held, &out->status) : hr_open_held(held, flags);
+    close(held);
+    if (out->fd < 0)
+        return out->fd;
     int found = identify_file(out, layout, &out->version);
     if (found >= 0 && hr_layouts[found].major_version == 0)
         out->version = 0;
@@ -485,7 +449,6 @@ int hr_open_identified(const char *path, uint32_t flags, uint32_t layout, struct
         found = refuse_to_write(out, NEWEST);
     if (found < 0) {
         hr_close_file(out->fd, flags);
-        out->fd = -1;
     }
     return found;
 }

@@ -232,9 +232,8 @@ struct hr_region {
     const struct hr_layout *layout;
     uint64_t version;    /* in the file when it was opened: the layout's or a newer one; 0: none */
     unsigned char *base; /* NULL once closed */
-    size_t mapped_bytes;
-    _Atomic uint32_t users;      /* calls in progress, and HR_CLOSING */
-    _Atomic uint32_t references; /* hr_free()'s, and hr_leave_all()'s */
+    size_t mapped_bytes; /* whole pages */
+    _Atomic uint32_t users; /* calls in progress, and HR_CLOSING */
     uint32_t fork_generation;
     bool writable;
     uint32_t no_link; /* HR_NO_LINK, or 0 */
@@ -246,7 +245,6 @@ struct hr_region {
     struct hr_lock_part lock;
     struct hr_own_slot own;
     bool is_leaving; /* hr_close() is alone and detaches; it may wait for the lock */
-    bool has_left;   /* hr_leave_all() has been here */
     struct hr_region *next_writable;
 };
 
@@ -297,11 +295,6 @@ bool hr_claim_attachment(hr_region *region);
  * other handle. */
 bool hr_is_used_by_process(const hr_region *region, bool by_another);
 
-/* The handle's memory lives until the last reference is gone; hr_close() has ended it before. */
-void hr_let_go(hr_region *region);
-/* A handle that was not returned yet, with a reference; NULL: no more. */
-hr_region *hr_next_to_leave(void);
-
 static inline bool hr_is_closing(hr_region *region)
 {
     return (atomic_load_explicit(&region->users, memory_order_relaxed) & HR_CLOSING) != 0 &&
@@ -321,8 +314,10 @@ int hr_run(hr_region *region, hr_guarded_work *work, void *argument);
 /* Run the work inside the fault guard, for a call that has entered. */
 int hr_run_entered(const hr_region *region, hr_guarded_work *work, void *argument);
 
-/* Whether the file with this status is the region's, at its full length. */
-bool hr_is_whole(const hr_region *region, const struct stat *status);
+static inline bool hr_is_file_of(const hr_region *region, const struct stat *status)
+{
+    return status->st_ino == region->inode && status->st_dev == region->device_id;
+}
 
 /* The status of the file at the region's path: HR_OK, or a code of hr_hold_file(). */
 int hr_stat_file(const hr_region *region, struct stat *status);
@@ -370,6 +365,26 @@ uint32_t hr_find_traces(const hr_region *region, int32_t proc_num);
 
 /* The enforced sum of `total` over all slots below proc_num, modulo 2^64 as libvgpu adds. */
 int hr_sum_used(const hr_region *region, uint32_t device, uint64_t *out);
+
+/*
+ * The word that says whether SM limits are soft.  Any other value is off: no other program is known
+ * to write there, but one may.  It is behind the structure, in the page that the last bytes of that
+ * are in, so that every mapping of a region shows it.  libvgpu maps the structure only, and each
+ * time it starts it stores a zero in the byte that follows; between the fields it has no room that
+ * it does not empty or move with a slot.  In a file that ends before, the page is zero there.
+ * Before 1.1 HAMi's monitor knows its regions by the exact size of the file.
+ */
+#define HR_BURST_ON 0x74737262 /* "brst" */
+
+static inline bool hr_has_burst(const struct hr_layout *layout)
+{
+    return layout->id >= HR_V1_1;
+}
+
+static inline uint32_t hr_burst_at(const struct hr_layout *layout)
+{
+    return (layout->size + 15) & ~7u;
+}
 
 /* Of `total` in a `used` record. */
 enum { HR_TOTAL_OFFSET = 32 };
@@ -438,23 +453,13 @@ int hr_open_identified(const char *path, uint32_t flags, uint32_t layout,
 int hr_open_directory(const char *path, uint32_t flags, const char **name);
 
 /*
- * Open a regular file and nothing else, not even for a moment.  On success `*fd` is
- * open, close-on-exec, and `*status` describes it.
+ * Open a regular file and nothing else, not even for a moment, in two steps: the path is walked to
+ * a descriptor that only holds the file (O_PATH), which costs as long as a file system takes to
+ * answer; then that very file is opened, without a walk.  Each returns a descriptor, close-on-exec,
+ * or a code.
  */
-int hr_open_file(const char *path, uint32_t flags, int *fd, struct stat *status);
-
-/*
- * The two halves of it: the path is walked, and a regular file found, which costs as long as a file
- * system takes to answer; then that very file is opened, without a walk.  A hold is closed by
- * hr_end_hold(), which may be called again.  Its name is a part of `path`.
- */
-struct hr_hold {
-    int directory, held;
-    const char *name;
-};
-int hr_hold_file(const char *path, uint32_t flags, struct hr_hold *out, struct stat *status);
-int hr_open_hold(const struct hr_hold *hold, uint32_t flags, int *fd, struct stat *status);
-void hr_end_hold(struct hr_hold *hold);
+int hr_hold_file(const char *path, uint32_t flags, struct stat *status);
+int hr_open_held(int held, uint32_t flags);
 
 /* Close what was opened with these flags; with HR_KEEP the descriptor stays, for the next time. */
 void hr_close_file(int fd, uint32_t flags);

@@ -27,7 +27,7 @@
  * A descriptor of the region's file, by its path.  HR_ESTALE where that leads to another file by
  * now, HR_EACCESS, HR_ESYSTEM.  Closing it drops what POSIX locks the process has on the file.
  */
-int hr_open_again(const hr_region *region, uint32_t flags, int *fd);
+int hr_open_again(const hr_region *region, uint32_t flags);
 
 /* Where the lock of the handle lies that signs so. */
 static inline off_t hr_number_byte(uint64_t signature)

@@ -23,6 +23,13 @@ static char *absolute_path(const char *path)
     return absolute;
 }
 
+static void free_handle(hr_region *region)
+{
+    free(region->own.attachment);
+    free(region->path);
+    free(region);
+}
+
 static hr_region *new_handle(const char *path, uint32_t flags, const struct hr_layout *layout,
                              const struct hr_identified *file)
 {
@@ -36,11 +43,10 @@ static hr_region *new_handle(const char *path, uint32_t flags, const struct hr_l
     }
     region->layout = layout;
     region->version = file->version;
-    region->mapped_bytes = layout->size;
+    region->mapped_bytes = ((size_t)layout->size + 4095) & ~(size_t)4095;
     region->fork_generation = hr_fork_generation;
     region->writable = (flags & HR_WRITE) != 0;
     region->no_link = flags & HR_NO_LINK;
-    region->references = 1;
     region->device_id = file->status.st_dev;
     region->inode = file->status.st_ino;
     region->has_own_pages = hr_has_own_pages(file->fd);
@@ -77,7 +83,7 @@ static int try_open(const char *path, uint32_t flags, uint32_t layout, hr_region
     hr_fork_unlock();
     hr_close_file(file.fd, flags);
     if (code != HR_OK) {
-        hr_let_go(region);
+        free_handle(region);
         return code;
     }
     *out = region;
@@ -121,7 +127,9 @@ static bool is_there(const hr_region *region)
 {
     struct stat status;
     int code = hr_stat_file(region, &status);
-    return code == HR_OK ? hr_is_whole(region, &status) : code == HR_ESYSTEM;
+    if (code != HR_OK)
+        return code == HR_ESYSTEM;
+    return hr_is_file_of(region, &status) && (uint64_t)status.st_size >= region->layout->size;
 }
 
 int hr_is_stale(hr_region *region, struct hr_error *error)
@@ -170,17 +178,6 @@ void hr_free(hr_region **held)
     if (*held == NULL)
         return;
     hr_close(*held, NULL);
-    hr_let_go(*held);
+    free_handle(*held);
     *held = NULL;
-}
-
-void hr_leave_all(void)
-{
-    const uint64_t one_second = 1000000000;
-    hr_region *region;
-    while ((region = hr_next_to_leave()) != NULL) {
-        hr_unlock_own(region, NULL);
-        hr_detach(region, one_second, NULL);
-        hr_let_go(region);
-    }
 }

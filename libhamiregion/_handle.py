@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -83,6 +85,8 @@ class Handle:
         version = info.version >> 32, info.version & 0xFFFF_FFFF
         self.layout_newer = version if layout.version not in (None, version) else None
         self.file_id = (info.device_id, info.inode)
+        if writable:
+            _writable.add(self)
 
     def _mapping(self) -> Any:
         info = ffi.new("struct hr_info *")
@@ -105,3 +109,14 @@ class Handle:
         self._check(lib.hr_get(self._handle, value, device, found, error), error)
         number: int = found[0]
         return number
+
+
+_writable: Final[weakref.WeakSet[Handle]] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave_regions() -> None:
+    """Give back this thread's locks and detach all slots, at the end of the program."""
+    for region in list(_writable):
+        lib.hr_unlock_own(region._handle, ffi.NULL)
+        lib.hr_detach(region._handle, 10 * SLICE_NS, ffi.NULL)

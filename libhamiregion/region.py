@@ -168,8 +168,7 @@ class Region(Edits, Locks, Slots):
         Raises:
             RegionStale, RegionClosed: As `snapshot`.
         """
-        error = new_error()
-        return self._check(lib.hr_read_burst(self._handle, error), error) != 0
+        return self._live(lib.HR_VALUE_BURST) != 0
 
     @property
     def recent_kernel(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -210,10 +209,6 @@ _slots: weakref.WeakSet[Slot] = weakref.WeakSet()
 def attached_slots() -> list[Slot]:
     """Return the slots that this process has now."""
     return [slot for slot in _slots if slot._attached]
-
-
-# In C: this thread's locks are given back and all slots detached, whatever is interrupted.
-atexit.register(lib.hr_leave_all)
 
 
 class Slots(Handle):

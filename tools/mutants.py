@@ -42,9 +42,9 @@ FILES_OF_TESTS: Final = 8
 NOT_RUN: Final = {"packaging", "cluster", "gpu"}
 # Markers of tests left out: today's, and those of the tree before the cut.
 SLOW: Final = ("slow", "thorough", "stress")
-C_PROGRAM: Final = "tests/integration/test_c_core.py::test_program[{}]"
+C_PROGRAM: Final = "tests/c/test_c_core.py::test_program[{}]"
 # Tests of one process first, programs in C last: they have to be compiled.
-ORDER: Final = ("tests/region/", "tests/unit/", "tests/corruption/", "tests/", C_PROGRAM[:30])
+ORDER: Final = ("tests/region/", "tests/unit/", "tests/", C_PROGRAM[:20])
 
 
 class Mutant(NamedTuple):

@@ -9,7 +9,7 @@
 #define MS_NS 1000000u
 
 /* Behind what the structures of a file's creator and of its users are apart, and behind the mark of
- * burst.c. */
+ * soft limits. */
 enum { BEHIND = 64, LINE = 64 };
 
 /* Each is one word, so that nobody reads a half of it: when, in ms, in the upper 32 bits; 24 bits

@@ -58,13 +58,15 @@ static int see(hr_region *region, struct sight *sight)
 {
     static const enum policy unread = (enum policy) - 1;
     static enum policy policy = unread;
-    uint64_t on, recent;
+    uint64_t on, recent, burst;
     struct hr_info info;
     if (policy == unread)
         policy = read_policy();
     int code = hr_get(region, HR_SWITCH, 0, &on, NULL);
     if (code == HR_OK)
         code = hr_get(region, HR_RECENT_KERNEL, 0, &recent, NULL);
+    if (code == HR_OK)
+        code = hr_get(region, HR_VALUE_BURST, 0, &burst, NULL);
     for (uint32_t row = 0; row < HR_DEVICES && code == HR_OK; row++)
         code = hr_get(region, HR_SM, row, &sight->sm_limits[row], NULL);
     if (code != HR_OK)
@@ -73,10 +75,7 @@ static int see(hr_region *region, struct sight *sight)
     sight->is_on = policy == POLICY_FORCE || (policy == POLICY_REGION && on != 0);
     sight->is_stopped = (int64_t)recent < 0;
     sight->stops_all = info.layout < HR_V1_1_POSTINIT;
-    int burst = hr_read_burst(region, NULL);
-    sight->is_burst = burst > 0;
-    if (burst < 0)
-        return burst;
+    sight->is_burst = burst != 0;
     return HR_OK;
 }
 

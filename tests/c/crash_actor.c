@@ -1,12 +1,10 @@
 #define _GNU_SOURCE
-#include "call_error.h"
-#include "crash_actor.h"
+#include "crash.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "check.h"
 #include "snapshot_view.h"
 
 /* Stands where a code would: a settled snapshot in which this process has another slot. */
@@ -178,7 +176,7 @@ void actor_reap(struct actor *actor)
 void actor_recover(struct actor *actor)
 {
     begin(actor, OTHERWISE);
-    int code = recover_lock(actor->region, NULL, 4 * actor->scene->ownerless_ns);
+    int code = recover_lock(actor->region, NULL, 4 * OWNERLESS_NS);
     EXPECT(code, HR_ENOTRECOVERABLE);
     end(actor);
 }

@@ -1,8 +1,6 @@
 /* What must hold after a death: of the lock, of the slots, of the sums. */
-#include "call_error.h"
 #include "crash.h"
 
-#include "check.h"
 #include "snapshot_view.h"
 
 /* One slot's figures, as they stand in the file. */

@@ -1,4 +1,3 @@
-#include "call_error.h"
 #include "region.h"
 
 #include "fuzz_writers.h"

@@ -2,14 +2,12 @@
  * What others do between two stores of ours to the slot table: a child stops at a
  * test point, something happens, and it goes on.
  */
-#include "call_error.h"
 #include "check.h"
 #include "region_file.h"
 #include "region.h"
 #include "stopped_child.h"
 #include "slots.h"
 
-#define ONE_SECOND UINT64_C(1000000000)
 enum { DEAD = (1 << 22) + 1, DATA = 16, TOTAL = 32 };
 
 static int attach(hr_region *region)

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from integration import c_tools
+from support import c_tools
 
 CORE = Path(__file__).resolve().parents[2] / "csrc"
 
@@ -35,7 +35,6 @@ ORDER = (
     "snapshot",
     "read_set",
     "edit",
-    "burst",
     "create",
     "limiter",
 )

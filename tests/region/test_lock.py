@@ -171,7 +171,7 @@ def test_a_timeout_is_not_negative_and_a_number(region_file: RegionFileFactory) 
                     call(timeout_s)
 
 
-# The rest of recovery is in tests/integration/test_recovery.py.
+# The rest of recovery is in tests/region/test_recover.py.
 def test_nothing_wrong_is_nothing_done(file: RegionFile) -> None:
     before = file.content()
     with open_region(file, writable=True) as region:

@@ -2,9 +2,9 @@
 
 import attrs
 from hypothesis import strategies as st
-from support.region_file import DEVICES, SLOTS, USED_PARTS, UTIL_PARTS, RegionFile
 
 from libhamiregion import Layout
+from support.region_file import DEVICES, SLOTS, USED_PARTS, UTIL_PARTS, RegionFile
 
 layouts = st.sampled_from(list(Layout))
 devices = st.integers(0, DEVICES - 1)

@@ -7,9 +7,8 @@ that nobody writes to.
 import struct
 from typing import Any
 
-from support.region_file import DEVICES, SLOTS, USED_PARTS, UTIL_PARTS, locate
-
 from libhamiregion import Layout
+from support.region_file import DEVICES, SLOTS, USED_PARTS, UTIL_PARTS, locate
 
 LARGEST = 2**64 - 1
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import c_tools
 import pytest
+from support import c_tools
 from support.stress import scaled
 from support.wait import goes_on
 

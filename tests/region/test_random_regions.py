@@ -6,10 +6,10 @@ from typing import Any
 
 import attrs
 import pytest
-import reference
 from hypothesis import event, example, given
 from hypothesis import strategies as st
-from strategies import (
+from support import reference
+from support.random_regions import (
     Damage,
     RegionFields,
     bad_regions,

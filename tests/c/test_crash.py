@@ -8,8 +8,8 @@ they are reaped, while the survivors go on charging and releasing.
 from pathlib import Path
 from typing import Any
 
-import c_tools
 import pytest
+from support import c_tools
 from support.stress import scaled
 
 LAYOUTS = 3

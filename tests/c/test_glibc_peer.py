@@ -7,8 +7,8 @@ all that with the semaphore of today's glibc and with that of a glibc before 2.2
 
 from pathlib import Path
 
-import c_tools
 import pytest
+from support import c_tools
 from support.stress import scaled
 
 LAYOUTS = 3
@@ -21,7 +21,7 @@ def glibc_peer() -> Path:
 
 
 def assert_both_took_turns(glibc_peer: Path, turns: int, tries: int) -> None:
-    counted = c_tools.run(glibc_peer, "--turns", turns, "--tries", tries)
+    counted = c_tools.run(glibc_peer, turns, tries)
     assert counted["turns"] >= turns
     # Not one side after the other, but in between each other.
     assert counted["changes"] > turns / 1000

@@ -122,6 +122,7 @@ def test_both_hold_the_limit_that_they_share(
     assert other.tell("used") == 600 * MIB
 
 
+@pytest.mark.root
 def test_a_slot_that_libvgpu_has_left_is_taken_and_marked_and_its_own_again(
     file: RegionFile, actor: MakeActor, libvgpu: Callable[[], Libvgpu]
 ) -> None:

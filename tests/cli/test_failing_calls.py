@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from c_tools import SOURCES
-from failing_calls import OPERATIONS
+from support import failing_calls
+from support.c_tools import SOURCES
+from support.failing_calls import OPERATIONS
 from support.stress import SHARE
 
-SCRIPT = Path(__file__).with_name("failing_calls.py")
+SCRIPT = Path(failing_calls.__file__)
 
 
 @pytest.fixture(scope="session")
