@@ -588,7 +588,7 @@ enum hr_slot_value {
     HR_SLOT_HOST_PID,
     HR_SLOT_STATUS,
     HR_SLOT_MONITOR_USED, /* bytes; with a device */
-    HR_SLOT_SM,           /* percent; with a device; HR_EINVAL where the layout has none */
+    HR_SLOT_SM,           /* percent; with a device */
     HR_SLOT_ENC,
     HR_SLOT_DEC
 };
@@ -607,17 +607,18 @@ struct hr_slot_edit {
 int hr_edit_slot(hr_region *region, int32_t pid, struct hr_slot_edit *edits, uint32_t count,
                  uint32_t dry_run, uint64_t timeout_ns, struct hr_error *error);
 
-enum hr_reaped {
-    HR_REAP_EMPTIED = 1, /* the slot is empty, where it was */
-    HR_REAP_ALIVE,       /* left alone: the process lives */
-    HR_REAP_UNKNOWN,     /* left alone: /proc does not show enough to tell */
-    HR_REAP_CUT_SHORT    /* left alone: the search of /proc was cut short */
+/* What hr_reap() and hr_repair_slots() have made of the slots of a pid. */
+enum hr_slot_outcome {
+    HR_SLOT_DONE = 1, /* empty, where it was; or the process counts once, in its own slot */
+    HR_SLOT_ALIVE,    /* left alone: the process lives */
+    HR_SLOT_UNKNOWN,  /* left alone: there is no proof of its death, or of which slot is its own */
+    HR_SLOT_CUT_SHORT /* left alone: the search of /proc was cut short before a proof */
 };
 
-struct hr_reap {
+struct hr_slot_result {
     int32_t pid;
-    uint32_t what;  /* enum hr_reaped */
-    uint64_t bytes; /* that its slot counted, over all devices */
+    uint32_t what;  /* enum hr_slot_outcome */
+    uint64_t bytes; /* that its slot counted, over all devices; of hr_reap() */
 };
 
 /* A process that is known to be none of the region's, whatever its pids are. */
@@ -633,7 +634,7 @@ struct hr_stranger {
  * anything is done.
  *
  * /proc is searched before the lock is taken, for 2 s at most.  What counts and could not be judged
- * because that was not enough is reported as HR_REAP_CUT_SHORT.
+ * because that was not enough is reported as HR_SLOT_CUT_SHORT.
  *
  * `strangers`, sorted by pid, need not be asked for their maps, because the caller knows them to be
  * of other containers.  Without them a neighbour with many mappings and the pid of a slot decides
@@ -641,7 +642,7 @@ struct hr_stranger {
  */
 int hr_reap(hr_region *region, const char *proc, const struct hr_stranger *strangers,
             uint32_t stranger_count, const int32_t *pids, uint32_t count, uint32_t dry_run,
-            uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error);
+            uint64_t timeout_ns, struct hr_slot_result *out, struct hr_error *error);
 
 /*
  * What /proc tells of processes.  `proc` is a descriptor of it.
@@ -667,10 +668,9 @@ struct hr_file_id {
 int hr_get_file_id(hr_region *region, struct hr_file_id *out, struct hr_error *error);
 
 struct hr_mapped_file {
-    uint64_t inode;
+    struct hr_file_id file;
     uint64_t start, end; /* of its first mapping */
     uint64_t bytes;
-    uint32_t major_number, minor_number;
     uint32_t path_at, path_bytes;
     uint32_t is_writable;
 };
@@ -678,17 +678,6 @@ struct hr_mapped_file {
 int hr_read_mapped_files(int proc, uint32_t pid, uint64_t start_time_ticks,
                          struct hr_mapped_file *out, uint32_t capacity, char *paths,
                          uint32_t paths_bytes, uint32_t *has_libvgpu, struct hr_error *error);
-
-enum hr_slot_repaired {
-    HR_REPAIR_DONE = 1, /* the process counts once, in its own slot */
-    HR_REPAIR_LEFT,     /* it may not, and there is no proof of which slot is its own */
-    HR_REPAIR_CUT_SHORT /* the search of /proc was cut short before a proof */
-};
-
-struct hr_slot_repair {
-    int32_t pid;
-    uint32_t what; /* enum hr_slot_repaired */
-};
 
 /*
  * Put right what moves have torn apart: a live process that writes in a slot at or above
@@ -700,10 +689,10 @@ struct hr_slot_repair {
  * reading takes no lock.
  *
  * A slot with pid 0 that counts something may be in the way.  If the search for its owner is cut
- * short, what waits for it is reported as HR_REPAIR_CUT_SHORT.
+ * short, what waits for it is reported as HR_SLOT_CUT_SHORT.
  */
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
-                    struct hr_slot_repair *out, struct hr_error *error);
+                    struct hr_slot_result *out, struct hr_error *error);
 
 /* ---- The core limiter -------------------------------------------------- */
 

@@ -135,12 +135,6 @@ void hr_close_file(int fd, uint32_t flags)
         close(fd);
 }
 
-static int hold_named_file(int directory, const char *name)
-{
-    int held = openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-    return held >= 0 ? held : open_error(errno);
-}
-
 /*
  * Opening a device node can already have an effect, and a container can make one and
  * exchange it for its file between a look and an opening.  So the file is taken hold
@@ -153,10 +147,11 @@ int hr_hold_file(const char *path, uint32_t flags, struct stat *status)
     if (directory < 0)
         return directory;
     int held = hr_is_in_map_files(path) ? hr_hold_mapped_file(directory, name)
-                                        : hold_named_file(directory, name);
+                                        : openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    int error = errno;
     close(directory);
     if (held < 0)
-        return held;
+        return open_error(error);
     int code = fstat(held, status) == 0 ? check_type(status) : hr_fail_errno(HR_ESYSTEM, errno);
     if (code == HR_OK)
         return held;

@@ -217,17 +217,26 @@ struct hr_lock_part {
     struct hr_byte_lock range;     /* after a take-over up to 2.8.0: libvgpu's range */
 };
 
-/* What attach.c keeps in each handle: this process's own slot.  Touched under the gate. */
+enum { HR_KINDS = 3 };
+
+/* What attach.c keeps in each handle: this process's own slot.  Touched under the gate, and by the
+ * thread that attaches. */
 struct hr_own_slot {
     /* The pid in the slot; 0 = not attached.  Searches for others' slots read it without the gate,
      * to leave out our own: either of two values is right for them. */
     _Atomic int32_t pid;
-    struct hr_attachment *attachment; /* NULL = not attached */
     _Atomic bool is_claimed; /* by this handle, the only one of the process; set under fork lock */
     uint64_t signature;      /* that an attached process signs the lock with; 0: not attached */
     /* The thread that is attaching, for which another signature is its own already. */
     _Atomic uintptr_t attaching_thread;
     uint64_t attaching_signature;
+
+    int32_t index;
+    bool is_appended; /* no slot of an earlier process, which libvgpu may be about to remove */
+    uint64_t mark;    /* of the slot; 0: none */
+    struct hr_byte_lock byte; /* of the pid, for as long as the process is attached */
+    /* Our own books: we are the only writer of our slot, so they are the truth about it. */
+    uint64_t charged[HR_DEVICES][HR_KINDS];
 };
 
 struct hr_region {

@@ -25,7 +25,6 @@ static char *absolute_path(const char *path)
 
 static void free_handle(hr_region *region)
 {
-    free(region->own.attachment);
     free(region->path);
     free(region);
 }
@@ -152,7 +151,7 @@ int hr_close(hr_region *region, struct hr_error *error)
         region->is_leaving = true;
         if (region->lock.held)
             hr_lock_drop(region);
-        if (region->own.attachment != NULL)
+        if (region->own.pid != 0)
             code = hr_leave_region(region, hr_deadline_ns(one_second));
     }
     region->own.is_claimed = false;
