@@ -214,7 +214,7 @@ static void look(struct worker *worker)
  */
 static void mend_nothing(struct worker *worker)
 {
-    static _Thread_local struct hr_reap reaped[HR_SLOTS];
+    static _Thread_local struct hr_slot_result reaped[HR_SLOTS];
     hr_region *region = any_handle(worker);
     const uint64_t choice = next_random(&worker->random) % 3;
     if (choice == 0) {
@@ -233,7 +233,7 @@ static void mend_nothing(struct worker *worker)
     int mended = 0;
     for (int i = 0; i < count; i++) {
         /* The machine stood still during the search; the slot is left alone. */
-        if (reaped[i].what == HR_REAP_CUT_SHORT)
+        if (reaped[i].what == HR_SLOT_CUT_SHORT)
             continue;
         CHECK_EQ(++mended, 1);
         CHECK_EQ(reaped[i].pid, getpid());
@@ -374,7 +374,7 @@ static void check_all_released(const struct region_file *file)
 /* Nobody is: what was left is empty. */
 static void check_all_gone(const struct region_file *file)
 {
-    static struct hr_reap reaped[HR_SLOTS];
+    static struct hr_slot_result reaped[HR_SLOTS];
     hr_region *region = open_or_fail(file->path, HR_WRITE);
     for (uint32_t device = 0; device < DEVICES; device++)
         CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, device), 0);

@@ -56,10 +56,8 @@ static bool is_reachable(int point, const struct hr_layout *layout)
 {
     bool seqlock = layout->slot_seqlock != HR_ABSENT;
     switch (point) {
-    case HR_AT_CHARGE_SEQLOCK_ODD:
-    case HR_AT_CHARGE_SEQLOCK_EVEN:
-    case HR_AT_RELEASE_SEQLOCK_ODD:
-    case HR_AT_RELEASE_SEQLOCK_EVEN:
+    case HR_AT_ACCOUNT_SEQLOCK_ODD:
+    case HR_AT_ACCOUNT_SEQLOCK_EVEN:
     case HR_AT_REPAIR_COUNT_STORED:
     case HR_AT_REPAIR_COPY_CLEARED:
         return seqlock;
@@ -95,7 +93,7 @@ static enum script script_for(struct scene *scene, int point)
     if (is_between(point, HR_AT_SLOT_BYTE_LOCKED, HR_AT_ATTACH_COUNT_STORED) ||
         point == HR_AT_REMOVE_COUNT_STORED)
         return ATTACHES;
-    if (is_between(point, HR_AT_CHARGE_SEQLOCK_ODD, HR_AT_RELEASE_SEQLOCK_EVEN))
+    if (is_between(point, HR_AT_ACCOUNT_SEQLOCK_ODD, HR_AT_ACCOUNT_SEQLOCK_EVEN))
         return ACCOUNTS;
     if (is_removal(point) && has_still_guest(scene))
         return REAPS_ONCE;
@@ -112,7 +110,7 @@ static bool leaves_lock_free(int point, const struct scene *scene)
     return point == HR_AT_LOCK_NUMBERS_DRAWN || point == HR_AT_SLOT_BYTE_LOCKED ||
            point == HR_AT_UNLOCK_SEM_POSTED || point == HR_AT_UNLOCK_WOKEN ||
            (scene_has_seqlock(scene) &&
-            is_between(point, HR_AT_CHARGE_SEQLOCK_ODD, HR_AT_RELEASE_SEQLOCK_EVEN));
+            is_between(point, HR_AT_ACCOUNT_SEQLOCK_ODD, HR_AT_ACCOUNT_SEQLOCK_EVEN));
 }
 
 /* Who comes after a death. */
@@ -172,7 +170,7 @@ static bool free_the_lock(struct scene *scene, enum agent agent, const struct de
 /* Where moves have been torn apart: by us, or by the live process itself as it goes on. */
 static bool repair(struct scene *scene, enum agent agent, int point)
 {
-    static struct hr_slot_repair found[HR_SLOTS];
+    static struct hr_slot_result found[HR_SLOTS];
     if (is_repair(point) && agent == GOES_ON) {
         resume_survivors(scene);
         if (!await_progress(scene))
@@ -188,7 +186,7 @@ static bool repair(struct scene *scene, enum agent agent, int point)
             return scene_fail(scene, "hr_repair_slots() returned %d", code);
         is_left = false;
         for (int i = 0; i < code; i++)
-            is_left = is_left || found[i].what == HR_REPAIR_LEFT;
+            is_left = is_left || found[i].what == HR_SLOT_UNKNOWN;
     }
     return true;
 }

@@ -270,9 +270,8 @@ static void test_no_other_thread_gives_back_what_a_call_has_taken(void)
 /* Between the first store of an accounting and its last the seqlock is odd. */
 static void test_the_seqlock_is_odd_until_all_is_stored(void)
 {
-    const int points[] = {HR_AT_CHARGE_SEQLOCK_ODD,   HR_AT_CHARGE_TOTAL_STORED,
-                          HR_AT_CHARGE_KIND_STORED,   HR_AT_RELEASE_SEQLOCK_ODD,
-                          HR_AT_RELEASE_TOTAL_STORED, HR_AT_RELEASE_KIND_STORED};
+    const int points[] = {HR_AT_ACCOUNT_SEQLOCK_ODD, HR_AT_ACCOUNT_TOTAL_STORED,
+                          HR_AT_ACCOUNT_KIND_STORED};
     for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         if (hr_layouts[id].slot_seqlock == HR_ABSENT)
             continue;

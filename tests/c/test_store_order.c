@@ -131,7 +131,7 @@ static void check_emptied(const struct region_file *file)
     }
 }
 
-typedef void emptying(const hr_region *region, unsigned char *slot);
+typedef void emptying(const hr_region *region, int32_t index);
 
 struct work {
     const hr_region *region;
@@ -143,7 +143,7 @@ static int watch_emptying(void *argument)
     const struct work *work = argument;
     loads = act_at = 0;
     act = check_emptied;
-    work->empty(work->region, hr_slot(work->region, 0));
+    work->empty(work->region, 0);
     act = NULL;
     /* One load: what a second one finds even was made so before. */
     CHECK_EQ(loads, 1);
