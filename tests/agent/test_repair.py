@@ -23,7 +23,6 @@ from libhamiregion import Layout, open_region
 from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
 from libhamiregion.cli.service import ServiceLog
 from libhamiregion.node import FindingKind, Node, Observer, diagnose
-from libhamiregion.node.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,13 +31,6 @@ pytestmark = [needs_first_namespace, needs_namespaces]
 
 MIB = 1 << 20
 SETTLE_S = 0.05
-
-
-class NoBackoff(Backoff):
-    """Leaves nothing alone."""
-
-    def should_skip(self, key: object) -> bool:  # noqa: ARG002
-        return False
 
 
 @pytest.fixture(autouse=True)
@@ -117,25 +109,6 @@ def test_what_is_never_repaired_has_nobody_wait_for_it(
     began_s = time.monotonic()
     one_pass(loop)
     assert time.monotonic() - began_s < loop.settle_s
-
-
-def test_what_could_not_be_repaired_is_looked_at_again_though_nothing_changes(
-    scene: NodeScene, start: Starter, loop: RepairLoop
-) -> None:
-    file = scene.container("a")
-    process = start()
-    process.tell("attach", file.path)
-    one_pass(loop)
-    loop.timeout_s = 0.01
-    loop.backoff = NoBackoff()
-    process.tell("kill", child(process, file)[0])
-    with open_region(file, writable=True) as region, region.lock():
-        one_pass(loop)
-        one_pass(loop)
-        assert loop.counters()["repair_errors"] == 2
-    one_pass(loop)
-    assert loop.counters()["repair_dead_process_counted"] == 1
-    assert used(file) == 0
 
 
 def test_wrong_host_pids_of_every_kind(scene: NodeScene, start: Starter, loop: RepairLoop) -> None:

@@ -174,23 +174,13 @@ static void check_settled(const struct worker *worker, const struct hr_snapshot 
         for (uint32_t device = 0; device < DEVICES; device++) {
             const struct hr_usage *usage = hr_snapshot_usage(snapshot, i, device);
             CHECK_EQ(usage->context + usage->module + usage->data, usage->total);
-            sums[device].total += usage->total;
-            sums[device].context += usage->context;
-            sums[device].module += usage->module;
-            sums[device].data += usage->data;
-            sums[device].monitor += usage->monitor;
-            sums[device].sm += usage->sm;
+            add_usage(&sums[device], usage);
         }
         check_whole(worker, hr_snapshot_usage(snapshot, i, 0), hr_snapshot_usage(snapshot, i, 1));
     }
     for (uint32_t device = 0; device < DEVICES; device++) {
         const struct hr_device *shown = hr_snapshot_device(snapshot, device);
-        CHECK_EQ(sums[device].total, shown->sums.total);
-        CHECK_EQ(sums[device].context, shown->sums.context);
-        CHECK_EQ(sums[device].module, shown->sums.module);
-        CHECK_EQ(sums[device].data, shown->sums.data);
-        CHECK_EQ(sums[device].monitor, shown->sums.monitor);
-        CHECK_EQ(sums[device].sm, shown->sums.sm);
+        CHECK_EQ(memcmp(&sums[device], &shown->sums, sizeof shown->sums), 0);
         /* Where the check and the charge are one step. */
         if (!worker->member->has_seqlock)
             CHECK(shown->sums.total <= LIMIT);
@@ -224,7 +214,7 @@ static void look(struct worker *worker)
  */
 static void mend_nothing(struct worker *worker)
 {
-    static _Thread_local struct hr_reap reaped[HR_SLOTS];
+    static _Thread_local struct hr_slot_result reaped[HR_SLOTS];
     hr_region *region = any_handle(worker);
     const uint64_t choice = next_random(&worker->random) % 3;
     if (choice == 0) {
@@ -243,7 +233,7 @@ static void mend_nothing(struct worker *worker)
     int mended = 0;
     for (int i = 0; i < count; i++) {
         /* The machine stood still during the search; the slot is left alone. */
-        if (reaped[i].what == HR_REAP_CUT_SHORT)
+        if (reaped[i].what == HR_SLOT_CUT_SHORT)
             continue;
         CHECK_EQ(++mended, 1);
         CHECK_EQ(reaped[i].pid, getpid());
@@ -384,7 +374,7 @@ static void check_all_released(const struct region_file *file)
 /* Nobody is: what was left is empty. */
 static void check_all_gone(const struct region_file *file)
 {
-    static struct hr_reap reaped[HR_SLOTS];
+    static struct hr_slot_result reaped[HR_SLOTS];
     hr_region *region = open_or_fail(file->path, HR_WRITE);
     for (uint32_t device = 0; device < DEVICES; device++)
         CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, device), 0);
@@ -442,6 +432,7 @@ int main(int argc, char **argv)
     const double seconds = argc > 1 ? strtod(argv[1], NULL) : 1;
     shared = share_memory(sizeof *shared);
     printf("{\"layouts\": [");
+    fflush(stdout); /* or children print it again */
     for (uint32_t layout = HR_V1_1; layout < HR_LAYOUTS; layout++) {
         contend(layout, seconds);
         report_layout(layout);

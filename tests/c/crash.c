@@ -19,8 +19,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "pid_namespace.h"
-
 enum { REPORTS = 30 };
 
 static struct {
@@ -58,10 +56,8 @@ static bool is_reachable(int point, const struct hr_layout *layout)
 {
     bool seqlock = layout->slot_seqlock != HR_ABSENT;
     switch (point) {
-    case HR_AT_CHARGE_SEQLOCK_ODD:
-    case HR_AT_CHARGE_SEQLOCK_EVEN:
-    case HR_AT_RELEASE_SEQLOCK_ODD:
-    case HR_AT_RELEASE_SEQLOCK_EVEN:
+    case HR_AT_ACCOUNT_SEQLOCK_ODD:
+    case HR_AT_ACCOUNT_SEQLOCK_EVEN:
     case HR_AT_REPAIR_COUNT_STORED:
     case HR_AT_REPAIR_COPY_CLEARED:
         return seqlock;
@@ -97,7 +93,7 @@ static enum script script_for(struct scene *scene, int point)
     if (is_between(point, HR_AT_SLOT_BYTE_LOCKED, HR_AT_ATTACH_COUNT_STORED) ||
         point == HR_AT_REMOVE_COUNT_STORED)
         return ATTACHES;
-    if (is_between(point, HR_AT_CHARGE_SEQLOCK_ODD, HR_AT_RELEASE_SEQLOCK_EVEN))
+    if (is_between(point, HR_AT_ACCOUNT_SEQLOCK_ODD, HR_AT_ACCOUNT_SEQLOCK_EVEN))
         return ACCOUNTS;
     if (is_removal(point) && has_still_guest(scene))
         return REAPS_ONCE;
@@ -114,7 +110,7 @@ static bool leaves_lock_free(int point, const struct scene *scene)
     return point == HR_AT_LOCK_NUMBERS_DRAWN || point == HR_AT_SLOT_BYTE_LOCKED ||
            point == HR_AT_UNLOCK_SEM_POSTED || point == HR_AT_UNLOCK_WOKEN ||
            (scene_has_seqlock(scene) &&
-            is_between(point, HR_AT_CHARGE_SEQLOCK_ODD, HR_AT_RELEASE_SEQLOCK_EVEN));
+            is_between(point, HR_AT_ACCOUNT_SEQLOCK_ODD, HR_AT_ACCOUNT_SEQLOCK_EVEN));
 }
 
 /* Who comes after a death. */
@@ -174,7 +170,7 @@ static bool free_the_lock(struct scene *scene, enum agent agent, const struct de
 /* Where moves have been torn apart: by us, or by the live process itself as it goes on. */
 static bool repair(struct scene *scene, enum agent agent, int point)
 {
-    static struct hr_slot_repair found[HR_SLOTS];
+    static struct hr_slot_result found[HR_SLOTS];
     if (is_repair(point) && agent == GOES_ON) {
         resume_survivors(scene);
         if (!await_progress(scene))
@@ -190,7 +186,7 @@ static bool repair(struct scene *scene, enum agent agent, int point)
             return scene_fail(scene, "hr_repair_slots() returned %d", code);
         is_left = false;
         for (int i = 0; i < code; i++)
-            is_left = is_left || found[i].what == HR_REPAIR_LEFT;
+            is_left = is_left || found[i].what == HR_SLOT_UNKNOWN;
     }
     return true;
 }
@@ -247,8 +243,7 @@ static bool kill_at_random(struct scene *scene, struct death *death)
     pid_t pid = start_victim(scene, ANYTHING, NOWHERE, 1, &ledger);
     while (at_work && atomic_load(&ledger->done) == 0 && now_ns() < deadline)
         sched_yield();
-    const struct timespec nap = {.tv_nsec = (long)us * 1000};
-    nanosleep(&nap, NULL);
+    nap_us(us);
     kill(pid, SIGKILL);
     if (!await_death(scene, pid, ledger, 5 * ONE_SECOND, death))
         return scene_fail(scene, "the victim outlived SIGKILL");
@@ -359,6 +354,14 @@ static void play_layout(struct scene *scene, uint32_t layout, bool crowded)
     if (is_asked_for(AT_RANDOM))
         play_rounds(scene, AT_RANDOM, rounds * 10);
     scene_stop(scene);
+}
+
+/* Whether everybody can be seen from here: only then does absence prove a death. */
+static bool is_first_pid_namespace(void)
+{
+    char link[64] = "";
+    return readlink("/proc/self/ns/pid", link, sizeof link - 1) > 0 &&
+           strcmp(link, "pid:[4026531836]") == 0;
 }
 
 /* ---- Options and all layouts -------------------------------------------------- */

@@ -96,6 +96,33 @@ void stop_working(struct scene *scene);
 void remove_emptied_end(struct scene *scene);
 void libvgpu_takes_lock_away(struct scene *scene);
 
+/* ---- crash_actor.c: one process, and what it can do; each of these keeps the ledger ---- */
+
+struct actor {
+    hr_region *region;
+    struct ledger *ledger;
+    struct scene *scene;
+    uint64_t random;
+    uint64_t timeout_ns; /* of each call */
+};
+
+/* Of a process just forked: a handle of its own, and a clean ledger. */
+void actor_become(struct actor *actor, struct scene *scene, struct ledger *ledger,
+                  uint64_t timeout_ns);
+
+void actor_attach(struct actor *actor);
+void actor_detach(struct actor *actor);
+/* Charge or release, on any device, of any kind. */
+void actor_account(struct actor *actor);
+void actor_lock_and_unlock(struct actor *actor);
+/* Somebody's slot. */
+void actor_edit(struct actor *actor);
+/* A snapshot; what is settled has this process's slot as its ledger has it. */
+void actor_look(struct actor *actor);
+void actor_reap(struct actor *actor);
+void actor_recover(struct actor *actor);
+void actor_repair(struct actor *actor);
+
 /* ---- crash_survivors.c: survivors by number, or all of them ---- */
 
 void start_live(struct scene *scene, uint32_t number);

@@ -11,8 +11,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "pid_namespace.h"
-
 uint64_t below(uint64_t *state, uint64_t bound)
 {
     return next_random(state) % bound;

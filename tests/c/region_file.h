@@ -12,9 +12,11 @@
 #include "call_error.h"
 #include "region.h"
 
+enum { DIRECTORY_ROOM = 256 };
+
 struct region_file {
     const struct hr_layout *layout;
-    char directory[256];
+    char directory[DIRECTORY_ROOM];
     char path[288];
     int fd;
     uint8_t *bytes; /* the test's own mapping, beside the one under test */
@@ -26,11 +28,11 @@ struct region_file {
 
 #define GIB (UINT64_C(1) << 30)
 
-/* What region_file_make() asks for: two devices of 4 and 8 GiB, SM 50 and 60 %, priority 1. */
-void region_file_spec(struct hr_create_spec *spec, uint32_t layout);
+/* Where its caller makes files and removes them with it. */
+void make_directory(char path[DIRECTORY_ROOM]);
+
+/* Two devices of 4 and 8 GiB, SM 50 and 60 %, priority 1. */
 void region_file_make(struct region_file *file, uint32_t layout);
-/* Another file under its name. */
-void region_file_remake(struct region_file *file);
 void region_file_remove(struct region_file *file);
 
 void poke32(const struct region_file *file, size_t offset, uint32_t value);

@@ -204,6 +204,12 @@ static void in_forked_child(struct region_file *file, hr_region *region)
     CHECK_EQ(hr_snapshot(region, set, sizeof set, &call_error), HR_EFORKED);
     CHECK_EQ(hr_read_set(&region, 1, set, sizeof set, UINT32_MAX, &size, &call_error), 1);
     CHECK_EQ(set_snapshot(set, 0)->code, HR_EFORKED);
+    CHECK_EQ(live_value(region, HR_PRIORITY, 0), NO_VALUE);
+    CHECK_EQ(call_error.code, HR_EFORKED);
+    CHECK_EQ(hr_is_stale(region, &call_error), HR_EFORKED);
+    int32_t before;
+    CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_EFORKED);
+    CHECK_EQ(hr_lock(region, 0, &call_error), HR_EFORKED);
     /* The file itself is open to the child. */
     hr_region *own = open_or_fail(file->path, HR_READ);
     CHECK_EQ(live_value(own, HR_MEMORY, 1), 8 * GIB);
@@ -288,9 +294,10 @@ static void *work_until_closed(void *argument)
     struct worker *worker = argument;
     const uint64_t patience = 60 * ONE_SECOND;
     hr_region *region = worker->region;
+    struct hr_slot_edit edit = {.value = HR_SLOT_MONITOR_USED, .to = 1000};
     int code = HR_OK;
     while (code != HR_ECLOSED) {
-        switch (next_random(&worker->random) % 4) {
+        switch (next_random(&worker->random) % 5) {
         case 0:
             code = hr_lock(region, patience, &call_error);
             if (code == HR_OK)
@@ -302,10 +309,14 @@ static void *work_until_closed(void *argument)
         case 2:
             code = hr_attach(region, patience, &call_error);
             break;
+        case 3:
+            code = hr_edit_slot(region, getpid(), &edit, 1, 0, patience, &call_error);
+            break;
         default:
             code = hr_detach(region, patience, &call_error);
         }
-        CHECK(code == HR_OK || code == HR_EATTACHED || code == HR_EDETACHED || code == HR_ECLOSED);
+        CHECK(code == HR_OK || code == HR_EATTACHED || code == HR_EDETACHED ||
+              code == HR_ENOPROCESS || code == HR_ECLOSED);
     }
     return NULL;
 }
@@ -323,7 +334,7 @@ static void test_close_under_those_who_lock_and_attach(void)
             workers[i] = (struct worker){.region = region, .random = i};
             NEED(pthread_create(&threads[i], NULL, work_until_closed, &workers[i]) == 0);
         }
-        nap_us(50000 / SHARE_OF_WORK);
+        nap_us(200000 / SHARE_OF_WORK);
         hr_close(region, &call_error);
         for (uint32_t i = 0; i < WORKERS; i++)
             pthread_join(threads[i], NULL);
@@ -334,8 +345,31 @@ static void test_close_under_those_who_lock_and_attach(void)
     }
 }
 
+static void *give_back(void *region)
+{
+    CHECK_EQ(hr_unlock_own(region, &call_error), HR_EBUSY);
+    return NULL;
+}
+
+/* Only the thread that has the lock gives it back by hr_unlock_own(). */
+static void test_lock_of_another_thread_stays(void)
+{
+    struct region_file file;
+    region_file_make(&file, HR_V1_2);
+    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    pthread_t thread;
+    CHECK_EQ(hr_lock(region, ONE_SECOND, &call_error), HR_OK);
+    NEED(pthread_create(&thread, NULL, give_back, region) == 0);
+    pthread_join(thread, NULL);
+    CHECK_EQ(hr_unlock_own(region, &call_error), HR_OK);
+    CHECK_EQ(hr_unlock_own(region, &call_error), HR_EBUSY);
+    close_and_free(region);
+    region_file_remove(&file);
+}
+
 int main(void)
 {
+    RUN(test_lock_of_another_thread_stays);
     RUN(test_open_from_many_threads);
     RUN(test_fork_while_threads_call);
     RUN(test_close_under_sets);

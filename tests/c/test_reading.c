@@ -61,42 +61,6 @@ static void make_full(struct region_file *file, uint32_t layout, uint32_t slots,
     poke64(file, file->layout->device_num, devices);
 }
 
-/* What the machine does between two readings is no matter of theirs. */
-static void test_loads_do_not_depend_on_the_machine(void)
-{
-    struct region_file file;
-    make_full(&file, HR_V1_2, 4, 2);
-    hr_region *region = open_or_fail(file.path, HR_READ);
-    uint32_t at_once = 0;
-    for (int again = 0; again < 20; again++)
-        at_once = loads_of_snapshot(region, true);
-    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    CHECK_EQ(loads_of_snapshot(region, true), at_once);
-    close_and_free(region);
-    region_file_remove(&file);
-}
-
-/* Slots with odd seqlocks are not settled; the others are. */
-static void test_dead_writers(void)
-{
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
-        if (hr_layouts[id].slot_seqlock == HR_ABSENT)
-            continue;
-        enum { SLOTS = 8, ODD = 3 };
-        struct region_file file;
-        make_full(&file, id, SLOTS, 2);
-        hr_region *region = open_or_fail(file.path, HR_READ);
-        for (uint32_t slot = 0; slot < ODD; slot++)
-            poke64(&file, slot_at(&file, slot, file.layout->slot_seqlock), 2 * slot + 11);
-        loads_of_snapshot(region, false);
-        const struct hr_snapshot *head = (const struct hr_snapshot *)(const void *)buffer;
-        for (uint32_t slot = 0; slot < SLOTS; slot++)
-            CHECK_EQ(hr_snapshot_process(head, slot)->settled, slot >= ODD);
-        close_and_free(region);
-        region_file_remove(&file);
-    }
-}
-
 /* A holder or writer that leaves within the budget is waited for. */
 static void leave(const struct region_file *file)
 {
@@ -333,8 +297,6 @@ static void test_budget(void)
 
 int main(void)
 {
-    RUN(test_loads_do_not_depend_on_the_machine);
-    RUN(test_dead_writers);
     RUN(test_budget);
     RUN(test_waited_for);
     RUN(test_edits_during_a_read);

@@ -103,7 +103,7 @@ static void test_detaching_does_not_write_over_a_lowered_number(void)
 
 static int reap(hr_region *region)
 {
-    static struct hr_reap reaped[HR_SLOTS];
+    static struct hr_slot_result reaped[HR_SLOTS];
     return hr_reap(region, NULL, NULL, 0, NULL, 0, 0, ONE_SECOND, reaped, &call_error);
 }
 
@@ -192,7 +192,7 @@ static void test_what_was_charged_is_no_failure_though_the_lock_was_lost(void)
     for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         make_file(&file, id);
-        pid_t pid = start(&file, attach_and_charge, HR_AT_CHARGE_KIND_STORED);
+        pid_t pid = start(&file, attach_and_charge, HR_AT_ACCOUNT_KIND_STORED);
         if (file.layout->slot_seqlock == HR_ABSENT)
             take_away(&file);
         finish(pid);

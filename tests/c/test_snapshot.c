@@ -84,6 +84,124 @@ static void test_a_set_never_passes_its_buffer(void)
     }
 }
 
+/* A full table fits the largest snapshot there is. */
+static void test_snapshot_of_a_full_table(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        region_file_make(&file, id);
+        for (uint32_t slot = 0; slot < HR_SLOTS; slot++)
+            fill_slot(&file, slot, (int32_t)(slot + 1), slot, HR_DEVICES);
+        poke32(&file, file.layout->proc_num, HR_SLOTS);
+        poke64(&file, file.layout->device_num, HR_DEVICES);
+        hr_region *region = open_or_fail(file.path, HR_READ);
+        struct hr_snapshot *snapshot = take_exact(region);
+        CHECK_EQ(hr_snapshot_bytes(snapshot), HR_SNAPSHOT_MAX_BYTES);
+        for (uint32_t slot = 0; slot < HR_SLOTS; slot++) {
+            struct hr_usage usage;
+            usage_of_number(file.layout, slot, HR_DEVICES - 1, &usage);
+            CHECK_EQ(
+                memcmp(hr_snapshot_usage(snapshot, slot, HR_DEVICES - 1), &usage, sizeof usage), 0);
+        }
+        free(snapshot);
+        close_and_free(region);
+        region_file_remove(&file);
+    }
+}
+
+enum { SAME = 3 };
+
+struct shown_case {
+    uint64_t device_num;
+    uint64_t limits[3];
+    int64_t used_device; /* or -1 */
+    int64_t uuid_device; /* or -1 */
+    uint32_t shown;
+};
+
+/* Which devices deserve a line: see struct hr_snapshot. */
+static void test_shown_devices(void)
+{
+    const struct shown_case cases[] = {
+        {2, {0, 0, 0}, -1, -1, 0x0003},
+        {16, {0, 0, 0}, -1, -1, 0xffff},
+        {0, {5, 0, 0}, -1, -1, 0x0001},
+        {0, {5, 6, 0}, -1, -1, 0x0003},
+        {0, {0, 0, 7}, -1, -1, 0x0007},
+        {1, {5, 6, 7}, -1, -1, 0x0001},
+        /* 16 equal limits say nothing. */
+        {0, {SAME, SAME, SAME}, -1, -1, 0x0001},
+        {0, {0, 0, 0}, 9, -1, 0x0201},
+        {0, {0, 0, 0}, -1, 15, 0x8001},
+        {0, {5, 0, 0}, 15, 4, 0x8011},
+        {0, {0, 0, 0}, 15, 14, 0xc001},
+        {2, {0, 0, 0}, 1, 0, 0x0003},
+        /* What stands beyond those that the container has declared is left over. */
+        {1, {0, 0, 0}, 9, -1, 0x0001},
+        {1, {0, 0, 0}, 15, 14, 0x0001},
+    };
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        region_file_make(&file, id);
+        const struct hr_layout *layout = file.layout;
+        uint8_t *uuids = file.bytes + layout->uuids;
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+            const struct shown_case *this = &cases[i];
+            memset(uuids, 0, HR_DEVICES * HR_UUID_BYTES);
+            poke64(&file, layout->device_num, this->device_num);
+            for (uint32_t device = 0; device < HR_DEVICES; device++) {
+                const uint64_t other = this->limits[0] == SAME ? SAME : 0;
+                poke64(&file, layout->limit + device * 8,
+                       device < 3 ? this->limits[device] : other);
+                poke_usage(&file, 0, device, &(struct hr_usage){0});
+            }
+            fill_slot(&file, 0, 100, 1, 0);
+            poke32(&file, layout->proc_num, 1);
+            if (this->used_device >= 0)
+                poke_usage(&file, 0, (uint32_t)this->used_device,
+                           &(struct hr_usage){.context = 1, .total = 1});
+            if (this->uuid_device >= 0)
+                strcpy((char *)uuids + this->uuid_device * HR_UUID_BYTES, "GPU-1");
+
+            hr_region *region = NULL;
+            NEED(hr_open(file.path, HR_READ, id, 0, &region, &call_error) >= 0);
+            struct hr_snapshot *snapshot = take_exact(region);
+            CHECK_EQ(snapshot->shown, this->shown);
+            CHECK_EQ(snapshot->span, 32 - __builtin_clz(this->shown));
+            CHECK_EQ(snapshot->device_num, this->device_num);
+            free(snapshot);
+            close_and_free(region);
+        }
+        region_file_remove(&file);
+    }
+}
+
+/* What was killed inside its seqlock. */
+static void test_an_odd_seqlock_is_not_settled(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        if (hr_layouts[id].slot_seqlock == HR_ABSENT)
+            continue;
+        struct region_file file;
+        region_file_make(&file, id);
+        for (uint32_t slot = 0; slot < 3; slot++)
+            fill_slot(&file, slot, (int32_t)(100 + slot), slot + 1, 2);
+        poke32(&file, file.layout->proc_num, 3);
+        hr_region *region = open_or_fail(file.path, HR_READ);
+        for (uint64_t seqlock = 7; seqlock < 9; seqlock++) {
+            poke64(&file, slot_at(&file, 1, file.layout->slot_seqlock), seqlock);
+            struct hr_snapshot *snapshot = take_exact(region);
+            CHECK_EQ(snapshot->settled, seqlock % 2 == 0);
+            for (uint32_t i = 0; i < 3; i++)
+                CHECK_EQ(hr_snapshot_process(snapshot, i)->settled, i != 1 || seqlock % 2 == 0);
+            CHECK_EQ(hr_snapshot_usage(snapshot, 1, 0)->total, 6006);
+            free(snapshot);
+        }
+        close_and_free(region);
+        region_file_remove(&file);
+    }
+}
+
 /* Nobody may be taken to be outside who came in while the semaphore excluded nobody. */
 static void test_broken_lock_is_not_settled(void)
 {
@@ -175,6 +293,9 @@ int main(void)
 {
     RUN(test_snapshot_never_passes_its_buffer);
     RUN(test_a_set_never_passes_its_buffer);
+    RUN(test_snapshot_of_a_full_table);
+    RUN(test_shown_devices);
+    RUN(test_an_odd_seqlock_is_not_settled);
     RUN(test_broken_lock_is_not_settled);
     RUN(test_torn_total_is_not_settled);
     RUN(test_sums_are_modulo_64_bits);
