@@ -112,14 +112,7 @@ enum hr_code {
 enum hr_reason {
     HR_REASON_NONE,
     HR_REASON_SYMLINK,
-    HR_REASON_DIRECTORY,
-    HR_REASON_FIFO,
-    HR_REASON_SOCKET,
-    HR_REASON_DEVICE,
-    HR_REASON_EMPTY,
-    HR_REASON_SHORT,
-    HR_REASON_MAGIC_ZERO,
-    HR_REASON_MAGIC,
+    HR_REASON_FILE_TYPE,       /* found = the type, as in st_mode */
     HR_REASON_VERSION,         /* found = major << 32 | minor: fits no layout, or is too new */
     HR_REASON_DEVICE_NUM,      /* found = the value */
     HR_REASON_PROC_NUM,        /* found = the value, sign-extended */
@@ -182,22 +175,15 @@ struct hr_info {
 };
 
 /*
- * Find out which layout a file has: `layout` HR_LAYOUTS.  Any other value names one, which
- * decides between the candidates of an ambiguous file; one that contradicts what the file
- * is gives HR_ENOTREGION.  Opens read-only, never follows a symbolic link in the last
- * component, never blocks on a FIFO.
+ * Find out which layout a file has, and map it.  `layout` HR_LAYOUTS: any.  Another value names
+ * one, which decides between the candidates of an ambiguous file; one that contradicts what the
+ * file is gives HR_ENOTREGION.  Never follows a symbolic link in the last component, never blocks
+ * on a FIFO.  While there is no file, or one that is being created (HR_ENOTFOUND, HR_ENOTREADY),
+ * try again until `timeout_ns` have passed; 0 tries once.  HR_READ and HR_KEEP map PROT_READ.  Only
+ * HR_KEEP keeps a descriptor.
  *
- * Returns the layout (>= 0), or HR_ENOTFOUND, HR_EACCESS, HR_ENOTREGION,
+ * Returns the layout (>= 0) and the handle, or HR_ENOTFOUND, HR_EACCESS, HR_ENOTREGION,
  * HR_ENOTREADY, HR_EAMBIGUOUS, HR_ECORRUPT, HR_ESTALE, HR_EINVAL, HR_ESYSTEM.
- */
-int hr_identify(const char *path, uint32_t layout, struct hr_error *error);
-
-/*
- * Identify as hr_identify() does, then map.  While there is no file, or one that is being created
- * (HR_ENOTFOUND, HR_ENOTREADY), try again until `timeout_ns` have passed; 0 tries once.
- * HR_READ and HR_KEEP map PROT_READ.  Only HR_KEEP
- * keeps a descriptor.
- * Returns the layout (>= 0) and the handle, or one of hr_identify()'s codes.
  *
  * A file with the newest layout's major version and a newer minor one is read in that layout
  * where each field passes for what it should be (hr_info.version tells), and never written:
@@ -711,7 +697,6 @@ int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint6
 /* ---- The core limiter -------------------------------------------------- */
 
 #define HR_LIMITER_PERIOD_NS 120000000u /* between two ticks */
-#define HR_LIMITER_NAP_NS 10000000u     /* between two reads of an empty bucket */
 
 /* Bounds that keep all sums within int64; the largest GPUs have 2^8 and 2^11. */
 #define HR_LIMITER_MAX_SM_COUNT 65536u
@@ -736,16 +721,11 @@ int hr_limiter_new(uint32_t sm_count, uint32_t max_threads_per_sm, uint32_t sm_l
 void hr_limiter_free(hr_limiter *limiter);
 
 /*
- * Take `blocks` tokens.  Waits, in naps of HR_LIMITER_NAP_NS, while the bucket
- * is below zero; goes through at once, and takes nothing, where nothing is
- * limited.  A limit that is lifted by a tick also ends the wait.  With
- * `timeout_ns` 0 it looks once.
- *
- * HR_ETIMEOUT: the bucket stayed below zero; nothing was taken.
- * HR_EINVAL: `blocks` or `timeout_ns` is negative.
+ * Take `blocks` tokens, 0 or more, which may bring the bucket below zero.  Returns 0 if it is there
+ * already, and takes nothing; libvgpu tries again every 10 ms.  Else 1; where nothing is limited it
+ * takes nothing either.
  */
-int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns,
-                       struct hr_error *error);
+int hr_limiter_take(hr_limiter *limiter, int64_t blocks);
 
 /*
  * One step of HR_LIMITER_PERIOD_NS.  `util_percent` is the sum over the
@@ -762,9 +742,12 @@ int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns,
  */
 int hr_limiter_tick(hr_limiter *limiter, int32_t util_percent, struct hr_error *error);
 
-/* Blocks per tick; blocks available now, negative = debt; the most there can be. */
-int64_t hr_limiter_share(const hr_limiter *limiter);
-int64_t hr_limiter_tokens(const hr_limiter *limiter);
-int64_t hr_limiter_total(const hr_limiter *limiter);
+struct hr_limiter_state {
+    int64_t share;  /* blocks per tick */
+    int64_t tokens; /* blocks available now, negative = debt */
+    int64_t total;  /* the most there can be */
+};
+/* Each number by itself, no common picture. */
+void hr_limiter_read(const hr_limiter *limiter, struct hr_limiter_state *out);
 
 #endif

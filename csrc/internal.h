@@ -76,9 +76,7 @@ static inline void hr_pause(void)
 #endif
 }
 
-/* ---- Errors, clocks ---------------------------------------------------------------------- */
-
-/* Failures, clocks and short sleeps, for all files of the core. */
+/* ---- Errors, clocks, forks --------------------------------------------------------------- */
 
 /*
  * Record why this thread's call fails, and return the code.  Public functions copy that into their
@@ -114,6 +112,14 @@ uint64_t hr_deadline_ns(uint64_t timeout_ns);
 bool hr_is_past(uint64_t deadline_ns);
 /* Sleep a little longer each time, never past the deadline.  False once it has passed. */
 bool hr_nap(uint64_t deadline_ns, unsigned *naps);
+
+/* Each fork() makes the child's generation another one (pthread_atfork). */
+extern uint32_t hr_fork_generation;
+int hr_watch_forks(void);
+/* Between the two no child is forked, which would keep a descriptor that it does not know of, or
+ * find a handler half installed. */
+void hr_fork_lock(void);
+void hr_fork_unlock(void);
 
 /* Room for one more behind `count` items: the list, perhaps moved.  NULL where memory is short;
  * the list stays. */
@@ -153,10 +159,6 @@ static inline uint64_t hr_add_saturating(uint64_t a, uint64_t b)
  *  - A SIGBUS that is sent to a thread that blocks it is delivered if it arrives during the work.
  *  - Leaving the work by longjmp() leaves the signal unblocked.
  */
-
-/* For pthread_atfork(): a child must not find it half installed by another thread. */
-void hr_guard_before_fork(void);
-void hr_guard_after_fork(void);
 
 /*
  * From now on a check of the handler and the mask is valid for about a millisecond, in the thread
@@ -257,9 +259,6 @@ struct hr_region {
     struct hr_region *next_writable;
 };
 
-/* Each fork() makes the child's generation another one (pthread_atfork). */
-extern uint32_t hr_fork_generation;
-
 static inline int hr_enter(hr_region *region)
 {
     /* Acquire pairs with hr_close(): who enters before the closing bit is waited for. */
@@ -287,11 +286,14 @@ static inline void hr_leave(hr_region *region)
     atomic_fetch_sub_explicit(&region->users, 1, memory_order_release);
 }
 
-/* handles.c: the writable handles of this process, for fork() and for the questions below. */
-int hr_watch_forks(void);
-/* Between the two no child is forked, which would keep a descriptor that it does not know of. */
-void hr_fork_lock(void);
-void hr_fork_unlock(void);
+/* Leave, and pass on the code of what was done inside. */
+static inline int hr_leave_after(hr_region *region, int code)
+{
+    hr_leave(region);
+    return code;
+}
+
+/* handles.c: the writable handles of this process, for the questions below. */
 void hr_link_writable(hr_region *region); /* both under the fork lock */
 void hr_unlink_writable(hr_region *region);
 /* Under the fork lock: whether a mapping that begins there is one of the handles', those of the
@@ -443,16 +445,11 @@ static inline uint64_t hr_version(uint32_t major_version, uint32_t minor_version
     return (uint64_t)major_version << 32 | minor_version;
 }
 
-/* An open file whose layout is known. */
-struct hr_identified {
-    int fd; /* close-on-exec */
-    struct stat status;
-    uint64_t version; /* hr_version(): the layout's, or a newer one */
-};
-
-/* Open `path` and decide its layout.  Returns the layout (>= 0), or a code and no descriptor. */
-int hr_open_identified(const char *path, uint32_t flags, uint32_t layout,
-                       struct hr_identified *out);
+/*
+ * Open the file at the handle's path, decide its layout, and fill in what the handle says of both.
+ * Returns the descriptor or a code.
+ */
+int hr_open_identified(hr_region *region, uint32_t flags, uint32_t layout);
 
 /*
  * Open the directory of `path`, and give the last component.  Files are reached
@@ -468,7 +465,7 @@ int hr_open_directory(const char *path, uint32_t flags, const char **name);
  * or a code.
  */
 int hr_hold_file(const char *path, uint32_t flags, struct stat *status);
-int hr_open_held(int held, uint32_t flags);
+int hr_open_held(int held, const char *path, uint32_t flags);
 
 /* Close what was opened with these flags; with HR_KEEP the descriptor stays, for the next time. */
 void hr_close_file(int fd, uint32_t flags);

@@ -144,10 +144,8 @@ int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state 
                       struct hr_error *error)
 {
     int code = hr_enter(region);
-    if (code != HR_OK)
-        return hr_report(error, code);
-    code = judge_state(region, proc, out);
-    hr_leave(region);
+    if (code == HR_OK)
+        code = hr_leave_after(region, judge_state(region, proc, out));
     return hr_report(error, code);
 }
 
@@ -439,6 +437,5 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
     }
     if (code == HR_ETIMEOUT)
         code = hr_run_entered(region, fail_busy, region);
-    hr_leave(region);
-    return hr_report(error, code);
+    return hr_report(error, hr_leave_after(region, code));
 }
