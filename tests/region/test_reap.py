@@ -201,33 +201,6 @@ def test_who_ends_by_itself_may_still_give_memory_back(
         assert [one.pid for one in reap_in_time(region)] == [0]
 
 
-@pytest.mark.root
-def test_no_live_slot_changes_and_none_has_pid_0_whatever_is_reaped(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    chance = random.Random(4)
-    live = [actor() for _ in range(3)]
-    for _ in range(8):
-        file = region_file(layout)
-        for one in live:
-            one("open", str(file.path), writable=True)
-        content = [*(one.pid for one in live), *range(DEAD, DEAD + chance.randrange(7)), 0]
-        chance.shuffle(content)
-        for pid in content:
-            file.add_process(pid, {0: pid})
-        before = {pid: (slot, slot_bytes(file, slot)) for slot, pid in enumerate(pids(file))}
-        with open_region(file, writable=True) as region:
-            reap_in_time(region)
-            for one in live:
-                slot, content_before = before[one.pid]
-                assert file.get("slot_pid", slot=slot) == one.pid
-                assert slot_bytes(file, slot) == content_before
-            assert 0 not in pids(file)
-            assert region.memory_used(0) == sum(one.pid for one in live)
-        for one in live:
-            one("region.close")
-
-
 # ---- named pids ----
 
 

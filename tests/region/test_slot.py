@@ -416,6 +416,10 @@ def test_processes_that_account_at_once_lose_nothing(file: RegionFile, actor: Ma
 
 AFTER_FORK: dict[str, Callable[[Region, Slot], object]] = {
     **CALLS,
+    "snapshot": lambda region, _: region.snapshot(),
+    "priority": lambda region, _: region.priority,
+    "set_priority": lambda region, _: region.set_priority(1),
+    "is_stale": lambda region, _: region.is_stale(),
     "lock": lambda region, _: region.lock().__enter__(),
     "lock_state": lambda region, _: region.lock_state(),
     "recover_lock": lambda region, _: region.recover_lock(),

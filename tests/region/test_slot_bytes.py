@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,17 +62,6 @@ def test_a_killed_process_is_reaped_without_proc(
         assert region.reap(proc=empty_proc) == ()
     living("slot.charge", 0, 1)
     assert pids(file) == [living.pid, NOBODYS]
-
-
-def test_one_that_is_asked_for_by_its_pid_is_judged_so_too(
-    file: RegionFile, actor: MakeActor, empty_proc: Path
-) -> None:
-    living, dead = attached(actor(file), 100), attached(actor(file), 600)
-    dead.kill()
-    with open_region(file, writable=True) as region:
-        with pytest.raises(ValueError, match=f"process {living.pid} is alive"):
-            region.reap([living.pid], proc=empty_proc)
-        assert region.reap([dead.pid], proc=empty_proc)[0].memory_bytes == 600
 
 
 def test_a_slot_that_libvgpu_has_moved_keeps_its_proof(
@@ -197,12 +185,6 @@ def test_libvgpu_that_takes_the_slot_of_a_dead_one_with_its_pid_is_not_dead_by_t
         assert region.memory_used(0) == 77
 
 
-def test_slots_without_a_mark_are_judged_as_ever(file: RegionFile, empty_proc: Path) -> None:
-    file.add_process(4_000_001, {0: 7})
-    with open_region(file, writable=True) as region:
-        assert region.reap(proc=empty_proc) == ()
-
-
 # ---- the lock ----
 
 
@@ -217,17 +199,6 @@ def test_the_lock_of_a_killed_process_is_recovered_without_proc(
         state = region.lock_state(proc=empty_proc)
         assert (state.owner_pid, state.owner_life, state.by_library) == (dead.pid, "dead", False)
         assert region.recover_lock(proc=empty_proc, watch_s=0).dead_owner
-    assert is_free(file)
-
-
-def test_who_waits_for_it_takes_it(file: RegionFile, actor: MakeActor) -> None:
-    dead, waiter = attached(actor(file), 600), actor(file)
-    dead("lock")
-    waiter.start("lock", 30.0)
-    assert not waiter.is_done(within_s=0.05)
-    dead.kill()
-    waiter.outcome()
-    waiter("unlock")
     assert is_free(file)
 
 
@@ -384,15 +355,3 @@ def test_emptied_slots_are_taken_again_where_nobody_can_be_seen(
     )
     subprocess.run([*inside, sys.executable, "-c", script], check=True, timeout=PATIENCE_S)
     assert len(pids(file)) == 70
-
-
-def test_the_flag_is_not_part_of_what_is_counted(file: RegionFile, actor: MakeActor) -> None:
-    """Whoever reads the seqlock sees an even number that stands still, and one that changes."""
-    process = attached(actor(file), 100)
-    layout = Layout.V1_2 if file.layout is Layout.V1_1 else file.layout
-    at, form = locate(layout, "slot_seqlock")
-    seqlock = struct.unpack_from(form, file.content(), at)[0]
-    assert seqlock % 2 == 0
-    with open_region(file) as region:
-        (usage,) = region.snapshot().processes
-        assert (usage.pid, usage.settled) == (process.pid, True)
