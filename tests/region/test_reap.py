@@ -10,7 +10,7 @@ import pytest
 from lock_bytes import NOBODY, is_free
 from namespaces import needs_first_namespace
 from reaping import reap_in_time
-from slot_bytes import WITH_SEQLOCK, pids, slot_bytes
+from slot_bytes import NOBODYS, WITH_SEQLOCK, pids, slot_bytes
 from support.actors import Actor, MakeActor, map_libvgpu
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import eventually
@@ -156,9 +156,6 @@ def test_a_live_process_that_is_inside_its_seqlock_is_left_alone(
         assert file.get("slot_seqlock", slot=0) == 41
 
 
-NOBODYS = 2**31 - 1
-
-
 @pytest.mark.root
 def test_a_slot_with_pid_0_gets_a_name_that_no_process_ever_has(
     file: RegionFile, actor: MakeActor
@@ -293,32 +290,6 @@ def test_who_cannot_be_seen_is_not_taken_for_dead(file: RegionFile, tmp_path: Pa
         assert file.content() == before
         with pytest.raises(FileNotFoundError):
             region.reap(proc=tmp_path / "missing")
-
-
-COME_AND_GO = """
-import time
-import libhamiregion
-until = time.monotonic() + seconds
-while time.monotonic() < until:
-    with libhamiregion.open_region(region.path, writable=True) as own, own.attach(timeout_s=30.0):
-        assert [one.status for one in own.snapshot().processes if one.pid == pid] == [1]
-"""
-
-
-@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
-def test_those_who_come_meanwhile_are_not_taken_for_dead(
-    file: RegionFile, actor: MakeActor
-) -> None:
-    """Who attached after /proc was looked at is not in what was seen there."""
-    crowd = [actor(file) for _ in range(3)]
-    for one in crowd:
-        one.start("evaluate", COME_AND_GO, pid=one.pid, seconds=0.5)
-    with open_region(file, writable=True) as region:
-        while not all(one.is_done() for one in crowd):
-            assert reap_in_time(region, timeout_s=30.0) == ()
-    for one in crowd:
-        one.outcome()
-    assert is_free(file)
 
 
 # ---- dry runs and values ----
