@@ -267,21 +267,6 @@ def test_two_levels_deep_a_process_is_named_by_its_innermost_pid(
     assert is_free(file)
 
 
-def test_the_lock_goes_round_through_three_levels(
-    file: RegionFile, outside: MakeActor, inside: MakeActor, deeper: MakeActor
-) -> None:
-    members = [outside(file), inside(file), attached(deeper, file)]
-    for turn in range(6):
-        first, second = members[turn % 3], members[(turn + 1) % 3]
-        first("lock")
-        second.start("lock", 30.0)
-        assert not second.is_done(within_s=0.02)
-        first("unlock")
-        second.outcome()
-        second("unlock")
-    assert is_free(file)
-
-
 # ---- equal numbers ----
 
 
