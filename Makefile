@@ -103,7 +103,7 @@ wheel: ## dist/: the sdist and the wheel built from it, tested in clean environm
 
 clean: ## remove everything that was built, .venv included
 	rm -rf $(VENV) build dist docs/_build *.egg-info libhamiregion/*.so \
-		.pytest_cache .mypy_cache .ruff_cache .hypothesis
+		.pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@for place in c fake_cuda fake_nvml preload; do \
 		if [ -f tests/$$place/Makefile ]; then $(MAKE) -C tests/$$place clean; fi; \

@@ -24,7 +24,6 @@ REPOSITORY = "https://github.com/libhamiregion/libhamiregion"
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 CORE = "csrc"
-PRELOAD = "csrc/preload"
 LIBRARIES = "libhamiregion/launch/lib"
 NAMES = (CUDA_STAND_IN, NVML_STAND_IN, PRELOADED) = (
     "libcuda-standin.so",
@@ -33,10 +32,8 @@ NAMES = (CUDA_STAND_IN, NVML_STAND_IN, PRELOADED) = (
 )
 
 # The parts that not all of the libraries have.
-NVML_ANSWERS = "nvml_answers"
-OVERRIDE = "override"
-DLSYM = "dlsym"
-FOR_NVML = {NVML_ANSWERS, "budget", "complaints", "find", "nvml_region", "snapshots"}
+ONLY_PRELOAD = {"dlsym", "nvml_answers", "nvml_region", "override"}
+FOR_NVML = {"budget", "complaints", "find", "nvml_answers", "nvml_region", "snapshots"}
 
 COMPILE_OPTIONS = (
     "-std=gnu11",
@@ -99,11 +96,6 @@ class BuildLibraries(build_ext):
         """What was built, for the wheel's list of files."""
         return [*super().get_outputs(), *self._library_paths().values()]
 
-    def get_source_files(self) -> list[str]:
-        """What it is built from, for the source distribution."""
-        own = (str(path) for path in sorted(Path(PRELOAD).iterdir()) if path.is_file())
-        return [*super().get_source_files(), *own]
-
     def _library_paths(self) -> dict[str, str]:
         root = Path("." if self.inplace else self.build_lib) / LIBRARIES
         return {name: str(root / name) for name in NAMES} if _has_cuda() else {}
@@ -112,9 +104,8 @@ class BuildLibraries(build_ext):
         core = [path for name, path in objects.items() if "/" not in name]
         own = {name.removeprefix("preload/"): path for name, path in objects.items() if "/" in name}
         paths = self._library_paths()
-        only_preload = {NVML_ANSWERS, "nvml_region", OVERRIDE, DLSYM}
         for stand_in, name, parts in (
-            (CUDA_STAND_IN, "libcuda", own.keys() - only_preload),
+            (CUDA_STAND_IN, "libcuda", own.keys() - ONLY_PRELOAD),
             (NVML_STAND_IN, "libnvidia-ml", FOR_NVML),
         ):
             real = self._empty_library(f"{name}-real.so.1")
@@ -132,13 +123,10 @@ class BuildLibraries(build_ext):
             The objects, by the names of their sources below csrc, without suffix.
         """
         macros = [f"-D{name}={value}" for name, value in self.extensions[0].define_macros]
-        headers = [*Path(CORE).glob("*.h"), *Path(PRELOAD).glob("*.h"), Path("setup.py")]
+        headers = [*Path(CORE).glob("**/*.h"), Path("setup.py")]
         newest_header = max(path.stat().st_mtime for path in headers)
         objects = {}
-        for source in (
-            *sorted(Path(CORE).glob("*.c")),
-            *sorted(Path(PRELOAD).glob("*.c")),
-        ):
+        for source in sorted(Path(CORE).glob("**/*.c")):
             name = source.relative_to(CORE).with_suffix("").as_posix()
             target = Path(self.build_temp, "preload", f"{name}.o")
             objects[name] = str(target)

@@ -6,10 +6,8 @@ judges them. It fails if the work that it measures is not done.
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
-import statistics
 import tempfile
 import timeit
 from pathlib import Path
@@ -32,8 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="fewer rounds, shorter minutes")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEDGER] = Ledger()
+    config.option.benchmark_columns = ["min", "median", "iqr", "rounds", "iterations"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,16 +73,23 @@ def region_path(directory: Path) -> Path:
     return path
 
 
+def least_us(function: Callable[[], Any]) -> float:
+    """The least time of many calls in a row, in microseconds."""
+    timer = timeit.Timer(function)
+    calls = max(1, round(ROUND_S / min(timer.repeat(15, 1))))
+    return min(timer.repeat(200, calls)) / calls * 1e6
+
+
 @pytest.fixture
-def timed(ledger: Ledger, quick: bool) -> Callable[..., float]:
+def timed(benchmark: Any, ledger: Ledger, quick: bool) -> Callable[..., float]:
     """Time a function, enter it with its budget, and return its least time in microseconds."""
 
-    def measure(function: Callable[[], Any], work: str, budget_us: float | None = None) -> float:
-        # Garbage collection, which timeit switches off, is part of the cost.
-        timer = timeit.Timer(function, gc.enable)
-        calls = max(1, round(ROUND_S / min(timer.repeat(15, 1))))
-        times = [each / calls * 1e6 for each in timer.repeat(200 if quick else 1000, calls)]
-        ledger.add(work, "us", budget_us, statistics.median(times), min(times))
-        return min(times)
+    def measure(function: Callable[[], Any], work: str, budget_us: float) -> float:
+        calls = max(1, round(ROUND_S / min(timeit.repeat(function, number=1, repeat=15))))
+        rounds = 200 if quick else 1000
+        benchmark.pedantic(function, iterations=calls, rounds=rounds, warmup_rounds=1)
+        stats = benchmark.stats.stats
+        ledger.add(work, "us", budget_us, stats.median * 1e6, stats.min * 1e6)
+        return float(stats.min) * 1e6
 
     return measure

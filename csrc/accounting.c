@@ -9,7 +9,7 @@ struct account_call {
     uint64_t bytes;
     bool is_locked; /* by this call */
     bool charging;
-    bool beyond_limit;    /* it is there already, and counts whatever the limit says */
+    bool is_limited;
     uint64_t used, limit; /* what the last look at the limit has found */
 };
 
@@ -35,7 +35,7 @@ static int fail_limit(const struct account_call *call)
 
 static int check_books(const struct account_call *call)
 {
-    uint64_t charged = call->region->own.attachment->charged[call->device][call->kind];
+    uint64_t charged = call->region->own.charged[call->device][call->kind];
     const uint64_t most = (UINT64_C(1) << 62) - 1; /* three kinds of it still fit */
     uint64_t limit = call->charging ? most - charged : charged;
     if (call->bytes <= limit)
@@ -44,35 +44,27 @@ static int check_books(const struct account_call *call)
                       .wanted = call->bytes);
 }
 
-#define ACCOUNT_POINT(name)                                                                        \
-    do {                                                                                           \
-        if (call->charging)                                                                        \
-            HR_POINT(CHARGE_##name);                                                               \
-        else                                                                                       \
-            HR_POINT(RELEASE_##name);                                                              \
-    } while (0)
-
 /* Adding the two's complement subtracts; the books say that it does not go below zero. */
-static void store_account(const struct account_call *call, unsigned char *slot)
+static void store_account(const struct account_call *call, uint64_t delta)
 {
-    const hr_region *region = call->region;
+    hr_region *region = call->region;
+    unsigned char *slot = hr_slot(region, (uint32_t)region->own.index);
     unsigned char *used = hr_used(region, slot, call->device);
-    uint64_t delta = call->charging ? call->bytes : 0 - call->bytes;
     if (hr_has_seqlock(region)) {
         hr_add_u64(slot + region->layout->slot_seqlock, 1, memory_order_relaxed);
         /* Readers that see a value stored below also see the odd number. */
         atomic_thread_fence(memory_order_release);
-        ACCOUNT_POINT(SEQLOCK_ODD);
+        HR_POINT(ACCOUNT_SEQLOCK_ODD);
     }
     hr_add_u64(used + HR_TOTAL_OFFSET, delta, memory_order_relaxed);
-    ACCOUNT_POINT(TOTAL_STORED);
+    HR_POINT(ACCOUNT_TOTAL_STORED);
     hr_add_u64(used + call->kind * 8, delta, memory_order_relaxed);
-    ACCOUNT_POINT(KIND_STORED);
-    region->own.attachment->charged[call->device][call->kind] += delta;
+    HR_POINT(ACCOUNT_KIND_STORED);
+    region->own.charged[call->device][call->kind] += delta;
     if (hr_has_seqlock(region)) {
         /* Release: even again only after the values. */
         hr_add_u64(slot + region->layout->slot_seqlock, 1, memory_order_release);
-        ACCOUNT_POINT(SEQLOCK_EVEN);
+        HR_POINT(ACCOUNT_SEQLOCK_EVEN);
     }
 }
 
@@ -81,16 +73,14 @@ static void store_account(const struct account_call *call, unsigned char *slot)
  * looked.  So each looks again after its charge: who charged last sees both, and takes its own
  * back.  Of two it may be both that do; then they try again, not at the same moment.
  */
-static int confirm(struct account_call *call, unsigned char *slot)
+static int confirm(struct account_call *call)
 {
     /* Whoever else charges: one of the two fences comes first, and what was charged before it is
      * seen behind the other. */
     atomic_thread_fence(memory_order_seq_cst);
     if (check_limit(call, 0) != HR_EMEMORYLIMIT)
         return HR_OK;
-    call->charging = false;
-    store_account(call, slot);
-    call->charging = true;
+    store_account(call, 0 - call->bytes);
     call->used -= call->bytes;
     return HR_ECONFLICT;
 }
@@ -101,23 +91,21 @@ static int account_work(void *argument)
 {
     struct account_call *call = argument;
     hr_region *region = call->region;
-    if (region->own.attachment == NULL)
+    if (region->own.pid == 0)
         return hr_fail_code(HR_EDETACHED);
     int code = hr_check_header(region);
     if (code == HR_OK)
         code = check_books(call);
-    if (code == HR_OK && hr_remembered_slot(region) == NULL)
+    if (code == HR_OK && !hr_remembers_slot(region))
         code = call->is_locked ? hr_regain_slot(region, call->view) : hr_fail_code(HR_ENOPROCESS);
     if (code != HR_OK)
         return code;
-    unsigned char *slot = hr_slot(region, region->own.attachment->index);
-    bool is_limited = call->charging && !call->beyond_limit;
-    if (is_limited)
+    if (call->is_limited)
         code = check_limit(call, call->bytes);
     if (code != HR_OK)
         return code == HR_EMEMORYLIMIT ? fail_limit(call) : code;
-    store_account(call, slot);
-    return is_limited && hr_has_seqlock(region) ? confirm(call, slot) : HR_OK;
+    store_account(call, call->charging ? call->bytes : 0 - call->bytes);
+    return call->is_limited && hr_has_seqlock(region) ? confirm(call) : HR_OK;
 }
 
 static int account_beside_lock(struct account_call *call, uint64_t timeout_ns)
@@ -155,12 +143,12 @@ static int account(struct account_call *call, uint64_t timeout_ns)
         return hr_fail_code(HR_EINVAL);
     if (!call->region->writable)
         return hr_fail_code(HR_EREADONLY);
-    int code = account_once(call, timeout_ns);
-    if (code != HR_ECONFLICT)
-        return code;
     uint64_t deadline = hr_deadline_ns(timeout_ns < longest_ns ? timeout_ns : longest_ns);
-    for (unsigned naps = 0; code == HR_ECONFLICT && hr_nap(deadline, &naps);)
+    unsigned naps = 0;
+    int code;
+    do
         code = account_once(call, timeout_ns);
+    while (code == HR_ECONFLICT && hr_nap(deadline, &naps));
     return code == HR_ECONFLICT ? fail_limit(call) : code;
 }
 
@@ -172,7 +160,7 @@ int hr_charge(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
                                 .kind = kind,
                                 .bytes = bytes,
                                 .charging = true,
-                                .beyond_limit = (flags & HR_FORCE) != 0};
+                                .is_limited = (flags & HR_FORCE) == 0};
     return hr_report(error, account(&call, timeout_ns));
 }
 

@@ -112,14 +112,7 @@ enum hr_code {
 enum hr_reason {
     HR_REASON_NONE,
     HR_REASON_SYMLINK,
-    HR_REASON_DIRECTORY,
-    HR_REASON_FIFO,
-    HR_REASON_SOCKET,
-    HR_REASON_DEVICE,
-    HR_REASON_EMPTY,
-    HR_REASON_SHORT,
-    HR_REASON_MAGIC_ZERO,
-    HR_REASON_MAGIC,
+    HR_REASON_FILE_TYPE,       /* found = the type, as in st_mode */
     HR_REASON_VERSION,         /* found = major << 32 | minor: fits no layout, or is too new */
     HR_REASON_DEVICE_NUM,      /* found = the value */
     HR_REASON_PROC_NUM,        /* found = the value, sign-extended */
@@ -182,22 +175,15 @@ struct hr_info {
 };
 
 /*
- * Find out which layout a file has: `layout` HR_LAYOUTS.  Any other value names one, which
- * decides between the candidates of an ambiguous file; one that contradicts what the file
- * is gives HR_ENOTREGION.  Opens read-only, never follows a symbolic link in the last
- * component, never blocks on a FIFO.
+ * Find out which layout a file has, and map it.  `layout` HR_LAYOUTS: any.  Another value names
+ * one, which decides between the candidates of an ambiguous file; one that contradicts what the
+ * file is gives HR_ENOTREGION.  Never follows a symbolic link in the last component, never blocks
+ * on a FIFO.  While there is no file, or one that is being created (HR_ENOTFOUND, HR_ENOTREADY),
+ * try again until `timeout_ns` have passed; 0 tries once.  HR_READ and HR_KEEP map PROT_READ.  Only
+ * HR_KEEP keeps a descriptor.
  *
- * Returns the layout (>= 0), or HR_ENOTFOUND, HR_EACCESS, HR_ENOTREGION,
+ * Returns the layout (>= 0) and the handle, or HR_ENOTFOUND, HR_EACCESS, HR_ENOTREGION,
  * HR_ENOTREADY, HR_EAMBIGUOUS, HR_ECORRUPT, HR_ESTALE, HR_EINVAL, HR_ESYSTEM.
- */
-int hr_identify(const char *path, uint32_t layout, struct hr_error *error);
-
-/*
- * Identify as hr_identify() does, then map.  While there is no file, or one that is being created
- * (HR_ENOTFOUND, HR_ENOTREADY), try again until `timeout_ns` have passed; 0 tries once.
- * HR_READ and HR_KEEP map PROT_READ.  Only HR_KEEP
- * keeps a descriptor.
- * Returns the layout (>= 0) and the handle, or one of hr_identify()'s codes.
  *
  * A file with the newest layout's major version and a newer minor one is read in that layout
  * where each field passes for what it should be (hr_info.version tells), and never written:
@@ -602,7 +588,7 @@ enum hr_slot_value {
     HR_SLOT_HOST_PID,
     HR_SLOT_STATUS,
     HR_SLOT_MONITOR_USED, /* bytes; with a device */
-    HR_SLOT_SM,           /* percent; with a device; HR_EINVAL where the layout has none */
+    HR_SLOT_SM,           /* percent; with a device */
     HR_SLOT_ENC,
     HR_SLOT_DEC
 };
@@ -621,17 +607,18 @@ struct hr_slot_edit {
 int hr_edit_slot(hr_region *region, int32_t pid, struct hr_slot_edit *edits, uint32_t count,
                  uint32_t dry_run, uint64_t timeout_ns, struct hr_error *error);
 
-enum hr_reaped {
-    HR_REAP_EMPTIED = 1, /* the slot is empty, where it was */
-    HR_REAP_ALIVE,       /* left alone: the process lives */
-    HR_REAP_UNKNOWN,     /* left alone: /proc does not show enough to tell */
-    HR_REAP_CUT_SHORT    /* left alone: the search of /proc was cut short */
+/* What hr_reap() and hr_repair_slots() have made of the slots of a pid. */
+enum hr_slot_outcome {
+    HR_SLOT_DONE = 1, /* empty, where it was; or the process counts once, in its own slot */
+    HR_SLOT_ALIVE,    /* left alone: the process lives */
+    HR_SLOT_UNKNOWN,  /* left alone: there is no proof of its death, or of which slot is its own */
+    HR_SLOT_CUT_SHORT /* left alone: the search of /proc was cut short before a proof */
 };
 
-struct hr_reap {
+struct hr_slot_result {
     int32_t pid;
-    uint32_t what;  /* enum hr_reaped */
-    uint64_t bytes; /* that its slot counted, over all devices */
+    uint32_t what;  /* enum hr_slot_outcome */
+    uint64_t bytes; /* that its slot counted, over all devices; of hr_reap() */
 };
 
 /* A process that is known to be none of the region's, whatever its pids are. */
@@ -647,7 +634,7 @@ struct hr_stranger {
  * anything is done.
  *
  * /proc is searched before the lock is taken, for 2 s at most.  What counts and could not be judged
- * because that was not enough is reported as HR_REAP_CUT_SHORT.
+ * because that was not enough is reported as HR_SLOT_CUT_SHORT.
  *
  * `strangers`, sorted by pid, need not be asked for their maps, because the caller knows them to be
  * of other containers.  Without them a neighbour with many mappings and the pid of a slot decides
@@ -655,7 +642,7 @@ struct hr_stranger {
  */
 int hr_reap(hr_region *region, const char *proc, const struct hr_stranger *strangers,
             uint32_t stranger_count, const int32_t *pids, uint32_t count, uint32_t dry_run,
-            uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error);
+            uint64_t timeout_ns, struct hr_slot_result *out, struct hr_error *error);
 
 /*
  * What /proc tells of processes.  `proc` is a descriptor of it.
@@ -681,10 +668,9 @@ struct hr_file_id {
 int hr_get_file_id(hr_region *region, struct hr_file_id *out, struct hr_error *error);
 
 struct hr_mapped_file {
-    uint64_t inode;
+    struct hr_file_id file;
     uint64_t start, end; /* of its first mapping */
     uint64_t bytes;
-    uint32_t major_number, minor_number;
     uint32_t path_at, path_bytes;
     uint32_t is_writable;
 };
@@ -692,17 +678,6 @@ struct hr_mapped_file {
 int hr_read_mapped_files(int proc, uint32_t pid, uint64_t start_time_ticks,
                          struct hr_mapped_file *out, uint32_t capacity, char *paths,
                          uint32_t paths_bytes, uint32_t *has_libvgpu, struct hr_error *error);
-
-enum hr_slot_repaired {
-    HR_REPAIR_DONE = 1, /* the process counts once, in its own slot */
-    HR_REPAIR_LEFT,     /* it may not, and there is no proof of which slot is its own */
-    HR_REPAIR_CUT_SHORT /* the search of /proc was cut short before a proof */
-};
-
-struct hr_slot_repair {
-    int32_t pid;
-    uint32_t what; /* enum hr_slot_repaired */
-};
 
 /*
  * Put right what moves have torn apart: a live process that writes in a slot at or above
@@ -714,15 +689,14 @@ struct hr_slot_repair {
  * reading takes no lock.
  *
  * A slot with pid 0 that counts something may be in the way.  If the search for its owner is cut
- * short, what waits for it is reported as HR_REPAIR_CUT_SHORT.
+ * short, what waits for it is reported as HR_SLOT_CUT_SHORT.
  */
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
-                    struct hr_slot_repair *out, struct hr_error *error);
+                    struct hr_slot_result *out, struct hr_error *error);
 
 /* ---- The core limiter -------------------------------------------------- */
 
 #define HR_LIMITER_PERIOD_NS 120000000u /* between two ticks */
-#define HR_LIMITER_NAP_NS 10000000u     /* between two reads of an empty bucket */
 
 /* Bounds that keep all sums within int64; the largest GPUs have 2^8 and 2^11. */
 #define HR_LIMITER_MAX_SM_COUNT 65536u
@@ -747,16 +721,11 @@ int hr_limiter_new(uint32_t sm_count, uint32_t max_threads_per_sm, uint32_t sm_l
 void hr_limiter_free(hr_limiter *limiter);
 
 /*
- * Take `blocks` tokens.  Waits, in naps of HR_LIMITER_NAP_NS, while the bucket
- * is below zero; goes through at once, and takes nothing, where nothing is
- * limited.  A limit that is lifted by a tick also ends the wait.  With
- * `timeout_ns` 0 it looks once.
- *
- * HR_ETIMEOUT: the bucket stayed below zero; nothing was taken.
- * HR_EINVAL: `blocks` or `timeout_ns` is negative.
+ * Take `blocks` tokens, 0 or more, which may bring the bucket below zero.  Returns 0 if it is there
+ * already, and takes nothing; libvgpu tries again every 10 ms.  Else 1; where nothing is limited it
+ * takes nothing either.
  */
-int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns,
-                       struct hr_error *error);
+int hr_limiter_take(hr_limiter *limiter, int64_t blocks);
 
 /*
  * One step of HR_LIMITER_PERIOD_NS.  `util_percent` is the sum over the
@@ -773,9 +742,12 @@ int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns,
  */
 int hr_limiter_tick(hr_limiter *limiter, int32_t util_percent, struct hr_error *error);
 
-/* Blocks per tick; blocks available now, negative = debt; the most there can be. */
-int64_t hr_limiter_share(const hr_limiter *limiter);
-int64_t hr_limiter_tokens(const hr_limiter *limiter);
-int64_t hr_limiter_total(const hr_limiter *limiter);
+struct hr_limiter_state {
+    int64_t share;  /* blocks per tick */
+    int64_t tokens; /* blocks available now, negative = debt */
+    int64_t total;  /* the most there can be */
+};
+/* Each number by itself, no common picture. */
+void hr_limiter_read(const hr_limiter *limiter, struct hr_limiter_state *out);
 
 #endif

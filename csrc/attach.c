@@ -1,7 +1,7 @@
 #define _GNU_SOURCE
 
 #include <errno.h>
-#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -17,33 +17,21 @@ enum { RUNNING = 1 };
 static void give_up_others(const hr_region *region, int32_t pid, int32_t own, int32_t count)
 {
     for (int32_t index = 0; index < count; index++) {
-        unsigned char *slot = hr_slot(region, (uint32_t)index);
-        if (index == own || hr_slot_pid(region, slot) != pid)
+        if (index == own || hr_slot_pid(region, index) != pid)
             continue;
-        hr_empty_slot(region, slot);
-        hr_set_slot_pid(region, slot, HR_NOBODY);
+        hr_empty_slot(region, index);
+        hr_set_slot_pid(region, index, HR_NOBODY);
     }
 }
 
-/* Where a slot can be taken that is not ours yet, HR_SLOTS where there is none. */
-static int32_t find_room(const hr_region *region, const struct hr_table_view *view, int32_t count,
-                         int32_t pid)
+static void fill(const hr_region *region, int32_t index, int32_t pid, uint64_t mark)
 {
-    if (view == NULL)
-        return count;
-    int32_t index = hr_find_emptied(region, view, count, pid);
-    if (index < 0)
-        index = hr_find_place(region, view, count, pid);
-    return index < 0 ? HR_SLOTS : index;
-}
-
-static void fill(const hr_region *region, unsigned char *slot, int32_t pid, uint64_t mark)
-{
-    hr_empty_slot(region, slot);
+    unsigned char *slot = hr_slot(region, (uint32_t)index);
+    hr_empty_slot(region, index);
     HR_POINT(ATTACH_SLOT_CLEARED);
-    hr_store_mark(region, slot, pid, mark);
+    hr_store_mark(region, index, pid, mark);
     hr_store_i32(slot + region->layout->slot_status, RUNNING, memory_order_relaxed);
-    hr_set_slot_pid(region, slot, pid);
+    hr_set_slot_pid(region, index, pid);
     HR_POINT(ATTACH_PID_STORED);
 }
 
@@ -51,24 +39,24 @@ static void fill(const hr_region *region, unsigned char *slot, int32_t pid, uint
  * Take a slot for `pid`, under the lock: the one that has its pid, else an emptied one, else the
  * next one.
  */
-static int take_slot(hr_region *region, const struct hr_table_view *view, int32_t pid,
-                     struct hr_attachment *attachment)
+static int take_slot(hr_region *region, const struct hr_table_view *view, int32_t pid)
 {
     for (uint32_t tries = 0; tries < HR_SLOTS; tries++) {
         int32_t count;
-        int code = hr_checked_proc_num(region, &count);
+        int code = hr_checked_table(region, &count);
         if (code != HR_OK)
             return code;
         int32_t own = hr_find_slot(region, pid, count);
         if (own < 0 && view == NULL && hr_needs_view(region, count, pid))
             return HR_NEEDS_VIEW;
-        int32_t index = own >= 0 ? own : find_room(region, view, count, pid);
+        int32_t index = own;
+        if (own < 0)
+            index = view == NULL ? count : hr_find_room(region, view, count, pid);
         if (index == HR_SLOTS)
             return hr_fail_code(HR_EFULL);
-        unsigned char *slot = hr_slot(region, (uint32_t)index);
-        fill(region, slot, pid, attachment->mark);
-        attachment->index = (uint32_t)index;
-        attachment->is_appended = index >= count;
+        fill(region, index, pid, region->own.mark);
+        region->own.index = index;
+        region->own.is_appended = index >= count;
         if (index < count) {
             give_up_others(region, pid, index, count);
             return HR_OK;
@@ -80,7 +68,7 @@ static int take_slot(hr_region *region, const struct hr_table_view *view, int32_
             return HR_OK;
         }
         /* libvgpu removes slots without the lock: each round is one that it has removed. */
-        hr_set_slot_pid(region, slot, 0);
+        hr_set_slot_pid(region, index, 0);
     }
     return hr_fail_code(HR_ETIMEOUT);
 }
@@ -102,7 +90,6 @@ int hr_run_with_view(hr_region *region, const struct hr_table_view **view, hr_gu
 struct attach_call {
     hr_region *region;
     const struct hr_table_view *view;
-    struct hr_attachment *attachment;
     int32_t pid;
     bool is_attached; /* by this call; another thread may have detached since */
 };
@@ -111,26 +98,12 @@ static int attach_work(void *argument)
 {
     struct attach_call *call = argument;
     hr_region *region = call->region;
-    int code = hr_check_header(region);
-    if (code == HR_OK)
-        code = take_slot(region, call->view, call->pid, call->attachment);
+    int code = take_slot(region, call->view, call->pid);
     if (code == HR_OK) {
-        region->own.attachment = call->attachment;
         region->own.pid = call->pid;
         region->own.signature = region->own.attaching_signature;
         call->is_attached = true;
     }
-    return code;
-}
-
-/* A process that has libvgpu loaded has a slot of libvgpu's, by the same pid. */
-static int check_no_foreign_mapping(hr_region *region)
-{
-    struct hr_file_id file;
-    bool by_another;
-    int code = hr_own_mapping(region, &file, &by_another);
-    if (code == HR_OK && by_another)
-        code = hr_fail_reason(HR_EATTACHED, HR_REASON_FOREIGN_MAPPING);
     return code;
 }
 
@@ -139,22 +112,22 @@ static int check_no_foreign_mapping(hr_region *region)
  * a dead one locks the byte for a moment.  A process also attaches if its file can no longer be
  * opened, without a mark.
  */
-static int lock_own_byte(hr_region *region, int32_t pid, struct hr_attachment *attachment)
+static int lock_own_byte(hr_region *region, int32_t pid)
 {
     const uint64_t patience_ns = 100000000;
     int code = hr_await_bytes(region, HR_PID_BYTE + pid, 1, hr_deadline_ns(patience_ns),
-                              &attachment->byte);
+                              &region->own.byte);
     HR_POINT(SLOT_BYTE_LOCKED);
     if (code == HR_ETIMEOUT)
         return HR_FAIL(HR_EATTACHED, .reason = HR_REASON_SAME_PID, .found = (uint64_t)pid);
-    if (code == HR_OK && region->has_own_pages)
-        attachment->mark = hr_clock_ns(CLOCK_BOOTTIME);
+    region->own.mark = code == HR_OK && region->has_own_pages ? hr_clock_ns(CLOCK_BOOTTIME) : 0;
     return code == HR_ECLOSED ? code : HR_OK;
 }
 
 /* From here on this thread, and no other one of the handle, signs as the attached process. */
-static void begin_signing(hr_region *region, int32_t pid, uint64_t mark)
+static void begin_signing(hr_region *region, int32_t pid)
 {
+    const uint64_t mark = region->own.mark;
     /* Milliseconds: no two processes have one pid within one. */
     region->own.attaching_signature =
         mark == 0 ? (uint64_t)pid : hr_attached_signature(pid, (uint32_t)(mark >> 20) & INT32_MAX);
@@ -171,28 +144,26 @@ static void end_signing(hr_region *region)
 
 static int attach_entered(hr_region *region, uint64_t timeout_ns)
 {
-    int code = check_no_foreign_mapping(region);
+    bool by_another;
+    int code = hr_own_mapping(region, &by_another);
+    /* A process that has libvgpu loaded has a slot of libvgpu's, by the same pid. */
+    if (code == HR_OK && by_another)
+        code = hr_fail_reason(HR_EATTACHED, HR_REASON_FOREIGN_MAPPING);
+    if (code == HR_OK && !hr_claim_attachment(region))
+        code = hr_fail_code(HR_EATTACHED);
     if (code != HR_OK)
         return code;
-    if (!hr_claim_attachment(region))
-        return hr_fail_code(HR_EATTACHED);
     struct attach_call call = {.region = region, .pid = getpid()};
-    call.attachment = calloc(1, sizeof *call.attachment);
-    if (call.attachment == NULL) {
-        code = hr_fail_errno(HR_ESYSTEM, ENOMEM);
-    } else {
-        code = lock_own_byte(region, call.pid, call.attachment);
-        if (code == HR_OK) {
-            begin_signing(region, call.pid, call.attachment->mark);
-            code = hr_run_with_view(region, &call.view, attach_work, &call, timeout_ns);
-            end_signing(region);
-        }
+    memset(region->own.charged, 0, sizeof region->own.charged);
+    code = lock_own_byte(region, call.pid);
+    if (code == HR_OK) {
+        begin_signing(region, call.pid);
+        code = hr_run_with_view(region, &call.view, attach_work, &call, timeout_ns);
+        end_signing(region);
     }
     /* Also where the lock was lost meanwhile: then there is a slot, and an error. */
     if (!call.is_attached) {
-        if (call.attachment != NULL)
-            hr_unlock_bytes(region, &call.attachment->byte);
-        free(call.attachment);
+        hr_unlock_bytes(region, &region->own.byte);
         region->own.is_claimed = false;
     }
     return code;
@@ -211,27 +182,27 @@ int hr_attach(hr_region *region, uint64_t timeout_ns, struct hr_error *error)
 
 /* ---- Our slot, wherever it is ------------------------------------------------------ */
 
-unsigned char *hr_remembered_slot(const hr_region *region)
+bool hr_remembers_slot(const hr_region *region)
 {
-    int32_t count, index = (int32_t)region->own.attachment->index;
+    int32_t count, index = region->own.index;
     if (hr_checked_proc_num(region, &count) != HR_OK || index >= count)
-        return NULL;
+        return false;
     /* Up to 2.8.0 each process looks for its slot, and so do we: a second one with our pid must
      * not go on counting. */
     if (!hr_has_seqlock(region) && (hr_find_slot(region, region->own.pid, count) != index ||
                                     hr_find_slot(region, region->own.pid, index) >= 0))
-        return NULL;
-    unsigned char *slot = hr_slot(region, (uint32_t)index);
-    return hr_slot_pid(region, slot) == region->own.pid ? slot : NULL;
+        return false;
+    return hr_slot_pid(region, index) == region->own.pid;
 }
 
-static void write_books(const hr_region *region, unsigned char *slot)
+static void write_books(const hr_region *region)
 {
+    unsigned char *slot = hr_slot(region, (uint32_t)region->own.index);
     for (uint32_t device = 0; device < HR_DEVICES; device++) {
         unsigned char *used = hr_used(region, slot, device);
         uint64_t total = 0;
         for (uint32_t kind = 0; kind < HR_KINDS; kind++) {
-            uint64_t bytes = region->own.attachment->charged[device][kind];
+            uint64_t bytes = region->own.charged[device][kind];
             hr_store_u64(used + kind * 8, bytes, memory_order_relaxed);
             total += bytes;
         }
@@ -240,38 +211,37 @@ static void write_books(const hr_region *region, unsigned char *slot)
 }
 
 /* A name that we left at or above `count` must not look like an orphan of ours. */
-static void forget_name(const hr_region *region, uint32_t index)
+static void forget_name(const hr_region *region, int32_t index)
 {
     int32_t count;
-    unsigned char *slot = hr_slot(region, index);
-    if (hr_checked_proc_num(region, &count) == HR_OK && (int32_t)index >= count &&
-        hr_slot_pid(region, slot) == region->own.pid)
-        hr_set_slot_pid(region, slot, 0);
+    if (hr_checked_proc_num(region, &count) == HR_OK && index >= count &&
+        hr_slot_pid(region, index) == region->own.pid)
+        hr_set_slot_pid(region, index, 0);
 }
 
 int hr_regain_slot(hr_region *region, const struct hr_table_view *view)
 {
-    struct hr_attachment *attachment = region->own.attachment;
+    struct hr_own_slot *own = &region->own;
     int32_t count;
     int code = hr_checked_proc_num(region, &count);
     if (code != HR_OK)
         return code;
-    uint32_t old = attachment->index;
-    int32_t found = hr_find_slot(region, region->own.pid, count);
+    int32_t old = own->index;
+    int32_t found = hr_find_slot(region, own->pid, count);
     if (found >= 0) {
         /* libvgpu has moved it, with its status and host pid. */
-        attachment->index = (uint32_t)found;
-        attachment->is_appended = false;
-        give_up_others(region, region->own.pid, found, count);
+        own->index = found;
+        own->is_appended = false;
+        give_up_others(region, own->pid, found, count);
     } else {
-        code = take_slot(region, view, region->own.pid, attachment);
+        code = take_slot(region, view, own->pid);
         if (code != HR_OK)
             return code;
     }
     /* Moved while we were accounting, the copy can have got an odd seqlock. */
-    hr_make_seqlock_even(region, hr_slot(region, attachment->index));
-    write_books(region, hr_slot(region, attachment->index));
-    if (old != attachment->index)
+    hr_make_seqlock_even(region, own->index);
+    write_books(region);
+    if (old != own->index)
         forget_name(region, old);
     return HR_OK;
 }
@@ -283,24 +253,21 @@ static int detach_work(void *argument)
 {
     hr_region *region = argument;
     int32_t count;
-    if (region->own.attachment == NULL) /* another thread has detached meanwhile */
+    if (region->own.pid == 0) /* another thread has detached meanwhile */
         return hr_fail_code(HR_EDETACHED);
-    int code = hr_check_header(region);
-    if (code == HR_OK)
-        code = hr_checked_proc_num(region, &count);
+    int code = hr_checked_table(region, &count);
     if (code != HR_OK)
         return code;
-    struct hr_attachment *attachment = region->own.attachment;
-    uint32_t old = attachment->index;
+    int32_t old = region->own.index;
     int32_t index = hr_find_slot(region, region->own.pid, count);
     if (index >= 0) {
-        hr_empty_slot(region, hr_slot(region, (uint32_t)index));
+        hr_empty_slot(region, index);
         HR_POINT(REMOVE_USAGE_CLEARED);
     }
     give_up_others(region, region->own.pid, index, count);
     /* libvgpu, which removes dead slots without the lock, has never had reason to take this one for
      * dead: so it may go.  Another stays where it is, with our pid, while we live. */
-    if (index == (int32_t)old && index == count - 1 && attachment->is_appended &&
+    if (index == old && index == count - 1 && region->own.is_appended &&
         hr_swap_proc_num(region, count, index))
         HR_POINT(REMOVE_COUNT_STORED);
     forget_name(region, old);
@@ -308,15 +275,13 @@ static int detach_work(void *argument)
 }
 
 /* Under the gate, so that no other thread is accounting.  The lock on the slot's byte is left to
- * the caller. */
-static struct hr_byte_lock forget_attachment(hr_region *region)
+ * the caller: another thread may attach from here on. */
+static struct hr_byte_lock forget_slot(hr_region *region)
 {
-    struct hr_byte_lock byte = region->own.attachment->byte;
-    region->own.is_claimed = false;
-    free(region->own.attachment);
-    region->own.attachment = NULL;
+    struct hr_byte_lock byte = region->own.byte;
     region->own.pid = 0;
     region->own.signature = 0;
+    region->own.is_claimed = false;
     return byte;
 }
 
@@ -324,23 +289,22 @@ static int detach(hr_region *region, uint64_t deadline_ns)
 {
     struct hr_byte_lock byte = {.page = NULL};
     int code = hr_lock_take(region, deadline_ns);
-    if (code == HR_OK) {
-        code = hr_run_entered(region, detach_work, region);
-        if (code != HR_EDETACHED)
-            byte = forget_attachment(region);
-        code = hr_lock_drop_after(region, code);
-        /* Not before: the lock was signed with it. */
-        hr_unlock_bytes(region, &byte);
-        return code;
-    }
     /* The file is gone under us: there is nothing left to detach from. */
-    if (code == HR_ESTALE && hr_gate_enter(region, deadline_ns) == HR_OK) {
-        if (region->own.attachment != NULL)
-            byte = forget_attachment(region);
-        hr_unlock_bytes(region, &byte);
+    const bool is_gone = code == HR_ESTALE && hr_gate_enter(region, deadline_ns) == HR_OK;
+    if (code != HR_OK && !is_gone)
+        return code;
+    if (!is_gone)
+        code = hr_run_entered(region, detach_work, region);
+    if (region->own.pid != 0)
+        byte = forget_slot(region);
+    if (is_gone) {
         hr_gate_leave(region);
-        return hr_fail_reason(HR_ESTALE, HR_REASON_TRUNCATED);
+        code = hr_fail_reason(HR_ESTALE, HR_REASON_TRUNCATED);
+    } else {
+        code = hr_lock_drop_after(region, code);
     }
+    /* Not before: the lock was signed with it. */
+    hr_unlock_bytes(region, &byte);
     return code;
 }
 
@@ -349,7 +313,7 @@ int hr_leave_region(hr_region *region, uint64_t deadline_ns)
     uint64_t bytes = 0;
     for (uint32_t device = 0; device < HR_DEVICES; device++) {
         for (uint32_t kind = 0; kind < HR_KINDS; kind++)
-            bytes += region->own.attachment->charged[device][kind];
+            bytes += region->own.charged[device][kind];
     }
     int code = detach(region, deadline_ns);
     if (code != HR_ETIMEOUT)
@@ -358,7 +322,7 @@ int hr_leave_region(hr_region *region, uint64_t deadline_ns)
     hr_last_error(&detail);
     detail.wanted = bytes;
     /* This process no longer accounts in the slot: others may reap it. */
-    hr_unlock_bytes(region, &region->own.attachment->byte);
+    hr_unlock_bytes(region, &region->own.byte);
     return hr_fail(&detail);
 }
 

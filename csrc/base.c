@@ -1,4 +1,5 @@
-
+#define _GNU_SOURCE
+#include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -82,4 +83,39 @@ bool hr_nap(uint64_t deadline_ns, unsigned *naps)
     const struct timespec nap = {.tv_nsec = (long)length};
     nanosleep(&nap, NULL);
     return true;
+}
+
+/* ---- Forks --------------------------------------------------------------------------------- */
+
+uint32_t hr_fork_generation;
+
+static pthread_mutex_t fork_guard = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
+static int fork_watch_error;
+
+void hr_fork_lock(void)
+{
+    pthread_mutex_lock(&fork_guard);
+}
+
+void hr_fork_unlock(void)
+{
+    pthread_mutex_unlock(&fork_guard);
+}
+
+static void after_fork_in_child(void)
+{
+    hr_fork_generation++;
+    hr_fork_unlock();
+}
+
+static void watch_forks(void)
+{
+    fork_watch_error = pthread_atfork(hr_fork_lock, hr_fork_unlock, after_fork_in_child);
+}
+
+int hr_watch_forks(void)
+{
+    pthread_once(&fork_watch, watch_forks);
+    return fork_watch_error == 0 ? HR_OK : hr_fail_errno(HR_ESYSTEM, fork_watch_error);
 }

@@ -28,7 +28,7 @@ int hr_open_again(const hr_region *region, uint32_t flags)
     int held = hold_again(region);
     if (held < 0)
         return held;
-    int fd = hr_open_held(held, flags);
+    int fd = hr_open_held(held, region->path, flags);
     close(held);
     return fd;
 }
@@ -57,7 +57,7 @@ int hr_lock_bytes(const hr_region *region, short type, off_t start, off_t length
         return held;
     /* No child is forked while the descriptor is open. */
     hr_fork_lock();
-    int fd = hr_open_held(held, type == F_WRLCK ? HR_WRITE : HR_READ);
+    int fd = hr_open_held(held, region->path, type == F_WRLCK ? HR_WRITE : HR_READ);
     int code = fd >= 0 ? lock_in_page(fd, type, start, length, out) : fd;
     if (fd >= 0)
         close(fd);

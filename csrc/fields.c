@@ -22,9 +22,7 @@ int hr_run(hr_region *region, hr_guarded_work *work, void *argument)
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code = hr_run_entered(region, work, argument);
-    hr_leave(region);
-    return code;
+    return hr_leave_after(region, hr_run_entered(region, work, argument));
 }
 
 int hr_run_write(hr_region *region, hr_guarded_work *work, void *argument)

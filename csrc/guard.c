@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 
 #include <errno.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -26,9 +25,8 @@ struct frame {
 
 GUARD_TLS struct frame *current;
 
-/* The handler that ours replaced, written under `installing`. */
+/* The handler that ours replaced, written under the fork lock. */
 static struct sigaction previous;
-static pthread_mutex_t installing = PTHREAD_MUTEX_INITIALIZER;
 
 /*
  * Where on the stack the previous handler was called, or 0: one that calls ours or puts it back
@@ -96,16 +94,6 @@ static void on_sigbus(int signal_number, siginfo_t *info, void *context)
     errno = saved_errno;
 }
 
-void hr_guard_before_fork(void)
-{
-    pthread_mutex_lock(&installing);
-}
-
-void hr_guard_after_fork(void)
-{
-    pthread_mutex_unlock(&installing);
-}
-
 /* ---- Before the work ------------------------------------------------------- */
 
 /* NODEFER, so that nested faults are seen; the mask is restored right before the jump, where
@@ -128,13 +116,13 @@ static void install(void)
         return;
     struct sigaction ours = {.sa_sigaction = on_sigbus, .sa_flags = OUR_FLAGS};
     sigemptyset(&ours.sa_mask);
-    pthread_mutex_lock(&installing);
+    hr_fork_lock();
     if (sigaction(SIGBUS, NULL, &found) == 0)
         remember(&found);
     /* Another thread may have installed one in between. */
     if (sigaction(SIGBUS, &ours, &found) == 0)
         remember(&found);
-    pthread_mutex_unlock(&installing);
+    hr_fork_unlock();
 }
 
 /*

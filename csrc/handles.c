@@ -1,49 +1,6 @@
-#define _GNU_SOURCE
-#include <pthread.h>
-#include <stdlib.h>
-
 #include "internal.h"
 
-uint32_t hr_fork_generation;
-
-static pthread_mutex_t writable_guard = PTHREAD_MUTEX_INITIALIZER;
-static hr_region *writable_handles;
-
-void hr_fork_lock(void)
-{
-    pthread_mutex_lock(&writable_guard);
-}
-
-void hr_fork_unlock(void)
-{
-    pthread_mutex_unlock(&writable_guard);
-}
-
-static void before_fork(void)
-{
-    hr_fork_lock();
-    hr_guard_before_fork();
-}
-
-static void after_fork_in_parent(void)
-{
-    hr_guard_after_fork();
-    hr_fork_unlock();
-}
-
-static void after_fork_in_child(void)
-{
-    hr_fork_generation++;
-    after_fork_in_parent();
-}
-
-static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
-static int fork_watch_error;
-
-static void watch_forks(void)
-{
-    fork_watch_error = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-}
+static hr_region *writable_handles; /* under the fork lock */
 
 void hr_link_writable(hr_region *region)
 {
@@ -102,10 +59,4 @@ bool hr_claim_attachment(hr_region *region)
         region->own.is_claimed = true;
     hr_fork_unlock();
     return is_free;
-}
-
-int hr_watch_forks(void)
-{
-    pthread_once(&fork_watch, watch_forks);
-    return fork_watch_error == 0 ? HR_OK : hr_fail_errno(HR_ESYSTEM, fork_watch_error);
 }

@@ -27,11 +27,8 @@ static int check_type(const struct stat *status)
     const mode_t type = status->st_mode & S_IFMT;
     if (type == S_IFREG)
         return HR_OK;
-    return hr_fail_reason(HR_ENOTREGION, type == S_IFLNK    ? HR_REASON_SYMLINK
-                                         : type == S_IFDIR  ? HR_REASON_DIRECTORY
-                                         : type == S_IFIFO  ? HR_REASON_FIFO
-                                         : type == S_IFSOCK ? HR_REASON_SOCKET
-                                                            : HR_REASON_DEVICE);
+    return HR_FAIL(HR_ENOTREGION, .found = type,
+                   .reason = type == S_IFLNK ? HR_REASON_SYMLINK : HR_REASON_FILE_TYPE);
 }
 
 static int open_error(int error)
@@ -60,7 +57,7 @@ int hr_open_directory(const char *path, uint32_t flags, const char **name)
     if (length >= sizeof directory)
         return hr_fail_errno(HR_ESYSTEM, ENAMETOOLONG);
     if ((*name)[0] == '\0')
-        return hr_fail_reason(HR_ENOTREGION, HR_REASON_DIRECTORY);
+        return HR_FAIL(HR_ENOTREGION, .found = S_IFDIR, .reason = HR_REASON_FILE_TYPE);
     memcpy(directory, slash == NULL ? "." : path, length);
     /* A name with a slash at its end is followed, whatever the flags. */
     const bool no_link = (flags & HR_NO_LINK) != 0 && length > 1;
@@ -71,12 +68,27 @@ int hr_open_directory(const char *path, uint32_t flags, const char **name)
     return errno == ELOOP ? hr_fail_errno(HR_ESYSTEM, ELOOP) : open_error(errno);
 }
 
-int hr_open_held(int held, uint32_t flags)
+/* Where there is no /proc: by its name, if that leads to the same file still. */
+static int open_by_name(int held, const char *path, int flags)
 {
-    const int access = (flags & HR_WRITE) != 0 ? O_RDWR : O_RDONLY;
+    struct stat wanted, found;
+    int fd = open(path, flags | O_NOFOLLOW);
+    if (fd < 0 || (fstat(held, &wanted) == 0 && fstat(fd, &found) == 0 &&
+                   wanted.st_ino == found.st_ino && wanted.st_dev == found.st_dev))
+        return fd;
+    close(fd);
+    errno = ENOENT;
+    return -1;
+}
+
+int hr_open_held(int held, const char *path, uint32_t flags)
+{
+    const int access = ((flags & HR_WRITE) != 0 ? O_RDWR : O_RDONLY) | O_NONBLOCK | O_CLOEXEC;
     char link[40];
     snprintf(link, sizeof link, "/proc/self/fd/%d", held);
-    int fd = open(link, access | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+    int fd = open(link, access | O_NOCTTY);
+    if (fd < 0 && errno == ENOENT)
+        fd = open_by_name(held, path, access | O_NOCTTY);
     return fd >= 0 ? fd : open_error(errno);
 }
 
@@ -95,7 +107,7 @@ struct kept_file {
 static struct kept_file *_Atomic kept_files;
 
 /* Open what is held for reading, or return the descriptor that this process has. */
-static int open_kept(int held, const struct stat *status)
+static int open_kept(int held, const char *path, const struct stat *status)
 {
     /* Acquire: the entries behind it, which are released below. */
     struct kept_file *first = atomic_load_explicit(&kept_files, memory_order_acquire);
@@ -104,7 +116,7 @@ static int open_kept(int held, const struct stat *status)
             return file->fd;
 
     struct kept_file *added = malloc(sizeof *added);
-    int fd = added == NULL ? hr_fail_errno(HR_ESYSTEM, ENOMEM) : hr_open_held(held, HR_READ);
+    int fd = added == NULL ? hr_fail_errno(HR_ESYSTEM, ENOMEM) : hr_open_held(held, path, HR_READ);
     if (fd < 0) {
         free(added);
         return fd;
@@ -123,12 +135,6 @@ void hr_close_file(int fd, uint32_t flags)
         close(fd);
 }
 
-static int hold_named_file(int directory, const char *name)
-{
-    int held = openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-    return held >= 0 ? held : open_error(errno);
-}
-
 /*
  * Opening a device node can already have an effect, and a container can make one and
  * exchange it for its file between a look and an opening.  So the file is taken hold
@@ -141,10 +147,11 @@ int hr_hold_file(const char *path, uint32_t flags, struct stat *status)
     if (directory < 0)
         return directory;
     int held = hr_is_in_map_files(path) ? hr_hold_mapped_file(directory, name)
-                                        : hold_named_file(directory, name);
+                                        : openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    int error = errno;
     close(directory);
     if (held < 0)
-        return held;
+        return open_error(error);
     int code = fstat(held, status) == 0 ? check_type(status) : hr_fail_errno(HR_ESYSTEM, errno);
     if (code == HR_OK)
         return held;
@@ -216,14 +223,12 @@ bool hr_uuid_is_plausible(const unsigned char *uuid)
 static int refuse(const struct file_view *view, int code, int reason, uint32_t layout,
                   uint64_t found)
 {
-    struct hr_error detail = {
-        .code = code,
-        .reason = reason,
-        .device = -1,
-        .layout = layout,
-        .file_size = view->size,
-        .found = found,
-        .wanted = hr_layouts[layout < HR_LAYOUTS ? layout : HR_UNVERSIONED_NO_UTIL].size};
+    struct hr_error detail = {.code = code,
+                              .reason = reason,
+                              .device = -1,
+                              .layout = layout,
+                              .file_size = view->size,
+                              .found = found};
     if (reason == HR_REASON_UUID)
         detail.device = (int32_t)found;
     return hr_fail(&detail);
@@ -400,64 +405,56 @@ static int decide(struct file_view *view, uint32_t named)
     return HR_FAIL(HR_EAMBIGUOUS, .candidates = plausible, .file_size = view->size);
 }
 
-static int identify_file(const struct hr_identified *file, uint32_t layout, uint64_t *version)
+static int identify_file(int fd, uint64_t size, uint32_t layout, bool to_write, uint64_t *version)
 {
-    struct file_view view = {.fd = file->fd, .size = (uint64_t)file->status.st_size};
-    if (view.size == 0)
-        return refuse(&view, HR_ENOTREADY, HR_REASON_EMPTY, HR_LAYOUTS, 0);
+    struct file_view view = {.fd = fd, .size = size};
     const int32_t magic = view.size >= sizeof magic ? read_i32(&view, 0) : 0;
     if (view.code != HR_OK)
         return read_failure(&view);
     if (magic != 0 && magic != HR_MAGIC)
-        return refuse(&view, HR_ENOTREGION, HR_REASON_MAGIC, HR_LAYOUTS, (uint32_t)magic);
-    if (view.size < hr_layouts[HR_UNVERSIONED_NO_UTIL].size)
-        return refuse(&view, HR_ENOTREADY, HR_REASON_SHORT, HR_LAYOUTS, 0);
-    if (magic == 0)
-        return refuse(&view, HR_ENOTREADY, HR_REASON_MAGIC_ZERO, HR_LAYOUTS, 0);
+        return refuse(&view, HR_ENOTREGION, HR_REASON_NONE, HR_LAYOUTS, (uint32_t)magic);
+    if (magic == 0 || view.size < hr_layouts[HR_UNVERSIONED_NO_UTIL].size)
+        return refuse(&view, HR_ENOTREADY, HR_REASON_NONE, HR_LAYOUTS, 0);
 
     read_at(&view, view.header, sizeof view.header, 0);
     view.version = hr_version(header_u32(&view, 4), header_u32(&view, 8));
     *version = view.version;
     const int found = decide(&view, layout);
-    return view.code == HR_OK ? found : read_failure(&view);
-}
-
-/* What its creator means by the fields that were added, and by the old ones beside them, nobody
- * here can know. */
-static int refuse_to_write(const struct hr_identified *file, uint32_t layout)
-{
-    return HR_FAIL_OF(HR_EREADONLY, -1, layout, .reason = HR_REASON_VERSION,
-                      .file_size = (uint64_t)file->status.st_size, .found = file->version);
-}
-
-int hr_open_identified(const char *path, uint32_t flags, uint32_t layout, struct hr_identified *out)
-{
-    const uint32_t access = flags & ~(uint32_t)HR_NO_LINK;
-    if (layout > HR_LAYOUTS || (access != HR_READ && access != HR_WRITE && access != HR_KEEP))
-        return hr_fail_code(HR_EINVAL);
-    int held = hr_hold_file(path, flags, &out->status);
-    if (held < 0)
-        return held;
-    out->fd = access == HR_KEEP ? open_kept(held, &out->status) : hr_open_held(held, flags);
-    close(held);
-    if (out->fd < 0)
-        return out->fd;
-    int found = identify_file(out, layout, &out->version);
-    if (found >= 0 && hr_layouts[found].major_version == 0)
-        out->version = 0;
-    if (found == NEWEST && is_newer(out->version) && (flags & HR_WRITE) != 0)
-        found = refuse_to_write(out, NEWEST);
-    if (found < 0) {
-        hr_close_file(out->fd, flags);
-    }
+    if (view.code != HR_OK)
+        return read_failure(&view);
+    /* What the creator of a newer version means by the fields that were added, and by the old ones
+     * beside them, is not known here. */
+    if (to_write && found == NEWEST && is_newer(view.version))
+        return refuse(&view, HR_EREADONLY, HR_REASON_VERSION, NEWEST, view.version);
     return found;
 }
 
-int hr_identify(const char *path, uint32_t layout, struct hr_error *error)
+int hr_open_identified(hr_region *region, uint32_t flags, uint32_t layout)
 {
-    struct hr_identified file;
-    int found = hr_open_identified(path, HR_READ, layout, &file);
-    if (found >= 0)
-        close(file.fd);
-    return hr_report(error, found);
+    const uint32_t access = flags & ~(uint32_t)HR_NO_LINK;
+    struct stat status;
+    if (layout > HR_LAYOUTS || (access != HR_READ && access != HR_WRITE && access != HR_KEEP))
+        return hr_fail_code(HR_EINVAL);
+    int held = hr_hold_file(region->path, flags, &status);
+    if (held < 0)
+        return held;
+    int fd = access == HR_KEEP ? open_kept(held, region->path, &status)
+                               : hr_open_held(held, region->path, flags);
+    close(held);
+    if (fd < 0)
+        return fd;
+    int found =
+        identify_file(fd, (uint64_t)status.st_size, layout, access == HR_WRITE, &region->version);
+    if (found < 0) {
+        hr_close_file(fd, flags);
+        return found;
+    }
+    region->layout = &hr_layouts[found];
+    if (region->layout->major_version == 0)
+        region->version = 0;
+    region->mapped_bytes = ((size_t)region->layout->size + 4095) & ~(size_t)4095;
+    region->device_id = status.st_dev;
+    region->inode = status.st_ino;
+    region->has_own_pages = hr_has_own_pages(fd);
+    return fd;
 }

@@ -76,9 +76,7 @@ static inline void hr_pause(void)
 #endif
 }
 
-/* ---- Errors, clocks ---------------------------------------------------------------------- */
-
-/* Failures, clocks and short sleeps, for all files of the core. */
+/* ---- Errors, clocks, forks --------------------------------------------------------------- */
 
 /*
  * Record why this thread's call fails, and return the code.  Public functions copy that into their
@@ -114,6 +112,14 @@ uint64_t hr_deadline_ns(uint64_t timeout_ns);
 bool hr_is_past(uint64_t deadline_ns);
 /* Sleep a little longer each time, never past the deadline.  False once it has passed. */
 bool hr_nap(uint64_t deadline_ns, unsigned *naps);
+
+/* Each fork() makes the child's generation another one (pthread_atfork). */
+extern uint32_t hr_fork_generation;
+int hr_watch_forks(void);
+/* Between the two no child is forked, which would keep a descriptor that it does not know of, or
+ * find a handler half installed. */
+void hr_fork_lock(void);
+void hr_fork_unlock(void);
 
 /* Room for one more behind `count` items: the list, perhaps moved.  NULL where memory is short;
  * the list stays. */
@@ -153,10 +159,6 @@ static inline uint64_t hr_add_saturating(uint64_t a, uint64_t b)
  *  - A SIGBUS that is sent to a thread that blocks it is delivered if it arrives during the work.
  *  - Leaving the work by longjmp() leaves the signal unblocked.
  */
-
-/* For pthread_atfork(): a child must not find it half installed by another thread. */
-void hr_guard_before_fork(void);
-void hr_guard_after_fork(void);
 
 /*
  * From now on a check of the handler and the mask is valid for about a millisecond, in the thread
@@ -215,17 +217,26 @@ struct hr_lock_part {
     struct hr_byte_lock range;     /* after a take-over up to 2.8.0: libvgpu's range */
 };
 
-/* What attach.c keeps in each handle: this process's own slot.  Touched under the gate. */
+enum { HR_KINDS = 3 };
+
+/* What attach.c keeps in each handle: this process's own slot.  Touched under the gate, and by the
+ * thread that attaches. */
 struct hr_own_slot {
     /* The pid in the slot; 0 = not attached.  Searches for others' slots read it without the gate,
      * to leave out our own: either of two values is right for them. */
     _Atomic int32_t pid;
-    struct hr_attachment *attachment; /* NULL = not attached */
     _Atomic bool is_claimed; /* by this handle, the only one of the process; set under fork lock */
     uint64_t signature;      /* that an attached process signs the lock with; 0: not attached */
     /* The thread that is attaching, for which another signature is its own already. */
     _Atomic uintptr_t attaching_thread;
     uint64_t attaching_signature;
+
+    int32_t index;
+    bool is_appended; /* no slot of an earlier process, which libvgpu may be about to remove */
+    uint64_t mark;    /* of the slot; 0: none */
+    struct hr_byte_lock byte; /* of the pid, for as long as the process is attached */
+    /* Our own books: we are the only writer of our slot, so they are the truth about it. */
+    uint64_t charged[HR_DEVICES][HR_KINDS];
 };
 
 struct hr_region {
@@ -247,9 +258,6 @@ struct hr_region {
     bool is_leaving; /* hr_close() is alone and detaches; it may wait for the lock */
     struct hr_region *next_writable;
 };
-
-/* Each fork() makes the child's generation another one (pthread_atfork). */
-extern uint32_t hr_fork_generation;
 
 static inline int hr_enter(hr_region *region)
 {
@@ -278,11 +286,14 @@ static inline void hr_leave(hr_region *region)
     atomic_fetch_sub_explicit(&region->users, 1, memory_order_release);
 }
 
-/* handles.c: the writable handles of this process, for fork() and for the questions below. */
-int hr_watch_forks(void);
-/* Between the two no child is forked, which would keep a descriptor that it does not know of. */
-void hr_fork_lock(void);
-void hr_fork_unlock(void);
+/* Leave, and pass on the code of what was done inside. */
+static inline int hr_leave_after(hr_region *region, int code)
+{
+    hr_leave(region);
+    return code;
+}
+
+/* handles.c: the writable handles of this process, for the questions below. */
 void hr_link_writable(hr_region *region); /* both under the fork lock */
 void hr_unlink_writable(hr_region *region);
 /* Under the fork lock: whether a mapping that begins there is one of the handles', those of the
@@ -434,16 +445,11 @@ static inline uint64_t hr_version(uint32_t major_version, uint32_t minor_version
     return (uint64_t)major_version << 32 | minor_version;
 }
 
-/* An open file whose layout is known. */
-struct hr_identified {
-    int fd; /* close-on-exec */
-    struct stat status;
-    uint64_t version; /* hr_version(): the layout's, or a newer one */
-};
-
-/* Open `path` and decide its layout.  Returns the layout (>= 0), or a code and no descriptor. */
-int hr_open_identified(const char *path, uint32_t flags, uint32_t layout,
-                       struct hr_identified *out);
+/*
+ * Open the file at the handle's path, decide its layout, and fill in what the handle says of both.
+ * Returns the descriptor or a code.
+ */
+int hr_open_identified(hr_region *region, uint32_t flags, uint32_t layout);
 
 /*
  * Open the directory of `path`, and give the last component.  Files are reached
@@ -459,7 +465,7 @@ int hr_open_directory(const char *path, uint32_t flags, const char **name);
  * or a code.
  */
 int hr_hold_file(const char *path, uint32_t flags, struct stat *status);
-int hr_open_held(int held, uint32_t flags);
+int hr_open_held(int held, const char *path, uint32_t flags);
 
 /* Close what was opened with these flags; with HR_KEEP the descriptor stays, for the next time. */
 void hr_close_file(int fd, uint32_t flags);

@@ -356,8 +356,7 @@ int hr_lock(hr_region *region, uint64_t timeout_ns, struct hr_error *error)
         /* Release: another thread may give it back, and reads what it was signed with. */
         atomic_store_explicit(&region->lock.handed_out, true, memory_order_release);
     }
-    hr_leave(region);
-    return hr_report(error, code);
+    return hr_report(error, hr_leave_after(region, code));
 }
 
 int hr_unlock(hr_region *region, struct hr_error *error)
@@ -368,8 +367,7 @@ int hr_unlock(hr_region *region, struct hr_error *error)
     code = atomic_exchange_explicit(&region->lock.handed_out, false, memory_order_acquire)
                ? hr_lock_drop(region)
                : hr_fail_code(HR_EBUSY);
-    hr_leave(region);
-    return hr_report(error, code);
+    return hr_report(error, hr_leave_after(region, code));
 }
 
 int hr_unlock_own(hr_region *region, struct hr_error *error)
@@ -399,10 +397,7 @@ int hr_run_locked(hr_region *region, hr_guarded_work *work, void *argument, uint
     if (code != HR_OK)
         return code;
     code = hr_lock_take(region, hr_deadline_ns(timeout_ns));
-    if (code == HR_OK) {
-        code = hr_run_entered(region, work, argument);
-        code = hr_lock_drop_after(region, code);
-    }
-    hr_leave(region);
-    return code;
+    if (code == HR_OK)
+        code = hr_lock_drop_after(region, hr_run_entered(region, work, argument));
+    return hr_leave_after(region, code);
 }

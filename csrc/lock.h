@@ -204,25 +204,16 @@ int hr_give_back(hr_region *region);
  * our handles: it has libvgpu loaded.  Where it is NULL, maps are read once for each handle.
  * HR_ESYSTEM where maps cannot be read now, for want of a descriptor or of memory.
  */
-int hr_own_mapping(hr_region *region, struct hr_file_id *out, bool *by_another);
+int hr_own_mapping(hr_region *region, bool *by_another);
 
 int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out);
 
 /*
- * Search `proc` (NULL = "/proc") for processes that map the region; `only` names the pids that
- * matter, NULL = all.  `excluded` are processes whose maps are not read.  This process counts if it
- * uses the region itself: it has the lock by another handle, it is attached, or another library in
- * it maps the file.  A caller that has the gate and not the lock searches without its own handle.
- * HR_OK or HR_ESYSTEM.
+ * Search for processes that map the region, as the caller's part of `search` says; the other part
+ * is filled in.  This process counts if it uses the region itself: it has the lock by another
+ * handle, it is attached, or another library in it maps the file.  HR_OK or HR_ESYSTEM.
  */
-enum hr_own_handle { HR_WITH_OWN_HANDLE, HR_WITHOUT_OWN_HANDLE };
-struct hr_strangers {
-    const struct hr_stranger *list;
-    uint32_t count;
-};
-int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
-                    const struct hr_slot_pids *only, const struct hr_strangers *excluded,
-                    uint64_t limit_ns, struct hr_mappers *out);
+int hr_find_mappers(hr_region *region, struct hr_search *search, struct hr_mappers *out);
 
 /* Enter, search with HR_PROC_NS, leave. */
 int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slot_pids *only,

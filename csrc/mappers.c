@@ -9,7 +9,8 @@
 /* ---- Own mappings ------------------------------------------------------------------ */
 
 struct own_maps {
-    hr_region *region;
+    const hr_region *region;
+    struct hr_file_id file;
     bool by_another;
 };
 
@@ -18,7 +19,7 @@ static bool look_up_address(void *argument, const struct hr_mapping *mapping)
     struct own_maps *own = argument;
     if (mapping->start != (uint64_t)(uintptr_t)own->region->base)
         return true;
-    own->region->in_maps = mapping->file;
+    own->file = mapping->file;
     return false;
 }
 
@@ -33,34 +34,31 @@ static bool look_for_another(void *argument, const struct hr_mapping *mapping)
 
 static int read_own_maps(hr_take_mapping *take, struct own_maps *own)
 {
-    bool has_libvgpu = false;
+    struct hr_maps_reader reader = {.take = take, .argument = own, .deadline_ns = UINT64_MAX};
     errno = 0;
-    enum hr_seen seen =
-        hr_read_maps(AT_FDCWD, "/proc/self/maps", UINT64_MAX, take, own, &has_libvgpu);
-    if (seen == HR_REFUSED && (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
+    if (hr_read_maps(AT_FDCWD, "/proc/self/maps", &reader) == HR_REFUSED &&
+        (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
         return hr_fail_errno(HR_ESYSTEM, errno);
     return HR_OK;
 }
 
-int hr_own_mapping(hr_region *region, struct hr_file_id *out, bool *by_another)
+int hr_own_mapping(hr_region *region, bool *by_another)
 {
-    struct own_maps own = {.region = region};
+    struct own_maps own = {
+        .region = region,
+        .file = {major(region->device_id), minor(region->device_id), region->inode}};
     int code = HR_OK;
-    *out = (struct hr_file_id){.major_number = major(region->device_id),
-                               .minor_number = minor(region->device_id),
-                               .inode = region->inode};
     /* So that no handle is opened or closed meanwhile. */
     hr_fork_lock();
     if (region->in_maps.inode == 0)
         code = read_own_maps(look_up_address, &own);
-    if (code == HR_OK && region->in_maps.inode != 0) {
-        *out = region->in_maps;
-        if (by_another != NULL)
-            code = read_own_maps(look_for_another, &own);
+    if (code == HR_OK && region->in_maps.inode == 0)
+        region->in_maps = own.file;
+    if (code == HR_OK && by_another != NULL) {
+        code = read_own_maps(look_for_another, &own);
+        *by_another = own.by_another;
     }
     hr_fork_unlock();
-    if (by_another != NULL)
-        *by_another = own.by_another;
     return code;
 }
 
@@ -69,7 +67,8 @@ int hr_get_file_id(hr_region *region, struct hr_file_id *out, struct hr_error *e
     int code = hr_enter(region);
     if (code != HR_OK)
         return hr_report(error, code);
-    code = hr_own_mapping(region, out, NULL);
+    code = hr_own_mapping(region, NULL);
+    *out = region->in_maps;
     hr_leave(region);
     return hr_report(error, code);
 }
@@ -104,39 +103,34 @@ int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out)
     return hr_run_entered(region, copy_slot_pids, &call);
 }
 
-int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
-                    const struct hr_slot_pids *only, const struct hr_strangers *excluded,
-                    uint64_t limit_ns, struct hr_mappers *out)
+int hr_find_mappers(hr_region *region, struct hr_search *search, struct hr_mappers *out)
 {
-    struct hr_slot_pids slots;
     bool by_another;
-    struct hr_search search = {.proc = proc,
-                               .has_own_pages = region->has_own_pages,
-                               .file_bytes = region->mapped_bytes,
-                               .only = only,
-                               .slots = &slots,
-                               .excluded = excluded == NULL ? NULL : excluded->list,
-                               .excluded_count = excluded == NULL ? 0 : excluded->count,
-                               .deadline_ns = hr_deadline_ns(limit_ns)};
     *out = (struct hr_mappers){.list = NULL};
-    int code = hr_own_mapping(region, &search.file, &by_another);
+    int code = hr_own_mapping(region, &by_another);
     if (code != HR_OK)
         return code;
+    search->file = region->in_maps;
     /* Where they cannot be read they prove no namespace. */
-    if (hr_read_slot_pids(region, &slots) != HR_OK)
-        slots.count = 0;
-    search.counts_self = by_another || hr_is_used_by_process(region, own == HR_WITHOUT_OWN_HANDLE);
-    search.is_namespace_of_slots = region->own.pid != 0 && hr_names_slot(&slots, region->own.pid);
-    return hr_search_proc(&search, out);
+    if (hr_read_slot_pids(region, &search->slots) != HR_OK)
+        search->slots.count = 0;
+    search->has_own_pages = region->has_own_pages;
+    search->file_bytes = region->mapped_bytes;
+    search->counts_self = by_another || hr_is_used_by_process(region, search->without_own_handle);
+    search->is_namespace_of_slots =
+        region->own.pid != 0 && hr_names_slot(&search->slots, region->own.pid);
+    return hr_search_proc(search, out);
 }
 
 int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slot_pids *only,
                         struct hr_mappers *out)
 {
+    struct hr_search search = {
+        .proc = proc, .only = only, .deadline_ns = hr_deadline_ns(HR_PROC_NS)};
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, only, NULL, HR_PROC_NS, out);
+    code = hr_find_mappers(region, &search, out);
     hr_leave(region);
     return code;
 }

@@ -48,17 +48,22 @@ struct hr_mapping {
 
 /* Takes a mapping; false: that is enough. */
 typedef bool hr_take_mapping(void *argument, const struct hr_mapping *mapping);
+struct hr_maps_reader {
+    hr_take_mapping *take;
+    void *argument;
+    uint64_t deadline_ns;
+    bool has_libvgpu; /* out: any mapping is of libvgpu.so, as far as maps was read */
+    bool is_enough;   /* out */
+};
+
 /*
  * Hand over all shared mappings of files in a maps file, below `directory` or AT_FDCWD.
- * `has_libvgpu` gets whether any mapping is of libvgpu.so, as far as maps was read.
  * HR_MAPS: enough, or the end; HR_MAPS_NOTHING, HR_REFUSED, HR_NO_TIME, HR_GONE.
  */
-enum hr_seen hr_read_maps(int directory, const char *name, uint64_t deadline_ns,
-                          hr_take_mapping *take, void *argument, bool *has_libvgpu);
+enum hr_seen hr_read_maps(int directory, const char *name, struct hr_maps_reader *reader);
 
 /* The same of a process, or of its other threads where the first one has ended. */
-enum hr_seen hr_read_process_maps(int process, uint64_t deadline_ns, hr_take_mapping *take,
-                                  void *argument, bool *has_libvgpu);
+enum hr_seen hr_read_process_maps(int process, struct hr_maps_reader *reader);
 /* A descriptor (O_PATH) of its directory, which stays that of this very process. */
 int hr_open_process(int proc, const char *name);
 /* Why a call failed with this errno: HR_GONE or HR_REFUSED. */
@@ -96,9 +101,6 @@ enum hr_seen hr_read_pids(int directory, const char *status, struct hr_mapper *o
  * layers do not. */
 bool hr_has_own_pages(int fd);
 
-/* The text of a link, cut to `room`; empty where it cannot be read. */
-void hr_read_link(int directory, const char *name, char *out, size_t room);
-
 /* ---- Searching --------------------------------------------------------------------- */
 
 /* Pids of a container's namespace, each of another process. */
@@ -110,19 +112,23 @@ struct hr_slot_pids {
 bool hr_names_slot(const struct hr_slot_pids *slots, int32_t pid);
 
 struct hr_search {
-    const char *proc; /* NULL = "/proc" */
-    struct hr_file_id file;
-    bool has_own_pages;              /* hr_has_own_pages() of the file */
-    uint64_t file_bytes;             /* a process of the region maps at least so much of it */
+    /* From the caller: */
+    const char *proc;                /* NULL = "/proc" */
     const struct hr_slot_pids *only; /* only processes with these pids; NULL: all */
-    /* In a /proc that is not the first namespace's: the pids in the region's slots. */
-    const struct hr_slot_pids *slots;
     /* Processes that are proved to be others', sorted by pid: their maps are not read. */
     const struct hr_stranger *excluded;
     uint32_t excluded_count;
+    uint64_t deadline_ns;
+    bool without_own_handle; /* as a caller searches that has the gate and not the lock */
+
+    /* From the region, by hr_find_mappers(): */
+    struct hr_file_id file;
+    bool has_own_pages;  /* hr_has_own_pages() of the file */
+    uint64_t file_bytes; /* a process of the region maps at least so much of it */
+    /* In a /proc that is not the first namespace's: the pids in the region's slots. */
+    struct hr_slot_pids slots;
     bool counts_self;           /* this process is one of the region's, if it maps the file */
     bool is_namespace_of_slots; /* the caller is attached: its namespace is that of the slots */
-    uint64_t deadline_ns;
 };
 
 struct hr_mappers {
@@ -164,8 +170,8 @@ bool hr_is_in_map_files(const char *path);
 /*
  * Take hold (O_PATH) of the file that a link of map_files leads to, if no operation on it can wait
  * for a process: its mount is of a type that the kernel serves itself, and the host has mounted the
- * same file system.  `directory` is that of the links.  Returns the descriptor, or a negative
- * HR_E... code.  The kernel asks for CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE.
+ * same file system.  `directory` is that of the links.  Returns the descriptor, or -1 and
+ * errno.  The kernel asks for CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE.
  */
 int hr_hold_mapped_file(int directory, const char *name);
 

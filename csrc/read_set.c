@@ -18,9 +18,8 @@ static int read_one(struct hr_reading *reading)
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code = hr_guard_run_begun(region->base, region->mapped_bytes, hr_read_consistently, reading);
-    hr_leave(region);
-    return code;
+    return hr_leave_after(region, hr_guard_run_begun(region->base, region->mapped_bytes,
+                                                     hr_read_consistently, reading));
 }
 
 /* HR_ENOSPACE, or the code that it records. */

@@ -11,58 +11,32 @@
  * the 2 s of the search.
  */
 
-/* A slot as it was before the search. */
-struct seen_slot {
-    int32_t pid, host_pid, status;
-    uint64_t seqlock, bytes, mark;
-    enum hr_liveness liveness; /* by its byte */
-};
-
 struct reap_call {
     hr_region *region;
-    struct hr_strangers strangers;
+    struct hr_search search;
     const int32_t *pids;
     uint32_t pid_count;
     bool is_dry_run;
-    struct hr_reap *out;
+    struct hr_slot_result *out;
     int32_t found;
     bool has_dead;
     int32_t slots; /* below proc_num, before the search */
     struct hr_mappers mappers;
-    struct seen_slot seen[HR_SLOTS];
+    struct hr_slot_pids names; /* to be searched for */
+    struct hr_seen_slot seen[HR_SLOTS];
+    enum hr_liveness by_byte[HR_SLOTS];
 };
-
-static struct seen_slot look_at(const hr_region *region, int32_t index)
-{
-    unsigned char *slot = hr_slot(region, (uint32_t)index);
-    return (struct seen_slot){
-        .pid = hr_slot_pid(region, slot),
-        .host_pid = hr_load_i32(slot + region->layout->slot_hostpid, memory_order_relaxed),
-        .status = hr_load_i32(slot + region->layout->slot_status, memory_order_relaxed),
-        .seqlock = hr_seqlock_of(region, index),
-        .bytes = hr_slot_bytes(region, slot),
-        .mark = hr_slot_mark(region, slot),
-        .liveness = HR_LIVENESS_UNKNOWN};
-}
-
-static bool is_as_seen(const struct reap_call *call, int32_t index)
-{
-    const struct seen_slot now = look_at(call->region, index), *before = &call->seen[index];
-    return now.pid == before->pid && now.host_pid == before->host_pid &&
-           now.status == before->status && now.seqlock == before->seqlock &&
-           now.bytes == before->bytes && now.mark == before->mark;
-}
 
 /* ---- Before the lock ----------------------------------------------------------------- */
 
 static int note_slots(void *argument)
 {
     struct reap_call *call = argument;
-    int code = hr_check_header(call->region);
-    if (code == HR_OK)
-        code = hr_checked_proc_num(call->region, &call->slots);
-    for (int32_t index = 0; code == HR_OK && index < call->slots; index++)
-        call->seen[index] = look_at(call->region, index);
+    int code = hr_checked_table(call->region, &call->slots);
+    for (int32_t index = 0; code == HR_OK && index < call->slots; index++) {
+        call->seen[index] = hr_look_at_slot(call->region, index);
+        call->by_byte[index] = HR_LIVENESS_UNKNOWN;
+    }
     return code;
 }
 
@@ -82,42 +56,40 @@ static void ask_bytes(struct reap_call *call)
     if (count == 0 || hr_ask_bytes(call->region, bytes, count, is_locked) != HR_OK)
         return;
     for (uint32_t i = 0; i < count; i++)
-        call->seen[of[i]].liveness = is_locked[i] ? HR_ALIVE : HR_DEAD;
+        call->by_byte[of[i]] = is_locked[i] ? HR_ALIVE : HR_DEAD;
 }
 
-static int search(struct reap_call *call, const char *proc)
+static int search(struct reap_call *call)
 {
-    struct hr_slot_pids names = {.count = 0};
+    struct hr_slot_pids *names = &call->names;
     bool has_pidless = false;
     for (int32_t index = 0; index < call->slots; index++) {
-        const struct seen_slot *slot = &call->seen[index];
-        if (slot->liveness != HR_LIVENESS_UNKNOWN)
-            continue;
-        if (slot->pid != 0)
-            names.pids[names.count++] = slot->pid;
-        has_pidless = has_pidless || slot->pid == 0;
+        const int32_t pid = call->seen[index].pid;
+        if (pid != 0 && call->by_byte[index] == HR_LIVENESS_UNKNOWN)
+            names->pids[names->count++] = pid;
+        has_pidless = has_pidless || pid == 0;
     }
-    if (names.count == 0 && !has_pidless)
+    if (names->count == 0 && !has_pidless)
         return HR_OK;
     /* A process that has stored pid 0 has no name to be found by: all are searched. */
-    return hr_find_mappers(call->region, proc, HR_WITH_OWN_HANDLE, has_pidless ? NULL : &names,
-                           &call->strangers, HR_PROC_NS, &call->mappers);
+    call->search.only = has_pidless ? NULL : names;
+    call->search.deadline_ns = hr_deadline_ns(HR_PROC_NS);
+    return hr_find_mappers(call->region, &call->search, &call->mappers);
 }
 
 /* ---- Judging ------------------------------------------------------------------------- */
 
 static enum hr_liveness judge(const struct reap_call *call, int32_t index)
 {
-    const struct seen_slot now = look_at(call->region, index), *before = &call->seen[index];
-    /* A newcomer, which was not searched for. */
-    if (index >= call->slots || now.pid != before->pid || now.mark != before->mark)
+    const struct hr_seen_slot *before = &call->seen[index];
+    /* It is a newcomer's, which was not searched for, or may be by now. */
+    if (index >= call->slots || !hr_is_as_seen(call->region, before, index))
         return HR_LIVENESS_UNKNOWN;
-    enum hr_liveness life = before->liveness;
-    if (life == HR_LIVENESS_UNKNOWN && now.pid == 0)
-        life = hr_may_be_ending(call->region, &call->mappers) ? HR_LIVENESS_UNKNOWN : HR_DEAD;
-    else if (life == HR_LIVENESS_UNKNOWN)
-        life = hr_liveness_of_slot(&call->mappers, now.pid);
-    return life == HR_DEAD && !is_as_seen(call, index) ? HR_LIVENESS_UNKNOWN : life;
+    if (call->by_byte[index] != HR_LIVENESS_UNKNOWN)
+        return call->by_byte[index];
+    if (before->pid != 0)
+        return hr_liveness_of_slot(&call->mappers, before->pid);
+    return hr_may_be_ending(call->region, &call->mappers) ? HR_LIVENESS_UNKNOWN : HR_DEAD;
 }
 
 static bool is_asked_for(const struct reap_call *call, int32_t pid)
@@ -128,41 +100,40 @@ static bool is_asked_for(const struct reap_call *call, int32_t pid)
     return asked;
 }
 
-static void report(struct reap_call *call, const struct seen_slot *slot, enum hr_reaped what)
+static void report(struct reap_call *call, const struct hr_seen_slot *slot,
+                   enum hr_slot_outcome what)
 {
-    const bool has_bytes = what == HR_REAP_EMPTIED || what == HR_REAP_CUT_SHORT;
     call->out[call->found++] =
-        (struct hr_reap){.pid = slot->pid, .what = what, .bytes = has_bytes ? slot->bytes : 0};
+        (struct hr_slot_result){.pid = slot->pid, .what = what, .bytes = slot->bytes};
 }
 
 static void reap_slot(struct reap_call *call, int32_t index)
 {
     hr_region *region = call->region;
-    unsigned char *slot = hr_slot(region, (uint32_t)index);
-    const struct seen_slot now = look_at(region, index);
+    const struct hr_seen_slot now = hr_look_at_slot(region, index);
     if (!is_asked_for(call, now.pid))
         return;
     enum hr_liveness life = judge(call, index);
-    const bool is_used = hr_slot_is_used(region, slot) || now.pid == 0;
+    const bool is_used = hr_slot_is_used(region, index) || now.pid == 0;
     if (life != HR_DEAD) {
         if (life == HR_LIVENESS_UNKNOWN && call->mappers.cut_short && is_used &&
             now.pid != HR_NOBODY)
-            report(call, &now, HR_REAP_CUT_SHORT);
+            report(call, &now, HR_SLOT_CUT_SHORT);
         else if (call->pid_count > 0)
-            report(call, &now, life == HR_ALIVE ? HR_REAP_ALIVE : HR_REAP_UNKNOWN);
+            report(call, &now, life == HR_ALIVE ? HR_SLOT_ALIVE : HR_SLOT_UNKNOWN);
         return;
     }
     if (!is_used)
         return;
-    report(call, &now, HR_REAP_EMPTIED);
+    report(call, &now, HR_SLOT_DONE);
     call->has_dead = true;
     if (call->is_dry_run)
         return;
-    hr_empty_slot(region, slot);
+    hr_empty_slot(region, index);
     /* The next newcomer of libvgpu up to 2.8.0 would loop for ever over pid 0.  And one of ours
      * cannot always see that the pid is dead where the bytes have proved it. */
     if (now.pid == 0 || now.mark != 0)
-        hr_set_slot_pid(region, slot, HR_NOBODY);
+        hr_set_slot_pid(region, index, HR_NOBODY);
     HR_POINT(REMOVE_USAGE_CLEARED);
 }
 
@@ -181,8 +152,8 @@ static void cut_table(const hr_region *region)
         return;
     HR_POINT(REMOVE_COUNT_STORED);
     /* Above proc_num a pid that lives again would look like an orphan. */
-    for (uint32_t index = 0; index < HR_SLOTS && hr_lock_is_kept(region); index++)
-        hr_set_slot_pid(region, hr_slot(region, index), 0);
+    for (int32_t index = 0; index < HR_SLOTS && hr_lock_is_kept(region); index++)
+        hr_set_slot_pid(region, index, 0);
 }
 
 static int reap_work(void *argument)
@@ -191,9 +162,7 @@ static int reap_work(void *argument)
     const hr_region *region = call->region;
     int32_t count = 0;
     call->found = 0;
-    int code = hr_check_header(region);
-    if (code == HR_OK)
-        code = hr_checked_proc_num(region, &count);
+    int code = hr_checked_table(region, &count);
     for (uint32_t i = 0; code == HR_OK && i < call->pid_count; i++) {
         if (hr_find_slot(region, call->pids[i], count) < 0)
             code = hr_no_process(call->pids[i]);
@@ -212,14 +181,13 @@ static int reap_work(void *argument)
     return code == HR_OK ? call->found : code;
 }
 
-static int reap_entered(struct reap_call *call, const char *proc, bool is_dry_run,
-                        uint64_t timeout_ns)
+static int reap_entered(struct reap_call *call, bool is_dry_run, uint64_t timeout_ns)
 {
     int code = hr_run_entered(call->region, note_slots, call);
     if (code != HR_OK)
         return code;
     ask_bytes(call);
-    code = search(call, proc);
+    code = search(call);
     if (code != HR_OK)
         return code;
     /* The lock is not taken if there is nothing to do. */
@@ -233,17 +201,18 @@ static int reap_entered(struct reap_call *call, const char *proc, bool is_dry_ru
 
 int hr_reap(hr_region *region, const char *proc, const struct hr_stranger *strangers,
             uint32_t stranger_count, const int32_t *pids, uint32_t pid_count, uint32_t dry_run,
-            uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error)
+            uint64_t timeout_ns, struct hr_slot_result *out, struct hr_error *error)
 {
-    struct reap_call call = {.region = region,
-                             .strangers = {.list = strangers, .count = stranger_count},
-                             .pids = pids,
-                             .pid_count = pid_count,
-                             .out = out};
+    struct reap_call call = {
+        .region = region,
+        .search = {.proc = proc, .excluded = strangers, .excluded_count = stranger_count},
+        .pids = pids,
+        .pid_count = pid_count,
+        .out = out};
     int code = hr_enter_to_lock(region);
     if (code != HR_OK)
         return hr_report(error, code);
-    code = reap_entered(&call, proc, dry_run != 0, timeout_ns);
+    code = reap_entered(&call, dry_run != 0, timeout_ns);
     hr_free_mappers(&call.mappers);
     hr_leave(region);
     return hr_report(error, code);

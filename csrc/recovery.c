@@ -74,12 +74,16 @@ static bool is_signed_with_pid(const struct hr_lock_state *state)
 }
 
 /* Search for the owner alone, or for all processes that map the region. */
-static int search(hr_region *region, const char *proc, enum hr_own_handle own,
+static int search(hr_region *region, const char *proc, bool without_own_handle,
                   const struct hr_lock_state *state, bool only_owner, struct hr_mappers *out)
 {
     const struct hr_slot_pids owner = {
         .pids = {(int32_t)state->owner_pid}, .count = 1, .any_level = true};
-    return hr_find_mappers(region, proc, own, only_owner ? &owner : NULL, NULL, HR_OWNER_NS, out);
+    struct hr_search search = {.proc = proc,
+                               .only = only_owner ? &owner : NULL,
+                               .deadline_ns = hr_deadline_ns(HR_OWNER_NS),
+                               .without_own_handle = without_own_handle};
+    return hr_find_mappers(region, &search, out);
 }
 
 /*
@@ -122,7 +126,7 @@ static int judge_state(hr_region *region, const char *proc, struct hr_lock_state
     struct hr_byte_lock kept = {NULL};
     int code = read_state(region, out);
     if (code == HR_OK && is_signed_with_pid(out))
-        code = search(region, proc, HR_WITH_OWN_HANDLE, out, true, &mappers);
+        code = search(region, proc, false, out, true, &mappers);
     if (code == HR_OK)
         judge_owner(region, &mappers, out, &kept);
     hr_unlock_bytes(region, &kept);
@@ -140,10 +144,8 @@ int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state 
                       struct hr_error *error)
 {
     int code = hr_enter(region);
-    if (code != HR_OK)
-        return hr_report(error, code);
-    code = judge_state(region, proc, out);
-    hr_leave(region);
+    if (code == HR_OK)
+        code = hr_leave_after(region, judge_state(region, proc, out));
     return hr_report(error, code);
 }
 
@@ -373,7 +375,7 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns,
     progress->signature = state->signature;
     /* Of a lock that is signed with a pid only the owner has to be found. */
     bool only_owner = is_signed_with_pid(state) && state->postinit == 1;
-    code = search(region, proc, HR_WITHOUT_OWN_HANDLE, state, only_owner, &recovery.mappers);
+    code = search(region, proc, true, state, only_owner, &recovery.mappers);
     if (code != HR_OK)
         return code;
     if (is_lock_wrong(state))
@@ -435,6 +437,5 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
     }
     if (code == HR_ETIMEOUT)
         code = hr_run_entered(region, fail_busy, region);
-    hr_leave(region);
-    return hr_report(error, code);
+    return hr_report(error, hr_leave_after(region, code));
 }

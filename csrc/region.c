@@ -25,13 +25,11 @@ static char *absolute_path(const char *path)
 
 static void free_handle(hr_region *region)
 {
-    free(region->own.attachment);
     free(region->path);
     free(region);
 }
 
-static hr_region *new_handle(const char *path, uint32_t flags, const struct hr_layout *layout,
-                             const struct hr_identified *file)
+static hr_region *new_handle(const char *path, uint32_t flags)
 {
     hr_region *region = calloc(1, sizeof *region);
     if (region == NULL)
@@ -41,38 +39,19 @@ static hr_region *new_handle(const char *path, uint32_t flags, const struct hr_l
         free(region);
         return NULL;
     }
-    region->layout = layout;
-    region->version = file->version;
-    region->mapped_bytes = ((size_t)layout->size + 4095) & ~(size_t)4095;
     region->fork_generation = hr_fork_generation;
     region->writable = (flags & HR_WRITE) != 0;
     region->no_link = flags & HR_NO_LINK;
-    region->device_id = file->status.st_dev;
-    region->inode = file->status.st_ino;
-    region->has_own_pages = hr_has_own_pages(file->fd);
     return region;
 }
 
-static int try_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
+/* No child is forked in between, and no other thread sees a mapping without its handle. */
+static int map_file(hr_region *region, int fd)
 {
-    *out = NULL;
-    int code = hr_watch_forks();
-    if (code != HR_OK)
-        return code;
-
-    struct hr_identified file;
-    int found = hr_open_identified(path, flags, layout, &file);
-    if (found < 0)
-        return found;
-    hr_region *region = new_handle(path, flags, &hr_layouts[found], &file);
-    if (region == NULL) {
-        hr_close_file(file.fd, flags);
-        return hr_fail_errno(HR_ESYSTEM, ENOMEM);
-    }
     int protection = region->writable ? PROT_READ | PROT_WRITE : PROT_READ;
-    /* No child is forked in between, and no other thread sees a mapping without its handle. */
+    int code = HR_OK;
     hr_fork_lock();
-    void *base = mmap(NULL, region->mapped_bytes, protection, MAP_SHARED, file.fd, 0);
+    void *base = mmap(NULL, region->mapped_bytes, protection, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED) {
         code = hr_fail_errno(HR_ESYSTEM, errno);
     } else {
@@ -81,13 +60,28 @@ static int try_open(const char *path, uint32_t flags, uint32_t layout, hr_region
             hr_link_writable(region);
     }
     hr_fork_unlock();
-    hr_close_file(file.fd, flags);
+    return code;
+}
+
+static int try_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
+{
+    *out = NULL;
+    int code = hr_watch_forks();
+    if (code != HR_OK)
+        return code;
+    hr_region *region = new_handle(path, flags);
+    if (region == NULL)
+        return hr_fail_errno(HR_ESYSTEM, ENOMEM);
+    int fd = hr_open_identified(region, flags, layout);
+    code = fd < 0 ? fd : map_file(region, fd);
+    if (fd >= 0)
+        hr_close_file(fd, flags);
     if (code != HR_OK) {
         free_handle(region);
         return code;
     }
     *out = region;
-    return found;
+    return (int)region->layout->id;
 }
 
 int hr_open(const char *path, uint32_t flags, uint32_t layout, uint64_t timeout_ns, hr_region **out,
@@ -135,11 +129,9 @@ static bool is_there(const hr_region *region)
 int hr_is_stale(hr_region *region, struct hr_error *error)
 {
     int code = hr_enter(region);
-    if (code != HR_OK)
-        return hr_report(error, code);
-    int stale = !is_there(region);
-    hr_leave(region);
-    return hr_report(error, stale);
+    if (code == HR_OK)
+        code = hr_leave_after(region, !is_there(region));
+    return hr_report(error, code);
 }
 
 int hr_close(hr_region *region, struct hr_error *error)
@@ -159,7 +151,7 @@ int hr_close(hr_region *region, struct hr_error *error)
         region->is_leaving = true;
         if (region->lock.held)
             hr_lock_drop(region);
-        if (region->own.attachment != NULL)
+        if (region->own.pid != 0)
             code = hr_leave_region(region, hr_deadline_ns(one_second));
     }
     region->own.is_claimed = false;

@@ -135,10 +135,9 @@
  * CAVEATS
  *
  * - Nothing ticks by itself: the limiter's owner calls hr_limiter_tick() every
- *   HR_LIMITER_PERIOD_NS.  Without ticks a launch waits for its whole timeout.
+ *   HR_LIMITER_PERIOD_NS.  Without ticks a launch waits for ever.
  * - Launches are not served in order: the first to wake takes the tokens.
  * - Threads.  All functions but hr_limiter_free() may run at once on one limiter.
- *   The three getters read one number each, not a common picture.
  * - Fork.  The child has a copy that goes its own way; with a region its ticks
  *   report HR_EFORKED and the last limit that was read stays in force.
  * - The region has to outlive the limiter; closing it is allowed.

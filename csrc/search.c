@@ -55,12 +55,14 @@ static bool match_mapping(void *argument, const struct hr_mapping *mapping)
 static enum hr_seen match_process(int proc, const char *name, struct match *match)
 {
     const struct hr_search *search = match->search;
+    struct hr_maps_reader reader = {
+        .take = match_mapping, .argument = match, .deadline_ns = search->deadline_ns};
     match->process = hr_open_process(proc, name);
     if (match->process < 0) /* what is no directory is no process */
         return errno == ENOTDIR || errno == ELOOP ? HR_GONE : hr_after_failure(errno);
-    enum hr_seen seen = hr_read_process_maps(match->process, search->deadline_ns, match_mapping,
-                                             match, &match->has_libvgpu);
+    enum hr_seen seen = hr_read_process_maps(match->process, &reader);
     close(match->process);
+    match->has_libvgpu = reader.has_libvgpu;
     if (match->is_found) {
         match->is_unsure = seen != HR_MAPS; /* whether it has libvgpu */
         return HR_MAPS;
@@ -121,7 +123,7 @@ static bool may_matter(const struct hr_search *search, const struct hr_mapper *m
                        bool is_initial)
 {
     return search->only == NULL || mapper->levels == 0 || has_any_pid(mapper, search->only) ||
-           (!is_initial && search->slots != NULL && has_any_pid(mapper, search->slots));
+           (!is_initial && has_any_pid(mapper, &search->slots));
 }
 
 static int add_mapper(struct hr_mappers *out, const struct hr_mapper *mapper)
@@ -162,6 +164,13 @@ static int search_process(const struct hr_search *search, int proc, const char *
     return add_mapper(out, &mapper);
 }
 
+/* The text of a link, cut to `room`; empty where it cannot be read. */
+static void read_link(int directory, const char *name, char *out, size_t room)
+{
+    ssize_t length = readlinkat(directory, name, out, room - 1);
+    out[length < 0 ? 0 : length] = '\0';
+}
+
 /*
  * The first namespace sees every process; a later one only itself and what it made.  We see it if
  * we are in it: only its own /proc has a `self` for us then.  Or if its /proc is mounted here,
@@ -170,7 +179,7 @@ static int search_process(const struct hr_search *search, int proc, const char *
 static bool is_initial(int proc, const char *namespace_link)
 {
     char link[64];
-    hr_read_link(proc, namespace_link, link, sizeof link);
+    read_link(proc, namespace_link, link, sizeof link);
     return strcmp(link, INITIAL_PID_NAMESPACE) == 0;
 }
 
@@ -181,10 +190,10 @@ static bool is_initial(int proc, const char *namespace_link)
  */
 static bool is_namespace_of_slots(const struct hr_search *search, const struct hr_mappers *mappers)
 {
-    for (uint32_t i = 0; search->slots != NULL && i < mappers->count; i++) {
+    for (uint32_t i = 0; i < mappers->count; i++) {
         const struct hr_mapper *mapper = &mappers->list[i];
         if (mapper->levels == 1 && mapper->has_libvgpu &&
-            hr_names_slot(search->slots, mapper->pids[0]))
+            hr_names_slot(&search->slots, mapper->pids[0]))
             return true;
     }
     return search->is_namespace_of_slots;
@@ -196,7 +205,7 @@ static int search_directory(const struct hr_search *search, DIR *directory, stru
     char self[24];
     struct hr_mapper first;
     struct dirent *entry;
-    hr_read_link(proc, "self", self, sizeof self);
+    read_link(proc, "self", self, sizeof self);
     out->initial = is_initial(proc, "self/ns/pid") || is_initial(proc, "1/ns/pid");
     /* With hidepid the others' directories are not listed, or not readable: then process 1's is
      * neither. */

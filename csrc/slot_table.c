@@ -5,6 +5,11 @@
 /* The upper half of a mark's first word; the lower half is the pid. */
 #define MARK_TAG (UINT64_C(0x48524d4b) << 32)
 
+static unsigned char *slot_at(const hr_region *region, int32_t index)
+{
+    return hr_slot(region, (uint32_t)index);
+}
+
 bool hr_has_seqlock(const hr_region *region)
 {
     return region->layout->slot_seqlock != HR_ABSENT;
@@ -18,20 +23,25 @@ uint32_t hr_seqlock_offset(const hr_region *region)
 
 uint64_t hr_seqlock_of(const hr_region *region, int32_t index)
 {
-    return hr_load_u64(hr_slot(region, (uint32_t)index) + hr_seqlock_offset(region),
-                       memory_order_acquire) &
+    return hr_load_u64(slot_at(region, index) + hr_seqlock_offset(region), memory_order_acquire) &
            ~MARK_FLAG;
 }
 
-int32_t hr_slot_pid(const hr_region *region, const unsigned char *slot)
+int hr_checked_table(const hr_region *region, int32_t *count)
 {
-    return hr_load_i32(slot + region->layout->slot_pid, memory_order_relaxed);
+    int code = hr_check_header(region);
+    return code == HR_OK ? hr_checked_proc_num(region, count) : code;
 }
 
-void hr_set_slot_pid(const hr_region *region, unsigned char *slot, int32_t pid)
+int32_t hr_slot_pid(const hr_region *region, int32_t index)
+{
+    return hr_load_i32(slot_at(region, index) + region->layout->slot_pid, memory_order_relaxed);
+}
+
+void hr_set_slot_pid(const hr_region *region, int32_t index, int32_t pid)
 {
     /* Release: what the slot holds is stored before the name it goes by. */
-    hr_store_i32(slot + region->layout->slot_pid, pid, memory_order_release);
+    hr_store_i32(slot_at(region, index) + region->layout->slot_pid, pid, memory_order_release);
 }
 
 bool hr_swap_proc_num(const hr_region *region, int32_t judged, int32_t count)
@@ -43,7 +53,7 @@ bool hr_swap_proc_num(const hr_region *region, int32_t judged, int32_t count)
 int32_t hr_find_slot(const hr_region *region, int32_t pid, int32_t count)
 {
     for (int32_t index = count - 1; index >= 0; index--) {
-        if (hr_slot_pid(region, hr_slot(region, (uint32_t)index)) == pid)
+        if (hr_slot_pid(region, index) == pid)
             return index;
     }
     return -1;
@@ -62,18 +72,20 @@ static uint32_t mark_offset(const hr_region *region)
     return region->layout->slot_used + HR_TOTAL_OFFSET + 8;
 }
 
-uint64_t hr_slot_mark(const hr_region *region, const unsigned char *slot)
+uint64_t hr_slot_mark(const hr_region *region, int32_t index)
 {
+    const unsigned char *slot = slot_at(region, index);
     const uint32_t offset = mark_offset(region);
-    const uint64_t named = MARK_TAG | (uint32_t)hr_slot_pid(region, slot);
+    const uint64_t named = MARK_TAG | (uint32_t)hr_slot_pid(region, index);
     const uint64_t seqlock = hr_load_u64(slot + hr_seqlock_offset(region), memory_order_relaxed);
     if ((seqlock & MARK_FLAG) == 0 || hr_load_u64(slot + offset, memory_order_relaxed) != named)
         return 0;
     return hr_load_u64(slot + offset + 8, memory_order_relaxed);
 }
 
-void hr_store_mark(const hr_region *region, unsigned char *slot, int32_t pid, uint64_t mark)
+void hr_store_mark(const hr_region *region, int32_t index, int32_t pid, uint64_t mark)
 {
+    unsigned char *slot = slot_at(region, index);
     const uint32_t offset = mark_offset(region), seqlock_at = hr_seqlock_offset(region);
     if (mark == 0)
         return;
@@ -83,14 +95,34 @@ void hr_store_mark(const hr_region *region, unsigned char *slot, int32_t pid, ui
     hr_store_u64(slot + seqlock_at, seqlock | MARK_FLAG, memory_order_release);
 }
 
+struct hr_seen_slot hr_look_at_slot(const hr_region *region, int32_t index)
+{
+    unsigned char *slot = slot_at(region, index);
+    return (struct hr_seen_slot){
+        .pid = hr_slot_pid(region, index),
+        .host_pid = hr_load_i32(slot + region->layout->slot_hostpid, memory_order_relaxed),
+        .status = hr_load_i32(slot + region->layout->slot_status, memory_order_relaxed),
+        .seqlock = hr_seqlock_of(region, index),
+        .bytes = hr_slot_bytes(region, index),
+        .mark = hr_slot_mark(region, index)};
+}
+
+bool hr_is_as_seen(const hr_region *region, const struct hr_seen_slot *before, int32_t index)
+{
+    const struct hr_seen_slot now = hr_look_at_slot(region, index);
+    return now.pid == before->pid && now.host_pid == before->host_pid &&
+           now.status == before->status && now.seqlock == before->seqlock &&
+           now.bytes == before->bytes && now.mark == before->mark;
+}
+
 /* ---- Emptying, under the lock ------------------------------------------------------ */
 
-void hr_make_seqlock_even(const hr_region *region, unsigned char *slot)
+void hr_make_seqlock_even(const hr_region *region, int32_t index)
 {
-    uint32_t offset = hr_seqlock_offset(region);
-    uint64_t seqlock = hr_load_u64(slot + offset, memory_order_relaxed);
+    unsigned char *at = slot_at(region, index) + hr_seqlock_offset(region);
+    uint64_t seqlock = hr_load_u64(at, memory_order_relaxed);
     if ((seqlock & 1) != 0)
-        hr_store_u64(slot + offset, seqlock + 1, memory_order_release);
+        hr_store_u64(at, seqlock + 1, memory_order_release);
 }
 
 static bool is_name_or_seqlock(const struct hr_layout *layout, uint32_t offset)
@@ -100,8 +132,9 @@ static bool is_name_or_seqlock(const struct hr_layout *layout, uint32_t offset)
 }
 
 /* Word by word: a concurrent reader must not see half of one. */
-void hr_empty_slot(const hr_region *region, unsigned char *slot)
+void hr_empty_slot(const hr_region *region, int32_t index)
 {
+    unsigned char *slot = slot_at(region, index);
     const struct hr_layout *layout = region->layout;
     for (uint32_t offset = 0; offset + 8 <= layout->slot_stride; offset += 8) {
         if (!is_name_or_seqlock(layout, offset))
@@ -109,31 +142,32 @@ void hr_empty_slot(const hr_region *region, unsigned char *slot)
     }
     /* A host pid that is used again would get another process's utilisation. */
     hr_store_i32(slot + layout->slot_hostpid, 0, memory_order_relaxed);
-    hr_make_seqlock_even(region, slot);
+    hr_make_seqlock_even(region, index);
 }
 
-void hr_clear_usage(const hr_region *region, unsigned char *slot)
+void hr_clear_usage(const hr_region *region, int32_t index)
 {
     for (uint32_t device = 0; device < HR_DEVICES; device++) {
-        unsigned char *used = hr_used(region, slot, device);
+        unsigned char *used = hr_used(region, slot_at(region, index), device);
         for (uint32_t offset = 0; offset <= HR_TOTAL_OFFSET; offset += 8)
             hr_store_u64(used + offset, 0, memory_order_relaxed);
     }
-    hr_make_seqlock_even(region, slot);
+    hr_make_seqlock_even(region, index);
 }
 
-uint64_t hr_slot_bytes(const hr_region *region, unsigned char *slot)
+uint64_t hr_slot_bytes(const hr_region *region, int32_t index)
 {
     uint64_t sum = 0;
     for (uint32_t device = 0; device < HR_DEVICES; device++) {
-        unsigned char *used = hr_used(region, slot, device);
+        unsigned char *used = hr_used(region, slot_at(region, index), device);
         sum = hr_add_saturating(sum, hr_load_u64(used + HR_TOTAL_OFFSET, memory_order_relaxed));
     }
     return sum;
 }
 
-bool hr_slot_is_used(const hr_region *region, unsigned char *slot)
+bool hr_slot_is_used(const hr_region *region, int32_t index)
 {
+    const unsigned char *slot = slot_at(region, index);
     const struct hr_layout *layout = region->layout;
     uint64_t any = 0;
     for (uint32_t offset = 0; offset + 8 <= layout->slot_stride; offset += 8) {
@@ -149,8 +183,7 @@ bool hr_slot_is_used(const hr_region *region, unsigned char *slot)
 
 bool hr_is_in_use(const hr_region *region, int32_t index)
 {
-    return hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) != 0 ||
-           (hr_seqlock_of(region, index) & 1) != 0;
+    return hr_slot_bytes(region, index) != 0 || (hr_seqlock_of(region, index) & 1) != 0;
 }
 
 /* ---- Editing a slot, under the lock ------------------------------------------------- */
@@ -163,21 +196,17 @@ struct edit_call {
     uint32_t dry_run;
 };
 
-static bool is_edit_valid(const hr_region *region, const struct hr_slot_edit *edit)
+static bool is_narrow(const struct hr_slot_edit *edit)
 {
-    switch (edit->value) {
-    case HR_SLOT_HOST_PID:
-    case HR_SLOT_STATUS:
+    return edit->value == HR_SLOT_HOST_PID || edit->value == HR_SLOT_STATUS;
+}
+
+/* Every layout with a lock has all of these values. */
+static bool is_edit_valid(const struct hr_slot_edit *edit)
+{
+    if (is_narrow(edit))
         return edit->to <= INT32_MAX;
-    case HR_SLOT_MONITOR_USED:
-        return edit->device < HR_DEVICES;
-    case HR_SLOT_SM:
-    case HR_SLOT_ENC:
-    case HR_SLOT_DEC:
-        return edit->device < HR_DEVICES && region->layout->slot_util != HR_ABSENT;
-    default:
-        return false;
-    }
+    return edit->value <= HR_SLOT_DEC && edit->device < HR_DEVICES;
 }
 
 static unsigned char *value_at(const struct hr_layout *layout, unsigned char *slot,
@@ -201,24 +230,21 @@ static int edit_work(void *argument)
     struct edit_call *call = argument;
     const hr_region *region = call->region;
     int32_t count;
-    int code = hr_check_header(region);
-    if (code == HR_OK)
-        code = hr_checked_proc_num(region, &count);
+    int code = hr_checked_table(region, &count);
     if (code != HR_OK)
         return code;
     int32_t index = hr_find_slot(region, call->pid, count);
     if (index < 0)
         return hr_no_process(call->pid);
-    unsigned char *slot = hr_slot(region, (uint32_t)index);
+    unsigned char *slot = slot_at(region, index);
     for (uint32_t i = 0; i < call->count; i++) {
         struct hr_slot_edit *edit = &call->edits[i];
         unsigned char *at = value_at(region->layout, slot, edit);
-        const bool is_narrow = edit->value == HR_SLOT_HOST_PID || edit->value == HR_SLOT_STATUS;
-        edit->before = is_narrow ? (uint64_t)(int64_t)hr_load_i32(at, memory_order_relaxed)
-                                 : hr_load_u64(at, memory_order_relaxed);
+        edit->before = is_narrow(edit) ? (uint64_t)(int64_t)hr_load_i32(at, memory_order_relaxed)
+                                       : hr_load_u64(at, memory_order_relaxed);
         if (call->dry_run)
             continue;
-        if (is_narrow)
+        if (is_narrow(edit))
             hr_store_i32(at, (int32_t)edit->to, memory_order_relaxed);
         else
             hr_store_u64(at, edit->to, memory_order_relaxed);
@@ -230,7 +256,7 @@ int hr_edit_slot(hr_region *region, int32_t pid, struct hr_slot_edit *edits, uin
                  uint32_t dry_run, uint64_t timeout_ns, struct hr_error *error)
 {
     for (uint32_t i = 0; i < count; i++) {
-        if (!is_edit_valid(region, &edits[i]))
+        if (!is_edit_valid(&edits[i]))
             return hr_report(error, hr_fail_code(HR_EINVAL));
     }
     struct edit_call call = {

@@ -35,8 +35,11 @@ uint32_t hr_seqlock_offset(const hr_region *region);
 /* Without the flag of a mark. */
 uint64_t hr_seqlock_of(const hr_region *region, int32_t index);
 
-int32_t hr_slot_pid(const hr_region *region, const unsigned char *slot);
-void hr_set_slot_pid(const hr_region *region, unsigned char *slot, int32_t pid);
+/* proc_num, of a file that is still the region's. */
+int hr_checked_table(const hr_region *region, int32_t *count);
+
+int32_t hr_slot_pid(const hr_region *region, int32_t index);
+void hr_set_slot_pid(const hr_region *region, int32_t index, int32_t pid);
 
 /*
  * proc_num from what was judged to what it shall be.  Never a plain store: when it refuses
@@ -53,19 +56,27 @@ int hr_no_process(int32_t pid);
 
 /* Left odd by a death, or by a move in the middle of an accounting, every reader of libvgpu would
  * spin on it for ever. */
-void hr_make_seqlock_even(const hr_region *region, unsigned char *slot);
+void hr_make_seqlock_even(const hr_region *region, int32_t index);
 /* All but the pid and the seqlock, which is made even. */
-void hr_empty_slot(const hr_region *region, unsigned char *slot);
+void hr_empty_slot(const hr_region *region, int32_t index);
 /* Only what counts: a copy that a live process has left keeps its status, which old versions of
  * libvgpu read there. */
-void hr_clear_usage(const hr_region *region, unsigned char *slot);
+void hr_clear_usage(const hr_region *region, int32_t index);
 /* Whether more than its status and host pid would be left out: it counts something, has figures of
  * the driver's, or an odd seqlock. */
-bool hr_slot_is_used(const hr_region *region, unsigned char *slot);
-uint64_t hr_slot_bytes(const hr_region *region, unsigned char *slot);
+bool hr_slot_is_used(const hr_region *region, int32_t index);
+uint64_t hr_slot_bytes(const hr_region *region, int32_t index);
 
 /* Whether a slot with pid 0 counts something, or is being accounted in. */
 bool hr_is_in_use(const hr_region *region, int32_t index);
+
+/* A slot as it was at some time. */
+struct hr_seen_slot {
+    int32_t pid, host_pid, status;
+    uint64_t seqlock, bytes, mark;
+};
+struct hr_seen_slot hr_look_at_slot(const hr_region *region, int32_t index);
+bool hr_is_as_seen(const hr_region *region, const struct hr_seen_slot *before, int32_t index);
 
 /* ---- Marks ------------------------------------------------------------------------------- */
 
@@ -87,9 +98,9 @@ bool hr_is_in_use(const hr_region *region, int32_t index);
  */
 
 /* 0, or the mark of the process whose pid is in the slot. */
-uint64_t hr_slot_mark(const hr_region *region, const unsigned char *slot);
+uint64_t hr_slot_mark(const hr_region *region, int32_t index);
 /* Under the lock, in a slot that is empty; 0: none. */
-void hr_store_mark(const hr_region *region, unsigned char *slot, int32_t pid, uint64_t mark);
+void hr_store_mark(const hr_region *region, int32_t index, int32_t pid, uint64_t mark);
 
 /* ---- Processes at work ------------------------------------------------------------------- */
 
@@ -107,13 +118,13 @@ void hr_store_mark(const hr_region *region, unsigned char *slot, int32_t pid, ui
  */
 
 struct hr_table_view {
+    hr_region *region;
+    struct hr_slot_pids names; /* that stand in the table */
+    bool has_pidless; /* something counts in a slot with pid 0, which may be any process's */
     struct hr_mappers mappers;
-    struct {
-        int32_t pid;      /* before the processes were looked for */
-        bool is_sought;   /* has pid 0, and is one of those that the search is about */
-        uint64_t seqlock; /* when the watch began, after that; of one that is sought, before */
-        uint64_t bytes;   /* of one that is sought, before */
-    } seen[HR_SLOTS];
+    /* Before the processes were looked for; the seqlocks of slots with a pid when the watch began,
+     * after that. */
+    struct hr_seen_slot seen[HR_SLOTS];
 };
 
 /*
@@ -124,24 +135,15 @@ struct hr_table_view {
 int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *view,
                   hr_guarded_work *work, void *argument, bool is_locked, uint64_t timeout_ns);
 
-/* What a slot at or above proc_num, `count`, is. */
+/* What a slot is; all but HR_USE_AT_WORK is about those at or above proc_num, `count`. */
 enum hr_slot_use {
-    HR_USE_NONE,     /* no live process has that pid, and none writes there */
-    HR_USE_STALE,    /* its process lives and works in another slot */
+    HR_USE_NONE,     /* no live process writes there: none has that pid, or it works elsewhere */
     HR_USE_BLANK,    /* its process lives, and has nothing there */
     HR_USE_AT_WORK,  /* its process lives and works there */
     HR_USE_UNDECIDED /* its process may live and may come back to it */
 };
 enum hr_slot_use hr_judge_use(const hr_region *region, const struct hr_table_view *view,
                               int32_t index, int32_t count);
-
-enum hr_motion {
-    HR_STANDS_STILL,
-    HR_MOVES,         /* the process that it names has accounted there */
-    HR_MOTION_UNCLEAR /* taken, copied or mended meanwhile: no evidence */
-};
-enum hr_motion hr_motion_of(const hr_region *region, const struct hr_table_view *view,
-                            int32_t index);
 
 /* Whether a process of libvgpu may live that has taken its name out of its slot. */
 bool hr_may_be_ending(const hr_region *region, const struct hr_mappers *mappers);
@@ -161,12 +163,10 @@ int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_vi
 /* Whether a newcomer needs a view to take a slot: something may be at the end, or is to be used
  * again. */
 bool hr_needs_view(const hr_region *region, int32_t count, int32_t pid);
-/* An emptied slot below `count` that is nobody's any more, or -1. */
-int32_t hr_find_emptied(const hr_region *region, const struct hr_table_view *view, int32_t count,
-                        int32_t pid);
-/* The first place from `count` on where no live process may be writing, or -1. */
-int32_t hr_find_place(const hr_region *region, const struct hr_table_view *view, int32_t count,
-                      int32_t pid);
+/* An emptied slot below `count` that is nobody's any more, else the first place from there on where
+ * no live process may be writing; HR_SLOTS: there is none. */
+int32_t hr_find_room(const hr_region *region, const struct hr_table_view *view, int32_t count,
+                     int32_t pid);
 /*
  * After a newcomer has taken the slot at `end` and those from `count` on count too: no process
  * shall count twice there, as far as it can be told which of its slots it uses.
@@ -180,17 +180,6 @@ void hr_settle_stepped_over(const hr_region *region, const struct hr_table_view 
  * Being a process of the region: its slot, and our own books about it.
  */
 
-enum { HR_KINDS = 3 };
-
-/* Our own books: we are the only writer of our slot, so they are the truth about it. */
-struct hr_attachment {
-    uint32_t index;
-    bool is_appended; /* no slot of an earlier process, which libvgpu may be about to remove */
-    uint64_t mark;    /* of our slot; 0: none */
-    struct hr_byte_lock byte; /* of our pid, for as long as we are attached */
-    uint64_t charged[HR_DEVICES][HR_KINDS];
-};
-
 /* What takes or regains a slot returns this if it needs a view and has done nothing. */
 #define HR_NEEDS_VIEW 1
 
@@ -198,8 +187,8 @@ struct hr_attachment {
 int hr_run_with_view(hr_region *region, const struct hr_table_view **view, hr_guarded_work *work,
                      void *argument, uint64_t timeout_ns);
 
-/* Our slot, if it still is where we remember it, else NULL. */
-unsigned char *hr_remembered_slot(const hr_region *region);
+/* Whether our slot still is where we remember it. */
+bool hr_remembers_slot(const hr_region *region);
 /* Under the lock: find our slot anew, or take one, and write our books into it. */
 int hr_regain_slot(hr_region *region, const struct hr_table_view *view);
 

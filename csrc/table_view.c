@@ -1,4 +1,5 @@
 
+#include <string.h>
 #include <time.h>
 
 #include "slots.h"
@@ -15,68 +16,44 @@
  */
 enum { REUSED_FROM = 64 };
 
-static int32_t pid_of(const hr_region *region, int32_t index)
-{
-    return hr_slot_pid(region, hr_slot(region, (uint32_t)index));
-}
-
 /* ---- Looking ----------------------------------------------------------------------- */
 
-struct watch_call {
-    hr_region *region;
-    struct hr_table_view *view;
-    struct hr_slot_pids names; /* that stand in the table */
-    bool has_sought; /* something counts in a slot with pid 0, which may be any process's */
-};
-
-static int note_names(void *argument)
+static int note_slots(void *argument)
 {
-    struct watch_call *call = argument;
-    const hr_region *region = call->region;
+    struct hr_table_view *view = argument;
     for (int32_t index = 0; index < HR_SLOTS; index++) {
-        const int32_t pid = pid_of(region, index);
-        const bool is_sought = pid == 0 && hr_is_in_use(region, index);
-        call->view->seen[index].pid = pid;
-        call->view->seen[index].is_sought = is_sought;
-        if (pid != 0)
-            call->names.pids[call->names.count++] = pid;
-        if (is_sought) {
-            call->view->seen[index].seqlock = hr_seqlock_of(region, index);
-            call->view->seen[index].bytes = hr_slot_bytes(region, hr_slot(region, (uint32_t)index));
-        }
-        call->has_sought = call->has_sought || is_sought;
+        view->seen[index] = hr_look_at_slot(view->region, index);
+        if (view->seen[index].pid != 0)
+            view->names.pids[view->names.count++] = view->seen[index].pid;
+        else
+            view->has_pidless = view->has_pidless || hr_is_in_use(view->region, index);
     }
     return HR_OK;
 }
 
-/* A process that has stored pid 0 has no name to be found by: all of them are looked at. */
-static int search(struct watch_call *call, const char *proc)
-{
-    const struct hr_slot_pids *only = call->has_sought ? NULL : &call->names;
-    return hr_look_for_mappers(call->region, proc, only, &call->view->mappers);
-}
-
 /* A slot that has got another name since the processes were looked for is of somebody who was not:
- * hr_motion_of() finds it unclear. */
+ * motion_of() finds it unclear. */
 static int begin_watch(void *argument)
 {
-    struct watch_call *call = argument;
+    struct hr_table_view *view = argument;
     for (int32_t index = 0; index < HR_SLOTS; index++) {
-        if (!call->view->seen[index].is_sought)
-            call->view->seen[index].seqlock = hr_seqlock_of(call->region, index);
+        if (view->seen[index].pid != 0)
+            view->seen[index].seqlock = hr_seqlock_of(view->region, index);
     }
     return HR_OK;
 }
 
 static int look(hr_region *region, const char *proc, struct hr_table_view *view)
 {
-    struct watch_call call = {.region = region, .view = view};
-    view->mappers = (struct hr_mappers){.list = NULL};
-    int code = hr_run(region, note_names, &call);
+    memset(view, 0, sizeof *view);
+    view->region = region;
+    int code = hr_run(region, note_slots, view);
+    /* A process that has stored pid 0 has no name to be found by: all of them are looked at. */
     if (code == HR_OK)
-        code = search(&call, proc);
+        code = hr_look_for_mappers(region, proc, view->has_pidless ? NULL : &view->names,
+                                   &view->mappers);
     if (code == HR_OK)
-        code = hr_run(region, begin_watch, &call);
+        code = hr_run(region, begin_watch, view);
     if (code != HR_OK)
         hr_free_mappers(&view->mappers);
     uint64_t deadline = hr_deadline_ns(WATCH_NS);
@@ -109,16 +86,23 @@ int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *vie
 
 /* ---- Judging ----------------------------------------------------------------------- */
 
-enum hr_motion hr_motion_of(const hr_region *region, const struct hr_table_view *view,
-                            int32_t index)
+/* In the order of what says more about the other slots of a process. */
+enum motion {
+    STANDS_STILL,
+    MOVES,  /* the process that it names has accounted there */
+    UNCLEAR /* taken, copied or mended meanwhile: no evidence */
+};
+
+static enum motion motion_of(const hr_region *region, const struct hr_table_view *view,
+                             int32_t index)
 {
     uint64_t before = view->seen[index].seqlock, now = hr_seqlock_of(region, index);
-    if (pid_of(region, index) != view->seen[index].pid)
-        return HR_MOTION_UNCLEAR;
+    if (hr_slot_pid(region, index) != view->seen[index].pid)
+        return UNCLEAR;
     if (now == before)
-        return HR_STANDS_STILL;
+        return STANDS_STILL;
     /* One more may be a repair that has made it even; less is a newcomer or a copy. */
-    return now > before + 1 ? HR_MOVES : HR_MOTION_UNCLEAR;
+    return now > before + 1 ? MOVES : UNCLEAR;
 }
 
 static uint32_t count_listed(const struct hr_table_view *view, int32_t pid)
@@ -132,11 +116,6 @@ static uint32_t count_listed(const struct hr_table_view *view, int32_t pid)
 bool hr_lives_once(const struct hr_table_view *view, int32_t pid)
 {
     return count_listed(view, pid) == 1 && hr_liveness_of_slot(&view->mappers, pid) == HR_ALIVE;
-}
-
-static bool is_listed(const struct hr_table_view *view, int32_t pid)
-{
-    return count_listed(view, pid) != 0;
 }
 
 /*
@@ -154,40 +133,30 @@ bool hr_may_be_ending(const hr_region *region, const struct hr_mappers *mappers)
     return !mappers->complete || mappers->filtered || mappers->has_unsure;
 }
 
-static bool stands_as_sought(const hr_region *region, const struct hr_table_view *view,
-                             int32_t index)
-{
-    return view->seen[index].is_sought && pid_of(region, index) == 0 &&
-           view->seen[index].seqlock == hr_seqlock_of(region, index) &&
-           view->seen[index].bytes == hr_slot_bytes(region, hr_slot(region, (uint32_t)index));
-}
-
 static bool is_nobodys(const hr_region *region, const struct hr_table_view *view, int32_t index)
 {
-    int32_t pid = pid_of(region, index);
-    if (pid == 0) /* with an odd seqlock it is giving back the last of its memory */
-        return !hr_is_in_use(region, index) ||
-               (stands_as_sought(region, view, index) && !hr_may_be_ending(region, &view->mappers));
-    return pid < 0 || pid == HR_NOBODY || hr_liveness_of_slot(&view->mappers, pid) == HR_DEAD;
+    const int32_t pid = hr_slot_pid(region, index);
+    if (pid != 0)
+        return pid < 0 || pid == HR_NOBODY || hr_liveness_of_slot(&view->mappers, pid) == HR_DEAD;
+    /* With an odd seqlock it is giving back the last of its memory. */
+    if (!hr_is_in_use(region, index))
+        return true;
+    return hr_is_as_seen(region, &view->seen[index], index) &&
+           !hr_may_be_ending(region, &view->mappers);
 }
 
 /* How the other slots that name the process of this one behave. */
-struct others {
-    uint32_t moving, unclear;
-};
-
-static struct others look_at_others(const hr_region *region, const struct hr_table_view *view,
+static enum motion motion_of_others(const hr_region *region, const struct hr_table_view *view,
                                     int32_t index, int32_t pid)
 {
-    struct others others = {0};
+    enum motion found = STANDS_STILL;
     for (int32_t other = 0; other < HR_SLOTS; other++) {
-        if (other == index || (pid_of(region, other) != pid && view->seen[other].pid != pid))
+        if (other == index || (hr_slot_pid(region, other) != pid && view->seen[other].pid != pid))
             continue;
-        enum hr_motion motion = hr_motion_of(region, view, other);
-        others.moving += motion == HR_MOVES;
-        others.unclear += motion == HR_MOTION_UNCLEAR;
+        enum motion motion = motion_of(region, view, other);
+        found = motion > found ? motion : found;
     }
-    return others;
+    return found;
 }
 
 /*
@@ -199,7 +168,7 @@ static bool is_stale_by_bytes(const hr_region *region, int32_t index, int32_t co
     uint64_t seqlock = hr_seqlock_of(region, index);
     /* Written by a process up to 2.8.0, which looks for its slot each time, and only among those
      * that count; a newer one counts in the seqlock whatever it stores. */
-    if (seqlock == 0 && hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) != 0)
+    if (seqlock == 0 && hr_slot_bytes(region, index) != 0)
         return true;
     /* A copy never has a higher seqlock than what it was copied from.  With several of them
      * one may be an earlier process's. */
@@ -211,21 +180,21 @@ static bool is_stale_by_bytes(const hr_region *region, int32_t index, int32_t co
 enum hr_slot_use hr_judge_use(const hr_region *region, const struct hr_table_view *view,
                               int32_t index, int32_t count)
 {
-    int32_t pid = pid_of(region, index);
-    enum hr_motion motion = hr_motion_of(region, view, index);
-    if (motion == HR_MOTION_UNCLEAR)
+    int32_t pid = hr_slot_pid(region, index);
+    enum motion motion = motion_of(region, view, index);
+    if (motion == UNCLEAR)
         return HR_USE_UNDECIDED;
     if (is_nobodys(region, view, index))
-        return motion == HR_STANDS_STILL ? HR_USE_NONE : HR_USE_UNDECIDED;
+        return motion == STANDS_STILL ? HR_USE_NONE : HR_USE_UNDECIDED;
     if (pid <= 0 || !hr_lives_once(view, pid))
         return HR_USE_UNDECIDED;
-    struct others others = look_at_others(region, view, index, pid);
-    if (others.unclear != 0)
+    enum motion others = motion_of_others(region, view, index, pid);
+    if (others == UNCLEAR || (others == MOVES && motion == MOVES))
         return HR_USE_UNDECIDED;
-    if (motion == HR_MOVES)
-        return others.moving == 0 ? HR_USE_AT_WORK : HR_USE_UNDECIDED;
-    if (others.moving != 0 || is_stale_by_bytes(region, index, count, pid))
-        return HR_USE_STALE;
+    if (motion == MOVES)
+        return HR_USE_AT_WORK;
+    if (others == MOVES || is_stale_by_bytes(region, index, count, pid))
+        return HR_USE_NONE;
     bool is_blank = hr_has_seqlock(region) && hr_seqlock_of(region, index) == 0;
     return is_blank ? HR_USE_BLANK : HR_USE_UNDECIDED;
 }
@@ -236,14 +205,12 @@ int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_vi
     /* The pid that was judged: its process may have ended since, and have stored 0. */
     int32_t pid = view->seen[at_work].pid, found = 0;
     for (int32_t index = 0; index < end; index++) {
-        unsigned char *slot = hr_slot(region, (uint32_t)index);
-        if (index == at_work || hr_slot_pid(region, slot) != pid ||
-            hr_slot_bytes(region, slot) == 0 ||
-            hr_motion_of(region, view, index) != HR_STANDS_STILL)
+        if (index == at_work || hr_slot_pid(region, index) != pid ||
+            hr_slot_bytes(region, index) == 0 || motion_of(region, view, index) != STANDS_STILL)
             continue;
         found++;
         if (!dry_run) {
-            hr_clear_usage(region, slot);
+            hr_clear_usage(region, index);
             HR_POINT(REPAIR_COPY_CLEARED);
         }
     }
@@ -255,8 +222,7 @@ int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_vi
 /* No process has accounted there since it was taken. */
 static bool is_blank(const hr_region *region, int32_t index)
 {
-    return hr_seqlock_of(region, index) == 0 &&
-           hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) == 0;
+    return hr_seqlock_of(region, index) == 0 && hr_slot_bytes(region, index) == 0;
 }
 
 /*
@@ -269,9 +235,9 @@ static bool may_be_unused_yet(const hr_region *region, int32_t index, int32_t co
 {
     if (hr_has_seqlock(region) || !is_blank(region, index))
         return false;
-    int32_t named = pid_of(region, index);
+    int32_t named = hr_slot_pid(region, index);
     for (int32_t copy = 0; copy < count; copy++) {
-        if (pid_of(region, copy) == named && !is_blank(region, copy))
+        if (hr_slot_pid(region, copy) == named && !is_blank(region, copy))
             return false;
     }
     return true;
@@ -280,11 +246,10 @@ static bool may_be_unused_yet(const hr_region *region, int32_t index, int32_t co
 /* Whether a slot from the last one's end, `count`, on can be taken without a search of /proc. */
 static bool is_end_free(const hr_region *region, int32_t index, int32_t count, int32_t pid)
 {
-    if (index == HR_SLOTS || hr_seqlock_offset(region) == HR_ABSENT)
-        return index < HR_SLOTS;
-    unsigned char *slot = hr_slot(region, (uint32_t)index);
-    int32_t named = hr_slot_pid(region, slot);
-    if (named == pid || (named == 0 && hr_slot_bytes(region, slot) == 0))
+    if (index == HR_SLOTS)
+        return false;
+    int32_t named = hr_slot_pid(region, index);
+    if (named == pid || (named == 0 && hr_slot_bytes(region, index) == 0))
         return true;
     return !hr_has_seqlock(region) && hr_seqlock_of(region, index) == 0 &&
            !may_be_unused_yet(region, index, count);
@@ -294,54 +259,39 @@ static bool is_emptied(const hr_region *region, int32_t index)
 {
     unsigned char *slot = hr_slot(region, (uint32_t)index);
     int32_t status = hr_load_i32(slot + region->layout->slot_status, memory_order_relaxed);
-    return status == 0 && !hr_slot_is_used(region, slot);
+    return status == 0 && !hr_slot_is_used(region, index);
 }
 
 bool hr_needs_view(const hr_region *region, int32_t count, int32_t pid)
 {
-    if (!is_end_free(region, count, count, pid))
-        return true;
-    for (int32_t index = 0; count >= REUSED_FROM && index < count; index++) {
-        if (is_emptied(region, index))
-            return true;
-    }
-    return false;
+    bool needs = !is_end_free(region, count, count, pid);
+    for (int32_t index = 0; !needs && count >= REUSED_FROM && index < count; index++)
+        needs = is_emptied(region, index);
+    return needs;
 }
 
-int32_t hr_find_emptied(const hr_region *region, const struct hr_table_view *view, int32_t count,
-                        int32_t pid)
+/* No process is seen that has its pid, which libvgpu takes for dead as well, and none writes there.
+ * One that has ended by itself stores pid 0 and may still be giving memory back. */
+static bool is_unseen(const hr_region *region, const struct hr_table_view *view, int32_t index)
+{
+    const int32_t pid = hr_slot_pid(region, index);
+    return pid > 0 && (pid == HR_NOBODY || !view->mappers.incomplete) &&
+           count_listed(view, pid) == 0 && motion_of(region, view, index) == STANDS_STILL;
+}
+
+int32_t hr_find_room(const hr_region *region, const struct hr_table_view *view, int32_t count,
+                     int32_t pid)
 {
     for (int32_t index = 0; index < count; index++) {
-        int32_t named = pid_of(region, index);
-        if (view->mappers.incomplete && named != HR_NOBODY)
-            continue;
-        /* A process that has ended by itself stores 0 there and may still be giving memory back. */
-        if (named > 0 && named != pid && is_emptied(region, index) && !is_listed(view, named) &&
-            hr_motion_of(region, view, index) == HR_STANDS_STILL)
+        if (is_emptied(region, index) && is_unseen(region, view, index))
             return index;
     }
-    return -1;
-}
-
-/* A pid that cannot be seen at all is of no process here; libvgpu takes it for dead as well. */
-static bool is_free_to_take(const hr_region *region, const struct hr_table_view *view,
-                            int32_t index, int32_t count)
-{
-    enum hr_slot_use use = hr_judge_use(region, view, index, count);
-    if (use == HR_USE_NONE || use == HR_USE_STALE)
-        return true;
-    return hr_motion_of(region, view, index) == HR_STANDS_STILL && !view->mappers.incomplete &&
-           !is_listed(view, pid_of(region, index));
-}
-
-int32_t hr_find_place(const hr_region *region, const struct hr_table_view *view, int32_t count,
-                      int32_t pid)
-{
     for (int32_t index = count; index < HR_SLOTS; index++) {
-        if (is_end_free(region, index, count, pid) || is_free_to_take(region, view, index, count))
+        if (is_end_free(region, index, count, pid) || is_unseen(region, view, index) ||
+            hr_judge_use(region, view, index, count) == HR_USE_NONE)
             return index;
     }
-    return -1;
+    return HR_SLOTS;
 }
 
 /*
@@ -354,13 +304,13 @@ static void give_up_blank_copies(const hr_region *region, int32_t index)
     const uint32_t hostpid = region->layout->slot_hostpid;
     for (int32_t copy = 0; copy < index; copy++) {
         unsigned char *other = hr_slot(region, (uint32_t)copy);
-        if (pid_of(region, copy) != pid_of(region, index) || !is_blank(region, copy))
+        if (hr_slot_pid(region, copy) != hr_slot_pid(region, index) || !is_blank(region, copy))
             continue;
         int32_t found = hr_load_i32(other + hostpid, memory_order_relaxed);
         if (found != 0 && hr_load_i32(slot + hostpid, memory_order_relaxed) == 0)
             hr_store_i32(slot + hostpid, found, memory_order_relaxed);
-        hr_empty_slot(region, other);
-        hr_set_slot_pid(region, other, HR_NOBODY);
+        hr_empty_slot(region, copy);
+        hr_set_slot_pid(region, copy, HR_NOBODY);
     }
 }
 
@@ -369,7 +319,8 @@ void hr_settle_stepped_over(const hr_region *region, const struct hr_table_view 
 {
     /* The last first: what libvgpu has moved twice is the highest. */
     for (int32_t index = end - 1; index >= count; index--) {
-        if (hr_lives_once(view, pid_of(region, index)) && may_be_unused_yet(region, index, index))
+        if (hr_lives_once(view, hr_slot_pid(region, index)) &&
+            may_be_unused_yet(region, index, index))
             give_up_blank_copies(region, index);
         else if (hr_judge_use(region, view, index, count) == HR_USE_AT_WORK)
             hr_clear_frozen_copies(region, view, index, count, false);

@@ -17,14 +17,10 @@
     X(ATTACH_SLOT_CLEARED)                                                                         \
     X(ATTACH_PID_STORED)                                                                           \
     X(ATTACH_COUNT_STORED)                                                                         \
-    X(CHARGE_SEQLOCK_ODD)                                                                          \
-    X(CHARGE_TOTAL_STORED)                                                                         \
-    X(CHARGE_KIND_STORED)                                                                          \
-    X(CHARGE_SEQLOCK_EVEN)                                                                         \
-    X(RELEASE_SEQLOCK_ODD)                                                                         \
-    X(RELEASE_TOTAL_STORED)                                                                        \
-    X(RELEASE_KIND_STORED)                                                                         \
-    X(RELEASE_SEQLOCK_EVEN)                                                                        \
+    X(ACCOUNT_SEQLOCK_ODD)                                                                         \
+    X(ACCOUNT_TOTAL_STORED)                                                                        \
+    X(ACCOUNT_KIND_STORED)                                                                         \
+    X(ACCOUNT_SEQLOCK_EVEN)                                                                        \
     X(REMOVE_USAGE_CLEARED)                                                                        \
     X(REMOVE_COUNT_STORED)                                                                         \
     X(RECOVER_HOST_TAKEN)                                                                          \

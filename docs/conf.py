@@ -16,9 +16,7 @@ release = version = libhamiregion.__version__
 
 extensions = [
     "myst_parser",
-    "python_names",
     "sphinx.ext.autodoc",
-    "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "docstrings",
@@ -45,8 +43,6 @@ copybutton_only_copy_prompt_lines = True
 copybutton_remove_prompts = True
 copybutton_line_continuation_character = "\\"
 
-intersphinx_timeout = 5
-
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 
@@ -59,21 +55,6 @@ autodoc_type_aliases = {"PathLike": "str | os.PathLike[str]"}
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
-
-# Not in the index: every `Mapping` of the standard library would lead to it.
-nitpick_ignore = [
-    ("py:class", "libhamiregion.node.procfs.Mapping"),
-    ("py:class", "libhamiregion.node.rows.ContainerFacts"),
-    ("py:class", "libhamiregion.node.processes.FileUser"),
-    # Type variables, aliases and private types of signatures.
-    ("py:class", "Cells"),
-    ("py:class", "ContainerFacts"),
-    ("py:class", "Entry"),
-    ("py:class", "FileUser"),
-    ("py:class", "Handle"),
-    ("py:class", "MappingOf"),
-    ("py:class", "T"),
-]
 
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

@@ -2,11 +2,12 @@
 
     python docs/json_schema.py
 
-Keys, types and descriptions are those of the classes that the answers are made of; written out here
-is only what no class of the library has. One file for all answers: ``$defs`` has one schema for
+Keys, types and descriptions are those of the classes that the answers are made of; the classes here
+say only what no class of the library does. One file for all answers: ``$defs`` has one schema for
 each value of the key ``schema``, and the whole file is the choice among them.
 """
 
+# ruff: noqa: TC001 - the annotations are evaluated
 from __future__ import annotations
 
 import collections.abc
@@ -52,260 +53,541 @@ FILE = Path(__file__).parents[1] / "libhamiregion" / "cli" / "answers.schema.jso
 ID = "https://libhamiregion.readthedocs.io/answers.schema.json"
 
 
+# ---- The answers ---------------------------------------------------------------------------------
+# An object has the keys of its `parts`, then those that its own class annotates.
+
+
 @attrs.frozen
 class Fields:
-    """Some fields of a class, as keys of an object."""
+    """Some fields of a class."""
 
     of: type
-    only: tuple[str, ...] | None = None
+    only: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     nullable: bool = False
 
 
-class Rows(tuple[Any, ...]):
-    """A list of objects; its members are the parts of one."""
+class RegionFile:
+    """The file that a verb works on.
 
-    __slots__ = ()
+    Attributes:
+        path: The region's file, absolute.
+        layout: Its layout.
+    """
+
+    path: str
+    layout: Layout
 
 
-# A part of an object is a class, some of its fields, or keys, each with a type and what it says; a
-# key that ends in ? may be missing.
-FILE_KEYS = {"path": (str, "The region's file, absolute."), "layout": (Layout, "Its layout.")}
-BURST = {
-    "burst": (
-        bool,
-        "Whether programs of `run` may pass the SM limits by what nobody else on the GPU uses.",
+class DryRun:
+    """What each verb that writes has.
+
+    Attributes:
+        dry_run: Whether nothing was written.
+    """
+
+    dry_run: bool
+
+
+class Burst:
+    """What a region says of `run`.
+
+    Attributes:
+        burst: Whether programs of ``run`` may pass the SM limits by what no one else on the GPU
+            uses.
+    """
+
+    burst: bool
+
+
+class Failure:
+    """What went wrong.
+
+    Attributes:
+        error: The class of the error.
+        message: The error as a sentence.
+    """
+
+    error: str
+    message: str
+
+
+class RegionAnswer:
+    """A region.
+
+    hamiregion show, mine, create
+    """
+
+    parts = (RegionSnapshot, Burst)
+
+
+class RegionError:
+    """A region that cannot be read just now.
+
+    hamiregion show --watch, mine --watch
+
+    Attributes:
+        path: The region's file.
+    """
+
+    path: str | None
+    parts = (Failure,)
+
+
+class Limits:
+    """The limits of a region.
+
+    hamiregion limits get
+
+    Attributes:
+        devices: One for each device.
+    """
+
+    devices: list[DeviceLimits]
+    parts = (RegionFile, Burst)
+
+
+class BurstChange:
+    """A change of the switch.
+
+    Attributes:
+        before: Whether it was on.
+        after: Whether it is on.
+    """
+
+    before: bool
+    after: bool
+
+
+class ChangedLimit:
+    """A change of one limit.
+
+    Attributes:
+        limit: Which limit.
+    """
+
+    limit: Literal["memory", "sm"]
+    parts = (Fields(LimitChange, only=("device", "before", "after", "effect")),)
+
+
+class LimitChanges:
+    """What was changed in a region; of several files one object each.
+
+    hamiregion limits set
+
+    Attributes:
+        burst: What --burst or --no-burst changed; null without them.
+        changes: One for each device and limit.
+    """
+
+    burst: BurstChange | None
+    changes: list[ChangedLimit]
+    parts = (RegionFile, DryRun)
+
+
+class Planned:
+    """A container of a plan, or one with a finding.
+
+    Attributes:
+        region_path: The region's file; null if there is none.
+    """
+
+    region_path: str | None
+    parts = (Names,)
+
+
+class PlannedChange:
+    """A container that differs.
+
+    Attributes:
+        refused: Whether none of the edits may be made; see ``skipped``.
+        edits: What differs from the plan.
+    """
+
+    refused: bool
+    edits: list[PlannedEdit]
+    parts = (Planned,)
+
+
+class Skipped:
+    """A container that a rule chooses in vain.
+
+    Attributes:
+        missing: Why there is no region, if that is why.
+    """
+
+    missing: MissingReason | None
+    parts = (Planned, Fields(Unapplied, without=("container",)))
+
+
+class PlanDiff:
+    """How a node differs from a plan.
+
+    hamiregion limits diff
+
+    Attributes:
+        changes: The containers that differ.
+        skipped: What rules choose and what stays as it is, and why.
+        unused_rules: Rules that choose no container of this node, by index.
+        problems: Of annotations: what about, and what is wrong.
+    """
+
+    changes: list[PlannedChange]
+    skipped: list[Skipped]
+    unused_rules: list[int]
+    problems: dict[str, str]
+
+
+class Outcome:
+    """What has become of one container's edits."""
+
+    parts = (Planned, Fields(ContainerOutcome, only=("status", "message")))
+
+
+class PlanResult:
+    """What a plan has changed on a node.
+
+    hamiregion limits apply
+
+    Attributes:
+        undo: The undo plan; null if there is none.
+        outcomes: What has become of each container's edits; empty with ``--dry-run``.
+    """
+
+    undo: str | None
+    outcomes: list[Outcome]
+    parts = (PlanDiff, DryRun)
+
+
+class SlotStatus:
+    """The status of a process: 0 exited, 1 running, 2 suspended.
+
+    hamiregion suspend, resume
+    """
+
+    parts = (RegionFile, DryRun, Fields(SlotChange, only=("pid", "before", "after", "effect")))
+
+
+class Reaped:
+    """Slots of dead processes that were freed.
+
+    hamiregion reap
+
+    Attributes:
+        reaped: One for each slot.
+    """
+
+    reaped: list[ReapedSlot]
+    parts = (RegionFile, DryRun)
+
+
+class Lock:
+    """Who holds a region's lock.
+
+    hamiregion lock status, lock recover --dry-run
+
+    Attributes:
+        dry_run: With ``lock recover --dry-run`` only.
+    """
+
+    dry_run: bool
+    parts = (RegionFile, LockState)
+    optional = ("dry_run",)
+
+
+class Recovered:
+    """What was done to a lock.
+
+    hamiregion lock recover
+    """
+
+    parts = (RegionFile, DryRun, LockRecovery)
+
+
+class ProgramGpu:
+    """A GPU that a program sees.
+
+    Attributes:
+        uuid: ``GPU-…`` or ``MIG-…``.
+        name: The driver's name of it.
+        memory_bytes: Its memory.
+        memory_limit_bytes: What the program may use; null is unlimited.
+        sm_limit_percent: The program's share of its time; null is unlimited.
+    """
+
+    uuid: str
+    name: str
+    memory_bytes: int
+    memory_limit_bytes: int | None
+    sm_limit_percent: int | None
+
+
+class Environment:
+    """The environment of a program.
+
+    hamiregion run --dry-run
+
+    Attributes:
+        environment: What is added or changed.
+        region: The region's file.
+        complete: Whether it works without ``hamiregion run``.
+        gpus: The GPUs that the program sees.
+    """
+
+    environment: dict[str, str]
+    region: str
+    complete: bool
+    gpus: list[ProgramGpu]
+    parts = (Burst,)
+
+
+class Seen:
+    """What an observation of a node has.
+
+    Attributes:
+        taken_at_ns: When, Unix nanoseconds.
+        complete: Whether all processes of the node could be seen.
+        warnings: What could not be looked at, one sentence each.
+        gaps: What could not be looked at, and of which container; what it hides is unknown.
+    """
+
+    taken_at_ns: int
+    complete: bool
+    warnings: list[str]
+    gaps: list[GapRow]
+
+
+class Driver:
+    """The driver's answer.
+
+    Attributes:
+        state: ``ok``, or why there are no figures of the driver.
+        message: Why they are missing or not used; null if they are not.
+        version: The driver's, such as ``570.124.06``; null where it does not tell.
+    """
+
+    state: NvmlState
+    message: str | None
+    version: str | None
+
+
+class SeenByDriver:
+    """An observation that may include the driver.
+
+    Attributes:
+        driver: Whether the driver answered; null if it was not asked.
+    """
+
+    driver: Driver | None
+    parts = (Seen,)
+
+
+class NoRegion:
+    """Why a container has no region.
+
+    Attributes:
+        reason: Why there is no region, or null.
+        message: That reason as a sentence.
+    """
+
+    reason: MissingReason | None
+    message: str | None
+
+
+class SlotStates:
+    """How many slots are in which state.
+
+    Attributes:
+        alive: Slots whose process lives.
+        dead: Slots whose process is gone; their memory still counts.
+        unknown: Slots of which /proc does not tell.
+        unlisted: Processes that map the region and have no slot.
+    """
+
+    alive: int
+    dead: int
+    unknown: int
+    unlisted: int
+
+
+class ContainerRow:
+    """A container.
+
+    Attributes:
+        lock: ``free``, ``tool`` (this library), or by its pid inside ``pid:N``, ``dead:N``.
+        processes: How many there are of each state.
+        devices: Empty where there is no region.
+    """
+
+    lock: str | None
+    processes: SlotStates | None
+    devices: list[DeviceUsage]
+    parts = (
+        Names,
+        Fields(Container, only=("directory", "region_path", "path_in_namespace", "other_files")),
+        NoRegion,
+        Fields(
+            RegionSnapshot, without=("path", "taken_at_ns", "devices", "processes"), nullable=True
+        ),
     )
-}
-BURST_CHANGE = {
-    "before": (bool, "Whether it was on."),
-    "after": (bool, "Whether it is on."),
-}
-DRY_RUN = {"dry_run": (bool, "Whether nothing was written.")}
-PLACE = {"region_path": (str | None, "The region's file; null if there is none.")}
-SEEN = {
-    "taken_at_ns": (int, "When, Unix nanoseconds."),
-    "complete": (bool, "Whether all processes of the node could be seen."),
-    "warnings": (list[str], "What could not be looked at, one sentence each."),
-    "gaps": (
-        Rows((GapRow,)),
-        "What could not be looked at, and of which container; what it hides is unknown.",
-    ),
-}
-FAILURE = {"error": (str, "The class of the error."), "message": (str, "The error as a sentence.")}
-DRIVER = {
-    "state": (NvmlState, "`ok`, or why there are no figures of the driver."),
-    "message": (str | None, "Why they are missing or not used; null if they are not."),
-    "version": (str | None, "The driver's, such as `570.124.06`; null where it does not tell."),
-}
-BY_DRIVER = {"driver": ((DRIVER, None), "Whether the driver answered; null if it was not asked.")}
-STATES = {
-    "alive": (int, "Slots whose process lives."),
-    "dead": (int, "Slots whose process is gone; their memory still counts."),
-    "unknown": (int, "Slots of which /proc does not tell."),
-    "unlisted": (int, "Processes that map the region and have no slot."),
-}
-PLANNED = (Names, PLACE)
-PLAN_DIFF = {
-    "changes": (
-        Rows(
-            (
-                *PLANNED,
-                {
-                    "refused": (bool, "Whether none of the edits may be made; see `skipped`."),
-                    "edits": (Rows((PlannedEdit,)), "What differs from the plan."),
-                },
-            )
-        ),
-        "The containers that differ.",
-    ),
-    "skipped": (
-        Rows(
-            (
-                *PLANNED,
-                Fields(Unapplied, without=("container",)),
-                {"missing": (MissingReason | None, "Why there is no region, if that is why.")},
-            )
-        ),
-        "What rules choose and what stays as it is, and why.",
-    ),
-    "unused_rules": (list[int], "Rules that choose no container of this node, by index."),
-    "problems": (dict[str, str], "Of annotations: what about, and what is wrong."),
-}
-PLACES = ("directory", "region_path", "path_in_namespace", "other_files")
-CONTAINER = (
-    Names,
-    Fields(Container, only=PLACES),
-    {
-        "reason": (MissingReason | None, "Why there is no region, or null."),
-        "message": (str | None, "That reason as a sentence."),
-    },
-    Fields(RegionSnapshot, without=("path", "taken_at_ns", "devices", "processes"), nullable=True),
-    {
-        "lock": (
-            str | None,
-            "`free`, `tool` (this library), or by its pid inside `pid:N`, `dead:N`.",
-        ),
-        "processes": ((STATES, None), "How many there are of each state."),
-        "devices": (Rows((DeviceUsage,)), "Empty where there is no region."),
-    },
-)
-FINDING = (Names, PLACE, Fields(Finding, without=("container", "is_transient", "_token")))
-LAUNCH_GPU = {
-    "uuid": (str, "`GPU-…` or `MIG-…`."),
-    "name": (str, "The driver's name of it."),
-    "memory_bytes": (int, "Its memory."),
-    "memory_limit_bytes": (int | None, "What the program may use; null is unlimited."),
-    "sm_limit_percent": (int | None, "The program's share of its time; null is unlimited."),
-}
-#: Name and version, the commands that give such an answer, what it is, and its parts.
-ANSWERS: dict[str, tuple[Any, ...]] = {
-    "region/1": ("show, mine, create", "A region.", RegionSnapshot, BURST),
-    "region-error/1": (
-        "show --watch, mine --watch",
-        "A region that cannot be read just now.",
-        {"path": (str | None, "The region's file.")},
-        FAILURE,
-    ),
-    "limits/1": (
-        "limits get",
-        "The limits of a region.",
-        FILE_KEYS,
-        BURST,
-        {"devices": (Rows((DeviceLimits,)), "One for each device.")},
-    ),
-    "limit-changes/1": (
-        "limits set",
-        "What was changed in a region; of several files one object each.",
-        FILE_KEYS,
-        DRY_RUN,
-        {
-            "burst": (
-                (BURST_CHANGE, None),
-                "What --burst or --no-burst changed; null without them.",
-            ),
-            "changes": (
-                Rows(
-                    (
-                        {"limit": (Literal["memory", "sm"], "Which limit.")},
-                        Fields(LimitChange, only=("device", "before", "after", "effect")),
-                    )
-                ),
-                "One for each device and limit.",
-            ),
-        },
-    ),
-    "plan-diff/1": ("limits diff", "How a node differs from a plan.", PLAN_DIFF),
-    "plan-result/1": (
-        "limits apply",
-        "What a plan has changed on a node.",
-        PLAN_DIFF,
-        DRY_RUN,
-        {
-            "undo": (str | None, "The undo plan; null if there is none."),
-            "outcomes": (
-                Rows((*PLANNED, Fields(ContainerOutcome, only=("status", "message")))),
-                "What has become of each container's edits; empty with `--dry-run`.",
-            ),
-        },
-    ),
-    "slot-status/1": (
-        "suspend, resume",
-        "The status of a process: 0 exited, 1 running, 2 suspended.",
-        FILE_KEYS,
-        DRY_RUN,
-        Fields(SlotChange, only=("pid", "before", "after", "effect")),
-    ),
-    "reaped/1": (
-        "reap",
-        "Slots of dead processes that were freed.",
-        FILE_KEYS,
-        DRY_RUN,
-        {"reaped": (Rows((ReapedSlot,)), "One for each slot.")},
-    ),
-    "lock/1": (
-        "lock status, lock recover --dry-run",
-        "Who holds a region's lock.",
-        FILE_KEYS,
-        {"dry_run?": (bool, "With `lock recover --dry-run` only.")},
-        LockState,
-    ),
-    "lock-recovery/1": (
-        "lock recover",
-        "What was done to a lock.",
-        FILE_KEYS,
-        DRY_RUN,
-        LockRecovery,
-    ),
-    "environment/1": (
-        "run --dry-run",
-        "The environment of a program.",
-        {
-            "environment": (dict[str, str], "What is added or changed."),
-            "region": (str, "The region's file."),
-            "complete": (bool, "Whether it works without `hamiregion run`."),
-            **BURST,
-            "gpus": (Rows((LAUNCH_GPU,)), "The GPUs that the program sees."),
-        },
-    ),
-    "containers/1": (
-        "containers",
-        "The containers of a node.",
-        SEEN,
-        {"containers": (Rows(CONTAINER), "By name.")},
-    ),
-    "processes/1": (
-        "ps, top",
-        "The processes of a node that use a region or a GPU.",
-        SEEN,
-        BY_DRIVER,
-        {"processes": (Rows((ProcessRow,)), "In the order of `--sort`.")},
-    ),
-    "doctor/1": (
-        "doctor",
-        "What is wrong on a node.",
-        SEEN,
-        BY_DRIVER,
-        DRY_RUN,
-        {
-            "findings": (Rows(FINDING), "What was found, or is left after repairs."),
-            "repairs": (
-                (Rows((*FINDING, Fields(Repair, without=("finding",)))), None),
-                "What was repaired; null without `--repair`.",
-            ),
-            "left": (int, "How many findings count for the exit code: all but notes."),
-        },
-    ),
-    "event/1": (
-        "agent, limits apply --watch, exporter",
-        "One line of a log, of at most 500 characters.",
-        Event,
-    ),
-    "look/1": ("record", "One look that was recorded.", Written),
-    "look-failed/1": ("record", "One look that could not be recorded.", FAILURE),
-    "readings/1": (
-        "record --dry-run",
-        "What would be recorded.",
-        {"path": (str, "The recording.")},
-        DRY_RUN,
-        {"readings": (Rows((Allocation, Sample)), "One for each device of a container.")},
-    ),
-    "report/1": ("report", "A report.", Fields(Report, without=("allocations", "devices"))),
-    "demo-node/1": (
-        "demo --node",
-        "A node of fake containers.",
-        {
-            "root": (str, "Where the containers' directories are."),
-            "pod_logs": (str, "Where the logs are that name the pods."),
-            "urls": (list[str], "Where the exporter answers."),
-        },
-    ),
+
+
+class Containers:
+    """The containers of a node.
+
+    hamiregion containers
+
+    Attributes:
+        containers: By name.
+    """
+
+    containers: list[ContainerRow]
+    parts = (Seen,)
+
+
+class Processes:
+    """The processes of a node that use a region or a GPU.
+
+    hamiregion ps, top
+
+    Attributes:
+        processes: In the order of ``--sort``.
+    """
+
+    processes: list[ProcessRow]
+    parts = (SeenByDriver,)
+
+
+class Found:
+    """A finding."""
+
+    parts = (Planned, Fields(Finding, without=("container", "is_transient", "_token")))
+
+
+class Repaired:
+    """A finding, and what was done about it."""
+
+    parts = (Found, Fields(Repair, without=("finding",)))
+
+
+class Doctor:
+    """What is wrong on a node.
+
+    hamiregion doctor
+
+    Attributes:
+        findings: What was found, or is left after repairs.
+        repairs: What was repaired; null without ``--repair``.
+        left: How many findings count for the exit code: all but notes.
+    """
+
+    findings: list[Found]
+    repairs: list[Repaired] | None
+    left: int
+    parts = (SeenByDriver, DryRun)
+
+
+class EventLine:
+    """One line of a log, of at most 500 characters.
+
+    hamiregion agent, limits apply --watch, exporter
+    """
+
+    parts = (Event,)
+
+
+class Recorded:
+    """One look that was recorded.
+
+    hamiregion record
+    """
+
+    parts = (Written,)
+
+
+class NotRecorded:
+    """One look that could not be recorded.
+
+    hamiregion record
+    """
+
+    parts = (Failure,)
+
+
+class Reading:
+    """What a recording has of a container's device."""
+
+    parts = (Allocation, Sample)
+
+
+class Readings:
+    """What would be recorded.
+
+    hamiregion record --dry-run
+
+    Attributes:
+        path: The recording.
+        readings: One for each device of a container.
+    """
+
+    path: str
+    readings: list[Reading]
+    parts = (DryRun,)
+
+
+class ReportAnswer:
+    """A report.
+
+    hamiregion report
+    """
+
+    parts = (Fields(Report, without=("allocations", "devices")),)
+
+
+class DemoNode:
+    """A node of fake containers.
+
+    hamiregion demo --node
+
+    Attributes:
+        root: Where the containers' directories are.
+        pod_logs: Where the logs are that name the pods.
+        urls: Where the exporter answers.
+    """
+
+    root: str
+    pod_logs: str
+    urls: list[str]
+
+
+#: By name and version.
+ANSWERS = {
+    "region/1": RegionAnswer,
+    "region-error/1": RegionError,
+    "limits/1": Limits,
+    "limit-changes/1": LimitChanges,
+    "plan-diff/1": PlanDiff,
+    "plan-result/1": PlanResult,
+    "slot-status/1": SlotStatus,
+    "reaped/1": Reaped,
+    "lock/1": Lock,
+    "lock-recovery/1": Recovered,
+    "environment/1": Environment,
+    "containers/1": Containers,
+    "processes/1": Processes,
+    "doctor/1": Doctor,
+    "event/1": EventLine,
+    "look/1": Recorded,
+    "look-failed/1": NotRecorded,
+    "readings/1": Readings,
+    "report/1": ReportAnswer,
+    "demo-node/1": DemoNode,
 }
 
 
 # ---- From classes to schemas ---------------------------------------------------------------------
 
-_SIMPLE = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
+_SIMPLE = {int: "integer", float: "number", str: "string", bool: "boolean", types.NoneType: "null"}
 _ATTRIBUTES = re.compile(r"^Attributes:\n(.*?)(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^ +(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
@@ -323,13 +605,18 @@ def _all_names() -> dict[str, Any]:
 _NAMES = _all_names()
 
 
+def _is_here(of: type) -> bool:
+    return of.__module__ == __name__
+
+
 def _hints(of: type) -> dict[str, Any]:
     """The fields of a class with their types."""
-    hints: dict[str, Any] = {}
+    module = globals() if _is_here(of) else vars(import_module(of.__module__))
+    hints: dict[str, str] = {}
     for cls in reversed(of.__mro__):
-        scope = {**_NAMES, **vars(import_module(cls.__module__))}
-        hints |= {name: (hint, scope) for name, hint in inspect.get_annotations(cls).items()}
-    return {field.name: eval(*hints[field.name]) for field in attrs.fields(of)}
+        hints |= inspect.get_annotations(cls)
+    names = hints if _is_here(of) else [field.name for field in attrs.fields(of)]
+    return {name: eval(hints[name], {**_NAMES, **module}) for name in names}
 
 
 def _descriptions(of: type) -> dict[str, str]:
@@ -344,7 +631,7 @@ def _descriptions(of: type) -> dict[str, str]:
 
 
 class _Schemas:
-    """Schemas of types; those of classes are made once, as definitions."""
+    """Schemas of types; those of the library's classes are made once, as definitions."""
 
     def __init__(self) -> None:
         self.defs: dict[str, Any] = {}
@@ -353,22 +640,15 @@ class _Schemas:
         """The schema of a type."""
         if isinstance(hint, str):
             return self.of(eval(hint, _NAMES))
-        if isinstance(hint, Rows):
-            is_class = len(hint) == 1 and isinstance(hint[0], type)
-            return {"type": "array", "items": self.of(hint[0]) if is_class else self.object(hint)}
-        if isinstance(hint, dict):
-            return self.object((hint,))
-        if isinstance(hint, tuple):
-            return _choice([self.of(each) for each in hint])
-        if hint is None or hint in _SIMPLE:
-            return {"type": _SIMPLE[hint or type(None)]}
+        if hint in _SIMPLE:
+            return {"type": _SIMPLE[hint]}
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if origin in (typing.Union, types.UnionType):
             return _choice([self.of(each) for each in arguments])
         if origin is Literal:
             return {"enum": list(arguments)}
         if origin is tuple and arguments[-1] is not ...:
-            item = _choice([self.of(each) for each in dict.fromkeys(arguments)])
+            item = _choice([self.of(each) for each in arguments])
             count = len(arguments)
             return {"type": "array", "items": item, "minItems": count, "maxItems": count}
         if origin in (tuple, list):
@@ -377,29 +657,32 @@ class _Schemas:
             return {"type": "object", "additionalProperties": self.of(arguments[1])}
         if issubclass(hint, enum.Enum):
             return {"enum": [each.value for each in hint]}
+        if _is_here(hint):
+            return self.object(hint)
         if hint.__name__ not in self.defs:
             self.defs[hint.__name__] = {}  # a class may have objects of its own kind
-            self.defs[hint.__name__] = self.object((hint,))
+            self.defs[hint.__name__] = self.object(hint)
         return {"$ref": f"#/$defs/{hint.__name__}"}
 
-    def object(self, parts: tuple[Any, ...]) -> dict[str, Any]:
-        """An object that has the keys of all parts."""
-        properties: dict[str, Any] = {}
-        for part in parts:
-            if isinstance(part, dict):
-                for name, (hint, what) in part.items():
-                    properties[name] = {**self.of(hint), "description": what}
-                continue
-            fields = part if isinstance(part, Fields) else Fields(part)
-            said = _descriptions(fields.of)
-            for name, hint in _hints(fields.of).items():
-                if name in fields.without or name not in (fields.only or (name,)):
-                    continue
-                schema = self.of((hint, None) if fields.nullable else hint)
-                properties[name] = schema | ({"description": said[name]} if name in said else {})
-        required = [name for name in properties if not name.endswith("?")]
-        properties = {name.rstrip("?"): schema for name, schema in properties.items()}
+    def object(self, of: type) -> dict[str, Any]:
+        """An object with all keys of a class."""
+        properties = self.properties(of)
+        optional = getattr(of, "optional", ())
+        required = [name for name in properties if name not in optional]
         return {"type": "object", "properties": properties, "required": required}
+
+    def properties(self, of: type | Fields) -> dict[str, Any]:
+        fields = of if isinstance(of, Fields) else Fields(of)
+        found: dict[str, Any] = {}
+        if _is_here(fields.of):
+            for part in getattr(fields.of, "parts", ()):
+                found |= self.properties(part)
+        said = _descriptions(fields.of)
+        for name, hint in _hints(fields.of).items():
+            if name not in fields.without and name in (fields.only or (name,)):
+                schema = self.of(hint | None if fields.nullable else hint)
+                found[name] = schema | ({"description": said[name]} if name in said else {})
+        return found
 
 
 def _choice(choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -408,8 +691,8 @@ def _choice(choices: list[dict[str, Any]]) -> dict[str, Any]:
     if len(distinct) == 1:
         return distinct[0]
     if all(list(each) == ["type"] for each in distinct):
-        names = [each["type"] for each in distinct]
-        return {"type": [name for at, name in enumerate(_flat(names)) if name not in names[:at]]}
+        names = _flat([each["type"] for each in distinct])
+        return {"type": list(dict.fromkeys(names))}
     values = [each.get("enum", [None] if each == {"type": "null"} else ()) for each in distinct]
     if all(values):
         return {"enum": _flat(values)}
@@ -424,12 +707,13 @@ def make() -> dict[str, Any]:
     """The whole file."""
     schemas = _Schemas()
     answers = {}
-    for name, (commands, what, *parts) in ANSWERS.items():
-        made = schemas.object(tuple(parts))
+    for name, of in ANSWERS.items():
+        title, commands = inspect.cleandoc(of.__doc__ or "").split("\n\n")[:2]
         identity = {"const": f"hamiregion/{name}", "description": "What this object is."}
+        made = schemas.object(of)
         answers[name.partition("/")[0]] = {
-            "title": what,
-            "description": f"hamiregion {commands}",
+            "title": title,
+            "description": commands,
             "type": "object",
             "properties": {"schema": identity, **made["properties"]},
             "required": ["schema", *made["required"]],

@@ -6,6 +6,7 @@ import contextlib
 import errno as errno_codes
 import functools
 import os
+import stat
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ._core import ffi, lib
@@ -243,10 +244,7 @@ _MESSAGES: dict[int | tuple[int, int], str] = {
     "name a layout only if a file can be read as several",
     (lib.HR_ENOTREGION, lib.HR_REASON_SYMLINK): "{path} is a symbolic link, which a container "
     "could point anywhere; give the path of the region file itself",
-    (lib.HR_ENOTREGION, lib.HR_REASON_DIRECTORY): "{path} is a directory, not a region file",
-    (lib.HR_ENOTREGION, lib.HR_REASON_FIFO): "{path} is a FIFO, not a region file",
-    (lib.HR_ENOTREGION, lib.HR_REASON_SOCKET): "{path} is a socket, not a region file",
-    (lib.HR_ENOTREGION, lib.HR_REASON_DEVICE): "{path} is a device node, not a region file",
+    (lib.HR_ENOTREGION, lib.HR_REASON_FILE_TYPE): "{path} is {file_type}, not a region file",
     lib.HR_ENOTREADY: "{path} is not ready: it has {size} bytes and no magic number yet; try again "
     "in a moment",
     lib.HR_EAMBIGUOUS: "{path} can be read as layout {candidates}; name the right one with layout=",
@@ -311,6 +309,8 @@ _MESSAGES: dict[int | tuple[int, int], str] = {
 
 #: Makes a ``struct hr_error`` for a call of the core, which fills it if it fails.
 new_error = functools.partial(ffi.new, "struct hr_error *")
+
+_FILE_TYPES = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
 _NO_PERCENTAGE = (
     "{path}: the memory limit of device {device} is {found_text}, and {wanted}% of that is no"
@@ -384,6 +384,7 @@ def _words(path: str, detail: Any) -> dict[str, Any]:
         "found": found,
         "wanted": wanted,
         "signed": signed(found),
+        "file_type": _FILE_TYPES.get(found, "a device node"),
         "version": f"{found >> 32}.{found & 0xFFFFFFFF}",
         "layout": layout,
         "found_layout": layouts.get(found),

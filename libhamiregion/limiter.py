@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from ._core import ffi, lib
-from ._handle import in_slices, nanoseconds
+from ._handle import nanoseconds
 from .errors import new_error, region_error
 from .layouts import DEVICE_CAPACITY
 from .units import integer
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _MAX_BLOCKS: Final = 2**63 - 1
 _UNLIMITED: Final = 100
+# As libvgpu's launches.
+_NAP_S: Final = 0.01
 
 
 class CoreLimiter:
@@ -113,15 +116,15 @@ only tick() fills it
         """
         count = integer("blocks", blocks, 0, _MAX_BLOCKS)
         timeout_ns = nanoseconds(math.inf if timeout_s is None else timeout_s)
-        code = in_slices(
-            lambda slice_ns: lib.hr_limiter_acquire(self._handle, count, slice_ns, ffi.NULL),
-            timeout_ns,
-        )
-        if code:
-            raise TimeoutError(
-                f"no tokens for a launch of {count} blocks within {timeout_s:g} s: "
-                f"the bucket is at {self.tokens} and only tick() fills it"
-            )
+        deadline_ns = time.monotonic_ns() + timeout_ns
+        while not lib.hr_limiter_take(self._handle, count):
+            left_ns = deadline_ns - time.monotonic_ns()
+            if left_ns <= 0:
+                raise TimeoutError(
+                    f"no tokens for a launch of {count} blocks within {timeout_s:g} s: "
+                    f"the bucket is at {self.tokens} and only tick() fills it"
+                )
+            time.sleep(min(left_ns / 1e9, _NAP_S))
 
     def tick(self, util_percent: SupportsIndex) -> None:
         """Make one step of 120 ms.
@@ -142,20 +145,25 @@ only tick() fills it
         if code:
             raise self._error(code, error)
 
+    def _read(self) -> Any:
+        state = ffi.new("struct hr_limiter_state *")
+        lib.hr_limiter_read(self._handle, state)
+        return state
+
     @property
     def share(self) -> int:
         """Blocks that a tick brings."""
-        return int(lib.hr_limiter_share(self._handle))
+        return int(self._read().share)
 
     @property
     def tokens(self) -> int:
         """Blocks that may be launched now; below zero, launches wait."""
-        return int(lib.hr_limiter_tokens(self._handle))
+        return int(self._read().tokens)
 
     @property
     def total(self) -> int:
         """The most blocks that the bucket holds; doubles when a full share is not enough."""
-        return int(lib.hr_limiter_total(self._handle))
+        return int(self._read().total)
 
     def _error(self, code: int, error: Any) -> Exception:
         if code == lib.HR_EBUSY:

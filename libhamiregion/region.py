@@ -228,13 +228,8 @@ def identify(path: PathLike) -> Layout:
 
     Source: docs, The format (How a file is recognised).
     """
-    absolute = absolute_path(path)
-    error = new_error()
-    code = lib.hr_identify(os.fsencode(absolute), lib.HR_LAYOUTS, error)
-    if code < 0:
-        raise region_error(code, absolute, error)
-    layout: Layout = LAYOUTS[code]
-    return layout
+    with _open(absolute_path(path), lib.HR_READ) as region:
+        return region.layout
 
 
 def open_region(

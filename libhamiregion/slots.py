@@ -373,7 +373,7 @@ class Slots(Handle):
         )
         if code == lib.HR_EINVAL:
             names = ", ".join(values)
-            raise ValueError(f"{self.path!r}: its layout has no {names}, or the value is too large")
+            raise ValueError(f"{self.path!r}: the value of {names} is too large")
         self._check(code, error, _HOLDS_LOCK)
         changes = []
         for field, edit in zip(values, raw, strict=True):
@@ -423,7 +423,7 @@ class Slots(Handle):
         if pids is not None and not wanted:
             return ()
         strangers = ffi.new("struct hr_stranger[]", [(start, pid) for pid, start in excluded])
-        out, error = ffi.new("struct hr_reap[]", SLOT_CAPACITY), new_error()
+        out, error = ffi.new("struct hr_slot_result[]", SLOT_CAPACITY), new_error()
         root = proc_root(proc)
         asked = strangers, len(strangers), wanted, len(wanted), int(dry_run)
         code = in_slices(
@@ -432,14 +432,14 @@ class Slots(Handle):
         )
         slots = out[0 : self._check(code, error, _HOLDS_LOCK)]
         freed = tuple(
-            ReapedSlot(slot.pid, slot.bytes) for slot in slots if slot.what == lib.HR_REAP_EMPTIED
+            ReapedSlot(slot.pid, slot.bytes) for slot in slots if slot.what == lib.HR_SLOT_DONE
         )
         kept = {slot.pid: slot.what for slot in slots if slot.what in _WHY_KEPT}
         if kept:
             why = ", ".join(_WHY_KEPT[what].format(pid) for pid, what in kept.items())
             message = f"{self.path!r}: {why}"
             raise ReapRefused(message, path=self.path, pids=tuple(kept), done=freed)
-        self._check_complete(slots, lib.HR_REAP_CUT_SHORT, freed)
+        self._check_complete(slots, freed)
         return freed
 
     def repair_slots(
@@ -468,7 +468,7 @@ class Slots(Handle):
 
         Source: docs, The protocol (Orphaned slots).
         """
-        out, error = ffi.new("struct hr_slot_repair[]", SLOT_CAPACITY), new_error()
+        out, error = ffi.new("struct hr_slot_result[]", SLOT_CAPACITY), new_error()
         root = proc_root(proc)
         code = in_slices(
             lambda slice_ns: lib.hr_repair_slots(
@@ -478,15 +478,15 @@ class Slots(Handle):
         )
         slots = out[0 : self._check(code, error, _HOLDS_LOCK)]
         repair = SlotRepair(
-            repaired=tuple(slot.pid for slot in slots if slot.what == lib.HR_REPAIR_DONE),
-            left=tuple(slot.pid for slot in slots if slot.what == lib.HR_REPAIR_LEFT),
+            repaired=tuple(slot.pid for slot in slots if slot.what == lib.HR_SLOT_DONE),
+            left=tuple(slot.pid for slot in slots if slot.what == lib.HR_SLOT_UNKNOWN),
         )
-        self._check_complete(slots, lib.HR_REPAIR_CUT_SHORT, repair)
+        self._check_complete(slots, repair)
         return repair
 
-    def _check_complete(self, slots: Iterable[Any], cut_short: int, done: Any) -> None:
+    def _check_complete(self, slots: Iterable[Any], done: Any) -> None:
         """Raise SearchCutShort if slots could not be judged."""
-        pids = tuple(slot.pid for slot in slots if slot.what == cut_short)
+        pids = tuple(slot.pid for slot in slots if slot.what == lib.HR_SLOT_CUT_SHORT)
         if pids:
             named = ", ".join(str(pid) for pid in pids[:8] if pid > 0)
             message = (
@@ -497,6 +497,6 @@ class Slots(Handle):
 
 
 _WHY_KEPT: Final[dict[int, str]] = {
-    lib.HR_REAP_ALIVE: "process {} is alive and keeps its slot",
-    lib.HR_REAP_UNKNOWN: "it is not known here whether process {} lives, so it keeps its slot",
+    lib.HR_SLOT_ALIVE: "process {} is alive and keeps its slot",
+    lib.HR_SLOT_UNKNOWN: "it is not known here whether process {} lives, so it keeps its slot",
 }

@@ -107,7 +107,7 @@ static uint32_t find_dead(const struct hr_snapshot *snapshot, int32_t *pids)
 /* True: some memory came free. */
 static bool reap(hr_region *region, const int32_t *pids, uint32_t count)
 {
-    struct hr_reap *reaped = malloc(HR_SLOTS * sizeof *reaped);
+    struct hr_slot_result *reaped = malloc(HR_SLOTS * sizeof *reaped);
     uint64_t bytes = 0;
     if (reaped == NULL)
         return false;
@@ -119,7 +119,7 @@ static bool reap(hr_region *region, const int32_t *pids, uint32_t count)
             found = hr_reap(region, NULL, NULL, 0, pids, count, 0, REAP_NS, reaped, NULL);
     }
     for (int at = 0; at < found; at++) {
-        if (reaped[at].what == HR_REAP_EMPTIED)
+        if (reaped[at].what == HR_SLOT_DONE)
             bytes += reaped[at].bytes;
     }
     free(reaped);

@@ -263,8 +263,8 @@ static bool try_to_launch(struct hr_row *row, struct hr_graph_size size, unsigne
                                        hr_clock_ns(CLOCK_MONOTONIC), patience_ns);
         return *has_paid;
     case HR_ROW_BESIDE:
-        return hr_limiter_acquire(atomic_load_explicit(&row->limiter, memory_order_acquire),
-                                  (int64_t)size.blocks, 0, NULL) == HR_OK;
+        return hr_limiter_take(atomic_load_explicit(&row->limiter, memory_order_acquire),
+                               (int64_t)size.blocks);
     case HR_ROW_NEW:
         hr_start_regulator();
         if (naps < NAPS_THAT_GROW)

@@ -1,8 +1,8 @@
 """Links from docstrings and signatures to where this documentation has the object.
 
 Public names are documented where users import them, ``libhamiregion.Region``, and defined
-elsewhere, ``libhamiregion.region.Region``; references by either name end at the former. What is not
-documented here, such as names of the standard library, stays code without a link.
+elsewhere, ``libhamiregion.region.Region``; references by either name end at the former. Names of
+other packages, and types that users do not make, stay code without a link.
 """
 
 from __future__ import annotations
@@ -24,41 +24,6 @@ PACKAGE = "libhamiregion"
 # Where users import from, and so where things are documented.
 FLOORS = ("launch", "node", "exporter", "plan", "report", "agent")
 MODULES = (PACKAGE, *(f"{PACKAGE}.{floor}" for floor in FLOORS))
-
-# Names in signatures that lead out of this documentation.
-ELSEWHERE = (
-    "PathLike",
-    "array",
-    "collections.abc.",
-    "datetime.",
-    "dt.",
-    "enum.",
-    "os.",
-    "subprocess.",
-    "types.",
-    "typing.",
-)
-# Aliases of types, which say what they are at their own place, and what no user makes.
-ALIASES = {
-    "Anything",
-    "Detail",
-    "Emit",
-    "FileIdentity",
-    "History",
-    "Inject",
-    "Kind",
-    "Level",
-    "LimitField",
-    "LimitValue",
-    "Metric",
-    "OnError",
-    "ProcessState",
-    "SampledProcess",
-    "Series",
-    "SlotState",
-    "TypeAliasForwardRef",
-    "ValueKey",
-}
 
 
 class LinkOrCode(XRefRole):
@@ -89,8 +54,7 @@ def resolve(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Element
 ) -> nodes.Element | None:
     """Answer what no domain could."""
-    soft = node["reftype"] == ROLE
-    if not soft and node.get("refdomain") != "py":
+    if node["reftype"] != ROLE and node.get("refdomain") != "py":
         return None
     target: str = node["reftarget"].removesuffix("()")
     domain = env.domains["py"]
@@ -104,7 +68,7 @@ def resolve(
             return make_refnode(
                 app.builder, node["refdoc"], entry.docname, entry.node_id, content, name
             )
-    return content if soft or target in ALIASES or target.startswith(ELSEWHERE) else None
+    return content
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -101,11 +101,8 @@ class OffsetTable(SphinxDirective):
         which = self.arguments[0]
         if which == "files":
             return [_table(["", *names], _files())]
-        if which == "header":
-            return [_table(["field", "type", *names], _start_rows() + _field_rows(HEADER))]
-        if which == "slot":
-            return [_table(["field", "type", *names], _field_rows(SLOT))]
-        raise self.error(f"an offset-table is of files, header or slot, not {which}")
+        rows = _start_rows() + _field_rows(HEADER) if which == "header" else _field_rows(SLOT)
+        return [_table(["field", "type", *names], rows)]
 
 
 def _table(title: list[str], rows: list[list[str]]) -> nodes.table:

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -51,16 +50,6 @@ class Run:
         return f"{self.model}: {' '.join(self.definitions)}"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What one run has shown; `problem` is empty where that is what it must show."""
-
-    run: Run
-    problem: str
-    states: int
-    seconds: float
-
-
 def read_runs(path: Path) -> list[Run]:
     """Read the table: model, holds or breaks, quick or long, definitions."""
     runs = []
@@ -76,17 +65,11 @@ def read_runs(path: Path) -> list[Run]:
 
 def command(words: list[str], directory: Path) -> str:
     """Run one command and return what it says; raise RuntimeError with that if it fails."""
-    done = subprocess.run(
-        words,
-        cwd=directory,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
+    done = subprocess.run(words, cwd=directory, text=True, capture_output=True, check=False)
+    text = done.stdout + done.stderr
     if done.returncode != 0:
-        raise RuntimeError(f"{words[0]}: {done.stdout.strip()[-2000:]}")
-    return done.stdout
+        raise RuntimeError(f"{words[0]}: {text.strip()[-2000:]}")
+    return text
 
 
 def problem_of(run: Run, report: str) -> str:
@@ -106,16 +89,16 @@ def problem_of(run: Run, report: str) -> str:
     return f"not exhaustive: {cut_off[0]}" if cut_off else ""
 
 
-def check(run: Run) -> Outcome:
-    """Generate, compile and run one search in a directory of its own."""
+def check(run: Run) -> tuple[bool, str]:
+    """Generate, compile and run one search; return whether it shows what it must, and a report."""
     began = time.monotonic()
-    states = 0
+    states = "no"
     with tempfile.TemporaryDirectory(prefix="model-") as name:
         directory = Path(name)
         shutil.copy(HERE / f"{run.model}.pml", directory / "model.pml")
+        named = dict(definition.split("=") for definition in run.definitions)
+        defines = [f"-D{name}={value}" for name, value in (USUAL_OF[run.model] | named).items()]
         try:
-            named = dict(definition.split("=") for definition in run.definitions)
-            defines = [f"-D{name}={value}" for name, value in (USUAL_OF[run.model] | named).items()]
             command(["spin", "-a", *defines, "model.pml"], directory)
             command([*COMPILE, *COMPILE_OF[run.model], "-o", "pan", "pan.c"], directory)
             # -E: a process that was killed stands where it was killed, which is no fault.
@@ -126,10 +109,12 @@ def check(run: Run) -> Outcome:
                 last = [step for step in steps.splitlines() if "proc " in step][-STEPS_SHOWN:]
                 problem += "\n" + "\n".join(last)
             if stored := re.search(r"([\d.e+]+) states, stored", report):
-                states = int(float(stored[1]))
+                states = f"{int(float(stored[1])):,}"
         except RuntimeError as error:
             problem = str(error)
-    return Outcome(run, problem, states, time.monotonic() - began)
+    verdict = "FAILED" if problem else "holds " if run.must_hold else "breaks"
+    line = f"{verdict} {states:>12} states {time.monotonic() - began:>7.1f} s  {run}"
+    return not problem, f"{line}\n{problem}".rstrip()
 
 
 def main() -> None:
@@ -138,24 +123,16 @@ def main() -> None:
     parser.add_argument(
         "--all", action="store_true", help="the long runs too (up to 12 GiB, hours)"
     )
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     arguments = parser.parse_args()
     for tool in ("spin", "gcc"):
         if shutil.which(tool) is None:
             raise SystemExit(f"no {tool} here; on Debian: apt install spin gcc")
     runs = [run for run in read_runs(HERE / "runs") if arguments.all or not run.is_long]
     failed = 0
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        for outcome in pool.map(check, runs):
-            shown = "holds " if outcome.run.must_hold else "breaks"
-            verdict = "FAILED" if outcome.problem else shown
-            print(
-                f"{verdict} {outcome.states:>12,} states {outcome.seconds:>7.1f} s  {outcome.run}"
-            )
-            if outcome.problem:
-                failed += 1
-                print(outcome.problem)
-            sys.stdout.flush()
+    with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+        for is_shown, report in pool.map(check, runs):
+            failed += not is_shown
+            print(report, flush=True)
     if failed:
         raise SystemExit(f"{failed} of {len(runs)} runs failed")
 

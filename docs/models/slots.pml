@@ -347,19 +347,18 @@ end_dead: BE_BORN(p);
 #define OTHER_UNCLEAR(i, at) \
     (i != at && (s[i].name == s[at].name || w[i].name == s[at].name) && !MOVES(i) && !STILL(i))
 
-/* hr_judge_use(), for a slot at or above `top`. */
+/* hr_judge_use(); what is free lies at or above `top`. */
 #define FREE 1
 #define BLANK_ONE 2
-#define STALE 3
-#define AT_WORK 4
-#define UNDECIDED 5
+#define AT_WORK 3
+#define UNDECIDED 4
 #define USE(at) \
     (!STILL(at) && !MOVES(at) -> UNDECIDED : \
     (IS_NOBODYS(at, THE_TOOL) || (s[at].name == 0 && s[at].used == 0 && !ODD(s[at].seq)) -> \
         (STILL(at) -> FREE : UNDECIDED) : \
     (s[at].name == 0 || SUM(OTHER_UNCLEAR, at) -> UNDECIDED : \
     (MOVES(at) -> (SUM(OTHER_MOVES, at) -> UNDECIDED : AT_WORK) : \
-    (SUM(OTHER_MOVES, at) || STALE_BY_BYTES(at) -> STALE : \
+    (SUM(OTHER_MOVES, at) || STALE_BY_BYTES(at) -> FREE : \
     (LAYOUT_12 && s[at].seq == 0 -> BLANK_ONE : UNDECIDED))))))
 
 /* hr_empty_slot(): figures, then the seqlock, which a death may have left odd. */
@@ -371,7 +370,7 @@ inline empty_slot(at, was) {
 
 /* ---- A process of this library --------------------------------------------------------- */
 
-/* hr_take_slot(): our own of before or a dead one's with our pid, else one of the dead, else the
+/* take_slot(): our own of before or a dead one's with our pid, else one of the dead, else the
  * first above proc_num that no live process may be writing to.  NO_SLOT if there is none. */
 #define IS_FREE(i, me) \
     (IS_NOBODYS(i, me) || s[i].name == me || (s[i].name == 0 && BLANK(i)) || STALE_BY_BYTES(i) || \
@@ -564,12 +563,12 @@ inline reap() {
     UNLOCK(THE_TOOL)
 }
 
-/* Of each process that is seen at work in one slot that counts, and of which no other is unclear:
- * its copies below, which stand still. */
+/* Of each process that was seen at work in one slot that counts: its copies below, which stand
+ * still. */
 inline empty_copies(end) {
     for (j : 0 .. N - 1) {
         if
-        :: j < end && LIVES_HERE(j) && MOVES(j) && !SUM(OTHER_MOVES, j) && !SUM(OTHER_UNCLEAR, j) ->
+        :: j < end && use[j] == AT_WORK ->
             for (i : 0 .. N - 1) {
                 if
                 :: i < top && i != j && s[i].name == w[j].name && STILL(i) -> empty_slot(i, w[j].name)
@@ -589,19 +588,19 @@ inline repair() {
     d_step { /* find_end() */
         top = count; end = top; j = false;
         for (i : 0 .. N - 1) {
-            use[i] = (i >= top -> USE(i) : 0);
-            j = j || (use[i] == UNDECIDED && FAULT != OVER_IDLE);
-            IF(use[i] == AT_WORK && !j, end = i + 1)
+            use[i] = USE(i);
+            j = j || (i >= top && use[i] == UNDECIDED && FAULT != OVER_IDLE);
+            IF(i >= top && use[i] == AT_WORK && !j, end = i + 1)
         }
         i = 0; j = 0
     };
     if :: FAULT == EMPTY_FIRST -> empty_copies(end) :: else fi;
     for (i : 0 .. N - 1) { /* empty_between(): nothing of it counts yet */
         if
-        :: i >= top && i < end && (use[i] == FREE || use[i] == STALE) ->
+        :: i >= top && i < end && use[i] == FREE ->
             empty_slot(i, s[i].name);
             if
-            :: (use[i] == STALE && FAULT != KEEP_NAME) || s[i].name == 0 -> BY_US(s[i].name = NOBODY)
+            :: FAULT != KEEP_NAME || s[i].name == 0 -> BY_US(s[i].name = NOBODY)
             :: else
             fi
         :: else

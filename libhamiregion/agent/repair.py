@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from libhamiregion.node.backoff import owner_of
 from libhamiregion.node.doctor import FindingKind, diagnose, repair
 from libhamiregion.node.events import silent
-from libhamiregion.node.observation import Observer
 
 from .loop import Task
 
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
     from libhamiregion.node.containers import Container
     from libhamiregion.node.doctor import Finding, Repair
     from libhamiregion.node.events import Emit
-    from libhamiregion.node.node import Node
-    from libhamiregion.node.observation import Observation
+    from libhamiregion.node.observation import Observation, Observer
 
 #: What is repaired without being asked: each with proof, and nothing that may be on purpose.
 SAFE_KINDS = frozenset(kind for kind in FindingKind if kind.explanation.is_repairable)
@@ -40,9 +38,8 @@ class RepairLoop(Task):
     ``hidden`` and ``visible`` when processes of the node cannot be read, and can be again.
 
     Args:
-        node: The node.
+        observer: The observer of all tasks; observes the node again for findings that may pass.
         dry_run: Change nothing, and report what would be done.
-        observer: Observes the node again for findings that may pass; None makes one.
         emit: Gets the events.
     """
 
@@ -55,17 +52,10 @@ class RepairLoop(Task):
     #: How long to wait before findings that may pass are checked again.
     settle_s = 1.5
 
-    def __init__(
-        self,
-        node: Node,
-        *,
-        dry_run: bool = False,
-        observer: Observer | None = None,
-        emit: Emit = silent,
-    ) -> None:
+    def __init__(self, observer: Observer, *, dry_run: bool = False, emit: Emit = silent) -> None:
         super().__init__(emit)
-        self._node = node
-        self._observer = observer or Observer(node)
+        self._node = observer.node
+        self._observer = observer
         self._dry_run = dry_run
         self._sees_all = True
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from libhamiregion.agent import Task, TaskRunner
-    from libhamiregion.node import Node
 
     from .service import ServiceLog
 
@@ -105,7 +104,7 @@ def agent(
     runner = run_service(
         "agent",
         node,
-        lambda log: _tasks(wanted, node, log, node_choice, dry_run=dry_run),
+        lambda log: _tasks(wanted, observer, log, node_choice, dry_run=dry_run),
         as_json=as_json,
         once=once,
         dry_run=dry_run,
@@ -139,12 +138,13 @@ def _check(wanted: Any, *, once: bool, dry_run: bool) -> None:
 
 def _tasks(
     wanted: Any,
-    node: Node,
+    observer: Observer,
     log: ServiceLog,
     node_choice: options.NodeChoice,
     *,
     dry_run: bool,
 ) -> Iterator[Task]:
+    node = observer.node
     if wanted.feedback:
         yield Feedback(
             node,
@@ -154,7 +154,7 @@ def _tasks(
             emit=log,
         )
     if wanted.repair:
-        yield RepairLoop(node, dry_run=dry_run, emit=log)
+        yield RepairLoop(observer, dry_run=dry_run, emit=log)
         yield UsageSync(node, dry_run=dry_run, emit=log)
     if wanted.remove_gone:
         yield StaleDirectoryCleaner(

@@ -64,34 +64,35 @@ class NodeLock:
         self._held: dict[str, int] = {}
 
     def hold(self, roots: Iterable[str]) -> None:
-        """Lock the roots that exist, and unlock all others.
+        """Lock the roots that exist, and unlock all others; after an exception none is locked.
 
         Raises:
             NodeLocked: Another process has one of them locked.
             OSError: A lock file cannot be opened.
         """
-        files = {file: root for root in roots if (file := _lock_file(root, self._use))}
-        for file, root in files.items():
-            if file not in self._held:
-                self._held[file] = _locked(file, root)
+        try:
+            files = {file: root for root in roots if (file := _lock_file(root, self._use))}
+            for file, root in files.items():
+                if file not in self._held:
+                    self._held[file] = _locked(file, root)
+        except BaseException:
+            self.close()
+            raise
         for file in self._held.keys() - files.keys():
             _unlock(self._held.pop(file))
 
     def close(self) -> None:
         """Unlock all roots; may be called again."""
-        while self._held:
-            _unlock(self._held.popitem()[1])
+        self.hold(())
 
 
 def is_node_locked(roots: Iterable[str], use: LockUse) -> bool:
     """Whether another process has one of these roots locked for this use."""
-    with contextlib.closing(NodeLock(use)) as lock:
+    with contextlib.suppress(OSError), contextlib.closing(NodeLock(use)) as lock:
         try:
             lock.hold(root for root in roots if os.path.exists(_lock_file(root, use)))  # noqa: PTH110
         except NodeLocked:
             return True
-        except OSError:
-            return False
     return False
 
 

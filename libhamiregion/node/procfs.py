@@ -193,8 +193,8 @@ def read_maps(
 def _mapping(row: Any, paths: Any) -> Mapping:
     path = ffi.unpack(paths + row.path_at, row.path_bytes)
     return Mapping(
-        os.makedev(row.major_number, row.minor_number),
-        row.inode,
+        os.makedev(row.file.major_number, row.file.minor_number),
+        row.file.inode,
         row.start,
         row.end,
         row.bytes,

@@ -210,7 +210,6 @@ class PlanReconciler:
         try:
             self._lock.hold([*self._node.directories, self._state.directory])
         except NodeLocked as error:
-            self._lock.close()
             message = f"{error.root}: another process keeps containers on a plan there"
             raise PlanLocked(message) from None
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_deploy as deploy
 from click.testing import CliRunner
 from exposition import Exposition, parsed
 from fake_nvml.driver import FakeDriver
@@ -35,13 +34,6 @@ pytestmark = needs_first_namespace
 def start(scene: NodeScene, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     with agents(scene, tmp_path) as starter:
         yield starter
-
-
-def usage_error(*words: str) -> str:
-    """What the command says about its use, in this process."""
-    done = CliRunner().invoke(agent_verb, words)
-    assert done.exit_code == 2, done.output
-    return " ".join(done.output.split())
 
 
 # ---- how it ends ---------------------------------------------------------------------------------
@@ -171,7 +163,9 @@ def test_once_is_one_pass_and_leaves_nothing_blocked(scene: NodeScene) -> None:
     ],
 )
 def test_what_makes_no_sense_is_wrong_usage(words: tuple[str, ...], why: str) -> None:
-    assert why in usage_error(*words)
+    done = CliRunner().invoke(agent_verb, words)
+    assert done.exit_code == 2, done.output
+    assert why in " ".join(done.output.split())
 
 
 # ---- metrics, and a plan -------------------------------------------------------------------------
@@ -368,42 +362,11 @@ def test_with_the_rights_of_the_agent_s_pod_it_removes_what_is_gone(
 def test_a_look_without_removal_tells_which_pods_are_gone(tmp_path: Path, alive: str) -> None:
     scene = StaleScene(tmp_path, alive)
     directory = scene.container()
-    words = removal(scene, "--dry-run")
-    done = once(scene.root, *words, "--kubelet-pods", str(scene.pods), "--json")
+    words = removal(scene, "--dry-run", "--kubelet-pods", str(scene.pods), "--json")
+    done = once(scene.root, *words)
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     (event,) = (each for each in events if each["event"] == "would_remove")
     assert event["container"] == directory.name.replace("_", "/")
     assert "would be removed after 300 s" in event["message"]
     assert directory.is_dir()
-    done = once(scene.root, *words, "--kubelet-pods", "/no/such")
-    assert done.returncode == 0, done.stderr
-    assert "nothing is removed: it cannot be listed: /no/such: No such file" in done.stdout
-
-
-def test_the_component_of_the_manifests_asks_for_it(tmp_path: Path) -> None:
-    if shutil.which("kubectl") is None:
-        pytest.skip("needs kubectl")
-    tree = tmp_path / "kustomize"
-    shutil.copytree(deploy.KUSTOMIZE, tree)
-    own = tree / "overlays" / "own"
-    own.mkdir()
-    own.joinpath("kustomization.yaml").write_text(
-        "resources: [../hami-steered]\ncomponents: [../../components/remove-gone]\n"
-    )
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(own)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    documents = [each for each in deploy.yaml.safe_load_all(done.stdout) if each]
-    deploy.check_schemas(documents)
-    container = next(
-        each
-        for spec in deploy.pod_specs(documents)
-        for each in spec["containers"]
-        if each["name"] == "agent"
-    )
-    deploy.check_command_line(container["args"])
-    assert "--remove-gone" in container["args"]
-    added = container["securityContext"]["capabilities"]["add"]
-    assert {"SYS_PTRACE", "DAC_OVERRIDE", "FOWNER"} <= {*added}

@@ -1,6 +1,6 @@
 """The driver's figures, written where libvgpu's own watcher does not write them."""
 
-import threading
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import pytest
@@ -10,7 +10,6 @@ from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from namespaces import needs_first_namespace
 from node_scene import Events, NodeScene
 from support.region_file import RegionFile
-from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, open_region
 from libhamiregion.agent import UsageSync
@@ -37,28 +36,37 @@ def task(node: Node, nvml_sampler: NvmlSampler, events: Events) -> ObservedSync:
     return ObservedSync(node, nvml_sampler, emit=events.append)
 
 
-def plays(driver: FakeDriver, process: Container, memory: int, sm: int) -> None:
+def plays(driver: FakeDriver, memory: int, sm: int, *processes: Container) -> None:
+    pids = [each.host_pid for each in processes]
     driver.play(
         CARD,
-        f"process 0 compute {process.host_pid} {memory}",
-        f"sample 0 {process.host_pid} 100 {sm} 22 3 4",
+        *(f"process 0 compute {pid} {memory}" for pid in pids),
+        *(f"sample 0 {pid} 100 {sm} 22 3 4" for pid in pids),
     )
 
 
 def play_twice(driver: FakeDriver, process: Container, task: ObservedSync) -> None:
     """What stands still is written at the second look."""
     for _ in range(2):
-        plays(driver, process, 300 * MIB, 61)
+        plays(driver, 300 * MIB, 61, process)
         task.once()
 
 
 @pytest.fixture
-def attached(scene: NodeScene, start: Starter) -> Attached:
-    """A container's region, and a process that has its slot in it."""
-    file = scene.container("a", uuids=[GPU])
-    process = start()
-    process.tell("attach", file.path)
-    return file, process
+def attach(scene: NodeScene, start: Starter) -> Callable[..., Attached]:
+    """Makes a container's region, and a process that has its slot in it."""
+
+    def make(name: str, **spec: Any) -> Attached:
+        file, process = scene.container(name, **{"uuids": [GPU], **spec}), start()
+        process.tell("attach", file.path)
+        return file, process
+
+    return make
+
+
+@pytest.fixture
+def attached(attach: Callable[..., Attached]) -> Attached:
+    return attach("a")
 
 
 def figures(file: RegionFile) -> tuple[int, int]:
@@ -70,24 +78,20 @@ def figures(file: RegionFile) -> tuple[int, int]:
 
 @pytest.mark.parametrize("layout", [Layout.V1_2, Layout.V1_1])
 def test_what_stands_still_is_written_at_the_second_look_and_kept_up(
-    scene: NodeScene,
-    start: Starter,
+    attach: Callable[..., Attached],
     task: ObservedSync,
     fake_driver: FakeDriver,
     layout: Layout,
 ) -> None:
-    file = scene.container("a", layout=layout, uuids=[GPU])
-    process = start()
-    process.tell("attach", file.path)
-    plays(fake_driver, process, 300 * MIB, 61)
+    file, process = attach("a", layout=layout)
+    plays(fake_driver, 300 * MIB, 61, process)
     task.once()
     assert figures(file) == (0, 0), "libvgpu may be about to write it"
     task.once()
-    sm = 61 if layout.has_utilization else 0
-    assert figures(file) == (300 * MIB, sm)
-    plays(fake_driver, process, 310 * MIB, 42)
+    assert figures(file) == (300 * MIB, 61 * layout.has_utilization)
+    plays(fake_driver, 310 * MIB, 42, process)
     task.once()
-    assert figures(file) == (310 * MIB, 42 if layout.has_utilization else 0)
+    assert figures(file) == (310 * MIB, 42 * layout.has_utilization)
     fake_driver.play(CARD)
     task.once()
     assert figures(file) == (0, 0), "who is not listed uses nothing"
@@ -98,11 +102,9 @@ def test_what_stands_still_is_written_at_the_second_look_and_kept_up(
 
 
 def test_devices_are_matched_by_uuid_and_what_the_driver_does_not_know_stays(
-    scene: NodeScene, start: Starter, task: ObservedSync, fake_driver: FakeDriver
+    attach: Callable[..., Attached], task: ObservedSync, fake_driver: FakeDriver
 ) -> None:
-    file = scene.container("a", uuids=[OTHER, GPU])
-    process = start()
-    process.tell("attach", file.path)
+    file, process = attach("a", uuids=[OTHER, GPU])
     for device in range(2):
         file.put("slot_monitorused", 5 * MIB, device=device)
         for part in ("sm", "enc", "dec"):
@@ -130,7 +132,7 @@ def test_what_moves_by_itself_is_libvgpus(
     file, process = attached
 
     def libvgpu_writes(second: int) -> None:
-        plays(fake_driver, process, (300 + second) * MIB, 50 + second)
+        plays(fake_driver, (300 + second) * MIB, 50 + second, process)
         file.put("slot_monitorused", (299 + second) * MIB)
         for part, percent in (("sm", 40 + second), ("enc", 3), ("dec", 4)):
             file.put(f"slot_util.{part}", percent)
@@ -153,15 +155,13 @@ def test_what_moves_by_itself_is_libvgpus(
 
 
 def test_only_a_process_that_is_proved_to_be_the_slots_gets_figures(
-    scene: NodeScene, start: Starter, task: ObservedSync, fake_driver: FakeDriver
+    attached: Attached, start: Starter, task: ObservedSync, fake_driver: FakeDriver
 ) -> None:
     """Not one that the region names, and not a dead one."""
-    file = scene.container("a", uuids=[GPU])
-    process, stranger = start(), start()
-    process.tell("attach", file.path)
+    (file, _), stranger = attached, start()
     file.put("slot_hostpid", stranger.host_pid)
     file.add_process(4_000_000, host_pid=stranger.host_pid)
-    plays(fake_driver, stranger, 300 * MIB, 61)
+    plays(fake_driver, 300 * MIB, 61, stranger)
     for _ in range(3):
         task.once()
     assert figures(file) == (0, 0)
@@ -169,19 +169,11 @@ def test_only_a_process_that_is_proved_to_be_the_slots_gets_figures(
 
 
 def test_a_device_that_a_container_takes_back_harms_nobody(
-    scene: NodeScene, start: Starter, task: ObservedSync, fake_driver: FakeDriver
+    attach: Callable[..., Attached], task: ObservedSync, fake_driver: FakeDriver
 ) -> None:
-    files = [scene.container(name, uuids=[GPU]) for name in ("hostile", "fine")]
-    processes = [start(), start()]
-    for file, process in zip(files, processes, strict=True):
-        process.tell("attach", file.path)
-    pids = [process.host_pid for process in processes]
+    files, processes = zip(*map(attach, ("hostile", "fine")), strict=True)
     for sm in (61, 61, 62, 63):
-        fake_driver.play(
-            CARD,
-            *(f"process 0 compute {pid} {MIB}" for pid in pids),
-            *(f"sample 0 {pid} 100 {sm} 0 0 0" for pid in pids),
-        )
+        plays(fake_driver, MIB, sm, *processes)
         task.once()
         if sm == 61 and figures(files[0]) == (MIB, 61):
             files[0].put("device_num", 0)
@@ -197,7 +189,7 @@ def test_a_dry_run_says_what_it_would_write(
     events: Events,
 ) -> None:
     file, process = attached
-    plays(fake_driver, process, 300 * MIB, 61)
+    plays(fake_driver, 300 * MIB, 61, process)
     before = file.content()
     task = ObservedSync(node, nvml_sampler, dry_run=True, emit=events.append)
     for _ in range(2):
@@ -215,65 +207,33 @@ def test_without_a_driver_it_says_so_once_and_waits_for_one(
     for _ in range(3):
         task.once()
     assert events.kinds() == ["no_driver"]
-    plays(fake_driver, process, 300 * MIB, 61)
-    for _ in range(2):
-        task.once()
+    play_twice(fake_driver, process, task)
     assert figures(file) == (300 * MIB, 61)
     fake_driver.unload()
     task.once()
     assert events.kinds() == ["no_driver", "no_driver"]
-    assert figures(file) == (0, 0)
 
 
 def test_a_container_that_holds_its_lock_does_not_keep_the_others_waiting(
-    scene: NodeScene,
-    node: Node,
-    start: Starter,
-    nvml_sampler: NvmlSampler,
-    fake_driver: FakeDriver,
-    events: Events,
+    attach: Callable[..., Attached], task: ObservedSync, fake_driver: FakeDriver, events: Events
 ) -> None:
     """It costs a timeout, then one in so many passes."""
-    files = [scene.container("stuck", uuids=[GPU]), scene.container("fine", uuids=[GPU])]
-    processes = [start(), start()]
-    for file, process in zip(files, processes, strict=True):
-        process.tell("attach", file.path)
-
-    def play(sm: int) -> None:
-        pids = [process.host_pid for process in processes]
-        fake_driver.play(
-            CARD,
-            *(f"process 0 compute {pid} {MIB}" for pid in pids),
-            *(f"sample 0 {pid} 100 {sm} 0 0 0" for pid in pids),
-        )
-
-    task = ObservedSync(node, nvml_sampler, emit=events.append)
+    files, processes = zip(*map(attach, ("stuck", "fine")), strict=True)
     task.timeout_s = 0.01
-    held, done = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        with open_region(files[0], writable=True) as region, region.lock():
-            held.set()
-            done.wait(PATIENCE_S)
-
-    thread = threading.Thread(target=hold, daemon=True)
-    thread.start()
-    try:
-        assert held.wait(PATIENCE_S)
-        for sm in range(10, 20):
-            play(sm)
+    def pass_with(*percents: int) -> None:
+        for sm in percents:
+            plays(fake_driver, MIB, sm, *processes)
             task.once()
+
+    with open_region(files[0], writable=True) as region, region.lock():
+        pass_with(*range(10, 20))
         assert figures(files[1]) == (MIB, 19)
         assert figures(files[0]) == (0, 0)
         # Of passes 2 to 10 it is tried in the 2nd, 4th and 7th.
         assert task.counters()["figures_errors"] == 3
         assert events.kinds("stuck") == ["failed"] * 2
-    finally:
-        done.set()
-        thread.join()
-    for sm in range(20, 30):
-        play(sm)
-        task.once()
+    pass_with(*range(20, 26))
     assert figures(files[0])[0] == MIB
     assert events.kinds("stuck")[2:] == ["recovered"]
 
@@ -308,7 +268,7 @@ def test_figures_that_are_not_kept_up_any_more_become_0(
     task.stop()
     assert figures(file) == (0, 33)
     assert task.pending_cleanup() == ()
-    plays(fake_driver, process, 300 * MIB, 61)
+    plays(fake_driver, 300 * MIB, 61, process)
     for _ in range(3):
         task.once()
     assert figures(file) == (0, 33), "a pass that hung writes nothing after the end"

@@ -2,10 +2,8 @@
 
 import contextlib
 import uuid
-from pathlib import Path
 
 import pytest
-from containers import containers, needs_namespaces
 from namespaces import needs_first_namespace
 from node_scene import (
     MONITOR,
@@ -22,7 +20,6 @@ from own_cgroups import cgroup_of_pod
 
 from libhamiregion.agent import Feedback, OtherWriterRuns
 from libhamiregion.node import Node
-from libhamiregion.node.writers import find_monitors
 
 pytestmark = needs_first_namespace
 
@@ -40,19 +37,6 @@ def test_where_hamis_monitor_runs_it_does_not_start(scene: NodeScene, feedback: 
         start_task(feedback)
 
 
-def test_a_monitor_that_was_listed_before_it_maps_a_region_is_found_at_the_next_refresh(
-    scene: NodeScene, node: Node
-) -> None:
-    file = scene.container("a")
-    with OtherWriter(MONITOR) as monitor:
-        node.refresh()
-        assert find_monitors(node) == ()
-        monitor.map(file)
-        node.refresh()
-        (found,) = find_monitors(node)
-        assert (found.evidence, found.pid) == ("name", monitor.pid)
-
-
 def test_who_holds_two_regions_open_for_writing_is_taken_for_a_monitor(
     scene: NodeScene, feedback: Feedback
 ) -> None:
@@ -61,20 +45,6 @@ def test_who_holds_two_regions_open_for_writing_is_taken_for_a_monitor(
         with pytest.raises(OtherWriterRuns, match="maps regions of 2 pods for writing") as told:
             start_task(feedback)
         assert [(each.evidence, each.pid) for each in told.value.others] == [("mapping", other.pid)]
-
-
-@needs_namespaces
-def test_processes_of_the_containers_are_no_writers(scene: NodeScene, node: Node) -> None:
-    files = [scene.container("a"), scene.container("b")]
-    with containers() as start:
-        for file in files:
-            inside = start()
-            inside.tell("attach", file.path)
-            pid, _ = inside.child("spawn")
-            inside.tell(f"@{pid}", "map", file.path)
-        for _ in range(3):
-            node.refresh()
-            assert find_monitors(node) == ()
 
 
 def test_writing_stops_when_a_monitor_appears_and_goes_on_when_it_has_gone(
@@ -146,32 +116,3 @@ def test_two_agents_exclude_each_other(scene: NodeScene, node: Node, feedback: F
     feedback.stop()
     start_task(second)
     second.stop()
-
-
-def test_the_lock_is_on_the_directory_whatever_its_name(
-    scene: NodeScene, feedback: Feedback, tmp_path: Path
-) -> None:
-    link = tmp_path / "another-way"
-    link.symlink_to(scene.root)
-    start_task(feedback)
-    with Node(link) as same, pytest.raises(OtherWriterRuns):
-        start_task(Feedback(same))
-    elsewhere = NodeScene(tmp_path / "other-containers")
-    with Node(elsewhere.root) as other:
-        task = Feedback(other)
-        start_task(task)
-        task.stop()
-
-
-def test_where_processes_are_hidden_it_starts_only_if_told_that_it_is_alone(
-    scene: NodeScene, tmp_path: Path
-) -> None:
-    proc = tmp_path / "proc"
-    proc.mkdir()
-    with Node(scene.root, proc=proc) as node:
-        with pytest.raises(OtherWriterRuns, match="does not show all processes") as told:
-            start_task(Feedback(node))
-        assert told.value.others[0].evidence == "hidden"
-        task = Feedback(node, assume_alone=True)
-        start_task(task)
-        task.stop()

@@ -23,7 +23,6 @@ from libhamiregion import Layout, open_region
 from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
 from libhamiregion.cli.service import ServiceLog
 from libhamiregion.node import FindingKind, Node, Observer, diagnose
-from libhamiregion.node.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,13 +33,6 @@ MIB = 1 << 20
 SETTLE_S = 0.05
 
 
-class NoBackoff(Backoff):
-    """Leaves nothing alone."""
-
-    def should_skip(self, key: object) -> bool:  # noqa: ARG002
-        return False
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What may pass by itself is looked at again soon, and locks are not waited for long."""
@@ -49,7 +41,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def loop(node: Node, events: Events) -> RepairLoop:
-    return RepairLoop(node, emit=events.append)
+    return RepairLoop(Observer(node), emit=events.append)
 
 
 def host_pids(file: RegionFile) -> dict[int, int | None]:
@@ -119,25 +111,6 @@ def test_what_is_never_repaired_has_nobody_wait_for_it(
     assert time.monotonic() - began_s < loop.settle_s
 
 
-def test_what_could_not_be_repaired_is_looked_at_again_though_nothing_changes(
-    scene: NodeScene, start: Starter, loop: RepairLoop
-) -> None:
-    file = scene.container("a")
-    process = start()
-    process.tell("attach", file.path)
-    one_pass(loop)
-    loop.timeout_s = 0.01
-    loop.backoff = NoBackoff()
-    process.tell("kill", child(process, file)[0])
-    with open_region(file, writable=True) as region, region.lock():
-        one_pass(loop)
-        one_pass(loop)
-        assert loop.counters()["repair_errors"] == 2
-    one_pass(loop)
-    assert loop.counters()["repair_dead_process_counted"] == 1
-    assert used(file) == 0
-
-
 def test_wrong_host_pids_of_every_kind(scene: NodeScene, start: Starter, loop: RepairLoop) -> None:
     files = [scene.container("a"), scene.container("b")]
     first, second = start(), start()
@@ -161,7 +134,7 @@ def test_what_a_live_process_holds_is_left_alone_and_the_others_get_their_turn(
     processes = [start(), start()]
     for process, file in zip(processes, (stuck, fine), strict=True):
         process.tell("attach", file.path)
-    loop = RepairLoop(node, emit=events.append)
+    loop = RepairLoop(Observer(node), emit=events.append)
     loop.timeout_s = 0.01
     with open_region(stuck, writable=True) as region, region.lock():
         for number in range(6):
@@ -205,7 +178,7 @@ def test_a_container_that_refills_its_table_makes_few_and_short_lines(
 ) -> None:
     file = scene.container("evil")
     start().tell("attach", file.path)
-    loop = RepairLoop(node, emit=ServiceLog(as_json=True))
+    loop = RepairLoop(Observer(node), emit=ServiceLog(as_json=True))
     for number in range(8):
         if number % 2 == 0:
             file.put("proc_num", 1)
@@ -232,7 +205,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(
     dead, _ = child(process, file)
     process.tell("kill", dead)
     before = file.content()
-    loop = RepairLoop(node, dry_run=True, emit=events.append)
+    loop = RepairLoop(Observer(node), dry_run=True, emit=events.append)
     one_pass(loop)
     assert file.content() == before
     assert set(events.kinds()) == {"would_repair"}
@@ -248,7 +221,7 @@ def test_where_not_everybody_can_be_seen_that_is_said_once(
 ) -> None:
     scene.container("one")
     with Node(scene.root) as node:
-        loop = RepairLoop(node, emit=events.append)
+        loop = RepairLoop(Observer(node), emit=events.append)
         one_pass(loop)
         assert events == []
         with monkeypatch.context() as patch:
@@ -268,10 +241,11 @@ def test_it_mends_while_containers_come_and_go(
     steady = scene.container("steady")
     process = start()
     process.tell("attach", steady.path)
-    tasks = [RepairLoop(node, emit=events.append), Feedback(node, emit=events.append)]
+    observer = Observer(node)
+    tasks = [RepairLoop(observer, emit=events.append), Feedback(node, emit=events.append)]
     for task in tasks:
         task.interval_s = 0.02
-    runner = TaskRunner(Observer(node), tasks, emit=events.append)
+    runner = TaskRunner(observer, tasks, emit=events.append)
     failure: list[BaseException] = []
 
     def come_and_go() -> None:

@@ -3,6 +3,7 @@
 The mounts are FUSE that nobody serves, in a mount namespace of the agent and the test's alone.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fuse_mount
 import pytest
 from namespaces import needs_first_namespace
 from node_scene import NodeScene
@@ -23,26 +25,40 @@ pytestmark = needs_first_namespace
 
 # What hangs is waited for as long as a slow pass takes, which here is none.
 SOON = {**os.environ, "TEST_LAST_PASS_S": "1"}
+UNSHARE = ("unshare", "--mount", "--propagation", "private")
 
-# Mounts a dead FUSE over a directory of its mount namespace when it is told to, and keeps it.
-MOUNTER = """
-import ctypes, os, sys
-libc = ctypes.CDLL(None, use_errno=True)
-fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-words = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
-done = libc.mount(b"dead", os.fsencode(sys.argv[1]), b"fuse.dead", 0, words)
-print("mounted" if done == 0 else os.strerror(ctypes.get_errno()), flush=True)
+# Maps files, mounts a dead FUSE over a directory of its mount namespace, and keeps both.
+MOUNTER = f"""
+import mmap, sys
+sys.path.append({str(Path(fuse_mount.__file__).parent)!r})
+import fuse_mount
+files = [open(path, "r+b") for path in sys.argv[2:]]
+mapped = [mmap.mmap(file.fileno(), 0) for file in files]
+fuse = fuse_mount.mount(sys.argv[1])
+print("mounted", flush=True)
 sys.stdin.read()
 """
+
+
+@contextlib.contextmanager
+def dead_mount(inside: tuple[str, ...], directory: Path, *mapped: Path) -> Iterator[None]:
+    """A process that has files mapped, and a dead file system over a directory."""
+    words = [*inside, sys.executable, "-c", MOUNTER, directory, *mapped]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            if process.stdout.readline() != b"mounted\n":
+                pytest.skip("needs the right to mount FUSE")
+            yield
+        finally:
+            # What waits for the file system gets an error when nobody has it open any more.
+            process.kill()
 
 
 @pytest.fixture
 def namespace() -> Iterator[int]:
     """A process in a mount namespace of its own."""
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-        pytest.skip("needs root and /dev/fuse")
-    words = ["unshare", "--mount", "--propagation", "private", "sleep", "1000"]
-    process = subprocess.Popen(words)
+    process = subprocess.Popen([*UNSHARE, "sleep", "1000"])
     own = os.readlink("/proc/self/ns/mnt")  # noqa: PTH115
     eventually(
         lambda: process.poll() is not None or os.readlink(f"/proc/{process.pid}/ns/mnt") != own  # noqa: PTH115
@@ -57,22 +73,8 @@ def namespace() -> Iterator[int]:
 @pytest.fixture
 def kill_over(namespace: int) -> Iterator[Callable[[Path], None]]:
     """Mounts a dead file system over a directory, for that namespace only."""
-    mounters: list[subprocess.Popen[bytes]] = []
-
-    def mount(directory: Path) -> None:
-        words = [*entering(namespace), sys.executable, "-c", MOUNTER, str(directory)]
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        mounters.append(process)
-        assert process.stdout is not None
-        said = process.stdout.readline().decode().strip()
-        if said != "mounted":
-            pytest.skip(f"cannot mount FUSE: {said}")
-
-    yield mount
-    for each in mounters:
-        # What waits for the file system gets an error when nobody has it open any more.
-        each.kill()
-        each.communicate()
+    with contextlib.ExitStack() as mounts:
+        yield lambda path: mounts.enter_context(dead_mount(entering(namespace), path))
 
 
 def entering(namespace: int) -> tuple[str, ...]:
@@ -163,44 +165,18 @@ def test_a_root_that_never_answers_does_not_keep_it_from_ending(
         assert time.monotonic() - told < on_this_machine_s(15)
 
 
-CONTAINER = """
-import ctypes, mmap, os, sys
-libc = ctypes.CDLL(None, use_errno=True)
-path = sys.argv[1]
-with open(path, "r+b") as file:
-    kept = mmap.mmap(file.fileno(), 0)
-fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-words = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
-done = libc.mount(b"dead", os.fsencode(os.path.dirname(path)), b"fuse.dead", 0, words)
-print("mounted" if done == 0 else os.strerror(ctypes.get_errno()), flush=True)
-sys.stdin.read()
-"""
-
-
 def test_a_container_that_hides_its_region_behind_a_dead_mount_holds_up_nothing(
     scene: NodeScene, start: Callable[..., Agent], tmp_path: Path
 ) -> None:
     """It maps its own file, then mounts over the directory: a path there would never answer."""
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-        pytest.skip("needs root and /dev/fuse")
     urgent, low = busy_and_waiting(scene)
     own = tmp_path / "own" / "cudevshr.cache"
     own.parent.mkdir()
     own.write_bytes(urgent.content())
-    words = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", CONTAINER]
-    with subprocess.Popen(
-        [*words, str(own)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as container:
-        try:
-            assert container.stdout is not None
-            said = container.stdout.readline().decode().strip()
-            if said != "mounted":
-                pytest.skip(f"cannot mount FUSE: {said}")
-            agent = start("--feedback", "--repair")
-            agent.wait_for("blocked")
-            eventually(lambda: urgent.get("recent_kernel") < 1_000_000 - 20)
-            assert agent.end(signal.SIGTERM) == 0, agent.said
-            assert low.get("recent_kernel") == 0
-            assert "stuck" not in agent.kinds()
-        finally:
-            container.kill()
+    with dead_mount(UNSHARE, own.parent, own):
+        agent = start("--feedback", "--repair")
+        agent.wait_for("blocked")
+        eventually(lambda: urgent.get("recent_kernel") < 1_000_000 - 20)
+        assert agent.end(signal.SIGTERM) == 0, agent.said
+        assert low.get("recent_kernel") == 0
+        assert "stuck" not in agent.kinds()

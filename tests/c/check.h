@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <time.h>
 
 /* Long loops and crowds are divided by it; the Makefile sets it where time is short. */
 #ifndef SHARE_OF_WORK
@@ -74,6 +76,42 @@ enum { CHECK_REPORTS = 50 };
         if (atomic_load(&check_failures) != check_before)                                          \
             fprintf(stderr, "FAILED %s\n", #test);                                                 \
     } while (0)
+
+/* ---- What tests of threads and processes need --------------------------------- */
+
+#define ONE_SECOND UINT64_C(1000000000)
+
+static inline uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * ONE_SECOND + (uint64_t)now.tv_nsec;
+}
+
+static inline void nap_us(uint64_t us)
+{
+    const struct timespec nap = {.tv_sec = (time_t)(us / 1000000),
+                                 .tv_nsec = (long)(us % 1000000) * 1000};
+    nanosleep(&nap, NULL);
+}
+
+static inline uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return z ^ z >> 31;
+}
+
+/* Zeros that children write for their parent. */
+static inline void *share_memory(size_t bytes)
+{
+    void *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    NEED(shared != MAP_FAILED);
+    return shared;
+}
+
+/* ---- The end -------------------------------------------------------------------- */
 
 static inline int check_report(const char *name)
 {

@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "check.h"
 #include "region.h"
 #include "region_file.h"
 #include "testpoint.h"
@@ -23,7 +24,8 @@ enum { LEDGERS = 64, NOWHERE = -1 };
 
 /* What nobody's share of one device and kind ever passes: far below the limits. */
 #define MOST_BYTES (UINT64_C(1) << 24)
-#define ONE_SECOND UINT64_C(1000000000)
+/* So long an unsigned lock is watched, in place of 10 s. */
+#define OWNERLESS_NS (ONE_SECOND / 10)
 
 enum doing { NOTHING, ATTACHING, CHARGING, RELEASING, DETACHING, REAPING, OTHERWISE };
 enum command { RUN, PAUSE, QUIT };
@@ -60,7 +62,6 @@ struct scene {
     hr_region *doctor;
     struct shared *shared;
     bool crowded; /* with survivors */
-    uint64_t ownerless_ns;
     uint64_t random;
     pid_t working;     /* who accounts in the orphan's slot, or 0 */
     bool missed;       /* the victim of this round did not come to its point */
@@ -72,10 +73,7 @@ extern int (*crash_reached)[HR_TESTPOINTS_COUNT];
 
 /* ---- crash_scene.c ---- */
 
-uint64_t next_random(uint64_t *state);
 uint64_t below(uint64_t *state, uint64_t bound);
-uint64_t now_ns(void);
-void nap_us(uint64_t us);
 
 void scene_start(struct scene *scene, uint32_t layout, bool crowded);
 void scene_stop(struct scene *scene);
@@ -97,6 +95,33 @@ void stop_working(struct scene *scene);
 /* What a newcomer of libvgpu does: the emptied slots at the end go. */
 void remove_emptied_end(struct scene *scene);
 void libvgpu_takes_lock_away(struct scene *scene);
+
+/* ---- crash_actor.c: one process, and what it can do; each of these keeps the ledger ---- */
+
+struct actor {
+    hr_region *region;
+    struct ledger *ledger;
+    struct scene *scene;
+    uint64_t random;
+    uint64_t timeout_ns; /* of each call */
+};
+
+/* Of a process just forked: a handle of its own, and a clean ledger. */
+void actor_become(struct actor *actor, struct scene *scene, struct ledger *ledger,
+                  uint64_t timeout_ns);
+
+void actor_attach(struct actor *actor);
+void actor_detach(struct actor *actor);
+/* Charge or release, on any device, of any kind. */
+void actor_account(struct actor *actor);
+void actor_lock_and_unlock(struct actor *actor);
+/* Somebody's slot. */
+void actor_edit(struct actor *actor);
+/* A snapshot; what is settled has this process's slot as its ledger has it. */
+void actor_look(struct actor *actor);
+void actor_reap(struct actor *actor);
+void actor_recover(struct actor *actor);
+void actor_repair(struct actor *actor);
 
 /* ---- crash_survivors.c: survivors by number, or all of them ---- */
 

@@ -1,12 +1,10 @@
 #define _GNU_SOURCE
-#include "call_error.h"
-#include "crash_actor.h"
+#include "crash.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include "check.h"
 #include "snapshot_view.h"
 
 /* Stands where a code would: a settled snapshot in which this process has another slot. */
@@ -158,7 +156,7 @@ void actor_look(struct actor *actor)
 
 void actor_reap(struct actor *actor)
 {
-    static struct hr_reap reaped[HR_SLOTS];
+    static struct hr_slot_result reaped[HR_SLOTS];
     struct scene *scene = actor->scene;
     /* The last but one by name, at times: the last one stands behind it, and is moved. */
     uint32_t count = atomic_load(&scene->shared->count);
@@ -178,14 +176,14 @@ void actor_reap(struct actor *actor)
 void actor_recover(struct actor *actor)
 {
     begin(actor, OTHERWISE);
-    int code = recover_lock(actor->region, NULL, 4 * actor->scene->ownerless_ns);
+    int code = recover_lock(actor->region, NULL, 4 * OWNERLESS_NS);
     EXPECT(code, HR_ENOTRECOVERABLE);
     end(actor);
 }
 
 void actor_repair(struct actor *actor)
 {
-    static struct hr_slot_repair found[HR_SLOTS];
+    static struct hr_slot_result found[HR_SLOTS];
     begin(actor, OTHERWISE);
     int code = hr_repair_slots(actor->region, NULL, 0, actor->timeout_ns, found, &call_error);
     EXPECT(code, HR_OK);

@@ -1,8 +1,6 @@
 /* What must hold after a death: of the lock, of the slots, of the sums. */
-#include "call_error.h"
 #include "crash.h"
 
-#include "check.h"
 #include "snapshot_view.h"
 
 /* One slot's figures, as they stand in the file. */
@@ -212,13 +210,14 @@ bool check_slots(struct scene *scene, const struct ledger *victim)
 
 /* ---- Without the dead ------------------------------------------------------------ */
 
-static bool check_what_was_reaped(struct scene *scene, const struct hr_reap *reaped, int count)
+static bool check_what_was_reaped(struct scene *scene, const struct hr_slot_result *reaped,
+                                  int count)
 {
     for (int i = 0; i < count; i++) {
         const struct ledger *ledger = ledger_of(scene, reaped[i].pid);
         if (ledger != NULL && ledger - scene->shared->ledgers < LIVE)
             return scene_fail(scene, "the living %d was reaped", reaped[i].pid);
-        if (reaped[i].what != HR_REAP_EMPTIED)
+        if (reaped[i].what != HR_SLOT_DONE)
             return scene_fail(scene, "reaping %d: %u", reaped[i].pid, reaped[i].what);
     }
     return true;
@@ -268,7 +267,7 @@ static bool check_snapshot(struct scene *scene)
 
 bool check_reaped(struct scene *scene)
 {
-    static struct hr_reap reaped[HR_SLOTS];
+    static struct hr_slot_result reaped[HR_SLOTS];
     int count = hr_reap(scene->doctor, NULL, NULL, 0, NULL, 0, 0, ONE_SECOND, reaped, &call_error);
     if (count < 0)
         return scene_fail(scene, "hr_reap() returned %d", count);

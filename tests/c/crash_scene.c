@@ -1,6 +1,5 @@
 /* The scene of the crash test, and what is put on it before and after a death. */
 #define _GNU_SOURCE
-#include "call_error.h"
 #include "crash.h"
 
 #include <errno.h>
@@ -12,34 +11,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "check.h"
-#include "pid_namespace.h"
-
-uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-    z = (z ^ z >> 27) * 0x94d049bb133111eb;
-    return z ^ z >> 31;
-}
-
 uint64_t below(uint64_t *state, uint64_t bound)
 {
     return next_random(state) % bound;
-}
-
-uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * ONE_SECOND + (uint64_t)now.tv_nsec;
-}
-
-void nap_us(uint64_t us)
-{
-    const struct timespec nap = {.tv_sec = (time_t)(us / 1000000),
-                                 .tv_nsec = (long)(us % 1000000) * 1000};
-    nanosleep(&nap, NULL);
 }
 
 bool scene_fail(struct scene *scene, const char *format, ...)

@@ -4,8 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "check.h"
-#include "crash_actor.h"
+#include "crash.h"
 
 static void obey_pause(struct actor *actor)
 {

@@ -5,8 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "check.h"
-#include "crash_actor.h"
+#include "crash.h"
 
 static bool names_a_corpse(const struct scene *scene, pid_t pid)
 {

@@ -1,6 +1,3 @@
-#include "call_error.h"
-#include "fuzz_edits.h"
-
 #include "fuzz_changes.h"
 
 enum { MAX_GIVEN = 4 };

@@ -1,5 +1,4 @@
 #define _GNU_SOURCE
-#include "call_error.h"
 #include "fuzz_files.h"
 
 #include <fcntl.h>

@@ -46,9 +46,6 @@ enum fuzz_step {
     FUZZ_EDIT_SLOT, /* pid (value), dry run and number of edits; for each: which, device, value */
     FUZZ_REAP,      /* dry run and number of pids, a value for each, timeout in ms */
     FUZZ_REPAIR,    /* dry run, timeout in ms */
-    FUZZ_LIMITER,   /* multiprocessors (value), threads (value), limit, device, with a region */
-    FUZZ_ACQUIRE,   /* blocks (value), timeout in ms */
-    FUZZ_TICK,      /* utilisation, 1 byte as signed */
     FUZZ_STEPS
 };
 

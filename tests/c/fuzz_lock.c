@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 
-#include "call_error.h"
 #include "lock.h"
 #include "fuzz_writers.h"
 

@@ -144,28 +144,6 @@ static bool slot_is_whole(const struct view *view, uint32_t slot, uint32_t span)
     return whole;
 }
 
-static void require_same_usage(const struct hr_usage *found, const struct hr_usage *expected)
-{
-    REQUIRE(found->context == expected->context && found->module == expected->module);
-    REQUIRE(found->data == expected->data && found->offset == expected->offset);
-    REQUIRE(found->total == expected->total && found->monitor == expected->monitor);
-    REQUIRE(found->dec == expected->dec && found->enc == expected->enc);
-    REQUIRE(found->sm == expected->sm);
-}
-
-static void add_usage(struct hr_usage *sums, const struct hr_usage *usage)
-{
-    sums->context += usage->context;
-    sums->module += usage->module;
-    sums->data += usage->data;
-    sums->offset += usage->offset;
-    sums->total += usage->total;
-    sums->monitor += usage->monitor;
-    sums->dec += usage->dec;
-    sums->enc += usage->enc;
-    sums->sm += usage->sm;
-}
-
 void oracle_require_same(const struct hr_snapshot *snapshot, const struct view *view)
 {
     const struct hr_layout *layout = view->layout;
@@ -192,7 +170,8 @@ void oracle_require_same(const struct hr_snapshot *snapshot, const struct view *
         settled = settled && process->settled;
         for (uint32_t device = 0; device < snapshot->span; device++) {
             const struct hr_usage expected = usage_at(view, i, device);
-            require_same_usage(hr_snapshot_usage(snapshot, i, device), &expected);
+            REQUIRE(memcmp(hr_snapshot_usage(snapshot, i, device), &expected, sizeof expected) ==
+                    0);
             add_usage(&sums[device], &expected);
         }
     }
@@ -203,7 +182,7 @@ void oracle_require_same(const struct hr_snapshot *snapshot, const struct view *
         REQUIRE(shown->sm_limit == get64(view, layout->sm_limit + device * 8));
         REQUIRE(memcmp(shown->uuid, view->bytes + layout->uuids + (size_t)device * HR_UUID_BYTES,
                        HR_UUID_BYTES) == 0);
-        require_same_usage(&shown->sums, &sums[device]);
+        REQUIRE(memcmp(&shown->sums, &sums[device], sizeof shown->sums) == 0);
     }
 }
 

@@ -6,10 +6,7 @@
  */
 #include <sanitizer/asan_interface.h>
 
-#include "call_error.h"
 #include "fuzz_run.h"
-#include "fuzz_edits.h"
-#include "fuzz_limiter.h"
 #include "fuzz_writers.h"
 #include "snapshot_view.h"
 
@@ -114,22 +111,28 @@ static void require_open_code(int code)
                        HR_EREADONLY);
 }
 
+static int open_once(const char *path, uint32_t layout)
+{
+    hr_region *region;
+    const int code = hr_open(path, HR_READ, layout, 0, &region, &call_error);
+    hr_free(&region);
+    return code;
+}
+
 static int identify(const char *path, uint32_t layout)
 {
-    const int code = hr_identify(path, layout, &call_error);
+    const int code = open_once(path, layout);
     require_open_code(code);
     REQUIRE((code == HR_EINVAL) == (layout > HR_LAYOUTS));
     if (code >= 0 && layout < HR_LAYOUTS)
         REQUIRE(code == (int)layout);
     if (code >= 0)
-        REQUIRE(hr_identify(path, (uint32_t)code, &call_error) == code);
+        REQUIRE(open_once(path, (uint32_t)code) == code);
     if (code == HR_EAMBIGUOUS) {
-        struct hr_error detail;
-        detail = call_error;
+        const struct hr_error detail = call_error;
         REQUIRE(__builtin_popcount(detail.candidates) > 1);
         for (uint32_t id = 0; id < HR_LAYOUTS; id++)
-            REQUIRE((detail.candidates & 1u << id) == 0 ||
-                    hr_identify(path, id, &call_error) == (int)id);
+            REQUIRE((detail.candidates & 1u << id) == 0 || open_once(path, id) == (int)id);
     }
     return code;
 }
@@ -139,7 +142,6 @@ static void close_region(void)
     if (run.region == NULL)
         return;
     writers_close();
-    limiter_end();
     REQUIRE(hr_snapshot(run.region, buffer, HR_SNAPSHOT_MAX_BYTES, &call_error) == HR_ECLOSED);
     REQUIRE(hr_is_stale(run.region, &call_error) == HR_ECLOSED);
     hr_free(&run.region);
@@ -198,8 +200,7 @@ static void snapshot(size_t bytes)
     else
         oracle_require_sane(head, bytes);
 
-    struct hr_error detail;
-    detail = call_error;
+    const struct hr_error detail = call_error;
     if (code == HR_ENOSPACE)
         REQUIRE(detail.wanted > bytes && detail.wanted <= HR_SNAPSHOT_MAX_BYTES);
     if (!is_whole())
@@ -217,16 +218,17 @@ static void snapshot(size_t bytes)
 static void get(uint32_t value, uint32_t device)
 {
     const uint64_t found = live_value(run.region, value, device);
-    struct hr_error detail;
-    detail = call_error;
-    const int code = found == NO_VALUE ? detail.code : HR_OK;
+    const int code = found == NO_VALUE ? (int)call_error.code : HR_OK;
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_ESTALE, HR_ECORRUPT, HR_EINVAL);
-    if (value > HR_VALUE_DEVICES || device >= HR_DEVICES) {
+    if (value > HR_VALUE_BURST || device >= HR_DEVICES) {
         REQUIRE(code == HR_EINVAL || code == HR_ESTALE);
         return;
     }
-    if (!is_whole())
+    /* Its word is behind what is compared. */
+    if (value == HR_VALUE_BURST)
+        REQUIRE(code != HR_OK || found <= 1);
+    if (!is_whole() || value == HR_VALUE_BURST)
         return;
     const struct view view = as_opened();
     uint64_t expected;
@@ -314,7 +316,7 @@ static void do_call(uint8_t step, struct input *input)
         break;
     }
     case FUZZ_GET: {
-        const uint32_t value = take8(input) % (HR_VALUE_DEVICES + 2);
+        const uint32_t value = take8(input) % (HR_VALUE_BURST + 2);
         get(value, take8(input) % (HR_DEVICES + 1));
         break;
     }
@@ -340,11 +342,10 @@ static bool is_traced;
 static void trace(const struct input *input)
 {
     static const char *const names[FUZZ_STEPS] = {
-        "poke",    "poke-at",  "text",       "resize",   "identify",  "open",       "snapshot",
-        "get",     "read-set", "edit",       "is-stale", "close",     "slot",       "meanwhile",
-        "proc",    "process",  "other-lock", "lock",     "unlock",    "lock-state", "recover",
-        "attach",  "detach",   "charge",     "release",  "edit-slot", "reap",       "repair",
-        "limiter", "acquire",  "tick"};
+        "poke",   "poke-at",  "text",       "resize",   "identify",  "open",       "snapshot",
+        "get",    "read-set", "edit",       "is-stale", "close",     "slot",       "meanwhile",
+        "proc",   "process",  "other-lock", "lock",     "unlock",    "lock-state", "recover",
+        "attach", "detach",   "charge",     "release",  "edit-slot", "reap",       "repair"};
     fprintf(stderr, "%-10s", names[*input->at % FUZZ_STEPS]);
     for (int i = 1; i <= 16 && input->at + i < input->end; i++)
         fprintf(stderr, " %u", input->at[i]);
@@ -433,7 +434,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         read_set(3 * sizeof(struct hr_snapshot) + HR_SNAPSHOT_MAX_BYTES, 9);
     }
     close_region();
-    limiter_end();
     writers_end();
     file_mend(run.file);
     return 0;

@@ -17,12 +17,10 @@
 
 static inline void require_detail(int code)
 {
-    struct hr_error detail;
-    detail = call_error;
-    REQUIRE(detail.code == code);
-    REQUIRE(detail.device >= -1 && detail.device < HR_DEVICES);
-    REQUIRE(detail.layout <= HR_LAYOUTS);
-    REQUIRE(detail.candidates < 1u << (code == HR_ENODEVICE ? HR_DEVICES : HR_LAYOUTS));
+    REQUIRE(call_error.code == code);
+    REQUIRE(call_error.device >= -1 && call_error.device < HR_DEVICES);
+    REQUIRE(call_error.layout <= HR_LAYOUTS);
+    REQUIRE(call_error.candidates < 1u << (code == HR_ENODEVICE ? HR_DEVICES : HR_LAYOUTS));
 }
 
 static inline void require_one_of(const char *call, int code, const int *codes)
@@ -108,5 +106,9 @@ struct poke {
 };
 
 struct poke take_poke(struct input *input);
+
+/* Edits report what they have stored, and store nothing else (fuzz_edits.c).  Whether `step` was
+ * one, and has been done if there is a region. */
+bool edit_step(uint8_t step, struct input *input);
 
 #endif

@@ -1,4 +1,3 @@
-#include "call_error.h"
 #include "region.h"
 
 #include "fuzz_writers.h"
@@ -192,7 +191,7 @@ static void require_the_dead_reaped(void)
 
 static void reap(struct input *input)
 {
-    static struct hr_reap out[HR_SLOTS];
+    static struct hr_slot_result out[HR_SLOTS];
     const uint8_t shape = take8(input), count = shape / 2 % (MAX_PIDS + 1);
     const bool dry_run = shape % 2 != 0;
     int32_t pids[MAX_PIDS];
@@ -208,10 +207,10 @@ static void reap(struct input *input)
         return;
     REQUIRE(code <= HR_SLOTS && (code < 0 || run.writable));
     for (int i = 0; i < code; i++) {
-        REQUIRE(out[i].what >= HR_REAP_EMPTIED &&
-                (out[i].what <= HR_REAP_UNKNOWN ||
-                 (out[i].what == HR_REAP_CUT_SHORT && out[i].pid == 0)));
-        const bool is_gone = out[i].what == HR_REAP_EMPTIED;
+        REQUIRE(out[i].what >= HR_SLOT_DONE &&
+                (out[i].what <= HR_SLOT_UNKNOWN ||
+                 (out[i].what == HR_SLOT_CUT_SHORT && out[i].pid == 0)));
+        const bool is_gone = out[i].what == HR_SLOT_DONE;
         REQUIRE(!is_gone || out[i].pid == 0 || is_own(out[i].pid) ||
                 system_life(out[i].pid, true) == HR_DEAD);
     }
@@ -239,7 +238,7 @@ static void require_counted_once(int32_t pid)
 
 static void repair(bool dry_run, uint64_t timeout_ns)
 {
-    static struct hr_slot_repair out[HR_SLOTS];
+    static struct hr_slot_result out[HR_SLOTS];
     begin_call();
     const int code =
         hr_repair_slots(run.region, system_proc(), dry_run, timeout_ns, out, &call_error);
@@ -249,7 +248,7 @@ static void repair(bool dry_run, uint64_t timeout_ns)
         return;
     REQUIRE(code <= HR_SLOTS && (code < 0 || dry_run || run.writable));
     for (int i = 0; i < code; i++) {
-        REQUIRE(out[i].what >= HR_REPAIR_DONE && out[i].what <= HR_REPAIR_CUT_SHORT);
+        REQUIRE(out[i].what >= HR_SLOT_DONE && out[i].what <= HR_SLOT_CUT_SHORT);
         REQUIRE(out[i].pid > 0);
         REQUIRE(is_own(out[i].pid) || system_life(out[i].pid, true) == HR_ALIVE);
     }
@@ -260,7 +259,7 @@ static void repair(bool dry_run, uint64_t timeout_ns)
     const struct view before = was(), after = now();
     REQUIRE(count_of(&after) >= count_of(&before));
     for (int i = 0; i < code && !dry_run; i++)
-        if (out[i].what == HR_REPAIR_DONE)
+        if (out[i].what == HR_SLOT_DONE)
             require_counted_once(out[i].pid);
 }
 

@@ -1,8 +1,6 @@
-#include "call_error.h"
 #include "fuzz_writers.h"
 
 #include "lock.h"
-#include "fuzz_limiter.h"
 #include "region.h"
 
 struct writers writers = {.other_fd = -1};
@@ -227,8 +225,7 @@ static bool machine_step(uint8_t step, struct input *input)
 
 bool writers_step(uint8_t step, struct input *input)
 {
-    return machine_step(step, input) || limiter_step(step, input) || lock_step(step, input) ||
-           slot_step(step, input);
+    return machine_step(step, input) || lock_step(step, input) || slot_step(step, input);
 }
 
 void writers_close(void)

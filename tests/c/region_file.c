@@ -1,4 +1,3 @@
-#include "call_error.h"
 #include "region_file.h"
 
 #include <fcntl.h>
@@ -12,26 +11,16 @@
 #include "internal.h"
 #include "region.h"
 
-void region_file_spec(struct hr_create_spec *spec, uint32_t layout)
-{
-    memset(spec, 0, sizeof *spec);
-    spec->layout = layout;
-    spec->priority = 1;
-    spec->device_num = 2;
-    spec->limit[0] = 4 * GIB;
-    spec->limit[1] = 8 * GIB;
-    for (uint32_t device = 0; device < HR_DEVICES; device++)
-        spec->sm_limit[device] = 100;
-    spec->sm_limit[0] = 50;
-    spec->sm_limit[1] = 60;
-    snprintf(spec->uuids[0], HR_UUID_BYTES, "GPU-00000000-aaaa-bbbb-cccc-000000000001");
-    snprintf(spec->uuids[1], HR_UUID_BYTES, "MIG-00000000-aaaa-bbbb-cccc-000000000002");
-}
-
 static void make_file(struct region_file *file)
 {
-    struct hr_create_spec spec;
-    region_file_spec(&spec, file->layout->id);
+    struct hr_create_spec spec = {.layout = file->layout->id,
+                                  .priority = 1,
+                                  .device_num = 2,
+                                  .limit = {4 * GIB, 8 * GIB},
+                                  .uuids = {"GPU-00000000-aaaa-bbbb-cccc-000000000001",
+                                            "MIG-00000000-aaaa-bbbb-cccc-000000000002"}};
+    for (uint32_t device = 0; device < HR_DEVICES; device++)
+        spec.sm_limit[device] = device < 2 ? 50 + 10 * device : 100;
     NEED(hr_create(file->path, &spec, &call_error) == HR_OK);
 
     file->fd = open(file->path, O_RDWR | O_CLOEXEC);
@@ -49,19 +38,24 @@ static void make_file(struct region_file *file)
     hr_fork_unlock();
 }
 
+void make_directory(char path[DIRECTORY_ROOM])
+{
+    const char *parent = getenv("TMPDIR");
+    snprintf(path, DIRECTORY_ROOM, "%s/hr-test-XXXXXX",
+             parent != NULL && *parent != '\0' ? parent : "/tmp");
+    NEED(mkdtemp(path) != NULL);
+}
+
 void region_file_make(struct region_file *file, uint32_t layout)
 {
     memset(file, 0, sizeof *file);
     file->layout = &hr_layouts[layout];
-    const char *parent = getenv("TMPDIR");
-    snprintf(file->directory, sizeof file->directory, "%s/hr-test-XXXXXX",
-             parent != NULL && *parent != '\0' ? parent : "/tmp");
-    NEED(mkdtemp(file->directory) != NULL);
+    make_directory(file->directory);
     snprintf(file->path, sizeof file->path, "%s/region.cache", file->directory);
     make_file(file);
 }
 
-static void remove_file(struct region_file *file)
+void region_file_remove(struct region_file *file)
 {
     hr_fork_lock();
     hr_unlink_writable(file->disguise);
@@ -69,20 +63,7 @@ static void remove_file(struct region_file *file)
     free(file->disguise);
     munmap(file->bytes, file->size);
     close(file->fd);
-    /* A test may have put something else there, or nothing. */
     unlink(file->path);
-    rmdir(file->path);
-}
-
-void region_file_remake(struct region_file *file)
-{
-    remove_file(file);
-    make_file(file);
-}
-
-void region_file_remove(struct region_file *file)
-{
-    remove_file(file);
     if (rmdir(file->directory) != 0)
         CHECK_FAILED("%s is not empty: something was left behind", file->directory);
 }
@@ -126,25 +107,6 @@ void usage_of_number(const struct hr_layout *layout, uint64_t number, uint32_t d
         out->dec = base + 7;
         out->enc = base + 8;
         out->sm = base + 9;
-    }
-}
-
-void sums_of_slots(const struct hr_layout *layout, uint32_t slots, uint32_t device,
-                   struct hr_usage *sums)
-{
-    memset(sums, 0, sizeof *sums);
-    for (uint32_t slot = 0; slot < slots; slot++) {
-        struct hr_usage part;
-        usage_of_number(layout, slot + 1, device, &part);
-        sums->context += part.context;
-        sums->module += part.module;
-        sums->data += part.data;
-        sums->offset += part.offset;
-        sums->total += part.total;
-        sums->monitor += part.monitor;
-        sums->dec += part.dec;
-        sums->enc += part.enc;
-        sums->sm += part.sm;
     }
 }
 
@@ -225,11 +187,6 @@ int recover_lock(hr_region *region, const char *proc, uint64_t watch_ns)
         code = hr_recover_lock(region, proc, watch_ns, &recovery, &call_error);
     } while (code == HR_EINTERRUPTED);
     return code == HR_OK ? (int)recovery.done : code;
-}
-
-struct hr_error last_detail(void)
-{
-    return call_error;
 }
 
 uint8_t *region_file_copy(const struct region_file *file)

@@ -9,11 +9,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "call_error.h"
 #include "region.h"
+
+enum { DIRECTORY_ROOM = 256 };
 
 struct region_file {
     const struct hr_layout *layout;
-    char directory[256];
+    char directory[DIRECTORY_ROOM];
     char path[288];
     int fd;
     uint8_t *bytes; /* the test's own mapping, beside the one under test */
@@ -25,11 +28,11 @@ struct region_file {
 
 #define GIB (UINT64_C(1) << 30)
 
-/* What region_file_make() asks for: two devices of 4 and 8 GiB, SM 50 and 60 %, priority 1. */
-void region_file_spec(struct hr_create_spec *spec, uint32_t layout);
+/* Where its caller makes files and removes them with it. */
+void make_directory(char path[DIRECTORY_ROOM]);
+
+/* Two devices of 4 and 8 GiB, SM 50 and 60 %, priority 1. */
 void region_file_make(struct region_file *file, uint32_t layout);
-/* Another file under its name. */
-void region_file_remake(struct region_file *file);
 void region_file_remove(struct region_file *file);
 
 void poke32(const struct region_file *file, size_t offset, uint32_t value);
@@ -43,10 +46,6 @@ size_t slot_at(const struct region_file *file, uint32_t slot, uint32_t field);
 /* The usage that fill_slot() gives a slot: another number in every field and device. */
 void usage_of_number(const struct hr_layout *layout, uint64_t number, uint32_t device,
                      struct hr_usage *out);
-
-/* What fill_slot() with the numbers 1 to `slots` adds up to. */
-void sums_of_slots(const struct hr_layout *layout, uint32_t slots, uint32_t device,
-                   struct hr_usage *sums);
 
 /* A running process with host pid `pid` + 1,000,000 and usage on the first `devices` devices. */
 void fill_slot(const struct region_file *file, uint32_t slot, int32_t pid, uint64_t number,
@@ -73,9 +72,6 @@ int set_value(hr_region *region, uint32_t kind, int32_t to, int32_t expected, ui
 
 /* hr_recover_lock() without signals: the set of what was done, or a code. */
 int recover_lock(hr_region *region, const char *proc, uint64_t watch_ns);
-
-/* What the last failed call of this thread left, for use inside a check. */
-struct hr_error last_detail(void);
 
 /* The file's content, for a test that breaks it over and over. */
 uint8_t *region_file_copy(const struct region_file *file);

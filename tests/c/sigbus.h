@@ -10,7 +10,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "call_error.h"
 #include "check.h"
 #include "internal.h"
 #include "region_file.h"
@@ -32,11 +31,9 @@ static uint64_t buffer[(HR_SNAPSHOT_MAX_BYTES + 7) / 8];
 /* The guard looks again at handler and mask when a few microseconds have passed. */
 static inline void let_a_burst_end(void)
 {
-    struct timespec begin, now;
-    clock_gettime(CLOCK_MONOTONIC, &begin);
-    do
-        clock_gettime(CLOCK_MONOTONIC, &now);
-    while ((now.tv_sec - begin.tv_sec) * 1000000000 + now.tv_nsec - begin.tv_nsec < 20000);
+    const uint64_t begin_ns = now_ns();
+    while (now_ns() - begin_ns < 20000)
+        ;
 }
 
 static inline void restore(const struct region_file *file)
@@ -53,10 +50,10 @@ static inline void check_guarded(const struct region_file *file, hr_region *regi
     let_a_burst_end();
     NEED(ftruncate(file->fd, 0) == 0);
     CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer, &call_error), HR_ESTALE);
-    CHECK_EQ(last_detail().reason, HR_REASON_TRUNCATED);
+    CHECK_EQ(call_error.reason, HR_REASON_TRUNCATED);
     let_a_burst_end();
     CHECK_EQ(live_value(region, HR_MEMORY, 0), NO_VALUE);
-    CHECK_EQ(last_detail().code, HR_ESTALE);
+    CHECK_EQ(call_error.code, HR_ESTALE);
     let_a_burst_end();
     struct hr_set_size size;
     CHECK_EQ(hr_read_set(&region, 1, buffer, sizeof buffer, UINT32_MAX, &size, &call_error), 1);
@@ -139,8 +136,7 @@ static inline void check_same_mask(const sigset_t *before)
 
 static inline void share_with_children(void)
 {
-    came_to_the_end = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    NEED(came_to_the_end != MAP_FAILED);
+    came_to_the_end = share_memory(sizeof *came_to_the_end);
 }
 
 #endif

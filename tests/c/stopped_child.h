@@ -3,7 +3,6 @@
 #define STOPPED_CHILD_H
 
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -52,8 +51,7 @@ static inline void end(pid_t pid)
 /* To be called once, before the first child. */
 static inline void share_result(void)
 {
-    result = mmap(NULL, sizeof *result, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    NEED(result != MAP_FAILED);
+    result = share_memory(sizeof *result);
 }
 
 #endif

@@ -9,7 +9,7 @@ SEARCHING = {"test_lock_points"}
 # Storms and races, and those that need a core of their own, which takes the compiler longest.
 LONG = {
     *("test_edit_races", "test_interleaving", "test_reading", "test_store_order"),
-    *("test_lifetime", "test_lock_races", "test_lock_threads", "test_truncation"),
+    *("test_lifetime", "test_truncation"),
 }
 
 

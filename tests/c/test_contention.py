@@ -19,16 +19,14 @@ def contention() -> Path:
     return c_tools.build("contention")
 
 
-def assert_busy(contention: Path, seconds: float, throughput_seconds: float) -> None:
+def assert_busy(contention: Path, seconds: float) -> None:
     def is_busy() -> bool:
-        counted = c_tools.run(
-            contention, "--seconds", seconds, "--throughput-seconds", throughput_seconds
-        )
+        counted = c_tools.run(contention, seconds)
         assert [run["layout"] for run in counted["layouts"]] == [
             layout.value for layout in LOCKABLE
         ]
         # Far below what any quiet machine does: that the work took place at all.
-        return min(counted["throughput"].values()) > 0 and all(
+        return all(
             run["operations"] > 1000 * seconds
             and run["locked"] > 0
             and run["refused"] > 0
@@ -40,9 +38,9 @@ def assert_busy(contention: Path, seconds: float, throughput_seconds: float) -> 
 
 
 def test_thirty_two_threads_leave_nothing_behind(contention: Path) -> None:
-    assert_busy(contention, 0.2, 0.01)
+    assert_busy(contention, 0.2)
 
 
 @pytest.mark.slow
 def test_thirty_two_threads_leave_nothing_behind_in_a_minute(contention: Path) -> None:
-    assert_busy(contention, scaled(12.0), 0.5)
+    assert_busy(contention, scaled(12.0))

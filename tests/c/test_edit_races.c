@@ -2,7 +2,6 @@
  * A second writer between the check of an edit and its store.  The core calls back before
  * each of its loads (load_hook.h), and the writer acts at a chosen one.
  */
-#include "call_error.h"
 #include "check.h"
 #include "region_file.h"
 
@@ -104,9 +103,9 @@ static void test_what_loses_halfway_is_undone(void)
             break;
         }
         CHECK_EQ(code, HR_ECONFLICT);
-        CHECK_EQ(last_detail().device, 1);
-        CHECK_EQ(last_detail().found, 7 * GIB);
-        CHECK_EQ(last_detail().wanted, 4 * GIB);
+        CHECK_EQ(call_error.device, 1);
+        CHECK_EQ(call_error.found, 7 * GIB);
+        CHECK_EQ(call_error.wanted, 4 * GIB);
         CHECK_EQ(peek64(&file, limit_at(0)), 4 * GIB);
         CHECK_EQ(peek64(&file, limit_at(1)), 7 * GIB);
         CHECK_EQ(peek64(&file, limit_at(2)), 4 * GIB);

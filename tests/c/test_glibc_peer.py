@@ -21,7 +21,7 @@ def glibc_peer() -> Path:
 
 
 def assert_both_took_turns(glibc_peer: Path, turns: int, tries: int) -> None:
-    counted = c_tools.run(glibc_peer, "--turns", turns, "--tries", tries)
+    counted = c_tools.run(glibc_peer, turns, tries)
     assert counted["turns"] >= turns
     # Not one side after the other, but in between each other.
     assert counted["changes"] > turns / 1000

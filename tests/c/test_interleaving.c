@@ -7,7 +7,6 @@
  * the core calls back before each load (load_hook.h), and the writer's stores
  * happen in bursts at chosen ones, the rare as likely as the common.
  */
-#include "call_error.h"
 #include "check.h"
 #include "region_file.h"
 #include "snapshot_view.h"
@@ -279,13 +278,13 @@ static struct {
 } plan;
 
 /* A load takes 10 ns, and so does a look at the clock, whatever else the machine does. */
-static uint64_t now_ns;
+static uint64_t clock_ns;
 
 int hooked_clock_gettime(clockid_t clock, struct timespec *now)
 {
     (void)clock;
-    now_ns += 10;
-    *now = (struct timespec){(time_t)(now_ns / 1000000000), (long)(now_ns % 1000000000)};
+    clock_ns += 10;
+    *now = (struct timespec){(time_t)(clock_ns / 1000000000), (long)(clock_ns % 1000000000)};
     return 0;
 }
 
@@ -300,7 +299,7 @@ void before_load(void)
     while (plan.burst < plan.bursts && plan.at[plan.burst] <= plan.loads)
         do_stores_up_to(plan.to[plan.burst++]);
     plan.loads++;
-    now_ns += 10;
+    clock_ns += 10;
 }
 
 /* The writer always comes to its end, if only while the reader tries again. */

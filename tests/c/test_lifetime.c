@@ -3,18 +3,14 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "call_error.h"
 #include "check.h"
 #include "region.h"
 #include "region_file.h"
 #include "snapshot_view.h"
 
-#define ONE_SECOND UINT64_C(1000000000)
-
-enum { READERS = 3, WRITERS = 2, PROCESSES = 6, SET_CELLS = 1024 };
+enum { READERS = 3, WRITERS = 2, WORKERS = 6, PROCESSES = 6 };
 
 static void make_busy(struct region_file *file, uint32_t layout)
 {
@@ -41,9 +37,15 @@ static bool read_everything(hr_region *region, uint64_t *buffer)
     for (uint32_t index = 0; index < PROCESSES; index++)
         CHECK_EQ(hr_snapshot_usage(snapshot, index, 1)->data, index * 1000 + 13);
 
+    struct hr_set_size size;
+    if (hr_read_set(&region, 1, buffer, HR_SNAPSHOT_MAX_BYTES, UINT32_MAX, &size, &call_error) == 0)
+        CHECK_EQ(size.usages, 2 * PROCESSES);
+    else
+        CHECK_EQ(set_snapshot(buffer, 0)->code, HR_ECLOSED);
+
     const uint64_t limit = live_value(region, HR_MEMORY, 0);
     if (limit == NO_VALUE)
-        CHECK_EQ(last_detail().code, HR_ECLOSED);
+        CHECK_EQ(call_error.code, HR_ECLOSED);
     else
         CHECK(limit == 4 * GIB || (limit >= 64 * GIB && limit % GIB == 0));
 
@@ -59,7 +61,7 @@ static void *reader(void *argument)
     NEED(buffer != NULL);
     while (read_everything(crowd->region, buffer))
         atomic_fetch_add(&crowd->rounds, 1);
-    CHECK_EQ(last_detail().code, HR_ECLOSED);
+    CHECK_EQ(call_error.code, HR_ECLOSED);
     free(buffer);
     return NULL;
 }
@@ -84,32 +86,6 @@ static void *writer(void *argument)
         atomic_fetch_add(&crowd->rounds, 1);
     }
     return NULL;
-}
-
-/* A set of a region that others read and edit. */
-static void test_columns_beside_others(void)
-{
-    struct region_file file;
-    make_busy(&file, HR_V1_2);
-    struct crowd crowd = {.region = open_or_fail(file.path, HR_WRITE)};
-    pthread_t threads[2];
-    NEED(pthread_create(&threads[0], NULL, reader, &crowd) == 0);
-    NEED(pthread_create(&threads[1], NULL, writer, &crowd) == 0);
-    uint64_t set[SET_CELLS];
-    struct hr_set_size size;
-    for (int i = 0; i < 2000; i++) {
-        CHECK_EQ(hr_read_set(&crowd.region, 1, set, sizeof set, UINT32_MAX, &size, &call_error),
-                 HR_OK);
-        CHECK_EQ(set_snapshot(set, 0)->proc_num, PROCESSES);
-        CHECK_EQ(size.usages, 2 * PROCESSES);
-    }
-    hr_close(crowd.region, &call_error);
-    for (int i = 0; i < 2; i++)
-        pthread_join(threads[i], NULL);
-    CHECK_EQ(hr_read_set(&crowd.region, 1, set, sizeof set, UINT32_MAX, &size, &call_error), 1);
-    CHECK_EQ(set_snapshot(set, 0)->code, HR_ECLOSED);
-    hr_free(&crowd.region);
-    region_file_remove(&file);
 }
 
 static void *closer(void *argument)
@@ -221,49 +197,23 @@ static void test_close_at_once(void)
     region_file_remove(&file);
 }
 
-static void test_closed_handle(void)
-{
-    struct region_file file;
-    make_busy(&file, HR_V1_1);
-    hr_region *region = open_or_fail(file.path, HR_WRITE);
-    uint64_t small[8];
-    struct hr_edit edits[HR_DEVICES];
-    int32_t before;
-    hr_close(region, &call_error);
-    CHECK_EQ(hr_snapshot(region, small, sizeof small, &call_error), HR_ECLOSED);
-    CHECK_EQ(last_detail().code, HR_ECLOSED);
-    CHECK_EQ(live_value(region, HR_PRIORITY, 0), NO_VALUE);
-    CHECK_EQ(last_detail().code, HR_ECLOSED);
-    CHECK_EQ(hr_is_stale(region, &call_error), HR_ECLOSED);
-    CHECK_EQ(set_limits(region, HR_MEMORY, 0, 1, 0, 0, edits), HR_ECLOSED);
-    CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_ECLOSED);
-    close_and_free(region);
-    region_file_remove(&file);
-}
-
 static void in_forked_child(struct region_file *file, hr_region *region)
 {
-    uint64_t small[8];
-    struct hr_edit edits[HR_DEVICES];
-    int32_t before;
-    CHECK_EQ(hr_snapshot(region, small, sizeof small, &call_error), HR_EFORKED);
-    CHECK_EQ(last_detail().code, HR_EFORKED);
-    CHECK_EQ(live_value(region, HR_PRIORITY, 0), NO_VALUE);
-    CHECK_EQ(last_detail().code, HR_EFORKED);
-    CHECK_EQ(hr_is_stale(region, &call_error), HR_EFORKED);
-    CHECK_EQ(set_limits(region, HR_MEMORY, 0, 7 * GIB, 0, 0, edits), HR_EFORKED);
-    CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_EFORKED);
-    uint64_t set[SET_CELLS];
+    uint64_t set[1024];
     struct hr_set_size size;
+    CHECK_EQ(hr_snapshot(region, set, sizeof set, &call_error), HR_EFORKED);
     CHECK_EQ(hr_read_set(&region, 1, set, sizeof set, UINT32_MAX, &size, &call_error), 1);
     CHECK_EQ(set_snapshot(set, 0)->code, HR_EFORKED);
-
+    CHECK_EQ(live_value(region, HR_PRIORITY, 0), NO_VALUE);
+    CHECK_EQ(call_error.code, HR_EFORKED);
+    CHECK_EQ(hr_is_stale(region, &call_error), HR_EFORKED);
+    int32_t before;
+    CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_EFORKED);
+    CHECK_EQ(hr_lock(region, 0, &call_error), HR_EFORKED);
     /* The file itself is open to the child. */
     hr_region *own = open_or_fail(file->path, HR_READ);
     CHECK_EQ(live_value(own, HR_MEMORY, 1), 8 * GIB);
-    CHECK_EQ(hr_is_stale(own, &call_error), 0);
     close_and_free(own);
-    hr_close(region, &call_error);
     hr_close(region, &call_error);
     CHECK_EQ(hr_is_stale(region, &call_error), HR_ECLOSED);
     hr_free(&region);
@@ -286,19 +236,6 @@ static void check_child(struct region_file *file, hr_region *region)
     CHECK_EQ(status, 0);
 }
 
-static void test_fork(void)
-{
-    struct region_file file;
-    make_busy(&file, HR_V1_2);
-    hr_region *region = open_or_fail(file.path, HR_WRITE);
-    check_child(&file, region);
-    /* The parent's handle is as good as before. */
-    CHECK_EQ(live_value(region, HR_MEMORY, 1), 8 * GIB);
-    CHECK_EQ(live_value(region, HR_PRIORITY, 0), 1);
-    close_and_free(region);
-    region_file_remove(&file);
-}
-
 /* The calls that other threads were in at the fork never end in the child. */
 static void test_fork_while_threads_call(void)
 {
@@ -319,32 +256,6 @@ static void test_fork_while_threads_call(void)
         pthread_join(threads[i], NULL);
     hr_free(&crowd.region);
     region_file_remove(&file);
-}
-
-struct failer {
-    const char *path;
-    int code;
-};
-
-static void *fail_often(void *argument)
-{
-    const struct failer *failer = argument;
-    for (int i = 0; i < 500; i++) {
-        CHECK_EQ(hr_identify(failer->path, HR_LAYOUTS, &call_error), failer->code);
-        CHECK_EQ(last_detail().code, failer->code);
-    }
-    return NULL;
-}
-
-/* Each thread sees why its own call failed. */
-static void test_details_are_per_thread(void)
-{
-    struct failer failers[] = {{"/dev/null", HR_ENOTREGION}, {"/nowhere/at/all", HR_ENOTFOUND}};
-    pthread_t threads[2];
-    for (int i = 0; i < 2; i++)
-        NEED(pthread_create(&threads[i], NULL, fail_often, &failers[i]) == 0);
-    for (int i = 0; i < 2; i++)
-        pthread_join(threads[i], NULL);
 }
 
 /* Opening and closing from several threads at once. */
@@ -371,18 +282,72 @@ static void test_open_from_many_threads(void)
     region_file_remove(&file);
 }
 
-struct holder {
+/* ---- Lock and slots under a close ------------------------------------------------ */
+
+struct worker {
     hr_region *region;
-    pthread_barrier_t held, asked;
+    uint64_t random;
 };
 
-static void *hold_lock(void *argument)
+static void *work_until_closed(void *argument)
 {
-    struct holder *holder = argument;
-    CHECK_EQ(hr_lock(holder->region, ONE_SECOND, &call_error), HR_OK);
-    pthread_barrier_wait(&holder->held);
-    pthread_barrier_wait(&holder->asked);
-    CHECK_EQ(hr_unlock(holder->region, &call_error), HR_OK);
+    struct worker *worker = argument;
+    const uint64_t patience = 60 * ONE_SECOND;
+    hr_region *region = worker->region;
+    struct hr_slot_edit edit = {.value = HR_SLOT_MONITOR_USED, .to = 1000};
+    int code = HR_OK;
+    while (code != HR_ECLOSED) {
+        switch (next_random(&worker->random) % 5) {
+        case 0:
+            code = hr_lock(region, patience, &call_error);
+            if (code == HR_OK)
+                code = hr_unlock(region, &call_error);
+            break;
+        case 1:
+            code = hr_charge(region, 0, HR_DATA, 1, 0, patience, &call_error);
+            break;
+        case 2:
+            code = hr_attach(region, patience, &call_error);
+            break;
+        case 3:
+            code = hr_edit_slot(region, getpid(), &edit, 1, 0, patience, &call_error);
+            break;
+        default:
+            code = hr_detach(region, patience, &call_error);
+        }
+        CHECK(code == HR_OK || code == HR_EATTACHED || code == HR_EDETACHED ||
+              code == HR_ENOPROCESS || code == HR_ECLOSED);
+    }
+    return NULL;
+}
+
+/* Whatever the threads are doing, the handle closes, and nothing of it stays locked. */
+static void test_close_under_those_who_lock_and_attach(void)
+{
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        pthread_t threads[WORKERS];
+        struct worker workers[WORKERS];
+        region_file_make(&file, id);
+        hr_region *region = open_or_fail(file.path, HR_WRITE);
+        for (uint32_t i = 0; i < WORKERS; i++) {
+            workers[i] = (struct worker){.region = region, .random = i};
+            NEED(pthread_create(&threads[i], NULL, work_until_closed, &workers[i]) == 0);
+        }
+        nap_us(200000 / SHARE_OF_WORK);
+        hr_close(region, &call_error);
+        for (uint32_t i = 0; i < WORKERS; i++)
+            pthread_join(threads[i], NULL);
+        hr_free(&region);
+        CHECK_EQ(peek64(&file, file.layout->sem), 1);
+        CHECK_EQ(peek64(&file, file.layout->owner_pid), 0);
+        region_file_remove(&file);
+    }
+}
+
+static void *give_back(void *region)
+{
+    CHECK_EQ(hr_unlock_own(region, &call_error), HR_EBUSY);
     return NULL;
 }
 
@@ -391,33 +356,25 @@ static void test_lock_of_another_thread_stays(void)
 {
     struct region_file file;
     region_file_make(&file, HR_V1_2);
-    struct holder holder = {.region = open_or_fail(file.path, HR_WRITE)};
-    NEED(pthread_barrier_init(&holder.held, NULL, 2) == 0);
-    NEED(pthread_barrier_init(&holder.asked, NULL, 2) == 0);
+    hr_region *region = open_or_fail(file.path, HR_WRITE);
     pthread_t thread;
-    NEED(pthread_create(&thread, NULL, hold_lock, &holder) == 0);
-    pthread_barrier_wait(&holder.held);
-    CHECK_EQ(hr_unlock_own(holder.region, &call_error), HR_EBUSY);
-    pthread_barrier_wait(&holder.asked);
+    CHECK_EQ(hr_lock(region, ONE_SECOND, &call_error), HR_OK);
+    NEED(pthread_create(&thread, NULL, give_back, region) == 0);
     pthread_join(thread, NULL);
-    CHECK_EQ(hr_lock(holder.region, ONE_SECOND, &call_error), HR_OK);
-    CHECK_EQ(hr_unlock_own(holder.region, &call_error), HR_OK);
-    CHECK_EQ(hr_unlock_own(holder.region, &call_error), HR_EBUSY);
-    close_and_free(holder.region);
+    CHECK_EQ(hr_unlock_own(region, &call_error), HR_OK);
+    CHECK_EQ(hr_unlock_own(region, &call_error), HR_EBUSY);
+    close_and_free(region);
     region_file_remove(&file);
 }
 
 int main(void)
 {
-    RUN(test_closed_handle);
-    RUN(test_open_from_many_threads);
-    RUN(test_details_are_per_thread);
     RUN(test_lock_of_another_thread_stays);
-    RUN(test_fork);
+    RUN(test_open_from_many_threads);
     RUN(test_fork_while_threads_call);
-    RUN(test_columns_beside_others);
     RUN(test_close_under_sets);
     RUN(test_close_at_once);
     RUN(test_close_under_readers_and_writers);
+    RUN(test_close_under_those_who_lock_and_attach);
     return check_report("test_lifetime");
 }

@@ -16,7 +16,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "call_error.h"
 #include "lock.h"
 #include "check.h"
 #include "internal.h"
@@ -25,7 +24,6 @@
 #include "stopped_child.h"
 #include "testpoint.h"
 
-#define ONE_SECOND UINT64_C(1000000000)
 enum { SOMEBODY = 5000001, DATA = 2 };
 
 /* The first of a dead writer's numbers, and that of another block. */
@@ -212,8 +210,7 @@ static void on_slot_byte_locked(int number)
         sched_yield();
     /* One that does not wait has closed by then. */
     for (int i = 0; i < 50; i++) {
-        const struct timespec nap = {.tv_nsec = 1000000};
-        nanosleep(&nap, NULL);
+        nap_us(1000);
         CHECK_EQ(hr_attach(closed.other, ONE_SECOND, &call_error), HR_EATTACHED);
     }
 }
@@ -273,9 +270,8 @@ static void test_no_other_thread_gives_back_what_a_call_has_taken(void)
 /* Between the first store of an accounting and its last the seqlock is odd. */
 static void test_the_seqlock_is_odd_until_all_is_stored(void)
 {
-    const int points[] = {HR_AT_CHARGE_SEQLOCK_ODD,   HR_AT_CHARGE_TOTAL_STORED,
-                          HR_AT_CHARGE_KIND_STORED,   HR_AT_RELEASE_SEQLOCK_ODD,
-                          HR_AT_RELEASE_TOTAL_STORED, HR_AT_RELEASE_KIND_STORED};
+    const int points[] = {HR_AT_ACCOUNT_SEQLOCK_ODD, HR_AT_ACCOUNT_TOTAL_STORED,
+                          HR_AT_ACCOUNT_KIND_STORED};
     for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         if (hr_layouts[id].slot_seqlock == HR_ABSENT)
             continue;
@@ -308,11 +304,22 @@ static void *hold_fork_lock(void *unused)
     while (!atomic_load(&is_about_to_fork))
         ;
     /* Long enough for a fork that does not wait; one that does may take its time. */
-    const struct timespec pause = {.tv_nsec = 100000000};
-    nanosleep(&pause, NULL);
+    nap_us(100000);
     atomic_store(&is_inside, false);
     hr_fork_unlock();
     return NULL;
+}
+
+/* Another thread that holds the fork lock for a while longer. */
+static pthread_t start_holding(void)
+{
+    pthread_t thread;
+    atomic_store(&is_about_to_fork, false);
+    NEED(pthread_create(&thread, NULL, hold_fork_lock, NULL) == 0);
+    while (!atomic_load(&is_inside))
+        ;
+    atomic_store(&is_about_to_fork, true);
+    return thread;
 }
 
 /* Whoever has a descriptor of the region open for a moment holds the fork lock: a child would keep
@@ -322,11 +329,7 @@ static void test_no_child_is_forked_while_forking_is_locked(void)
     struct region_file file;
     region_file_make(&file, HR_V1_2);
     hr_region *region = open_or_fail(file.path, HR_WRITE);
-    pthread_t thread;
-    NEED(pthread_create(&thread, NULL, hold_fork_lock, NULL) == 0);
-    while (!atomic_load(&is_inside))
-        ;
-    atomic_store(&is_about_to_fork, true);
+    pthread_t thread = start_holding();
     pid_t pid = fork();
     NEED(pid >= 0);
     if (pid == 0)
@@ -347,12 +350,7 @@ static void test_a_byte_is_locked_while_no_child_can_be_forked(void)
     struct region_file file;
     region_file_make(&file, HR_V1_2);
     hr_region *region = open_or_fail(file.path, HR_WRITE);
-    atomic_store(&is_about_to_fork, false);
-    pthread_t thread;
-    NEED(pthread_create(&thread, NULL, hold_fork_lock, NULL) == 0);
-    while (!atomic_load(&is_inside))
-        ;
-    atomic_store(&is_about_to_fork, true);
+    pthread_t thread = start_holding();
     struct hr_byte_lock lock;
     CHECK_EQ(hr_lock_bytes(region, F_WRLCK, FAR_AWAY, 1, &lock), HR_OK);
     CHECK(!atomic_load(&is_inside));

@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include <setjmp.h>
 
-#include "call_error.h"
 #include "sigbus.h"
 
 static void set_ignored(void)
@@ -175,7 +174,7 @@ static void test_nested_guards(void)
     nested.touch_inner = true;
     CHECK_EQ(hr_guard_run((const void *)nested.outer, 4096, outer_work, &nested), 9);
     CHECK_EQ(nested.inner_code, HR_ESTALE);
-    CHECK_EQ(last_detail().reason, HR_REASON_TRUNCATED);
+    CHECK_EQ(call_error.reason, HR_REASON_TRUNCATED);
 
     nested.touch_outer = true;
     CHECK_EQ(hr_guard_run((const void *)nested.outer, 4096, outer_work, &nested), HR_ESTALE);

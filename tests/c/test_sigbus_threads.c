@@ -1,6 +1,5 @@
 /* SIGBUS among threads: those that block it, and handlers that are installed meanwhile. */
 #define _GNU_SOURCE
-#include "call_error.h"
 #include "sigbus.h"
 
 static void block(int how, bool all)

@@ -2,14 +2,12 @@
  * What others do between two stores of ours to the slot table: a child stops at a
  * test point, something happens, and it goes on.
  */
-#include "call_error.h"
 #include "check.h"
 #include "region_file.h"
 #include "region.h"
 #include "stopped_child.h"
 #include "slots.h"
 
-#define ONE_SECOND UINT64_C(1000000000)
 enum { DEAD = (1 << 22) + 1, DATA = 16, TOTAL = 32 };
 
 static int attach(hr_region *region)
@@ -105,7 +103,7 @@ static void test_detaching_does_not_write_over_a_lowered_number(void)
 
 static int reap(hr_region *region)
 {
-    static struct hr_reap reaped[HR_SLOTS];
+    static struct hr_slot_result reaped[HR_SLOTS];
     return hr_reap(region, NULL, NULL, 0, NULL, 0, 0, ONE_SECOND, reaped, &call_error);
 }
 
@@ -194,7 +192,7 @@ static void test_what_was_charged_is_no_failure_though_the_lock_was_lost(void)
     for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         struct region_file file;
         make_file(&file, id);
-        pid_t pid = start(&file, attach_and_charge, HR_AT_CHARGE_KIND_STORED);
+        pid_t pid = start(&file, attach_and_charge, HR_AT_ACCOUNT_KIND_STORED);
         if (file.layout->slot_seqlock == HR_ABSENT)
             take_away(&file);
         finish(pid);

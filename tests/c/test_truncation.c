@@ -1,11 +1,9 @@
-/* Files that are shortened, emptied or replaced under a handle: errors, never a dead process. */
+/* A file that is shortened and made whole again under threads: errors, never a dead process. */
 #include <pthread.h>
 #include <unistd.h>
 
-#include "call_error.h"
 #include "check.h"
 #include "region_file.h"
-#include "snapshot_view.h"
 
 static uint64_t buffer[(HR_SNAPSHOT_MAX_BYTES + 7) / 8];
 
@@ -44,7 +42,7 @@ static void *read_in_a_storm(void *argument)
         CHECK(is_expected_in_a_storm(code));
         count_code(storm, code);
         if (live_value(storm->shared, HR_VALUE_MEMORY_USED, 1) == NO_VALUE)
-            CHECK(is_expected_in_a_storm(last_detail().code));
+            CHECK(is_expected_in_a_storm(call_error.code));
         code = set_limits(storm->shared, HR_SM, HR_ALL_DEVICES, 50, 0, 0, edits);
         CHECK(code > 0 || is_expected_in_a_storm(code));
 
@@ -115,77 +113,8 @@ static void test_truncation_under_readers(void)
     region_file_remove(&storm.file);
 }
 
-/* Each call on a file that is gone gives an error, from every layout and each cut. */
-static void test_every_call_on_a_truncated_file(void)
-{
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
-        struct region_file file;
-        region_file_make(&file, id);
-        hr_region *region = open_or_fail(file.path, HR_WRITE);
-        struct hr_edit edits[HR_DEVICES];
-        int32_t before;
-        NEED(ftruncate(file.fd, 0) == 0);
-        CHECK_EQ(hr_is_stale(region, &call_error), 1);
-        CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer, &call_error), HR_ESTALE);
-        for (uint32_t value = 0; value <= HR_VALUE_PROC_NUM; value++) {
-            CHECK_EQ(live_value(region, value, 0), NO_VALUE);
-            CHECK_EQ(last_detail().code, HR_ESTALE);
-        }
-        CHECK_EQ(set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ESTALE);
-        CHECK_EQ(set_limits(region, HR_SM, HR_ALL_DEVICES, 10, 0, 0, edits), HR_ESTALE);
-        CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
-        struct hr_set_size size;
-        CHECK_EQ(hr_read_set(&region, 1, buffer, sizeof buffer, UINT32_MAX, &size, &call_error), 1);
-        CHECK_EQ(set_snapshot(buffer, 0)->code, HR_ESTALE);
-        CHECK_EQ(set_failure(buffer, 0)->reason, HR_REASON_TRUNCATED);
-
-        /* Only the head is left: what lies in the tail is missed at its use. */
-        NEED(ftruncate(file.fd, 4096) == 0);
-        poke32(&file, 0, HR_MAGIC);
-        poke32(&file, 4, file.layout->major_version);
-        poke32(&file, 8, file.layout->minor_version);
-        CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer, &call_error), HR_ESTALE);
-        CHECK_EQ(last_detail().reason, HR_REASON_TRUNCATED);
-        CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
-        CHECK_EQ(set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ESTALE);
-        CHECK_EQ(peek64(&file, file.layout->limit), 0);
-        close_and_free(region);
-        region_file_remove(&file);
-    }
-}
-
-/* The old mapping shows the old file; staleness tells, and the next open finds the new one. */
-static void test_replacement(void)
-{
-    struct region_file file;
-    region_file_make(&file, HR_V1_1);
-    hr_region *region = open_or_fail(file.path, HR_READ);
-    for (uint32_t round = 0; round < 100; round++) {
-        struct hr_create_spec spec;
-        region_file_spec(&spec, round % HR_LAYOUTS);
-        spec.limit[0] = (round + 10) * GIB;
-        CHECK_EQ(hr_is_stale(region, &call_error), 0);
-        const uint64_t old_limit = live_value(region, HR_MEMORY, 0);
-        NEED(unlink(file.path) == 0);
-        CHECK_EQ(hr_is_stale(region, &call_error), 1);
-        CHECK_EQ(hr_create(file.path, &spec, &call_error), HR_OK);
-        CHECK_EQ(hr_is_stale(region, &call_error), 1);
-        CHECK_EQ(live_value(region, HR_MEMORY, 0), old_limit);
-        close_and_free(region);
-        region = open_or_fail(file.path, HR_READ);
-        struct hr_info info;
-        hr_get_info(region, &info);
-        CHECK_EQ(info.layout, round % HR_LAYOUTS);
-        CHECK_EQ(live_value(region, HR_MEMORY, 0), (round + 10) * GIB);
-    }
-    close_and_free(region);
-    region_file_remove(&file);
-}
-
 int main(void)
 {
-    RUN(test_every_call_on_a_truncated_file);
-    RUN(test_replacement);
     RUN(test_truncation_under_readers);
     return check_report("test_truncation");
 }

@@ -20,12 +20,9 @@
  *     seconds, median_ns, slowest_ns    what it took
  */
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #include "call_error.h"
+#include "check.h"
 #include "region.h"
 #include "snapshot_view.h"
 #include "torn_protocol.h"
@@ -42,13 +39,6 @@ static struct {
     uint64_t number;
 } staying[MAX_STAYING];
 static uint32_t staying_count;
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 struct process {
     int32_t pid, host_pid;
@@ -150,7 +140,7 @@ int main(int argc, char **argv)
     }
     const bool as_set = strcmp(argv[2], "sets") == 0;
     const unsigned long wanted = strtoul(argv[3], NULL, 10);
-    const uint64_t begin = now_ns(), end = begin + strtoul(argv[4], NULL, 10) * 1000000000u;
+    const uint64_t begin = now_ns(), end = begin + strtoul(argv[4], NULL, 10) * ONE_SECOND;
     for (int i = 5; i < argc && staying_count < MAX_STAYING; i++)
         staying[staying_count++].pid = atoi(argv[i]);
 
@@ -174,9 +164,8 @@ int main(int argc, char **argv)
         else
             judge_snapshot(as_set ? set_snapshot(buffer, 0) : (const void *)buffer, has_util);
         /* A writer that was preempted inside needs a processor to come out again. */
-        const struct timespec turn = {.tv_nsec = 1000000};
         if (count.snapshots % 256 == 0)
-            nanosleep(&turn, NULL);
+            nap_us(1000);
     }
     const double seconds = (double)(now_ns() - begin) / 1e9;
     qsort(took, wanted, sizeof *took, ascending);

@@ -84,11 +84,15 @@ def test_only_the_owner_can_open_a_lock(root: str, locks: Path) -> None:
     assert locks.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_link_in_the_place_of_a_lock_is_not_followed(root: str, locks: Path) -> None:
+def test_a_link_in_the_place_of_a_lock_is_not_followed_and_no_other_root_stays_locked(
+    root: str, locks: Path
+) -> None:
     status = Path(root).stat()
     locks.mkdir()
     place = locks / f"plan-{status.st_dev:x}-{status.st_ino:x}.lock"
     place.symlink_to(locks / "elsewhere")
-    with contextlib.closing(NodeLock(LockUse.PLAN)) as lock, pytest.raises(OSError, match="link"):
-        lock.hold([root])
+    with contextlib.closing(NodeLock(LockUse.PLAN)) as lock:
+        with pytest.raises(OSError, match="link"):
+            lock.hold([str(locks), root])
+        assert not is_node_locked([str(locks)], LockUse.PLAN)
     assert not (locks / "elsewhere").exists()

@@ -391,7 +391,7 @@ def test_an_agents_tasks_and_its_exporter_look_at_the_node_once(
         observer = Observer(node, sampler=sampler, slots=True, processes_max_age_s=4.0)
         tasks = [
             Feedback(node, assume_alone=True),
-            RepairLoop(node, observer=observer),
+            RepairLoop(observer),
             UsageSync(node),
             StaleDirectoryCleaner(node),
             PlanKeeper(PlanReconciler(node, [PlanFile(plan(tmp_path))], tmp_path / "state")),

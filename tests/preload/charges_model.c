@@ -41,7 +41,7 @@ static char called; /* 'c'harge, count ('n') or 'r'elease */
 
 static int32_t reaped_pids[MOST];
 static uint32_t reaped_count[MOST];
-static struct hr_reap results[MOST];
+static struct hr_slot_result results[MOST];
 
 static struct {
     int32_t pid, status;
@@ -112,7 +112,7 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns, stru
 
 int hr_reap(hr_region *region, const char *proc, const struct hr_stranger *strangers,
             uint32_t stranger_count, const int32_t *pids, uint32_t count, uint32_t dry_run,
-            uint64_t timeout_ns, struct hr_reap *out, struct hr_error *error)
+            uint64_t timeout_ns, struct hr_slot_result *out, struct hr_error *error)
 {
     (void)error;
     MUST(strangers == NULL && stranger_count == 0);
@@ -408,17 +408,17 @@ static void check_what_came_free(void)
         uint64_t bytes;
         int reaps;
     } cases[] = {
-        {HR_REAP_EMPTIED, 5, 1},
-        {HR_REAP_EMPTIED, 0, 2},
-        {HR_REAP_ALIVE, 5, 2},
+        {HR_SLOT_DONE, 5, 1},
+        {HR_SLOT_DONE, 0, 2},
+        {HR_SLOT_ALIVE, 5, 2},
     };
     for (size_t at = 0; at < sizeof cases / sizeof *cases; at++) {
         begin(HR_OK, HR_OK);
         show_all();
         reap_codes[0] = 2;
-        results[0] = (struct hr_reap){.pid = zombie, .what = HR_REAP_ALIVE, .bytes = 1};
+        results[0] = (struct hr_slot_result){.pid = zombie, .what = HR_SLOT_ALIVE, .bytes = 1};
         results[1] =
-            (struct hr_reap){.pid = dead, .what = cases[at].what, .bytes = cases[at].bytes};
+            (struct hr_slot_result){.pid = dead, .what = cases[at].what, .bytes = cases[at].bytes};
         hr_reap_neighbours(handle, true);
         MUST(reaps == cases[at].reaps && recoveries == 0);
     }
@@ -428,7 +428,7 @@ static void check_what_came_free(void)
     reaps = 0;
     reap_codes[0] = HR_ETIMEOUT;
     reap_codes[1] = 2;
-    results[1] = (struct hr_reap){.pid = dead, .what = HR_REAP_EMPTIED, .bytes = 5};
+    results[1] = (struct hr_slot_result){.pid = dead, .what = HR_SLOT_DONE, .bytes = 5};
     hr_reap_neighbours(handle, true);
     MUST(reaps == 2 && recoveries == 1 && reaped_count[1] == 2);
     begin(HR_OK, HR_OK);

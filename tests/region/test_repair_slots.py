@@ -114,7 +114,7 @@ def test_an_orphans_slot_is_taken_in_and_its_frozen_copy_emptied(
     assert used(file) == 0
     # Up to 2.8.1 a process looks for its status in the first slot with its pid, and waits for 1.
     assert file.get("slot_status", slot=0) == 1
-    assert pids(file) == [moved.pid, DEAD + 1, moved.pid]
+    assert pids(file) == [moved.pid, NOBODYS, moved.pid]
 
 
 @with_newer

@@ -203,19 +203,6 @@ def test_what_makes_no_sense_is_a_value_error_and_changes_nothing(populated: Reg
     assert populated.content() == before
 
 
-@pytest.mark.parametrize("dry_run", [False, True])
-def test_a_layout_without_utilisation_says_so(
-    dry_run: bool, region_file: RegionFileFactory
-) -> None:
-    file = region_file(Layout.UNVERSIONED_NO_UTIL)
-    file.add_process(PID)
-    with (
-        open_region(file, writable=True) as region,
-        pytest.raises(ValueError, match="its layout has no"),
-    ):
-        region.set_utilization(PID, 0, dry_run=dry_run, sm=1)
-
-
 # ---- what HAMi 2.10 makes of a suspended process ----
 
 

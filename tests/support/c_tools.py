@@ -52,7 +52,7 @@ def alone() -> tuple[str, ...]:
 
 def run(tool: Path, *arguments: object, inside: tuple[str, ...] = ()) -> dict[str, Any]:
     """What it counted; nothing that it checked may have failed."""
-    command = [*inside, str(tool), "--json", *map(str, arguments)]
+    command = [*inside, str(tool), *map(str, arguments)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

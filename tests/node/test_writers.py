@@ -1,0 +1,37 @@
+"""Processes that are taken for HAMi's monitor."""
+
+from containers import containers, needs_namespaces
+from namespaces import needs_first_namespace
+from node_scene import MONITOR, NodeScene, OtherWriter
+
+from libhamiregion.node import Node
+from libhamiregion.node.writers import find_monitors
+
+pytestmark = needs_first_namespace
+
+
+def test_a_monitor_that_was_listed_before_it_maps_a_region_is_found_at_the_next_refresh(
+    scene: NodeScene, node: Node
+) -> None:
+    file = scene.container("a")
+    with OtherWriter(MONITOR) as monitor:
+        node.refresh()
+        assert find_monitors(node) == ()
+        monitor.map(file)
+        node.refresh()
+        (found,) = find_monitors(node)
+        assert (found.evidence, found.pid) == ("name", monitor.pid)
+
+
+@needs_namespaces
+def test_processes_of_the_containers_are_no_writers(scene: NodeScene, node: Node) -> None:
+    files = [scene.container("a"), scene.container("b")]
+    with containers() as start:
+        for file in files:
+            inside = start()
+            inside.tell("attach", file.path)
+            pid, _ = inside.child("spawn")
+            inside.tell(f"@{pid}", "map", file.path)
+        for _ in range(3):
+            node.refresh()
+            assert find_monitors(node) == ()
