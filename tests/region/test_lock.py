@@ -231,6 +231,41 @@ def test_waiting_leaves_no_trace_in_the_semaphore(file: RegionFile, actor: MakeA
     assert is_free(file)
 
 
+WAITS: dict[str, Callable[[Region], object]] = {
+    "lock": lambda region: region.lock(60).__enter__(),
+    "attach": lambda region: region.attach(timeout_s=60),
+    "suspend": lambda region: region.suspend(NOBODY, timeout_s=60),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
+def test_closing_the_region_ends_the_waits_of_other_threads(
+    wait: Callable[[Region], object], file: RegionFile
+) -> None:
+    file.add_process(NOBODY)
+    hold(file, NOBODY)
+    before = file.content()
+    caught: list[BaseException] = []
+    waiting = threading.Event()
+
+    def work() -> None:
+        waiting.set()
+        try:
+            wait(region)
+        except RegionClosed as error:
+            caught.append(error)
+
+    region = open_region(file, writable=True)
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    waiting.wait(PATIENCE_S)
+    region.close()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert [type(error) for error in caught] == [RegionClosed]
+    assert file.content() == before
+
+
 UNTIL_INTERRUPTED = """
 import signal
 def once(*_):

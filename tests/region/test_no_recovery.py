@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lock_bytes import LOW_HALF, NOBODY, hold, set_value, value_of
+from lock_bytes import LOW_HALF, NOBODY, hold, is_free, set_value, value_of
 from namespaces import needs_first_namespace, why_no_new_namespace
 from recovering import assert_usable, did, recover
 from slot_bytes import pids
@@ -118,6 +118,44 @@ def test_those_who_take_turns_are_not_disturbed_by_recoverers(
     for worker in workers:
         worker("slot.detach")
     assert_usable(file)
+
+
+RECOVER_BESIDE_OWN_THREADS = """
+import threading, time
+import libhamiregion
+errors, recovered, going = [], 0, True
+def account():
+    try:
+        while going:
+            slot.charge(0, 1)
+            slot.release(0, 1)
+    except BaseException as error:
+        errors.append(repr(error))
+threads = [threading.Thread(target=account) for _ in range(2)]
+for thread in threads:
+    thread.start()
+until = time.monotonic() + seconds
+with libhamiregion.open_region(region.path, writable=True) as other:
+    while time.monotonic() < until:
+        try:
+            recovered += bool(other.recover_lock(watch_s=0))
+        except libhamiregion.LockNotRecoverable:
+            pass
+going = False
+for thread in threads:
+    thread.join()
+answer = (errors, recovered, region.memory_used(0))
+"""
+
+
+def test_a_processs_own_threads_are_not_disturbed_by_its_recovery_through_another_handle(
+    file: RegionFile, actor: MakeActor
+) -> None:
+    process = actor(file)
+    process("attach")
+    outcome = process("evaluate", RECOVER_BESIDE_OWN_THREADS, seconds=0.6)
+    assert outcome == ([], 0, 0)
+    assert is_free(file)
 
 
 # ---- what cannot be told is left alone ----

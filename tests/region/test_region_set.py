@@ -36,6 +36,17 @@ from libhamiregion import (
 GIB = 2**30
 
 
+FIGURES = [
+    "memory_used_bytes",
+    "memory_context_bytes",
+    "memory_module_bytes",
+    "memory_data_bytes",
+    "memory_offset_bytes",
+    "memory_monitor_bytes",
+    "sm_util_percent",
+    "enc_util_percent",
+    "dec_util_percent",
+]
 TABLES: dict[str, type[Columns]] = {
     "regions": RegionColumns,
     "devices": DeviceColumns,
@@ -153,6 +164,30 @@ def test_the_semaphore_column_is_the_word_in_the_file(region_file: RegionFileFac
         regions = region_set.read().regions
         assert (regions.semaphore[0], regions.owner_pid[0]) == (3 << 32, 2**40)
         assert regions.settled[0] == 0
+
+
+def test_each_figure_arrives_under_its_name(layout: Layout, region_file: RegionFileFactory) -> None:
+    """Two processes on two devices, every number another one; device columns are their sums."""
+    file = region_file(layout, uuids=("GPU-0", "GPU-1"))
+    parts = [f"slot_used.{part}" for part in ("total", "context", "module", "data", "offset")]
+    parts += ["slot_monitorused", "slot_util.sm", "slot_util.enc", "slot_util.dec"]
+    columns = dict(zip(FIGURES, parts, strict=True))
+    expected: dict[str, list[int]] = {}
+    for slot in (0, 1):
+        file.add_process(slot + 1)
+    for number, (column, part) in enumerate(columns.items()):
+        there = layout.has_utilization or not part.startswith("slot_util")
+        values = [1000 * row + 10 * number + 7 if there else 0 for row in range(4)]
+        expected[column] = values
+        for row, value in enumerate(values):
+            if there:
+                file.put(part, value, slot=row // 2, device=row % 2)
+    with RegionSet([file]) as region_set:
+        table = region_set.read()
+    for column, values in expected.items():
+        assert getattr(table.usages, column).tolist() == values
+        sums = [values[0] + values[2], values[1] + values[3]]
+        assert getattr(table.devices, column).tolist() == sums
 
 
 def test_uuids_are_text_or_none_and_rows_are_bounded(region_file: RegionFileFactory) -> None:

@@ -197,6 +197,21 @@ def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(
         assert pids(file) == []
 
 
+@pytest.mark.parametrize("locked", [False, True])
+def test_closing_the_region_leaves_it(locked: bool, region_file: RegionFileFactory) -> None:
+    file = region_file()
+    region = open_region(file, writable=True)
+    slot = region.attach()
+    slot.charge(0, 5)
+    if locked:
+        region.lock().__enter__()
+    region.close()
+    assert pids(file) == []
+    assert is_free(file)
+    with open_region(file, writable=True) as again, again.attach():
+        assert pids(file) == [os.getpid()]
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_slot_ends_with_its_region_and_its_file(
     name: str, region_file: RegionFileFactory, layout: Layout
@@ -411,6 +426,25 @@ def test_in_a_child_every_call_refuses_each_time_and_the_parents_slot_is_untouch
         assert file.content() == before
         slot.release(0, 1)
         assert region.memory_used(0) == 10
+
+
+# The child ends as interpreters do, with its exit handlers.
+FORK_AND_END = """
+import os, sys
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+answer = os.waitpid(child, 0)[1]
+"""
+
+
+def test_the_end_of_a_child_leaves_the_parents_slot(file: RegionFile, actor: MakeActor) -> None:
+    parent = actor(file)
+    parent("attach")
+    parent("slot.charge", 0, 12)
+    before = file.content()
+    assert parent("evaluate", FORK_AND_END) == 0
+    assert file.content() == before
 
 
 def test_a_child_attaches_as_itself_once_it_has_opened_the_region_again(file: RegionFile) -> None:
