@@ -351,14 +351,12 @@ bool hr_is_in_map_files(const char *path)
 /* The kernel's number of the mount that a descriptor was opened through, or -1. */
 static int mount_number(int fd)
 {
-    char name[48], line[128];
+    char name[48];
     int number = -1;
     snprintf(name, sizeof name, "/proc/self/fdinfo/%d", fd);
     FILE *file = fopen(name, "re");
-    while (file != NULL && number < 0 && fgets(line, sizeof line, file) != NULL) {
-        if (sscanf(line, "mnt_id: %d", &number) != 1)
-            number = -1;
-    }
+    if (file != NULL && fscanf(file, "pos: %*d flags: %*d mnt_id: %d", &number) != 1)
+        number = -1;
     if (file != NULL)
         fclose(file);
     return number;
