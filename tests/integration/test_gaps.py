@@ -54,15 +54,6 @@ def test_a_verb_does_not_wait_for_a_driver_that_hangs(
         assert answer.returncode == 0
 
 
-def test_people_are_told_why_there_are_no_figures_of_the_driver(
-    hung_driver: tuple[str, ...],
-) -> None:
-    answer = call("ps", *hung_driver)
-    assert f"Note: no figures of the driver: {NO_ANSWER}\n" in answer.stderr
-    answer = call("doctor", *hung_driver)
-    assert f"nothing was compared with the driver's figures: {NO_ANSWER}\n" in answer.stderr
-
-
 @pytest.mark.slow
 @needs_cgroups
 def test_a_process_that_cannot_be_looked_at_is_a_finding_of_its_container(

@@ -168,10 +168,6 @@ def expected(unknown: str) -> set[tuple[str | None, str | None, str]]:
     }
 
 
-def names_in(rows: list[dict[str, Any]]) -> set[tuple[str | None, str | None, str]]:
-    return {(each["namespace"], each["pod"], each["container"]) for each in rows}
-
-
 # ---- Found and named ----------------------------------------------------------------------------
 
 
