@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from containers import Starter
 from exposition import NodeFiles, parsed
-from run_scene import RunScene
+from support.containers import Starter
 from support.region_file import RegionFile
+from support.run_scene import RunScene
 from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, create_region, open_region

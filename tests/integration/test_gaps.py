@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD
-from gpu_node import container_id
-from hostile_processes import locked_process
 from node.doctor.doctor_node import DoctorNode
-from node_scene import NodeScene
-from own_cgroups import cgroup_of_pod, needs_cgroups
+from support.agent_scene import NodeScene
 from support.command_line import call
+from support.gpu_node import container_id
+from support.hostile_processes import locked_process
+from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion.node import FindingKind, Severity, observation
 
