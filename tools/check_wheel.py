@@ -23,7 +23,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 SUPPORTED = [(3, minor) for minor in range(10, 16)]
-QUICK_TESTS = ["tests/region", "-m", "not slow"]
+PARTS = "create edits frames golden guard layouts limiter lock reap region region_set slot undo"
+QUICK_TESTS = [*(f"tests/region/test_{part}.py" for part in PARTS.split()), "-m", "not slow"]
 SECONDS_PER_COMMAND = 600
 
 IN_WHEEL = [

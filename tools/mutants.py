@@ -44,7 +44,7 @@ NOT_RUN: Final = {"packaging", "cluster", "gpu"}
 SLOW: Final = ("slow", "thorough", "stress")
 C_PROGRAM: Final = "tests/c/test_c_core.py::test_program[{}]"
 # Tests of one process first, programs in C last: they have to be compiled.
-ORDER: Final = ("tests/region/", "tests/unit/", "tests/", C_PROGRAM[:20])
+ORDER: Final = ("tests/region/", "tests/", C_PROGRAM[:20])
 
 
 class Mutant(NamedTuple):

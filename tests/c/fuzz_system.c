@@ -288,7 +288,8 @@ void system_set_region(const struct file *file, hr_region *region)
     machine.major_number = major(status.st_dev);
     machine.minor_number = minor(status.st_dev);
     machine.inode = status.st_ino;
-    machine.bytes = file->whole;
+    /* The kernel maps whole pages. */
+    machine.bytes = (file->whole + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
     machine.region = region;
     if (is_another && (machine.flags & FUZZ_PROC_NO_SELF) == 0) {
         const struct process self = {.maps = FUZZ_MAPS_REGION};

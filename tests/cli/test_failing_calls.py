@@ -72,7 +72,3 @@ def test_an_operation_survives_each_failing_call_with_each_error(
 ) -> None:
     answer = problems(shim, operation, all_errors=SHARE > 0)
     assert answer[operation][1] == []
-
-
-def test_each_operation_is_in_one_group() -> None:
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted(OPERATIONS)

@@ -561,39 +561,6 @@ def test_openshift_admits_what_the_pods_ask_for_and_nothing_else() -> None:
         assert allowed[f"allow{name}"] is False
 
 
-@pytest.mark.slow(keep=1)
-@needs_kubectl
-@pytest.mark.parametrize("overlay", ["hami", "hami-steered", "volcano"])
-def test_a_quota_admits_the_priority_that_the_pods_have(overlay: str) -> None:
-    documents = documents_of(with_components(overlay, ["priority-quota"]))
-    (quota,) = (each for each in documents if each["kind"] == "ResourceQuota")
-    (scope,) = quota["spec"]["scopeSelector"]["matchExpressions"]
-    classes = {pod_of(documents).get("priorityClassName")}
-    assert (scope["scopeName"], scope["operator"]) == ("PriorityClass", "In")
-    assert set(scope["values"]) == classes
-
-
-@pytest.mark.slow(keep=1)
-@needs_kubectl
-@pytest.mark.parametrize("component", ["agent", "feedback", "annotations", "remove-gone"])
-def test_a_component_is_refused_where_containers_stand_in_another_order(
-    component: str, tmp_path: Path
-) -> None:
-    turned = """
-      - {op: move, from: /spec/template/spec/containers/0, path: /spec/template/spec/containers/1}
-    """
-    patch = {"target": {"kind": "DaemonSet", "name": "hamiregion-node"}, "patch": turned}
-    own = {
-        "resources": ["../hami" if component == "agent" else "../hami-repaired"],
-        "components": ["../../components/recorder"],
-        "patches": [patch],
-    }
-    own_overlay(tmp_path, json.dumps(own), "turned")
-    done = kustomize(own_overlay(tmp_path, components_on("turned", [component])))
-    assert done.returncode != 0
-    assert "testing value /spec/template/spec/containers/0/name failed" in done.stderr
-
-
 @pytest.mark.slow
 @needs_kubectl
 def test_every_kustomization_on_the_page_renders() -> None:

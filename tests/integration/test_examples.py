@@ -303,27 +303,6 @@ def notebook(path: Path, **more: str) -> list[str]:
     return [json.loads(line)["shown"] for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow
-def test_an_exporter_of_ones_own_says_that_its_root_is_wrong(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "own_exporter.py")]
-    wrong = tmp_path / "nowhere"
-    with subprocess.Popen(
-        [*command, str(wrong), "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            with urllib.request.urlopen(process.stdout.readline().strip(), timeout=PATIENCE_S):
-                said = next(line for line in process.stderr if "nowhere" in line)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=PATIENCE_S)
-    assert said.startswith("WARNING:")
-
-
 def test_the_notebook_ends_with_the_error_of_a_wrong_root(tmp_path: Path) -> None:
     done = run_notebook(EXAMPLES / "containers.ipynb", HOOK_PATH=str(tmp_path / "nowhere"))
     assert done.returncode != 0
@@ -385,7 +364,7 @@ def test_two_programs_share_a_gpu_and_who_is_left_gets_all(runs: RunScene, tmp_p
 def test_the_programs_of_the_page_about_budgets_run(
     runs: RunScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other pages' run in tests/unit/test_docs_examples.py, without a driver."""
+    """The other pages' run in tests/cli/test_docs_examples.py, without a driver."""
     page = (EXAMPLES.parent / "docs" / "a-gpu-budget.md").read_text()
     programs = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert programs
@@ -437,11 +416,6 @@ def test_the_exporter_of_the_compose_file_finds_a_container_of_docker(
     assert done.returncode == 0, done.stderr
     limits = parsed(done.stdout).series("hami_vgpu_memory_limit_bytes")
     assert 3 * GIB in limits.values()
-
-
-def test_the_three_programs_have_less_than_30_lines() -> None:
-    for name in ("own_exporter", "nightly_shrink", "lock_watchdog"):
-        assert (EXAMPLES / f"{name}.py").read_text().count("\n") < 30, name
 
 
 def test_examples_have_less_than_75_lines_of_code() -> None:

@@ -96,26 +96,3 @@ def test_all_threads_of_a_program_that_runs_for_long_share_one_heap(
     )
     assert program.poll() is None, program.communicate()[1]
     assert further_heaps(maps.read_text()) == 0
-
-
-_WITH_FURTHER_HEAPS = """
-import sys, threading
-allocated = threading.Barrier(4)
-done = threading.Event()
-def allocate():
-    kept = [bytes(600) for _ in range(100)]
-    allocated.wait()
-    done.wait()
-for _ in range(3):
-    threading.Thread(target=allocate, daemon=True).start()
-allocated.wait()
-print(open("/proc/self/maps").read(), end="")
-done.set()
-"""
-
-
-def test_a_program_that_does_not_ask_for_it_has_a_heap_for_each_thread() -> None:
-    shown = subprocess.run(
-        [sys.executable, "-c", _WITH_FURTHER_HEAPS], capture_output=True, text=True, check=True
-    )
-    assert further_heaps(shown.stdout) == 3

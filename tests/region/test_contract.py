@@ -64,14 +64,6 @@ MEMBERS = {
 }
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
-def test_public_names_are_unique_and_there(package: ModuleType) -> None:
-    names = public_names(package)
-    assert len(set(names)) == len(names)
-    for name in names:
-        assert hasattr(package, name)
-
-
 def test_every_type_of_the_library_in_a_public_signature_is_public() -> None:
     public = {*public_names(libhamiregion), "_Options"}
     for name, value in {**PUBLIC, **MEMBERS}.items():

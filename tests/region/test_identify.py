@@ -100,6 +100,19 @@ def test_an_unversioned_file_cut_to_the_size_of_the_oldest_is_read_as_that(
         assert region.snapshot().processes == ()
 
 
+@pytest.mark.parametrize("layout", Layout)
+def test_the_size_of_the_struct_and_more_is_enough(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, memory_limits=(GIB,), uuids=[UUID])
+    for more in (4096, 1, 0):
+        file.resize(layout.size_bytes + more)
+        assert identify(file) is layout
+    file.resize(layout.size_bytes - 1)
+    with pytest.raises(RegionError, match=r"bytes|has layout|uuid"):
+        open_region(file, layout=layout)
+
+
 # ---- files that a newer process has lengthened ----
 
 

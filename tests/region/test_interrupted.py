@@ -11,8 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
 
 import pytest
 from lock_bytes import NOBODY, hold, is_free
@@ -21,7 +19,7 @@ from slot_bytes import pids
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import PATIENCE_S, eventually
 
-from libhamiregion import Layout, LockTimeout, open_region
+from libhamiregion import Layout, open_region
 
 # The other method uses the timer that these tests need.
 pytestmark = pytest.mark.timeout(4 * PATIENCE_S, method="thread")
@@ -179,113 +177,9 @@ def test_an_exception_at_any_instruction_leaves_nothing_behind(
     interrupt_often(deed, region_file(Layout.V1_2), 4 / len(DEEDS), times=50, seed=1)
 
 
-# ---- at each place in turn ----
-
-
-class Places:
-    """Raises before one instruction after the other of the library's Python, and of `work`'s own.
-
-    Each instruction has its turn once: a second run of the same one is let go.
-    """
-
-    def __init__(self, work: Callable[[], object]) -> None:
-        self._work = work
-        self._code = getattr(work, "__code__", None)
-        self._done: set[tuple[CodeType, int]] = set()
-
-    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
-        if event == "opcode":
-            place = frame.f_code, frame.f_lasti
-            if place not in self._done:
-                self._done.add(place)
-                sys.settrace(None)
-                raise Interrupted
-        elif frame.f_code.co_name == "__del__":
-            return None  # Python itself drops what is raised there
-        elif frame.f_code is self._code or "libhamiregion" in frame.f_code.co_filename:
-            frame.f_trace_opcodes = True
-            return self._trace
-        return self._trace if event == "line" else None
-
-    def __iter__(self) -> Iterator[int]:
-        """Do the work once for each place; what is yielded is how many there have been."""
-        count = -1
-        while count < len(self._done):
-            count = len(self._done)
-            before = sys.gettrace()
-            try:
-                sys.settrace(self._trace)
-                self._work()
-            except Interrupted:
-                pass
-            finally:
-                sys.settrace(before)
-            yield len(self._done)
-
-
-FEWEST_PLACES = 20
-
-
-@pytest.fixture
-def few_objects() -> None:
-    """The library looks through all objects for what an exception has left: only the test's own."""
-    gc.collect()
-    # For good, as what was read before the tests is.
-    gc.freeze()
-
-
-@pytest.mark.usefixtures("few_objects")
-def test_an_exception_at_any_place_of_attaching_leaves_no_slot_behind_the_region(
-    region_file: RegionFileFactory,
-) -> None:
-    file = region_file()
-
-    def attach() -> None:
-        with open_region(file, writable=True) as region, region.attach() as slot:
-            slot.charge(0, 1)
-
-    place = 0
-    for place in Places(attach):
-        gc.collect()
-        assert pids(file) == [], f"place {place}"
-        with open_region(file, writable=True) as region, region.attach() as slot:
-            slot.charge(0, 5)
-        assert pids(file) == [], f"place {place}"
-    assert place > FEWEST_PLACES
-
-
 def test_a_slot_that_is_dropped_is_detached(region_file: RegionFileFactory) -> None:
     file = region_file()
     with open_region(file, writable=True) as region:
         region.attach().charge(0, 5)
         gc.collect()
         assert pids(file) == []
-
-
-@pytest.mark.slow(keep=1)
-@pytest.mark.usefixtures("few_objects")
-@pytest.mark.parametrize("same", [True, False], ids=["the same object", "another object"])
-def test_an_exception_inside_a_nested_lock_leaves_the_outer_one_taken(
-    same: bool, region_file: RegionFileFactory
-) -> None:
-    file = region_file()
-    place = 0
-    with open_region(file, writable=True) as region, open_region(file, writable=True) as other:
-        outer = region.lock()
-
-        def nested() -> None:
-            inner = outer if same else region.lock()
-            with contextlib.suppress(RuntimeError), inner:
-                pass
-
-        places = iter(Places(nested))
-        while True:
-            with outer:
-                try:
-                    place = next(places)
-                except StopIteration:
-                    break
-                with pytest.raises(LockTimeout), other.lock(0):
-                    pytest.fail(f"place {place}: two are inside")
-            assert is_free(file), f"place {place}"
-    assert place > FEWEST_PLACES

@@ -319,25 +319,6 @@ def test_an_interrupt_ends_a_wait(
     assert is_free(file)
 
 
-# A read and a store, which lose a turn wherever two are inside.
-COUNT_ONE_UP = """
-for _ in range(150):
-    with region.lock(30.0):
-        region.set_recent_kernel(region.recent_kernel + 1)
-"""
-
-
-def test_processes_hold_the_lock_one_at_a_time(file: RegionFile, actor: MakeActor) -> None:
-    file.put("recent_kernel", 0)
-    others = [actor(file) for _ in range(3)]
-    for other in others:
-        other.start("evaluate", COUNT_ONE_UP)
-    for other in others:
-        other.outcome()
-    assert file.get("recent_kernel") == 450
-    assert is_free(file)
-
-
 class Interrupted(Exception):
     """What a signal's handler raises, as Python's own does at Ctrl-C."""
 
@@ -373,31 +354,6 @@ def test_who_is_interrupted_as_it_gets_the_lock_does_not_keep_it(
         eventually(lambda: is_free(file))
         with region.lock(1.0):
             pass
-
-
-def test_the_lock_of_another_thread_is_not_given_back_by_one_that_is_interrupted(
-    region_file: RegionFileFactory, interrupted_soon: Callable[[], None]
-) -> None:
-    file = region_file()
-    over, held = threading.Event(), threading.Event()
-    with open_region(file, writable=True) as region:
-
-        def hold_it() -> None:
-            with region.lock():
-                held.set()
-                over.wait(PATIENCE_S)
-
-        thread = threading.Thread(target=hold_it, daemon=True)
-        thread.start()
-        assert held.wait(PATIENCE_S)
-        with pytest.raises(Interrupted):  # noqa: PT012
-            interrupted_soon()
-            with region.lock(PATIENCE_S):
-                pytest.fail("it has the lock")
-        assert not is_free(file)
-        over.set()
-        thread.join()
-        assert is_free(file)
 
 
 # ---- Its state ----

@@ -117,42 +117,6 @@ def test_a_program_that_executes_another_one_holds_nothing_any_more(
             pass
 
 
-WITHOUT_DESCRIPTORS = """
-import errno, os, resource
-taken = []
-limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
-try:
-    while True:
-        taken.append(os.dup(0))
-except OSError:
-    pass
-try:
-    with region.lock():
-        answer = "locked"
-except OSError as error:
-    answer = errno.errorcode[error.errno]
-for fd in taken:
-    os.close(fd)
-resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-"""
-
-
-def test_a_lock_that_lacked_a_descriptor_is_an_error_and_the_next_one_is_as_good_as_any(
-    file: RegionFile, actor: MakeActor
-) -> None:
-    process = actor(file)
-    assert process("evaluate", WITHOUT_DESCRIPTORS) == "EMFILE"
-    assert is_free(file)
-    process("lock")
-    assert is_number(file.get("owner_pid"))
-    process("unlock")
-    process("attach")
-    process("lock")
-    assert owner_of(file) == process.pid
-    process("unlock")
-
-
 def test_each_turn_is_signed_with_another_number(region_file: RegionFileFactory) -> None:
     """A waiter of libvgpu that has judged one signature does not take the next one for it."""
     file = region_file()

@@ -5,11 +5,10 @@ one within that. Inside, the library sees itself and what is deeper, not what is
 """
 
 import contextlib
-import os
 from collections.abc import Iterator
 
 import pytest
-from lock_bytes import NOBODY, hold, is_free, let_go, owner_of, set_value, value_of
+from lock_bytes import hold, is_free, let_go, owner_of, set_value, value_of
 from namespaces import IS_FIRST, NEW_NAMESPACE, is_number, why_no_new_namespace
 from slot_bytes import at_work, forget_marks, pids
 from support.actors import Actor, MakeActor, ProcessFactory
@@ -99,43 +98,7 @@ def used(file: RegionFile) -> int:
         return region.memory_used(0)
 
 
-# ---- waiting for each other ----
-
-
-def test_both_sides_count_one_up_in_turns(
-    file: RegionFile, outside: MakeActor, inside: MakeActor
-) -> None:
-    file.put("recent_kernel", 0)
-    work = (
-        "for _ in range(100):\n"
-        "    with region.lock(30.0):\n"
-        "        region.set_recent_kernel(region.recent_kernel + 1)"
-    )
-    members = [outside(file), attached(inside, file), inside(file)]
-    for member in members:
-        member.start("evaluate", work)
-    for member in members:
-        member.outcome()
-    assert file.get("recent_kernel") == 300
-    assert is_free(file)
-
-
 # ---- signatures ----
-
-
-def test_from_outside_one_signs_with_a_number_that_is_no_pid_inside(
-    file: RegionFile, outside: MakeActor, inside: MakeActor
-) -> None:
-    """Whether processes of the container can be seen or not."""
-    holder = outside(file)
-    for process in (None, attached(inside, file)):
-        holder("lock")
-        assert is_number(file.get("owner_pid"))
-        if process is not None:
-            state = process("region.lock_state")
-            assert (state.by_library, state.owner_life) == (True, "alive")
-            assert state.owner_host_pid is None
-        holder("unlock")
 
 
 def test_inside_one_signs_with_the_pid_that_it_has_there(
@@ -174,19 +137,6 @@ def test_one_that_is_not_attached_signs_with_a_number_whoever_else_is_there(
         assert owner_of(file) == member.pid
         member("unlock")
         assert is_free(file)
-
-
-def test_a_pid_in_a_slot_proves_nothing_while_its_process_here_is_another_one(
-    file: RegionFile, outside: MakeActor
-) -> None:
-    """Of all processes of the machine, none that has a slot's number maps the file."""
-    for pid in range(1, 200):
-        file.add_process(pid)
-    file.add_process(os.getpid())
-    stranger = outside(file)
-    stranger("lock")
-    assert is_number(file.get("owner_pid"))
-    stranger("unlock")
 
 
 # ---- deaths ----
@@ -228,32 +178,6 @@ def test_one_inside_is_killed_and_one_outside_recovers_the_lock(
     assert used(file) == 12
 
 
-def test_one_inside_recovers_from_the_death_of_another_one_inside(
-    file: RegionFile, inside: MakeActor
-) -> None:
-    holder, survivor = attached(inside, file, 5), attached(inside, file, 6)
-    hold(file, holder.pid)
-    with pytest.raises(LockNotRecoverable, match="live"):
-        survivor("region.recover_lock", watch_s=0)
-    holder.kill()
-    assert survivor("region.recover_lock", watch_s=0).dead_owner
-    assert is_free(file)
-    assert survivor("region.reap") == (ReapedSlot(holder.pid, 5),)
-    assert used(file) == 6
-
-
-def test_an_unsigned_lock_may_be_that_of_one_inside(
-    file: RegionFile, outside: MakeActor, inside: MakeActor
-) -> None:
-    member, recoverer = inside(file), outside(file)
-    hold(file, 0)
-    with pytest.raises(LockNotRecoverable, match="not signed"):
-        recoverer("region.recover_lock", watch_s=0)
-    member.kill()
-    assert recoverer("region.recover_lock", watch_s=0).ownerless
-    assert is_free(file)
-
-
 # ---- reaping ----
 
 
@@ -277,18 +201,6 @@ def test_from_outside_the_dead_inside_are_reaped_and_the_living_spared(
         with pytest.raises(ValueError, match=f"process {members[number].pid} is alive"):
             reaper("region.reap", [members[number].pid])
     assert used(file) == 1012
-
-
-def test_slots_are_named_by_the_pids_inside(
-    file: RegionFile, outside: MakeActor, inside: MakeActor
-) -> None:
-    member, editor = attached(inside, file), outside(file)
-    assert pids(file) == [member.pid]
-    editor("region.set_host_pid", member.pid, member.pid_here)
-    editor("region.suspend", member.pid)
-    assert (file.get("slot_hostpid"), file.get("slot_status")) == (member.pid_here, 2)
-    with pytest.raises(LookupError):
-        editor("region.suspend", member.pid_here)
 
 
 def test_a_pid_of_a_sidecar_proves_nothing_about_the_container(
@@ -352,21 +264,6 @@ def test_two_levels_deep_a_process_is_named_by_its_innermost_pid(
     assert judge("region.lock_state").owner_life == "dead"
     assert judge("region.recover_lock", watch_s=0).dead_owner
     assert judge("region.reap") == (ReapedSlot(7000, 5),)
-    assert is_free(file)
-
-
-def test_the_lock_goes_round_through_three_levels(
-    file: RegionFile, outside: MakeActor, inside: MakeActor, deeper: MakeActor
-) -> None:
-    members = [outside(file), inside(file), attached(deeper, file)]
-    for turn in range(6):
-        first, second = members[turn % 3], members[(turn + 1) % 3]
-        first("lock")
-        second.start("lock", 30.0)
-        assert not second.is_done(within_s=0.02)
-        first("unlock")
-        second.outcome()
-        second("unlock")
     assert is_free(file)
 
 
@@ -457,40 +354,3 @@ def test_a_stranger_with_the_number_of_a_slot_is_no_proof_that_one_sees_everybod
     assert reaper("region.lock_state").owner_life == "unknown"
     with pytest.raises(LockNotRecoverable):
         reaper("region.recover_lock", watch_s=0)
-
-
-def test_a_writer_killed_in_another_container_is_no_obstacle_whatever_its_number(
-    file: RegionFile, inside: MakeActor, elsewhere: MakeActor
-) -> None:
-    """It has not signed with a number that is a live process's inside."""
-    namesake = with_pid(inside, 500, file)
-    namesake("attach")
-    stranger = with_pid(elsewhere, 500, file)
-    stranger("lock")
-    assert is_number(file.get("owner_pid"))
-    stranger.kill()
-    namesake("lock", 0.5)
-    assert owner_of(file) == 500
-    namesake("unlock")
-    assert is_free(file)
-
-
-# ---- what this process itself is ----
-
-
-def test_one_that_attaches_signs_with_its_pid_and_can_be_judged_from_both_sides(
-    file: RegionFile, outside: MakeActor, inside: MakeActor
-) -> None:
-    """Attaching is for processes of the container; one of the host is found by its pid as well."""
-    member, guest = attached(inside, file), attached(outside, file)
-    for holder in (member, guest):
-        holder("lock")
-        assert owner_of(file) == holder.pid
-        state = guest("region.lock_state")
-        assert (state.owner_life, state.owner_host_pid) == ("alive", holder.pid_here)
-        holder.kill()
-        assert outside(file)("region.recover_lock", watch_s=0).dead_owner
-        assert is_free(file)
-        member, guest = attached(inside, file), attached(outside, file)
-    assert os.getpid() not in pids(file)
-    assert NOBODY not in pids(file)

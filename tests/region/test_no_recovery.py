@@ -27,11 +27,6 @@ from libhamiregion import (
 
 pytestmark = needs_first_namespace
 
-# For a test that waits, because a lock that this library holds is looked at for a while.
-one_of_each_generation = pytest.mark.parametrize(
-    "layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value
-)
-
 
 def test_a_lock_that_libvgpu_holds_is_never_broken(file: RegionFile, actor: MakeActor) -> None:
     holder = actor(file)
@@ -73,7 +68,6 @@ def test_a_holder_that_is_stopped_lives(file: RegionFile, actor: MakeActor) -> N
     assert recover(file) == did(dead_owner=True)
 
 
-@one_of_each_generation
 @pytest.mark.parametrize("attached", [False, True])
 def test_a_lock_that_this_library_holds_is_never_broken(
     attached: bool, file: RegionFile, actor: MakeActor

@@ -4,15 +4,13 @@ Here an empty directory is mounted there, which notes when it is read.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from namespaces import why_no_new_namespace
 from slot_bytes import move_last_into, pids, put_seqlock
 from support.actors import Actor, ProcessFactory
-from support.region_file import RegionFile, RegionFileFactory
-
-from libhamiregion import Layout
+from support.region_file import RegionFile
 
 pytestmark = pytest.mark.root
 
@@ -32,11 +30,6 @@ answer = os.stat("/proc").st_atime_ns != 0
 """
 
 
-@pytest.fixture(params=[Layout.V1_1, Layout.V1_2])
-def file(request: pytest.FixtureRequest, region_file: RegionFileFactory) -> RegionFile:
-    return region_file(request.param)
-
-
 @pytest.fixture
 def process(file: RegionFile) -> Iterator[Actor]:
     """It stands behind another one's slot, has 300 bytes, and another /proc than it had."""
@@ -53,50 +46,38 @@ def process(file: RegionFile) -> Iterator[Actor]:
         yield actor
 
 
-@pytest.mark.slow(keep=1)
-def test_one_whose_slot_was_moved_looks_for_nobody(process: Actor, file: RegionFile) -> None:
-    """What it has left behind the last slot has its own pid."""
+def moved(file: RegionFile) -> None:
+    # What it has left behind the last slot has its own pid.
     move_last_into(file, 0)
-    process("slot.charge", 0, 100)
-    assert pids(file) == [process.pid]
-    assert process("region.memory_used", 0) == 400
-    assert not process("evaluate", SEARCHED)
 
 
-@pytest.mark.slow(keep=1)
-def test_one_whose_slot_was_removed_looks_for_nobody(process: Actor, file: RegionFile) -> None:
+def removed(file: RegionFile) -> None:
     file.put("proc_num", 1)
-    process("slot.charge", 0, 100)
-    assert pids(file) == [OTHER, process.pid]
-    assert process("region.memory_used", 0) == 407
-    assert not process("evaluate", SEARCHED)
 
 
-@pytest.mark.slow(keep=1)
-def test_one_whose_slot_was_emptied_looks_for_nobody(process: Actor, file: RegionFile) -> None:
+def emptied(file: RegionFile) -> None:
     file.put("proc_num", 1)
     file.put("slot_pid", 0, slot=1)
     file.put("slot_used.total", 0, slot=1)
-    process("slot.charge", 0, 100)
-    assert pids(file) == [OTHER, process.pid]
-    assert process("region.memory_used", 0) == 407
-    assert not process("evaluate", SEARCHED)
 
 
-@pytest.mark.slow(keep=1)
-def test_one_that_charges_releases_and_detaches_looks_for_nobody(
-    process: Actor, file: RegionFile
+@pytest.mark.slow(keep=2)
+@pytest.mark.parametrize("change", [None, moved, removed, emptied])
+def test_a_process_that_accounts_does_not_search_proc(
+    change: Callable[[RegionFile], None] | None, process: Actor, file: RegionFile
 ) -> None:
-    process("slot.charge", 0, 100)
+    if change:
+        change(file)
+    process("slot.charge", 0, 150)
     process("slot.release", 0, 50)
-    assert process("region.memory_used", 0) == 357
+    assert pids(file).count(process.pid) == 1
+    assert process("region.memory_used", 0) == (400 if change is moved else 407)
     process("slot.detach")
-    assert pids(file) == [OTHER]
     assert not process("evaluate", SEARCHED)
 
 
 @pytest.mark.slow(keep=1)
-def test_only_another_ones_name_behind_the_last_slot_makes_it_search(
+def test_it_searches_only_if_another_pid_is_behind_the_last_slot(
     process: Actor, file: RegionFile
 ) -> None:
     file.put("proc_num", 0)

@@ -1,30 +1,28 @@
-"""What a search of /proc costs and proves: pids before maps, deadlines, libvgpu in this process,
-and files that have two inodes.
-"""
+"""Searches of /proc: what they cost, and what they prove."""
 
 import contextlib
 import functools
 import os
-import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from lock_bytes import NOBODY, hold, is_free
 from namespaces import needs_first_namespace
 from slot_bytes import pids
-from support.actors import Actor, MakeActor, ProcessFactory
+from support.actors import Actor, MakeActor
 from support.region_file import RegionFile, RegionFileFactory
-from support.wait import PATIENCE_S
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import (
-    Layout,
     LockNotRecoverable,
-    LockTimeout,
+    ReapedSlot,
     Region,
     SearchCutShort,
+    SlotRepair,
     open_region,
 )
 
@@ -38,21 +36,21 @@ class FakeProc:
         self.directory = directory
         (directory / "1" / "ns").mkdir(parents=True)
         (directory / "1" / "ns" / "pid").symlink_to("pid:[4026531836]")
-        self._describe("1", "1")
-        (directory / "1" / "maps").write_text(LINE)
+        self.elsewhere = directory.parent / "maps_of_another_file"
+        self.elsewhere.write_text(LINE)
+        self.add(1, self.elsewhere)
 
-    def _describe(self, name: str, ns_pids: str) -> Path:
-        own = self.directory / name
+    def add(self, pid: int, maps: Path | None, *inner_pids: int) -> Path:
+        """A process with these maps, or with none; its directory."""
+        own = self.directory / str(pid)
         own.mkdir(exist_ok=True)
+        ns_pids = "\t".join(map(str, (pid, *inner_pids)))
         (own / "status").write_text(f"Name:\tx\nState:\tS\nNSpid:\t{ns_pids}\n")
+        if maps is None:
+            (own / "maps").touch()
+        else:
+            (own / "maps").hardlink_to(maps)
         return own
-
-    def add_blocking(self, pid: int, inner_pid: int) -> None:
-        """A process whose maps can be opened by nobody who wants to come back."""
-        os.mkfifo(self._describe(str(pid), f"{pid}\t{inner_pid}") / "maps")
-
-    def add_long(self, pid: int, inner_pid: int, maps: Path) -> None:
-        (self._describe(str(pid), f"{pid}\t{inner_pid}") / "maps").hardlink_to(maps)
 
 
 def line_of(region: Region) -> str:
@@ -77,6 +75,14 @@ def long_maps(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def ours(tmp_path: Path, region: Region) -> Path:
+    """Maps with the region."""
+    maps = tmp_path / "ours"
+    maps.write_text(line_of(region))
+    return maps
+
+
+@pytest.fixture
 def file(region_file: RegionFileFactory) -> RegionFile:
     return region_file()
 
@@ -94,7 +100,10 @@ def test_maps_are_read_only_of_processes_that_have_the_owners_number(
     region: Region, file: RegionFile, fake_proc: FakeProc
 ) -> None:
     for pid in range(100, 110):
-        fake_proc.add_blocking(pid, inner_pid=pid - 90)
+        maps = fake_proc.add(pid, None, pid - 90) / "maps"
+        maps.unlink()
+        # It would be waited for without end.
+        os.mkfifo(maps)
     hold(file, NOBODY)
     assert region.lock_state(proc=fake_proc.directory).owner_life == "dead"
     assert region.recover_lock(proc=fake_proc.directory).dead_owner
@@ -102,17 +111,15 @@ def test_maps_are_read_only_of_processes_that_have_the_owners_number(
 
 
 def test_a_process_with_as_many_groups_as_there_can_be_is_seen(
-    region: Region, file: RegionFile, fake_proc: FakeProc
+    region: Region, file: RegionFile, fake_proc: FakeProc, ours: Path
 ) -> None:
     """Their line comes before that of its pids, and has most of a megabyte."""
-    ours = fake_proc.directory.parent / "ours"
-    ours.write_text(line_of(region))
-    fake_proc.add_long(100, NOBODY, ours)
+    status = fake_proc.add(100, ours, NOBODY) / "status"
     groups = " ".join(map(str, range(4_000_000_000, 4_000_065_536)))
     hold(file, NOBODY)
     for filler in range(0, 4096, 97):
         text = f"Name:\t{'x' * filler}\nGroups:\t{groups}\nNSpid:\t100\t{NOBODY}\nSeccomp:\t0\n"
-        (fake_proc.directory / "100" / "status").write_text(text)
+        status.write_text(text)
         assert region.lock_state(proc=fake_proc.directory).owner_life == "alive"
 
 
@@ -121,7 +128,7 @@ def test_hostile_maps_cost_a_look_at_the_lock_its_budget_and_no_more(
 ) -> None:
     """Read to their ends they would take many seconds."""
     for pid in range(1000, 1100):
-        fake_proc.add_long(pid, NOBODY, long_maps)
+        fake_proc.add(pid, long_maps, NOBODY)
     hold(file, NOBODY)
     begun_s = time.thread_time()
     assert region.lock_state(proc=fake_proc.directory).owner_life == "unknown"
@@ -132,17 +139,120 @@ def test_hostile_maps_cost_a_look_at_the_lock_its_budget_and_no_more(
 
 
 @pytest.mark.slow
-def test_reaping_beside_hostile_maps_ends_in_time_and_frees_nothing(
+def test_a_search_beside_hostile_maps_ends_in_time_and_names_the_pids_it_did_not_judge(
     region: Region, file: RegionFile, fake_proc: FakeProc, long_maps: Path
 ) -> None:
     for pid in range(1000, 1100):
-        fake_proc.add_long(pid, NOBODY, long_maps)
+        fake_proc.add(pid, long_maps, NOBODY)
     file.add_process(NOBODY, {0: 640})
     begun_s = time.thread_time()
     with pytest.raises(SearchCutShort):
         region.reap(proc=fake_proc.directory, timeout_s=1)
     assert time.thread_time() - begun_s < 5
     assert pids(file) == [NOBODY]
+    file.put("proc_num", 0)
+    with pytest.raises(SearchCutShort, match=f"pids {NOBODY}.* cut short") as caught:
+        region.repair_slots(proc=fake_proc.directory)
+    assert (caught.value.pids, caught.value.done) == ((NOBODY,), SlotRepair((), ()))
+    assert (file.get("proc_num"), is_free(file)) == (0, True)
+
+
+# ---- a process that decides how long its maps take to read ----
+
+DEAD = 5
+
+
+class Neighbour:
+    """What its maps do each time they are read; by default they are short and of another file."""
+
+    def __init__(self, proc: Path) -> None:
+        self.proc = proc
+        self.searches = 0
+        self.at: dict[int, Callable[[TextIO], object]] = {}
+        self._maps = proc / "123" / "maps"
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._answer, daemon=True)
+        self._thread.start()
+
+    def _answer(self) -> None:
+        while not self._over.is_set():
+            with (
+                contextlib.suppress(BrokenPipeError),
+                self._maps.open("w", encoding="ascii") as stream,
+            ):
+                if self._over.is_set():
+                    return
+                # The next reader has another pipe: this one shall see the end of its own.
+                self._maps.unlink()
+                os.mkfifo(self._maps)
+                number, self.searches = self.searches, self.searches + 1
+                self.at.get(number, lambda _: None)(stream)
+                stream.write(LINE)
+
+    def end(self) -> None:
+        self._over.set()
+        eventually(self._has_ended)
+
+    def _has_ended(self) -> bool:
+        # It waits for somebody who reads.
+        reader = os.open(self._maps, os.O_RDONLY | os.O_NONBLOCK)
+        self._thread.join(0.1)
+        os.close(reader)
+        return not self._thread.is_alive()
+
+
+@pytest.fixture
+def neighbour(fake_proc: FakeProc, file: RegionFile) -> Iterator[Neighbour]:
+    """It has the number of a process that has left a slot."""
+    file.add_process(DEAD, {0: 640})
+    maps = fake_proc.add(123, None, DEAD) / "maps"
+    maps.unlink()
+    os.mkfifo(maps)
+    found = Neighbour(fake_proc.directory)
+    yield found
+    found.end()
+
+
+def late(_: RegionFile, stream: TextIO) -> None:
+    """Long enough for the reader to check the clock meanwhile: the processor's time counts."""
+    time.sleep(0.7)
+    stream.write(LINE * 200)
+
+
+def long(_: RegionFile, stream: TextIO) -> None:
+    """Up to 8 MiB are read: long paths do not keep a dead slot counted."""
+    path = "/somewhere/" + "x" * 3500
+    lines = LINE.replace("rw-s", "rw-p").replace("/somewhere/else", path) * 950
+    assert 7 << 20 > len(lines) * 2 > 6 << 20
+    stream.writelines(lines for _ in range(2))
+
+
+def free(file: RegionFile, _: TextIO) -> None:
+    """Others can take the lock while /proc is searched."""
+    assert is_free(file)
+
+
+@pytest.mark.parametrize("maps", [late, long, free])
+def test_a_search_reads_all_maps_before_it_takes_the_lock(
+    maps: Callable[[RegionFile, TextIO], None],
+    region: Region,
+    file: RegionFile,
+    neighbour: Neighbour,
+) -> None:
+    neighbour.at[0] = functools.partial(maps, file)
+    assert region.reap(proc=neighbour.proc) == (ReapedSlot(DEAD, 640),)
+    assert neighbour.searches == 1
+    assert region.memory_used(0) == 0
+
+
+@pytest.mark.parametrize(("field", "value"), [("slot_used.total", 641), ("slot_hostpid", 77)])
+def test_a_slot_that_has_changed_since_the_search_began_is_left(
+    field: str, value: int, region: Region, file: RegionFile, neighbour: Neighbour
+) -> None:
+    """As by a process that has got the dead one's pid and slot meanwhile."""
+    neighbour.at[0] = lambda _: file.put(field, value)
+    assert region.reap(proc=neighbour.proc) == ()
+    assert region.memory_used(0) in {640, 641}
 
 
 # ---- who maps the region ----
@@ -166,8 +276,8 @@ def test_what_may_be_a_mapping_of_the_region_is_not_forgotten_over_those_after_i
     fields = line_of(region).split(maxsplit=5)
     other = " ".join([*fields[:3], "fe:fe", "1", "/elsewhere\n"])
     maps.write_text(" ".join([*fields[:3], "fe:fe", *fields[4:]]) + other)
-    fake_proc.add_long(100, 5, maps)
-    fake_proc.add_long(101, 6, fake_proc.directory / "1" / "maps")
+    fake_proc.add(100, maps, 5)
+    fake_proc.add(101, fake_proc.elsewhere, 6)
     assert dead(region, file, fake_proc, [5, 6]) == {6}
 
 
@@ -205,7 +315,7 @@ def test_its_inode_number_on_a_device_is_another_file_if_that_keeps_its_pages_it
     maps = fake_proc.directory.parent / "elsewhere"
     fields = line_of(region).split(maxsplit=5)
     maps.write_text(" ".join([*fields[:3], "fe:fd", *fields[4:]]))
-    fake_proc.add_long(100, 5, maps)
+    fake_proc.add(100, maps, 5)
     mounts = (f"30 1 254:25 / / rw - {kind}2 d rw", f"36 1 254:253 / /x rw - {kind} d rw")
     text = "".join(f"{line}\n" for line in (*mounts, "37 1 254:2 / /y rw - overlay d rw"))
     (fake_proc.directory / "100" / "mountinfo").write_text(text)
@@ -214,13 +324,11 @@ def test_its_inode_number_on_a_device_is_another_file_if_that_keeps_its_pages_it
 
 
 def test_a_stranger_is_not_asked_what_it_maps_but_its_successor_is(
-    region: Region, file: RegionFile, fake_proc: FakeProc
+    region: Region, file: RegionFile, fake_proc: FakeProc, ours: Path
 ) -> None:
     """Its pid may be another's by now, and where nobody knows since when it runs, it may be too."""
-    maps = fake_proc.directory.parent / "ours"
-    maps.write_text(line_of(region))
-    fake_proc.add_long(100, 5, maps)
-    fake_proc.add_long(101, 6, maps)
+    fake_proc.add(100, ours, 5)
+    fake_proc.add(101, ours, 6)
     strangers = [(99, 1), (100, 4321), (101, 4321), (102, 0)]
 
     def found() -> set[int]:
@@ -236,11 +344,9 @@ def test_a_stranger_is_not_asked_what_it_maps_but_its_successor_is(
 
 
 def test_a_process_whose_pids_are_not_told_is_looked_at(
-    region: Region, file: RegionFile, fake_proc: FakeProc
+    region: Region, file: RegionFile, fake_proc: FakeProc, ours: Path
 ) -> None:
-    maps = fake_proc.directory.parent / "ours"
-    maps.write_text(line_of(region))
-    fake_proc.add_long(100, 5, maps)
+    fake_proc.add(100, ours, 5)
     (fake_proc.directory / "100" / "status").write_text("Name:\tx\n")
     assert dead(region, file, fake_proc, [5, 6]) == set()
 
@@ -253,7 +359,7 @@ def test_a_containers_own_proc_is_told_by_its_first_process_alone(
     (fake_proc.directory / "1" / "ns" / "pid").unlink()
     libvgpu = line_of(region).replace(" rw-s ", " r-xp ").replace(region.path, "/opt/libvgpu.so")
     maps = line_of(region) + (libvgpu if first.startswith("of libvgpu") else "")
-    (fake_proc.directory / "1" / "maps").write_text(maps)
+    fake_proc.elsewhere.write_text(maps)
     file.add_process(5, {0: 1})
     if first.endswith("with a slot"):
         file.add_process(1)
@@ -267,7 +373,28 @@ def test_a_private_copy_of_the_file_makes_nobody_a_process_of_the_region(
 ) -> None:
     maps = fake_proc.directory.parent / "private"
     maps.write_text(line_of(region).replace(" rw-s ", " rw-p "))
-    fake_proc.add_long(100, 5, maps)
+    fake_proc.add(100, maps, 5)
+    assert dead(region, file, fake_proc, [5]) == {5}
+
+
+def test_a_process_as_deep_as_namespaces_go_is_seen(
+    region: Region, file: RegionFile, fake_proc: FakeProc, ours: Path
+) -> None:
+    """The kernel makes 32 below the first one."""
+    fake_proc.add(100, ours, *range(1000, 1031), 5)
+    assert dead(region, file, fake_proc, [5]) == set()
+
+
+def test_a_process_whose_first_thread_is_ending_is_seen_by_the_others(
+    region: Region, file: RegionFile, fake_proc: FakeProc, ours: Path
+) -> None:
+    """It has let go of its memory, and is no zombie yet."""
+    own = fake_proc.add(100, None, 5)
+    other = own / "task" / "124" / "maps"
+    other.parent.mkdir(parents=True)
+    other.write_text(ours.read_text())
+    assert dead(region, file, fake_proc, [5]) == set()
+    other.write_text("")
     assert dead(region, file, fake_proc, [5]) == {5}
 
 
@@ -314,172 +441,3 @@ def test_a_process_with_libvgpu_is_not_attached_beside_it(
     assert file.get("slot_used.total") == 640
     with_libvgpu("evaluate", "scene.mapping.close()")
     with_libvgpu("attach")
-
-
-# ---- one file with two inodes ----
-
-
-@pytest.fixture
-def overlay(tmp_path: Path) -> Iterator[tuple[ProcessFactory, Path, Path]]:
-    """Where processes see an overlay, its directory, and what is below it."""
-    upper, merged = tmp_path / "upper", tmp_path / "merged"
-    for directory in (upper, merged, tmp_path / "lower", tmp_path / "work"):
-        directory.mkdir()
-    options = f"lowerdir={tmp_path}/lower,upperdir={upper},workdir={tmp_path}/work"
-    mount = f'mount -t overlay overlay -o {options} {merged} && exec "$@"'
-    inside = ("unshare", "--mount", "--propagation", "private", "sh", "-c", mount, "sh")
-    tried = subprocess.run([*inside, "true"], capture_output=True, text=True, check=False)
-    if tried.returncode != 0:
-        pytest.skip(f"cannot mount an overlay here: {tried.stderr.strip()}")
-    with contextlib.closing(ProcessFactory(*inside)) as process_factory:
-        yield process_factory, merged, upper
-
-
-@needs_first_namespace
-@pytest.mark.root
-@pytest.mark.parametrize("through_it", ["the process", "who looks for it"])
-def test_a_process_that_maps_the_file_beside_an_overlay_is_not_taken_for_dead(
-    through_it: str,
-    overlay: tuple[ProcessFactory, Path, Path],
-    region_file: RegionFileFactory,
-    actor: MakeActor,
-) -> None:
-    process_factory, merged, upper = overlay
-    file = region_file()
-    file.path.rename(upper / "usage.cache")
-    inside = functools.partial(process_factory.actor, merged / "usage.cache")
-    below = functools.partial(actor, upper / "usage.cache")
-    start, look = (inside, below) if through_it == "the process" else (below, inside)
-    container = start()
-    container("attach")
-    container("slot.charge", 0, 640)
-    reaper = look()
-    assert reaper("region.reap") == ()
-    with pytest.raises(ValueError, match="not known"):
-        reaper("region.reap", [container.pid])
-    assert container("region.memory_used", 0) == 640
-    container.kill()
-    assert len(reaper("region.reap")) == 1
-
-
-@pytest.mark.slow(keep=4)
-@needs_first_namespace
-@pytest.mark.root
-@pytest.mark.parametrize("by", ["another mount namespace", "a bind mount"])
-def test_a_holder_that_came_through_an_overlay_is_not_robbed_from_below(
-    by: str,
-    layout: Layout,
-    overlay: tuple[ProcessFactory, Path, Path],
-    region_file: RegionFileFactory,
-    actor: MakeActor,
-) -> None:
-    """A lock on a byte of the one inode says nothing about who has locked that of the other."""
-    process_factory, merged, upper = overlay
-    file = region_file(layout)
-    file.path.rename(upper / "usage.cache")
-    holder = process_factory.actor(merged / "usage.cache")
-    holder("lock")
-    with contextlib.ExitStack() as ended:
-        if by == "a bind mount":
-            bound = upper.parent / "bound"
-            bound.mkdir()
-            mount = f'mount --bind {upper} {bound} && exec "$@"'
-            inside = ("nsenter", "--mount", "--target", str(holder.pid), "sh", "-c", mount, "sh")
-            writers = ended.enter_context(contextlib.closing(ProcessFactory(*inside)))
-            writer = writers.actor(bound / "usage.cache")
-        else:
-            writer = actor(upper / "usage.cache")
-        assert_not_robbed(holder, writer)
-
-
-OWNER_LIFE = "answer = region.lock_state().owner_life"
-
-
-def assert_not_robbed(holder: Actor, writer: Actor) -> None:
-    """While it lives; once it is dead, nobody else maps the file by another way."""
-    with pytest.raises(LockTimeout):
-        writer("lock", 0.3)
-    assert writer("evaluate", OWNER_LIFE) == "unknown"
-    holder("unlock")
-    writer("lock")
-    writer("unlock")
-    holder("lock")
-    holder.kill()
-    recover = "answer = region.recover_lock(watch_s=0).dead_owner"
-    assert writer("evaluate", recover)
-    writer("lock")
-    writer("unlock")
-
-
-CREATE = """
-import os
-from libhamiregion import create_region
-create_region(path)
-answer = os.stat(path).st_ino
-"""
-FORGE = """
-import mmap, os
-flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-number = 0
-# Those of a new file system count upwards.
-while number < inode:
-    at = os.open(f"{path}.{number}", flags)
-    number = os.fstat(at).st_ino
-os.ftruncate(at, 4 << 20)
-scene.mapping = mmap.mmap(at, 0)
-answer = number
-"""
-
-
-@pytest.fixture
-def two_file_systems(tmp_path: Path) -> Iterator[tuple[ProcessFactory, Path, Path]]:
-    """Where processes see two new file systems, and their directories."""
-    ours, forged = tmp_path / "ours", tmp_path / "forged"
-    mounts = []
-    for directory in (ours, forged):
-        directory.mkdir()
-        mounts.append(f"mount -t tmpfs tmpfs {directory} &&")
-    script = f'{" ".join(mounts)} exec "$@"'
-    inside = ("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh")
-    with contextlib.closing(ProcessFactory(*inside)) as process_factory:
-        yield process_factory, ours, forged
-
-
-@needs_first_namespace
-@pytest.mark.root
-@pytest.mark.parametrize("attached", [False, True], ids=["with a number", "with its pid"])
-def test_a_neighbour_that_forges_the_inode_keeps_no_dead_holders_lock(
-    attached: bool, two_file_systems: tuple[ProcessFactory, Path, Path]
-) -> None:
-    """It maps a file with the same inode number on a file system of its own."""
-    process_factory, ours, forged = two_file_systems
-    path = ours / "usage.cache"
-    inode = process_factory.actor()("evaluate", CREATE, path=str(path))
-    neighbour = process_factory.actor()
-    assert neighbour("evaluate", FORGE, path=str(forged / "file"), inode=inode) == inode
-    holder, writer = process_factory.actor(path), process_factory.actor(path)
-    if attached:
-        holder("attach")
-    holder("lock")
-    with pytest.raises(LockTimeout):
-        writer("lock", 0.3)
-    holder.kill()
-    writer("lock")
-    writer("unlock")
-
-
-@needs_first_namespace
-@pytest.mark.root
-def test_beside_an_overlay_a_byte_is_a_proof(
-    overlay: tuple[ProcessFactory, Path, Path], region_file: RegionFileFactory
-) -> None:
-    """Also where a name begins as that of its upper directory does."""
-    process_factory, _, upper = overlay
-    beside = upper.parent / f"{upper.name}-not" / "usage.cache"
-    beside.parent.mkdir()
-    region_file().path.rename(beside)
-    holder, writer = process_factory.actor(beside), process_factory.actor(beside)
-    holder("lock")
-    assert writer("evaluate", OWNER_LIFE) == "alive"
-    holder.kill()
-    assert writer("evaluate", OWNER_LIFE) == "dead"

@@ -10,7 +10,7 @@ import pytest
 from lock_bytes import NOBODY, is_free
 from namespaces import needs_first_namespace
 from reaping import reap_in_time
-from slot_bytes import WITH_SEQLOCK, pids, slot_bytes
+from slot_bytes import NOBODYS, WITH_SEQLOCK, pids, slot_bytes
 from support.actors import Actor, MakeActor, map_libvgpu
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import eventually
@@ -156,9 +156,6 @@ def test_a_live_process_that_is_inside_its_seqlock_is_left_alone(
         assert file.get("slot_seqlock", slot=0) == 41
 
 
-NOBODYS = 2**31 - 1
-
-
 @pytest.mark.root
 def test_a_slot_with_pid_0_gets_a_name_that_no_process_ever_has(
     file: RegionFile, actor: MakeActor
@@ -199,33 +196,6 @@ def test_who_ends_by_itself_may_still_give_memory_back(
         file.put("slot_pid", 0, slot=slot)
         ending.kill()
         assert [one.pid for one in reap_in_time(region)] == [0]
-
-
-@pytest.mark.root
-def test_no_live_slot_changes_and_none_has_pid_0_whatever_is_reaped(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    chance = random.Random(4)
-    live = [actor() for _ in range(3)]
-    for _ in range(8):
-        file = region_file(layout)
-        for one in live:
-            one("open", str(file.path), writable=True)
-        content = [*(one.pid for one in live), *range(DEAD, DEAD + chance.randrange(7)), 0]
-        chance.shuffle(content)
-        for pid in content:
-            file.add_process(pid, {0: pid})
-        before = {pid: (slot, slot_bytes(file, slot)) for slot, pid in enumerate(pids(file))}
-        with open_region(file, writable=True) as region:
-            reap_in_time(region)
-            for one in live:
-                slot, content_before = before[one.pid]
-                assert file.get("slot_pid", slot=slot) == one.pid
-                assert slot_bytes(file, slot) == content_before
-            assert 0 not in pids(file)
-            assert region.memory_used(0) == sum(one.pid for one in live)
-        for one in live:
-            one("region.close")
 
 
 # ---- named pids ----

@@ -2,13 +2,15 @@
 
 import gc
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 from forked import in_child
 from region_calls import EDITS, READS
-from support.region_file import SLOTS, RegionFile, RegionFileFactory
+from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import (
     Layout,
@@ -17,6 +19,8 @@ from libhamiregion import (
     RegionClosed,
     RegionError,
     RegionReadOnly,
+    RegionSet,
+    create_region,
     identify,
     open_region,
 )
@@ -48,15 +52,6 @@ def descriptors_of(path: Path) -> int:
 
 
 # ---- opening ----
-
-
-def test_a_region_knows_its_file_layout_and_mode(layout: Layout, file: RegionFile) -> None:
-    with open_region(file) as region:
-        assert (region.path, region.layout, region.writable) == (str(file.path), layout, False)
-        assert not region.closed
-    with open_region(str(file.path), writable=True) as region:
-        assert region.writable
-    assert identify(file) is layout
 
 
 def test_a_relative_path_is_made_absolute_at_once(
@@ -111,6 +106,15 @@ def test_a_region_that_nobody_holds_is_unmapped(region_file: RegionFileFactory) 
     gc.collect()
     assert mappings_of(file.path) == []
     assert descriptors_of(file.path) == 0
+
+
+@pytest.mark.parametrize("path", [None, 3, b"a.cache", ["a.cache"]])
+def test_a_path_is_a_text_or_a_path(path: Any) -> None:
+    for enter in (open_region, identify, lambda path: RegionSet([path])):
+        with pytest.raises(TypeError):
+            enter(path)
+    with pytest.raises(TypeError):
+        RegionSet("a.cache")
 
 
 def test_a_failed_open_leaves_no_descriptor(region_file: RegionFileFactory) -> None:
@@ -183,74 +187,6 @@ def test_a_snapshot_stays_what_it_was(busy: RegionFile) -> None:
     assert attrs.asdict(compared) == first
 
 
-def test_snapshots_grow_to_a_full_table(layout: Layout, region_file: RegionFileFactory) -> None:
-    file = region_file(layout, uuids=[f"GPU-{index}" for index in range(16)])
-    with open_region(file) as region:
-        assert region.snapshot().processes == ()
-        file.put("proc_num", SLOTS)
-        for slot in range(SLOTS):
-            file.put("slot_pid", 1000 + slot, slot=slot)
-        file.put("slot_used.total", 77, slot=SLOTS - 1, device=15)
-        snapshot = region.snapshot()
-    assert [process.pid for process in snapshot.processes] == list(range(1000, 1000 + SLOTS))
-    assert snapshot.processes[-1].devices[15].memory_used_bytes == 77
-    assert snapshot.device(15).memory_used_bytes == 77
-    assert [device.uuid for device in snapshot.devices] == [f"GPU-{i}" for i in range(16)]
-
-
-# ---- settled ----
-
-
-@pytest.mark.parametrize("layout", [Layout.V1_1_POSTINIT, Layout.V1_2])
-def test_a_writer_that_died_inside_its_seqlock_is_the_one_not_settled(busy: RegionFile) -> None:
-    busy.put("slot_seqlock", 5, slot=1)
-    with open_region(busy) as region:
-        for _ in range(3):
-            snapshot = region.snapshot()
-            assert not snapshot.settled
-            assert [process.settled for process in snapshot.processes] == [True, False, True]
-        # What it stored last is told all the same.
-        assert snapshot.processes[1].devices[0].memory_used_bytes == 2 * GIB
-        busy.put("slot_seqlock", 6, slot=1)
-        assert region.snapshot().settled
-
-
-def test_a_held_semaphore_leaves_the_region_unsettled_and_readable(busy: RegionFile) -> None:
-    busy.put("owner_pid", 12)
-    busy.put("sem", 0)
-    with open_region(busy) as region:
-        for _ in range(3):
-            snapshot = region.snapshot()
-            assert not snapshot.settled
-            assert snapshot.owner_pid == 12
-            assert snapshot.device(0).memory_used_bytes == 3 * GIB + 5
-        busy.put("sem", 1)
-        busy.put("owner_pid", 0)
-        assert region.snapshot().settled
-
-
-# ---- which devices are listed ----
-
-
-def listed(file: RegionFile) -> list[int]:
-    with open_region(file) as region:
-        snapshot = region.snapshot()
-    indexes = [device.index for device in snapshot.devices]
-    for process in snapshot.processes:
-        assert [usage.index for usage in process.devices] == indexes
-    return indexes
-
-
-def test_without_device_num_those_up_to_the_last_memory_limit(
-    region_file: RegionFileFactory,
-) -> None:
-    assert listed(region_file(memory_limits=(GIB, None, GIB), sm_limits=[50] * 5)) == [0, 1, 2]
-    assert listed(region_file(memory_limits=[None] * 15 + [1])) == list(range(16))
-    # Sixteen equal limits say nothing.
-    for limit in (None, GIB):
-        assert listed(region_file(memory_limits=[limit] * 16)) == [0]
-
-
 # ---- live values ----
 
 
@@ -287,21 +223,29 @@ def test_a_region_in_place_is_not_stale(layout: Layout, file: RegionFile) -> Non
         assert not region.is_stale()
 
 
-def test_a_removed_region_is_stale_and_still_readable(region_file: RegionFileFactory) -> None:
+def make_link(path: Path, other: Path) -> None:
+    path.symlink_to(other)
+
+
+def make_other(path: Path, _: Path) -> None:
+    create_region(path, memory_limits=(1,))
+
+
+@pytest.mark.parametrize("make", [None, make_link, make_other], ids=["nothing", "link", "region"])
+def test_a_region_whose_name_leads_elsewhere_is_stale_and_still_readable(
+    make: Callable[[Path, Path], None] | None, region_file: RegionFileFactory
+) -> None:
     file = region_file(memory_limits=(GIB,))
-    with open_region(file) as region:
-        file.path.unlink()
+    with open_region(file, writable=True) as region:
+        moved = file.path.rename(file.path.with_name("moved.cache"))
+        if make is not None:
+            make(file.path, moved)
         assert region.is_stale()
         assert region.memory_limit(0) == GIB
-
-
-def test_a_link_in_the_place_of_the_file_is_stale(region_file: RegionFileFactory) -> None:
-    file = region_file()
-    with open_region(file) as region:
-        moved = file.path.with_name("moved.cache")
-        file.path.rename(moved)
-        file.path.symlink_to(moved)
-        assert region.is_stale()
+        region.set_priority(5)
+        if make is make_other:
+            with open_region(file) as again:
+                assert (again.memory_limit(0), again.priority) == (1, 1)
 
 
 # ---- closing ----
@@ -318,34 +262,7 @@ def test_every_call_after_close_raises_region_closed(region_file: RegionFileFact
         assert error.value.path == str(file.path)
 
 
-# ---- threads ----
-
-
 # ---- fork ----
-
-
-def test_in_a_forked_child_every_call_raises_region_closed(
-    region_file: RegionFileFactory,
-) -> None:
-    file = region_file(memory_limits=(GIB,))
-    with open_region(file, writable=True) as region:
-
-        def child() -> set[str]:
-            said = set()
-            for call in CALLS.values():
-                with pytest.raises(RegionClosed) as error:
-                    call(region)
-                assert error.value.path == str(file.path)
-                said.add(str(error.value))
-            return said
-
-        before = file.content()
-        (message,) = in_child(child)
-        assert "opened before fork(); open it again in the child" in message
-        # The parent goes on.
-        assert file.content() == before
-        assert region.memory_limit(0) == GIB
-        assert region.snapshot().settled
 
 
 def test_a_forked_child_opens_the_file_itself_and_closes_what_it_inherited(
@@ -365,15 +282,3 @@ def test_a_forked_child_opens_the_file_itself_and_closes_what_it_inherited(
     assert in_child(child) == (2 * GIB, 0)
     assert region.memory_limit(0) == 2 * GIB
     region.close()
-
-
-def test_each_device_of_a_snapshot_can_be_read_alone(region_file: RegionFileFactory) -> None:
-    """Also one that only its uuid shows, of a container that has not reported its devices."""
-    file = region_file(uuids=["GPU-0", "GPU-1"], sm_limits=[50])
-    file.put("device_num", 0)
-    with open_region(file) as region:
-        shown = [each.index for each in region.snapshot().devices]
-        assert 1 in shown
-        assert [region.memory_limit(index) for index in shown] == [None] * len(shown)
-        with pytest.raises(NoSuchDevice):
-            region.memory_limit(15)

@@ -186,15 +186,6 @@ def test_a_live_process_with_a_slot_only_above_the_table_is_taken_in_when_it_wri
     assert pids(file) == [DEAD, moved.pid]
 
 
-@with_newer
-def test_what_holds_nothing_behind_the_last_slot_is_not_told(
-    file: RegionFile, actor: MakeActor
-) -> None:
-    slot = start(file, actor(file), 0)
-    file.put("proc_num", slot)
-    assert repair(file) == NOTHING
-
-
 @with_seqlock
 def test_what_an_earlier_life_left_is_neither_repaired_nor_told_where_it_can_be_no_original(
     file: RegionFile, actor: MakeActor
@@ -340,36 +331,6 @@ memory.close()
 """
 
 
-@pytest.mark.root
-@with_newer
-def test_several_orphans_and_the_stale_slots_between_them(
-    file: RegionFile, actor: MakeActor
-) -> None:
-    first, second = actor(file), actor(file)
-    for number in range(4):
-        file.add_process(DEAD + number, {0: 10_000})
-    first_slot = start(file, first, 1)
-    file.add_process(DEAD + 4, {0: 10_000})
-    second_slot = start(file, second, 2)
-    frozen = [slot_bytes(file, first_slot), slot_bytes(file, second_slot)]
-    put_slot(file, 0, frozen[1])
-    put_slot(file, 1, frozen[0])
-    file.put("proc_num", 2)
-    file.put("slot_pid", 0, slot=3)
-    account(file, first_slot, 10)
-    account(file, second_slot, 20)
-    assert used(file) == 3
-    with at_work(file, first_slot, second_slot):
-        assert_repaired(file, first, second)
-        # Both in full; nothing of the dead whose stale slots lie between them.
-        assert used(file) == 33
-        assert repair(file) == NOTHING
-    account(file, first_slot, 100)
-    account(file, second_slot, 200)
-    assert used(file) == 333
-    assert 0 not in pids(file), "the next process of 2.8.0 to start would loop over it"
-
-
 @with_newer
 def test_a_stale_slot_between_loses_the_name_of_the_process_that_works_elsewhere(
     file: RegionFile, actor: MakeActor
@@ -386,41 +347,6 @@ def test_a_stale_slot_between_loses_the_name_of_the_process_that_works_elsewhere
         assert_repaired(file, moved)
     assert used(file) == 105
     assert pids(file) == [moved.pid, other.pid, NOBODYS, moved.pid]
-
-
-def test_a_stale_slot_of_an_older_process_in_a_file_of_1_1_is_taken_in_by_no_name(
-    region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    """Up to 2.8.0 a process accounts in every slot below the number of slots that has its pid."""
-    file = region_file(Layout.V1_1)
-    moved, older = actor(file), actor(file)
-    file.add_process(DEAD, {0: 10_000})
-    file.add_process(older.pid, {0: 30})
-    stale = file.add_process(older.pid, {0: 20})
-    slot = start(file, moved, 100)
-    put_slot(file, 0, slot_bytes(file, slot))
-    file.put("proc_num", stale)
-    with at_work(file, slot):
-        assert_repaired(file, moved)
-    assert used(file) == 130
-    assert pids(file) == [moved.pid, older.pid, NOBODYS, moved.pid]
-
-
-@with_newer
-def test_a_slot_of_a_dead_process_that_somebody_writes_to_bars_the_way(
-    file: RegionFile, actor: MakeActor
-) -> None:
-    """A newcomer has taken an orphan's slot and has died."""
-    moved = actor(file)
-    file.add_process(DEAD)
-    written = file.add_process(DEAD + 1, {0: 5})
-    slot = start(file, moved, 100)
-    move_last_into(file, 0)
-    file.put("proc_num", 1)
-    with at_work(file, written, slot):
-        eventually(lambda: repair(file) == left(moved))
-    assert pids(file) == [moved.pid]
-    assert file.get("slot_used.total", slot=written) == 5
 
 
 @pytest.mark.root

@@ -393,29 +393,14 @@ def test_accounting_waits_for_the_lock_up_to_2_8_0(
         assert is_free(file)
 
 
-def test_processes_that_account_at_once_lose_nothing(file: RegionFile, actor: MakeActor) -> None:
-    others = [actor(file) for _ in range(3)]
-    work = (
-        "for _ in range(200): slot.charge(0, 5); slot.release(0, 4); slot.charge(1, 1, 'context')"
-    )
-    for other in others:
-        other("attach")
-    for other in others:
-        other.start("evaluate", work)
-    for other in others:
-        other.outcome()
-    with open_region(file) as region:
-        assert (region.memory_used(0), region.memory_used(1)) == (600, 600)
-        for other in others:
-            other("slot.detach")
-        assert (region.memory_used(0), region.memory_used(1)) == (0, 0)
-    assert is_free(file)
-
-
 # ---- Fork ----
 
 AFTER_FORK: dict[str, Callable[[Region, Slot], object]] = {
     **CALLS,
+    "snapshot": lambda region, _: region.snapshot(),
+    "priority": lambda region, _: region.priority,
+    "set_priority": lambda region, _: region.set_priority(1),
+    "is_stale": lambda region, _: region.is_stale(),
     "lock": lambda region, _: region.lock().__enter__(),
     "lock_state": lambda region, _: region.lock_state(),
     "recover_lock": lambda region, _: region.recover_lock(),

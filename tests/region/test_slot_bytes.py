@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from lock_bytes import hold, is_free, owner_of
 from namespaces import NEW_NAMESPACE, why_no_new_namespace
-from slot_bytes import NOBODYS, move_last_into, pids, put_slot, slot_bytes, slot_range
+from slot_bytes import NOBODYS, move_last_into, pids, put_slot, slot_bytes
 from support.actors import Actor, MakeActor, ProcessFactory
 from support.region_file import RegionFile, RegionFileFactory, locate
 from support.wait import PATIENCE_S, eventually
@@ -20,7 +19,6 @@ from support.wait import PATIENCE_S, eventually
 from libhamiregion import (
     Layout,
     LockNotRecoverable,
-    LockTimeout,
     MemoryLimitExceeded,
     ReapedSlot,
     create_region,
@@ -65,17 +63,6 @@ def test_a_killed_process_is_reaped_without_proc(
     assert pids(file) == [living.pid, NOBODYS]
 
 
-def test_one_that_is_asked_for_by_its_pid_is_judged_so_too(
-    file: RegionFile, actor: MakeActor, empty_proc: Path
-) -> None:
-    living, dead = attached(actor(file), 100), attached(actor(file), 600)
-    dead.kill()
-    with open_region(file, writable=True) as region:
-        with pytest.raises(ValueError, match=f"process {living.pid} is alive"):
-            region.reap([living.pid], proc=empty_proc)
-        assert region.reap([dead.pid], proc=empty_proc)[0].memory_bytes == 600
-
-
 def test_a_slot_that_libvgpu_has_moved_keeps_its_proof(
     file: RegionFile, actor: MakeActor, empty_proc: Path
 ) -> None:
@@ -106,69 +93,6 @@ def test_a_forked_child_does_not_keep_its_parent_alive(
         os.kill(child, signal.SIGKILL)
 
 
-def test_one_that_closes_all_descriptors_stays_alive(
-    file: RegionFile, actor: MakeActor, empty_proc: Path
-) -> None:
-    living = attached(actor(file), 100)
-    keep = living("evaluate", "import os; answer = scene.fds = os.listdir('/proc/self/fd')")
-    assert keep
-    living(
-        "evaluate",
-        "import os\n"
-        "paths = {n: os.readlink(f'/proc/self/fd/{n}') for n in scene.fds"
-        " if os.path.lexists(f'/proc/self/fd/{n}')}\n"
-        "assert not [n for n, p in paths.items() if p == path]",
-        path=os.fspath(file),
-    )
-    with open_region(file, writable=True) as region:
-        assert region.reap(proc=empty_proc) == ()
-
-
-def test_one_that_has_detached_or_closed_leaves_no_lock(file: RegionFile, actor: MakeActor) -> None:
-    process = attached(actor(file), 100)
-    assert locked_slot_bytes(file) == 1
-    process("slot.detach")
-    assert locked_slot_bytes(file) == 0
-    attached(process, 1)
-    process("region.close")
-    assert locked_slot_bytes(file) == 0
-
-
-def test_what_is_left_of_a_slot_that_was_given_up_is_its_name(
-    file: RegionFile, actor: MakeActor, empty_proc: Path
-) -> None:
-    """Its process lives; by a mark that had stayed it would be dead, and reaped."""
-    process = attached(actor(file), 100)
-    attached(actor(file), 50)
-    process("slot.detach")
-    assert pids(file)[0] == process.pid, "that of a process in the middle of the table stays"
-    left = bytearray(slot_bytes(file, 0))
-    start, _ = slot_range(file.layout, 0)
-    newest = Layout.V1_2 if file.layout is Layout.V1_1 else file.layout
-    for layout, field, width in ((file.layout, "slot_pid", 4), (newest, "slot_seqlock", 8)):
-        at = locate(layout, field)[0] - start
-        left[at : at + width] = bytes(width)
-    assert left == bytes(len(left))
-    with open_region(file, writable=True) as region:
-        assert region.reap(proc=empty_proc) == ()
-
-
-def locked_slot_bytes(file: RegionFile) -> int:
-    """How many bytes between 0x10000000 and 0x20000000 are locked, as the kernel lists them."""
-    inode = f":{file.path.stat().st_ino} "
-
-    def listed() -> int:
-        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-        starts = [int(line.split()[-2]) for line in lines if inode in line]
-        return sum(0x10000000 <= start < 0x20000000 for start in starts)
-
-    # A list of several pages may miss some while other programs lock and unlock.
-    looks = [listed(), listed()]
-    while looks[-1] != looks[-2]:
-        looks.append(listed())
-    return looks[-1]
-
-
 # ---- what is not of ours stays libvgpu's ----
 
 
@@ -197,12 +121,6 @@ def test_libvgpu_that_takes_the_slot_of_a_dead_one_with_its_pid_is_not_dead_by_t
         assert region.memory_used(0) == 77
 
 
-def test_slots_without_a_mark_are_judged_as_ever(file: RegionFile, empty_proc: Path) -> None:
-    file.add_process(4_000_001, {0: 7})
-    with open_region(file, writable=True) as region:
-        assert region.reap(proc=empty_proc) == ()
-
-
 # ---- the lock ----
 
 
@@ -218,37 +136,6 @@ def test_the_lock_of_a_killed_process_is_recovered_without_proc(
         assert (state.owner_pid, state.owner_life, state.by_library) == (dead.pid, "dead", False)
         assert region.recover_lock(proc=empty_proc, watch_s=0).dead_owner
     assert is_free(file)
-
-
-def test_who_waits_for_it_takes_it(file: RegionFile, actor: MakeActor) -> None:
-    dead, waiter = attached(actor(file), 600), actor(file)
-    dead("lock")
-    waiter.start("lock", 30.0)
-    assert not waiter.is_done(within_s=0.05)
-    dead.kill()
-    waiter.outcome()
-    waiter("unlock")
-    assert is_free(file)
-
-
-def test_a_living_holder_is_never_robbed(
-    file: RegionFile, actor: MakeActor, empty_proc: Path
-) -> None:
-    """Nor between detaching and attaching anew."""
-    living = attached(actor(file), 600)
-    for _ in range(2):
-        living("lock")
-        with open_region(file, writable=True) as region:
-            state = region.lock_state(proc=empty_proc)
-            assert (state.owner_pid, state.owner_life) == (living.pid, "alive")
-            assert region.snapshot().owner_pid == living.pid
-            with pytest.raises(LockTimeout, match=f"owner_pid {living.pid}"), region.lock(0.2):
-                pass
-            with pytest.raises(LockNotRecoverable, match="live"):
-                region.recover_lock(proc=empty_proc, watch_s=0)
-        living("unlock")
-        living("slot.detach")
-        living("attach")
 
 
 def test_libvgpus_signature_is_not_judged_by_the_mark_of_its_namesake(
@@ -384,15 +271,3 @@ def test_emptied_slots_are_taken_again_where_nobody_can_be_seen(
     )
     subprocess.run([*inside, sys.executable, "-c", script], check=True, timeout=PATIENCE_S)
     assert len(pids(file)) == 70
-
-
-def test_the_flag_is_not_part_of_what_is_counted(file: RegionFile, actor: MakeActor) -> None:
-    """Whoever reads the seqlock sees an even number that stands still, and one that changes."""
-    process = attached(actor(file), 100)
-    layout = Layout.V1_2 if file.layout is Layout.V1_1 else file.layout
-    at, form = locate(layout, "slot_seqlock")
-    seqlock = struct.unpack_from(form, file.content(), at)[0]
-    assert seqlock % 2 == 0
-    with open_region(file) as region:
-        (usage,) = region.snapshot().processes
-        assert (usage.pid, usage.settled) == (process.pid, True)

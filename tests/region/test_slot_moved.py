@@ -9,7 +9,7 @@ import os
 
 import pytest
 from lock_bytes import NOBODY, is_free
-from slot_bytes import WITHOUT_SEQLOCK, at_work, move_last_into, pids, put_slot, slot_bytes
+from slot_bytes import at_work, move_last_into, pids, put_slot, slot_bytes
 from support.actors import MakeActor
 from support.region_file import RegionFile, RegionFileFactory
 
@@ -64,20 +64,6 @@ def test_after_a_move_into_the_hole_of_a_dead_one(
         assert os.getpid() not in names_above(file) or not layout.has_seqlock
         assert region.memory_used(0) == 2000
         assert is_free(file)
-
-
-def test_after_a_second_move(layout: Layout, region_file: RegionFileFactory) -> None:
-    file = region_file(layout, uuids=["GPU-0"] * 10)
-    with open_region(file, writable=True) as region:
-        slot = attach_behind(file, region, 4)
-        for hole, sum_of_others in [(3, 3000), (2, 2000), (0, 1000)]:
-            move_last_into(file, hole)
-            slot.charge(0, 5)
-            slot.release(0, 4)
-            own = 110 + (4 - file.get("proc_num") + 1)
-            assert own_usage(region, 0)[3] == own
-            assert region.memory_used(0) == own + sum_of_others
-            assert pids(file).count(os.getpid()) == 1
 
 
 def test_after_a_move_that_clears_the_slot_it_is_moved_from(
@@ -167,20 +153,3 @@ def test_nobody_sees_an_orphan_of_a_process_of_this_library_once_it_has_noticed(
         moved("slot.detach")
         assert region.memory_used(0) == dead
         assert moved.pid not in [one.pid for one in region.snapshot().processes if one.status]
-
-
-@pytest.mark.parametrize("layout", WITHOUT_SEQLOCK)
-def test_up_to_2_8_0_a_slot_that_was_moved_is_taken_as_it_is(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    """There the one that moves it holds the lock, so that nothing is lost on the way."""
-    file = region_file(layout, uuids=["GPU-0"] * 10)
-    with open_region(file, writable=True) as region:
-        slot = attach_behind(file, region, 2)
-        copy = slot_bytes(file, 2)
-        put_slot(file, 2, b"\x55" * len(copy))
-        put_slot(file, 0, copy)
-        file.put("proc_num", 2)
-        slot.charge(0, 1)
-        assert own_usage(region, 0) == (0, 10, 101, 111)
-        assert slot_bytes(file, 2) == b"\x55" * len(copy)

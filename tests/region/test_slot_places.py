@@ -29,8 +29,7 @@ from support.wait import eventually
 from libhamiregion import Layout, Region, Slot, SlotTableFull, open_region
 
 DEAD = NOBODY
-# From so many slots on an emptied one is looked for.
-MANY = 64
+
 
 with_newer = pytest.mark.parametrize("layout", WITH_NEWER)
 
@@ -130,22 +129,6 @@ def test_a_slot_whose_process_works_elsewhere_is_taken(
     assert used(files[-1]) == 1001
 
 
-@with_newer
-def test_a_slot_with_a_lower_seqlock_than_that_which_counts_is_taken(
-    file: RegionFile, actor: MakeActor
-) -> None:
-    """A copy never has a higher one than its original: an earlier life has left it."""
-    process, newcomer = actor(file), actor(file)
-    own = start(file, process, 1000)
-    account(file, own, 5)
-    put_slot(file, 1, slot_bytes(file, own))
-    put_seqlock(file, 1, 2)
-    newcomer("attach")
-    newcomer("slot.charge", 0, 1)
-    assert used(file) == 1006
-    assert pids(file) == [process.pid, newcomer.pid]
-
-
 def test_in_a_file_of_1_1_the_slot_that_an_older_process_was_moved_from_is_taken(
     region_file: RegionFileFactory, actor: MakeActor
 ) -> None:
@@ -183,18 +166,6 @@ def test_in_a_file_of_1_1_a_process_that_has_not_accounted_yet_keeps_its_slot_an
     assert used(file) == 100
     account(file, slot, -100)
     assert used(file) == 0
-
-
-def test_in_a_file_of_1_1_a_slot_that_was_moved_twice_before_it_was_used_is_the_last(
-    region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(Layout.V1_1)
-    unused, newcomer = actor(file), actor(file)
-    for _ in range(3):
-        file.add_process(unused.pid)
-    file.put("proc_num", 1)
-    newcomer("attach")
-    assert pids(file) == [NOBODYS, NOBODYS, unused.pid, newcomer.pid]
 
 
 @pytest.mark.parametrize("names", ["dead", "nobody's", "of one that has accounted in the copy"])
@@ -285,25 +256,6 @@ def test_a_table_full_of_emptied_slots_has_room_for_many(
 
 
 @needs_first_namespace
-def test_generations_that_overlap_do_not_make_the_table_longer_and_longer(
-    file: RegionFile, actor: MakeActor
-) -> None:
-    fill_with_emptied(file, MANY - 2)
-    last = actor(file)
-    last("attach")
-    last("slot.charge", 0, 1)
-    for _ in range(8):
-        following = actor(file)
-        following("attach")
-        following("slot.charge", 0, 1)
-        last("slot.detach")
-        last.kill()
-        last = following
-    assert file.get("proc_num") <= MANY
-    assert used(file) == 1
-
-
-@needs_first_namespace
 @pytest.mark.parametrize(
     "whose", ["a live process's", "one that is ending", "counted", "suspended"]
 )
@@ -342,17 +294,6 @@ def has_room(region: Region) -> bool:
     return True
 
 
-@needs_first_namespace
-@with_newer
-def test_an_emptied_slot_that_somebody_writes_to_is_not_taken_again(
-    file: RegionFile, actor: MakeActor
-) -> None:
-    actor(file)
-    fill_with_emptied(file, MANY)
-    with at_work(file, 0), open_region(file, writable=True) as region, region.attach():
-        assert pids(file).index(os.getpid()) != 0
-
-
 def test_who_has_detached_takes_its_slot_again(file: RegionFile, actor: MakeActor) -> None:
     with open_region(file, writable=True) as region:
         first = _attach(region, 5)
@@ -377,17 +318,6 @@ def _attach(region: Region, nbytes: int) -> Slot:
     slot = region.attach()
     slot.charge(0, nbytes)
     return slot
-
-
-def test_a_slot_of_an_earlier_process_stays_when_who_took_it_leaves(file: RegionFile) -> None:
-    """libvgpu may have found it dead a moment ago, and be about to remove it beside the lock."""
-    file.add_process(os.getpid(), {0: 1000})
-    with open_region(file, writable=True) as region:
-        slot = _attach(region, 5)
-        assert used(file) == 5
-        slot.detach()
-    assert pids(file) == [os.getpid()]
-    assert used(file) == 0
 
 
 def test_several_slots_of_a_predecessor_become_one(file: RegionFile) -> None:

@@ -95,14 +95,6 @@ def read(
     return counted
 
 
-def assert_honest(counted: dict[str, float], count: int, pause: int) -> None:
-    assert counted["snapshots"] >= count
-    assert counted["errors"] == 0
-    lies = ("mixed_settled", "went_back", "twice_settled", "lost_settled")
-    assert {lie: counted[lie] for lie in lies} == dict.fromkeys(lies, 0)
-    assert counted["settled"] > 0 or pause == 0
-
-
 def numbers_of(process: ProcessUsage, layout: Layout) -> set[int]:
     """The different numbers in the figures of a process: one, unless it is torn.
 
@@ -122,61 +114,37 @@ def numbers_of(process: ProcessUsage, layout: Layout) -> set[int]:
     return numbers
 
 
-# ---- Writers that stay where they are ---------------------------------------------------------
+# ---- Writers that stay where they are, and slots that move -------------------------------------
 
 
-def run_reader(tools: Path, path: Path, count: int, staying: list[str], pause: int) -> None:
-    for how, share in (("snapshots", count * 3 // 4), ("sets", count // 4)):
-        # A writer that never rests may leave no moment for two looks.
-        patience_s = 60 if pause else 0
-        assert_honest(read(tools, path, how, share, patience_s, staying), share, pause)
+def write(writer: Writer, pause: int) -> list[str]:
+    return [pid for _ in range(3) for pid in writer("write", pause)[1]]
 
 
-def run_writers(tools: Path, path: Path, writer: Writer, pause: int, count: int) -> None:
-    staying = [pid for _ in range(3) for pid in writer("write", pause)[1]]
-    run_reader(tools, path, count, staying, pause)
-
-
-@pytest.mark.slow(keep=3)
-@pytest.mark.parametrize("pause", PAUSES)
-def test_no_settled_process_is_mixed(tools: Path, path: Path, writer: Writer, pause: int) -> None:
-    run_writers(tools, path, writer, pause, 8_000)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pause", PAUSES)
-def test_no_settled_process_is_mixed_in_two_million_snapshots(
-    tools: Path, path: Path, writer: Writer, pause: int
-) -> None:
-    """Five layouts, three paces: 15 runs."""
-    run_writers(tools, path, writer, pause, scaled(140_000))
-
-
-# ---- Slots that move --------------------------------------------------------------------------
-
-
-def run_movers(tools: Path, path: Path, writer: Writer, pause: int, count: int) -> None:
+def move(writer: Writer, pause: int) -> list[str]:
     # Writers first: those of the newer layouts keep the address of their slot, so theirs must be
     # below the movers'. In the older layouts they are moved like all others.
     staying = [pid for _ in range(2) for pid in writer("write", pause)[1]]
-    staying += [pid for index in range(2) for pid in writer("move", index, pause)[1]]
-    run_reader(tools, path, count, staying, pause)
+    return staying + [pid for index in range(2) for pid in writer("move", index, pause)[1]]
 
 
-@pytest.mark.slow(keep=2)
-def test_no_settled_region_shows_a_moved_process_twice_or_never(
-    tools: Path, path: Path, writer: Writer
-) -> None:
-    run_movers(tools, path, writer, SLOW_ENOUGH, 8_000)
-
-
-@pytest.mark.slow
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("pause", PAUSES)
-def test_moving_slots_in_a_million_snapshots(
-    tools: Path, path: Path, writer: Writer, pause: int
+@pytest.mark.parametrize("start", [write, move])
+def test_no_settled_process_is_mixed_or_seen_twice_or_never(
+    start: Callable[[Writer, int], list[str]], pause: int, tools: Path, path: Path, writer: Writer
 ) -> None:
-    """Five layouts, three paces: 15 runs."""
-    run_movers(tools, path, writer, pause, scaled(70_000))
+    """Two million snapshots of each kind in the long run: five layouts, three paces."""
+    count = scaled(140_000, 8_000)
+    staying = start(writer, pause)
+    # A writer that never rests may leave no moment for two reads.
+    patience_s = 60 if pause else 0
+    for how, share in (("snapshots", count * 3 // 4), ("sets", count // 4)):
+        counted = read(tools, path, how, share, patience_s, staying)
+        assert counted["snapshots"] >= share
+        lies = ("errors", "mixed_settled", "went_back", "twice_settled", "lost_settled")
+        assert {lie: counted[lie] for lie in lies} == dict.fromkeys(lies, 0)
+        assert counted["settled"] > 0 or pause == 0
 
 
 # ---- Through the Python API -------------------------------------------------------------------

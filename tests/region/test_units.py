@@ -111,37 +111,11 @@ def test_format_size_refuses_negative_numbers_and_other_types() -> None:
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_a_number_of_bytes_survives_being_text(nbytes: int) -> None:
-    assert parse_size(str(nbytes)) == nbytes
-
-
-@given(st.integers(0, 2**63 - 1))
-def test_what_format_size_shows_without_a_fraction_is_exact(nbytes: int) -> None:
-    text = format_size(nbytes)
-    if "." not in text:
-        assert parse_size(text) == nbytes
-
-
-@given(st.integers(0, 2**63 - 1))
 def test_what_format_size_shows_with_a_fraction_is_within_half_a_tenth(nbytes: int) -> None:
     number, unit = format_size(nbytes).split(" ")
     scale = parse_size(f"1 {unit}")
     assert abs(round(float(number) * 10) * scale - 10 * nbytes) <= scale // 2
     assert float(number) < 1024 or unit == "TiB"
-
-
-@given(
-    st.integers(0, 2**20),
-    st.sampled_from("kmgt"),
-    st.sampled_from(["", "i", "iB"]),
-    st.booleans(),
-    st.sampled_from(["", " ", "\t"]),
-)
-def test_all_ways_to_write_a_unit_mean_the_same(
-    number: int, letter: str, rest: str, upper: bool, space: str
-) -> None:
-    text = f"{number}{space}{letter.upper() if upper else letter}{rest}"
-    assert parse_size(text) == number * 1024 ** (1 + "kmgt".index(letter))
 
 
 @given(st.text(max_size=30))

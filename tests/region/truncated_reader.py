@@ -10,11 +10,10 @@ import json
 import os
 import random
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable
 
-from libhamiregion import Region, RegionError, RegionSet, RegionStale, create_region, open_region
+from libhamiregion import Region, RegionSet, RegionStale, create_region, open_region
 
 LIMIT = 6 * 2**30
 PAGE = 4096
@@ -75,78 +74,10 @@ def in_lockstep(image: Image, rounds: int, region: Region, region_set: RegionSet
     return outcomes
 
 
-def truncate_in_child(image: Image, rounds: int) -> int:
-    """Start a process that cuts and restores the file; it begins when a byte comes."""
-    read_end, write_end = os.pipe()
-    if os.fork() == 0:
-        try:
-            os.read(read_end, 1)
-            for _ in range(rounds):
-                image.cut(image.random_cut())
-                image.restore()
-        finally:
-            os._exit(0)
-    os.close(read_end)
-    return write_end
-
-
-def in_a_race(
-    image: Image, rounds: int, region: Region, region_set: RegionSet, threads: int
-) -> Counter[str]:
-    """Read in several threads for as long as another process cuts and restores."""
-    begin = truncate_in_child(image, rounds)
-    # The child was forked after the regions were opened; it touches neither.
-    done = threading.Event()
-    all_outcomes: Counter[str] = Counter()
-    failures: list[BaseException] = []
-    merging = threading.Lock()
-
-    def read() -> None:
-        outcomes: Counter[str] = Counter()
-        calls = (
-            region.snapshot,
-            lambda: region.memory_used(0),
-            lambda: region.memory_limit(0),
-            lambda: region.set_priority(1),
-            lambda: region.snapshot().devices,
-        )
-        try:
-            while not done.is_set():
-                for call in calls:
-                    outcomes[outcome(call)] += 1
-                error = region_set.read().error(0)
-                outcomes[f"in a set: {type(error).__name__}"] += 1
-                try:
-                    with open_region(image.path) as again:
-                        outcomes[f"opened: {outcome(again.snapshot)}"] += 1
-                except RegionError as error:
-                    outcomes[f"open: {type(error).__name__}"] += 1
-        except BaseException as error:  # noqa: BLE001
-            failures.append(error)
-        with merging:
-            all_outcomes.update(outcomes)
-
-    readers = [threading.Thread(target=read) for _ in range(threads)]
-    for reader in readers:
-        reader.start()
-    os.write(begin, b"!")
-    os.wait()
-    done.set()
-    for reader in readers:
-        reader.join()
-    if failures:
-        raise failures[0]
-    with open_region(image.path) as again:
-        assert again.snapshot().device(0).memory_limit_bytes == LIMIT
-    all_outcomes[f"at the end: {outcome(region.snapshot)}"] += 1
-    return all_outcomes
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path")
     parser.add_argument("--rounds", type=int, required=True)
-    parser.add_argument("--threads", type=int, default=0, help="0: in lockstep, one thread")
     parser.add_argument("--faulthandler", choices=["never", "before", "after"], default="never")
     options = parser.parse_args()
 
@@ -156,10 +87,7 @@ def main() -> None:
     with open_region(image.path, writable=True) as region, RegionSet([image.path]) as region_set:
         if options.faulthandler == "after":
             faulthandler.enable()
-        if options.threads:
-            outcomes = in_a_race(image, options.rounds, region, region_set, options.threads)
-        else:
-            outcomes = in_lockstep(image, options.rounds, region, region_set)
+        outcomes = in_lockstep(image, options.rounds, region, region_set)
     json.dump(outcomes, sys.stdout)
 
 

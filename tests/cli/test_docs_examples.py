@@ -332,38 +332,6 @@ def test_examples_that_write_name_their_directory_or_their_file() -> None:
     assert [each for each in programs if opens_a_whole_node_to_write(each)] == []
 
 
-@pytest.mark.parametrize(
-    ("command", "harmful"),
-    [
-        ("hamiregion doctor --repair", True),
-        ("hamiregion doctor --repair --dry-run", False),
-        ("hamiregion doctor --repair --root /usr/local/vgpu/containers", False),
-        ("hamiregion doctor", False),
-        ("hamiregion agent --feedback", True),
-        ("hamiregion agent --repair \\\n  --root DIR", False),
-        ("hamiregion limits apply plan.yaml --watch", True),
-        ("hamiregion limits set demo.cache --memory 1GiB", False),
-    ],
-)
-def test_a_command_for_the_whole_machine_is_found(command: str, harmful: bool) -> None:
-    for text in (
-        f"$ {command}\n",
-        f"    {command}\n",
-        f"| `{command}` |",
-        f"Shell: ``{command}``.",
-    ):
-        (found,) = COMMAND.findall(text)
-        assert writes_into_a_whole_node(found) is harmful
-
-
-def test_a_program_for_the_whole_machine_is_found() -> None:
-    program = "with Node({}) as node:\n    repair(node, diagnose(node))\n"
-    assert opens_a_whole_node_to_write(program.format(""))
-    assert opens_a_whole_node_to_write(program.format("outside=False"))
-    assert not opens_a_whole_node_to_write(program.format("'containers', outside=False"))
-    assert not opens_a_whole_node_to_write("with Node() as node:\n    diagnose(node)\n")
-
-
 # ---- The reference -------------------------------------------------------------------------------
 
 

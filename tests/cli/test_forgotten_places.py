@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pkgutil
 from importlib import import_module
 from pathlib import Path
@@ -16,19 +15,17 @@ from plan_scene import PlanScene, plan, plan_nodes, plan_scene
 import libhamiregion
 import libhamiregion.cli
 from libhamiregion import Region
-from libhamiregion.agent import StaleDirectoryCleaner
 from libhamiregion.cli.verbs import hamiregion
 from libhamiregion.exporter import COLLECTORS, NodeExporter, collectors, families
-from libhamiregion.node import Node, NodeNames, NvmlSampler
+from libhamiregion.node import Node, NvmlSampler
 from libhamiregion.node.node_pods import NodePod
 from libhamiregion.node.roots import DEFAULT_ROOTS
 from libhamiregion.plan import Limits, apply_diff, diff_plan, load_plan
 from libhamiregion.plan.annotations import plan_of_pods
 from libhamiregion.plan.plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitField
-from libhamiregion.units import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 needs_tree = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="needs the whole tree")
@@ -62,35 +59,6 @@ def test_each_command_that_a_file_defines_is_a_verb() -> None:
                 assert id(command) in reached, f"{module.name}.{name} is no verb"
 
 
-@needs_tree
-def test_the_page_of_the_command_line_names_each_verb() -> None:
-    text = page("command-line")
-    assert {verb for verb, _ in commands() if verb not in text} == set()
-
-
-#: Of each option whose default the library has too: what has it, and how it is called there.
-LIBRARY: dict[tuple[str, str], tuple[Callable[..., Any], str]] = {
-    ("exporter", "gone_after_s"): (NodeExporter, "gone_after_s"),
-    ("exporter", "proc"): (Node, "proc"),
-    ("exporter", "pod_logs"): (NodeNames, "pod_logs"),
-    ("agent", "gone_after_s"): (StaleDirectoryCleaner, "gone_after_s"),
-    ("agent", "kubelet_pods"): (StaleDirectoryCleaner, "kubelet_pods"),
-    ("agent", "pod_logs"): (StaleDirectoryCleaner, "pod_logs"),
-    ("lock recover", "watch_s"): (Region.recover_lock, "watch_s"),
-}
-
-
-@pytest.mark.parametrize(("verb", "option"), LIBRARY, ids=lambda each: each.replace(" ", "-"))
-def test_an_option_has_the_default_of_the_library(verb: str, option: str) -> None:
-    (command,) = (each for name, each in commands() if name == verb)
-    (parameter,) = (each for each in command.params if each.name == option)
-    where, name = LIBRARY[verb, option]
-    default = parameter.default
-    if name == "gone_after_s":
-        default = parse_duration(default)
-    assert default == inspect.signature(where).parameters[name].default
-
-
 # ---- collectors ----
 
 
@@ -109,12 +77,6 @@ def test_each_collector_is_declared_and_made(tmp_path: Path) -> None:
     with Node(tmp_path) as node, NvmlSampler() as sampler:
         made = NodeExporter(node, sampler=sampler)._collectors
     assert {each.name for each in made} == names
-
-
-@needs_tree
-def test_the_page_of_the_exporter_says_what_each_collector_is_for() -> None:
-    text = page("exporter")
-    assert {name for name in COLLECTORS if f"\n| `{name}` | " not in text} == set()
 
 
 # ---- roots ----
@@ -181,14 +143,6 @@ def test_a_field_of_a_plan_is_an_annotation_too(field: LimitField) -> None:
     assert reading.problems == {}
     assert reading.plan is not None
     assert [dict(rule.set) for rule in reading.plan.rules] == [{field: value}]
-
-
-@needs_tree
-@pytest.mark.parametrize("field", LIMIT_FIELDS)
-def test_the_page_of_plans_names_each_field_and_its_annotation(field: LimitField) -> None:
-    text = page("limits-by-plan")
-    assert f"`{field}`" in text
-    assert f"`{field.replace('_', '-')}`" in text
 
 
 # ---- metrics ----

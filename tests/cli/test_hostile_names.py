@@ -197,11 +197,3 @@ def test_hostile_patterns_select_or_do_not(scene: Scene, name: str) -> None:
     answer = call("ps", "--sort", name)
     assert answer.returncode == 2
     assert not STEERING.search(answer.stderr)
-
-
-@pytest.mark.slow
-def test_a_hostile_root_is_told_escaped(tmp_path: Path) -> None:
-    for name in NAMES.values():
-        answer = call("ps", "--root", str(tmp_path / "none" / f"x{name}"), "--no-driver")
-        assert answer.returncode == 1
-        assert not STEERING.search(answer.stdout + answer.stderr)

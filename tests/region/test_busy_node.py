@@ -1,21 +1,18 @@
 """A search of /proc comes to its end, however many processes there are and whatever they map."""
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from crowd import crowd
-from lock_bytes import hold, is_free
+from lock_bytes import is_free
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
-from slot_bytes import put_seqlock
 from support.actors import MakeActor, ProcessFactory
-from support.region_file import RegionFile, RegionFileFactory, locate
-from support.stress import scaled
-from support.wait import PATIENCE_S, eventually
+from support.crowd import crowd
+from support.region_file import RegionFile, RegionFileFactory
+from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, LockNotRecoverable, ReapedSlot, SearchCutShort, open_region
 
@@ -124,115 +121,6 @@ def test_a_lock_that_nobody_has_signed_is_recovered_beside_a_crowd(region: Regio
     with open_region(region, writable=True) as opened:
         assert unless_cut_short(lambda: opened.recover_lock(watch_s=0)).ownerless
     assert is_free(region)
-
-
-@pytest.mark.usefixtures("busy")
-def test_the_dead_owner_of_a_lock_is_found_dead_beside_a_crowd(region: RegionFile) -> None:
-    hold(region, 3_999_999)
-    with open_region(region, writable=True) as opened:
-        assert opened.recover_lock().dead_owner
-
-
-ORPHAN = """
-import mmap, os, struct, threading, time
-descriptor = os.open(path, os.O_RDWR)
-mapping = mmap.mmap(descriptor, 0)
-os.close(descriptor)
-def work():
-    while not scene.over:
-        count, = struct.unpack_from("<Q", mapping, at)
-        struct.pack_into("<Q", mapping, at, count + 2)
-        time.sleep(0.001)
-scene.over = False
-scene.worker = threading.Thread(target=work, daemon=True)
-scene.worker.start()
-"""
-
-
-@pytest.mark.usefixtures("busy")
-def test_a_moved_slot_is_repaired_beside_a_crowd(
-    region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    region = region_file(Layout.V1_2)
-    orphan = actor()
-    region.add_process(orphan.pid, {0: 100})
-    region.add_process(orphan.pid, {0: 300})
-    region.put("proc_num", 1)
-    at, _ = locate(region.layout, "slot_seqlock", slot=1)
-    orphan("evaluate", ORPHAN, path=os.fspath(region), at=at)
-    repairer = actor(region)
-    assert repairer("region.repair_slots").repaired == (orphan.pid,)
-    assert repairer("region.memory_used", 0) == 300
-
-
-@pytest.fixture
-def busier() -> Iterator[None]:
-    """More than one call can look at, whatever the kernel answers about maps."""
-    with crowd(scaled(1_300), 8_000, shared=True):
-        yield
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("busier")
-def test_a_repair_behind_a_slot_without_a_pid_comes_to_its_end_beside_a_crowd(
-    region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    region = region_file(Layout.V1_2)
-    orphan = actor()
-    region.add_process(orphan.pid, {0: 100})
-    region.add_process(0, {0: GIB})
-    region.add_process(orphan.pid, {0: 300})
-    region.put("proc_num", 1)
-    at, _ = locate(region.layout, "slot_seqlock", slot=2)
-    orphan("evaluate", ORPHAN, path=os.fspath(region), at=at)
-    cut_short = []
-
-    def is_repaired() -> bool:
-        with open_region(region, writable=True) as opened:
-            try:
-                return opened.repair_slots().repaired == (orphan.pid,)
-            except SearchCutShort as error:
-                cut_short.append((error.pids, opened.memory_used(0)))
-                return False
-
-    began_s = time.thread_time()
-    eventually(is_repaired, within_s=LONG_S)
-    spent_s = time.thread_time() - began_s
-    print(f"repaired after {len(cut_short)} calls and {spent_s:.1f} s of the processor")
-    assert set(cut_short) <= {((orphan.pid,), 100)}
-    with open_region(region) as opened:
-        assert opened.memory_used(0) == 300
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("busier")
-def test_a_process_that_has_lost_its_slot_accounts_on_beside_a_crowd(
-    region: RegionFile, actor: MakeActor
-) -> None:
-    """Slots without a pid stand behind the last one: until their owners have been looked for, it
-    goes behind them."""
-    process = actor(region)
-    process("attach")
-    process("slot.charge", 0, 300)
-    region.put("proc_num", 0)
-    for index in range(4):
-        region.put("slot_pid", 0, slot=index)
-        region.put("slot_used.total", 77, slot=index)
-        put_seqlock(region, index, 8)
-    process("slot.charge", 0, 100)
-    assert process("region.memory_used", 0) >= 400
-
-    def is_reaped() -> bool:
-        with open_region(region, writable=True) as opened:
-            try:
-                opened.reap()
-            except SearchCutShort:
-                return False
-            return opened.memory_used(0) == 400
-
-    eventually(is_reaped, within_s=LONG_S)
-    process("slot.charge", 0, 1)
-    assert process("region.memory_used", 0) == 401
 
 
 @pytest.mark.usefixtures("busy")

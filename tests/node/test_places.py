@@ -32,7 +32,6 @@ from libhamiregion.node import (
     node_processes,
     roots,
 )
-from libhamiregion.report.recorder import read_samples
 
 pytestmark = [needs_namespaces, needs_first_namespace, needs_cgroups]
 
@@ -203,13 +202,6 @@ def test_hook_path_has_containers_and_claims(scene: Scene, monkeypatch: pytest.M
             assert (len(node.containers), node.root_errors) == (count, {})
 
 
-def test_containers_names_all_of_them(scene: Scene, unknown: str) -> None:
-    answer = scene.json("containers")
-    assert names_in(answer["containers"]) == expected(unknown)
-    assert answer["warnings"] == []
-    assert {each["reason"] for each in answer["containers"]} == {None}
-
-
 def test_ps_proves_the_processes_of_several_pods_in_one_region(scene: Scene) -> None:
     found: dict[int, dict[str, Any]] = {}
 
@@ -257,12 +249,6 @@ def test_the_exporter_lists_who_holds_a_claim(scene: Scene, unknown: str) -> Non
         ("shared", "research", "second", ""),
         (unknown, "", "", ""),
     }
-
-
-def test_a_recording_keeps_them_apart(scene: Scene, unknown: str) -> None:
-    with scene.node() as node:
-        found = read_samples(Observer(node).observe())
-    assert {(each.namespace, each.pod, each.container) for each in found} == expected(unknown)
 
 
 def test_top_and_what_plans_are_made_of_have_all_of_them(scene: Scene, tmp_path: Path) -> None:

@@ -141,26 +141,6 @@ def test_the_queries_of_hamis_dashboard_have_answers(prometheus: Prometheus, met
     assert all(series["metric"]["zone"] == "vGPU" for series in answer)
 
 
-def test_the_gpu_is_the_drivers(prometheus: Prometheus) -> None:
-    (used,) = prometheus.query(f'hami_host_gpu_memory_used_bytes{{device_uuid="{GPU}"}}')
-    assert used["value"][1] == str(5000 * MIB)
-    assert used["metric"]["node"] == "gpu-node-1"
-    assert used["metric"]["device_type"] == "NVIDIA H100 80GB HBM3"
-
-
-def test_both_generations_of_names_agree(prometheus: Prometheus) -> None:
-    new = prometheus.query("sum(hami_vgpu_memory_limit_bytes)")
-    old = prometheus.query("sum(vGPU_device_memory_limit_in_bytes)")
-    assert new[0]["value"][1] == old[0]["value"][1] != "0"
-
-
-def test_a_container_without_figures_has_its_reason(prometheus: Prometheus) -> None:
-    missing, *others = prometheus.query("hamiregion_container_missing_info")
-    assert others == []
-    assert missing["metric"]["pod"] == "without-region"
-    assert missing["metric"]["reason"] == "no_file"
-
-
 def test_prometheus_knows_type_and_help_of_every_metric(prometheus: Prometheus) -> None:
     from libhamiregion.exporter import FAMILIES
 
