@@ -645,16 +645,18 @@ int hr_reap(hr_region *region, const char *proc, const struct hr_stranger *stran
             uint64_t timeout_ns, struct hr_slot_result *out, struct hr_error *error);
 
 /*
- * What /proc tells of processes.  `proc` is a descriptor of it.
+ * What /proc tells of processes.
  *
  * hr_read_start_times(): when each of `count` processes started, in clock ticks after boot; with
- * the pid, its identity.  Negative: it has ended, or this process may not read it.
+ * the pid, its identity.  Negative: it has ended, or this process may not read it.  `proc` is a
+ * descriptor of /proc.
  *
  * hr_read_mapped_files(): the files that a process maps shared, with the sum of their mappings;
- * `paths` gets their names, as the process sees them.  Returns their number.  8 MiB of maps are
- * read, for 2 s at most.  HR_EFULL: there is more, or no room for it.  HR_ENOTFOUND: the process
- * has ended.  HR_EACCESS: this process may not read it.  A process can keep a reader of its maps
- * waiting for ever, so the call belongs into a thread that can be given up.
+ * `process` is a descriptor of its directory; `paths` gets the files' names, as the process sees
+ * them.  Returns their number.  8 MiB of maps are read, for 2 s at most.  HR_EFULL: there is more,
+ * or no room for it.  HR_ENOTFOUND: the process has ended.  HR_EACCESS: this process may not read
+ * it.  A process can keep a reader of its maps waiting for ever, so the call belongs into a thread
+ * that can be given up.
  */
 enum hr_no_start { HR_HAS_ENDED = -1, HR_START_REFUSED = -2 };
 void hr_read_start_times(int proc, const uint32_t *pids, uint32_t count, int64_t *out);
@@ -675,8 +677,7 @@ struct hr_mapped_file {
     uint32_t is_writable;
 };
 
-int hr_read_mapped_files(int proc, uint32_t pid, uint64_t start_time_ticks,
-                         struct hr_mapped_file *out, uint32_t capacity, char *paths,
+int hr_read_mapped_files(int process, struct hr_mapped_file *out, uint32_t capacity, char *paths,
                          uint32_t paths_bytes, uint32_t *has_libvgpu, struct hr_error *error);
 
 /*

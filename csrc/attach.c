@@ -189,9 +189,9 @@ bool hr_remembers_slot(const hr_region *region)
         return false;
     /* Up to 2.8.0 each process looks for its slot, and so do we: a second one with our pid must
      * not go on counting. */
-    if (!hr_has_seqlock(region) && (hr_find_slot(region, region->own.pid, count) != index ||
-                                    hr_find_slot(region, region->own.pid, index) >= 0))
-        return false;
+    if (!hr_has_seqlock(region))
+        return hr_find_slot(region, region->own.pid, count) == index &&
+               hr_find_slot(region, region->own.pid, index) < 0;
     return hr_slot_pid(region, index) == region->own.pid;
 }
 
@@ -233,10 +233,8 @@ int hr_regain_slot(hr_region *region, const struct hr_table_view *view)
         own->index = found;
         own->is_appended = false;
         give_up_others(region, own->pid, found, count);
-    } else {
-        code = take_slot(region, view, own->pid);
-        if (code != HR_OK)
-            return code;
+    } else if ((code = take_slot(region, view, own->pid)) != HR_OK) {
+        return code;
     }
     /* Moved while we were accounting, the copy can have got an odd seqlock. */
     hr_make_seqlock_even(region, own->index);

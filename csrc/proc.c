@@ -281,23 +281,14 @@ static bool add_mapping(void *argument, const struct hr_mapping *mapping)
     return true;
 }
 
-int hr_read_mapped_files(int proc, uint32_t pid, uint64_t start_time_ticks,
-                         struct hr_mapped_file *out, uint32_t capacity, char *paths,
+int hr_read_mapped_files(int process, struct hr_mapped_file *out, uint32_t capacity, char *paths,
                          uint32_t paths_bytes, uint32_t *has_libvgpu, struct hr_error *error)
 {
     struct files files = {
         .list = out, .capacity = capacity, .paths = paths, .paths_capacity = paths_bytes};
     struct hr_maps_reader reader = {
         .take = add_mapping, .argument = &files, .deadline_ns = hr_deadline_ns(HR_PROC_NS)};
-    char name[sizeof "4294967295"];
-    snprintf(name, sizeof name, "%" PRIu32, pid);
-    int process = hr_open_process(proc, name);
-    /* The directory stays that of this very process, whichever gets its pid later. */
-    enum hr_seen seen = process < 0 ? hr_after_failure(errno) : HR_GONE;
-    if (process >= 0 && hr_read_start_time(proc, pid) == (int64_t)start_time_ticks)
-        seen = hr_read_process_maps(process, &reader);
-    if (process >= 0)
-        close(process);
+    enum hr_seen seen = hr_read_process_maps(process, &reader);
     *has_libvgpu = reader.has_libvgpu;
     if (files.is_full || seen == HR_NO_TIME)
         return hr_report(error, HR_EFULL);
@@ -351,14 +342,12 @@ bool hr_is_in_map_files(const char *path)
 /* The kernel's number of the mount that a descriptor was opened through, or -1. */
 static int mount_number(int fd)
 {
-    char name[48], line[128];
+    char name[48];
     int number = -1;
     snprintf(name, sizeof name, "/proc/self/fdinfo/%d", fd);
     FILE *file = fopen(name, "re");
-    while (file != NULL && number < 0 && fgets(line, sizeof line, file) != NULL) {
-        if (sscanf(line, "mnt_id: %d", &number) != 1)
-            number = -1;
-    }
+    if (file != NULL && fscanf(file, "pos: %*d flags: %*d mnt_id: %d", &number) != 1)
+        number = -1;
     if (file != NULL)
         fclose(file);
     return number;

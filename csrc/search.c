@@ -199,12 +199,17 @@ static bool is_namespace_of_slots(const struct hr_search *search, const struct h
     return search->is_namespace_of_slots;
 }
 
-static int search_directory(const struct hr_search *search, DIR *directory, struct hr_mappers *out)
+int hr_search_proc(const struct hr_search *search, struct hr_mappers *out)
 {
-    int proc = dirfd(directory), code = HR_OK;
     char self[24];
     struct hr_mapper first;
     struct dirent *entry;
+    int code = HR_OK;
+    *out = (struct hr_mappers){.filtered = search->only != NULL};
+    DIR *directory = opendir(search->proc == NULL ? "/proc" : search->proc);
+    if (directory == NULL)
+        return hr_fail_errno(HR_ESYSTEM, errno);
+    const int proc = dirfd(directory);
     read_link(proc, "self", self, sizeof self);
     out->initial = is_initial(proc, "self/ns/pid") || is_initial(proc, "1/ns/pid");
     /* With hidepid the others' directories are not listed, or not readable: then process 1's is
@@ -221,20 +226,10 @@ static int search_directory(const struct hr_search *search, DIR *directory, stru
     }
     if (code == HR_OK && !out->cut_short && errno != 0)
         code = hr_fail_errno(HR_ESYSTEM, errno);
+    closedir(directory);
     out->incomplete = out->incomplete || out->cut_short;
     out->complete =
         (out->initial || is_namespace_of_slots(search, out)) && !out->incomplete && sees_first;
-    return code;
-}
-
-int hr_search_proc(const struct hr_search *search, struct hr_mappers *out)
-{
-    *out = (struct hr_mappers){.filtered = search->only != NULL};
-    DIR *directory = opendir(search->proc == NULL ? "/proc" : search->proc);
-    if (directory == NULL)
-        return hr_fail_errno(HR_ESYSTEM, errno);
-    int code = search_directory(search, directory, out);
-    closedir(directory);
     if (code != HR_OK)
         hr_free_mappers(out);
     return code;

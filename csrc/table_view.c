@@ -236,11 +236,10 @@ static bool may_be_unused_yet(const hr_region *region, int32_t index, int32_t co
     if (hr_has_seqlock(region) || !is_blank(region, index))
         return false;
     int32_t named = hr_slot_pid(region, index);
-    for (int32_t copy = 0; copy < count; copy++) {
-        if (hr_slot_pid(region, copy) == named && !is_blank(region, copy))
-            return false;
-    }
-    return true;
+    bool is_unused = true;
+    for (int32_t copy = 0; copy < count && is_unused; copy++)
+        is_unused = hr_slot_pid(region, copy) != named || is_blank(region, copy);
+    return is_unused;
 }
 
 /* Whether a slot from the last one's end, `count`, on can be taken without a search of /proc. */
@@ -257,9 +256,7 @@ static bool is_end_free(const hr_region *region, int32_t index, int32_t count, i
 
 static bool is_emptied(const hr_region *region, int32_t index)
 {
-    unsigned char *slot = hr_slot(region, (uint32_t)index);
-    int32_t status = hr_load_i32(slot + region->layout->slot_status, memory_order_relaxed);
-    return status == 0 && !hr_slot_is_used(region, index);
+    return hr_look_at_slot(region, index).status == 0 && !hr_slot_is_used(region, index);
 }
 
 bool hr_needs_view(const hr_region *region, int32_t count, int32_t pid)

@@ -238,10 +238,13 @@ class UsageSync(Task):
             if self._ended:
                 return
             now = _stored(region)
+            # Their pids may be other processes' since /proc was listed.
+            ended = self._node.processes.ended([each.process for each in slots.values()])
             still = {
                 (pid, index, place): value
                 for (pid, index, place), value in wanted.items()
                 if now.get((pid, index, place)) == slots[pid].stored[index][place]
+                and slots[pid].process not in ended
             }
             if self._dry_run:
                 for each in self._store(region, still):

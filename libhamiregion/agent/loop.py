@@ -16,6 +16,7 @@ from libhamiregion.errors import RegionClosed
 from libhamiregion.node.backoff import Backoff
 from libhamiregion.node.events import EventReporter, silent
 from libhamiregion.node.observation import SHARED_AGE_S
+from libhamiregion.node.slots import LISTING_S
 from libhamiregion.plan import PlanLocked
 from libhamiregion.text import error_text
 
@@ -230,7 +231,7 @@ class TaskRunner:
         return self._observer.observe(
             max_age_s=min(SHARED_AGE_S, task.interval_s / 2),
             slots=task.needs == "slots",
-            processes_max_age_s=None if task.needs == "regions" else 2 * task.interval_s,
+            processes_max_age_s=None if task.needs == "regions" else LISTING_S,
         )
 
     def _end(self, task: Task) -> None:

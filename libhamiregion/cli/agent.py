@@ -94,13 +94,7 @@ def agent(
         node = node_choice.open()
     sampler = NvmlSampler(library, sensors=wanted.metrics)
     by_process = wanted.repair or wanted.metrics
-    observer = Observer(
-        node,
-        sampler=sampler if by_process else None,
-        slots=by_process,
-        # Less than the tasks ask for, as they share it.
-        processes_max_age_s=9.0 if wanted.feedback or wanted.repair or wanted.remove_gone else None,
-    )
+    observer = Observer(node, sampler=sampler if by_process else None, slots=by_process)
     runner = run_service(
         "agent",
         node,

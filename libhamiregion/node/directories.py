@@ -19,7 +19,7 @@ from .containers import NO_FILE, Container, MissingReason, MissingRegion, missin
 from .roots import ENTRIES_LIMIT, settled_stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from libhamiregion.region import Region
 
@@ -60,13 +60,17 @@ class DirectoryScan:
     container: Container
     files: tuple[File, ...] = ()
 
-    def has_changed(self) -> bool:
-        """Whether the directory or the region is not as it was."""
+    def has_changed(self, failed: Collection[Region]) -> bool:
+        """Whether the directory or the region is not as it was.
+
+        Args:
+            failed: Regions that could not be read.
+        """
         region = self.container.region
         return (
             self.stamp is None
             or _stamp_of(str(self.container.directory)) != self.stamp
-            or (region is not None and not is_readable(region, current=True))
+            or (region is not None and (region in failed or not is_current(region)))
         )
 
 
@@ -104,10 +108,13 @@ class RootContainers:
         """Inode and name of every file that may be a region."""
         return {(file.inode, file.name) for scan in self._scans.values() for file in scan.files}
 
-    def scan(self) -> None:
+    def scan(self, failed: Collection[Region] = ()) -> None:
         """Bring them up to date with the directories.
 
         After an exception, everything found until then is kept.
+
+        Args:
+            failed: Regions that could not be read.
         """
         directories = self._roots.scan()
         if directories is not self._directories:
@@ -117,7 +124,7 @@ class RootContainers:
                 del self._scans[gone]
         for directory, fields in directories.items():
             before = self._scans.get(directory)
-            if before is not None and not before.has_changed():
+            if before is not None and not before.has_changed(failed):
                 continue
             scan = scan_directory(directory, fields, before, self._names)
             if scan and before and is_unchanged(before.container, scan.container):
@@ -158,7 +165,7 @@ def scan_directory(
         The scan; None if there is no such directory.
     """
     kept = None if before is None else before.container.region
-    if kept is not None and not is_readable(kept, current=True):
+    if kept is not None and not (is_current(kept) and is_readable(kept)):
         kept = None
     container = Container(**fields, directory=directory, names=names)  # type: ignore[arg-type]
     try:
@@ -250,13 +257,19 @@ def is_unchanged(before: Container, after: Container) -> bool:
     )
 
 
-def is_readable(region: Region, *, current: bool = False) -> bool:
-    """Whether a snapshot of an open region succeeds; `current`: its name still leads to it."""
-    try:
+def is_readable(region: Region) -> bool:
+    """Whether a snapshot of an open region succeeds."""
+    with contextlib.suppress(RegionError, OSError):
         region.snapshot()
-        return not (current and region.is_stale())
-    except (RegionError, OSError):
-        return False
+        return True
+    return False
+
+
+def is_current(region: Region) -> bool:
+    """Whether the name of an open region still leads to it."""
+    with contextlib.suppress(RegionError):
+        return not region.is_stale()
+    return False
 
 
 def _stamp_of(directory: str) -> Stamp | None:

@@ -88,9 +88,9 @@ class Node:
             node.refresh()
             table = node.snapshot().table
 
-    A refresh costs two `stat` calls and a snapshot per container that has not changed; only changed
-    directories are listed, and their regions opened. No process is signalled, no file written, no
-    link followed.
+    A refresh costs two `stat` calls per container that has not changed, and one read of all
+    regions; only changed directories are listed, and their regions opened. No process is signalled,
+    no file written, no link followed.
 
     Threads: may be shared. Refreshes exclude each other, and raise `NodeBusy` if one does not
     return; `snapshot` waits only for the moment in which the results of a refresh are taken over.
@@ -257,8 +257,11 @@ class Node:
             # Before the directories: a region that is mapped by now has its directory by then.
             if processes:
                 self.processes.refresh()
+            with self._lock:
+                rows = zip(self._set.regions, self._set.read().regions.code, strict=True)
+                failed = {region for region, code in rows if code != 0}
             try:
-                self._inside.scan()
+                self._inside.scan(failed)
                 if processes and self.looks_outside:
                     self._scan_outside()
             finally:

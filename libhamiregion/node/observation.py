@@ -180,10 +180,9 @@ class Observer:
         node: The node; stays the caller's.
         sampler: Asks the driver; None leaves it out. Stays the caller's.
         slots: Whether every observation has the states of slots, also if they are not asked for.
-        processes_max_age_s: The greatest age of the list of processes in any observation.
         driver_timeout_s: How long to wait for an answer of the driver; None means 5 s. While it
             does not answer, observations are without it and wait no more.
-        anew: Whether every observation lists /proc; `processes_max_age_s` of 0.
+        anew: Whether every observation lists /proc.
 
     Attributes:
         node: The node.
@@ -195,13 +194,12 @@ class Observer:
         *,
         sampler: NvmlSampler | None = None,
         slots: bool = False,
-        processes_max_age_s: float | None = None,
         driver_timeout_s: float | None = None,
         anew: bool = False,
     ) -> None:
         self.node = node
         self._slots = slots
-        self._processes_max_age_s = 0.0 if anew else processes_max_age_s
+        self._anew = anew
         self._sampler = sampler
         # NVML has no timeouts: after some faults of a GPU a question is never answered.
         self._driver = Workers(driver_timeout_s or _DRIVER_TIMEOUT_S, "hami-nvml")
@@ -256,8 +254,7 @@ class Observer:
         with self.node._one_look():
             last = self._last
             if last is None or not fits(last):
-                ages = (processes_max_age_s, self._processes_max_age_s)
-                age_s = min((each for each in ages if each is not None), default=None)
+                age_s = 0.0 if self._anew else processes_max_age_s
                 last = self._last = self._take(slots or self._slots, age_s)
             return last
 

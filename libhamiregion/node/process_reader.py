@@ -7,7 +7,6 @@ import os
 import time
 from collections import Counter, defaultdict, deque
 from functools import partial
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import attrs
@@ -77,7 +76,7 @@ class HostProcess:
 
 def is_monitor(process: HostProcess) -> bool:
     """Whether a process has the name of HAMi's monitor, or of volcano-vgpu's."""
-    return PurePosixPath(process.command.partition(" ")[0]).name in MONITOR_NAMES
+    return process.command.partition(" ")[0].rpartition("/")[2] in MONITOR_NAMES
 
 
 @attrs.frozen
@@ -121,6 +120,7 @@ class Entry:
         mappings: The files that it maps, in a region's size or more.
         namespace: Name of its pid namespace; None if that may not be read.
         has_libvgpu: Whether it has libvgpu loaded; None if not known.
+        sm_policy: As `procfs.read_sm_policy`, of processes that map such a file.
         is_readable: Whether its maps may be read.
         unread: Why its maps have not been read; None if they were, or may not be.
         read_s: When it was last read, on the monotonic clock; 0 if never.
@@ -133,6 +133,7 @@ class Entry:
     mappings: tuple[Mapping, ...] = ()
     namespace: str | None = None
     has_libvgpu: bool | None = None
+    sm_policy: str = "default"
     is_readable: bool = True
     unread: GapReason | None = None
     read_s: float = 0.0
@@ -207,7 +208,8 @@ class ProcessReader:
                 if start is None:
                     raise AccessDenied
                 if entry is None or entry.start_time_ticks != start:
-                    entry = self._identify(directory, pid)
+                    with procfs.opened_process(directory, pid) as process:
+                        entry = self._identify(process, pid)
             except Gone:
                 continue
             except AccessDenied:
@@ -248,19 +250,15 @@ class ProcessReader:
         """
         return self._workers.call(entry.budget_key, entry.identity, work)
 
-    def _identify(self, directory: int, pid: int) -> Entry:
+    def _identify(self, descriptor: int, pid: int) -> Entry:
         """Read the facts about a process that need no lock of its address space."""
-        descriptor = procfs.open_process(directory, str(pid))
-        try:
-            stat = procfs.read_stat(descriptor)
-            if stat.is_kernel_thread:
-                return Entry(stat.start_time_ticks)
-            uid, ns_pids = procfs.read_status(descriptor)
-            text = ""
-            with contextlib.suppress(AccessDenied):
-                text = procfs.read_cgroup(descriptor)
-        finally:
-            os.close(descriptor)
+        stat = procfs.read_stat(descriptor)
+        if stat.is_kernel_thread:
+            return Entry(stat.start_time_ticks)
+        uid, ns_pids = procfs.read_status(descriptor)
+        text = ""
+        with contextlib.suppress(AccessDenied):
+            text = procfs.read_cgroup(descriptor)
         if text not in self._cgroups:
             self._cgroups[text] = parse_cgroup(text), budget_key(text)
         container, key = self._cgroups[text]
@@ -290,30 +288,28 @@ class ProcessReader:
         # Before its maps: mappings made later are newer than this.
         now_s = time.monotonic()
         pid, start_time_ticks = known.identity
-        fresh = self._identify(directory, pid)
-        process = fresh.process
-        if process is None or fresh.start_time_ticks != start_time_ticks:
-            raise Gone
         maps: procfs.Maps | None = None
         unread: GapReason | None = None
-        try:
-            maps = procfs.read_maps(
-                directory, pid, start_time_ticks, smallest=_SMALLEST_REGION, limit=_FILES_LIMIT
-            )
-        except TooMuch:
-            unread = "too_large"
-        except AccessDenied:
-            pass
-        files = () if maps is None else maps.files
-        command, namespace = "", None
-        descriptor = procfs.open_process(directory, str(pid))
-        try:
+        command, namespace, sm_policy = "", None, "default"
+        with procfs.opened_process(directory, pid) as descriptor:
+            fresh = self._identify(descriptor, pid)
+            process = fresh.process
+            if process is None or fresh.start_time_ticks != start_time_ticks:
+                raise Gone
+            try:
+                maps = procfs.read_maps(descriptor, smallest=_SMALLEST_REGION, limit=_FILES_LIMIT)
+            except TooMuch:
+                unread = "too_large"
+            except AccessDenied:
+                pass
             with contextlib.suppress(AccessDenied):
                 command = procfs.read_command(descriptor)
+            files = () if maps is None else maps.files
             if files:
                 namespace = procfs.read_link(descriptor, "ns/pid")
-        finally:
-            os.close(descriptor)
+                # Linux 6.16 has none of a process whose first thread has ended.
+                with contextlib.suppress(AccessDenied, Gone):
+                    sm_policy = procfs.read_sm_policy(descriptor)
         process = attrs.evolve(process, command=command or process.command)
         return Entry(
             start_time_ticks,
@@ -323,6 +319,7 @@ class ProcessReader:
             known.mappings if files == known.mappings else files,
             namespace,
             None if maps is None else maps.has_libvgpu,
+            sm_policy,
             maps is not None or unread is not None,
             unread,
             now_s,
@@ -337,7 +334,7 @@ def _is_due(pid: int, entry: Entry, now_s: float) -> bool:
     # Feedback must not write while a monitor runs that has just mapped its first region.
     if entry.process is not None and is_monitor(entry.process):
         return True
-    moment = 0.5 + pid % _MOMENTS / (2 * _MOMENTS)
+    moment = 0.8 + 0.2 * (pid % _MOMENTS) / _MOMENTS
     return now_s - entry.read_s >= _KEPT_S * moment
 
 

@@ -16,7 +16,7 @@ from libhamiregion.errors import new_error, region_error
 
 from . import procfs
 from .process_reader import ProcessReader, gaps_of
-from .procfs import INITIAL_PID_NAMESPACE, Gone, TooMuch
+from .procfs import INITIAL_PID_NAMESPACE, Gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -252,31 +252,13 @@ class ProcessTable:
         entry = self._entry_of(process)
         return None if entry is None else entry.has_libvgpu
 
-    def read(self, process: HostProcess, file: str, limit: int) -> bytes:
-        """Read a file of a process whole.
+    def sm_policy(self, process: HostProcess) -> str:
+        """Whether a process's environment has libvgpu limit SMs: force, disable or default.
 
-        Args:
-            process: The process.
-            file: The file's name in the process's directory.
-            limit: The most bytes that are read.
-
-        Raises:
-            Gone, AccessDenied, TooMuch, Blocked, OSError: It cannot be read, or not in time.
+        As of when it was read; the default if it is not known.
         """
-
-        def read() -> bytes:
-            descriptor = procfs.open_process(None, f"{self.proc}/{process.pid}")
-            try:
-                if procfs.read_stat(descriptor).start_time_ticks != process.start_time_ticks:
-                    raise Gone
-                content = procfs.read_file(descriptor, file, limit + 1)
-                if len(content) > limit:
-                    raise TooMuch
-                return content
-            finally:
-                os.close(descriptor)
-
-        return self.ask(process, read)
+        entry = self._entry_of(process)
+        return "default" if entry is None else entry.sm_policy
 
     def ask(self, process: HostProcess, work: Callable[[], T]) -> T:
         """Do what may wait for a process, in a thread that is given up when it does.

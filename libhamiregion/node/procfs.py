@@ -1,11 +1,12 @@
 """One process's files under /proc, read in bounded time and bounded size.
 
 Functions take the descriptor of a process's directory, which stays that of this very process, or of
-/proc, with a pid and a start time.
+/proc, with pids.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -35,6 +36,8 @@ _STATUS_LIMIT = 1 << 20
 _DISTINCT_FILES_LIMIT = 16_384
 _PATHS_LIMIT = 2 << 20
 _CGROUP_LIMIT = 1 << 16
+# The kernel lets a process have megabytes of it.
+_ENVIRONMENT_LIMIT = 1 << 20
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 
@@ -46,6 +49,10 @@ _uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 _UID = re.compile(rb"^Uid:\s+[0-9]+\s+([0-9]+)", re.MULTILINE)
 _NS_PIDS = re.compile(rb"^NSpid:((?:[ \t]+[0-9]+)+)$", re.MULTILINE)
 _DELETED = " (deleted)"
+# As libvgpu compares them: these spellings and no others. Of two that are called the same, getenv()
+# sees the first.
+_POLICY = b"\0GPU_CORE_UTILIZATION_POLICY="
+_POLICIES = {b"force", b"FORCE", b"disable", b"DISABLE"}
 
 
 class Gone(Exception):
@@ -119,9 +126,14 @@ class Stat:
     name: str
 
 
-def open_process(proc: int | None, path: str) -> int:
-    """Open a process's directory, by its pid in /proc or by its path; the caller closes it."""
-    return _open(proc, path, _DIRECTORY)
+@contextlib.contextmanager
+def opened_process(proc: int, pid: int) -> Iterator[int]:
+    """Open a process's directory in /proc."""
+    descriptor = _open(proc, str(pid), _DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def read_stat(process: int) -> Stat:
@@ -159,15 +171,11 @@ def read_start_times(directory: int, pids: Sequence[int]) -> Iterator[tuple[int,
             yield pid, None if start == lib.HR_START_REFUSED else start
 
 
-def read_maps(
-    directory: int, pid: int, start_time_ticks: int, *, smallest: int, limit: int
-) -> Maps:
+def read_maps(process: int, *, smallest: int, limit: int) -> Maps:
     """Read which files a process maps shared, `smallest` bytes or more of each.
 
     Args:
-        directory: /proc.
-        pid: The process.
-        start_time_ticks: When it started.
+        process: The process's directory.
         smallest: Files of which less is mapped are left out.
         limit: How many files a process may map.
 
@@ -180,7 +188,7 @@ def read_maps(
     paths = _uncleared("char[]", _PATHS_LIMIT)
     has_libvgpu = ffi.new("uint32_t *")
     count = lib.hr_read_mapped_files(
-        directory, pid, start_time_ticks, rows, len(rows), paths, len(paths), has_libvgpu, ffi.NULL
+        process, rows, len(rows), paths, len(paths), has_libvgpu, ffi.NULL
     )
     if count < 0:
         raise {lib.HR_ENOTFOUND: Gone, lib.HR_EACCESS: AccessDenied}.get(count, TooMuch)
@@ -224,6 +232,13 @@ def read_command(process: int) -> str:
     return _text(raw.rstrip(b"\0").replace(b"\0", b" "))[:COMMAND_LIMIT]
 
 
+def read_sm_policy(process: int) -> str:
+    """Read whether libvgpu limits SMs, by the environment: force, disable or default."""
+    environment = b"\0" + read_file(process, "environ", _ENVIRONMENT_LIMIT)
+    policy = environment.partition(_POLICY)[2].partition(b"\0")[0]
+    return policy.decode().lower() if policy in _POLICIES else "default"
+
+
 def read_link(directory: int, name: str) -> str | None:
     """Read where a link points to; None if that is not known."""
     try:
@@ -253,7 +268,7 @@ def read_file(directory: int, name: str, limit: int) -> bytes:
     return content
 
 
-def _open(directory: int | None, name: str, flags: int) -> int:
+def _open(directory: int, name: str, flags: int) -> int:
     try:
         return os.open(name, flags, dir_fd=directory)
     except PermissionError as error:

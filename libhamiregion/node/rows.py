@@ -7,6 +7,7 @@ import time
 from array import array
 from collections import Counter, defaultdict
 from functools import cached_property
+from math import inf
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import attrs
@@ -287,9 +288,11 @@ class Join:
         if driver_gap(observation.processes, sample) is not None:
             sample = None
         self._sample = sample
-        # Start times of processes count the time that the machine was suspended.
-        self._suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-        self._ticks_per_s = os.sysconf("SC_CLK_TCK")
+        # Start times of processes count the time that the machine was suspended. A process that
+        # began after the sample has the pid of another one there.
+        suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+        taken_s = -inf if sample is None else sample.taken_s + suspended_s
+        self._sampled_ticks = taken_s * os.sysconf("SC_CLK_TCK")
         columns = () if sample is None else sample.columns
         self._columns = {each.device_uuid: each for each in columns if each.device_uuid}
         self._idle = {
@@ -308,7 +311,7 @@ class Join:
             passing = frozenset() if columns is None else columns.sampled
             for pair in pairs.by_uuid.get(uuid, ()):
                 process = pairs.states.processes[pairs.slots[pair]]
-                if self._is_newer(process):
+                if process.start_time_ticks > self._sampled_ticks:
                     continue
                 if process.pid in rows:
                     at[pair] = base + rows[process.pid]
@@ -317,16 +320,11 @@ class Join:
             base += len(rows) + 1
         return at
 
-    def _is_newer(self, process: HostProcess) -> bool:
-        """Whether a process began after the sample: then the sample is of another one."""
-        started_s = process.start_time_ticks / self._ticks_per_s - self._suspended_s
-        return self._sample is None or started_s > self._sample.taken_s
-
     def _entries(
         self, process: HostProcess, without: Collection[str | None] = ()
     ) -> Sequence[NvmlProcess]:
         """The driver's entries of a process, without those of some devices."""
-        if self._sample is None or self._is_newer(process):
+        if self._sample is None or process.start_time_ticks > self._sampled_ticks:
             return ()
         return self._sample.of_pid(process.pid, without=without)
 
@@ -439,7 +437,8 @@ class Join:
             sm = table.usages.sm_util_percent[usage] if has_utilization else None
             uuid, named = table.devices.uuid(row), self.pairs.uuids[row]
             entry = None
-            if sample is not None and process is not None and not self._is_newer(process) and named:
+            is_sampled = process is not None and process.start_time_ticks <= self._sampled_ticks
+            if sample is not None and process is not None and is_sampled and named:
                 entry = sample.process(named, process.pid)
             index, gpu = table.devices.device[row], self._gpu_indexes.get(uuid)
             yield (
@@ -467,6 +466,8 @@ class Join:
         """The processes that the driver lists and that have no slot, by pid."""
         listed = {pid for columns in self._columns.values() for pid in columns.rows}
         pids = sorted(listed - self.pairs.slot_of.keys())
+        if not pids:
+            return ()
         table = self.observation.processes
         known = {pid: process for pid in pids if (process := table.get(pid)) is not None}
         ended = table.ended(set(known.values())) if known else set()
@@ -480,7 +481,7 @@ class Join:
                 devices = tuple(_driver_row(each, None) for each in entries)
                 found.append(NodeProcess(None, None, None, pid, "unknown", None, None, devices))
             # Of a newer process, the driver's figures are those of an earlier one.
-            elif process not in ended and not self._is_newer(process):
+            elif process not in ended and process.start_time_ticks <= self._sampled_ticks:
                 facts = mapped.get(pid)
                 state: ProcessState = "escaped"
                 if facts is None:

@@ -33,8 +33,8 @@ SlotState: TypeAlias = Literal["alive", "dead", "unknown"]
 SLOT_STATES = ("unknown", "alive", "dead")
 # Static pods have a hash as UID in their cgroup, and their directory may have another UID.
 _HASH_DIGITS: Final = 32
-# /proc is listed so often.
-_LISTING_S = 20.0
+#: /proc is listed so often.
+LISTING_S = 20.0
 
 
 @attrs.frozen
@@ -355,10 +355,10 @@ class _Proof:
 class SlotTracker:
     """Finds out for each read of a node's regions which slots are of live processes.
 
-    A region's proof holds while the pids and host pids in its slots are the same, all their
-    processes are alive, and the same processes map it; others are proved at each update. /proc is
-    listed if a region has to be proved, and every 20 s, once for all regions. A process
-    that has ended is noticed by its ``stat``, at each update.
+    /proc is listed every 20 s, once for all regions, and at once if the pids or host pids in a
+    region's slots have changed. A listing has regions proved again if other processes map them than
+    before, or not all of their slots are of live processes. So a process that has ended is noticed
+    within 20 s.
 
     Threads: one at a time.
 
@@ -369,7 +369,8 @@ class SlotTracker:
     def __init__(self, processes: ProcessTable) -> None:
         self._processes = processes
         self._proofs: dict[Region, _Proof] = {}
-        self._compared_s = float("-inf")
+        self._listed_s = float("-inf")
+        self._rows: list[_Row] = []
         self._answer = SlotStates(b"", {}, {})
 
     def update(
@@ -389,20 +390,16 @@ class SlotTracker:
             OSError: /proc cannot be listed.
         """
         rows = _rows(containers, table)
-        alive = {each for proof in self._proofs.values() for each in proof.found.alive.values()}
-        ended = self._processes.ended(alive) if alive else set()
-        stale = [each for each in rows if self._is_stale(each, table, ended)]
-        started_s = self._processes.view.started_s
+        view = self._processes.view
+        is_due = time.monotonic() - view.started_s >= LISTING_S or any(
+            gap.reason == "no_time" for gap in view.gaps
+        )
+        stale = [each for each in rows if self._is_stale(each, table, view.started_s)]
         # A process that is not there after the regions were read is dead.
-        if (stale and started_s < read_s) or time.monotonic() - started_s >= _LISTING_S:
+        if is_due or (stale and view.started_s < read_s):
             self._processes.refresh()
-        if self._compared_s != self._processes.view.started_s:
-            known = {each.row for each in stale}
-            for each in rows:
-                proof, users_of = self._proofs.get(each.region), self._processes.users_of
-                if each.row not in known and proof and proof.users != users_of(proof.identity):
-                    stale.append(each)
-            self._compared_s = self._processes.view.started_s
+            started_s = self._processes.view.started_s
+            stale = [each for each in rows if self._is_stale(each, table, started_s)]
         lost = self._prove(stale, containers, table, read_s)
         late = [
             (each, unread)
@@ -412,21 +409,24 @@ class SlotTracker:
         if late:
             self._processes.refresh({pid for _, unread in late for pid in unread})
             self._prove([each for each, _ in late], containers, table, read_s)
-        for region in self._proofs.keys() - {each.region for each in rows}:
-            del self._proofs[region]
-        answer = self._states(len(table.processes), table.processes.pid, rows)
-        if answer != self._answer:
-            self._answer = answer
+        self._listed_s = self._processes.view.started_s
+        if stale or rows != self._rows:
+            self._rows = rows
+            for region in self._proofs.keys() - {each.region for each in rows}:
+                del self._proofs[region]
+            answer = self._states(len(table.processes), table.processes.pid, rows)
+            if answer != self._answer:
+                self._answer = answer
         return self._answer
 
-    def _is_stale(self, row: _Row, table: RegionTable, ended: set[HostProcess]) -> bool:
+    def _is_stale(self, row: _Row, table: RegionTable, listed_s: float) -> bool:
         proof = self._proofs.get(row.region)
-        return (
-            proof is None
+        if proof is None or proof.key != _key_of(row, table):
+            return True
+        return listed_s != self._listed_s and (
+            proof.users != self._processes.users_of(proof.identity)
             # Another process may get a dead one's pid, and change nothing in the region at first.
             or not proof.found.alive.keys() >= set(proof.found.pids)
-            or proof.key != _key_of(row, table)
-            or not ended.isdisjoint(proof.found.alive.values())
         )
 
     def _unread_since(self, pids: Iterable[int], container: Container, read_s: float) -> set[int]:

@@ -18,7 +18,7 @@ from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.node import Node
+from libhamiregion.node import Node, slots
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 USED = "hami_vgpu_memory_used_bytes"
@@ -172,8 +172,12 @@ def test_nothing_is_kept_of_containers_that_are_gone(tmp_path: Path) -> None:
 
 
 def test_the_dead_are_told_by_what_they_still_count(
-    files: NodeFiles, exporter: NodeExporter, actor: Callable[..., Actor]
+    files: NodeFiles,
+    exporter: NodeExporter,
+    actor: Callable[..., Actor],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(slots, "LISTING_S", 0.0)
     path = files.region(uuids=[UUID])
     victim = actor(path)
     victim("attach")

@@ -288,7 +288,7 @@ def test_a_process_that_blocks_its_reader_is_not_asked_again_and_all_others_are_
         assert "blocked" in [gap.reason for gap in table.gaps]
     assert honest.pid_here in read
     with pytest.raises(Blocked):
-        table.read(found, "environ", 1 << 20)
+        table.ask(found, list)
     assert table.has_libvgpu(found) is None
 
 

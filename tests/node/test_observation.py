@@ -388,7 +388,7 @@ def test_an_agents_tasks_and_its_exporter_look_at_the_node_once(
         counting(node.processes, "refresh")
         counting(node._roots, "scan")
         counting(node, "snapshot")
-        observer = Observer(node, sampler=sampler, slots=True, processes_max_age_s=4.0)
+        observer = Observer(node, sampler=sampler, slots=True)
         tasks = [
             Feedback(node, assume_alone=True),
             RepairLoop(observer),

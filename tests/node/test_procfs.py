@@ -16,7 +16,7 @@ FIELDS = " ".join(["S", *["0"] * 16, "1", "0", str(START), *["0"] * 30])
 
 
 class Proc:
-    """A /proc with one process, 7, whose maps are of the test's choice."""
+    """A /proc with one process, 7, whose files are of the test's choice."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -24,9 +24,13 @@ class Proc:
         (path / "7" / "stat").write_text(f"7 (a) S 1 2) {FIELDS}\n")
         self.descriptor = os.open(path, os.O_RDONLY)
 
-    def maps(self, text: str, *, limit: int = 16, start: int = START) -> Maps:
+    def maps(self, text: str, *, limit: int = 16) -> Maps:
         (self.path / "7" / "maps").write_text(text)
-        return procfs.read_maps(self.descriptor, 7, start, smallest=SMALLEST, limit=limit)
+        return self.read_maps(limit)
+
+    def read_maps(self, limit: int = 16) -> Maps:
+        with procfs.opened_process(self.descriptor, 7) as process:
+            return procfs.read_maps(process, smallest=SMALLEST, limit=limit)
 
 
 @pytest.fixture
@@ -83,14 +87,11 @@ def test_more_than_8_mib_of_maps_and_more_files_than_the_limit_are_too_much(proc
         proc.maps(SHARED + SHARED.replace("77", "78"), limit=1)
 
 
-def test_a_process_that_ended_or_got_the_pid_later_is_gone(proc: Proc) -> None:
+def test_a_process_that_ended_is_gone(proc: Proc) -> None:
     with pytest.raises(Gone):
-        proc.maps(SHARED, start=START + 1)
-    (proc.path / "7" / "maps").unlink()
-    with pytest.raises(Gone):
-        procfs.read_maps(proc.descriptor, 7, START, smallest=SMALLEST, limit=16)
-    with pytest.raises(Gone):
-        procfs.read_maps(proc.descriptor, 8, START, smallest=SMALLEST, limit=16)
+        proc.read_maps()
+    with pytest.raises(Gone), procfs.opened_process(proc.descriptor, 8):
+        pass
 
 
 def test_a_process_without_its_first_thread_shows_its_maps_by_the_others(proc: Proc) -> None:

@@ -48,9 +48,10 @@ def attached(actor: MakeActor, *paths: Path) -> list[Actor]:
     return found
 
 
-def test_what_starts_and_ends_is_told_at_the_next_look(
-    actor: MakeActor, node: Node, root: Root
+def test_what_starts_and_ends_is_told_at_the_next_listing(
+    actor: MakeActor, node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(slots, "LISTING_S", 0.0)
     path = root.region()
     first, second = attached(actor, path, path)
     assert states(node) == {first.pid: "alive", second.pid: "alive"}
@@ -69,7 +70,7 @@ def test_while_nothing_changes_proc_is_not_read_however_busy_the_processes_are(
     users = attached(actor, root.region("a"), root.region("b"))
     first = told(node)
     read: list[str] = []
-    for name in ("open_process", "read_maps"):
+    for name in ("opened_process", "read_maps"):
         monkeypatch.setattr(procfs, name, lambda *_, name=name: read.append(name))
     for number in range(3):
         for user in users:
@@ -84,7 +85,7 @@ def test_a_proof_does_not_hold_for_ever(
     """A process that unmaps its region and lives on shows in nothing but its maps."""
     path = root.region()
     (user,) = attached(actor, path)
-    monkeypatch.setattr(slots, "_LISTING_S", 0.0)
+    monkeypatch.setattr(slots, "LISTING_S", 0.0)
     assert states(node) == {user.pid: "alive"}
     RegionFile(path, Layout.V1_2).add_process(3_999_999)
     assert states(node) == {user.pid: "alive", 3_999_999: "dead"}
@@ -93,7 +94,7 @@ def test_a_proof_does_not_hold_for_ever(
 @pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """/proc is listed, and maps are read, each time."""
-    monkeypatch.setattr(slots, "_LISTING_S", 0.0)
+    monkeypatch.setattr(slots, "LISTING_S", 0.0)
     monkeypatch.setattr(process_reader, "_KEPT_S", 0.0)
 
 
@@ -196,10 +197,11 @@ def watching() -> set[str]:
     return {name for name, link in links.items() if "pidfd" in link or "eventpoll" in link}
 
 
-def test_a_process_that_gets_the_pid_of_a_dead_one_is_alive(
-    actor: MakeActor, node: Node, root: Root
+def test_a_process_that_gets_the_pid_of_a_dead_one_is_alive_at_the_next_listing(
+    actor: MakeActor, node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container that is started again; nothing in the region changes at first."""
+    monkeypatch.setattr(slots, "LISTING_S", 0.0)
     path = root.region()
     user = actor()
     RegionFile(path, Layout.V1_2).add_process(user.pid, {0: 1 << 20})

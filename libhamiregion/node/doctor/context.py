@@ -11,7 +11,7 @@ import attrs
 
 from libhamiregion.errors import RegionClosed, RegionError
 from libhamiregion.node.node_lock import LockUse, is_node_locked
-from libhamiregion.node.rows import Join, devices_of
+from libhamiregion.node.rows import NO_ROW, Join, devices_of
 from libhamiregion.node.slots import match_slots
 from libhamiregion.node.writers import find_monitors
 
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     Checks: TypeAlias = dict[Callable[..., Iterator[Finding]], set[FindingKind]]
 
 
+#: Usual per process besides the accounted memory: modules and the driver's own.
+UNCOUNTED_BYTES = 256 << 20
+
+
 def memory_bytes(usage: ProcessUsage) -> int:
     """Return what a slot counts over all devices."""
     return sum(device.memory_used_bytes for device in usage.devices)
@@ -52,7 +56,7 @@ class ObservedRegion:
         snapshot: Its content.
         processes: The processes of its slots, and others that map it.
         row: Its row in the observation's table.
-        join: The driver's figures; None if not known.
+        join: The driver's figures; None if not known, or if there is nothing to be compared.
     """
 
     container: Container
@@ -146,7 +150,8 @@ class DoctorContext:
                     yield look(self.node, container)
                 elif table.regions.code[row] == 0 and region and processes:
                     snapshot = table.snapshot(row, region)
-                    yield ObservedRegion(container, region, snapshot, processes, row, self.join)
+                    join = self.join if row in self.differing else None
+                    yield ObservedRegion(container, region, snapshot, processes, row, join)
 
     @cached_property
     def identities(self) -> dict[FileIdentity, Container]:
@@ -177,6 +182,25 @@ class DoctorContext:
     def join(self) -> Join | None:
         """The driver's figures of the node's processes; None without the driver."""
         return None if self.observation.sample is None else Join(self.observation)
+
+    @cached_property
+    def differing(self) -> set[int]:
+        """Rows of regions that count much more or less than the driver, or nothing of its load."""
+        join, table, found = self.join, self.observation.table, set[int]()
+        if join is None:
+            return found
+        counted, load = table.usages.memory_used_bytes, table.usages.sm_util_percent
+        memory, busy = join.figures("memory_used_bytes"), join.figures("sm_util_percent")
+        pairs = zip(join.pairs.slots, join.pairs.devices, join.rows_of_pairs, strict=True)
+        for slot, device, row in pairs:
+            region = table.processes.region[slot]
+            usage = table.processes.first_usage[slot] + device - table.regions.first_device[region]
+            if row != NO_ROW and (
+                abs(counted[usage] - memory[row]) > UNCOUNTED_BYTES
+                or (busy[row] and not load[usage])
+            ):
+                found.add(region)
+        return found
 
     def is_unused(self, used: ObservedRegion) -> bool:
         """Return whether it is certain that no process uses a region."""

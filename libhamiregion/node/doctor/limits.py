@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import re
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from libhamiregion.node.procfs import AccessDenied, Gone, TooMuch
-from libhamiregion.node.workers import Blocked
 from libhamiregion.text import count_text, printable
 from libhamiregion.units import format_size
 
-from .context import memory_bytes
+from .context import UNCOUNTED_BYTES, memory_bytes
 from .findings import FindingKind, command_of, finding, only_or_none, pids_text
 from .slots import IMPOSSIBLE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from libhamiregion.node.process_reader import HostProcess
-    from libhamiregion.node.processes import ProcessTable
 
     from .context import Checks, DoctorContext, ObservedRegion
     from .findings import Finding
@@ -85,13 +78,7 @@ def sm_limits_off(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
     if not (limited and used.alive):
         return
     layout = used.snapshot.layout
-    # A process of the container can make each read take a second.
-    deadline_s = time.monotonic() + _ENVIRONMENTS_S
-    policies = {
-        usage.pid: policy_of(context.processes, process)
-        for usage, process in used.alive
-        if time.monotonic() < deadline_s
-    }
+    policies = {usage.pid: context.processes.sm_policy(process) for usage, process in used.alive}
     limits = ", ".join(f"{percent} % on device {index}" for index, percent in limited.items())
 
     off = partial(used.finding, FindingKind.SM_LIMIT_OFF, device=only_or_none([*limited]))
@@ -145,9 +132,7 @@ def blocked_launches(context: DoctorContext, used: ObservedRegion) -> Iterator[F
 # ---- the driver ---------------------------------------------------------------------------------
 
 _MIB = 1 << 20
-# Usual per process besides the accounted memory: modules and the driver's own; and a context,
-# some 300 to 650 MiB by the size of the GPU, where libvgpu has not counted one.
-_UNCOUNTED_BYTES = 256 * _MIB
+# With a context, some 300 to 650 MiB by the size of the GPU, where libvgpu has not counted one.
 _UNCOUNTED_CONTEXT_BYTES = 768 * _MIB
 _FAR_RATIO = 0.10
 # Below this a sample may well be of a moment that libvgpu's own measurement has not seen.
@@ -208,7 +193,7 @@ def driver_memory(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
                 continue
             if max(counted, driver) > 0 and counted < IMPOSSIBLE_BYTES:
                 has_context = (row.pid, device.index) in contexts
-                usual = _UNCOUNTED_BYTES if has_context else _UNCOUNTED_CONTEXT_BYTES
+                usual = UNCOUNTED_BYTES if has_context else _UNCOUNTED_CONTEXT_BYTES
                 sums.setdefault(device.index, []).append((counted, driver, usual))
     for index, processes in sorted(sums.items()):
         counted, driver, usual = map(sum, zip(*processes, strict=True))
@@ -243,26 +228,6 @@ def unrecorded_utilization(_: DoctorContext, used: ObservedRegion) -> Iterator[F
                     device=device.index,
                     pid=row.pid,
                 )
-
-
-# ---- environment --------------------------------------------------------------------------------
-
-# The kernel lets a process have megabytes of it.
-_ENVIRONMENT_LIMIT = 1 << 20
-_ENVIRONMENTS_S = 2.0
-# As libvgpu compares them: these spellings and no others. Of two that are called the same, getenv()
-# sees the first.
-_POLICY = re.compile(rb"(?:\A|\0)GPU_CORE_UTILIZATION_POLICY=([^\0]*)")
-_POLICIES = {b"force", b"FORCE", b"disable", b"DISABLE"}
-
-
-def policy_of(processes: ProcessTable, process: HostProcess) -> str:
-    """Return ``"force"``, ``"disable"`` or ``"default"``; the default if it is not known."""
-    try:
-        found = _POLICY.search(processes.read(process, "environ", _ENVIRONMENT_LIMIT))
-    except (Gone, AccessDenied, TooMuch, Blocked, OSError):
-        return "default"
-    return found[1].decode().lower() if found and found[1] in _POLICIES else "default"
 
 
 CHECKS_OF_NODE: Checks = {escaping_processes: {FindingKind.PROCESS_ESCAPES}}

@@ -401,22 +401,22 @@ def slots_behind(region: Region, count: int) -> dict[int, int]:
     stride, base = layout.offsets["slot_stride"] or 0, layout.offsets["procs"] or 0
     pid_at = layout.offsets["slot_pid"] or 0
     seqlock_at = Layout.V1_2.offsets["slot_seqlock"] or 0
+    slot, found = count, {}
     with _opened(region) as descriptor:
-        try:
-            data = os.lseek(descriptor, base + count * stride, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            return {}
-        first = max(count, (data - base) // stride)
-        wanted = max(0, SLOT_CAPACITY - first) * stride
-        read = memoryview(os.pread(descriptor, wanted, base + first * stride))
-    found = {}
-    for at in range(len(read) // stride):
-        slot = read[at * stride : (at + 1) * stride]
-        pid = int.from_bytes(slot[pid_at : pid_at + 4], sys.byteorder, signed=True)
-        if pid and (layout.has_seqlock or _seqlock_in(slot[seqlock_at : seqlock_at + 8])):
-            found[pid] = first + at
+        while slot < SLOT_CAPACITY:
+            try:
+                data = os.lseek(descriptor, base + slot * stride, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                break
+            slot = max(slot, (data - base) // stride)
+            read = os.pread(descriptor, stride, base + slot * stride)
+            pid = int.from_bytes(read[pid_at : pid_at + 4], sys.byteorder, signed=True)
+            seqlock = _seqlock_in(read[seqlock_at : seqlock_at + 8])
+            if pid and slot < SLOT_CAPACITY and (layout.has_seqlock or seqlock):
+                found[pid] = slot
+            slot += 1
     return found
 
 

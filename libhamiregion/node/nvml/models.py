@@ -124,7 +124,7 @@ class ProcessColumns:
     dec_util_percent: array[int] = attrs.field(factory=_numbers)
     sampled: frozenset[int] = frozenset()
 
-    @property
+    @cached_property
     def figures(self) -> tuple[array[int], ...]:
         """The columns of figures, in the order of the attributes."""
         return tuple(getattr(self, name) for name in _FIGURES)
