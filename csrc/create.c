@@ -4,7 +4,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -101,27 +100,19 @@ int hr_create(const char *path, const struct hr_create_spec *spec, struct hr_err
     if (directory < 0)
         return hr_report(error, directory);
 
-    uint64_t random;
-    char temporary[40]; /* no .cache at its end, so it does not look like a region */
-    int fd = -1;
-    if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random) {
-        code = hr_fail_errno(HR_ESYSTEM, errno);
+    char temporary[64]; /* no .cache at its end, so it does not look like a region */
+    snprintf(temporary, sizeof temporary, ".region-%d-%016" PRIx64 ".new", getpid(),
+             hr_clock_ns(CLOCK_MONOTONIC));
+    int fd = openat(directory, temporary, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        code = hr_open_error(errno);
     } else {
-        snprintf(temporary, sizeof temporary, ".region-%016" PRIx64 ".new", random);
-        fd = openat(directory, temporary, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-        if (fd < 0)
-            code = hr_fail_errno(errno == EACCES || errno == EROFS || errno == EPERM ? HR_EACCESS
-                                                                                     : HR_ESYSTEM,
-                                 errno);
-    }
-    if (code == HR_OK)
         code = write_region(fd, &hr_layouts[spec->layout], spec);
-    if (code == HR_OK)
-        code = publish(directory, temporary, name);
-    if (fd >= 0) {
+        close(fd);
+        if (code == HR_OK)
+            code = publish(directory, temporary, name);
         if (code != HR_OK)
             unlinkat(directory, temporary, 0);
-        close(fd);
     }
     close(directory);
     return hr_report(error, code);

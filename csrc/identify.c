@@ -31,7 +31,7 @@ static int check_type(const struct stat *status)
                    .reason = type == S_IFLNK ? HR_REASON_SYMLINK : HR_REASON_FILE_TYPE);
 }
 
-static int open_error(int error)
+int hr_open_error(int error)
 {
     switch (error) {
     case ENOENT:
@@ -65,7 +65,7 @@ int hr_open_directory(const char *path, uint32_t flags, const char **name)
     int fd = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC | (no_link ? O_NOFOLLOW : 0));
     if (fd >= 0)
         return fd;
-    return errno == ELOOP ? hr_fail_errno(HR_ESYSTEM, ELOOP) : open_error(errno);
+    return errno == ELOOP ? hr_fail_errno(HR_ESYSTEM, ELOOP) : hr_open_error(errno);
 }
 
 /* Where there is no /proc: by its name, if that leads to the same file still. */
@@ -89,7 +89,7 @@ int hr_open_held(int held, const char *path, uint32_t flags)
     int fd = open(link, access | O_NOCTTY);
     if (fd < 0 && errno == ENOENT)
         fd = open_by_name(held, path, access | O_NOCTTY);
-    return fd >= 0 ? fd : open_error(errno);
+    return fd >= 0 ? fd : hr_open_error(errno);
 }
 
 /*
@@ -151,7 +151,7 @@ int hr_hold_file(const char *path, uint32_t flags, struct stat *status)
     int error = errno;
     close(directory);
     if (held < 0)
-        return open_error(error);
+        return hr_open_error(error);
     int code = fstat(held, status) == 0 ? check_type(status) : hr_fail_errno(HR_ESYSTEM, errno);
     if (code == HR_OK)
         return held;

@@ -451,6 +451,9 @@ static inline uint64_t hr_version(uint32_t major_version, uint32_t minor_version
  */
 int hr_open_identified(hr_region *region, uint32_t flags, uint32_t layout);
 
+/* The code for an errno of open(). */
+int hr_open_error(int error);
+
 /*
  * Open the directory of `path`, and give the last component.  Files are reached
  * through this descriptor, so that the directory cannot be exchanged between two

@@ -386,25 +386,6 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns,
     return code;
 }
 
-/*
- * Up to 2.8.0 a waiter that finds the owner dead repairs that under lockf over the
- * struct.  The same range, locked by us as well, keeps the two recoveries apart:
- * locks of open files and of processes exclude each other.
- */
-static int recover_apart_from_libvgpu(hr_region *region, const char *proc, uint64_t watch_ns,
-                                      uint64_t deadline_ns, struct hr_recovery *progress)
-{
-    if (region->layout->slot_seqlock != HR_ABSENT)
-        return recover_held(region, proc, watch_ns, progress);
-    struct hr_byte_lock range;
-    int code = hr_await_bytes(region, 0, (off_t)region->layout->size, deadline_ns, &range);
-    if (code != HR_OK)
-        return code;
-    code = recover_held(region, proc, watch_ns, progress);
-    hr_unlock_bytes(region, &range);
-    return code;
-}
-
 /* Another thread holds the lock by this handle, or another recovery is at it. */
 static int fail_busy(void *argument)
 {
@@ -424,14 +405,20 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
     uint64_t deadline = hr_deadline_ns(patience_ns);
     code = hr_gate_enter(region, deadline);
     if (code == HR_OK) {
-        struct hr_byte_lock host = {NULL};
+        struct hr_byte_lock host = {NULL}, range = {NULL};
         code = hr_choose_signature(region, deadline);
         if (code == HR_OK)
             code = hr_await_bytes(region, HR_HOST_LOCK_BYTE, 1, deadline, &host);
-        if (code == HR_OK) {
+        if (code == HR_OK)
             HR_POINT(RECOVER_HOST_TAKEN);
-            code = recover_apart_from_libvgpu(region, proc, watch_ns, deadline, progress);
-        }
+        /* Up to 2.8.0 a waiter that finds the owner dead repairs that under lockf over the struct.
+         * The same range, locked by us as well, keeps the two recoveries apart: locks of open files
+         * and of processes exclude each other. */
+        if (code == HR_OK && region->layout->slot_seqlock == HR_ABSENT)
+            code = hr_await_bytes(region, 0, (off_t)region->layout->size, deadline, &range);
+        if (code == HR_OK)
+            code = recover_held(region, proc, watch_ns, progress);
+        hr_unlock_bytes(region, &range);
         hr_unlock_bytes(region, &host);
         hr_gate_leave(region);
     }

@@ -122,12 +122,14 @@ class ContainerDiff:
         refused: Why none of the edits may be made; empty if they may.
         settled: Indices of rules that have nothing left to do here: each of their values counts,
             and is as they say, or is not as their `only_if` expects.
+        file_id: Device and inode of the region's file.
     """
 
     container: Container
     edits: tuple[PlannedEdit, ...] = ()
     refused: tuple[Unapplied, ...] = ()
     settled: frozenset[int] = attrs.field(default=frozenset(), repr=False)
+    file_id: tuple[int, int] = (0, 0)
 
 
 @attrs.frozen
@@ -285,7 +287,8 @@ class _Comparison:
         settled = {setting[-1][0] for setting in by_value.values()}
         settled -= {number for setting in by_value.values() for number, _ in setting[:-1]}
         settled -= {edit.rule for edit in edits}
-        return ContainerDiff(self.container, tuple(edits), tuple(self.refused), frozenset(settled))
+        lists = tuple(edits), tuple(self.refused), frozenset(settled)
+        return ContainerDiff(self.container, *lists, self.region.file_id)
 
     def _rules_by_value(self, rules: list[NumberedRule]) -> dict[ValueKey, list[NumberedRule]]:
         """Collect the rules that set each value, in their order."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.node.backoff import Backoff
+from libhamiregion.node.backoff import Backoff, owner_of
 from libhamiregion.node.events import EventReporter, silent
 from libhamiregion.node.node_lock import LockUse, NodeLock, NodeLocked
 from libhamiregion.text import error_text, printable
@@ -24,17 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from libhamiregion.errors import PathLike
-    from libhamiregion.node.containers import Container
     from libhamiregion.node.events import Detail, Emit
     from libhamiregion.node.node import Node
-    from libhamiregion.node.selector import Selector
 
     from .diff import ContainerDiff, PlanDiff, Unapplied
-    from .plan import LimitField, Rule
-
-    _Value = tuple[Selector, tuple[LimitField, ...]]
-
-_COUNTED: Final = {"conflict": "plan_conflicts", "refused": "plan_refusals"}
+    from .plan import Rule
 
 
 @attrs.frozen
@@ -94,10 +88,9 @@ class PlanFile(PlanSource):
         """Read the plan, or keep the last good one."""
         try:
             raw = read_plan_file(self.path, wait=False)
-            if raw == self._raw:
-                return self._reading
-            self._raw = raw
-            self._reading = SourceReading(parse_plan(raw, self.path))
+            if raw != self._raw:
+                self._raw = raw
+                self._reading = SourceReading(parse_plan(raw, self.path))
         except (PlanError, OSError) as error:
             if isinstance(error, OSError):
                 # When it is back, it is read even if it is the same.
@@ -182,6 +175,8 @@ class PlanReconciler:
         self._reading = SourceReading(None)
         # How many plans there have been: the changes of each are news.
         self._plans = 0
+        # The region's file of each container in the last pass.
+        self._file_ids: dict[str, tuple[int, int]] = {}
         # Containers that the last pass left on this plan.
         self._on_plan: set[str] = set()
         self._unapplied: set[object] = set()
@@ -247,15 +242,17 @@ class PlanReconciler:
         known_rules = len(self._undo)
         plan = LimitPlan((*self._undo, *reading.plan.rules))
         diff = diff_plan(self._node, plan, force=self._force, held=reading.held)
-        self._forget(diff)
+        replaced = self._forget(diff)
         self._report_unapplied((*diff.unapplied, *diff.waiting))
         changes = [
-            each for each in diff.changes if not self._backoff.should_skip(_key(each.container))
+            each
+            for each in diff.changes
+            if each not in replaced and not self._backoff.should_skip(owner_of(each.container))
         ]
         done = self._change(changes, known_rules) if changes else []
         done += [each for each in diff.containers if not each.edits]
-        self._on_plan = {_key(each.container) for each in done}
-        self._backoff.retain({_key(container) for container in self._node.containers})
+        self._on_plan = {owner_of(each.container) for each in done}
+        self._backoff.retain({owner_of(container) for container in self._node.containers})
 
     # ---- a pass ---------------------------------------------------------------------------------
 
@@ -289,7 +286,7 @@ class PlanReconciler:
         done, made = [], []
         for change, rules in zip(changes, noted, strict=True):
             outcome = change_container(self._node, change, force=self._force)
-            key = _key(change.container)
+            key = owner_of(change.container)
             if outcome.status == "applied":
                 done.append(change)
                 made += rules
@@ -297,22 +294,34 @@ class PlanReconciler:
                 self._report_change(change, first)
             else:
                 self._backoff.failed(key)
-                if outcome.status in _COUNTED:
-                    self._counts[_COUNTED[outcome.status]] += 1
+                self._counts["plan_conflicts"] += outcome.status == "conflict"
+                self._counts["plan_refusals"] += outcome.status == "refused"
                 self._events.emit(outcome.status, outcome.message or "", change.container)
         self._undo = tuple({_value(rule): rule for rule in (*self._undo, *made)}.values())
         self._save(self._undo)
         return done
 
-    def _forget(self, diff: PlanDiff) -> None:
-        """Forget the undo rules of values that went back, and of containers and regions gone."""
+    def _forget(self, diff: PlanDiff) -> list[ContainerDiff]:
+        """Forget the undo rules of values that went back, and of containers and regions gone.
+
+        Returns:
+            The containers whose region is another file than in the last pass; they are compared
+            again, without the old file's rules, before they are edited.
+        """
         done = {number for each in diff.containers for number in each.settled}
         done.update(number for each in diff.waiting for number in each.rules)
         # A root that cannot be listed now says nothing about its containers.
         if self._node.scanned_roots and not self._node.root_errors:
             done.update(diff.unused)
+        replaced = []
+        for each in diff.containers:
+            if self._file_ids.get(owner_of(each.container), each.file_id) != each.file_id:
+                replaced.append(each)
+                done.update(n for n, r in enumerate(self._undo) if r.select.matches(each.container))
+        self._file_ids = {owner_of(each.container): each.file_id for each in diff.containers}
         self._undo = tuple(rule for number, rule in enumerate(self._undo) if number not in done)
         self._save(self._undo)
+        return replaced
 
     def _save(self, rules: tuple[Rule, ...]) -> None:
         if rules != self._saved:
@@ -322,7 +331,7 @@ class PlanReconciler:
     # ---- counters and events --------------------------------------------------------------------
 
     def _report_change(self, change: ContainerDiff, first: int) -> None:
-        cause = "drift" if _key(change.container) in self._on_plan else "plan"
+        cause = "drift" if owner_of(change.container) in self._on_plan else "plan"
         if all(edit.rule < first for edit in change.edits):
             cause = "restore"
         self._counts["plan_edits"] += len(change.edits)
@@ -354,7 +363,7 @@ class PlanReconciler:
     def _report_unapplied(self, found: Iterable[Unapplied]) -> None:
         now: set[object] = set()
         for each in found:
-            key = (_key(each.container), each.reason, each.device)
+            key = (owner_of(each.container), each.reason, each.device)
             now.add(key)
             if key not in self._unapplied:
                 refused = each.reason in {"below_usage", "stops_launches"}
@@ -369,16 +378,12 @@ class PlanReconciler:
         self._unapplied = now
 
 
-def _key(container: Container) -> str:
-    return container.directory or ""
-
-
-def _value(rule: Rule) -> _Value:
+def _value(rule: Rule) -> object:
     """Identify the value that an undo rule sets."""
     return rule.select, tuple(field for field, _ in rule.set)
 
 
-def _undo_rules(change: ContainerDiff, first: int, known: Mapping[_Value, Rule]) -> list[Rule]:
+def _undo_rules(change: ContainerDiff, first: int, known: Mapping[object, Rule]) -> list[Rule]:
     """Make the undo rules of a plan's edits, with the values of before the first edit."""
     edits = tuple(edit for edit in change.edits if edit.rule >= first)
     rules = []

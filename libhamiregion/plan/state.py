@@ -95,14 +95,10 @@ class PlanState:
         """
         self.make()
         temporary = Path(f"{self.watch_undo_path}.{os.getpid()}.part")
-        # A file with this name is a killed process's.
+        # A file with this name is of a write that failed, or of a killed process.
         temporary.unlink(missing_ok=True)
         write_new(temporary, content)
-        try:
-            temporary.replace(self.watch_undo_path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        temporary.replace(self.watch_undo_path)
         _sync_directory(self.watch_undo_path)
 
     def write_undo(self, content: str) -> str:

@@ -8,7 +8,6 @@
 #include <stdarg.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 uint64_t below(uint64_t *state, uint64_t bound)

@@ -12,7 +12,6 @@
 #define _GNU_SOURCE
 #include <sched.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 

@@ -13,7 +13,6 @@
 #include <sys/random.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "lock.h"

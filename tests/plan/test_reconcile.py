@@ -4,8 +4,8 @@ import errno
 from typing import Any
 
 import pytest
-from integration.node_scene import Events
 from plan_scene import GIB, GPUS, PlannedRegion, PlanScene, plan_nodes, plan_scene
+from support.agent_scene import Events
 from support.plan_watching import FIVE, SIX, Watch, memory, set_plan, watches
 
 from libhamiregion import create_region
@@ -96,6 +96,24 @@ def test_containers_come_restart_and_go(
     watcher.run()
     assert node.containers == ()
     assert load_plan(scene.state / "undo-watch.yaml").rules == ()
+
+
+def test_a_file_that_replaces_a_region_between_two_passes_has_values_of_its_own(
+    scene: PlanScene, watch: Watch
+) -> None:
+    region = scene.container()
+    set_plan(scene, "{select: {}, set: {memory_limit: 50%}}")
+    watcher = watch()
+    watcher.run()
+    assert memory(region) == [4 * GIB, 2 * GIB]
+    region.path.unlink()
+    create_region(region.path, memory_limits=("4GiB", "6GiB"))
+    watcher.run()
+    watcher.run()
+    assert memory(region) == [2 * GIB, 3 * GIB]
+    set_plan(scene)
+    watcher.run()
+    assert memory(region) == [4 * GIB, 6 * GIB]
 
 
 # ---- what was there before --------------------------------------------------------------
