@@ -18,9 +18,9 @@ from click.testing import CliRunner
 from exposition import Exposition, parsed
 from fake_nvml.driver import FakeDriver
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
-from node_scene import GPU, MONITOR, NodeScene, OtherWriter
-from own_cgroups import needs_cgroups
 from support.agent_process import COMMAND, Agent, agents, busy_and_waiting, once, run
+from support.agent_scene import GPU, MONITOR, NodeScene, OtherWriter
+from support.own_cgroups import needs_cgroups
 from support.stale_scene import StaleScene, running_pod
 from support.wait import PATIENCE_S, eventually
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import pytest
-from containers import Container, Starter, needs_namespaces
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from namespaces import needs_first_namespace
-from node_scene import Events, NodeScene
+from support.agent_scene import Events, NodeScene
+from support.containers import Container, Starter, needs_namespaces
 from support.region_file import RegionFile
 
 from libhamiregion import Layout, open_region

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from namespaces import needs_first_namespace
-from node_scene import (
+from support.agent_scene import (
     GPU,
     OTHER_GPU,
     Events,

@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 from namespaces import needs_first_namespace
-from node_scene import (
+from support.agent_scene import (
     MONITOR,
     Events,
     NodeScene,
@@ -16,7 +16,7 @@ from node_scene import (
     stopping,
     values,
 )
-from own_cgroups import cgroup_of_pod
+from support.own_cgroups import cgroup_of_pod
 
 from libhamiregion.agent import Feedback, OtherWriterRuns
 from libhamiregion.node import Node

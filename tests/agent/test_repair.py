@@ -10,11 +10,11 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from containers import Container, Starter, needs_namespaces
 from lock_bytes import hold, is_free
 from namespaces import needs_first_namespace
-from node_scene import Events, NodeScene, one_pass
 from slot_bytes import LOCKABLE
+from support.agent_scene import Events, NodeScene, one_pass
+from support.containers import Container, Starter, needs_namespaces
 from support.region_file import RegionFile
 from support.stress import scaled
 from support.wait import PATIENCE_S, eventually

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
-import test_deploy as deploy
+from integration import test_deploy as deploy
 from namespaces import needs_first_namespace
-from node_scene import MONITOR, OtherWriter
 from plan_scene import GIB, PlanScene, plan_scene
 from support.agent_process import Agent
+from support.agent_scene import MONITOR, OtherWriter
 from support.scrapers import ask
 from support.wait import eventually
 

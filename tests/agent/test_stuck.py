@@ -14,11 +14,10 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import fuse_mount
 import pytest
 from namespaces import needs_first_namespace
-from node_scene import NodeScene
 from support.agent_process import Agent, agents, busy_and_waiting
+from support.agent_scene import NodeScene
 from support.wait import PATIENCE_S, eventually, on_this_machine_s
 
 pytestmark = needs_first_namespace
@@ -28,10 +27,9 @@ SOON = {**os.environ, "TEST_LAST_PASS_S": "1"}
 UNSHARE = ("unshare", "--mount", "--propagation", "private")
 
 # Maps files, mounts a dead FUSE over a directory of its mount namespace, and keeps both.
-MOUNTER = f"""
+MOUNTER = """
 import mmap, sys
-sys.path.append({str(Path(fuse_mount.__file__).parent)!r})
-import fuse_mount
+from support import fuse_mount
 files = [open(path, "r+b") for path in sys.argv[2:]]
 mapped = [mmap.mmap(file.fileno(), 0) for file in files]
 fuse = fuse_mount.mount(sys.argv[1])

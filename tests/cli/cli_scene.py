@@ -10,12 +10,12 @@ import attrs
 import pytest
 from fake_nvml.driver import STATE, FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
-from gpu_node import GpuNode, Pod, gpu_nodes
 from support.command_line import (
     Terminal,
     call,
     on_terminal,
 )
+from support.gpu_node import GpuNode, Pod, gpu_nodes
 
 from libhamiregion import Layout
 

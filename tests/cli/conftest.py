@@ -1,21 +1,16 @@
 """The node of processes and a fake driver that the command line looks at."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / "integration"), str(TESTS / "unit")]
-
-from integration.conftest import (  # noqa: E402, F401
+from support.node_fixtures import (  # noqa: F401
     _container_factory,
     fake_driver,
     nvml_library,
 )
 
-from cli.cli_scene import Scene, busy_scene  # noqa: E402 (after the path)
+from cli.cli_scene import Scene, busy_scene
 
 
 @pytest.fixture(scope="module")

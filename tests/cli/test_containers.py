@@ -8,15 +8,15 @@ from pathlib import Path
 
 import attrs
 import pytest
-from containers import needs_namespaces
 from fake_nvml.scenes import GPU, MIB, OTHER
-from gpu_node import gpu_nodes
 from support.command_line import (
     COMMAND,
     call,
     environment,
     run,
 )
+from support.containers import needs_namespaces
+from support.gpu_node import gpu_nodes
 
 from cli.cli_scene import GIB, POD_LONG, Scene, table
 from libhamiregion import DeviceUsage, Layout, create_region

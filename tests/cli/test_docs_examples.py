@@ -175,29 +175,6 @@ def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
                 sandbox.run(code)
 
 
-def test_the_readmes_programs_paste_into_a_plain_interpreter_and_run_twice(
-    tmp_path: Path,
-) -> None:
-    """A block ends with an empty line there, and what the first run has left is still there."""
-    programs = [code for kind, code in blocks(ROOT / "README.md") if kind == "python"]
-    assert programs
-    for program in programs:
-        done = subprocess.run(
-            [sys.executable, "-i", "-q"],
-            input=program * 2,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=4 * PATIENCE_S,
-        )
-        # Prompts go there, too.
-        assert "Error" not in done.stderr, done.stderr
-        assert done.stdout.splitlines()[0] == "0 0 of 8589934592"
-        assert len(done.stdout.splitlines()) == 8
-
-
 def test_files_of_the_tree_that_a_page_names_are_there() -> None:
     named = re.compile(r"\b((?:deploy|examples|benchmarks|csrc)/[\w./-]*\w)")
     for page in PAGES:
@@ -213,48 +190,13 @@ def check_yaml(code: str, directory: Path) -> None:
         (directory / f"{document['metadata']['name']}.yaml").write_text(code)
 
 
-# ---- What is pasted as it stands harms nobody --------------------------------------------------
+# ---- Commands ----
 
 # A command at the beginning of a line of an example, behind a prompt or in a comment; alone in a
 # cell of a table; and after "Shell:".
 COMMAND = re.compile(
     r"(?:^[ \t]*(?:[$#] *)?|^\| `|Shell: ``)(hamiregion (?:[^`|\n\\]|\\\n)+)", re.MULTILINE
 )
-NODE_WRITERS = {
-    "repair",
-    "Feedback",
-    "RepairLoop",
-    "UsageSync",
-    "StaleDirectoryCleaner",
-    "PlanKeeper",
-    "PlanReconciler",
-    "apply_diff",
-}
-
-
-def writes_into_a_whole_node(command: str) -> bool:
-    """Whether a command line repairs, steers or edits all that it finds on the machine."""
-    words = command.replace("\\\n", " ").split()[1:]
-    writes = (
-        (words[:1] == ["doctor"] and "--repair" in words)
-        or (words[:1] == ["agent"] and any(word.startswith("--") for word in words))
-        or words[:2] == ["limits", "apply"]
-    )
-    return writes and not {"--root", "--dry-run", "--help"} & set(words)
-
-
-def opens_a_whole_node_to_write(program: str) -> bool:
-    """Whether a program that repairs, steers or edits leaves open on which directories."""
-    nodes = list(ast.walk(ast.parse(program)))
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    unnamed = any(
-        isinstance(node, ast.Call)
-        and ast.unparse(node.func).rpartition(".")[2] == "Node"
-        and not node.args
-        and not {"root", "roots"} & {keyword.arg for keyword in node.keywords}
-        for node in nodes
-    )
-    return unnamed and bool(names & NODE_WRITERS)
 
 
 def docstrings(path: Path) -> Iterator[str]:
@@ -273,18 +215,6 @@ def example_texts() -> Iterator[str]:
     for path in (*(ROOT / "libhamiregion").rglob("*.py"), *(ROOT / "examples").rglob("*.py")):
         yield from docstrings(path)
     for path in (ROOT / "examples").rglob("*.yaml"):
-        yield path.read_text()
-
-
-def example_programs() -> Iterator[str]:
-    for page in PAGES:
-        for kind, code in blocks(page):
-            if kind == "python":
-                yield code
-            elif kind == "pycon":
-                examples = doctest.DocTestParser().get_examples(code)
-                yield "".join(each.source for each in examples)
-    for path in (ROOT / "examples").rglob("*.py"):
         yield path.read_text()
 
 
@@ -320,16 +250,6 @@ def test_every_command_in_a_text_has_verbs_and_options_that_there_are(
                 continue
             except click.ClickException as error:
                 pytest.fail(f"{command}: {error.format_message()}")
-
-
-def test_examples_that_write_name_their_directory_or_their_file() -> None:
-    """Nobody who tries one out repairs the whole machine by it."""
-    commands = [match[1] for text in example_texts() for match in COMMAND.finditer(text)]
-    assert len(commands) > 30
-    assert [each for each in commands if writes_into_a_whole_node(each)] == []
-    programs = list(example_programs())
-    assert sum("Node(" in each for each in programs) > 3
-    assert [each for each in programs if opens_a_whole_node_to_write(each)] == []
 
 
 # ---- The reference -------------------------------------------------------------------------------

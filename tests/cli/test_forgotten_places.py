@@ -16,7 +16,7 @@ import libhamiregion
 import libhamiregion.cli
 from libhamiregion import Region
 from libhamiregion.cli.verbs import hamiregion
-from libhamiregion.exporter import COLLECTORS, NodeExporter, collectors, families
+from libhamiregion.exporter import COLLECTORS, NodeExporter, collectors
 from libhamiregion.node import Node, NvmlSampler
 from libhamiregion.node.node_pods import NodePod
 from libhamiregion.node.roots import DEFAULT_ROOTS
@@ -143,22 +143,3 @@ def test_a_field_of_a_plan_is_an_annotation_too(field: LimitField) -> None:
     assert reading.problems == {}
     assert reading.plan is not None
     assert [dict(rule.set) for rule in reading.plan.rules] == [{field: value}]
-
-
-# ---- metrics ----
-
-
-def test_each_family_is_filled() -> None:
-    """Its name, or the end of it, is in a module that makes series."""
-    directory = Path(families.__file__).parent
-    filling = "".join(
-        path.read_text(encoding="utf-8")
-        for path in directory.rglob("*.py")
-        if path.name != "families.py"
-    )
-    for family in families.FAMILIES:
-        name = family.name
-        for prefix in ("hami_host_gpu_", "hamiregion_unaccounted_process_", "hamiregion_"):
-            if family.origin != "legacy" and name not in filling:
-                name = family.name.removeprefix(prefix)
-        assert family.origin == "legacy" or f'"{name}"' in filling, family.name

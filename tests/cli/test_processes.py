@@ -10,9 +10,7 @@ import termios
 from pathlib import Path
 
 import pytest
-from containers import needs_namespaces
 from fake_nvml.scenes import GPU, MIB
-from gpu_node import gpu_nodes
 from rich.console import Console
 from support.command_line import (
     COLOUR,
@@ -21,6 +19,8 @@ from support.command_line import (
     interrupt,
 )
 from support.command_line import start as start_command
+from support.containers import needs_namespaces
+from support.gpu_node import gpu_nodes
 from support.wait import PATIENCE_S
 
 from cli.cli_scene import POD_LONG, Scene, table

@@ -322,14 +322,6 @@ def test_the_image_has_what_the_manifests_run() -> None:
     assert user != "0"
 
 
-def test_the_image_that_the_page_builds_is_pushed_and_run() -> None:
-    commands = re.findall(r"^    (docker .*)$", PAGE.read_text(), re.MULTILINE)
-    assert commands == [
-        f"docker build --tag {IMAGE} --file deploy/Dockerfile .",
-        f"docker push {IMAGE}",
-    ]
-
-
 @needs_kubectl
 def test_one_file_names_the_image_of_every_container(tmp_path: Path) -> None:
     tree = tmp_path / "deploy"

@@ -1,6 +1,5 @@
 """The examples do what they say, run as programs."""
 
-import ast
 import contextlib
 import io
 import itertools
@@ -18,10 +17,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from containers import Starter
 from exposition import NodeFiles, parsed
-from run_scene import RunScene
+from support.containers import Starter
 from support.region_file import RegionFile
+from support.run_scene import RunScene
 from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, create_region, open_region
@@ -119,23 +118,6 @@ def test_idle_containers_are_shrunk_at_night_and_restored_unless_others_changed_
     assert (said.count("undone: "), said.count("conflict: ")) == (1, 1)
     assert "is 3 GiB" in said
     assert [each.get("limit") for each in (idle, touched, busy)] == [8 * GIB, 3 * GIB, 8 * GIB]
-
-
-def test_idle_containers_are_shrunk_night_after_night(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
-    idle = add_region(files, "a", "8GiB")
-    idle.put("last_kernel_time", 1)
-    state = tmp_path / "night.json"
-    for _ in range(2):
-        example("nightly_shrink.py", state, files.root)
-        assert idle.get("limit") == 2**28
-        example("nightly_shrink.py", state)
-        assert (idle.get("limit"), state.exists()) == (8 * GIB, False)
-    example("nightly_shrink.py", state, files.root)
-    kept = state.read_text()
-    again = start_example("nightly_shrink.py", state, files.root)
-    assert (again.returncode, "FileExistsError" in again.stderr) == (1, True)
-    assert (idle.get("limit"), state.read_text()) == (2**28, kept)
 
 
 def test_a_namespace_is_scaled_after_a_dry_run_and_undone_but_for_what_others_changed(
@@ -416,11 +398,3 @@ def test_the_exporter_of_the_compose_file_finds_a_container_of_docker(
     assert done.returncode == 0, done.stderr
     limits = parsed(done.stdout).series("hami_vgpu_memory_limit_bytes")
     assert 3 * GIB in limits.values()
-
-
-def test_examples_have_less_than_75_lines_of_code() -> None:
-    for path in EXAMPLES.glob("*.py"):
-        code = ast.unparse(ast.parse(path.read_text()).body[1:])
-        assert code.count("\n") < 75, path.name
-    cells = json.loads((EXAMPLES / "containers.ipynb").read_text())["cells"]
-    assert sum(len(each["source"]) for each in cells if each["cell_type"] == "code") < 60

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD
-from gpu_node import container_id
-from hostile_processes import locked_process
 from node.doctor.doctor_node import DoctorNode
-from node_scene import NodeScene
-from own_cgroups import cgroup_of_pod, needs_cgroups
+from support.agent_scene import NodeScene
 from support.command_line import call
+from support.gpu_node import container_id
+from support.hostile_processes import locked_process
+from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion.node import FindingKind, Severity, observation
 
@@ -52,15 +52,6 @@ def test_a_verb_does_not_wait_for_a_driver_that_hangs(
     else:
         assert [each["pid"] for each in found["processes"]] == [4_000_000]
         assert answer.returncode == 0
-
-
-def test_people_are_told_why_there_are_no_figures_of_the_driver(
-    hung_driver: tuple[str, ...],
-) -> None:
-    answer = call("ps", *hung_driver)
-    assert f"Note: no figures of the driver: {NO_ANSWER}\n" in answer.stderr
-    answer = call("doctor", *hung_driver)
-    assert f"nothing was compared with the driver's figures: {NO_ANSWER}\n" in answer.stderr
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fake_cuda.driver import GIB, gpu_uuid
-from run_scene import REGION
+from support.run_scene import REGION
 
 import libhamiregion as hami
 from libhamiregion.launch import LaunchError, environment, run
@@ -18,7 +18,7 @@ from libhamiregion.launch import LaunchError, environment, run
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from run_scene import RunScene
+    from support.run_scene import RunScene
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fake_cuda.driver import GIB, gpu_uuid
-from run_scene import REGION, variables
 from support.command_line import Terminal
+from support.run_scene import REGION, variables
 from support.wait import PATIENCE_S, eventually
 
 import libhamiregion as hami
 
 if TYPE_CHECKING:
-    from run_scene import RunScene
+    from support.run_scene import RunScene
 
 SHOW = ("sh", "-c", f'cat "${REGION}" >"$COPY"; env')
 CHILDREN = "cat /proc/$$/task/$$/children"

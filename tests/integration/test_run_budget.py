@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 from fake_cuda.driver import GIB, MIB, gpu_uuid
 from preload.cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, room
-from run_scene import PROGRAM, REGION, Program, variables
 from support.command_line import call
+from support.run_scene import PROGRAM, REGION, Program, variables
 from support.wait import PATIENCE_S, eventually
 
 import libhamiregion as hami
 
 if TYPE_CHECKING:
-    from run_scene import RunScene
+    from support.run_scene import RunScene
 
 ALLOCATE = "cuMemAlloc_v2"
 INJECTIONS = pytest.mark.parametrize("inject", ["standin", "preload"])

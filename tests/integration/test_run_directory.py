@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from forked import NOBODY
 from namespaces import NEW_NAMESPACE, why_no_new_namespace
-from run_scene import REGION
+from support.run_scene import REGION
 from support.wait import eventually
 
 import libhamiregion as hami
@@ -23,7 +23,7 @@ from libhamiregion.launch import LaunchError, cleaner, environment
 from libhamiregion.launch.run_directory import make_run_directory, run_bases
 
 if TYPE_CHECKING:
-    from run_scene import RunScene
+    from support.run_scene import RunScene
 
 RECORD = "owner.json"
 EARLIER = "00000000-0000-0000-0000-000000000000"

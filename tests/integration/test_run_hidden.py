@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import children_of
-from run_scene import RunScene
+from support.containers import children_of
+from support.run_scene import RunScene
 from support.wait import PATIENCE_S
 
 from libhamiregion import create_region, open_region

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_scene import NodeScene
 from prometheus_server import free_port
+from support.agent_scene import NodeScene
 from support.wait import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.skipif(

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from containers import UNSHARE, needs_namespaces
 from exposition import NodeFiles, parsed
-from hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
 from namespaces import needs_first_namespace
-from own_cgroups import cgroup_of_pod, needs_cgroups
+from support.containers import UNSHARE, needs_namespaces
 from support.exporter_process import environment, exporter_process
+from support.hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
+from support.own_cgroups import cgroup_of_pod, needs_cgroups
 from support.region_file import RegionFile
 from support.scrapers import ask
 from support.stress import scaled

@@ -1,14 +1,10 @@
 """Nodes with real processes, and the fake driver."""
 
-import sys
 from pathlib import Path
 
 import pytest
 from node_root import Root
-
-sys.path[:0] = [str(Path(__file__).parents[1] / "integration")]
-
-from integration.conftest import (  # noqa: E402, F401 (after the path)
+from support.node_fixtures import (  # noqa: F401
     _container_factory,
     events,
     fake_driver,

@@ -17,9 +17,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import fuse_mount
 import pytest
 from forked import in_child
+from support import fuse_mount
 from support.command_line import with_notes
 from support.observing import details
 

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fuse_mount
 import pytest
+from support import fuse_mount
 from support.region_file import truncate
 from support.wait import PATIENCE_S
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import Starter, look, match, needs_namespaces, states
 from node_root import Root
 from support.actors import MakeActor
+from support.containers import Starter, look, match, needs_namespaces, states
 from support.observing import details
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import PATIENCE_S, eventually

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from containers import Starter, needs_namespaces
 from namespaces import needs_first_namespace
 from node_root import Root, only, refresh, remove
 from support.actors import MakeActor
+from support.containers import Starter, needs_namespaces
 from support.observing import details
 from support.region_file import SLOTS, RegionFile, locate
 from support.stress import scaled

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
 from namespaces import needs_first_namespace
-from node_scene import NodeScene
-from own_cgroups import cgroup_of_pod, memory_limit, needs_cgroups
 from support.actors import MakeActor, map_libvgpu
 from support.agent_process import Agent, agents, busy_and_waiting
+from support.agent_scene import NodeScene
 from support.exporter_process import ExporterProcess, exporter_process
+from support.hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
+from support.own_cgroups import cgroup_of_pod, memory_limit, needs_cgroups
 from support.region_file import RegionFile
 from support.scrapers import ask
 from support.wait import PATIENCE_S, eventually

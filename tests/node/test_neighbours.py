@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
-from node_scene import NodeScene
-from own_cgroups import cgroup_of_pod, needs_cgroups
 from support.actors import Actor, ProcessFactory
+from support.agent_scene import NodeScene
+from support.own_cgroups import cgroup_of_pod, needs_cgroups
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import eventually
 

@@ -6,7 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from containers import (
+from forked import unprivileged
+from namespaces import needs_first_namespace
+from support.actors import MakeActor
+from support.containers import (
     Container,
     Starter,
     look,
@@ -14,9 +17,6 @@ from containers import (
     needs_namespaces,
     states,
 )
-from forked import unprivileged
-from namespaces import needs_first_namespace
-from support.actors import MakeActor
 from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, create_region, open_region

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import Container as Processes
-from containers import Starter, needs_namespaces
 from namespaces import NEW_NAMESPACE
 from node_root import Root
-from own_cgroups import cgroup_of_pod
 from support.actors import MakeActor
+from support.containers import Container as Processes
+from support.containers import Starter, needs_namespaces
 from support.observing import details
+from support.own_cgroups import cgroup_of_pod
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import PATIENCE_S, eventually
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import attrs
 import pytest
-from containers import Container, containers, needs_namespaces
 from exposition import parsed
 from fake_kubernetes.server import container_id
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU
 from namespaces import needs_first_namespace
-from own_cgroups import cgroup_of_pod, needs_cgroups
 from plan_scene import plan_yaml
 from support.command_line import call
+from support.containers import Container, containers, needs_namespaces
 from support.kubelet import NodeFiles
 from support.observing import details
+from support.own_cgroups import cgroup_of_pod, needs_cgroups
 from support.region_file import RegionFile
 from support.wait import eventually
 
@@ -166,10 +166,6 @@ def expected(unknown: str) -> set[tuple[str | None, str | None, str]]:
         ("research", None, "shared"),
         (None, None, unknown),
     }
-
-
-def names_in(rows: list[dict[str, Any]]) -> set[tuple[str | None, str | None, str]]:
-    return {(each["namespace"], each["pod"], each["container"]) for each in rows}
 
 
 # ---- Found and named ----------------------------------------------------------------------------

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from container_factory import SCRIPT
-from containers import (
+from forked import in_child, unprivileged
+from support.container_factory import SCRIPT
+from support.containers import (
     Starter,
     libvgpu,
     look,
@@ -17,7 +18,6 @@ from containers import (
     needs_namespaces,
     states,
 )
-from forked import in_child, unprivileged
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import eventually
 

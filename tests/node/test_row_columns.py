@@ -5,10 +5,10 @@ from pathlib import Path
 
 import attrs
 import pytest
-from containers import needs_namespaces
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
-from gpu_node import GpuNode, gpu_nodes
+from support.containers import needs_namespaces
+from support.gpu_node import GpuNode, gpu_nodes
 
 from libhamiregion.node import NvmlSampler, Observer
 from libhamiregion.node.rows import NO_ROW, Join

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import attrs
 import pytest
-from containers import needs_namespaces
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
-from gpu_node import GpuNode, container_id, gpu_nodes
-from own_cgroups import needs_cgroups
+from support.containers import needs_namespaces
+from support.gpu_node import GpuNode, container_id, gpu_nodes
+from support.own_cgroups import needs_cgroups
 from support.region_file import RegionFileFactory
 
 from libhamiregion import Layout, ProcessStatus

@@ -14,7 +14,8 @@ import uuid
 from pathlib import Path
 
 import pytest
-from containers import (
+from forked import unprivileged
+from support.containers import (
     Starter,
     libvgpu,
     look,
@@ -23,8 +24,7 @@ from containers import (
     pids,
     states,
 )
-from forked import unprivileged
-from own_cgroups import cgroup_of_pod
+from support.own_cgroups import cgroup_of_pod
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import eventually
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
-from containers import containers, needs_namespaces
 from exposition import NodeFiles, exporter_of, parsed
 from fake_kubernetes.server import container_id
-from own_cgroups import cgroup_of_pod, needs_cgroups
+from support.containers import containers, needs_namespaces
+from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion import create_region, parse_size
 from libhamiregion.cli.verbs import hamiregion

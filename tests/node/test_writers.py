@@ -1,8 +1,8 @@
 """Processes that are taken for HAMi's monitor."""
 
-from containers import containers, needs_namespaces
 from namespaces import needs_first_namespace
-from node_scene import MONITOR, NodeScene, OtherWriter
+from support.agent_scene import MONITOR, NodeScene, OtherWriter
+from support.containers import containers, needs_namespaces
 
 from libhamiregion.node import Node
 from libhamiregion.node.writers import find_monitors

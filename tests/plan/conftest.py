@@ -1,7 +1,7 @@
 """Fixtures of the tests of plans."""
 
 import pytest
-from integration.node_scene import Events
+from support.agent_scene import Events
 
 
 @pytest.fixture

@@ -60,21 +60,6 @@ def test_every_file_has_its_place() -> None:
     assert {path.stem for path in CORE.glob("*.c")} == set(ORDER)
 
 
-MOST_LINES = 450
-
-
-def code_lines(path: Path) -> int:
-    text = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', path.read_text())
-    text = re.sub(r"/\*.*?\*/", lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
-    return sum(bool(line.strip()) for line in text.splitlines())
-
-
-def test_no_file_is_longer_than_can_be_read_at_once() -> None:
-    """Lines of code, without comments."""
-    longer = {path.name: code_lines(path) for path in CORE.glob("*.[ch]")}
-    assert {name: lines for name, lines in longer.items() if lines > MOST_LINES} == {}
-
-
 def test_no_file_includes_a_header_from_above() -> None:
     upwards = [
         f"{path.name} includes {header}"

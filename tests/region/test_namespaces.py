@@ -203,25 +203,6 @@ def test_from_outside_the_dead_inside_are_reaped_and_the_living_spared(
     assert used(file) == 1012
 
 
-def test_a_pid_of_a_sidecar_proves_nothing_about_the_container(
-    file: RegionFile, inside: MakeActor, elsewhere: MakeActor
-) -> None:
-    """Two programs of a sidecar have the region open; one has the number of a slot."""
-    namesake = with_pid(elsewhere, 600, file)
-    other = with_pid(elsewhere, 620, file)
-    for process in (namesake, other):
-        process("attach")
-        process("slot.charge", 0, 100)
-    with_pid(inside, 600, file)
-    sidecar = with_pid(inside, 640, file)
-    assert sidecar("region.reap") == ()
-    hold(file, other.pid)
-    with pytest.raises(LockNotRecoverable):
-        sidecar("region.recover_lock", watch_s=0.0)
-    let_go(file)
-    assert used(file) == 200
-
-
 def test_an_orphan_inside_is_repaired_from_outside(
     region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
 ) -> None:

@@ -1,5 +1,6 @@
 """Being a process of a region: attaching, accounting, leaving, and what a fork may do."""
 
+import gc
 import os
 import pickle
 import random
@@ -194,6 +195,14 @@ def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(
         slot.release(0, 3)
         assert region.memory_used(0) == 5
         slot.detach()
+        assert pids(file) == []
+
+
+def test_a_slot_that_is_dropped_is_detached(region_file: RegionFileFactory) -> None:
+    file = region_file()
+    with open_region(file, writable=True) as region:
+        region.attach().charge(0, 5)
+        gc.collect()
         assert pids(file) == []
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from support import c_tools
 from support.stress import scaled
-from support.wait import goes_on
 
 from libhamiregion import Layout, ProcessUsage, RegionSet, create_region, open_region
 
@@ -34,7 +33,7 @@ MADE_UP_PIDS = 1 << 22
 WITH_SEQLOCK = (Layout.V1_1_POSTINIT, Layout.V1_2)
 # Turns of an empty loop between two writes at most. 0 is a storm in which little settles.
 PAUSES = (0, 4_000, 20_000)
-SLOW_ENOUGH = 20_000
+
 
 Writer = Callable[..., "tuple[subprocess.Popen[str], list[str]]"]
 
@@ -145,34 +144,6 @@ def test_no_settled_process_is_mixed_or_seen_twice_or_never(
         lies = ("errors", "mixed_settled", "went_back", "twice_settled", "lost_settled")
         assert {lie: counted[lie] for lie in lies} == dict.fromkeys(lies, 0)
         assert counted["settled"] > 0 or pause == 0
-
-
-# ---- Through the Python API -------------------------------------------------------------------
-
-
-@pytest.mark.slow(keep=2)
-def test_no_settled_process_is_mixed_in_python(path: Path, layout: Layout, writer: Writer) -> None:
-    for _ in range(2):
-        writer("write", SLOW_ENOUGH)
-    writer("move", 0, SLOW_ENOUGH)
-    settled = done = 0
-    began_s = time.monotonic()
-    with open_region(path) as region:
-        # A writer that is kept from its processor in the middle leaves nothing that has settled.
-        while done < 500 or goes_on(began_s, 0, is_enough=settled > 0):
-            done += 1
-            snapshot = region.snapshot()
-            assert len(snapshot.devices) == DEVICES
-            if snapshot.settled:
-                pids = [process.pid for process in snapshot.processes]
-                assert len(pids) == len(set(pids))
-                assert all(process.settled for process in snapshot.processes)
-            for process in snapshot.processes:
-                if process.settled:
-                    settled += 1
-                    assert len(numbers_of(process, layout)) == 1
-                    assert process.host_pid == process.pid
-    assert settled > 0
 
 
 # ---- Writers that are killed ------------------------------------------------------------------

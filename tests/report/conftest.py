@@ -1,14 +1,10 @@
 """Fixtures of the tests of recordings and reports."""
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-
-from integration.conftest import fake_driver, nvml_library, nvml_sampler  # noqa: F401
-from node_scene import NodeScene
+from support.agent_scene import NodeScene
+from support.node_fixtures import fake_driver, nvml_library, nvml_sampler  # noqa: F401
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
-from containers import needs_namespaces
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB
-from gpu_node import GpuNode, gpu_nodes
-from node_scene import NodeScene
+from support.agent_scene import NodeScene
 from support.answers import check_answer
 from support.command_line import call, start
+from support.containers import needs_namespaces
+from support.gpu_node import GpuNode, gpu_nodes
 from support.region_file import RegionFile
 from support.wait import PATIENCE_S, eventually
 from typing_extensions import Self

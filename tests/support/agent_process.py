@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from node_scene import MONITOR, NodeScene
 from typing_extensions import Self
 
+from support.agent_scene import MONITOR, NodeScene
 from support.answers import check_answer
 from support.command_line import call
 from support.region_file import RegionFile

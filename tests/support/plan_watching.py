@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from integration.node_scene import Events
 from plan_scene import PlannedRegion, PlanScene, plan_yaml
 
 from libhamiregion.node import Node, RootsUnreadable
@@ -17,6 +16,7 @@ from libhamiregion.plan import (
     PlanReconciler,
 )
 from libhamiregion.plan.reconcile import PlanSource, SourceReading
+from support.agent_scene import Events
 
 SIX = "{select: {}, set: {memory_limit: 6GiB}}"
 FIVE = "{select: {}, set: {memory_limit: 5GiB}}"

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from node_scene import Events, one_pass
-from own_cgroups import cgroup_of_pod
-
 from libhamiregion import create_region
 from libhamiregion.agent import StaleDirectoryCleaner
 from libhamiregion.node import Node
 from libhamiregion.node.events import Event
+from support.agent_scene import Events, one_pass
+from support.own_cgroups import cgroup_of_pod
 from support.wait import eventually
 
 MIB = 1 << 20

@@ -1,11 +1,6 @@
 """Nodes to be diagnosed, and what the other tests of nodes use."""
 
-import sys
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parents[2] / "integration")]
-
-from integration.conftest import (  # noqa: E402, F401 (after the path)
+from support.node_fixtures import (  # noqa: F401
     _container_factory,
     doctor_node,
     fake_driver,

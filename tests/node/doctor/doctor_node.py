@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from containers import Container
+from support.containers import Container
 from support.region_file import RegionFile
 from support.wait import eventually
 

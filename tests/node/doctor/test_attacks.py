@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from containers import needs_namespaces
 from namespaces import needs_first_namespace
-from node_scene import MONITOR
 from support.actors import Actor, MakeActor
+from support.agent_scene import MONITOR
+from support.containers import needs_namespaces
 from support.region_file import locate
 from support.stress import scaled
 from support.wait import eventually, on_this_machine_s

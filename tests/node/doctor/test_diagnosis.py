@@ -1,8 +1,8 @@
 """Each scene of the table: what is found, what a repair mends, and what it leaves alone."""
 
 import pytest
-from containers import needs_namespaces
 from namespaces import needs_first_namespace
+from support.containers import needs_namespaces
 
 import node.doctor.scenes  # noqa: F401 (fills the table)
 from libhamiregion.node import Finding, FindingKind, diagnose

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import libvgpu, needs_namespaces
 from namespaces import needs_first_namespace
-from own_cgroups import cgroup_of_pod, needs_cgroups
+from support.containers import libvgpu, needs_namespaces
+from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion import create_region
 from libhamiregion.node import Finding, FindingKind, Observer, Severity

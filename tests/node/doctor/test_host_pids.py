@@ -1,8 +1,8 @@
 """Host pids that are wrong in every way that is seen in the field: found, repaired, gone."""
 
 import pytest
-from containers import needs_namespaces
 from namespaces import needs_first_namespace
+from support.containers import needs_namespaces
 
 from libhamiregion import Layout
 from libhamiregion.node import FindingKind, repair

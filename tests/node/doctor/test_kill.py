@@ -7,9 +7,9 @@ import sys
 import time
 
 import pytest
-from containers import needs_namespaces
 from lock_bytes import NOBODY, hold, is_free
 from namespaces import needs_first_namespace
+from support.containers import needs_namespaces
 from support.stress import scaled
 
 from libhamiregion import Layout

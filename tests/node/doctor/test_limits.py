@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from containers import needs_namespaces
 from fake_nvml.driver import FakeDriver
 from namespaces import needs_first_namespace
+from support.containers import needs_namespaces
 
 from libhamiregion.node import FindingKind, NvmlSampler
 from libhamiregion.node.node_lock import LockUse, NodeLock

@@ -1,9 +1,9 @@
 """Locks: of the dead, of nobody, held too long, broken; and those that are just in use."""
 
 import pytest
-from containers import needs_namespaces
 from lock_bytes import NOBODY, hold, is_free, set_value, value_of
 from namespaces import needs_first_namespace
+from support.containers import needs_namespaces
 from support.wait import eventually
 
 from libhamiregion import Layout

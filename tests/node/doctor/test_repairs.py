@@ -2,8 +2,8 @@
 
 import shutil
 
-from containers import needs_namespaces
 from namespaces import needs_first_namespace
+from support.containers import needs_namespaces
 from support.region_file import truncate
 
 from libhamiregion.node.doctor import FindingKind, repair

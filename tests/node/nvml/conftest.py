@@ -1,11 +1,6 @@
 """The fake driver that the tests share."""
 
-import sys
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parents[2] / "integration")]
-
-from integration.conftest import (  # noqa: E402, F401 (after the path)
+from support.node_fixtures import (  # noqa: F401
     fake_driver,
     nvml_library,
     nvml_sampler,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.wait import eventually
 
 # Where version 2 is mounted: beside version 1, and alone.

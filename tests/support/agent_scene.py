@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.region_file import RegionFile
-from support.wait import PATIENCE_S
 from typing_extensions import Self
 
 import libhamiregion
@@ -20,6 +18,8 @@ from libhamiregion import Layout, create_region
 from libhamiregion.agent import Task
 from libhamiregion.node import Observation, Observer
 from libhamiregion.node.events import Event
+from support.region_file import RegionFile
+from support.wait import PATIENCE_S
 
 # What HAMi's monitor is called in these tests: those of other programs that test have other names.
 MONITOR = f"vGPUmonitor-{uuid.uuid4().hex[:8]}"

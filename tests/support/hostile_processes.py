@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.wait import PATIENCE_S
 
 HERE = Path(__file__).parent

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from container_factory import ForkedProcess, factory
 from reaping import reap_in_time
-from support.wait import PATIENCE_S
 
 from libhamiregion import Region, RegionSnapshot, open_region
 from libhamiregion.node import Container as NodeContainer
 from libhamiregion.node import HostProcess, ProcessTable, RegionProcesses, match_slots
 from libhamiregion.node.doctor.context import memory_bytes
+from support.container_factory import ForkedProcess, factory
+from support.wait import PATIENCE_S
 
 SCRIPT = Path(__file__).with_name("container_process.py")
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")

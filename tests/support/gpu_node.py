@@ -7,10 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from containers import Container, containers
-from own_cgroups import cgroup_of_pod
-from support.region_file import RegionFile
-
 from libhamiregion import Layout, create_region
 from libhamiregion.node import (
     Node,
@@ -22,6 +18,9 @@ from libhamiregion.node import (
     node_processes,
 )
 from libhamiregion.node.rows import NO_ROW, Join
+from support.containers import Container, containers
+from support.own_cgroups import cgroup_of_pod
+from support.region_file import RegionFile
 
 
 def container_id() -> str:

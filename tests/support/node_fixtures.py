@@ -1,0 +1,142 @@
+"""Fixtures of nodes with real processes, which directories import as they need them."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pynvml
+import pytest
+from exposition import NodeFiles, exporter_of
+from fake_nvml.driver import STATE, FakeDriver
+from fake_nvml.scenes import initialisations
+from node.doctor.doctor_node import DoctorNode
+
+from libhamiregion.agent import Feedback
+from libhamiregion.exporter import NodeExporter
+from libhamiregion.node import Node, NvmlSampler, process_reader
+from support.agent_scene import MONITOR, Events, NodeScene
+from support.container_factory import close_factory
+from support.containers import Starter, containers
+from support.run_scene import RunScene
+
+
+@pytest.fixture(scope="session")
+def nvml_library(fake_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake libnvidia-ml.so.1, alone in its directory."""
+    name = "libnvidia-ml.so.1"
+    # No link: this process loads it, and tests look whether it has loaded the other one.
+    return Path(shutil.copy(fake_libraries / name, tmp_path_factory.mktemp("fake-nvml") / name))
+
+
+@pytest.fixture
+def fake_driver(
+    nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeDriver]:
+    """A driver of the test's own, for this process and its children; plays nothing yet."""
+    state = tmp_path / "nvml-scene"
+    monkeypatch.setenv(STATE, str(state))
+    driver = FakeDriver(nvml_library, state)
+    # Calls that an earlier test gave up have come back since, and nobody has use for them.
+    give_back(driver)
+    state.unlink()
+    yield driver
+    if driver.was_unloaded:
+        # It went without its initialisations being given back.
+        give_back(driver)
+
+
+def give_back(driver: FakeDriver) -> None:
+    """Have the library, which this process loads once, count no initialisation."""
+    driver.play()
+    while hasattr(pynvml.nvmlLib, "fake_nvml_initialised") and initialisations():
+        # A call that comes back at this moment may have given back the last one itself.
+        with contextlib.suppress(pynvml.NVMLError_Uninitialized):
+            pynvml.nvmlShutdown()
+
+
+@pytest.fixture
+def nvml_sampler(fake_driver: FakeDriver) -> Iterator[NvmlSampler]:
+    """A sampler that sees the host's pids; open, with no scene yet."""
+    with NvmlSampler(fake_driver.library, host_namespace=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> NodeFiles:
+    """The directories of a node of the test's own, with pods' names; no process yet."""
+    return NodeFiles(tmp_path)
+
+
+@pytest.fixture
+def exporter(files: NodeFiles) -> Iterator[NodeExporter]:
+    """An exporter of these, without the doctor, that looks when it is told to."""
+    with files.open() as node:
+        yield exporter_of(node)
+
+
+@pytest.fixture(autouse=True)
+def own_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The feedback heeds no fake monitor of another test that runs at the same time."""
+    monkeypatch.setattr(process_reader, "MONITOR_NAMES", frozenset({MONITOR}))
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> NodeScene:
+    """The directories of a node of the test's own; no process yet."""
+    return NodeScene(tmp_path / "containers")
+
+
+@pytest.fixture
+def node(scene: NodeScene) -> Iterator[Node]:
+    """What stands in the scene, and nothing else of this machine."""
+    with Node(scene.root) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _container_factory() -> Iterator[None]:
+    """What the first container has started ends with the tests."""
+    yield
+    close_factory()
+
+
+@pytest.fixture
+def start() -> Iterator[Starter]:
+    """Starts processes in pid namespaces of their own."""
+    with containers() as starter:
+        yield starter
+
+
+@pytest.fixture
+def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
+    """A node to be diagnosed; no container yet."""
+    with contextlib.closing(DoctorNode(tmp_path / "containers")) as made:
+        yield made
+
+
+@pytest.fixture
+def events() -> Events:
+    """What a task says."""
+    return Events()
+
+
+@pytest.fixture
+def feedback(node: Node, events: Events) -> Iterator[Feedback]:
+    """The feedback of that node, not started."""
+    task = Feedback(node, emit=events.append)
+    yield task
+    task.stop()
+
+
+@pytest.fixture(scope="session")
+def busy_program(c_programs: Path) -> Path:
+    """A C program that keeps a GPU busy."""
+    return c_programs / "busy"
+
+
+@pytest.fixture
+def runs(fake_libraries: Path, tmp_path: Path) -> Iterator[RunScene]:
+    """A machine with two GPUs, on which programs run under budgets."""
+    with contextlib.closing(RunScene(fake_libraries, tmp_path)) as made:
+        yield made
