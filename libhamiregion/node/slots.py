@@ -370,6 +370,7 @@ class SlotTracker:
         self._processes = processes
         self._proofs: dict[Region, _Proof] = {}
         self._listed_s = float("-inf")
+        # Of the answer; empty if a proof has changed since.
         self._rows: list[_Row] = []
         self._answer = SlotStates(b"", {}, {})
 
@@ -410,7 +411,7 @@ class SlotTracker:
             self._processes.refresh({pid for _, unread in late for pid in unread})
             self._prove([each for each, _ in late], containers, table, read_s)
         self._listed_s = self._processes.view.started_s
-        if stale or rows != self._rows:
+        if rows != self._rows:
             self._rows = rows
             for region in self._proofs.keys() - {each.region for each in rows}:
                 del self._proofs[region]
@@ -460,6 +461,7 @@ class SlotTracker:
         lost = []
         for row in stale:
             known = self._proofs.pop(row.region, None)
+            self._rows = []
             # Of 4 bytes each: a container can fill its table.
             pids = array("i", table.processes.pid[row.slots])
             try:
