@@ -120,8 +120,7 @@ static int account_beside_lock(struct account_call *call, uint64_t timeout_ns)
         code = hr_run_entered(region, account_work, call);
         hr_gate_leave(region);
     }
-    hr_leave(region);
-    return code;
+    return hr_leave_after(region, code);
 }
 
 /* The older generation does everything under the semaphore, and looks for its slot each time. */

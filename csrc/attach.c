@@ -172,11 +172,9 @@ static int attach_entered(hr_region *region, uint64_t timeout_ns)
 int hr_attach(hr_region *region, uint64_t timeout_ns, struct hr_error *error)
 {
     int code = hr_enter_to_lock(region);
-    if (code != HR_OK)
-        return hr_report(error, code);
     /* Inside to the end: hr_close() takes the claim away, and another thread would have it. */
-    code = attach_entered(region, timeout_ns);
-    hr_leave(region);
+    if (code == HR_OK)
+        code = hr_leave_after(region, attach_entered(region, timeout_ns));
     return hr_report(error, code);
 }
 
@@ -332,6 +330,5 @@ int hr_detach(hr_region *region, uint64_t timeout_ns, struct hr_error *error)
     /* A handle without a slot does not wait for the lock to learn that. */
     code = region->own.is_claimed ? detach(region, hr_deadline_ns(timeout_ns))
                                   : hr_fail_code(HR_EDETACHED);
-    hr_leave(region);
-    return hr_report(error, code);
+    return hr_report(error, hr_leave_after(region, code));
 }

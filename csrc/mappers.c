@@ -69,8 +69,7 @@ int hr_get_file_id(hr_region *region, struct hr_file_id *out, struct hr_error *e
         return hr_report(error, code);
     code = hr_own_mapping(region, NULL);
     *out = region->in_maps;
-    hr_leave(region);
-    return hr_report(error, code);
+    return hr_report(error, hr_leave_after(region, code));
 }
 
 /* ---- Searching --------------------------------------------------------------------- */
@@ -130,7 +129,5 @@ int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slo
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code = hr_find_mappers(region, &search, out);
-    hr_leave(region);
-    return code;
+    return hr_leave_after(region, hr_find_mappers(region, &search, out));
 }

@@ -214,6 +214,5 @@ int hr_reap(hr_region *region, const char *proc, const struct hr_stranger *stran
         return hr_report(error, code);
     code = reap_entered(&call, dry_run != 0, timeout_ns);
     hr_free_mappers(&call.mappers);
-    hr_leave(region);
-    return hr_report(error, code);
+    return hr_report(error, hr_leave_after(region, code));
 }

@@ -391,15 +391,15 @@ class SlotTracker:
         """
         rows = _rows(containers, table)
         view = self._processes.view
-        is_due = time.monotonic() - view.started_s >= LISTING_S or any(
-            gap.reason == "no_time" for gap in view.gaps
-        )
-        stale = [each for each in rows if self._is_stale(each, table, view.started_s)]
+        # Processes for which there was no time may be those of unknown slots.
+        has_more = any(gap.reason == "no_time" for gap in view.gaps)
+        is_new = has_more or view.started_s != self._listed_s
+        stale = [each for each in rows if self._is_stale(each, table, is_new)]
+        is_old = time.monotonic() - view.started_s >= LISTING_S
         # A process that is not there after the regions were read is dead.
-        if is_due or (stale and view.started_s < read_s):
+        if is_old or (stale and view.started_s < read_s):
             self._processes.refresh()
-            started_s = self._processes.view.started_s
-            stale = [each for each in rows if self._is_stale(each, table, started_s)]
+            stale = [each for each in rows if self._is_stale(each, table, True)]
         lost = self._prove(stale, containers, table, read_s)
         late = [
             (each, unread)
@@ -419,11 +419,12 @@ class SlotTracker:
                 self._answer = answer
         return self._answer
 
-    def _is_stale(self, row: _Row, table: RegionTable, listed_s: float) -> bool:
+    def _is_stale(self, row: _Row, table: RegionTable, is_new: bool) -> bool:
+        """Whether a region is to be proved, also for a listing that is new to its proof."""
         proof = self._proofs.get(row.region)
         if proof is None or proof.key != _key_of(row, table):
             return True
-        return listed_s != self._listed_s and (
+        return is_new and (
             proof.users != self._processes.users_of(proof.identity)
             # Another process may get a dead one's pid, and change nothing in the region at first.
             or not proof.found.alive.keys() >= set(proof.found.pids)

@@ -62,13 +62,15 @@ def find_monitors(node: Node) -> tuple[CompetingController, ...]:
                 mapped[process].add(container.pod_uid)
     found = []
     for process, pods in mapped.items():
-        if process.pod_uid in tenants or process.pid == table.visibility.own_pid:
+        has_name = is_monitor(process)
+        is_known = process.pod_uid in tenants or process.pid == table.visibility.own_pid
+        if is_known or not (has_name or len(pods) > 1):
             continue
         who = f"process {process.pid} ({printable(process.command, _COMMAND_LIMIT)})"
-        if is_monitor(process):
+        if has_name:
             message = f"HAMi's monitor runs: {who}"
             found.append(CompetingController("name", process.pid, message))
-        elif len(pods) > 1:
+        else:
             message = f"{who} maps regions of {len(pods)} pods for writing, as HAMi's monitor does"
             found.append(CompetingController("mapping", process.pid, message))
     return tuple(found)
