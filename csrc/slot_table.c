@@ -15,7 +15,12 @@ bool hr_has_seqlock(const hr_region *region)
     return region->layout->slot_seqlock != HR_ABSENT;
 }
 
-uint32_t hr_seqlock_offset(const hr_region *region)
+/*
+ * The word of a slot that a process which remembers it counts in.  The slots of layouts 1.1 and 1.2
+ * are the same but for this word, which is unused in the former: in a slot of a process up to 2.8.0
+ * it stays 0, while a newer one that works on such a file counts in it.
+ */
+static uint32_t seqlock_offset(const hr_region *region)
 {
     return region->layout->id == HR_V1_1 ? hr_layouts[HR_V1_2].slot_seqlock
                                          : region->layout->slot_seqlock;
@@ -23,7 +28,7 @@ uint32_t hr_seqlock_offset(const hr_region *region)
 
 uint64_t hr_seqlock_of(const hr_region *region, int32_t index)
 {
-    return hr_load_u64(slot_at(region, index) + hr_seqlock_offset(region), memory_order_acquire) &
+    return hr_load_u64(slot_at(region, index) + seqlock_offset(region), memory_order_acquire) &
            ~MARK_FLAG;
 }
 
@@ -72,12 +77,13 @@ static uint32_t mark_offset(const hr_region *region)
     return region->layout->slot_used + HR_TOTAL_OFFSET + 8;
 }
 
-uint64_t hr_slot_mark(const hr_region *region, int32_t index)
+/* 0, or the mark of the process whose pid is in the slot. */
+static uint64_t slot_mark(const hr_region *region, int32_t index)
 {
     const unsigned char *slot = slot_at(region, index);
     const uint32_t offset = mark_offset(region);
     const uint64_t named = MARK_TAG | (uint32_t)hr_slot_pid(region, index);
-    const uint64_t seqlock = hr_load_u64(slot + hr_seqlock_offset(region), memory_order_relaxed);
+    const uint64_t seqlock = hr_load_u64(slot + seqlock_offset(region), memory_order_relaxed);
     if ((seqlock & MARK_FLAG) == 0 || hr_load_u64(slot + offset, memory_order_relaxed) != named)
         return 0;
     return hr_load_u64(slot + offset + 8, memory_order_relaxed);
@@ -86,7 +92,7 @@ uint64_t hr_slot_mark(const hr_region *region, int32_t index)
 void hr_store_mark(const hr_region *region, int32_t index, int32_t pid, uint64_t mark)
 {
     unsigned char *slot = slot_at(region, index);
-    const uint32_t offset = mark_offset(region), seqlock_at = hr_seqlock_offset(region);
+    const uint32_t offset = mark_offset(region), seqlock_at = seqlock_offset(region);
     if (mark == 0)
         return;
     hr_store_u64(slot + offset, MARK_TAG | (uint32_t)pid, memory_order_relaxed);
@@ -104,7 +110,7 @@ struct hr_seen_slot hr_look_at_slot(const hr_region *region, int32_t index)
         .status = hr_load_i32(slot + region->layout->slot_status, memory_order_relaxed),
         .seqlock = hr_seqlock_of(region, index),
         .bytes = hr_slot_bytes(region, index),
-        .mark = hr_slot_mark(region, index)};
+        .mark = slot_mark(region, index)};
 }
 
 bool hr_is_as_seen(const hr_region *region, const struct hr_seen_slot *before, int32_t index)
@@ -119,7 +125,7 @@ bool hr_is_as_seen(const hr_region *region, const struct hr_seen_slot *before, i
 
 void hr_make_seqlock_even(const hr_region *region, int32_t index)
 {
-    unsigned char *at = slot_at(region, index) + hr_seqlock_offset(region);
+    unsigned char *at = slot_at(region, index) + seqlock_offset(region);
     uint64_t seqlock = hr_load_u64(at, memory_order_relaxed);
     if ((seqlock & 1) != 0)
         hr_store_u64(at, seqlock + 1, memory_order_release);

@@ -26,12 +26,6 @@
 /* The file's own generation accounts without the lock, inside the slot's seqlock. */
 bool hr_has_seqlock(const hr_region *region);
 
-/*
- * The word of a slot that a process which remembers it counts in.  The slots of layouts 1.1 and 1.2
- * are the same but for this word, which is unused in the former: in a slot of a process up to 2.8.0
- * it stays 0, while a newer one that works on such a file counts in it.
- */
-uint32_t hr_seqlock_offset(const hr_region *region);
 /* Without the flag of a mark. */
 uint64_t hr_seqlock_of(const hr_region *region, int32_t index);
 
@@ -97,8 +91,6 @@ bool hr_is_as_seen(const hr_region *region, const struct hr_seen_slot *before, i
  * a file that may have another inode, as one on an overlay.  Those are judged by /proc.
  */
 
-/* 0, or the mark of the process whose pid is in the slot. */
-uint64_t hr_slot_mark(const hr_region *region, int32_t index);
 /* Under the lock, in a slot that is empty; 0: none. */
 void hr_store_mark(const hr_region *region, int32_t index, int32_t pid, uint64_t mark);
 

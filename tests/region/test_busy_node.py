@@ -16,7 +16,7 @@ from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, LockNotRecoverable, ReapedSlot, SearchCutShort, open_region
 
-pytestmark = needs_first_namespace
+pytestmark = [needs_first_namespace, pytest.mark.root]
 
 GIB = 1 << 30
 T = TypeVar("T")
@@ -62,7 +62,6 @@ def stranger(tmp_path: Path) -> Iterator[ProcessFactory]:
 
 
 @pytest.mark.slow(keep=1)
-@pytest.mark.root
 @pytest.mark.parametrize("flags", [1, 2])
 def test_a_stranger_with_long_maps_keeps_the_dead_counted_until_it_is_excluded(
     flags: int, stranger: ProcessFactory, region: RegionFile, tmp_path: Path

@@ -10,8 +10,9 @@ import pytest
 from namespaces import needs_first_namespace
 from support.actors import Actor, MakeActor, ProcessFactory
 from support.region_file import RegionFileFactory
+from support.wait import eventually
 
-from libhamiregion import Layout, LockTimeout
+from libhamiregion import Layout, LockNotRecoverable, LockTimeout
 
 pytestmark = [needs_first_namespace, pytest.mark.root]
 
@@ -98,8 +99,14 @@ def assert_not_robbed(holder: Actor, writer: Actor) -> None:
     writer("unlock")
     holder("lock")
     holder.kill()
-    recover = "answer = region.recover_lock(watch_s=0).dead_owner"
-    assert writer("evaluate", recover)
+
+    def is_recovered() -> bool:
+        # On a busy machine not every process may be looked at in time: then there is no proof.
+        with contextlib.suppress(LockNotRecoverable):
+            return bool(writer("evaluate", "answer = region.recover_lock(watch_s=0).dead_owner"))
+        return False
+
+    eventually(is_recovered)
     writer("lock")
     writer("unlock")
 
