@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
     from ._handle import Handle
 
+# Looked up in the core they would cost 50 ns each.
+MEMORY: Final[int] = lib.HR_MEMORY
+SM: Final[int] = lib.HR_SM
+
 #: The kind of a limit: memory or SM.
 LimitKind: TypeAlias = Literal["memory", "sm"]
 
@@ -214,25 +218,25 @@ Change: TypeAlias = LimitChange | ValueChange | SlotChange
 def edit_changes(region: Handle, edits: Sequence[Any]) -> tuple[Any, ...]:
     """Return one change for each ``struct hr_edit`` that ``hr_edit`` has filled in."""
     changes: list[LimitChange | ValueChange] = []
-    file = region.path, region.file_id
+    path, id_ = region.path, region.file_id
     for edit in edits:
-        kind, before, after = edit.kind, edit.before, edit.after
+        kind, device, old, new = edit.kind, edit.device, edit.before, edit.after
         effect = Effect.IMMEDIATE
-        if kind == lib.HR_MEMORY:
-            limits = before or None, after or None
-            changes.append(LimitChange(edit.device, *limits, effect, "memory", *file, before))
-        elif kind == lib.HR_SM:
-            limits = sm_limit_or_none(before), sm_limit_or_none(after)
+        if kind == MEMORY:
+            before, after = old or None, new or None
+            changes.append(LimitChange(device, before, after, effect, "memory", path, id_, old))
+        elif kind == SM:
+            before, after = sm_limit_or_none(old), sm_limit_or_none(new)
             effect = Effect.NEW_PROCESSES
-            if limits.count(None) == 1:
+            if (before is None) != (after is None):
                 effect = _launch_gate_effect(region.layout, edits)
-            changes.append(LimitChange(edit.device, *limits, effect, "sm", *file, before))
+            changes.append(LimitChange(device, before, after, effect, "sm", path, id_, old))
         else:
             if kind == lib.HR_SWITCH and region.layout is Layout.V1_1_POSTINIT:
                 # 2.8.1 reads the switch at a process's start.
                 effect = Effect.NEW_PROCESSES
-            values = signed(before), signed(after)
-            changes.append(ValueChange(REGION_FIELDS[kind], *values, effect, *file))
+            name = REGION_FIELDS[kind]
+            changes.append(ValueChange(name, signed(old), signed(new), effect, path, id_))
     return tuple(changes)
 
 

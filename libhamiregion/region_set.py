@@ -375,7 +375,8 @@ class RegionSet:
             raise TypeError("a RegionSet takes several paths; put a single one into a list")
         # By path if the set has opened it, by itself if it was adopted.
         self._regions: dict[str | Region, Region] = {}
-        self._handles: tuple[tuple[Region, ...], Any] = (), ffi.new("hr_region *[]", 0)
+        # What `read` passes to the core, until the regions have changed.
+        self._passed: tuple[tuple[Region, ...], tuple[str, ...], Any] = (), (), ffi.NULL
         self._room_bytes = 0
         self._closed = False
         self.errors: dict[str, RegionError | OSError] = {}
@@ -475,10 +476,11 @@ class RegionSet:
             RegionClosed: After `close`.
         """
         self._check_open()
-        regions, handles = self._handles
+        regions, paths, handles = self._passed
         if regions != (now := self.regions):
-            regions, handles = now, ffi.new("hr_region *[]", [each._handle for each in now])
-            self._handles = regions, handles
+            regions, paths = now, tuple([each.path for each in now])
+            handles = ffi.new("hr_region *[]", [each._handle for each in now])
+            self._passed = regions, paths, handles
         size = ffi.new("struct hr_set_size *")
         max_usages = _UNCAPPED
         while True:
@@ -495,5 +497,4 @@ class RegionSet:
             else:
                 # A quarter more than needed, so that a new process does not cost a second read.
                 self._room_bytes = size.bytes + size.bytes // 4
-        paths = tuple([each.path for each in regions])
         return RegionTable(_Read(paths, memory, size, failed))

@@ -64,9 +64,12 @@ def integer(
         TypeError: bool, float, Decimal, Fraction, text or anything else that is no integer.
         ValueError: Out of range.
     """
-    if type(value) is not int and not _is_whole(value):
+    if type(value) is int:
+        number = value
+    elif _is_whole(value):
+        number = index(value)
+    else:
         raise TypeError(f"{name} is an integer, not {type(value).__name__}")
-    number = index(value)
     if (low is not None and number < low) or (high is not None and number > high):
         shown = number if abs(number) < 10**40 else "that number"
         allowed = f"{low} or above" if high is None else f"{low} to {high}"
