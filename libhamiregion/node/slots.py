@@ -14,7 +14,6 @@ from libhamiregion.errors import RegionClosed, RegionError, RegionStale
 from libhamiregion.slots import attached_slots
 
 from .cgroups import is_pod_uid
-from .procfs import mapped_length
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -117,9 +116,6 @@ def match_slots(
     assert region is not None  # noqa: S101 (only such have slots)
     identity = table.identity(region)
     own = 0 if _is_attached(table, identity) else view.visibility.own_pid
-    length = mapped_length(region.layout.size_bytes)
-    # The init of the host itself is no process of a container, also if it may not be read.
-    none = {1 if view.visibility.sees_host else 0}
     users: list[FileUser] = []
     onlookers: list[FileUser] = []
     for user in view.by_inode.get(identity[1], ()):
@@ -127,9 +123,6 @@ def match_slots(
             is_other_pod = pod_uid is not None and user.process.pod_uid not in {None, pod_uid}
             is_user = user.mapping.writable and user.process.pid != own and not is_other_pod
             (users if is_user else onlookers).append(user)
-            # A second mapping of this process may be libvgpu's.
-            if user.process.pid == own and user.mapping.length_bytes <= length:
-                none.add(own)
     found = _choose(
         pids,
         users,
@@ -140,7 +133,12 @@ def match_slots(
     lost = set(pids).difference(found.alive)
     if not lost or view.started_s < read_s:
         return found
-    none.update(pid for pid, _ in other_pod_processes(table, container, lost))
+    none = {pid for pid, _ in other_pod_processes(table, container, lost)}
+    # The init of the host itself is no process of a container, also if it may not be read.
+    none.add(1 if view.visibility.sees_host else 0)
+    # Nor is this process, unless it has libvgpu, which maps the region by itself.
+    if own not in view.entries or not view.entries[own].has_libvgpu:
+        none.add(own)
     return attrs.evolve(found, dead=_dead(view, lost, pids, identity, none, read_s))
 
 
@@ -415,15 +413,13 @@ class SlotTracker:
             self._rows = rows
             for region in self._proofs.keys() - {each.region for each in rows}:
                 del self._proofs[region]
-            answer = self._states(len(table.processes), table.processes.pid, rows)
-            if answer != self._answer:
-                self._answer = answer
+            self._answer = self._states(len(table.processes), table.processes.pid, rows)
         return self._answer
 
     def _is_stale(self, row: _Row, table: RegionTable, is_new: bool) -> bool:
         """Whether a region is to be proved, also for a listing that is new to its proof."""
         proof = self._proofs.get(row.region)
-        if proof is None or proof.key != _key_of(row, table):
+        if proof is None or proof.key != _key_of(row, table, proof.found.alive):
             return True
         return is_new and (
             proof.users != self._processes.users_of(proof.identity)
@@ -473,9 +469,8 @@ class SlotTracker:
                 lost.append((row, unknown))
             if known is not None and known.found == found:
                 found = known.found
-            self._proofs[row.region] = _Proof(
-                _key_of(row, table), identity, self._processes.users_of(identity), found
-            )
+            key, users = _key_of(row, table, found.alive), self._processes.users_of(identity)
+            self._proofs[row.region] = _Proof(key, identity, users, found)
         return lost
 
     def _states(self, count: int, pids: memoryview, rows: Iterable[_Row]) -> SlotStates:
@@ -505,7 +500,15 @@ def _rows(containers: Sequence[Container], table: RegionTable) -> list[_Row]:
     ]
 
 
-def _key_of(row: _Row, table: RegionTable) -> bytes:
-    """The pids and host pids in a region's slots."""
-    processes = table.processes
-    return processes.pid[row.slots].tobytes() + processes.host_pid[row.slots].tobytes()
+def _key_of(row: _Row, table: RegionTable, alive: Collection[int]) -> bytes:
+    """The pids and host pids in a region's slots, and the usage in those of no live process.
+
+    A live process may have got the pid of a dead one: then its usage tells, as the dead have none.
+    """
+    processes, devices = table.processes, table.regions.device_rows[row.row]
+    pids, first_usages = processes.pid[row.slots], processes.first_usage[row.slots]
+    key = pids.tobytes() + processes.host_pid[row.slots].tobytes()
+    for pid, first in zip(pids, first_usages, strict=True):
+        if pid not in alive:
+            key += table.usages.memory_used_bytes[first : first + devices].tobytes()
+    return key

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from forked import unprivileged
 from namespaces import needs_first_namespace
-from support.actors import MakeActor
+from support.actors import MakeActor, map_libvgpu
 from support.containers import (
     Container,
     Starter,
@@ -70,8 +70,11 @@ answer = shown, {slot.pid for slot in region.reap(dry_run=True)}
 """
 
 
-def test_this_process_with_libvgpu_loaded(actor: MakeActor, region: RegionFile) -> None:
+def test_this_process_with_libvgpu_loaded(
+    actor: MakeActor, region: RegionFile, tmp_path: Path
+) -> None:
     process = actor(region)
+    map_libvgpu(process, tmp_path)
     region.add_process(process.pid, {0: 1})
     shown, freed = process("evaluate", JUDGE, path=os.fspath(region))
     assert (shown, freed) == ({process.pid: "unknown", NOBODY: "dead"}, {NOBODY})

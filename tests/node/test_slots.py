@@ -208,3 +208,17 @@ def test_a_process_that_gets_the_pid_of_a_dead_one_is_alive_at_the_next_listing(
     assert states(node) == {user.pid: "dead"}
     user("open", str(path), writable=True)
     assert states(node) == {user.pid: "alive"}
+
+
+def test_a_process_that_uses_the_slot_of_a_dead_one_is_alive_at_once(
+    actor: MakeActor, node: Node, root: Root
+) -> None:
+    """Its pids are those of the dead one."""
+    path = root.region()
+    user = actor()
+    region = RegionFile(path, Layout.V1_2)
+    region.add_process(user.pid, {0: 1 << 20})
+    assert states(node) == {user.pid: "dead"}
+    user("open", str(path), writable=True)
+    region.put("slot_used.total", 1 << 21, slot=0)
+    assert states(node) == {user.pid: "alive"}
