@@ -180,10 +180,10 @@ def test_a_thousand_invented_processes_are_nobody_and_nobody_is_touched(
     # The pids of everybody on the host, the honest container's process and init among them.
     invent(hostile, others, others)
     details(node)
-    looked = count_calls(monkeypatch, procfs, "open_process", "read_maps")
+    looked = count_calls(monkeypatch, procfs, "opened_process", "read_maps")
     views = {view.container.name: view for view in details(node)}
     # What /proc is asked does not grow with what a region claims.
-    assert looked.count("open_process") <= 2 * len(everybody())
+    assert looked.count("opened_process") <= 2 * len(everybody())
 
     found = views["hostile"].processes
     assert found is not None
