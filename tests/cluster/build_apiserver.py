@@ -120,8 +120,8 @@ def build(there: Path) -> None:
                     **os.environ,
                     "CGO_ENABLED": "0",
                     "GOFLAGS": "-modcacherw",
-                    # Modules too lie in a cache directory, not in ~/go.
-                    "GOMODCACHE": str(there.parent / "modules"),
+                    # Modules and their checksums too lie in a cache directory, not in ~/go.
+                    "GOPATH": str(there.parent / "go"),
                     "GOWORK": "off",
                     "GOTOOLCHAIN": "local",
                 },
