@@ -1,9 +1,12 @@
 """Programs that run for long take one heap for all their threads, as the manifests' limits need."""
 
+import contextlib
 import platform
 import signal
+import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -67,14 +70,19 @@ def program(
         "record": ["record", "--to", str(tmp_path / "node.db"), "--interval", "1"],
         "limits": ["limits", "apply", str(plan), "--watch", "--state", str(tmp_path / "state")],
     }[request.param]
-    with subprocess.Popen(
-        [sys.executable, "-m", "libhamiregion", *words, "--root", str(scene.root)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    ) as process:
+    with (
+        contextlib.ExitStack() as clients,
+        subprocess.Popen(
+            [sys.executable, "-m", "libhamiregion", *words, "--root", str(scene.root)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        ) as process,
+    ):
         try:
             if request.param == "exporter":
                 eventually(lambda: process.poll() is not None or is_scraped(port))
+                # A thread waits for the request of this one.
+                clients.enter_context(socket.create_connection(("127.0.0.1", port)))
             yield process
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE_S) == 0
@@ -87,12 +95,10 @@ def test_all_threads_of_a_program_that_runs_for_long_share_one_heap(
     program: "subprocess.Popen[bytes]",
 ) -> None:
     maps = Path(f"/proc/{program.pid}/maps")
-    # Its first observation opens the region, and reads /proc in another thread.
-    eventually(
-        lambda: (
-            program.poll() is not None
-            or ("usage.cache" in maps.read_text() and threads(program.pid) > 1)
-        )
-    )
+    # Its first observation opens the region, and reads /proc in another thread, for milliseconds.
+    deadline_s = time.monotonic() + PATIENCE_S
+    while program.poll() is None and threads(program.pid) == 1:
+        assert time.monotonic() < deadline_s
+    eventually(lambda: program.poll() is not None or "usage.cache" in maps.read_text())
     assert program.poll() is None, program.communicate()[1]
     assert further_heaps(maps.read_text()) == 0
