@@ -129,9 +129,9 @@ static void install(void)
  * The two checks are system calls, which a tight loop of reads would feel.  They are left out if
  * this thread's last run began within BURST_TICKS and its last checks were within CHECKED_TICKS:
  * that is hardly time to read, to block a signal and to read again, with the file cut in between.
- * The ticks are the processor's: some 3 and 40 us.
+ * The ticks are the processor's: some 6 and 40 us.
  */
-#define BURST_TICKS 8000
+#define BURST_TICKS 16000
 #define CHECKED_TICKS 100000
 /* About a millisecond, for hr_guard_spaced_runs(). */
 #define SPACED_TICKS 3000000

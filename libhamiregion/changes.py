@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
     from ._handle import Handle
 
-# Looked up in the core they would cost 50 ns each.
-MEMORY: Final[int] = lib.HR_MEMORY
-SM: Final[int] = lib.HR_SM
-
 #: The kind of a limit: memory or SM.
 LimitKind: TypeAlias = Literal["memory", "sm"]
 
@@ -222,10 +218,10 @@ def edit_changes(region: Handle, edits: Sequence[Any]) -> tuple[Any, ...]:
     for edit in edits:
         kind, device, old, new = edit.kind, edit.device, edit.before, edit.after
         effect = Effect.IMMEDIATE
-        if kind == MEMORY:
+        if kind == lib.HR_MEMORY:
             before, after = old or None, new or None
             changes.append(LimitChange(device, before, after, effect, "memory", path, id_, old))
-        elif kind == SM:
+        elif kind == lib.HR_SM:
             before, after = sm_limit_or_none(old), sm_limit_or_none(new)
             effect = Effect.NEW_PROCESSES
             if (before is None) != (after is None):

@@ -8,7 +8,7 @@ import attrs
 
 from ._core import ffi, lib
 from ._handle import Handle
-from .changes import ANYTHING, MEMORY, SM, Anything, Effect, LimitChange, ValueChange, edit_changes
+from .changes import ANYTHING, Anything, Effect, LimitChange, ValueChange, edit_changes
 from .errors import NoSuchDevice, new_error, region_error
 from .layouts import DEVICE_CAPACITY
 from .models import take_snapshot
@@ -34,7 +34,6 @@ Limit: TypeAlias = "SupportsIndex | str | None"
 
 # Room for each value of each device: an edit of every device becomes one of each.
 _ROOM: Final[int] = lib.HR_EDITS_MAX
-_ALL_DEVICES: Final[int] = lib.HR_ALL_DEVICES
 _EDITS: Final = ffi.typeof(f"struct hr_edit[{_ROOM}]")
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 _UINT64_MAX: Final = (1 << 64) - 1
@@ -74,7 +73,7 @@ def _parse(edit: LimitEdit, region: Handle | None = None) -> CoreEdit:
     if given.count(ANYTHING) != len(given) - 1:
         raise ValueError("a LimitEdit has one of memory_limit, sm_limit and priority")
     if edit.priority is ANYTHING:
-        kind = MEMORY if edit.sm_limit is ANYTHING else SM
+        kind = lib.HR_MEMORY if edit.sm_limit is ANYTHING else lib.HR_SM
         limit: Any = edit.memory_limit if edit.sm_limit is ANYTHING else edit.sm_limit
         return limit_edit(kind, limit, edit.device, edit.expected, region)
     if edit.device is not None:
@@ -91,9 +90,9 @@ def limit_edit(
     region: Handle | None = None,
 ) -> CoreEdit:
     """Return the fields of a ``struct hr_edit`` for a limit; `region` is asked for uuids."""
-    is_memory = kind == MEMORY
+    is_memory = kind == lib.HR_MEMORY
     stored = memory_limit_value if is_memory else sm_limit_value
-    flags, compare, index = 0, 0, _ALL_DEVICES
+    flags, compare, index = 0, 0, lib.HR_ALL_DEVICES
     if expected is not ANYTHING:
         flags, compare = lib.HR_EXPECT, stored(expected)
     value = memory_limit_percent(limit) if is_memory and isinstance(limit, str) else None
@@ -191,7 +190,7 @@ class Edits(Handle):
 
         Shell: ``hamiregion limits set FILE --memory 6GiB``.
         """
-        edit = limit_edit(MEMORY, limit, device, expected, self)
+        edit = limit_edit(lib.HR_MEMORY, limit, device, expected, self)
         changes = self._edit([edit], force=force, dry_run=dry_run)
         return changes if device is None else changes[0]
 
@@ -238,7 +237,7 @@ class Edits(Handle):
 
         Shell: ``hamiregion limits set FILE --sm 50``.
         """
-        edit = limit_edit(SM, percent, device, expected, self)
+        edit = limit_edit(lib.HR_SM, percent, device, expected, self)
         changes = self._edit([edit], force=force, dry_run=dry_run)
         return changes if device is None else changes[0]
 
