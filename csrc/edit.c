@@ -253,22 +253,29 @@ int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t r
 
 /* ---- Soft SM limits ------------------------------------------------------------ */
 
-int hr_set_burst(hr_region *region, int on, uint32_t flags, struct hr_error *error)
+static int set_burst(hr_region *region, bool on, bool is_dry_run)
 {
-    const struct hr_layout *layout = region->layout;
-    const int32_t word = on != 0 ? HR_BURST_ON : 0;
+    const int32_t word = on ? HR_BURST_ON : 0;
     uint64_t before;
-    if (!region->writable || !hr_has_burst(layout))
-        return hr_report(error, hr_fail_code(region->writable ? HR_EINVAL : HR_EREADONLY));
-    int code = hr_get(region, HR_VALUE_BURST, 0, &before, error);
-    if (code != HR_OK || before == (on != 0) || (flags & HR_DRY_RUN) != 0)
+    if (!hr_has_burst(region->layout))
+        return hr_fail_code(HR_EINVAL);
+    int code = hr_get(region, HR_VALUE_BURST, 0, &before, NULL);
+    if (code != HR_OK || before == on || is_dry_run)
         return code == HR_OK ? (int)before : code;
     int fd = hr_open_again(region, HR_WRITE);
     if (fd < 0)
-        return hr_report(error, fd);
+        return fd;
     /* Not through the mapping, which would not make the file longer. */
-    if (pwrite(fd, &word, sizeof word, hr_burst_at(layout)) != (ssize_t)sizeof word)
+    if (pwrite(fd, &word, sizeof word, hr_burst_at(region->layout)) != (ssize_t)sizeof word)
         code = hr_fail_errno(HR_ESYSTEM, errno);
     close(fd);
-    return hr_report(error, code == HR_OK ? (int)before : code);
+    return code == HR_OK ? (int)before : code;
+}
+
+int hr_set_burst(hr_region *region, int on, uint32_t flags, struct hr_error *error)
+{
+    int code = hr_enter_to_write(region);
+    if (code == HR_OK)
+        code = hr_leave_after(region, set_burst(region, on != 0, (flags & HR_DRY_RUN) != 0));
+    return hr_report(error, code);
 }

@@ -68,7 +68,8 @@ int hr_get_file_id(hr_region *region, struct hr_file_id *out, struct hr_error *e
     if (code != HR_OK)
         return hr_report(error, code);
     code = hr_own_mapping(region, NULL);
-    *out = region->in_maps;
+    if (code == HR_OK)
+        *out = region->in_maps;
     return hr_report(error, hr_leave_after(region, code));
 }
 
