@@ -422,8 +422,7 @@ static int identify_file(int fd, uint64_t size, uint32_t layout, bool to_write, 
     const int found = decide(&view, layout);
     if (view.code != HR_OK)
         return read_failure(&view);
-    /* What the creator of a newer version means by the fields that were added, and by the old ones
-     * beside them, is not known here. */
+    /* A newer version may have given a field another meaning. */
     if (to_write && found == NEWEST && is_newer(view.version))
         return refuse(&view, HR_EREADONLY, HR_REASON_VERSION, NEWEST, view.version);
     return found;

@@ -78,8 +78,8 @@ static int32_t find_end(struct repair_call *call, int32_t count)
 }
 
 /*
- * What lies between is nobody's.  It is emptied before it counts, and loses its name: a live
- * process up to 2.8.0 that works elsewhere would account in both.
+ * The slots between belong to no process.  They are emptied before they count, and lose their name:
+ * a live process up to 2.8.0 that works elsewhere would account in both.
  */
 static void empty_between(const struct repair_call *call, int32_t count, int32_t end)
 {

@@ -135,7 +135,7 @@
  * CAVEATS
  *
  * - Nothing ticks by itself: the limiter's owner calls hr_limiter_tick() every
- *   HR_LIMITER_PERIOD_NS.  Without ticks a launch waits for ever.
+ *   HR_LIMITER_PERIOD_NS.  Without ticks an empty bucket stays empty.
  * - Launches are not served in order: the first to wake takes the tokens.
  * - Threads.  All functions but hr_limiter_free() may run at once on one limiter.
  * - Fork.  The child has a copy that goes its own way; with a region its ticks

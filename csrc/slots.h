@@ -111,7 +111,7 @@ void hr_store_mark(const hr_region *region, int32_t index, int32_t pid, uint64_t
 
 struct hr_table_view {
     hr_region *region;
-    struct hr_slot_pids names; /* that stand in the table */
+    struct hr_slot_pids names; /* the pids in the table */
     bool has_pidless; /* something counts in a slot with pid 0, which may be any process's */
     struct hr_mappers mappers;
     /* Before the processes were looked for; the seqlocks of slots with a pid when the watch began,
@@ -155,8 +155,8 @@ int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_vi
 /* Whether a newcomer needs a view to take a slot: something may be at the end, or is to be used
  * again. */
 bool hr_needs_view(const hr_region *region, int32_t count, int32_t pid);
-/* An emptied slot below `count` that is nobody's any more, else the first place from there on where
- * no live process may be writing; HR_SLOTS: there is none. */
+/* An emptied slot below `count` that belongs to no process, else the first place from there on
+ * where no live process may be writing; HR_SLOTS: there is none. */
 int32_t hr_find_room(const hr_region *region, const struct hr_table_view *view, int32_t count,
                      int32_t pid);
 /*

@@ -307,7 +307,7 @@ class ProcessReader:
             files = () if maps is None else maps.files
             if files:
                 namespace = procfs.read_link(descriptor, "ns/pid")
-                # Linux 6.16 has none of a process whose first thread has ended.
+                # Linux 6.16 shows no environ of a process whose first thread has ended.
                 with contextlib.suppress(AccessDenied, Gone):
                     sm_policy = procfs.read_sm_policy(descriptor)
         process = attrs.evolve(process, command=command or process.command)

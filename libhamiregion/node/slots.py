@@ -353,10 +353,10 @@ class _Proof:
 class SlotTracker:
     """Finds out for each read of a node's regions which slots are of live processes.
 
-    /proc is listed every 20 s, once for all regions, and at once if the pids or host pids in a
-    region's slots have changed. A listing has regions proved again if other processes map them than
-    before, or not all of their slots are of live processes. So a process that has ended is noticed
-    within 20 s.
+    /proc is listed every 20 s, once for all regions. It is listed at once if the pids or host pids
+    in a region's slots have changed, or the usage in a slot of no live process. A listing has
+    regions proved again if other processes map them than before, or not all of their slots are of
+    live processes. So a process that has ended is noticed within 20 s.
 
     Threads: one at a time.
 
@@ -503,7 +503,7 @@ def _rows(containers: Sequence[Container], table: RegionTable) -> list[_Row]:
 def _key_of(row: _Row, table: RegionTable, alive: Collection[int]) -> bytes:
     """The pids and host pids in a region's slots, and the usage in those of no live process.
 
-    A live process may have got the pid of a dead one: then its usage tells, as the dead have none.
+    A live process may have got the pid of a dead one: then that usage changes.
     """
     processes, devices = table.processes, table.regions.device_rows[row.row]
     pids, first_usages = processes.pid[row.slots], processes.first_usage[row.slots]
