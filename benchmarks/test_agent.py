@@ -16,6 +16,8 @@ from exporter_scene import MEMORY, BusyNode, busy_node
 from scene import DEVICES, PROCESSES
 from served import MIB, PATIENCE_S, measure, running, serving
 
+from libhamiregion.node.slots import LISTING_S
+
 if TYPE_CHECKING:
     from ledger import Ledger
 
@@ -53,7 +55,8 @@ def test_a_minute_of_all_tasks(
     ):
         # In its second observation the agent writes the driver's figures of all processes, once.
         wait_for_figures(node)
-        time.sleep(15)
+        # New processes are read a second time, once, at the listing of /proc that follows.
+        time.sleep(2 * LISTING_S)
         # What is done once in five minutes, reading all maps, counts once.
         found = measure(node, program, minutes=1 if quick else 5, utilization=False)
         node.regions[-1].put(FIGURE, 0)
