@@ -151,6 +151,13 @@ def file(region_file: RegionFileFactory, layout: Layout) -> RegionFile:
 
 
 @pytest.fixture
+def empty_proc(tmp_path: Path) -> Path:
+    """A /proc without processes, which proves nothing."""
+    (tmp_path / "proc").mkdir()
+    return tmp_path / "proc"
+
+
+@pytest.fixture
 def public_directory() -> Iterator[Path]:
     """A directory that every user may enter, unlike `tmp_path`."""
     with tempfile.TemporaryDirectory(prefix="hamiregion-") as name:

@@ -70,7 +70,7 @@ class Libvgpu:
         return pid > 0 and os.path.exists(f"/proc/{pid}")  # noqa: PTH110
 
     def join(self) -> list[int]:
-        """Take a slot; the pids that stand in the table then."""
+        """Take a slot, and return the pids in the table then."""
         self.lock()
         self.sweep()
         self.at = self.slot(self.count())

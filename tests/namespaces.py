@@ -1,4 +1,4 @@
-"""Pid namespaces: the one that the tests run in, and new ones."""
+"""Pid and mount namespaces: the ones that the tests run in, and new ones."""
 
 import os
 import shutil
@@ -30,6 +30,29 @@ def why_no_new_namespace() -> str:
         return "needs unshare of util-linux"
     made = subprocess.run([*NEW_NAMESPACE, "true"], capture_output=True, text=True, check=False)
     return "" if made.returncode == 0 else f"cannot make a pid namespace: {made.stderr.strip()}"
+
+
+def own_mounts(*mounts: str) -> tuple[str, ...]:
+    """Return the start of a command that runs a program where these mounts are.
+
+    Args:
+        mounts: The arguments of ``mount``.
+    """
+    script = " && ".join([*(f"mount {each}" for each in mounts), 'exec "$@"'])
+    inside = ("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh")
+    tried = subprocess.run([*inside, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"cannot mount here: {tried.stderr.strip()}")
+    return inside
+
+
+def overlay_mount(directory: Path) -> tuple[tuple[str, ...], Path, Path]:
+    """Return `own_mounts` of an overlay, its directory, and the upper one below it."""
+    lower, work, upper, merged = (directory / each for each in ("lower", "work", "upper", "merged"))
+    for each in (lower, work, upper, merged):
+        each.mkdir()
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    return own_mounts(f"-t overlay overlay -o {options} {merged}"), merged, upper
 
 
 def is_number(owner_pid: int) -> bool:

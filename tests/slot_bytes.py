@@ -5,6 +5,7 @@ import struct
 import threading
 from collections.abc import Iterator
 
+from support.actors import Actor
 from support.region_file import RegionFile, locate
 from support.wait import eventually
 
@@ -19,6 +20,13 @@ LOCKABLE = [Layout.V1_1, Layout.V1_1_POSTINIT, Layout.V1_2]
 WITH_NEWER = [*WITH_SEQLOCK, Layout.V1_1]
 NOBODYS = 2**31 - 1
 """The name of a slot that belongs to nobody."""
+
+
+def attached(process: Actor, nbytes: int) -> Actor:
+    """Attach a process that has a region open, and let it use memory."""
+    process("attach")
+    process("slot.charge", 0, nbytes)
+    return process
 
 
 def slot_range(layout: Layout, slot: int) -> tuple[int, int]:

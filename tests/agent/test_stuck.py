@@ -49,7 +49,7 @@ def dead_mount(inside: tuple[str, ...], directory: Path, *mapped: Path) -> Itera
                 pytest.skip("needs the right to mount FUSE")
             yield
         finally:
-            # What waits for the file system gets an error when nobody has it open any more.
+            # A call that waits for the file system fails once no process has it open.
             process.kill()
 
 

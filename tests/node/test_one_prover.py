@@ -2,12 +2,11 @@
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 from forked import unprivileged
-from namespaces import needs_first_namespace
+from namespaces import needs_first_namespace, overlay_mount
 from support.actors import MakeActor, map_libvgpu
 from support.containers import (
     Container,
@@ -101,17 +100,9 @@ def test_for_a_user_without_privileges(
 def test_a_file_that_is_mapped_through_an_overlay(
     start: Starter, region: RegionFile, tmp_path: Path
 ) -> None:
-    merged = tmp_path / "merged"
-    for name in ("upper", "merged", "lower", "work"):
-        (tmp_path / name).mkdir()
-    path = tmp_path / "upper" / "usage.cache"
+    prefix, merged, upper = overlay_mount(tmp_path)
+    path = upper / "usage.cache"
     region.path.rename(path)
-    options = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
-    mount = f'mount -t overlay overlay -o {options} {merged} && exec "$@"'
-    prefix = ("unshare", "--mount", "--propagation", "private", "sh", "-c", mount, "sh")
-    tried = subprocess.run([*prefix, "true"], capture_output=True, text=True, check=False)
-    if tried.returncode != 0:
-        pytest.skip(f"cannot mount an overlay here: {tried.stderr.strip()}")
     inside = start(1, prefix)
     inside.tell("attach", merged / "usage.cache")
     inside.tell("charge", 1000)

@@ -13,8 +13,8 @@ from typing import Any
 
 import libvgpu_210
 import pytest
-from slot_bytes import MARK_FLAG, pids
-from support.actors import Actor, MakeActor
+from slot_bytes import MARK_FLAG, attached, pids
+from support.actors import MakeActor
 from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, MemoryLimitExceeded, ReapedSlot, open_region
@@ -61,19 +61,6 @@ def libvgpu(file: RegionFile) -> Iterator[Callable[[], Libvgpu]]:
             return made
 
         yield start
-
-
-@pytest.fixture
-def empty_proc(tmp_path: Path) -> Path:
-    """A /proc in which nobody is seen, and nothing is proved by it."""
-    (tmp_path / "proc").mkdir()
-    return tmp_path / "proc"
-
-
-def attached(process: Actor, nbytes: int) -> Actor:
-    process("attach")
-    process("slot.charge", 0, nbytes)
-    return process
 
 
 def test_its_newcomer_moves_a_marked_slot_and_nothing_is_lost(

@@ -214,7 +214,7 @@ def neighbour(fake_proc: FakeProc, file: RegionFile) -> Iterator[Neighbour]:
 
 
 def late(_: RegionFile, stream: TextIO) -> None:
-    """Long enough for the reader to check the clock meanwhile: the processor's time counts."""
+    """Maps that come late, but within the 2 s of a search, are read."""
     time.sleep(0.7)
     stream.write(LINE * 200)
 

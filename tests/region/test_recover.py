@@ -15,7 +15,7 @@ from support.wait import on_this_machine_s
 
 from libhamiregion import Layout, LockNotRecoverable, LockRecovery, LockTimeout, open_region
 
-# As another user one cannot look at every process that may hold an unsigned lock.
+# Only root can read every process that may hold an unsigned lock.
 pytestmark = [needs_first_namespace, pytest.mark.root]
 
 WAITERS = 3 << 32

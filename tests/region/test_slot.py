@@ -4,6 +4,7 @@ import gc
 import os
 import pickle
 import random
+import signal
 import struct
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from slot_bytes import (
 )
 from support.actors import MakeActor
 from support.region_file import DEVICES, SLOTS, RegionFile, RegionFileFactory, locate
+from support.wait import PATIENCE_S
 
 from libhamiregion import (
     Layout,
@@ -196,6 +198,29 @@ def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(
         assert region.memory_used(0) == 5
         slot.detach()
         assert pids(file) == []
+
+
+def test_an_exception_while_a_slot_waits_to_be_detached_releases_it(
+    file: RegionFile, actor: MakeActor
+) -> None:
+    """The handler of a signal gives the lock free, and raises."""
+    holder = actor(file)
+
+    def interrupt(_number: int, _frame: object) -> None:
+        let_go(file)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with open_region(file, writable=True) as region:
+            slot = region.attach(timeout_s=PATIENCE_S)
+            hold(file, holder.pid)
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                slot.detach()
+            assert pids(file) == []
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_slot_that_is_dropped_is_detached(region_file: RegionFileFactory) -> None:

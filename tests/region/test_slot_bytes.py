@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from lock_bytes import hold, is_free, owner_of
-from namespaces import NEW_NAMESPACE, why_no_new_namespace
-from slot_bytes import NOBODYS, move_last_into, pids, put_slot, slot_bytes
-from support.actors import Actor, MakeActor, ProcessFactory
+from namespaces import NEW_NAMESPACE, own_mounts, why_no_new_namespace
+from slot_bytes import NOBODYS, attached, move_last_into, pids, put_slot, slot_bytes
+from support.actors import MakeActor, ProcessFactory
 from support.region_file import RegionFile, RegionFileFactory, locate
 from support.wait import PATIENCE_S, eventually
 
@@ -32,19 +32,6 @@ MIB = 1 << 20
 @pytest.fixture(params=MARKED)
 def file(request: pytest.FixtureRequest, region_file: RegionFileFactory) -> RegionFile:
     return region_file(request.param, memory_limits=(1024 * MIB,))
-
-
-@pytest.fixture
-def empty_proc(tmp_path: Path) -> Path:
-    """A /proc in which nobody is seen, and nothing is proved by it."""
-    (tmp_path / "proc").mkdir()
-    return tmp_path / "proc"
-
-
-def attached(process: Actor, nbytes: int) -> Actor:
-    process("attach")
-    process("slot.charge", 0, nbytes)
-    return process
 
 
 # ---- without /proc ----
@@ -236,11 +223,7 @@ def test_where_proc_hides_processes_a_users_killed_program_frees_its_memory(
     create_region(public_directory / "r.cache", memory_limits=("1GiB",))
     path = public_directory / "r.cache"
     path.chmod(0o666)
-    mount = f'mount -t proc -o hidepid={hidepid} proc /proc && exec "$@"'
-    inside = ("unshare", "--mount", "--propagation", "private", "sh", "-c", mount, "sh")
-    tried = subprocess.run([*inside, "true"], capture_output=True, text=True, check=False)
-    if tried.returncode != 0:
-        pytest.skip(f"cannot mount a /proc here: {tried.stderr.strip()}")
+    inside = own_mounts(f"-t proc -o hidepid={hidepid} proc /proc")
     with contextlib.closing(ProcessFactory(*inside)) as users:
         keeper, dead, reaper = (users.actor() for _ in range(3))
         for process in (keeper, dead, reaper):
@@ -263,8 +246,7 @@ def test_emptied_slots_are_taken_again_where_nobody_can_be_seen(
     for index in range(70):
         file.add_process(NOBODYS, status=0)
         assert index < 70
-    mount = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
-    inside = ("unshare", "--mount", "--propagation", "private", "sh", "-c", mount, "sh")
+    inside = own_mounts("-t proc -o hidepid=2 proc /proc")
     script = (
         f"import os, libhamiregion as h; f = h.open_region({os.fspath(file)!r}, writable=True);"
         " f.attach()"

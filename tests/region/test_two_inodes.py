@@ -2,12 +2,11 @@
 
 import contextlib
 import functools
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import needs_first_namespace
+from namespaces import needs_first_namespace, overlay_mount, own_mounts
 from support.actors import Actor, MakeActor, ProcessFactory
 from support.region_file import RegionFileFactory
 from support.wait import eventually
@@ -19,16 +18,8 @@ pytestmark = [needs_first_namespace, pytest.mark.root]
 
 @pytest.fixture
 def overlay(tmp_path: Path) -> Iterator[tuple[ProcessFactory, Path, Path]]:
-    """Where processes see an overlay, its directory, and what is below it."""
-    upper, merged = tmp_path / "upper", tmp_path / "merged"
-    for directory in (upper, merged, tmp_path / "lower", tmp_path / "work"):
-        directory.mkdir()
-    options = f"lowerdir={tmp_path}/lower,upperdir={upper},workdir={tmp_path}/work"
-    mount = f'mount -t overlay overlay -o {options} {merged} && exec "$@"'
-    inside = ("unshare", "--mount", "--propagation", "private", "sh", "-c", mount, "sh")
-    tried = subprocess.run([*inside, "true"], capture_output=True, text=True, check=False)
-    if tried.returncode != 0:
-        pytest.skip(f"cannot mount an overlay here: {tried.stderr.strip()}")
+    """Processes that see an overlay, its directory, and the upper one below it."""
+    inside, merged, upper = overlay_mount(tmp_path)
     with contextlib.closing(ProcessFactory(*inside)) as process_factory:
         yield process_factory, merged, upper
 
@@ -90,7 +81,7 @@ OWNER_LIFE = "answer = region.lock_state().owner_life"
 
 
 def assert_not_robbed(holder: Actor, writer: Actor) -> None:
-    """While it lives; once it is dead, nobody else maps the file by another way."""
+    """The holder lives, and maps the file by another inode."""
     with pytest.raises(LockTimeout):
         writer("lock", 0.3)
     assert writer("evaluate", OWNER_LIFE) == "unknown"
@@ -135,12 +126,9 @@ answer = number
 def two_file_systems(tmp_path: Path) -> Iterator[tuple[ProcessFactory, Path, Path]]:
     """Where processes see two new file systems, and their directories."""
     ours, forged = tmp_path / "ours", tmp_path / "forged"
-    mounts = []
     for directory in (ours, forged):
         directory.mkdir()
-        mounts.append(f"mount -t tmpfs tmpfs {directory} &&")
-    script = f'{" ".join(mounts)} exec "$@"'
-    inside = ("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh")
+    inside = own_mounts(*(f"-t tmpfs tmpfs {each}" for each in (ours, forged)))
     with contextlib.closing(ProcessFactory(*inside)) as process_factory:
         yield process_factory, ours, forged
 

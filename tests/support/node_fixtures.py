@@ -37,7 +37,7 @@ def fake_driver(
     state = tmp_path / "nvml-scene"
     monkeypatch.setenv(STATE, str(state))
     driver = FakeDriver(nvml_library, state)
-    # Calls that an earlier test gave up have come back since, and nobody has use for them.
+    # Answers to calls that an earlier test gave up are of no use.
     give_back(driver)
     state.unlink()
     yield driver
@@ -70,7 +70,7 @@ def files(tmp_path: Path) -> NodeFiles:
 
 @pytest.fixture
 def exporter(files: NodeFiles) -> Iterator[NodeExporter]:
-    """An exporter of these, without the doctor, that looks when it is told to."""
+    """An exporter of these files, without the doctor; each scrape observes anew."""
     with files.open() as node:
         yield exporter_of(node)
 
@@ -89,7 +89,7 @@ def scene(tmp_path: Path) -> NodeScene:
 
 @pytest.fixture
 def node(scene: NodeScene) -> Iterator[Node]:
-    """What stands in the scene, and nothing else of this machine."""
+    """A node of the containers in the scene alone."""
     with Node(scene.root) as opened:
         yield opened
 
