@@ -56,6 +56,9 @@ autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 
+# Of a signature: no user makes one.
+nitpick_ignore = [("py:class", "libhamiregion.node.rows.ContainerFacts")]
+
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True

@@ -58,7 +58,8 @@ def resolve(
         return None
     target: str = node["reftarget"].removesuffix("()")
     domain = env.domains["py"]
-    if target.startswith(f"{PACKAGE}."):
+    is_ours = target.startswith(f"{PACKAGE}.")
+    if is_ours:
         target = target.rpartition(".")[2]
     for module in dict.fromkeys((node.get("py:module") or PACKAGE, *MODULES)):
         found = domain.find_obj(env, module, node.get("py:class"), target, None, 1)
@@ -68,7 +69,8 @@ def resolve(
             return make_refnode(
                 app.builder, node["refdoc"], entry.docname, entry.node_id, content, name
             )
-    return content
+    # A page that names something of this package that is not there is a mistake.
+    return None if is_ours and node["reftype"] != ROLE else content
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
