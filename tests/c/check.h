@@ -51,14 +51,6 @@ enum { CHECK_REPORTS = 50 };
                          (long long)check_expected);                                               \
     } while (0)
 
-#define CHECK_STR(found, expected)                                                                 \
-    do {                                                                                           \
-        const char *check_found = (found), *check_expected = (expected);                           \
-        atomic_fetch_add(&check_count, 1);                                                         \
-        if (strcmp(check_found, check_expected) != 0)                                              \
-            CHECK_FAILED("%s is \"%s\", not \"%s\"", #found, check_found, check_expected);         \
-    } while (0)
-
 /* For what the test itself needs: without it nothing that follows means anything. */
 #define NEED(condition)                                                                            \
     do {                                                                                           \

@@ -131,7 +131,8 @@ static bool prepare(struct scene *scene, int point, enum agent agent)
     if (scene->crowded && below(&scene->random, 2) == 0 &&
         !prepare_still_guest(scene, is_removal(point) || point == AT_RANDOM))
         return false;
-    if (point == HR_AT_LOCK_TAKEN_OVER) /* or they would be first */
+    /* Or they would be first. */
+    if (point == HR_AT_LOCK_TAKEN_OVER || point == HR_AT_RECOVER_OWNER_TAKEN)
         return pause_survivors(scene);
     return point != HR_AT_RECOVER_VALUE_STORED || prepare_value(scene);
 }
@@ -271,6 +272,8 @@ static bool settle(struct scene *scene, bool reap)
     if (!check_reaped(scene))
         return false;
     remove_emptied_end(scene);
+    /* A victim's child may be killed before it writes its ledger. */
+    memset(&scene->shared->ledgers[LIVE], 0, (LEDGERS - LIVE) * sizeof(struct ledger));
     atomic_store(&scene->shared->count, LIVE);
     return true;
 }

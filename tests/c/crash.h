@@ -106,7 +106,7 @@ struct actor {
     uint64_t timeout_ns; /* of each call */
 };
 
-/* Of a process just forked: a handle of its own, and a clean ledger. */
+/* Of a process just forked: a handle of its own.  `ledger` is clean. */
 void actor_become(struct actor *actor, struct scene *scene, struct ledger *ledger,
                   uint64_t timeout_ns);
 

@@ -28,7 +28,6 @@ void actor_become(struct actor *actor, struct scene *scene, struct ledger *ledge
                   uint64_t timeout_ns)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    memset(ledger, 0, sizeof *ledger);
     crash_reached = &ledger->reached;
     atomic_store(&ledger->pid, getpid());
     *actor = (struct actor){.ledger = ledger, .scene = scene, .timeout_ns = timeout_ns};

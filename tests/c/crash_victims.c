@@ -133,7 +133,6 @@ static void prepare(struct actor *actor, enum script script)
     } else if (script == TAKES_OVER) {
         let_die(actor, HR_AT_LOCK_OWNER_STORED, false);
     } else if (script == RECOVERS) {
-        /* Attached: whoever waits next takes over from one that is not. */
         let_die(actor, HR_AT_LOCK_OWNER_STORED, true);
     }
 }
