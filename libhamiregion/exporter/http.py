@@ -7,6 +7,7 @@ answer. The thread that accepts connections also ends those whose deadline has p
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import re
 import selectors
@@ -16,6 +17,7 @@ import struct
 import threading
 import time
 import zlib
+from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -53,10 +55,12 @@ _CHECK_INTERVAL_S: Final = 0.5
 # A new connection waits until the one whose place it takes had this long for its client.
 _GRACE_S: Final = 0.2
 _LAST_CALL_S: Final = 0.3
+_HEAD_BYTES: Final = 16 * 1024
 _PLAIN: Final = "text/plain; charset=utf-8"
 _CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="hamiregion", charset="UTF-8"'}
 _GZIP: Final = 31
-_CHUNK_BYTES: Final = 128 * 1024
+# Compressed, for clients that take no compressed answer: about 100 KiB of text.
+_CHUNK_BYTES: Final = 8 * 1024
 # The C struct that drops unsent data on close.
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
 _GZIP_ACCEPTED: Final = re.compile(r"\bgzip\b(?! *; *q=0(\.0*)?(,|$))", re.IGNORECASE)
@@ -226,8 +230,9 @@ class MetricsServer:
 
     def _serve(self, connection: _Connection) -> None:
         try:
-            if not connection.is_ended:
-                _Handler(connection, ("", 0), self)  # type: ignore[arg-type]
+            _Handler(connection, ("", 0), self)  # type: ignore[arg-type]
+        except OSError as error:
+            _log.debug("connection ended: %s", error_text(error))
         except Exception:  # noqa: BLE001 (one client must not end anything else)
             _log.debug("connection ended", exc_info=True)
         finally:
@@ -288,6 +293,19 @@ class _Connection:
         self.socket.close()
 
 
+class _Head(io.BufferedReader):
+    """Reads requests; `left` limits the head of one, which http.server lets grow to 6 MB."""
+
+    left = 0
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(min(size or 0, self.left))
+        self.left -= len(line)
+        if not self.left:
+            raise LineTooLong("head")
+        return line
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Answers the requests of one connection."""
 
@@ -297,6 +315,7 @@ class _Handler(BaseHTTPRequestHandler):
     error_message_format = "%(code)d: %(message)s\n"
     error_content_type = _PLAIN
     server: MetricsServer  # type: ignore[assignment]
+    rfile: _Head
 
     def setup(self) -> None:
         self.client: _Connection = self.request
@@ -305,20 +324,24 @@ class _Handler(BaseHTTPRequestHandler):
         if tls is not None:
             self.request = tls.wrap_socket(self.request, server_side=True)
         super().setup()
+        self.rfile = _Head(self.rfile.detach())
 
     def finish(self) -> None:
-        super().finish()
+        with contextlib.suppress(OSError):
+            super().finish()
+        self.rfile.close()
         self.request.close()
 
     def handle_one_request(self) -> None:
         if self.client.state == "sending":
             self.client.enter("idle", _IDLE_S)
         is_last = self.server.is_stopping and self.client.state == "idle"
-        if is_last or not self.rfile.peek(1):  # type: ignore[attr-defined]
+        if is_last or not self.rfile.peek(1):
             self.close_connection = True
             return
         if self.client.state == "idle":
             self.client.enter("reading", DEADLINE_S)
+        self.rfile.left = _HEAD_BYTES
         super().handle_one_request()
 
     def do_GET(self) -> None:
@@ -374,10 +397,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _readiness(self) -> Reply:
         hangs_s = self.server.scrapes.running_s
-        if hangs_s > DEADLINE_S:
-            reason: str | None = f"a scrape has been under way for {hangs_s:.0f} s"
-        else:
-            reason = self.server.source.not_ready()
+        hangs = f"a scrape has been under way for {hangs_s:.0f} s"
+        reason = hangs if hangs_s > DEADLINE_S else self.server.source.not_ready()
         if reason is None:
             return Reply.of(200, "ready")
         # The reason may name directories: only for those who may see the metrics.
@@ -447,12 +468,10 @@ class CompressedBody:
         return cls(b"".join(parts), text_bytes)
 
     def text(self) -> Iterator[bytes]:
-        """The text itself, in chunks."""
+        """The text itself, in pieces: the whole of it never exists here either."""
         stream = zlib.decompressobj(_GZIP)
-        left = self.data
-        while left and not stream.eof:
-            yield stream.decompress(left, _CHUNK_BYTES)
-            left = stream.unconsumed_tail
+        for start in range(0, len(self.data), _CHUNK_BYTES):
+            yield stream.decompress(self.data[start : start + _CHUNK_BYTES])
         yield stream.flush()
 
 

@@ -393,6 +393,13 @@ def test_a_crowd_of_every_kind_leaves_threads_and_memory_bounded(
     assert resident_bytes(os.getpid()) - before < 64 << 20
 
 
+def test_a_head_of_16_kib_is_refused_before_it_ends(serve: Callable[..., MetricsServer]) -> None:
+    begun = b"GET /metrics HTTP/1.1\r\nX: "
+    with connect(serve().urls[0]) as client:
+        client.sendall(begun.ljust(16 * 1024, b"a"))
+        assert read_to_end(client).startswith(b"HTTP/1.1 431 ")
+
+
 def test_the_oldest_connection_makes_way_when_there_are_too_many(
     serve: Callable[..., MetricsServer],
 ) -> None:
