@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 import yaml
-from support.command_line import call
+from support.command_line import call, logging_kept
 from support.wait import PATIENCE_S
 
 import libhamiregion
@@ -134,7 +134,8 @@ class Sandbox:
             done = run([sys.executable, *words], self._environment)
             assert done.returncode == 0, done.stdout
             return
-        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
+        output = contextlib.redirect_stdout(io.StringIO())
+        with pytest.MonkeyPatch.context() as patch, output, logging_kept():
             for name, text in self._environment.items():
                 patch.setenv(name, text)
             patch.setattr(sys, "stdin", io.StringIO())
