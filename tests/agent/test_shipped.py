@@ -86,7 +86,7 @@ def test_one_process_has_figures_repairs_priorities_plan_and_annotations(
     urgent.put("recent_kernel", 1_000_000)
     low.add_process(3_999_999, {0: 5 << 20})
     scene.plan_file(SIX)
-    api.put("later", low.pod_uid, {"hamiregion.io/sm-limit": "20"}, containers=("low",))
+    api.put("later", low.pod_uid, {"hamiregion.io/sm-limit": "20"})
     agent = start()
     started = agent.wait_for("started")
     assert f"`agent started {started['message']}`" in deploy.PAGE.read_text()
@@ -118,7 +118,7 @@ def test_beside_the_monitor_its_feedback_waits_and_no_figure_is_lost(
     urgent = scene.container("urgent", pod="now", priority=0)
     low = scene.container("low", pod="later", priority=1)
     urgent.put("recent_kernel", 1_000_000)
-    api.put("later", low.pod_uid, {}, containers=("low",))
+    api.put("later", low.pod_uid, {})
     before = low.get("recent_kernel"), low.get("utilization_switch")
     scene.plan_file(SIX)
     with OtherWriter(MONITOR, [urgent, low]) as monitor:
@@ -142,7 +142,7 @@ def test_a_second_one_serves_figures_and_takes_over_when_the_first_has_gone(
 ) -> None:
     low = scene.container("low", pod="later")
     scene.plan_file(SIX)
-    api.put("later", low.pod_uid, {}, containers=("low",))
+    api.put("later", low.pod_uid, {})
     first = start()
     eventually(lambda: low.limits()["memory"][0] == 6 * GIB)
     second = start()

@@ -11,7 +11,6 @@ import json
 import shutil
 import socket
 import subprocess
-import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -242,15 +241,6 @@ class Cluster:
         asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         path = f"{accounts_path(namespace, name)}/token"
         return str(self.must("POST", path, asked)["status"]["token"])
-
-    def compact(self, revision: str) -> None:
-        """Have etcd forget what was before a resource version."""
-        asked = json.dumps({"revision": revision, "physical": True}).encode()
-        url = f"http://127.0.0.1:{self._etcd_port}/v3/kv/compaction"
-        with urllib.request.urlopen(
-            urllib.request.Request(url, asked), timeout=PATIENCE_S
-        ) as answer:
-            assert answer.status == 200
 
 
 def pods_path(namespace: str, name: str = "") -> str:

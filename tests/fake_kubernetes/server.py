@@ -1,4 +1,4 @@
-"""A small API server: pods and the claims that they hold, by the protocol of the newest real one.
+"""A small API server of pods, by the protocol of the newest real one.
 
 It lists (field selector; any version in one answer whatever the limit, else in pages), watches from
 a version on (a stream of chunks, bookmarks, a time after which it ends), has forgotten old versions
@@ -9,7 +9,6 @@ alone (429 with Retry-After), and fails as it is told: half answers, a slow hand
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import select
 import socket
@@ -34,7 +33,6 @@ _REASONS = {
     400: "BadRequest",
     401: "Unauthorized",
     403: "Forbidden",
-    404: "NotFound",
     410: "Expired",
 }
 _NO_TOKEN = "invalid continue token: continue key is not valid: illegal base64 data at input byte 0"
@@ -45,12 +43,6 @@ _OLD_TOKEN = (
     " inconsistent list - objects that were created, modified, or deleted between the time the"
     " first chunk was returned and now may show up in the list."
 )
-_CLAIMS = "/apis/resource.k8s.io/v1/namespaces/"
-
-
-def container_id(pod_uid: str, container: str) -> str:
-    """The id that a container has there."""
-    return hashlib.sha256(f"{pod_uid}/{container}".encode()).hexdigest()
 
 
 class FakeApi:
@@ -67,9 +59,6 @@ class FakeApi:
         #: Changes before this version are forgotten.
         self.oldest = 100
         self.pods: dict[str, dict[str, Any]] = {}
-        #: By namespace and name, and which of them were asked for.
-        self.claims: dict[tuple[str, str], dict[str, Any]] = {}
-        self.claims_asked: list[tuple[str, str]] = []
         self.events: list[tuple[int, str, dict[str, Any]]] = []
         self.requests: list[dict[str, str]] = []
         #: What to answer next: statuses, each perhaps with the seconds of a Retry-After.
@@ -85,7 +74,6 @@ class FakeApi:
         self.has_cache = True
         #: What to send in place of events, to the next watches.
         self.raw_events: list[bytes] = []
-        self.sent_bytes = 0
         #: How a version that is too old is told: as a status, or as an event of the watch.
         self.gone_as_event = True
         self.generation = 0
@@ -139,40 +127,13 @@ class FakeApi:
         *,
         namespace: str = "research",
         node: str = "node-1",
-        containers: tuple[str, ...] = ("train",),
-        claims: tuple[str, ...] = (),
-        labels: dict[str, str] | None = None,
     ) -> None:
-        """Make a pod, or change it; all of its containers use the claims."""
-        uses = {"claims": [{"name": f"our-{each}"} for each in claims]}
-        maps = {"annotations": annotations, "labels": labels}
-        metadata = {key: each for key, each in maps.items() if each}
-        pod = {
-            "metadata": {"name": name, "namespace": namespace, "uid": uid, **metadata},
-            "spec": {
-                "nodeName": node,
-                "containers": [{"name": each, "resources": uses} for each in containers],
-                "resourceClaims": [
-                    {"name": f"our-{each}", "resourceClaimName": each} for each in claims
-                ],
-            },
-            "status": {
-                "phase": "Running",
-                "containerStatuses": [
-                    {"name": each, "containerID": f"containerd://{container_id(uid, each)}"}
-                    for each in containers
-                ],
-            },
-        }
+        """Make a pod, or change it."""
+        metadata: dict[str, Any] = {"name": name, "namespace": namespace, "uid": uid}
+        if annotations:
+            metadata["annotations"] = annotations
+        pod = {"metadata": metadata, "spec": {"nodeName": node}}
         self._change("MODIFIED" if uid in self.pods else "ADDED", pod)
-
-    def put_claim(self, name: str, uid: str, *pod_uids: str, namespace: str = "research") -> None:
-        """Make a resource claim that is reserved for pods, or change it."""
-        reserved = [{"resource": "pods", "name": "any", "uid": each} for each in pod_uids]
-        self.claims[namespace, name] = {
-            "metadata": {"name": name, "namespace": namespace, "uid": uid},
-            "status": {"reservedFor": reserved},
-        }
 
     def delete(self, uid: str) -> None:
         """Delete a pod: it is marked first."""
@@ -286,8 +247,7 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                 return
             url = urlsplit(self.path)
             query = dict(parse_qsl(url.query))
-            if not url.path.startswith(_CLAIMS):
-                api.requests.append(query)
+            api.requests.append(query)
             if self.headers.get("Authorization") != f"Bearer {TOKEN}":
                 self.status(401, "Unauthorized")
             elif "as=PartialObjectMetadata" not in self.headers.get("Accept", ""):
@@ -296,13 +256,6 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                 refusal = api.refusals.pop(0)
                 code, after_s = refusal if isinstance(refusal, tuple) else (refusal, None)
                 self.status(code, "told to fail", after_s)
-            elif url.path.startswith(_CLAIMS):
-                namespace, _, name = url.path.removeprefix(_CLAIMS).partition("/resourceclaims/")
-                api.claims_asked.append((namespace, name))
-                if (namespace, name) in api.claims:
-                    self.answer(200, api.claims[namespace, name])
-                else:
-                    self.status(404, "no such claim")
             elif url.path != "/api/v1/pods":
                 # Before it says whether there is such a thing, it asks for the right to it.
                 self.status(403, "forbidden")
@@ -330,7 +283,6 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
             if retry_after_s is not None:
                 self.send_header("Retry-After", str(retry_after_s))
             self.end_headers()
-            api.sent_bytes += len(raw)
             if is_half:
                 raw = raw[: len(raw) // 2]
                 self.close_connection = True
@@ -446,7 +398,6 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
             self.chunk(line[30:])
 
         def chunk(self, data: bytes) -> None:
-            api.sent_bytes += len(data)
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
             self.wfile.flush()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
 #: Linux's limit of a file name, which kubelet cuts its links to.
 NAME_LIMIT = 255
+
+
+def container_id(pod_uid: str, container: str) -> str:
+    """The id that a container has."""
+    return hashlib.sha256(f"{pod_uid}/{container}".encode()).hexdigest()
 
 
 @attrs.frozen
