@@ -312,8 +312,6 @@ class Observer:
             return None, None
         except Exception as error:  # noqa: BLE001 (raised again for tasks that need the driver)
             return None, error
-        finally:
-            self._driver.rest()
 
 
 def _gaps_of_slots(snapshot: NodeSnapshot) -> Iterator[Gap]:

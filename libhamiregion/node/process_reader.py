@@ -17,7 +17,7 @@ from libhamiregion.text import count_text
 from . import procfs
 from .cgroups import budget_key, parse_cgroup
 from .procfs import AccessDenied, Gone, TooMuch
-from .workers import Blocked, Workers
+from .workers import Call, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -110,6 +110,31 @@ class ProcessGap:
 
 
 @attrs.frozen
+class FileUser:
+    """A process that maps a file.
+
+    Attributes:
+        process: The process.
+        namespace: The name of its pid namespace; None if it may not be read.
+        mapping: The file.
+    """
+
+    process: HostProcess
+    namespace: str | None
+    mapping: Mapping
+
+    @property
+    def pid(self) -> int:
+        """The pid that it would have in its slot."""
+        return self.process.ns_pids[-1]
+
+    @property
+    def container_id(self) -> str | None:
+        """The container that its cgroup names."""
+        return None if self.process.container is None else self.process.container.id
+
+
+@attrs.frozen
 class Entry:
     """The facts about a process that are kept between refreshes.
 
@@ -117,8 +142,7 @@ class Entry:
         start_time_ticks: Start time.
         process: The process; None for a kernel thread.
         budget_key: Whose share of a budget it takes.
-        mappings: The files that it maps, in a region's size or more.
-        namespace: Name of its pid namespace; None if that may not be read.
+        uses: Itself with each file that it maps, in a region's size or more.
         has_libvgpu: Whether it has libvgpu loaded; None if not known.
         sm_policy: As `procfs.read_sm_policy`, of processes that map such a file.
         is_readable: Whether its maps may be read.
@@ -130,8 +154,7 @@ class Entry:
     start_time_ticks: int
     process: HostProcess | None = None
     budget_key: str = ""
-    mappings: tuple[Mapping, ...] = ()
-    namespace: str | None = None
+    uses: tuple[FileUser, ...] = ()
     has_libvgpu: bool | None = None
     sm_policy: str = "default"
     is_readable: bool = True
@@ -148,7 +171,7 @@ class Entry:
     @property
     def kept_bytes(self) -> int:
         """About how much memory its mappings take."""
-        return sum(_KEPT_BYTES_PER_FILE + len(each.path) for each in self.mappings)
+        return sum(_KEPT_BYTES_PER_FILE + len(each.mapping.path) for each in self.uses)
 
 
 def gaps_of(entries: Iterable[Entry]) -> tuple[ProcessGap, ...]:
@@ -221,24 +244,23 @@ class ProcessReader:
         self._workers.keep_only({each.identity for each in entries.values() if each.process})
         # Those never read come first, then the oldest.
         due.sort(key=lambda each: (each.read_s, each.identity))
-        end_s = now_s + _REFRESH_S
         kept: Counter[str] = Counter()
         for entry in entries.values():
-            kept[entry.budget_key] += entry.kept_bytes if entry.mappings else 0
-        try:
-            for entry in _in_turn(due):
-                if time.monotonic() >= end_s:
-                    break
-                pid, _ = entry.identity
-                try:
-                    entries[pid] = _bounded(self._look_at(directory, entry), entry, kept)
-                except Gone:
-                    del entries[pid]
-                except AccessDenied:
-                    refused.append(pid)
-                    del entries[pid]
-        finally:
-            self._workers.rest()
+            kept[entry.budget_key] += entry.kept_bytes if entry.uses else 0
+        turn = {self._call_for(directory, each): each for each in _in_turn(due)}
+        made = dict(self._workers.call_all(turn, now_s + _REFRESH_S))
+        for call, entry in turn.items():
+            pid, _ = entry.identity
+            try:
+                if call in made:
+                    entries[pid] = _bounded(made[call].result(), entry, kept)
+                elif entry.unread is not None and self._workers.is_blocked(call):
+                    entries[pid] = attrs.evolve(entry, unread="blocked")
+            except Gone:
+                del entries[pid]
+            except AccessDenied:
+                refused.append(pid)
+                del entries[pid]
         return entries, refused
 
     def ask(self, entry: Entry, work: Callable[[], T]) -> T:
@@ -273,15 +295,11 @@ class ProcessReader:
         )
         return Entry(stat.start_time_ticks, process, key, unread="no_time")
 
-    def _look_at(self, directory: int, entry: Entry) -> Entry:
-        """Read a process whole; if that is blocked, what was known of it holds."""
+    def _call_for(self, directory: int, entry: Entry) -> Call:
+        """The call that reads a process whole; until it has returned, what was known holds."""
         late = self._workers.late(entry.identity)
-        if isinstance(late, Entry):
-            return late
-        try:
-            return self.ask(entry, partial(self._read, directory, entry))
-        except Blocked:
-            return entry if entry.unread is None else attrs.evolve(entry, unread="blocked")
+        read = (lambda: late) if isinstance(late, Entry) else partial(self._read, directory, entry)
+        return Call(entry.budget_key, entry.identity, read)
 
     def _read(self, directory: int, known: Entry) -> Entry:
         """Read a process whole, in a thread that this may block."""
@@ -311,13 +329,14 @@ class ProcessReader:
                 with contextlib.suppress(AccessDenied, Gone):
                     sm_policy = procfs.read_sm_policy(descriptor)
         process = attrs.evolve(process, command=command or process.command)
+        # The same objects say that nothing has changed.
+        process = known.process if process == known.process else process
+        uses = tuple(FileUser(process, namespace, file) for file in files)
         return Entry(
             start_time_ticks,
-            # The same object says that nothing has changed.
-            known.process if process == known.process else process,
+            process,
             fresh.budget_key,
-            known.mappings if files == known.mappings else files,
-            namespace,
+            known.uses if uses == known.uses else uses,
             None if maps is None else maps.has_libvgpu,
             sm_policy,
             maps is not None or unread is not None,
@@ -353,7 +372,7 @@ def _in_turn(due: Iterable[Entry]) -> Iterator[Entry]:
 def _bounded(now: Entry, before: Entry, kept: Counter[str]) -> Entry:
     """A process that was read, without its mappings if its container has too many."""
     kept[before.budget_key] -= before.kept_bytes
-    if now.mappings and kept[now.budget_key] + now.kept_bytes > _KEPT_BYTES_LIMIT:
-        return attrs.evolve(now, mappings=(), namespace=None, unread="too_large")
+    if now.uses and kept[now.budget_key] + now.kept_bytes > _KEPT_BYTES_LIMIT:
+        return attrs.evolve(now, uses=(), unread="too_large")
     kept[now.budget_key] += now.kept_bytes
     return now

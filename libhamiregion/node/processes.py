@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from libhamiregion._handle import Handle
     from libhamiregion.errors import PathLike
 
-    from .process_reader import Entry, HostProcess, ProcessGap
+    from .process_reader import Entry, FileUser, HostProcess, ProcessGap
     from .procfs import FileIdentity, Mapping
 
 T = TypeVar("T")
@@ -79,31 +79,6 @@ class ProcVisibility:
             own_pid=own_pid,
             is_own_namespace=itself is not None and len(itself.ns_pids) == 1,
         )
-
-
-@attrs.frozen
-class FileUser:
-    """A process that maps a file.
-
-    Attributes:
-        process: The process.
-        namespace: The name of its pid namespace; None if it may not be read.
-        mapping: The file.
-    """
-
-    process: HostProcess
-    namespace: str | None
-    mapping: Mapping
-
-    @property
-    def pid(self) -> int:
-        """The pid that it would have in its slot."""
-        return self.process.ns_pids[-1]
-
-    @property
-    def container_id(self) -> str | None:
-        """The container that its cgroup names."""
-        return None if self.process.container is None else self.process.container.id
 
 
 @attrs.frozen
@@ -183,22 +158,16 @@ class ProcessTable:
                 entries, refused = self._reader.read(directory, self.view.entries, users, wanted)
                 by_ns_pid: defaultdict[int, list[Entry]] = defaultdict(list)
                 by_inode: defaultdict[int, list[FileUser]] = defaultdict(list)
-                for pid in sorted(entries):
-                    entry = entries[pid]
-                    process = entry.process
-                    if process is not None:
-                        by_ns_pid[process.ns_pids[-1]].append(entry)
-                        for file in entry.mappings:
-                            user = FileUser(process, entry.namespace, file)
-                            by_inode[file.inode].append(user)
+                for _, entry in sorted(entries.items()):
+                    if entry.process is not None:
+                        by_ns_pid[entry.process.ns_pids[-1]].append(entry)
+                        for user in entry.uses:
+                            by_inode[user.mapping.inode].append(user)
+                users_of = {inode: tuple(users) for inode, users in by_inode.items()}
+                visibility = ProcVisibility.of(directory, entries, refused)
+                gaps = gaps_of(entries.values())
                 self.view = ProcessView(
-                    started_s,
-                    time.monotonic(),
-                    entries,
-                    by_ns_pid,
-                    {inode: tuple(users) for inode, users in by_inode.items()},
-                    ProcVisibility.of(directory, entries, refused),
-                    gaps_of(entries.values()),
+                    started_s, time.monotonic(), entries, by_ns_pid, users_of, visibility, gaps
                 )
             finally:
                 os.close(directory)

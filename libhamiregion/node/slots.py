@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from libhamiregion.region_set import RegionTable
 
     from .containers import Container
-    from .process_reader import HostProcess
-    from .processes import FileUser, ProcessTable, ProcessView
+    from .process_reader import FileUser, HostProcess
+    from .processes import ProcessTable, ProcessView
     from .procfs import FileIdentity
 
 SlotState: TypeAlias = Literal["alive", "dead", "unknown"]

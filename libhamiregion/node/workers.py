@@ -8,16 +8,14 @@ file of its own FUSE server, which never answers. The driver may never answer af
 from __future__ import annotations
 
 import errno
-import queue
 import threading
+import time
+from collections import deque
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotInTime
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable
-
-    _Calls: TypeAlias = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+    from collections.abc import Callable, Collection, Hashable, Iterable
 
 T = TypeVar("T")
 
@@ -30,6 +28,20 @@ _LIMIT_PER_PARTY = 2
 
 class Blocked(Exception):
     """The process does not let itself be read, or others of its container have kept readers."""
+
+
+class Call(NamedTuple):
+    """A function that may wait for a process.
+
+    Attributes:
+        party: Budget that the process belongs to.
+        process: Identifies the process.
+        work: The function.
+    """
+
+    party: Hashable
+    process: Hashable
+    work: Callable[[], Any]
 
 
 class Workers:
@@ -49,62 +61,71 @@ class Workers:
         self._timeout_s = timeout_s
         self._name = name
         self._calling = threading.Lock()
-        self._calls: _Calls | None = None
-        self._abandoned: dict[Hashable, tuple[Hashable, Future[Any]]] = {}
+        self._abandoned: dict[Hashable, tuple[Hashable, _Run]] = {}
 
     def call(self, party: Hashable, process: Hashable, work: Callable[[], T]) -> T:
-        """Call a function that may wait for a process.
+        """Make one call.
 
         Args:
-            party: Budget that the process belongs to.
-            process: Identifies the process.
-            work: The function.
+            party: As in `Call`.
+            process: As in `Call`.
+            work: As in `Call`.
 
         Raises:
-            Blocked: It has not returned in time, or is not called because of earlier ones.
+            Blocked: It has not returned in time, or is not made because of earlier ones.
             OSError: No thread can be started.
             Exception: As the function.
         """
+        for _, made in self.call_all([Call(party, process, work)]):
+            result: T = made.result()
+            return result
+        raise Blocked
+
+    def call_all(
+        self, calls: Iterable[Call], until_s: float = float("inf")
+    ) -> list[tuple[Call, Future[Any]]]:
+        """Make calls in their order, and return those that have returned in time.
+
+        One thread makes all of them: to change threads costs as much as a short call.
+
+        Args:
+            calls: The calls; those of blocked processes are not made.
+            until_s: On the monotonic clock; no call begins after it.
+
+        Raises:
+            OSError: No thread can be started.
+        """
+        found: list[tuple[Call, Future[Any]]] = []
         with self._calling:
-            # Another thread may remove a call meanwhile.
-            abandoned = self._abandoned.copy().values()
-            stuck = [each for each, future in abandoned if not future.done()]
-            is_full = len(stuck) >= _ABANDONED_LIMIT
-            if process in self._abandoned or is_full or stuck.count(party) >= _LIMIT_PER_PARTY:
-                raise Blocked
-            future: Future[T] = Future()
-            if self._calls is None:
-                self._calls = _start(self._name)
-            self._calls.put((future, work))
-            in_time = False
-            try:
-                future.exception(self._timeout_s)
-                in_time = True
-            except NotInTime:
-                raise Blocked from None
-            finally:
-                if not in_time:
-                    self._abandoned[process] = party, future
-                    self._end_thread()
-        return future.result()
+            while time.monotonic() < until_s and (
+                waiting := deque(each for each in calls if not self.is_blocked(each))
+            ):
+                run = _Run(waiting, until_s, self._name)
+                made, stuck, calls = run.wait(self._timeout_s)
+                found += made
+                if stuck is not None:
+                    self._abandoned[stuck.process] = stuck.party, run
+        return found
+
+    def is_blocked(self, call: Call) -> bool:
+        """Whether a call is not made, because of earlier ones."""
+        # Another thread may remove a call meanwhile.
+        abandoned = self._abandoned.copy().values()
+        stuck = [party for party, run in abandoned if not run.has_ended.is_set()]
+        return (
+            call.process in self._abandoned
+            or len(stuck) >= _ABANDONED_LIMIT
+            or stuck.count(call.party) >= _LIMIT_PER_PARTY
+        )
 
     def late(self, process: Hashable) -> object:
         """Take the result of an abandoned call that has returned since; None without one."""
-        _, future = self._abandoned.get(process, (None, None))
-        if future is None or not future.done():
+        _, run = self._abandoned.get(process, (None, None))
+        if run is None or not run.has_ended.is_set():
             return None
         del self._abandoned[process]
-        return None if future.exception() else future.result()
-
-    def rest(self) -> None:
-        """End the thread when it has done its calls; the next call starts another one."""
-        with self._calling:
-            self._end_thread()
-
-    def _end_thread(self) -> None:
-        calls, self._calls = self._calls, None
-        if calls is not None:
-            calls.put(None)
+        _, made = run.made[-1]
+        return None if made.exception() else made.result()
 
     def keep_only(self, processes: Collection[Hashable]) -> None:
         """Forget the abandoned calls of all other processes."""
@@ -112,20 +133,57 @@ class Workers:
             del self._abandoned[each]
 
 
-def _start(name: str) -> _Calls:
-    calls: _Calls = queue.SimpleQueue()
+class _Run:
+    """Calls that one thread makes.
 
-    def work_on() -> None:
-        while (call := calls.get()) is not None:
-            future, work = call
+    Attributes:
+        made: The calls that were made, with their results or exceptions.
+        has_ended: Set when no call is made any more.
+    """
+
+    def __init__(self, calls: deque[Call], until_s: float, name: str) -> None:
+        self._calls, self._until_s = calls, until_s
+        self._began_s = time.monotonic()
+        self._changing = threading.Lock()
+        self._making: Call | None = None
+        self.made: list[tuple[Call, Future[Any]]] = []
+        self.has_ended = threading.Event()
+        try:
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, str(error)) from error
+
+    def _work(self) -> None:
+        while True:
+            with self._changing:
+                self._began_s = time.monotonic()
+                if not self._calls or self._began_s >= self._until_s:
+                    break
+                call = self._making = self._calls.popleft()
+            made: Future[Any] = Future()
             try:
-                future.set_result(work())
+                made.set_result(call.work())
             except Exception as error:  # noqa: BLE001 (raised again for the caller)
-                future.set_exception(error)
-            del call, future  # the result may be large
+                made.set_exception(error)
+            with self._changing:
+                self.made.append((call, made))
+                self._making = None
+        self.has_ended.set()
 
-    try:
-        threading.Thread(target=work_on, name=name, daemon=True).start()
-    except RuntimeError as error:
-        raise OSError(errno.EAGAIN, str(error)) from error
-    return calls
+    def wait(
+        self, timeout_s: float
+    ) -> tuple[list[tuple[Call, Future[Any]]], Call | None, list[Call]]:
+        """Wait until a call has taken too long, or no more are made.
+
+        Returns:
+            The calls that were made, the one that takes too long, and those that are left.
+        """
+        while (left_s := self._began_s + timeout_s - time.monotonic()) > 0:
+            if self.has_ended.wait(left_s):
+                break
+        with self._changing:
+            left, made = list(self._calls), self.made
+            # A thread that is abandoned keeps nothing but its own call.
+            self._calls.clear()
+            self.made = []
+            return made, self._making, left

@@ -207,14 +207,15 @@ def test_who_maps_more_files_than_are_kept_is_a_gap(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Above what other tests map meanwhile, in the same cgroup.
     if limit == "of each":
-        monkeypatch.setattr(process_reader, "_FILES_LIMIT", 50)
+        monkeypatch.setattr(process_reader, "_FILES_LIMIT", 600)
     else:
-        monkeypatch.setattr(process_reader, "_KEPT_BYTES_LIMIT", 50 * 512)
+        monkeypatch.setattr(process_reader, "_KEPT_BYTES_LIMIT", 600 * 512)
     hostile, honest = actor(region), actor(region)
     hostile("attach")
     honest("attach")
-    hostile("evaluate", MAP_DELETED, directory=str(tmp_path), count=60)
+    hostile("evaluate", MAP_DELETED, directory=str(tmp_path), count=700)
     table = ProcessTable()
     found = look(region, table)
     assert states(found) == {hostile.pid: "unknown", honest.pid: "alive"}

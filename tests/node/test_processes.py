@@ -10,8 +10,8 @@ from support.region_file import RegionFileFactory
 from libhamiregion import Region, open_region
 from libhamiregion.node import Container, HostProcess, ProcessTable
 from libhamiregion.node.cgroups import ContainerId
-from libhamiregion.node.process_reader import Entry, _in_turn
-from libhamiregion.node.processes import FileUser, ProcessView, ProcVisibility
+from libhamiregion.node.process_reader import Entry, FileUser, _in_turn
+from libhamiregion.node.processes import ProcessView, ProcVisibility
 from libhamiregion.node.procfs import Mapping
 from libhamiregion.node.slots import other_pod_processes
 

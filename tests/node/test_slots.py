@@ -101,19 +101,6 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 MAP_MORE = "import mmap; scene.more = mmap.mmap(-1, 1 << 22); scene.more[0] = 1"
 
 
-IN_ITS_PLACE = """
-import mmap, os
-size = {size}
-if path:
-    with open(path, "w+b") as file:
-        file.truncate(size)
-        # As large as it is in memory, and where it was: nothing but the link's text tells.
-        scene.more = mmap.mmap(file.fileno(), size)
-else:
-    scene.more = mmap.mmap(-1, size)
-"""
-
-
 @pytest.mark.usefixtures("no_waiting")
 def test_a_process_with_a_slot_that_becomes_another_program_is_dead(
     actor: MakeActor, node: Node, root: Root

@@ -4,12 +4,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.node import workers as workers_module
-from libhamiregion.node.workers import Blocked, Workers
+from libhamiregion.node.workers import Blocked, Call, Workers
 
 
 class Pipe:
@@ -43,11 +44,8 @@ def pipes() -> Iterator[Callable[[], Pipe]]:
 
 
 @pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
-    monkeypatch.setattr(workers_module, "_TIMEOUT_S", 0.1)
-    made = Workers()
-    yield made
-    made.rest()
+def workers() -> Workers:
+    return Workers()
 
 
 def readers() -> set[threading.Thread]:
@@ -62,11 +60,39 @@ def block(workers: Workers, party: str, process: object, pipe: Pipe) -> None:
 
 def test_one_thread_makes_all_calls_and_ends(workers: Workers) -> None:
     before = readers()
-    threads = {workers.call("a", number, threading.get_ident) for number in range(100)}
+    calls = [Call("a", number, threading.get_ident) for number in range(100)]
+    made = workers.call_all(calls)
+    assert [call for call, _ in made] == calls
+    threads = {each.result() for _, each in made}
     assert len(threads) == 1
     assert threading.get_ident() not in threads
-    workers.rest()
     eventually(lambda: readers() <= before)
+
+
+def test_the_calls_behind_a_blocked_one_are_made(
+    workers: Workers, pipes: Callable[[], Pipe]
+) -> None:
+    pipe = pipes()
+    calls = [Call("a", 0, os.getpid), Call("a", 1, pipe.read), Call("a", 2, os.getpid)]
+    assert [call.process for call, _ in workers.call_all(calls)] == [0, 2]
+    assert [workers.is_blocked(each) for each in calls] == [False, True, False]
+    pipe.answer()
+    eventually(lambda: workers.late(1) == b"at last")
+
+
+def test_many_calls_may_take_longer_than_one() -> None:
+    workers = Workers(timeout_s=2.0)
+    calls = [Call("a", number, partial(time.sleep, 0.5)) for number in range(5)]
+    assert len(workers.call_all(calls)) == 5
+
+
+def test_no_call_begins_when_the_time_is_over() -> None:
+    workers, end_s = Workers(timeout_s=PATIENCE_S), time.monotonic() + 1
+    lasting = Call("a", 0, lambda: time.sleep(end_s - time.monotonic()))
+    late = Call("a", 1, os.getpid)
+    assert [call for call, _ in workers.call_all([lasting, late], end_s)] == [lasting]
+    assert not workers.is_blocked(late)
+    assert len(workers.call_all([late])) == 1
 
 
 def test_an_error_of_a_call_is_raised_and_the_next_call_is_made(workers: Workers) -> None:
