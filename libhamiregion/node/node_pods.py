@@ -7,6 +7,7 @@ forgotten that version (410) is asked for another list. Answers have metadata al
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -142,7 +143,9 @@ class NodePods:
         """End the watch; may be called again."""
         self._stopping.set()
         if (watching := self._watching) is not None:
-            watching.shutdown()
+            # It may be ending by itself.
+            with contextlib.suppress(OSError, RuntimeError, ValueError):
+                watching.shutdown()
         if self._thread is not None:
             self._thread.join(_SILENCE_S)
 
@@ -201,10 +204,8 @@ class NodePods:
             **self._selector,
         }
         # A server that no longer answers is noticed by its silence after its own time.
-        silence_s = lasting_s + _SILENCE_S
-        with self._api.get(
-            _PODS, query, accept=_METADATA.format(""), silence_s=silence_s
-        ) as response:
+        accept, silence_s = _METADATA.format(""), lasting_s + _SILENCE_S
+        with self._api.get(_PODS, query, accept=accept, silence_s=silence_s) as response:
             self._watching = response
             self._refusals = 0
             try:

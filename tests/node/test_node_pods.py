@@ -113,6 +113,14 @@ def test_a_watch_that_ends_or_breaks_goes_on_without_another_list(
     assert len(api.lists) == 1
 
 
+def test_a_watch_that_is_breaking_is_closed_without_an_error(api: FakeApi, watch: Watch) -> None:
+    for _ in range(20):
+        pods = started(watch(), api)
+        api.drop_watches()
+        pods.close()
+        eventually(lambda: not api.open_watches)
+
+
 def test_a_bookmark_moves_the_version_from_which_a_watch_goes_on(
     api: FakeApi, watch: Watch
 ) -> None:
