@@ -164,11 +164,9 @@ def open_mapped(table: ProcessTable, mapped: MappedRegion, *, writable: bool = F
                 " or of a type that can hang; it is not opened"
             )
             continue
-        with contextlib.ExitStack() as opened:
-            opened.callback(region.close)
-            if table.identity(region) == mapped.identity:
-                opened.pop_all()
-                return region
+        if table.identity(region) == mapped.identity:
+            return region
+        region.close()
     raise refusal or _stale(mapped)
 
 

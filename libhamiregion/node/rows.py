@@ -205,7 +205,7 @@ class Pairs:
         devices: Of each pair the row of the device in ``table.devices``.
         slot_of: Pid in /proc to the row of its slot, of every proved process.
         uuids: Of each device; empty if the region has no uuid for it, or has it a second time.
-        by_uuid: Uuid to the pairs of that device.
+        by_uuid: Uuid to the pairs of that device, by pid in /proc.
         of_region: Of each region the uuids of its devices.
         ambiguous: Rows of regions with slots whose processes are not known.
     """
@@ -216,7 +216,7 @@ class Pairs:
         self.slots, self.devices = array("I"), array("I")
         self.slot_of: dict[int, int] = {}
         self.uuids: list[str] = []
-        self.by_uuid: defaultdict[str, list[int]] = defaultdict(list)
+        self.by_uuid: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self.of_region: list[set[str]] = []
         self.ambiguous: set[int] = set()
         unknown = SLOT_STATES.index("unknown")
@@ -236,7 +236,7 @@ class Pairs:
                 continue
             self.slot_of[process.pid] = slot
             for row in devices_of(table, table.processes.region[slot]):
-                self.by_uuid[self.uuids[row]].append(len(self.slots))
+                self.by_uuid[self.uuids[row]][process.pid] = len(self.slots)
                 self.slots.append(slot)
                 self.devices.append(row)
         self.by_uuid.pop("", None)
@@ -309,7 +309,7 @@ class Join:
             rows = {} if columns is None else columns.rows
             # A process that came or went while the driver was asked uses an unknown amount.
             passing = frozenset() if columns is None else columns.sampled
-            for pair in pairs.by_uuid.get(uuid, ()):
+            for pair in pairs.by_uuid.get(uuid, {}).values():
                 process = pairs.states.processes[pairs.slots[pair]]
                 if process.start_time_ticks > self._sampled_ticks:
                     continue
@@ -492,25 +492,23 @@ class Join:
     @cached_property
     def on_other_devices(self) -> tuple[NodeProcess, ...]:
         """Processes with a slot that use a GPU which their region does not have."""
-        table, found = self.observation.table, []
-        for pid, slot in self.pairs.slot_of.items():
-            process, region = self.pairs.states.processes[slot], table.processes.region[slot]
-            uuids = self.pairs.of_region[region]
+        table, pairs, found = self.observation.table, self.pairs, []
+        pids = {
+            pid
+            for uuid, each in self._columns.items()
+            for pid in pairs.slot_of.keys() & each.rows.keys() - pairs.by_uuid.get(uuid, ())
+        }
+        for pid in sorted(pids):
+            slot = pairs.slot_of[pid]
+            process, region = pairs.states.processes[slot], table.processes.region[slot]
+            uuids = pairs.of_region[region]
             # A region that names no device yet has none to be compared.
             entries = self._entries(process, uuids) if uuids else ()
             if entries:
-                found.append(
-                    NodeProcess(
-                        self.observation.containers[region],
-                        process.container,
-                        table.processes.pid[slot],
-                        pid,
-                        "alive",
-                        process,
-                        None,
-                        tuple(_driver_row(each, None) for each in entries),
-                    )
-                )
+                container = self.observation.containers[region]
+                devices = tuple(_driver_row(each, None) for each in entries)
+                names = container, process.container, table.processes.pid[slot], pid
+                found.append(NodeProcess(*names, "alive", process, None, devices))
         return tuple(found)
 
     def without_slot(
@@ -518,19 +516,11 @@ class Join:
     ) -> NodeProcess:
         """The row of a process without a slot."""
         indexes = {} if facts is None else facts.indexes
-        return NodeProcess(
-            None if facts is None else facts.container,
-            process.container or (None if facts is None else facts.container_id),
-            None,
-            process.pid,
-            state,
-            process,
-            None,
-            tuple(
-                _driver_row(entry, indexes.get(entry.device_uuid))
-                for entry in self._entries(process)
-            ),
-        )
+        entries = self._entries(process)
+        devices = tuple(_driver_row(each, indexes.get(each.device_uuid)) for each in entries)
+        container, known = (None, None) if facts is None else (facts.container, facts.container_id)
+        names = container, process.container or known, None, process.pid
+        return NodeProcess(*names, state, process, None, devices)
 
     # ---- whose a process without a slot is -------------------------------------------------------
 

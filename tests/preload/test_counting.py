@@ -11,7 +11,7 @@ from support.wait import eventually
 
 CONTEXT = 256 * MIB
 SIZE = 32 * MIB
-DEVICE, FLOAT, POSIX_FILE = 1, 0x20, 1
+DEVICE, FLOAT = 1, 0x20
 
 Make = Callable[..., Limited]
 Bare = Callable[[], CudaProgram]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import attrs
 
-from .models import NvmlDevice, ProcessColumns
+from .models import FIGURES, NvmlDevice, ProcessColumns
 from .states import NvmlCallFailed, NvmlState
 
 if TYPE_CHECKING:
@@ -278,13 +278,14 @@ class DeviceReader:
         if device.processes_state is not NvmlState.OK:
             totals.update((pid, -1) for pid in usage.newest.keys() - totals.keys())
         knows_idle = self._sees_all and usage.state is NvmlState.OK
+        unknown = usage.before if knows_idle else totals
+        rows = [
+            (pid, used, *(usage.newest.get(pid) or (_UNKNOWN if pid in unknown else _IDLE)))
+            for pid, used in sorted(totals.items())
+        ]
         found = ProcessColumns(device.index, device.uuid, sampled=frozenset(usage.newest))
-        for pid, used in sorted(totals.items()):
-            is_idle = knows_idle and pid not in usage.before
-            percents = usage.newest.get(pid) or (_IDLE if is_idle else _UNKNOWN)
-            found.pids.append(pid)
-            for column, figure in zip(found.figures, (used, *percents), strict=True):
-                column.append(figure)
+        for name, cells in zip(("pids", *FIGURES), zip(*rows, strict=True), strict=False):
+            getattr(found, name).extend(cells)
         return found
 
 

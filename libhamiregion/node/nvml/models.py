@@ -89,7 +89,8 @@ class NvmlProcess:
     dec_util_percent: int | None
 
 
-_FIGURES = (
+#: Names of the columns that hold figures.
+FIGURES = (
     *("memory_used_bytes", "sm_util_percent", "memory_util_percent"),
     *("enc_util_percent", "dec_util_percent"),
 )
@@ -125,18 +126,14 @@ class ProcessColumns:
     sampled: frozenset[int] = frozenset()
 
     @cached_property
-    def figures(self) -> tuple[array[int], ...]:
-        """The columns of figures, in the order of the attributes."""
-        return tuple(getattr(self, name) for name in _FIGURES)
-
-    @cached_property
     def rows(self) -> dict[int, int]:
         """The row of each pid."""
         return {pid: row for row, pid in enumerate(self.pids)}
 
     def process(self, row: int) -> NvmlProcess:
         """Return one row as an object."""
-        known = (None if column[row] < 0 else column[row] for column in self.figures)
+        columns = (getattr(self, name) for name in FIGURES)
+        known = (None if column[row] < 0 else column[row] for column in columns)
         return NvmlProcess(self.pids[row], self.device_index, self.device_uuid, *known)
 
 

@@ -111,8 +111,7 @@ class DoctorNode:
         root.mkdir(exist_ok=True)
         self.root = root
         # Other tests run beside this one, with regions of their own.
-        self._options = {"outside": outside, **options}
-        self.node = Node(root, **self._options)
+        self.node = Node(root, outside=outside, **options)
         self.places: list[Place] = []
 
     def place(self, layout: Layout = Layout.V1_2, name: str = "train", **spec: Any) -> Place:
@@ -121,11 +120,6 @@ class DoctorNode:
 
     def findings(self, **options: Any) -> tuple[Finding, ...]:
         return diagnose(self.node, **{"settle_s": SETTLE_S, **options})
-
-    def findings_anew(self) -> tuple[Finding, ...]:
-        """The findings of a new node: which files a process maps is remembered for minutes."""
-        with Node(self.root, **self._options) as node:
-            return diagnose(node, settle_s=SETTLE_S)
 
     def undisturbed_findings(self) -> tuple[Finding, ...]:
         """The findings of a look at which no other test had a process that cannot be read.
