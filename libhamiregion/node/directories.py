@@ -66,11 +66,10 @@ class DirectoryScan:
         Args:
             failed: Regions that could not be read.
         """
-        region = self.container.region
         return (
             self.stamp is None
             or _stamp_of(str(self.container.directory)) != self.stamp
-            or (region is not None and (region in failed or not is_current(region)))
+            or self.container.region in failed
         )
 
 
