@@ -94,7 +94,9 @@ def exporter(
         chosen = collectors or COLLECTORS
         sampler = None
         if "nvml" in chosen:
-            by_process = not {"processes", "unaccounted", "doctor"}.isdisjoint(chosen)
+            by_process = any(
+                each.needs_slots for name, each in COLLECTORS.items() if name in chosen
+            )
             sampler = NvmlSampler(library, sensors=True, processes=by_process)
         exported = NodeExporter(
             node_choice.open(),

@@ -17,15 +17,7 @@ from libhamiregion.node import NodeBusy
 from libhamiregion.node.observation import Observer
 from libhamiregion.text import error_text, printable
 
-from .collectors import (
-    COLLECTORS,
-    ContainersCollector,
-    DoctorCollector,
-    LocksCollector,
-    NvmlCollector,
-    ProcessesCollector,
-    UnaccountedCollector,
-)
+from .collectors import COLLECTORS, ContainersCollector, DoctorCollector
 from .families import BY_NAME, FAMILIES
 from .gone import GoneContainers
 from .labels import label_text, safe_value
@@ -56,6 +48,10 @@ class Collector(Protocol):
     @property
     def name(self) -> str:
         """The value of the labels ``collector`` and ``stage``."""
+
+    @property
+    def needs_slots(self) -> bool:
+        """Whether it shows slots and processes."""
 
     def collect(self, scrape: Scrape) -> Iterable[Series]:
         """Make the series of an observation."""
@@ -131,22 +127,17 @@ class NodeExporter:
         observer = observer or Observer(node, sampler=sampler if "nvml" in chosen else None)
         self._observer = observer
         self._max_age_s = max_age_s
-        self._with_slots = not {"processes", "unaccounted", "doctor"}.isdisjoint(chosen)
         self._counters = counters
         self._gone = GoneContainers(observer, gone_after_s)
-        self._doctor = DoctorCollector(observer)
-        optional: list[Collector] = [
-            ProcessesCollector(),
-            UnaccountedCollector(node.names),
-            LocksCollector(node),
-            self._doctor,
-        ]
-        if observer.asks_driver:
-            optional.insert(0, NvmlCollector(self.node_name, hami_version))
-        self._collectors: list[Collector] = [
+        self._hami_version = hami_version
+        made: list[Collector] = [COLLECTORS[name]() for name in COLLECTORS if name in chosen]
+        self._collectors = [
             ContainersCollector(),
-            *(each for each in optional if each.name in chosen),
+            *(each for each in made if each.name != "nvml" or observer.asks_driver),
         ]
+        doctors = [each for each in self._collectors if isinstance(each, DoctorCollector)]
+        self._doctor = doctors[0] if doctors else DoctorCollector()
+        self._with_slots = any(each.needs_slots for each in self._collectors)
         self._runs = {each.name: _Run() for each in self._collectors}
         self._lock = threading.Lock()
         self._texts: RowTexts | None = None
@@ -190,7 +181,7 @@ class NodeExporter:
             scrape = self._scrape(observation)
             if self._doctor in self._collectors:
                 self._run(self._doctor, scrape)
-        return page_html(self.node_name, scrape, self._doctor, query)
+        return page_html(scrape, self._doctor, query)
 
     # ---- a scrape --------------------------------------------------------------------------------
 
@@ -267,7 +258,7 @@ class NodeExporter:
             _log.warning("%s; the containers there are not seen", reason)
         self._unreadable = set(errors)
         self._texts = RowTexts.of(observation, self._gone.among(observation), self._texts)
-        return Scrape(observation, self._texts)
+        return Scrape(observation, self._texts, self.node, self.node_name, self._hami_version)
 
     def _run(self, collector: Collector, scrape: Scrape) -> Iterable[Series]:
         """Run a collector; one that fails has no series."""

@@ -52,11 +52,10 @@ HEADERS: Final = {
 }
 
 
-def page_html(node_name: str, scrape: Scrape, doctor: DoctorCollector, query: str) -> bytes:
+def page_html(scrape: Scrape, doctor: DoctorCollector, query: str) -> bytes:
     """Write the page: containers by their names, a bounded number of everything.
 
     Args:
-        node_name: The node's name.
         scrape: The node's containers.
         doctor: Has the findings.
         query: Of the page's address: ``from`` is how many containers to leave out, ``open`` the
@@ -75,7 +74,7 @@ def page_html(node_name: str, scrape: Scrape, doctor: DoctorCollector, query: st
     order = list(Severity)
     findings = sorted(doctor.findings, key=lambda each: order.index(each.severity))
     page = {
-        "node": node_name,
+        "node": scrape.node_name,
         "containers": [
             _container(scrape, each, opened)
             for each in by_name[first : first + CONTAINERS_PER_PAGE]

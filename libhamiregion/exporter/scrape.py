@@ -16,7 +16,7 @@ from .text import Series
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from libhamiregion.node import Container, Observation
+    from libhamiregion.node import Container, Node, Observation
     from libhamiregion.region_set import RegionTable
 
 #: Reasons why a container is not shown, besides those of `MissingReason`.
@@ -159,10 +159,16 @@ class Scrape:
     Attributes:
         observation: The node.
         texts: The names and label texts.
+        node: The node, for what an observation does not have.
+        node_name: The value of the label ``node``.
+        hami_version: Whose labels GPUs have: ``2.10`` or ``2.11``.
     """
 
     observation: Observation
     texts: RowTexts
+    node: Node
+    node_name: str
+    hami_version: str
 
     @cached_property
     def join(self) -> Join:

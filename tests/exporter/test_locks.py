@@ -9,8 +9,7 @@ from support.actors import Actor
 from support.region_file import RegionFile
 
 from libhamiregion import Layout
-from libhamiregion.exporter import NodeExporter
-from libhamiregion.exporter.collectors import LocksCollector
+from libhamiregion.exporter import COLLECTORS, NodeExporter
 from libhamiregion.exporter.scrape import RowTexts, Scrape
 from libhamiregion.node import Node, NodeSnapshot, Observer
 
@@ -32,8 +31,8 @@ def test_a_lock_that_goes_from_hand_to_hand_is_not_held(tmp_path: Path) -> None:
     with Watched(files.root) as node:
         for moves, count in ((1, 0), (0, 1)):  # noqa: B007 (`Watched` reads it)
             observation = Observer(node).observe(slots=False)
-            scrape = Scrape(observation, RowTexts.of(observation))
-            (held,) = LocksCollector(node).collect(scrape)
+            scrape = Scrape(observation, RowTexts.of(observation), node, "", "")
+            (held,) = COLLECTORS["locks"]().collect(scrape)
             assert len(held.labels) == count
 
 

@@ -35,6 +35,7 @@ class ContainersCollector:
     """Shows the regions' own figures, containers without a region, and gaps."""
 
     name = "containers"
+    needs_slots = False
 
     def __init__(self) -> None:
         self._texts: RowTexts | None = None

@@ -15,18 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
     from libhamiregion.exporter.scrape import Scrape
-    from libhamiregion.node import Finding, Observer
+    from libhamiregion.node import Finding
 
-_INTERVAL_S = 60.0
+_INTERVAL_S = 120.0
 
 
 class DoctorCollector:
-    """Diagnoses once a minute, in an observation of a scrape.
+    """Diagnoses every two minutes, in an observation of a scrape.
 
     A finding that a healthy node can show for a moment counts only if it is in two diagnoses.
-
-    Args:
-        observer: Observes the node.
 
     Attributes:
         findings: What counts, as of the last diagnosis.
@@ -34,9 +31,9 @@ class DoctorCollector:
     """
 
     name = "doctor"
+    needs_slots = True
 
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
+    def __init__(self) -> None:
         self._before: set[Hashable] = set()
         self._series: tuple[Series, ...] = ()
         self.findings: tuple[Finding, ...] = ()
@@ -46,12 +43,7 @@ class DoctorCollector:
         """Return the series of the last diagnosis."""
         began_s = time.monotonic()
         if self.diagnosed_s is None or began_s - self.diagnosed_s >= _INTERVAL_S:
-            found = diagnose(
-                self._observer.node,
-                observation=scrape.observation,
-                observer=self._observer,
-                settle_s=0,
-            )
+            found = diagnose(scrape.node, observation=scrape.observation, settle_s=0)
             # What a healthy node can show for a moment counts if the last diagnosis had it too.
             self.findings = tuple(confirmed(found, self._before))
             self._before = {each.key for each in found}

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from libhamiregion.exporter.scrape import Scrape
-    from libhamiregion.node import Container, Node, NodeSnapshot
+    from libhamiregion.node import Container, NodeSnapshot
 
 _CHECKS = 10
 _BETWEEN_CHECKS_S = 0.002
@@ -23,15 +23,12 @@ class LocksCollector:
     Releases between two checks are not seen. If the observation has a lock that is taken, the
     regions are read again, ten times within 20 ms: that leaves out most locks that are busy but
     move.
-
-    Args:
-        node: The node.
     """
 
     name = "locks"
+    needs_slots = False
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self) -> None:
         # Container and owner, as signed in the region, to the monotonic time of the first check.
         self._since_s: dict[tuple[Container, int], float] = {}
 
@@ -43,7 +40,7 @@ class LocksCollector:
             if not held:
                 break
             time.sleep(_BETWEEN_CHECKS_S)
-            held &= _held(self._node.snapshot())
+            held &= _held(scrape.node.snapshot())
         self._since_s = {each: self._since_s.get(each, first_s) for each in held}
         now_s = time.monotonic()
         ages = {

@@ -26,18 +26,12 @@ _FIGURES = {
 
 
 class NvmlCollector:
-    """Shows the driver's sample; a figure that the driver does not give has no series.
-
-    Args:
-        node_name: The value of the label ``node``.
-        hami_version: Whose labels GPUs have: ``2.10`` or ``2.11``.
-    """
+    """Shows the driver's sample; a figure that the driver does not give has no series."""
 
     name = "nvml"
+    needs_slots = False
 
-    def __init__(self, node_name: str, hami_version: str) -> None:
-        self._node_name = safe_value(node_name)
-        self._is_hami_210 = hami_version == "2.10"
+    def __init__(self) -> None:
         self._driver_version = ""
 
     def collect(self, scrape: Scrape) -> Iterator[Series]:
@@ -54,32 +48,30 @@ class NvmlCollector:
         yield Series("hamiregion_nvml_up", [""], [up])
         yield Series("hamiregion_nvml_info", [info], [1])
         if sample is not None:
-            yield from self._gpus(sample)
+            yield from _gpus(sample, scrape.node_name, scrape.hami_version == "2.10")
             yield _mig_devices(scrape, sample)
 
-    def _gpus(self, sample: NvmlSample) -> Iterator[Series]:
-        found: defaultdict[str, dict[str, float | None]] = defaultdict(dict)
-        for device in sample.devices:
-            if device.uuid is None or device.name is None:
-                continue
-            values = (str(device.index), safe_value(device.uuid), self._device_type(device.name))
-            text = label_text(HOST, self._node_name, *values)
-            for name, figure in _FIGURES.items():
-                found[f"hami_host_gpu_{name}"][text] = getattr(device, figure)
-            for kind in ("corrected", "uncorrected"):
-                errors = getattr(device, f"ecc_{kind}_errors")
-                found["hami_host_gpu_ecc_errors_total"][f'{text},error_type="{kind}"'] = errors
-            if self._is_hami_210:
-                of_controller = found["hami_host_gpu_memory_controller_utilization_ratio"]
-                without_node = label_text(HOST[1:], *values)
-                of_controller[without_node] = of_controller.pop(text)
-        yield from (Series.of(name, values) for name, values in found.items())
 
-    def _device_type(self, name: str) -> str:
-        """Return HAMi's name of a GPU model; 2.10 doubles the prefix of most."""
-        if name.startswith("NVIDIA") and not self._is_hami_210:
-            return safe_value(name)
-        return "NVIDIA-" + safe_value(name)
+def _gpus(sample: NvmlSample, node_name: str, is_hami_210: bool) -> Iterator[Series]:
+    found: defaultdict[str, dict[str, float | None]] = defaultdict(dict)
+    for device in sample.devices:
+        if device.uuid is None or device.name is None:
+            continue
+        device_type = safe_value(device.name)
+        # HAMi 2.10 doubles the prefix of most models.
+        if is_hami_210 or not device_type.startswith("NVIDIA"):
+            device_type = f"NVIDIA-{device_type}"
+        values = (str(device.index), safe_value(device.uuid), device_type)
+        text = label_text(HOST, safe_value(node_name), *values)
+        for name, figure in _FIGURES.items():
+            found[f"hami_host_gpu_{name}"][text] = getattr(device, figure)
+        for kind in ("corrected", "uncorrected"):
+            errors = getattr(device, f"ecc_{kind}_errors")
+            found["hami_host_gpu_ecc_errors_total"][f'{text},error_type="{kind}"'] = errors
+        if is_hami_210:
+            of_controller = found["hami_host_gpu_memory_controller_utilization_ratio"]
+            of_controller[label_text(HOST[1:], *values)] = of_controller.pop(text)
+    yield from (Series.of(name, values) for name, values in found.items())
 
 
 def _mig_devices(scrape: Scrape, sample: NvmlSample) -> Series:

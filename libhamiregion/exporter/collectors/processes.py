@@ -33,6 +33,7 @@ class ProcessesCollector:
     """Shows the processes that are proved, and how many slots are of dead ones."""
 
     name = "processes"
+    needs_slots = True
 
     def __init__(self) -> None:
         self._texts: RowTexts | None = None
@@ -52,7 +53,7 @@ class ProcessesCollector:
         dead = [slot for slot, state in enumerate(states) if state == _DEAD]
         sums = slot_sums(table, dead, "memory_used_bytes")
         yield devices.series("hamiregion_device_memory_dead_bytes", sums)
-        yield from _counts(scrape)
+        yield from _counts(scrape, rows.states)
         yield Series.of("hamiregion_container_processes_folded", rows.folded)
         used = table.usages.memory_used_bytes
         yield rows.used.series("hamiregion_process_memory_used_bytes", used)
@@ -84,16 +85,20 @@ class _ProcessRows:
         measured: Those whose layout has utilisation.
         driven: By place in the columns of `Pairs`.
         folded: Label text of a container to the number of its processes that are summed up.
+        states: State of processes to the label texts of the containers.
     """
 
     used: TextRows = attrs.field(factory=TextRows)
     measured: TextRows = attrs.field(factory=TextRows)
     driven: TextRows = attrs.field(factory=TextRows)
     folded: dict[str, float | None] = attrs.field(factory=dict)
+    states: dict[str, list[str]] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, scrape: Scrape) -> _ProcessRows:
-        rows = cls()
+        own = [each.labels.own for each in scrape.texts.regions]
+        states = {state: [f'{each},state="{state}"' for each in own] for state in _STATES}
+        rows = cls(states=states)
         texts: dict[tuple[int, int], str] = {}
         for shown in scrape.texts.regions:
             texts.update(rows._add(scrape, shown))
@@ -133,7 +138,7 @@ class _ProcessRows:
                 yield (slot, device), text
 
 
-def _counts(scrape: Scrape) -> Iterator[Series]:
+def _counts(scrape: Scrape, labels: dict[str, list[str]]) -> Iterator[Series]:
     """Processes by state."""
     name = "hamiregion_container_processes"
     observation, states = scrape.observation, scrape.observation.proved()
@@ -152,6 +157,5 @@ def _counts(scrape: Scrape) -> Iterator[Series]:
         counts["unlisted"].append(sum(each.pid not in escaped_pids for each in users))
         counts["escaped"].append(escapes[shown.container])
         counts["unread"].append(unread.get(shown.container))
-    own = [each.labels.own for each in scrape.texts.regions]
     for state, values in counts.items():
-        yield Series(name, [f'{each},state="{state}"' for each in own], values)
+        yield Series(name, labels[state], values)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from libhamiregion.exporter.scrape import Scrape
-    from libhamiregion.node import NodeNames
 
 _PREFIX = "hamiregion_unaccounted_process_"
 _FIGURES = {
@@ -33,15 +32,10 @@ class UnaccountedCollector:
     """Shows processes that nvidia-smi lists and no region has, with their container.
 
     The rest of too many is summed up per GPU, without a name.
-
-    Args:
-        names: Names containers that are none of the node's.
     """
 
     name = "unaccounted"
-
-    def __init__(self, names: NodeNames) -> None:
-        self._names = names
+    needs_slots = True
 
     def collect(self, scrape: Scrape) -> Iterator[Series]:
         """Make the series.
@@ -49,6 +43,7 @@ class UnaccountedCollector:
         Raises:
             OSError: /proc could not be listed.
         """
+        names = scrape.node.names
         found: defaultdict[str, dict[str, float | None]] = defaultdict(dict)
         pairs: Counter[str] = Counter()
         for row in (*scrape.join.uncounted, *scrape.join.on_other_devices):
@@ -66,12 +61,12 @@ class UnaccountedCollector:
                         if row.container is not None
                         else None
                     )
-                    labels = of or ContainerLabels.of_cgroup(self._names, row.container_id)
+                    labels = of or ContainerLabels.of_cgroup(names, row.container_id)
                     program = program_of(row.process.command) if row.process is not None else ""
                     # A slot on another device does not account for this one.
                     state = row.state if row.pid is None else "other_device"
-                    names = (labels.namespace, labels.pod, labels.container, container_id)
-                    values = (*names, *gpu, str(row.host_pid), program, state)
+                    of_container = (labels.namespace, labels.pod, labels.container, container_id)
+                    values = (*of_container, *gpu, str(row.host_pid), program, state)
                 text = label_text(UNACCOUNTED, *values)
                 for name, attribute in _FIGURES.items():
                     figure = getattr(device, attribute)

@@ -45,7 +45,7 @@ def diagnose(
     moved in between. Without one there is no second observation.
 
     With ``settle_s=0`` there is one observation, and at most 0.1 s of watching locks: for an
-    exporter that diagnoses once a minute and compares `Finding.key` of transient findings itself.
+    exporter that diagnoses again and again and compares `Finding.key` of transient findings itself.
 
     Args:
         node: The node.
