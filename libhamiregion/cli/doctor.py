@@ -34,6 +34,10 @@ SETTLE_S = 1.5
 # Containers of a kind of findings, and what one repair did, that are named in a line.
 _EXAMPLES = 3
 _STYLES = {Severity.ERROR: f"bold {CRITICAL}", Severity.WARNING: WARN, Severity.INFO: "cyan"}
+_REPAIR_PLACE = (
+    "repair here, or with `kubectl exec -n hamiregion POD -- …` in this node's pod of the agent;"
+    " an exporter's pod may not write: run the Job in deploy/jobs/repair"
+)
 _NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
@@ -160,6 +164,8 @@ class _Examination:
             Lines([(total, "bold" if found else GOOD)]),
         ]
         notes = [] if gap is None else [f"nothing was compared with the driver's figures: {gap}"]
+        if repairs is None and any(each.repairable for each in found):
+            notes.append(_REPAIR_PLACE)
         return self.view.page("doctor/1", observation, data, blocks, notes, found=False)
 
     def _paragraph(self, group: _Group) -> Lines:
