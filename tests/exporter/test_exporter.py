@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from exposition import NodeFiles, exporter_of, parsed, scrape
+from exposition import Exposition, NodeFiles, exporter_of, parsed, scrape
 from support.actors import Actor
 from support.region_file import RegionFile, truncate
 from support.stress import scaled
@@ -219,13 +219,18 @@ def test_a_left_over_of_a_deleted_pod_has_no_figures(
         for path, pod in ((gone, "gone"), (used, "used"), (young, "young")):
             uid = path.parent.name.partition("_")[0]
             shutil.rmtree(files.logs / f"team-a_{pod}_{uid}")
+    shown = {path.parent.name.partition("_")[0] for path in (idle, used, young)}
     with files.open() as node:
-        exporter = exporter_of(node)
-        found = parsed(exporter.render())
-        shown = {
-            labels["pod_uid"] for labels in map(dict, found.series("hamiregion_container_info"))
-        }
-        assert shown == {path.parent.name.partition("_")[0] for path in (idle, used, young)}
+        found: Exposition
+
+        def is_gone() -> bool:
+            """No region is called gone while another test's process cannot be read."""
+            nonlocal found
+            found = parsed(exporter_of(node).render())
+            infos = map(dict, found.series("hamiregion_container_info"))
+            return {labels["pod_uid"] for labels in infos} == shown
+
+        eventually(is_gone)
         assert found.labels(MISSING)["reason"] == "pod_gone"
         held = map(dict, found.series("hamiregion_lock_same_owner_seconds"))
         assert [labels["pod_uid"] for labels in held] == [idle.parent.name.partition("_")[0]]
