@@ -42,9 +42,10 @@ FILES_OF_TESTS: Final = 8
 NOT_RUN: Final = {"packaging", "cluster", "gpu"}
 # Markers of tests left out: today's, and those of the tree before the cut.
 SLOW: Final = ("slow", "thorough", "stress")
-C_PROGRAM: Final = "tests/c/test_c_core.py::test_program[{}]"
-# Tests of one process first, programs in C last: they have to be compiled.
-ORDER: Final = ("tests/region/", "tests/", C_PROGRAM[:20])
+# Runs each program in C as a test.
+C_TESTS: Final = "test_c_core.py"
+# Tests of one process, which are quick.
+QUICK: Final = ("tests/region/", "tests/unit/")
 
 
 class Mutant(NamedTuple):
@@ -233,11 +234,12 @@ def python_callers(tree: Path, functions: set[str]) -> set[str]:
 def words_of_tests(tree: Path) -> dict[str, set[str]]:
     """Words of each file of tests, and of each C program of the core's tests."""
     found = {}
+    (c_tests,) = (tree / "tests").rglob(C_TESTS)
     for test in (*(tree / "tests").rglob("test_*.py"), *(tree / "tests/c").glob("test_*.c")):
         if not NOT_RUN.intersection(test.parts):
             name = test.relative_to(tree).as_posix()
             if test.suffix == ".c":
-                name = C_PROGRAM.format(test.stem)
+                name = f"{c_tests.relative_to(tree)}::test_program[{test.stem}]"
             found[name] = set(re.findall(r"\w+", test.read_text(encoding="utf-8")))
     return found
 
@@ -258,7 +260,8 @@ def tests_of(tree: Path, path: str) -> list[str]:
         }
     )
     best = [test for test, score in scores.most_common(FILES_OF_TESTS) if score]
-    return sorted(best, key=lambda test: next(i for i, x in enumerate(ORDER) if x in test[:30]))
+    # Programs in C come last: they have to be compiled.
+    return sorted(best, key=lambda test: (C_TESTS in test, not test.startswith(QUICK)))
 
 
 class Core:
