@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,8 @@ def exporter(
     _log.info("hamiregion %s, process %d", __version__, os.getpid())
     for url in server.urls:
         _log.info("listening on %s", url)
+    # Scrapes make many objects and hardly a cycle.
+    gc.set_threshold(50_000)
     server.run()
     _log.info("ended in order")
 

@@ -24,7 +24,7 @@ from .labels import label_text, safe_value
 from .legacy import former_series
 from .overview import PAGE_INTERVAL_S, page_html
 from .scrape import RowTexts, Scrape
-from .text import Series, text_pieces
+from .text import Series, TextWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -130,17 +130,16 @@ class NodeExporter:
         self._counters = counters
         self._gone = GoneContainers(observer, gone_after_s)
         self._hami_version = hami_version
-        made: list[Collector] = [COLLECTORS[name]() for name in COLLECTORS if name in chosen]
-        self._collectors = [
-            ContainersCollector(),
-            *(each for each in made if each.name != "nvml" or observer.asks_driver),
-        ]
+        left_out = set() if observer.asks_driver else {"nvml"}
+        made = [COLLECTORS[name]() for name in COLLECTORS if name in set(chosen) - left_out]
+        self._collectors: list[Collector] = [ContainersCollector(), *made]
         doctors = [each for each in self._collectors if isinstance(each, DoctorCollector)]
         self._doctor = doctors[0] if doctors else DoctorCollector()
         self._with_slots = any(each.needs_slots for each in self._collectors)
         self._runs = {each.name: _Run() for each in self._collectors}
         self._lock = threading.Lock()
         self._texts: RowTexts | None = None
+        self._writer = TextWriter()
         self._unreadable: set[str] = set()
         self._scrapes, self._scrape_s, self._scrape_errors = 0, 0.0, 0
 
@@ -200,7 +199,7 @@ class NodeExporter:
         return b"".join(self.pieces(names=names))
 
     def pieces(self, *, names: Collection[str] | None = None) -> Iterator[bytes]:
-        """The text of `render` in pieces, for servers: the whole text never exists.
+        """The text of `render` in pieces, for servers: those that are as last time are the same.
 
         Args:
             names: As for `render`.
@@ -210,7 +209,7 @@ class NodeExporter:
         """
         began_s = time.perf_counter()
         try:
-            yield from text_pieces(self.gather(names))
+            yield from self._writer.pieces(self.gather(names))
         except Exception:
             self._scrape_errors += 1
             raise

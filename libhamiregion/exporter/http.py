@@ -33,7 +33,7 @@ from .text import CONTENT_TYPE
 from .web_config import WebConfig, WebConfigError, load_web_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from typing_extensions import Self
 
@@ -51,16 +51,16 @@ CONNECTIONS: Final = 64
 # Scrapes come every 15 to 60 s, and a new connection for each costs more than the scrape with TLS.
 _IDLE_S: Final = 90.0
 _SCRAPE_S: Final = 15.0
-_CHECK_INTERVAL_S: Final = 0.5
+# Shorter than a deadline, so that none is missed.
+_CHECK_INTERVAL_S: Final = 4.0
 # A new connection waits until the one whose place it takes had this long for its client.
 _GRACE_S: Final = 0.2
 _LAST_CALL_S: Final = 0.3
 _HEAD_BYTES: Final = 16 * 1024
 _PLAIN: Final = "text/plain; charset=utf-8"
 _CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="hamiregion", charset="UTF-8"'}
-_GZIP: Final = 31
-# Compressed, for clients that take no compressed answer: about 100 KiB of text.
-_CHUNK_BYTES: Final = 8 * 1024
+# Deflated, without a name or a time.
+_GZIP_HEAD: Final = b"\x1f\x8b\x08" + bytes(6) + b"\xff"
 # The C struct that drops unsent data on close.
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
 _GZIP_ACCEPTED: Final = re.compile(r"\bgzip\b(?! *; *q=0(\.0*)?(,|$))", re.IGNORECASE)
@@ -115,6 +115,8 @@ class MetricsServer:
         self._thread: threading.Thread | None = None
         self._connections: dict[_Connection, threading.Thread] = {}
         self.is_stopping = False
+        # Closing one of them wakes up who waits for the other.
+        self._awake, self._waker = socket.socketpair()
 
     def __enter__(self) -> Self:
         self.start()
@@ -123,9 +125,6 @@ class MetricsServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def __repr__(self) -> str:
-        return f"<MetricsServer {' '.join(self.urls)}>"
-
     def run(self) -> None:
         """Serve until `stop`, SIGTERM or SIGINT, and finish the answers under way.
 
@@ -133,7 +132,7 @@ class MetricsServer:
         """
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: setattr(self, "is_stopping", True))
+                signal.signal(number, lambda *_: self._end())
             signal.signal(signal.SIGHUP, lambda *_: self.reload())
         try:
             self._accept_until_stopped()
@@ -148,11 +147,15 @@ class MetricsServer:
 
     def stop(self) -> None:
         """Stop serving and wait until it has stopped. May be called again."""
-        self.is_stopping = True
+        self._end()
         if self._thread is None:
             self._close_listeners()
         else:
             self._thread.join()
+
+    def _end(self) -> None:
+        self.is_stopping = True
+        self._waker.close()
 
     def reload(self) -> None:
         """Read the web configuration again; one that cannot be used is logged and changes nothing.
@@ -173,22 +176,28 @@ class MetricsServer:
             _log.info("the web configuration was read again")
 
     def _close_listeners(self) -> None:
-        for each in self._sockets:
+        for each in (*self._sockets, self._awake):
             each.close()
 
     # ---- connections -----------------------------------------------------------------------------
 
     def _accept_until_stopped(self) -> None:
         with selectors.DefaultSelector() as selector:
-            for each in self._sockets:
+            for each in (*self._sockets, self._awake):
                 selector.register(each, selectors.EVENT_READ)
+            wait_s = 0.0
             while not self.is_stopping:
-                for key, _ in selector.select(_CHECK_INTERVAL_S):
-                    self._accept(key.fileobj)
+                for key, _ in selector.select(wait_s):
+                    if key.fileobj is not self._awake:
+                        self._accept(key.fileobj)
                 now_s = time.monotonic()
+                wait_s = _CHECK_INTERVAL_S
                 for connection in self._open_connections():
-                    if connection.deadline_s < now_s:
+                    left_s = connection.deadline_s - now_s
+                    if left_s < 0:
                         connection.end()
+                    else:
+                        wait_s = min(wait_s, left_s)
         # Connections that have arrived by now are answered.
         last_s = time.monotonic() + _LAST_CALL_S
         for each in self._sockets:
@@ -231,10 +240,9 @@ class MetricsServer:
     def _serve(self, connection: _Connection) -> None:
         try:
             _Handler(connection, ("", 0), self)  # type: ignore[arg-type]
-        except OSError as error:
-            _log.debug("connection ended: %s", error_text(error))
-        except Exception:  # noqa: BLE001 (one client must not end anything else)
-            _log.debug("connection ended", exc_info=True)
+        except Exception as error:  # noqa: BLE001 (one client must not end anything else)
+            trace = None if isinstance(error, OSError) else error
+            _log.debug("connection ended: %s", error_text(error), exc_info=trace)
         finally:
             self._connections.pop(connection, None)
             connection.close()
@@ -351,7 +359,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(reply.status)
         self.send_header("Content-Type", reply.content_type)
         self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Content-Length", str(reply.size))
+        self.send_header("Content-Length", str(sum(map(len, reply.parts))))
         if self.close_connection:
             self.send_header("Connection", "close")
         for name, value in reply.headers.items():
@@ -381,7 +389,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._metrics()
             if url.path == "/":
                 page = self.server.source.page(url.query)
-                return Reply(200, "text/html; charset=utf-8", (page,), len(page), HEADERS)
+                return Reply(200, "text/html; charset=utf-8", (page,), HEADERS)
         except Busy as busy:
             return Reply.of(503, str(busy), {"Retry-After": "5"})
         except Exception as error:  # noqa: BLE001 (the log has it; other requests go on)
@@ -408,9 +416,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"Vary": "Accept-Encoding"}
         body = self.server.scrapes.get()
         if not accepts_gzip(self.headers.get("accept-encoding", "")):
-            return Reply(200, CONTENT_TYPE, body.text(), body.text_bytes, headers)
+            return Reply(200, CONTENT_TYPE, [piece for piece, _ in body.blocks], headers)
         headers["Content-Encoding"] = "gzip"
-        return Reply(200, CONTENT_TYPE, (body.data,), len(body.data), headers)
+        return Reply(200, CONTENT_TYPE, (body.data,), headers)
 
     def version_string(self) -> str:
         return "hamiregion"
@@ -421,12 +429,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 @attrs.frozen
 class Reply:
-    """An answer, with the size of its parts."""
+    """An answer."""
 
     status: int
     content_type: str
-    parts: Iterable[bytes]
-    size: int
+    parts: Collection[bytes]
     headers: Mapping[str, str]
 
     @classmethod
@@ -434,7 +441,7 @@ class Reply:
         """One line of text."""
         words = printable(text, 1000)
         line = f"{words if status == 200 else f'{status}: {words}'}\n".encode()
-        return cls(status, _PLAIN, (line,), len(line), headers or {})
+        return cls(status, _PLAIN, (line,), headers or {})
 
 
 def accepts_gzip(header: str) -> bool:
@@ -451,28 +458,32 @@ def accepts_gzip(header: str) -> bool:
 
 @attrs.frozen(eq=False)
 class CompressedBody:
-    """The text of one scrape as a gzip file."""
+    """The text of one scrape as a gzip file.
 
-    data: bytes
-    text_bytes: int
+    Attributes:
+        data: The file.
+        blocks: The pieces of the text, each with its part of the file.
+    """
+
+    data: bytes = b""
+    blocks: tuple[tuple[bytes, bytes], ...] = ()
 
     @classmethod
-    def of(cls, pieces: Iterator[bytes]) -> CompressedBody:
-        """Compress a text piece by piece: the whole of it never exists."""
-        stream = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
-        parts, text_bytes = [], 0
-        for piece in pieces:
-            text_bytes += len(piece)
-            parts.append(stream.compress(piece))
-        parts.append(stream.flush())
-        return cls(b"".join(parts), text_bytes)
+    def of(cls, pieces: Iterable[bytes], before: CompressedBody) -> CompressedBody:
+        """Compress a text in pieces; those that were in the text before are not compressed again.
 
-    def text(self) -> Iterator[bytes]:
-        """The text itself, in pieces: the whole of it never exists here either."""
-        stream = zlib.decompressobj(_GZIP)
-        for start in range(0, len(self.data), _CHUNK_BYTES):
-            yield stream.decompress(self.data[start : start + _CHUNK_BYTES])
-        yield stream.flush()
+        Nothing after a full flush refers to what is before it: a block fits in any place.
+        """
+        stream = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
+        known, blocks, checksum, text_bytes = dict(before.blocks), [], 0, 0
+        for piece in pieces:
+            block = known.get(piece) or stream.compress(piece) + stream.flush(zlib.Z_FULL_FLUSH)
+            blocks.append((piece, block))
+            checksum = zlib.crc32(piece, checksum)
+            text_bytes += len(piece)
+        end = struct.pack("<II", checksum, text_bytes & 0xFFFF_FFFF)
+        data = b"".join((_GZIP_HEAD, *(block for _, block in blocks), stream.flush(), end))
+        return cls(data, tuple(blocks))
 
 
 class ScrapeCoalescer:
@@ -486,7 +497,7 @@ class ScrapeCoalescer:
         self._source = source
         self._lock = threading.Lock()
         self._began_s = float("-inf")
-        self._body = CompressedBody(b"", 0)
+        self._body = CompressedBody()
         self._running_since_s: float | None = None
 
     @property
@@ -508,7 +519,7 @@ class ScrapeCoalescer:
         try:
             if self._began_s < asked_s:
                 began_s = self._running_since_s = time.monotonic()
-                self._body = CompressedBody.of(self._source.pieces())
+                self._body = CompressedBody.of(self._source.pieces(), self._body)
                 self._began_s = began_s
             return self._body
         finally:

@@ -115,13 +115,9 @@ def _driver_gap(scrape: Scrape) -> str | None:
 
 
 def _container(scrape: Scrape, shown: ShownRegion, opened: str | None) -> dict[str, Any]:
-    table, slots = scrape.observation.table, scrape.observation.states
-    first = table.regions.first_process[shown.row]
-    end = first + table.regions.process_count[shown.row]
-    states = {}
-    if slots is not None:
-        counts = {name: slots.states.count(at, first, end) for at, name in enumerate(SLOT_STATES)}
-        states = {name: count for name, count in counts.items() if count}
+    proved = scrape.observation.states
+    slots = b"" if proved is None else proved.states[shown.slots.start : shown.slots.stop]
+    counts = {name: slots.count(at) for at, name in enumerate(SLOT_STATES)}
     container = shown.container
     # In an address: nothing that the container has chosen.
     name = container.directory or f"{container.container_id} {container.path_in_namespace}"
@@ -129,9 +125,9 @@ def _container(scrape: Scrape, shown: ShownRegion, opened: str | None) -> dict[s
     return {
         "key": key,
         "labels": shown.labels,
-        "states": states,
+        "states": {name: count for name, count in counts.items() if count},
         "devices": [_device(scrape, shown, row) for row in shown.devices],
-        "processes": _processes(scrape, shown, range(first, end)) if key == opened else None,
+        "processes": _processes(scrape, shown) if key == opened else None,
     }
 
 
@@ -150,10 +146,10 @@ def _device(scrape: Scrape, shown: ShownRegion, row: int) -> dict[str, Any]:
     }
 
 
-def _processes(scrape: Scrape, shown: ShownRegion, rows: range) -> list[dict[str, Any]]:
+def _processes(scrape: Scrape, shown: ShownRegion) -> list[dict[str, Any]]:
     table, slots = scrape.observation.table, scrape.observation.states
     cells, first = table.usages.memory_used_bytes, table.processes.first_usage
-    used = {at: sum(cells[first[at] : first[at] + len(shown.devices)]) for at in rows}
+    used = {at: sum(cells[first[at] : first[at] + len(shown.devices)]) for at in shown.slots}
     return [
         {
             "pid": table.processes.pid[at],
@@ -161,7 +157,7 @@ def _processes(scrape: Scrape, shown: ShownRegion, rows: range) -> list[dict[str
             "process": None if slots is None else slots.processes.get(at),
             "used": used[at],
         }
-        for at in sorted(rows, key=lambda at: -used[at])[:_PROCESSES]
+        for at in sorted(used, key=lambda at: -used[at])[:_PROCESSES]
     ]
 
 

@@ -29,12 +29,13 @@ _WRAP = (1 << 64) - 1
 
 
 class ShownRegion(NamedTuple):
-    """A region with figures: its row, its container, the rows of its devices."""
+    """A region with figures: its row, its container, the rows of its devices and slots."""
 
     row: int
     container: Container
     labels: ContainerLabels
     devices: range
+    slots: range
 
     @property
     def has_utilization(self) -> bool:
@@ -48,25 +49,30 @@ class TextRows:
     """Label texts, each with the row of its value in a column.
 
     Attributes:
-        rows: Label text to its row.
-        more: Further rows of a text, which are summed up with the first.
+        places: Label text to its place in `rows`.
+        rows: The row of each text.
+        more: Place to further rows of its text, which are summed up with the first.
     """
 
-    rows: dict[str, int] = attrs.field(factory=dict)
-    more: dict[str, list[int]] = attrs.field(factory=dict)
+    places: dict[str, int] = attrs.field(factory=dict)
+    rows: list[int] = attrs.field(factory=list)
+    more: dict[int, list[int]] = attrs.field(factory=dict)
 
     def add(self, text: str, row: int) -> None:
         """Add a row under a text."""
-        if self.rows.setdefault(text, row) != row:
-            self.more.setdefault(text, []).append(row)
+        place = self.places.setdefault(text, len(self.rows))
+        if place == len(self.rows):
+            self.rows.append(row)
+        else:
+            self.more.setdefault(place, []).append(row)
 
     def series(self, name: str, cells: Sequence[float | None]) -> Series:
         """Series of a column; a cell that is None has no sample."""
-        values = dict(zip(self.rows, map(cells.__getitem__, self.rows.values()), strict=True))
-        for text, rows in self.more.items():
-            known = [cell for row in (self.rows[text], *rows) if (cell := cells[row]) is not None]
-            values[text] = sum(known) if known else None
-        return Series.of(name, values)
+        values = [cells[row] for row in self.rows]
+        for place, rows in self.more.items():
+            known = [cell for row in (self.rows[place], *rows) if (cell := cells[row]) is not None]
+            values[place] = sum(known) if known else None
+        return Series(name, list(self.places), values)
 
 
 class RowTexts:
@@ -101,7 +107,9 @@ class RowTexts:
         table = observation.table
         for row, container in enumerate(observation.containers):
             if table.regions.code[row] == 0 and container not in hidden:
-                shown = ShownRegion(row, container, labels[container], devices_of(table, row))
+                first, devices = table.regions.first_process[row], devices_of(table, row)
+                slots = range(first, first + table.regions.process_count[row])
+                shown = ShownRegion(row, container, labels[container], devices, slots)
                 self.regions.append(shown)
                 self._add_devices(shown, table)
 

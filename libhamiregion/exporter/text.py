@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
 class Series:
     """Series of one family at one moment.
 
@@ -58,24 +58,43 @@ class Series:
                 yield {**read_labels(text), **constant}, value
 
 
-def text_pieces(series: Iterable[Series]) -> Iterator[bytes]:
-    """Write the text, in a piece for each of the series that have samples.
+class TextWriter:
+    """Writes series as text; those that are as they were the last time are not written again.
 
-    Args:
-        series: Those of one family follow each other.
+    Threads: any; one that writes meanwhile only costs time.
     """
-    begun = None
-    for each in series:
-        family = each.family
-        constant = "".join(f',{name}="{value}"' for name, value in family.constant)
-        head, tail = ("{", constant + "}") if family.labels else ("", "")
-        head = f"{each.name}{each.suffix}{head}"
-        lines = [
-            f"{head}{labels}{tail} {value}\n"
-            for labels, value in zip(each.labels, each.values, strict=True)
-            if value is not None
-        ]
-        if lines and family is not begun:
-            begun = family
-            lines.insert(0, f"# HELP {each.name} {family.help}\n# TYPE {each.name} {family.kind}\n")
-        yield "".join(lines).encode()
+
+    def __init__(self) -> None:
+        self._last: list[tuple[Series, bool, bytes]] = []
+
+    def pieces(self, series: Iterable[Series]) -> Iterator[bytes]:
+        """Write the text, in a piece for each of the series that have samples.
+
+        Args:
+            series: Those of one family follow each other.
+        """
+        before, self._last = iter(self._last), []
+        begun = None
+        for each in series:
+            wanted = each, each.family is not begun
+            last = next(before, None)
+            written = last if last and last[:2] == wanted else (*wanted, _text(*wanted))
+            self._last.append(written)
+            if written[2]:
+                begun = each.family
+                yield written[2]
+
+
+def _text(series: Series, is_first: bool) -> bytes:
+    family = series.family
+    constant = "".join(f',{name}="{value}"' for name, value in family.constant)
+    head, tail = ("{", constant + "}") if family.labels else ("", "")
+    head = f"{series.name}{series.suffix}{head}"
+    lines = [
+        f"{head}{labels}{tail} {value}\n"
+        for labels, value in zip(series.labels, series.values, strict=True)
+        if value is not None
+    ]
+    if lines and is_first:
+        lines.insert(0, f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}\n")
+    return "".join(lines).encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gzip
 import os
 import signal
 import ssl
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING
 import bcrypt
 import pytest
 from certificates import Authority, needs_openssl
+from hypothesis import given
+from hypothesis import strategies as st
 from support.scrapers import (
     GOOD_REQUEST,
     Crowd,
@@ -37,7 +40,7 @@ from support.scrapers import (
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.exporter import CONTENT_TYPE, ListenError, MetricsServer, WebConfigError
-from libhamiregion.exporter.http import CONNECTIONS, DEADLINE_S, accepts_gzip
+from libhamiregion.exporter.http import CONNECTIONS, DEADLINE_S, CompressedBody, accepts_gzip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,6 +130,17 @@ def test_metrics_are_prometheus_text_compressed_or_not(serve: Callable[..., Metr
         assert "content-encoding" not in plain.headers
         assert scraper.ask(method="HEAD").body == b""
         assert scraper.ask().status == 200, "one connection serves all of them"
+
+
+@given(st.lists(st.lists(st.sampled_from([b"a 1\n", b"b 2\n", b"c 3\n" * 9999])), max_size=4))
+def test_a_text_with_parts_of_the_one_before_it_is_compressed_whole(
+    texts: list[list[bytes]],
+) -> None:
+    body = CompressedBody()
+    for pieces in texts:
+        body = CompressedBody.of(pieces, body)
+        assert gzip.decompress(body.data) == b"".join(pieces)
+        assert [piece for piece, _ in body.blocks] == pieces
 
 
 @pytest.mark.parametrize(

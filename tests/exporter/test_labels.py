@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from libhamiregion.exporter import families
 from libhamiregion.exporter.labels import label_text, read_labels, safe_value
 from libhamiregion.exporter.legacy import former_series
-from libhamiregion.exporter.text import Series, text_pieces
+from libhamiregion.exporter.text import Series, TextWriter
 
 
 def text_of(*values: str) -> bytes:
     labels = label_text(families.DEVICE, *values)
     series = [Series.of("hami_vgpu_memory_used_bytes", {labels: 1})]
-    return b"".join(text_pieces(series))
+    return b"".join(TextWriter().pieces(series))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from libhamiregion.exporter import families
 from libhamiregion.exporter.labels import label_text
-from libhamiregion.exporter.text import Series, text_pieces
+from libhamiregion.exporter.text import Series, TextWriter
 
 USED = "hami_vgpu_memory_used_bytes"
 
@@ -20,7 +20,7 @@ def device(pod: str) -> str:
 
 
 def text(*series: Series) -> bytes:
-    return b"".join(text_pieces(series))
+    return b"".join(TextWriter().pieces(series))
 
 
 def test_a_family_has_its_help_its_type_and_a_line_per_series() -> None:
@@ -57,3 +57,20 @@ def test_numbers_read_back_as_they_were(value: float) -> None:
     series = Series("hamiregion_nvml_up", [""], [value])
     back = parsed(text(series)).value("hamiregion_nvml_up")
     assert back == float(value) or (math.isnan(back) and math.isnan(value))
+
+
+def test_series_that_are_as_they_were_keep_their_text_and_others_get_a_new_one() -> None:
+    writer = TextWriter()
+    up = Series("hamiregion_nvml_up", [""], [1])
+
+    def written(used: Series) -> list[bytes]:
+        return list(writer.pieces([used, Series(USED, [device("b")], [2]), up]))
+
+    first = written(Series(USED, [device("a")], [7]))
+    again = written(Series(USED, [device("a")], [7]))
+    assert all(one is other for one, other in zip(first, again, strict=True))
+    other = written(Series(USED, [device("a")], [8]))
+    assert other[0] == first[0].replace(b" 7\n", b" 8\n")
+    assert [one is two for one, two in zip(first, other, strict=True)] == [False, True, True]
+    # What has begun the family is gone.
+    assert written(Series(USED, [], []))[0].startswith(b"# HELP")

@@ -39,22 +39,20 @@ class ContainersCollector:
 
     def __init__(self) -> None:
         self._texts: RowTexts | None = None
-        self._own: list[str] = []
         self._infos: list[str] = []
 
     def collect(self, scrape: Scrape) -> Iterator[Series]:
         """Make the series."""
         if scrape.texts is not self._texts:
             self._texts = scrape.texts
-            self._own = [each.labels.own for each in scrape.texts.regions]
             self._infos = [_info(scrape, each) for each in scrape.texts.regions]
         yield from _of_devices(scrape)
         regions = scrape.observation.table.regions
         priority, marks = regions.priority, regions.recent_kernel
         rows = [each.row for each in scrape.texts.regions]
-        yield Series("hamiregion_container_priority", self._own, [priority[row] for row in rows])
-        blocked = [int(marks[row] < 0) for row in rows]
-        yield Series("hamiregion_container_blocked", self._own, blocked)
+        own = [each.labels.own for each in scrape.texts.regions]
+        yield Series("hamiregion_container_priority", own, [priority[row] for row in rows])
+        yield Series("hamiregion_container_blocked", own, [int(marks[row] < 0) for row in rows])
         yield Series("hamiregion_container_info", self._infos, [1] * len(rows))
         yield _claims(scrape)
         reasons = dict(_reasons(scrape))

@@ -16,12 +16,10 @@ from libhamiregion.node.rows import NO_ROW
 from .containers import container_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from libhamiregion.exporter.scrape import RowTexts, Scrape, ShownRegion
 
-# Of processes in the series of their numbers.
-_STATES = (*SLOT_STATES, "unlisted", "escaped", "unread")
 _ALIVE, _DEAD = SLOT_STATES.index("alive"), SLOT_STATES.index("dead")
 _DRIVER = {
     "hamiregion_process_memory_driver_bytes": "memory_used_bytes",
@@ -53,7 +51,7 @@ class ProcessesCollector:
         dead = [slot for slot, state in enumerate(states) if state == _DEAD]
         sums = slot_sums(table, dead, "memory_used_bytes")
         yield devices.series("hamiregion_device_memory_dead_bytes", sums)
-        yield from _counts(scrape, rows.states)
+        yield from _counts(scrape)
         yield Series.of("hamiregion_container_processes_folded", rows.folded)
         used = table.usages.memory_used_bytes
         yield rows.used.series("hamiregion_process_memory_used_bytes", used)
@@ -63,8 +61,7 @@ class ProcessesCollector:
             for name, column in _DRIVER.items():
                 unit = 100 if name.endswith("_ratio") else 1
                 yield rows.driven.series(name, _driver_cells(scrape, column, unit))
-            name = "hamiregion_device_memory_driver_bytes"
-            yield devices.series(name, scrape.driver_memory)
+            yield devices.series("hamiregion_device_memory_driver_bytes", scrape.driver_memory)
 
 
 def _driver_cells(scrape: Scrape, column: str, unit: int) -> list[float | None]:
@@ -85,20 +82,16 @@ class _ProcessRows:
         measured: Those whose layout has utilisation.
         driven: By place in the columns of `Pairs`.
         folded: Label text of a container to the number of its processes that are summed up.
-        states: State of processes to the label texts of the containers.
     """
 
     used: TextRows = attrs.field(factory=TextRows)
     measured: TextRows = attrs.field(factory=TextRows)
     driven: TextRows = attrs.field(factory=TextRows)
     folded: dict[str, float | None] = attrs.field(factory=dict)
-    states: dict[str, list[str]] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, scrape: Scrape) -> _ProcessRows:
-        own = [each.labels.own for each in scrape.texts.regions]
-        states = {state: [f'{each},state="{state}"' for each in own] for state in _STATES}
-        rows = cls(states=states)
+        rows = cls()
         texts: dict[tuple[int, int], str] = {}
         for shown in scrape.texts.regions:
             texts.update(rows._add(scrape, shown))
@@ -111,14 +104,12 @@ class _ProcessRows:
     def _add(self, scrape: Scrape, shown: ShownRegion) -> Iterator[tuple[tuple[int, int], str]]:
         """Add a region's processes; yields row of the slot and of the device, with the text."""
         table, proved = scrape.observation.table, scrape.observation.proved()
-        first = table.regions.first_process[shown.row]
-        slots = range(first, first + table.regions.process_count[shown.row])
-        known = [slot for slot in slots if slot in proved.processes]
+        known = [slot for slot in shown.slots if slot in proved.processes]
         alone = set(known[: MAX_PAIRS // max(1, len(shown.devices))])
         if len(alone) < len(known):
             self.folded[shown.labels.own] = len(known) - len(alone)
         container_id = container_id_of(scrape, shown.row)
-        for slot in slots:
+        for slot in shown.slots:
             if proved.states[slot] != _ALIVE:
                 continue
             id_, pid, host_pid = container_id, OTHER, OTHER
@@ -138,24 +129,23 @@ class _ProcessRows:
                 yield (slot, device), text
 
 
-def _counts(scrape: Scrape, labels: dict[str, list[str]]) -> Iterator[Series]:
+def _counts(scrape: Scrape) -> Iterator[Series]:
     """Processes by state."""
-    name = "hamiregion_container_processes"
-    observation, states = scrape.observation, scrape.observation.proved()
-    regions, unlisted = observation.table.regions, states.unlisted
-    escaped = [each for each in scrape.join.uncounted if each.state == "escaped"]
-    escaped_pids = {each.host_pid for each in escaped}
-    escapes = Counter(each.container for each in escaped)
+    observation, regions = scrape.observation, scrape.texts.regions
+    states, unlisted = observation.proved().states, observation.proved().unlisted
+    for number, state in enumerate(SLOT_STATES):
+        of_regions = (states[each.slots.start : each.slots.stop] for each in regions)
+        yield _by_state(regions, state, [each.count(number) for each in of_regions])
+    uncounted = scrape.join.uncounted
+    escaped = {each.host_pid: each.container for each in uncounted if each.state == "escaped"}
+    rest = [sum(each.pid not in escaped for each in unlisted.get(at.row, ())) for at in regions]
+    yield _by_state(regions, "unlisted", rest)
+    escapes = Counter(escaped.values())
+    yield _by_state(regions, "escaped", [escapes[each.container] for each in regions])
     unread = {gap.container: gap.count for gap in observation.gaps if gap.kind == "slots"}
-    counts: dict[str, list[int | None]] = {state: [] for state in _STATES}
-    for shown in scrape.texts.regions:
-        first = regions.first_process[shown.row]
-        end = first + regions.process_count[shown.row]
-        for number, state in enumerate(SLOT_STATES):
-            counts[state].append(states.states.count(number, first, end))
-        users = unlisted.get(shown.row, ())
-        counts["unlisted"].append(sum(each.pid not in escaped_pids for each in users))
-        counts["escaped"].append(escapes[shown.container])
-        counts["unread"].append(unread.get(shown.container))
-    for state, values in counts.items():
-        yield Series(name, labels[state], values)
+    yield _by_state(regions, "unread", [unread.get(each.container) for each in regions])
+
+
+def _by_state(regions: list[ShownRegion], state: str, counts: Sequence[int | None]) -> Series:
+    texts = [f'{each.labels.own},state="{state}"' for each in regions]
+    return Series("hamiregion_container_processes", texts, counts)

@@ -56,11 +56,7 @@ class UnaccountedCollector:
                     values = ("", "", "", "", *gpu, OTHER, "", "")
                 else:
                     pairs[container_id] += 1
-                    of = (
-                        scrape.texts.labels.get(row.container)
-                        if row.container is not None
-                        else None
-                    )
+                    of = None if row.container is None else scrape.texts.labels.get(row.container)
                     labels = of or ContainerLabels.of_cgroup(names, row.container_id)
                     program = program_of(row.process.command) if row.process is not None else ""
                     # A slot on another device does not account for this one.
