@@ -304,18 +304,19 @@ class Join:
     def _find_rows(self) -> array[int]:
         pairs, base = self.pairs, 0
         at = array("I", [NO_ROW]) * len(pairs.slots)
+        alive = pairs.states.processes.values()
+        too_new = {each.pid for each in alive if each.start_time_ticks > self._sampled_ticks}
         for uuid, absent in self._idle.items():
             columns = self._columns.get(uuid)
             rows = {} if columns is None else columns.rows
             # A process that came or went while the driver was asked uses an unknown amount.
             passing = frozenset() if columns is None else columns.sampled
-            for pair in pairs.by_uuid.get(uuid, {}).values():
-                process = pairs.states.processes[pairs.slots[pair]]
-                if process.start_time_ticks > self._sampled_ticks:
+            for pid, pair in pairs.by_uuid.get(uuid, {}).items():
+                if pid in too_new:
                     continue
-                if process.pid in rows:
-                    at[pair] = base + rows[process.pid]
-                elif absent is not None and process.pid not in passing:
+                if pid in rows:
+                    at[pair] = base + rows[pid]
+                elif absent is not None and pid not in passing:
                     at[pair] = base + len(rows)
             base += len(rows) + 1
         return at
@@ -328,13 +329,13 @@ class Join:
             return ()
         return self._sample.of_pid(process.pid, without=without)
 
-    def figures(self, name: str) -> array[int]:
+    def figures(self, name: str) -> list[int]:
         """A column of the driver's figures, of all devices one after the other; -1 is not known.
 
         Args:
             name: Of a column of `ProcessColumns`.
         """
-        found = array("q")
+        found: list[int] = []
         for uuid, absent in self._idle.items():
             if uuid in self._columns:
                 found += getattr(self._columns[uuid], name)

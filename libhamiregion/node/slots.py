@@ -30,6 +30,7 @@ SlotState: TypeAlias = Literal["alive", "dead", "unknown"]
 
 #: What the numbers in `SlotStates.states` mean.
 SLOT_STATES = ("unknown", "alive", "dead")
+_ALIVE = bytes([SLOT_STATES.index("alive")])
 # Static pods have a hash as UID in their cgroup, and their directory may have another UID.
 _HASH_DIGITS: Final = 32
 #: /proc is listed so often.
@@ -370,6 +371,7 @@ class SlotTracker:
         self._listed_s = float("-inf")
         # Of the answer; empty if a proof has changed since.
         self._rows: list[_Row] = []
+        self._key: tuple[object, ...] = ()
         self._answer = SlotStates(b"", {}, {})
 
     def update(
@@ -388,13 +390,18 @@ class SlotTracker:
         Raises:
             OSError: /proc cannot be listed.
         """
-        rows = _rows(containers, table)
         view = self._processes.view
         # Processes for which there was no time may be those of unknown slots.
         has_more = any(gap.reason == "no_time" for gap in view.gaps)
         is_new = has_more or view.started_s != self._listed_s
-        stale = [each for each in rows if self._is_stale(each, table, is_new)]
         is_old = time.monotonic() - view.started_s >= LISTING_S
+        regions, slots = table.regions, table.processes
+        columns = regions.code, regions.first_process, regions.process_count
+        key = (containers, *map(bytes, (*columns, slots.pid, slots.host_pid)))
+        if key == self._key and not (is_new or is_old or self._answer.states.strip(_ALIVE)):
+            return self._answer
+        rows = _rows(containers, table)
+        stale = [each for each in rows if self._is_stale(each, table, is_new)]
         # A process that is not there after the regions were read is dead.
         if is_old or (stale and view.started_s < read_s):
             self._processes.refresh()
@@ -409,6 +416,7 @@ class SlotTracker:
             self._processes.refresh({pid for _, unread in late for pid in unread})
             self._prove([each for each, _ in late], containers, table, read_s)
         self._listed_s = self._processes.view.started_s
+        self._key = key
         if rows != self._rows:
             self._rows = rows
             for region in self._proofs.keys() - {each.region for each in rows}:

@@ -283,10 +283,8 @@ class DeviceReader:
             (pid, used, *(usage.newest.get(pid) or (_UNKNOWN if pid in unknown else _IDLE)))
             for pid, used in sorted(totals.items())
         ]
-        found = ProcessColumns(device.index, device.uuid, sampled=frozenset(usage.newest))
-        for name, cells in zip(("pids", *FIGURES), zip(*rows, strict=True), strict=False):
-            getattr(found, name).extend(cells)
-        return found
+        columns = dict(zip(("pids", *FIGURES), zip(*rows, strict=True), strict=False))
+        return ProcessColumns(device.index, device.uuid, sampled=frozenset(usage.newest), **columns)
 
 
 def _without(listed: _List, migs: tuple[NvmlDevice, ...], on_migs: list[ProcessColumns]) -> _List:

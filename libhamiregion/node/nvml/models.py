@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from array import array
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import attrs
@@ -96,9 +95,6 @@ FIGURES = (
 )
 
 
-_numbers = partial(array, "q")
-
-
 @attrs.frozen(slots=False)
 class ProcessColumns:
     """The processes of one GPU or MIG device as columns, one row per process; -1 is not known.
@@ -117,12 +113,12 @@ class ProcessColumns:
 
     device_index: int
     device_uuid: str | None
-    pids: array[int] = attrs.field(factory=_numbers)
-    memory_used_bytes: array[int] = attrs.field(factory=_numbers)
-    sm_util_percent: array[int] = attrs.field(factory=_numbers)
-    memory_util_percent: array[int] = attrs.field(factory=_numbers)
-    enc_util_percent: array[int] = attrs.field(factory=_numbers)
-    dec_util_percent: array[int] = attrs.field(factory=_numbers)
+    pids: tuple[int, ...] = ()
+    memory_used_bytes: tuple[int, ...] = ()
+    sm_util_percent: tuple[int, ...] = ()
+    memory_util_percent: tuple[int, ...] = ()
+    enc_util_percent: tuple[int, ...] = ()
+    dec_util_percent: tuple[int, ...] = ()
     sampled: frozenset[int] = frozenset()
 
     @cached_property
