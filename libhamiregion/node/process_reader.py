@@ -148,7 +148,7 @@ class Entry:
         is_readable: Whether its maps may be read.
         unread: Why its maps have not been read; None if they were, or may not be.
         read_s: When it was last read, on the monotonic clock; 0 if never.
-        is_first: Whether that was the first time.
+        due_s: When it is to be read again, on that clock; 0 for the next listing.
     """
 
     start_time_ticks: int
@@ -160,7 +160,7 @@ class Entry:
     is_readable: bool = True
     unread: GapReason | None = None
     read_s: float = 0.0
-    is_first: bool = False
+    due_s: float = 0.0
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -239,13 +239,13 @@ class ProcessReader:
                 refused.append(pid)
                 continue
             entries[pid] = entry
-            if entry.process is not None and (pid in wanted or _is_due(pid, entry, now_s)):
+            if entry.process is not None and (entry.due_s <= now_s or pid in wanted):
                 due.append(entry)
-        self._workers.keep_only({each.identity for each in entries.values() if each.process})
+        self._workers.keep_only(each.identity for each in entries.values() if each.process)
         # Those never read come first, then the oldest.
         due.sort(key=lambda each: (each.read_s, each.identity))
         kept: Counter[str] = Counter()
-        for entry in entries.values():
+        for entry in entries.values() if due else ():
             kept[entry.budget_key] += entry.kept_bytes if entry.uses else 0
         turn = {self._call_for(directory, each): each for each in _in_turn(due)}
         made = dict(self._workers.call_all(turn, now_s + _REFRESH_S))
@@ -255,7 +255,7 @@ class ProcessReader:
                 if call in made:
                     entries[pid] = _bounded(made[call].result(), entry, kept)
                 elif entry.unread is not None and self._workers.is_blocked(call):
-                    entries[pid] = attrs.evolve(entry, unread="blocked")
+                    entries[pid] = attrs.evolve(entry, unread="blocked", due_s=0.0)
             except Gone:
                 del entries[pid]
             except AccessDenied:
@@ -272,7 +272,7 @@ class ProcessReader:
         """
         return self._workers.call(entry.budget_key, entry.identity, work)
 
-    def _identify(self, descriptor: int, pid: int) -> Entry:
+    def _identify(self, descriptor: int, pid: int, command: str = "") -> Entry:
         """Read the facts about a process that need no lock of its address space."""
         stat = procfs.read_stat(descriptor)
         if stat.is_kernel_thread:
@@ -290,7 +290,7 @@ class ProcessReader:
             ns_pids=ns_pids,
             uid=uid,
             user=self._users.get(uid, str(uid)),
-            command=f"[{stat.name}]",
+            command=command or f"[{stat.name}]",
             container=container,
         )
         return Entry(stat.start_time_ticks, process, key, unread="no_time")
@@ -310,7 +310,9 @@ class ProcessReader:
         unread: GapReason | None = None
         command, namespace, sm_policy = "", None, "default"
         with procfs.opened_process(directory, pid) as descriptor:
-            fresh = self._identify(descriptor, pid)
+            with contextlib.suppress(AccessDenied):
+                command = procfs.read_command(descriptor)
+            fresh = self._identify(descriptor, pid, command)
             process = fresh.process
             if process is None or fresh.start_time_ticks != start_time_ticks:
                 raise Gone
@@ -320,18 +322,19 @@ class ProcessReader:
                 unread = "too_large"
             except AccessDenied:
                 pass
-            with contextlib.suppress(AccessDenied):
-                command = procfs.read_command(descriptor)
             files = () if maps is None else maps.files
-            if files:
+            if files and files == tuple(each.mapping for each in known.uses):
+                # At the same addresses: it runs the same program.
+                namespace, sm_policy = known.uses[0].namespace, known.sm_policy
+            elif files:
                 namespace = procfs.read_link(descriptor, "ns/pid")
                 # Linux 6.16 shows no environ of a process whose first thread has ended.
                 with contextlib.suppress(AccessDenied, Gone):
                     sm_policy = procfs.read_sm_policy(descriptor)
-        process = attrs.evolve(process, command=command or process.command)
         # The same objects say that nothing has changed.
         process = known.process if process == known.process else process
         uses = tuple(FileUser(process, namespace, file) for file in files)
+        kept_s = _KEPT_S * (0.9 + 0.1 * (pid % _MOMENTS) / _MOMENTS)
         return Entry(
             start_time_ticks,
             process,
@@ -342,19 +345,10 @@ class ProcessReader:
             maps is not None or unread is not None,
             unread,
             now_s,
-            is_first=not known.read_s,
+            # One that has just started may run another program, and map a region, a moment later.
+            # Feedback must not write while a monitor runs that has just mapped its first region.
+            due_s=now_s + kept_s if known.read_s and not is_monitor(process) else 0.0,
         )
-
-
-def _is_due(pid: int, entry: Entry, now_s: float) -> bool:
-    # A process that has just started may run another program, and map a region, a moment later.
-    if entry.unread in {"no_time", "blocked"} or entry.is_first:
-        return True
-    # Feedback must not write while a monitor runs that has just mapped its first region.
-    if entry.process is not None and is_monitor(entry.process):
-        return True
-    moment = 0.8 + 0.2 * (pid % _MOMENTS) / _MOMENTS
-    return now_s - entry.read_s >= _KEPT_S * moment
 
 
 def _in_turn(due: Iterable[Entry]) -> Iterator[Entry]:

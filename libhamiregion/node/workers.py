@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
 T = TypeVar("T")
 
@@ -127,9 +127,9 @@ class Workers:
         _, made = run.made[-1]
         return None if made.exception() else made.result()
 
-    def keep_only(self, processes: Collection[Hashable]) -> None:
+    def keep_only(self, processes: Iterable[Hashable]) -> None:
         """Forget the abandoned calls of all other processes."""
-        for each in self._abandoned.keys() - set(processes):
+        for each in self._abandoned.keys() - set(processes if self._abandoned else ()):
             del self._abandoned[each]
 
 
