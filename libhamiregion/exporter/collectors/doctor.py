@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from libhamiregion.exporter.scrape import Scrape
     from libhamiregion.node import Finding
 
-_INTERVAL_S = 120.0
+_INTERVAL_S = 180.0
 
 
 class DoctorCollector:
-    """Diagnoses every two minutes, in an observation of a scrape.
+    """Diagnoses every three minutes, in an observation of a scrape.
 
     A finding that a healthy node can show for a moment counts only if it is in two diagnoses.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -90,9 +89,10 @@ def _check(context: DoctorContext, wanted: frozenset[FindingKind]) -> Iterator[F
     checks = [each for each, kinds in _CHECKS_OF_REGION.items() if not wanted.isdisjoint(kinds)]
     for used in context.regions():
         for check_region in checks:
-            # A region that goes away meanwhile is the next observation's.
-            with contextlib.suppress(RegionError, OSError):
+            try:
                 yield from check_region(context, used)
+            except (RegionError, OSError):
+                continue  # one that goes away meanwhile is the next observation's
 
 
 def _unmoved(

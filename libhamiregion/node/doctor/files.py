@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # The length that maps shows for a layout that is mapped as a whole.
 _WHOLE = {layout: mapped_length(layout.size_bytes) for layout in LAYOUTS}
+_LAYOUTS = {length: layout for layout, length in _WHOLE.items()}
 _MESSAGE_LIMIT = 400
 _PATH_LIMIT = 300
 # A process can map any number of files that look like regions.
@@ -190,11 +191,10 @@ def mixed_layouts(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
     """Regions that several generations of libvgpu use."""
     layout = used.snapshot.layout
     whole = _WHOLE[layout]
-    others = {length: each for each, length in _WHOLE.items() if length % whole}
     processes = context.processes
     for process, mapping in processes.mappings(processes.identity(used.region)):
-        other = others.get(mapping.length_bytes)
-        if other is not None and process in used.users:
+        other = _LAYOUTS.get(mapping.length_bytes)
+        if other is not None and mapping.length_bytes % whole and process in used.users:
             yield used.finding(
                 FindingKind.LAYOUT_MIXED,
                 f"process {process.ns_pids[-1]} maps the region as another layout",
@@ -206,8 +206,8 @@ def mixed_layouts(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
             )
             return
     # Of a region outside the roots this is the length of a link.
-    size_bytes = os.lstat(used.region.path).st_size
-    if layout is Layout.V1_1 and size_bytes >= Layout.V1_1_POSTINIT.size_bytes:
+    size_bytes = os.lstat(used.region.path).st_size if layout is Layout.V1_1 else 0
+    if size_bytes >= Layout.V1_1_POSTINIT.size_bytes:
         yield used.finding(
             FindingKind.LAYOUT_MIXED,
             "a later libvgpu has opened a region of layout 1.1",
