@@ -272,7 +272,7 @@ class ProcessReader:
         """
         return self._workers.call(entry.budget_key, entry.identity, work)
 
-    def _identify(self, descriptor: int, pid: int, command: str = "") -> Entry:
+    def _identify(self, descriptor: int, pid: int) -> Entry:
         """Read the facts about a process that need no lock of its address space."""
         stat = procfs.read_stat(descriptor)
         if stat.is_kernel_thread:
@@ -290,7 +290,7 @@ class ProcessReader:
             ns_pids=ns_pids,
             uid=uid,
             user=self._users.get(uid, str(uid)),
-            command=command or f"[{stat.name}]",
+            command=f"[{stat.name}]",
             container=container,
         )
         return Entry(stat.start_time_ticks, process, key, unread="no_time")
@@ -310,9 +310,7 @@ class ProcessReader:
         unread: GapReason | None = None
         command, namespace, sm_policy = "", None, "default"
         with procfs.opened_process(directory, pid) as descriptor:
-            with contextlib.suppress(AccessDenied):
-                command = procfs.read_command(descriptor)
-            fresh = self._identify(descriptor, pid, command)
+            fresh = self._identify(descriptor, pid)
             process = fresh.process
             if process is None or fresh.start_time_ticks != start_time_ticks:
                 raise Gone
@@ -322,15 +320,16 @@ class ProcessReader:
                 unread = "too_large"
             except AccessDenied:
                 pass
+            # After its maps: a program that has just become a monitor is known as one.
+            with contextlib.suppress(AccessDenied):
+                command = procfs.read_command(descriptor)
             files = () if maps is None else maps.files
-            if files and files == tuple(each.mapping for each in known.uses):
-                # At the same addresses: it runs the same program.
-                namespace, sm_policy = known.uses[0].namespace, known.sm_policy
-            elif files:
+            if files:
                 namespace = procfs.read_link(descriptor, "ns/pid")
                 # Linux 6.16 shows no environ of a process whose first thread has ended.
                 with contextlib.suppress(AccessDenied, Gone):
                     sm_policy = procfs.read_sm_policy(descriptor)
+        process = attrs.evolve(process, command=command or process.command)
         # The same objects say that nothing has changed.
         process = known.process if process == known.process else process
         uses = tuple(FileUser(process, namespace, file) for file in files)

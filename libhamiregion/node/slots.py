@@ -370,7 +370,6 @@ class SlotTracker:
         self._proofs: dict[Region, _Proof] = {}
         self._listed_s = float("-inf")
         # Of the answer; empty if a proof has changed since.
-        self._rows: list[_Row] = []
         self._key: tuple[object, ...] = ()
         self._answer = SlotStates(b"", {}, {})
 
@@ -416,9 +415,8 @@ class SlotTracker:
             self._processes.refresh({pid for _, unread in late for pid in unread})
             self._prove([each for each, _ in late], containers, table, read_s)
         self._listed_s = self._processes.view.started_s
-        self._key = key
-        if rows != self._rows:
-            self._rows = rows
+        if key != self._key:
+            self._key = key
             for region in self._proofs.keys() - {each.region for each in rows}:
                 del self._proofs[region]
             self._answer = self._states(len(table.processes), table.processes.pid, rows)
@@ -465,7 +463,7 @@ class SlotTracker:
         lost = []
         for row in stale:
             known = self._proofs.pop(row.region, None)
-            self._rows = []
+            self._key = ()
             # Of 4 bytes each: a container can fill its table.
             pids = array("i", table.processes.pid[row.slots])
             try:

@@ -58,9 +58,8 @@ def impossible_usage(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding
 
 def device_count_zero(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Regions in use that name no device."""
-    is_named = used.snapshot.device_count > 0
-    busy = [usage for usage, _ in used.alive if not is_named and memory_bytes(usage)]
-    if busy:
+    busy = [usage for usage, _ in used.alive if memory_bytes(usage)]
+    if busy and not used.snapshot.device_count:
         pids = [usage.pid for usage in busy]
         yield used.finding(
             FindingKind.DEVICE_COUNT_ZERO,
