@@ -199,7 +199,7 @@ class NodeExporter:
         return b"".join(self.pieces(names=names))
 
     def pieces(self, *, names: Collection[str] | None = None) -> Iterator[bytes]:
-        """The text of `render` in pieces, for servers: those that are as last time are the same.
+        """The text of `render` in pieces; a piece that has not changed is the same object.
 
         Args:
             names: As for `render`.

@@ -59,9 +59,9 @@ class Series:
 
 
 class TextWriter:
-    """Writes series as text; those that are as they were the last time are not written again.
+    """Writes series as text; a series that has not changed keeps its text.
 
-    Threads: any; one that writes meanwhile only costs time.
+    Threads: may be shared.
     """
 
     def __init__(self) -> None:

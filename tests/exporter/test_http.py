@@ -208,6 +208,14 @@ def test_clients_that_wait_share_the_next_scrape(serve: Callable[..., MetricsSer
     assert source.scrapes <= 3
 
 
+def test_a_stop_wakes_a_server_that_waits_for_clients(serve: Callable[..., MetricsServer]) -> None:
+    server = serve()
+    assert ask(server.urls[0]).status == 200
+    began_s = time.monotonic()
+    server.stop()
+    assert time.monotonic() - began_s < DEADLINE_S / 2
+
+
 def test_a_stop_finishes_the_answer_under_way(serve: Callable[..., MetricsServer]) -> None:
     source = TextSource()
     server = serve(source)
