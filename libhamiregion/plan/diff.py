@@ -188,11 +188,11 @@ def diff_plan(
     skipped: list[Unapplied] = []
     used: set[int] = set()
     for container in node.containers:
-        if container.directory is None:
-            continue
         candidates = sorted(
             [*general, *exact.get(container.pod_uid or "", ())], key=operator.itemgetter(0)
         )
+        if container.directory is None or not candidates:
+            continue
         name = container.pod_name
         chosen = [each for each in candidates if each[1].select.matches_container(container, name)]
         used.update(number for number, _ in chosen)
