@@ -6,6 +6,7 @@ Each task has its own thread, so that a slow pass delays no other task; the obse
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -57,7 +58,7 @@ class Task(ABC):
         name: One word for events and metrics.
         counted: The counters, called ``<name>_<counter>``.
         needs: The part of an observation that a pass uses: the regions, also the processes, or also
-            the states of the slots.
+            the states of the slots and the driver's figures.
         interval_s: Seconds from the start of one pass to the start of the next.
         events: Reports events.
         backoff: Skips containers that have failed.
@@ -66,7 +67,7 @@ class Task(ABC):
     name: ClassVar[str] = "task"
     counted: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[Literal["regions", "processes", "slots"]] = "regions"
-    interval_s: float = 10.0
+    interval_s: float = 15.0
 
     def __init__(self, emit: Emit = silent) -> None:
         self.events = EventReporter(self.name, emit)
@@ -143,6 +144,7 @@ class TaskRunner:
         self._reporters = {task.name: EventReporter(task.name, emit) for task in self.tasks}
         self._failures = dict.fromkeys(self._reporters, 0)
         self._began_s: dict[str, float] = {}
+        self._due_s = dict.fromkeys(self._reporters, 0.0)
         self._stopping = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
 
@@ -228,10 +230,15 @@ class TaskRunner:
         return tuple(left)
 
     def _observe(self, task: Task) -> Observation:
+        # What serves the tasks that are due now as well.
+        now_s = time.monotonic() + _TOGETHER_S
+        due = [each for each in self.tasks if each is task or self._due_s[each.name] <= now_s]
+        slots = any(each.needs == "slots" for each in due)
         return self._observer.observe(
             max_age_s=min(SHARED_AGE_S, task.interval_s / 2),
-            slots=task.needs == "slots",
-            processes_max_age_s=None if task.needs == "regions" else LISTING_S,
+            slots=slots,
+            driver=slots,
+            processes_max_age_s=math.inf if task.needs == "regions" else LISTING_S,
         )
 
     def _end(self, task: Task) -> None:
@@ -249,7 +256,7 @@ class TaskRunner:
                 if once:
                     break
                 # After a slow pass, missed passes are skipped.
-                due_s = max(due_s + task.interval_s, time.monotonic())
+                due_s = self._due_s[task.name] = max(due_s + task.interval_s, time.monotonic())
                 if task._woken.wait(max(0.0, due_s - time.monotonic())):
                     self._stopping.wait(_TOGETHER_S)
                     task._woken.clear()

@@ -93,8 +93,7 @@ def agent(
     with bad_arguments():
         node = node_choice.open()
     sampler = NvmlSampler(library, sensors=wanted.metrics)
-    by_process = wanted.repair or wanted.metrics
-    observer = Observer(node, sampler=sampler if by_process else None, slots=by_process)
+    observer = Observer(node, sampler=sampler if wanted.repair or wanted.metrics else None)
     runner = run_service(
         "agent",
         node,

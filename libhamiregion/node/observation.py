@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -179,7 +180,6 @@ class Observer:
     Args:
         node: The node; stays the caller's.
         sampler: Asks the driver; None leaves it out. Stays the caller's.
-        slots: Whether every observation has the states of slots, also if they are not asked for.
         driver_timeout_s: How long to wait for an answer of the driver; None means 5 s. While it
             does not answer, observations are without it and wait no more.
         anew: Whether every observation lists /proc.
@@ -193,21 +193,20 @@ class Observer:
         node: Node,
         *,
         sampler: NvmlSampler | None = None,
-        slots: bool = False,
         driver_timeout_s: float | None = None,
         anew: bool = False,
     ) -> None:
         self.node = node
-        self._slots = slots
         self._anew = anew
         self._sampler = sampler
         # NVML has no timeouts: after some faults of a GPU a question is never answered.
         self._driver = Workers(driver_timeout_s or _DRIVER_TIMEOUT_S, "hami-nvml")
-        self._last: Observation | None = None
+        # The last one with the driver's sample, and the last one without.
+        self._last: dict[bool, Observation] = {}
 
     @property
     def asks_driver(self) -> bool:
-        """Whether observations have the driver's sample."""
+        """Whether observations have the driver's sample, where it is wanted."""
         return self._sampler is not None
 
     def observe(
@@ -215,7 +214,8 @@ class Observer:
         *,
         max_age_s: float = 0.0,
         slots: bool = True,
-        processes_max_age_s: float | None = None,
+        driver: bool = True,
+        processes_max_age_s: float = math.inf,
     ) -> Observation:
         """Return an observation that is young enough: the last one, or a new one.
 
@@ -226,41 +226,43 @@ class Observer:
                 after this call.
             slots: Whether the states of the slots are wanted. /proc is listed for them if processes
                 or slots have changed, and every 20 s.
+            driver: Whether the driver's sample is wanted.
             processes_max_age_s: How old the list of the node's processes may be, for processes
-                without a slot; None for as old as the states need.
+                without a slot; by default as old as the states allow.
 
         Raises:
             RegionClosed: The node has been closed.
             NodeBusy: Another thread's observation has not returned for 30 s.
         """
         asked_s = time.monotonic()
+        driver = driver and self.asks_driver
 
-        def fits(last: Observation | None) -> bool:
+        def fits(last: Observation) -> bool:
             return (
-                last is not None
-                and last.began_s >= asked_s - max_age_s
+                last.began_s >= asked_s - max_age_s
                 and (not slots or last.states is not None or last.processes_error is not None)
                 and (
-                    processes_max_age_s is None
-                    or last.processes_read_s >= asked_s - processes_max_age_s
+                    last.processes_read_s >= asked_s - processes_max_age_s
                     or last.processes_error is not None
                 )
             )
 
-        self.node.check_open()
-        last = self._last
-        if last is not None and fits(last):
-            return last
-        with self.node._one_look():
-            last = self._last
-            if last is None or not fits(last):
-                age_s = 0.0 if self._anew else processes_max_age_s
-                last = self._last = self._take(slots or self._slots, age_s)
-            return last
+        def newest() -> Observation | None:
+            last = [each for asked, each in self._last.copy().items() if asked >= driver]
+            return max(filter(fits, last), key=lambda each: each.began_s, default=None)
 
-    def _take(self, slots: bool, processes_max_age_s: float | None) -> Observation:
+        self.node.check_open()
+        if (found := newest()) is not None:
+            return found
+        with self.node._one_look():
+            if (found := newest()) is None:
+                age_s = 0.0 if self._anew else processes_max_age_s
+                found = self._last[driver] = self._take(slots, driver, age_s)
+            return found
+
+    def _take(self, slots: bool, driver: bool, processes_max_age_s: float) -> Observation:
         node, began_s = self.node, time.monotonic()
-        sample, driver_error = self._ask_driver()
+        sample, driver_error = self._ask_driver() if driver else (None, None)
         # Daemons go on: directories can appear later, and each one is a gap.
         with contextlib.suppress(RootsUnreadable):
             node.refresh(processes=node.looks_outside)
@@ -269,8 +271,7 @@ class Observer:
         states, processes_error = None, None
         try:
             # Reads /proc if `Node.slots` might not, and a task wants it.
-            max_age_s = float("inf") if processes_max_age_s is None else processes_max_age_s
-            if began_s - node.processes.view.ended_s > max_age_s:
+            if began_s - node.processes.view.ended_s > processes_max_age_s:
                 node.processes.refresh()
             if slots:
                 states = node.slots(snapshot)
@@ -282,10 +283,9 @@ class Observer:
             *_gaps_of_slots(snapshot),
             *_gaps_of_processes(node, snapshot, states),
         ]
-        if driver_error is not None:
-            gaps.append(Gap("driver", f"asking the driver failed: {driver_error}"))
-        elif sample is None and self._sampler is not None:
-            gaps.append(Gap("driver", "the driver does not answer"))
+        if driver and sample is None:
+            failed = f"asking the driver failed: {driver_error}"
+            gaps.append(Gap("driver", failed if driver_error else "the driver does not answer"))
         if processes_error is not None:
             gaps.append(Gap("processes", f"{node.proc} could not be read: {processes_error}"))
         return Observation(
@@ -302,8 +302,7 @@ class Observer:
         )
 
     def _ask_driver(self) -> tuple[NvmlSample | None, Exception | None]:
-        if self._sampler is None:
-            return None, None
+        assert self._sampler is not None  # noqa: S101 (else no driver is wanted)
         # An answer that comes late is dropped; the next question waits for it.
         self._driver.late(self._sampler)
         try:

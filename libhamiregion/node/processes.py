@@ -184,9 +184,6 @@ class ProcessTable:
         entries = self.view.entries.values()
         return iter([entry.process for entry in entries if entry.process is not None])
 
-    def __len__(self) -> int:
-        return sum(entry.process is not None for entry in self.view.entries.values())
-
     @property
     def visibility(self) -> ProcVisibility:
         """How much of the node the last refresh could see."""

@@ -101,7 +101,7 @@ def test_one_without_slots_does_not_serve_those_who_want_them(node: Node, root: 
     observer = Observer(node)
     bare = observer.observe(slots=False)
     assert bare.states is None
-    assert len(node.processes) == 0
+    assert list(node.processes) == []
     with pytest.raises(ValueError, match="without looking at slots"):
         bare.proved()
     whole = observer.observe(max_age_s=PATIENCE_S)
@@ -388,7 +388,7 @@ def test_an_agents_tasks_and_its_exporter_look_at_the_node_once(
         counting(node.processes, "refresh")
         counting(node._roots, "scan")
         counting(node, "snapshot")
-        observer = Observer(node, sampler=sampler, slots=True)
+        observer = Observer(node, sampler=sampler)
         tasks = [
             Feedback(node, assume_alone=True),
             RepairLoop(observer),
