@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
@@ -18,13 +19,13 @@ from libhamiregion.errors import (
 )
 from libhamiregion.node.backoff import owner_of
 from libhamiregion.node.events import container_words, silent
-from libhamiregion.node.rows import NO_ROW, Join, driver_gap
+from libhamiregion.node.rows import NO_ROW, Join, Pairs, driver_gap
 from libhamiregion.region import open_in_container
 
 from .loop import Task, region_key, run_each
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from libhamiregion.changes import SlotChange
     from libhamiregion.node.containers import Container
@@ -36,17 +37,16 @@ if TYPE_CHECKING:
 
     from .loop import RegionKey
 
-# A process with its slot: the region, pid and start time.
-_Process: TypeAlias = "tuple[RegionKey, int, int]"
 # One figure of a slot: the slot's pid, the device's index, the place in _FIELDS.
 _Figure: TypeAlias = "tuple[int, int, int]"
 # The figures of a slot on one device, in the order of _FIELDS.
 _Row: TypeAlias = "tuple[int, ...]"
+# The figure of a process: the region, its pid in /proc and start time.
+_Known: TypeAlias = "tuple[RegionKey, int, int, _Figure]"
 
 _FIELDS: Final = ("monitor_used_bytes", "sm_util_percent", "enc_util_percent", "dec_util_percent")
 _COLUMNS: Final = ("memory_monitor_bytes", *_FIELDS[1:])
 _NVML_COLUMNS: Final = ("memory_used_bytes", *_FIELDS[1:])
-_UNKNOWN: Final[_Row] = (-1, -1, -1, -1)
 # The agent gives its tasks 5 s to give back.
 _GIVE_BACK_S: Final = 4.0
 # For the figures of one region: its lock may be held most of the time.
@@ -67,40 +67,33 @@ class _WrittenFigures:
 
 
 @attrs.frozen(eq=False)
-class _Slot:
-    """The slot of a living process.
+class _Change:
+    """A figure that is not the driver's.
 
     Attributes:
-        pid: The pid in the slot.
-        process: The process.
-        stored: Its figures in the region, by the device's index.
-        driver: The driver's figures of the process; -1 is unknown.
+        process: The process of its slot.
+        before: The figure.
+        after: The driver's.
     """
 
-    pid: int
     process: HostProcess
-    stored: dict[int, _Row] = attrs.field(factory=dict)
-    driver: dict[int, _Row] = attrs.field(factory=dict)
+    before: int
+    after: int
 
-    def without_watcher(self, before: Mapping[int, _Row]) -> dict[_Figure, int]:
-        """Return the driver's figures, if one that differs is the same as before."""
-        found: dict[_Figure, int] = {}
-        unchanged = False
-        for index, driver in self.driver.items():
-            stored, last = self.stored[index], before.get(index, _UNKNOWN)
-            if driver == stored:
-                continue
-            for place, value in enumerate(driver):
-                if value >= 0 and value != stored[place]:
-                    found[self.pid, index, place] = value
-                    unchanged = unchanged or stored[place] == last[place]
-        return found if unchanged else {}
 
-    def note(self, figure: _Figure, value: int) -> None:
-        """Take over a figure that was written."""
-        _, index, place = figure
-        row = self.stored[index]
-        self.stored[index] = (*row[:place], value, *row[place + 1 :])
+@attrs.frozen(eq=False)
+class _Slots:
+    """The slots of living processes in a region with a lock.
+
+    Attributes:
+        key: The region's file.
+        container: The container.
+        usages: The rows in ``table.usages``, by the slot's pid and the device's index.
+    """
+
+    key: RegionKey
+    container: Container
+    usages: dict[tuple[int, int], int] = attrs.field(factory=dict)
 
 
 class UsageSync(Task):
@@ -125,7 +118,6 @@ class UsageSync(Task):
     name = "figures"
     counted = ("runs", "writes", "processes", "errors")
     needs = "slots"
-    interval_s = 10.0
     #: How long to wait for a region's lock.
     timeout_s = 0.2
 
@@ -134,8 +126,12 @@ class UsageSync(Task):
         self._node = node
         self._dry_run = dry_run
         self._last: Observation | None = None
-        # The figures of the last pass, in all slots.
-        self._seen: dict[_Process, Mapping[int, _Row]] = {}
+        # Kept as long as the rows are the same; the slots are by row in ``table.regions``.
+        self._rows: tuple[object, ...] = ()
+        self._pairs: Pairs | None = None
+        self._slots: dict[int, _Slots] = {}
+        # The figures of the last pass that were not the driver's.
+        self._seen: dict[_Known, int] = {}
         self._written: dict[RegionKey, _WrittenFigures] = {}
         self._gap: str | None = None
         # Held while something is written: nothing is written once giving back has begun.
@@ -171,80 +167,106 @@ class UsageSync(Task):
         containers = [*observation.containers, *observation.missing]
         self.events.retain(containers)
         self.backoff.retain(list(map(owner_of, containers)))
+        regions, devices = observation.table.regions, observation.table.devices
+        # The states are the same object as long as the same processes have the same slots.
+        rows = observation.states, bytes(regions.first_device), bytes(devices.uuid_bytes)
+        if self._pairs is None or rows != self._rows:
+            self._rows, self._pairs = rows, Pairs(observation)
+            self._slots = _slots_of(observation, self._pairs)
+        columns = [getattr(observation.table.usages, name).tolist() for name in _COLUMNS]
+        stored = list(zip(*columns, strict=True))
+        changes = self._changes(Join(observation, self._pairs), stored)
         before, self._seen = self._seen, {}
-        slots = self._slots(observation)
         here = {each.region_path for each in containers}
-        for key in self._written.keys() - slots.keys():
+        for key in self._written.keys() - {each.key for each in self._slots.values()}:
             if key[0] not in here:
                 del self._written[key]
         # Outside the roots one owner can have many regions.
         failed: set[str] = set()
-        for key, (container, found) in slots.items():
-            owner = owner_of(container)
+        for row, slots in self._slots.items():
+            owner = owner_of(slots.container)
             try:
-                if self._sync(key, container, found, before, skip=owner in failed):
-                    self.backoff.recovered(owner)
-                    self.events.recovered(container)
+                lost = self._look_at_written(slots, stored)
+                wanted = self._wanted(slots.key, changes.get(row, {}), before)
+                if not (wanted or lost) or owner in failed or self.backoff.should_skip(owner):
+                    continue
+                self._write(slots, wanted)
+                self._set_to_0(slots.key, lost)
+                self.backoff.recovered(owner)
+                self.events.recovered(slots.container)
             except (RegionError, OSError) as error:
                 failed.add(owner)
                 self.count("errors")
                 self.backoff.failed(owner)
                 what = "the driver's figures could not be written"
-                self.events.failed(what, error, container)
+                self.events.failed(what, error, slots.container)
 
-    def _sync(
-        self,
-        key: RegionKey,
-        container: Container,
-        slots: Mapping[int, _Slot],
-        before: Mapping[_Process, Mapping[int, _Row]],
-        *,
-        skip: bool,
-    ) -> bool:
-        """Write the figures of one region; return whether there were any."""
-        wanted: dict[_Figure, int] = {}
-        for slot in slots.values():
-            process = (key, slot.process.pid, slot.process.start_time_ticks)
-            self._seen[process] = slot.stored
-            wanted |= slot.without_watcher(before.get(process, {}))
-        lost: list[_Figure] = []
-        written = self._written.get(key)
-        if written is not None:
-            written.container = container
+    def _changes(
+        self, join: Join, stored: Sequence[_Row]
+    ) -> defaultdict[int, dict[_Figure, _Change]]:
+        """Find the figures that are not the driver's, by row in ``table.regions``."""
+        pairs, table = join.pairs, join.observation.table
+        driver = list(zip(*map(join.figures, _NVML_COLUMNS), strict=True))
+        found: defaultdict[int, dict[_Figure, _Change]] = defaultdict(dict)
+        rows = zip(pairs.slots, pairs.devices, pairs.usages, join.rows_of_pairs, strict=True)
+        for slot, device, usage, row in rows:
+            if row == NO_ROW or stored[usage] == driver[row]:
+                continue
+            changes = found[table.processes.region[slot]]
+            pid, index = table.processes.pid[slot], table.devices.device[device]
+            for place, (before, after) in enumerate(zip(stored[usage], driver[row], strict=True)):
+                if before != after >= 0:
+                    process = pairs.states.processes[slot]
+                    changes[pid, index, place] = _Change(process, before, after)
+        return found
+
+    def _look_at_written(self, slots: _Slots, stored: Sequence[_Row]) -> list[_Figure]:
+        """Find the written figures whose slot or device is gone; forget those that have changed."""
+        written = self._written.get(slots.key)
+        if written is None:
+            return []
+        written.container = slots.container
+        lost = []
+        for (pid, index, place), value in list(written.figures.items()):
+            usage = slots.usages.get((pid, index))
             # A container can also take back a device that it has named.
-            known = {(pid, index) for pid, slot in slots.items() for index in slot.stored}
-            lost = [figure for figure in written.figures if figure[:2] not in known]
-            for pid, index, place in written.figures.keys() - lost:
+            if usage is None:
+                lost.append((pid, index, place))
+            elif stored[usage][place] != value:
                 # A figure that has changed by itself is libvgpu's again.
-                if slots[pid].stored[index][place] != written.figures[pid, index, place]:
-                    del written.figures[pid, index, place]
-        if not (wanted or lost) or skip or self.backoff.should_skip(owner_of(container)):
-            return False
-        if wanted:
-            self._write(key, container, slots, wanted)
-        if written is not None and lost:
-            self._set_to_0(key, written, lost)
-        return True
+                del written.figures[pid, index, place]
+        return lost
 
-    def _write(
-        self,
-        key: RegionKey,
-        container: Container,
-        slots: Mapping[int, _Slot],
-        wanted: Mapping[_Figure, int],
-    ) -> None:
+    def _wanted(
+        self, key: RegionKey, changes: Mapping[_Figure, _Change], before: Mapping[_Known, int]
+    ) -> dict[_Figure, _Change]:
+        """Return the changes of slots without a watcher: of which a figure is as it was before."""
+        written = self._written.get(key)
+        unwatched = set()
+        for figure, change in changes.items():
+            known = (key, change.process.pid, change.process.start_time_ticks, figure)
+            self._seen[known] = change.before
+            is_written = written is not None and figure in written.figures
+            if is_written or before.get(known) == change.before:
+                unwatched.add(figure[0])
+        return {figure: each for figure, each in changes.items() if figure[0] in unwatched}
+
+    def _write(self, slots: _Slots, wanted: Mapping[_Figure, _Change]) -> None:
         """Write figures, unless they have changed since the observation."""
+        if not wanted:
+            return
+        container = slots.container
         with self._node.open(container) as region, self._writing:
             if self._ended:
                 return
             now = _stored(region)
             # Their pids may be other processes' since /proc was listed.
-            ended = self._node.processes.ended([each.process for each in slots.values()])
+            processes = {each.process.pid: each.process for each in wanted.values()}
+            ended = self._node.processes.ended(processes.values())
             still = {
-                (pid, index, place): value
-                for (pid, index, place), value in wanted.items()
-                if now.get((pid, index, place)) == slots[pid].stored[index][place]
-                and slots[pid].process not in ended
+                figure: change.after
+                for figure, change in wanted.items()
+                if now.get(figure) == change.before and change.process not in ended
             }
             if self._dry_run:
                 for each in self._store(region, still):
@@ -252,46 +274,10 @@ class UsageSync(Task):
                     self._would_write(container, each.field, each.before, each.after, **where)
                 return
             # Before the stores: some may have been made when one fails.
-            self._written.setdefault(key, _WrittenFigures(container)).figures.update(still)
+            self._written.setdefault(slots.key, _WrittenFigures(container)).figures.update(still)
             changes = self._store(region, still)
             self.count("writes", len(changes))
             self.count("processes", len({change.pid for change in changes}))
-            for figure, value in still.items():
-                # If the next observation shows the same, there is still no watcher.
-                slots[figure[0]].note(figure, value)
-
-    def _slots(
-        self, observation: Observation
-    ) -> dict[RegionKey, tuple[Container, dict[int, _Slot]]]:
-        """Collect the slots of living processes, by region and pid; of layouts with a lock."""
-        join = Join(observation)
-        table = observation.table
-        regions, processes = table.regions, table.processes
-        by_row: dict[int, tuple[Container, dict[int, _Slot]]] = {}
-        found: dict[RegionKey, tuple[Container, dict[int, _Slot]]] = {}
-        for row, container in enumerate(observation.containers):
-            region = container.region
-            if region is not None and region.layout.has_lock and regions.code[row] == 0:
-                by_row[row] = found[region_key(region)] = container, {}
-        columns = [getattr(table.usages, name).tolist() for name in _COLUMNS]
-        stored = list(zip(*columns, strict=True))
-        driver = list(zip(*map(join.figures, _NVML_COLUMNS), strict=True))
-        rows = zip(join.pairs.slots, join.pairs.devices, join.rows_of_pairs, strict=True)
-        for slot, device, row in rows:
-            region_row, pid = processes.region[slot], processes.pid[slot]
-            if region_row not in by_row:
-                continue
-            container, slots = by_row[region_row]
-            if pid not in slots:
-                slots[pid] = _Slot(pid, join.pairs.states.processes[slot])
-            index = table.devices.device[device]
-            usage = processes.first_usage[slot] + device - regions.first_device[region_row]
-            slots[pid].stored[index] = stored[usage]
-            if row != NO_ROW:
-                has_utilization = container.region and container.region.layout.has_utilization
-                figures = driver[row] if has_utilization else (driver[row][0], *_UNKNOWN[1:])
-                slots[pid].driver[index] = figures
-        return found
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -318,7 +304,7 @@ class UsageSync(Task):
     def _give_back(self, entry: tuple[RegionKey, _WrittenFigures]) -> None:
         key, written = entry
         try:
-            self._set_to_0(key, written, list(written.figures))
+            self._set_to_0(key, list(written.figures))
         except (RegionStale, RegionNotFound):
             pass  # the region is gone, and with it the figures
         except (RegionError, OSError) as error:
@@ -327,19 +313,19 @@ class UsageSync(Task):
             return
         self._written.pop(key, None)
 
-    def _set_to_0(
-        self, key: RegionKey, written: _WrittenFigures, figures: Iterable[_Figure]
-    ) -> None:
-        """Set those of these figures to 0 that still have the written value."""
-        old = {figure for figure in figures if written.figures[figure]}
+    def _set_to_0(self, key: RegionKey, figures: Collection[_Figure]) -> None:
+        """Set those of these written figures to 0 that still have their value, and forget them."""
+        entry = self._written.get(key)
+        written = {} if entry is None else entry.figures
+        old = {figure for figure in figures if written.get(figure)}
         if old:
             with open_in_container(key[0], writable=True) as region:
                 if region.file_id == key[1]:
                     now = _stored(region)
-                    same = {each for each in old if now.get(each) == written.figures[each]}
+                    same = {each for each in old if now.get(each) == written[each]}
                     self._store(region, dict.fromkeys(same, 0))
         for figure in figures:
-            written.figures.pop(figure, None)
+            written.pop(figure, None)
 
     def _store(self, region: Region, figures: Mapping[_Figure, int]) -> list[SlotChange]:
         """Store figures; return the changes, also with a dry run."""
@@ -359,6 +345,19 @@ class UsageSync(Task):
                 if (sm, enc, dec) != (None, None, None):
                     changes += region.set_utilization(pid, index, sm=sm, enc=enc, dec=dec, **how)
         return [change for change in changes if change.before != change.after]
+
+
+def _slots_of(observation: Observation, pairs: Pairs) -> dict[int, _Slots]:
+    table, found = observation.table, dict[int, _Slots]()
+    for row, container in enumerate(observation.containers):
+        region = container.region
+        if region is not None and table.regions.code[row] == 0 and region.layout.has_lock:
+            found[row] = _Slots(region_key(region), container)
+    for slot, device, usage in zip(pairs.slots, pairs.devices, pairs.usages, strict=True):
+        slots = found.get(table.processes.region[slot])
+        if slots is not None:
+            slots.usages[table.processes.pid[slot], table.devices.device[device]] = usage
+    return found
 
 
 def _stored(region: Region) -> dict[_Figure, int]:

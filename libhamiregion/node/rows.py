@@ -203,6 +203,7 @@ class Pairs:
         states: State and process of every slot.
         slots: Of each pair the row of the process's slot in ``table.processes``.
         devices: Of each pair the row of the device in ``table.devices``.
+        usages: Of each pair its row in ``table.usages``.
         slot_of: Pid in /proc to the row of its slot, of every proved process.
         uuids: Of each device; empty if the region has no uuid for it, or has it a second time.
         by_uuid: Uuid to the pairs of that device, by pid in /proc.
@@ -213,17 +214,17 @@ class Pairs:
     def __init__(self, observation: Observation) -> None:
         states, table = observation.proved(), observation.table
         self.states = states
-        self.slots, self.devices = array("I"), array("I")
+        self.slots, self.devices, self.usages = array("I"), array("I"), array("I")
         self.slot_of: dict[int, int] = {}
         self.uuids: list[str] = []
         self.by_uuid: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self.of_region: list[set[str]] = []
         self.ambiguous: set[int] = set()
-        unknown = SLOT_STATES.index("unknown")
+        unknown, uuids = SLOT_STATES.index("unknown"), table.devices.uuids()
         for region in range(len(table)):
             named: set[str] = set()
             for row in devices_of(table, region):
-                uuid = table.devices.uuid(row) or ""
+                uuid = uuids[row] or ""
                 # A region can name one device twice.
                 self.uuids.append("" if uuid in named else uuid)
                 named.add(uuid)
@@ -235,10 +236,12 @@ class Pairs:
             if process.pid in self.slot_of:
                 continue
             self.slot_of[process.pid] = slot
-            for row in devices_of(table, table.processes.region[slot]):
+            rows = devices_of(table, table.processes.region[slot])
+            for usage, row in enumerate(rows, table.processes.first_usage[slot]):
                 self.by_uuid[self.uuids[row]][process.pid] = len(self.slots)
                 self.slots.append(slot)
                 self.devices.append(row)
+                self.usages.append(usage)
         self.by_uuid.pop("", None)
 
 
