@@ -163,6 +163,11 @@ class DeviceColumns(Columns, _Figures):
         cells: memoryview = self.__dict__["_uuid_cells"]
         return cells
 
+    def uuids(self) -> list[str | None]:
+        """Return the uuids of all devices; None where one is unset."""
+        cells, size = bytes(self.uuid_bytes), lib.HR_UUID_BYTES
+        return [uuid_text(cells[at : at + size]) for at in range(0, len(cells), size)]
+
     def uuid(self, row: int) -> str | None:
         """Return the uuid of the device in that row; None if unset.
 

@@ -134,6 +134,8 @@ class Feedback(Task):
         self._waits = waits
         self._lock = NodeLock(LockUse.FEEDBACK)
         self._written: dict[RegionKey, _WrittenState] = {}
+        self._searched: tuple[object, object] = (None, None)
+        self._monitors: tuple[CompetingController, ...] = ()
         self.paused: tuple[CompetingController, ...] = ()
         # Held while something is written: nothing is written once giving back has begun.
         self._writing = threading.Lock()
@@ -192,7 +194,11 @@ class Feedback(Task):
         """Find other writers, and take the node's lock if it is free."""
         if observation.processes_error is not None:
             raise observation.processes_error
-        found = list(find_monitors(self._node))
+        view, containers = self._node.processes.view, self._node.containers
+        # They are replaced as a whole where something has changed.
+        if view is not self._searched[0] or containers is not self._searched[1]:
+            self._searched, self._monitors = (view, containers), find_monitors(self._node)
+        found = list(self._monitors)
         if not (self._assume_alone or self._node.processes.visibility.sees_all_pids):
             message = (
                 f"{self._node.proc!r} does not show all processes of the node, so HAMi's monitor"
@@ -349,8 +355,7 @@ def _states(observation: Observation) -> Iterator[tuple[Container, LaunchState]]
     """Yield the rule's input for each region under the roots."""
     regions, devices = observation.table.regions, observation.table.devices
     uuids: list[set[str]] = [set() for _ in observation.containers]
-    for row, region in enumerate(devices.region.tolist()):
-        uuid = devices.uuid(row)
+    for region, uuid in zip(devices.region, devices.uuids(), strict=True):
         if uuid is not None:
             uuids[region].add(uuid)
     rows = zip(

@@ -171,7 +171,10 @@ class Node:
 
     @property
     def directories(self) -> tuple[str, ...]:
-        """The roots that exist now, patterns expanded, links resolved, each directory once."""
+        """The roots that exist, as of the last refresh if there was one.
+
+        Patterns are expanded, links resolved; each directory is there once.
+        """
         return self._roots.directories()
 
     @property

@@ -135,6 +135,7 @@ class Roots:
         self._optional = frozenset(self.paths if given is None else optional)
         self.errors: dict[str, OSError] = {}
         self.scanned: tuple[str, ...] = ()
+        self._resolved: dict[str, str] = {}
         self._listings: dict[str, _RootListing] = {}
         self._found: dict[str, Mapping[str, str]] = {}
 
@@ -159,8 +160,12 @@ class Roots:
         return f"no directory of containers was found; looked for {paths}{untrusted}"
 
     def directories(self) -> tuple[str, ...]:
-        """The roots that exist now: patterns expanded, links resolved, each directory once."""
-        return tuple(root for root in self._expanded({}) if os.path.isdir(root))  # noqa: PTH112
+        """The roots that exist: patterns expanded, links resolved, each directory once.
+
+        Those of the last scan; before the first one, those of now.
+        """
+        roots = self._resolved or self._expanded({})
+        return tuple(root for root in roots if os.path.isdir(root))  # noqa: PTH112
 
     def scan(self) -> dict[str, Mapping[str, str]]:
         """The containers' directories, in order: path to the fields in its name.
@@ -169,7 +174,8 @@ class Roots:
         """
         errors: dict[str, OSError] = {}
         listings: dict[str, _RootListing] = {}
-        for root, shown in self._expanded(errors).items():
+        self._resolved = self._expanded(errors)
+        for root, shown in self._resolved.items():
             try:
                 listings[root] = self._list(root, shown)
             except OSError as error:

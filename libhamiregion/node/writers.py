@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
@@ -14,8 +13,11 @@ from libhamiregion.text import printable
 from .process_reader import is_monitor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .containers import Container
     from .node import Node
-    from .process_reader import HostProcess
+    from .procfs import FileIdentity
 
 _COMMAND_LIMIT = 60
 
@@ -53,18 +55,21 @@ def find_monitors(node: Node) -> tuple[CompetingController, ...]:
     """
     table, containers = node.processes, node.containers
     tenants = {each.pod_uid for each in containers} - {None}
-    mapped: defaultdict[HostProcess, set[str | None]] = defaultdict(set)
-    for container in containers:
-        if container.region is None or container.directory is None:
+    candidates = []
+    for entry in table.view.entries.values():
+        process = entry.process
+        if process is None or not entry.uses or process.pod_uid in tenants:
             continue
-        with contextlib.suppress(RegionError):
-            for process in table.mappers(table.identity(container.region), writable=True):
-                mapped[process].add(container.pod_uid)
+        files = {user.mapping.identity for user in entry.uses if user.mapping.writable}
+        if len(files) > 1 or (files and is_monitor(process)):
+            candidates.append((process, files))
+    regions = region_files(node, containers) if candidates else {}
     found = []
-    for process, pods in mapped.items():
+    for process, files in candidates:
         has_name = is_monitor(process)
-        is_known = process.pod_uid in tenants or process.pid == table.visibility.own_pid
-        if is_known or not (has_name or len(pods) > 1):
+        mapped = [regions[each] for each in files & regions.keys()]
+        pods = {each.pod_uid for each in mapped if each.directory is not None}
+        if process.pid == table.visibility.own_pid or not (len(pods) > 1 or (pods and has_name)):
             continue
         who = f"process {process.pid} ({printable(process.command, _COMMAND_LIMIT)})"
         if has_name:
@@ -74,3 +79,13 @@ def find_monitors(node: Node) -> tuple[CompetingController, ...]:
             message = f"{who} maps regions of {len(pods)} pods for writing, as HAMi's monitor does"
             found.append(CompetingController("mapping", process.pid, message))
     return tuple(found)
+
+
+def region_files(node: Node, containers: Iterable[Container]) -> dict[FileIdentity, Container]:
+    """Containers by the identity of their region's file; those with an open region."""
+    found = {}
+    for each in containers:
+        with contextlib.suppress(RegionError):
+            if each.region is not None:
+                found[node.processes.identity(each.region)] = each
+    return found

@@ -13,7 +13,7 @@ from libhamiregion.errors import RegionClosed, RegionError
 from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.node.rows import NO_ROW, Join, devices_of
 from libhamiregion.node.slots import match_slots
-from libhamiregion.node.writers import find_monitors
+from libhamiregion.node.writers import find_monitors, region_files
 
 from .findings import finding
 
@@ -55,8 +55,7 @@ class ObservedRegion:
         region: The region, open for reading.
         snapshot: Its content.
         processes: The processes of its slots, and others that map it.
-        row: Its row in the observation's table.
-        join: The driver's figures; None if not known, or if there is nothing to be compared.
+        row: Its row in the observation's table; -1 if it was read later.
     """
 
     container: Container
@@ -64,7 +63,6 @@ class ObservedRegion:
     snapshot: RegionSnapshot
     processes: RegionProcesses
     row: int = -1
-    join: Join | None = None
 
     @property
     def finding(self) -> Callable[..., Finding]:
@@ -82,12 +80,6 @@ class ObservedRegion:
         # Of two slots with one pid the last is the original, the other one a copy of it.
         last = {usage.pid: (usage, match.process) for usage, match in self.slots}
         return tuple((usage, process) for usage, process in last.values() if process is not None)
-
-    @cached_property
-    def driver_rows(self) -> list[NodeProcess]:
-        """The live processes with the driver's figures; empty if not known."""
-        rows = () if self.join is None else self.join.slot_rows(self.row)
-        return [row for row in rows if row.state == "alive"]
 
     @property
     def users(self) -> tuple[HostProcess, ...]:
@@ -150,19 +142,13 @@ class DoctorContext:
                     yield look(self.node, container)
                 elif table.regions.code[row] == 0 and region and processes:
                     snapshot = table.snapshot(row, region)
-                    join = self.join if row in self.differing else None
-                    yield ObservedRegion(container, region, snapshot, processes, row, join)
+                    yield ObservedRegion(container, region, snapshot, processes, row)
 
     @cached_property
     def identities(self) -> dict[FileIdentity, Container]:
         """The readable regions, by the identity of their file."""
-        found = {}
-        codes = self.observation.table.regions.code
-        for code, container in zip(codes, self.observation.containers, strict=True):
-            with contextlib.suppress(RegionClosed):
-                if code == 0 and container.region is not None:
-                    found[self.processes.identity(container.region)] = container
-        return found
+        rows = zip(self.observation.table.regions.code, self.observation.containers, strict=True)
+        return region_files(self.node, [each for code, each in rows if code == 0])
 
     @cached_property
     def with_slot(self) -> dict[int, tuple[Container, int]]:
@@ -191,16 +177,20 @@ class DoctorContext:
             return found
         counted, load = table.usages.memory_used_bytes, table.usages.sm_util_percent
         memory, busy = join.figures("memory_used_bytes"), join.figures("sm_util_percent")
-        pairs = zip(join.pairs.slots, join.pairs.devices, join.rows_of_pairs, strict=True)
-        for slot, device, row in pairs:
-            region = table.processes.region[slot]
-            usage = table.processes.first_usage[slot] + device - table.regions.first_device[region]
+        pairs = zip(join.pairs.slots, join.pairs.usages, join.rows_of_pairs, strict=True)
+        for slot, usage, row in pairs:
             if row != NO_ROW and (
                 abs(counted[usage] - memory[row]) > UNCOUNTED_BYTES
                 or (busy[row] and not load[usage])
             ):
-                found.add(region)
+                found.add(table.processes.region[slot])
         return found
+
+    def driver_rows(self, used: ObservedRegion) -> list[NodeProcess]:
+        """The live processes with the driver's figures; empty if these do not differ."""
+        join = self.join if used.row in self.differing else None
+        rows = () if join is None else join.slot_rows(used.row)
+        return [row for row in rows if row.state == "alive"]
 
     def is_unused(self, used: ObservedRegion) -> bool:
         """Return whether it is certain that no process uses a region."""

@@ -176,7 +176,7 @@ def escaping_processes(context: DoctorContext) -> Iterator[Finding]:
         )
 
 
-def driver_memory(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
+def driver_memory(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Devices on which the driver's sum is far from the region's, over the same processes."""
     contexts = {
         (usage.pid, device.index)
@@ -186,7 +186,7 @@ def driver_memory(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     }
     # By device: counted, the driver's, what they may be apart; each a process.
     sums: dict[int, list[tuple[int, int, int]]] = {}
-    for row in used.driver_rows:
+    for row in context.driver_rows(used):
         for device in row.devices:
             counted, driver = device.memory_used_bytes, device.memory_driver_bytes
             if device.index is None or counted is None or driver is None:
@@ -211,12 +211,12 @@ def driver_memory(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
             )
 
 
-def unrecorded_utilization(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
+def unrecorded_utilization(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Processes at work whose slot says 0, though their host pid is right."""
     if not used.snapshot.layout.has_utilization:
         return
     right = {usage.pid for usage, process in used.alive if usage.host_pid == process.pid}
-    for row in used.driver_rows:
+    for row in context.driver_rows(used):
         for device in row.devices if row.pid in right else ():
             driver = device.driver_sm_percent or 0
             if driver >= _BUSY_PERCENT and device.sm_util_percent == 0:

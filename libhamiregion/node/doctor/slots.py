@@ -398,8 +398,9 @@ def slots_behind(region: Region, count: int) -> dict[int, int]:
     layout = region.layout
     if not (layout.has_seqlock or layout is Layout.V1_1):
         return {}
-    stride, base = layout.offsets["slot_stride"] or 0, layout.offsets["procs"] or 0
-    pid_at = layout.offsets["slot_pid"] or 0
+    offsets = layout.offsets
+    stride, base = offsets["slot_stride"] or 0, offsets["procs"] or 0
+    pid_at = offsets["slot_pid"] or 0
     seqlock_at = Layout.V1_2.offsets["slot_seqlock"] or 0
     slot, found = count, {}
     with _opened(region) as descriptor:
