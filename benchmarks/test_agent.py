@@ -1,6 +1,7 @@
 """What an agent costs in a minute: all of its tasks, alone and with the exporter's metrics.
 
-The budgets are of the whole process's processor time, with 1,024 busy processes.
+The budgets are of the whole process's processor time, with 1,024 busy processes: 200 and 300 ms
+where one plain pass over their maps takes 175 ms, and in passes on every machine.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ def wait_for_figures(node: BusyNode) -> None:
 
 @pytest.mark.timeout(800)
 @pytest.mark.parametrize(
-    ("serves", "budget_ms"), [(False, 200), (True, 300)], ids=["alone", "with-metrics"]
+    ("serves", "passes"), [(False, 1.15), (True, 1.7)], ids=["alone", "with-metrics"]
 )
 def test_a_minute_of_all_tasks(
-    directory: Path, ledger: Ledger, quick: bool, serves: bool, budget_ms: int
+    directory: Path, ledger: Ledger, quick: bool, serves: bool, passes: float
 ) -> None:
     """Alone it serves no metrics; else they are scraped every 15 s with gzip."""
     own = Path(tempfile.mkdtemp(dir=directory))
@@ -63,5 +64,6 @@ def test_a_minute_of_all_tasks(
         wait_for_figures(node)  # an agent that has stopped costs nothing
     shutil.rmtree(own)
     what = "the agent with metrics" if serves else "the agent, all tasks"
-    ledger.add(f"a minute of {what}", "us", budget_ms * 1e3, found.cpu_us)
+    ledger.add("  one plain pass over all maps, then", "us", None, found.plain_pass_us)
+    ledger.add(f"a minute of {what}", "us", passes * found.plain_pass_us, found.cpu_us)
     ledger.add(f"  resident then, {what}", "bytes", 80.0 * MIB, float(found.resident_bytes))

@@ -110,6 +110,19 @@ def test_one_without_slots_does_not_serve_those_who_want_them(node: Node, root: 
     assert observer.observe(max_age_s=PATIENCE_S, slots=False) is whole
 
 
+def test_one_without_the_driver_does_not_serve_those_who_want_it(node: Node) -> None:
+    sampler = HeldSampler()
+    sampler.may_answer.set()
+    observer = Observer(node, sampler=sampler)
+    bare = observer.observe(driver=False)
+    assert bare.sample is None
+    assert gaps(bare) == []
+    assert sampler.asked == 0
+    whole = observer.observe(max_age_s=PATIENCE_S)
+    assert whole.sample is not None
+    assert observer.observe(max_age_s=PATIENCE_S, driver=False) is whole
+
+
 def test_proc_is_read_as_often_as_somebody_wants_it_and_once_an_observation(
     actor: MakeActor, node: Node, root: Root
 ) -> None:
