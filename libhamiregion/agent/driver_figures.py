@@ -169,12 +169,13 @@ class UsageSync(Task):
         self.backoff.retain(list(map(owner_of, containers)))
         regions, devices = observation.table.regions, observation.table.devices
         # The states are the same object as long as the same processes have the same slots.
-        rows = observation.states, bytes(regions.first_device), bytes(devices.uuid_bytes)
+        columns = bytes(regions.first_device), bytes(devices.uuid_bytes)
+        rows = (observation.containers, observation.states, *columns)
         if self._pairs is None or rows != self._rows:
             self._rows, self._pairs = rows, Pairs(observation)
             self._slots = _slots_of(observation, self._pairs)
-        columns = [getattr(observation.table.usages, name).tolist() for name in _COLUMNS]
-        stored = list(zip(*columns, strict=True))
+        figures = [getattr(observation.table.usages, name).tolist() for name in _COLUMNS]
+        stored = list(zip(*figures, strict=True))
         changes = self._changes(Join(observation, self._pairs), stored)
         before, self._seen = self._seen, {}
         here = {each.region_path for each in containers}

@@ -11,7 +11,7 @@ from support.agent_scene import Events, NodeScene
 from support.containers import Container, Starter, needs_namespaces
 from support.region_file import RegionFile
 
-from libhamiregion import Layout, open_region
+from libhamiregion import Layout, create_region, open_region
 from libhamiregion.agent import UsageSync
 from libhamiregion.node import Node, NvmlSampler, Observer
 
@@ -152,6 +152,24 @@ def test_what_moves_by_itself_is_libvgpus(
         assert figures(file) == ((299 + second) * MIB, 40 + second)
     assert task.counters()["figures_writes"] == written
     assert task.pending_cleanup() == ()
+
+
+def test_a_region_that_is_replaced_gets_figures_again(
+    attach: Callable[..., Attached], task: ObservedSync, fake_driver: FakeDriver
+) -> None:
+    """Also where the same processes have the same slots in it."""
+    for _ in range(2):
+        task.once()  # this process has been read before it maps a region, and is no onlooker
+    file, process = attach("a")
+    play_twice(fake_driver, process, task)
+    file.path.unlink()
+    create_region(file.path, uuids=[GPU])
+    process.tell("attach", file.path)
+    again = RegionFile(file.path, Layout.V1_2)
+    assert figures(again) == (0, 0)
+    play_twice(fake_driver, process, task)
+    assert figures(again) == (300 * MIB, 61)
+    assert task.counters()["figures_errors"] == 0
 
 
 def test_only_a_process_that_is_proved_to_be_the_slots_gets_figures(
