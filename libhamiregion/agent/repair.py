@@ -44,7 +44,7 @@ class RepairLoop(Task):
     """
 
     name = "repair"
-    interval_s = 60.0
+    interval_s = 120.0
     counted = ("runs", "errors", *sorted(kind.value for kind in SAFE_KINDS))
     needs = "slots"
     #: How long to wait for a region's lock.
