@@ -1,7 +1,7 @@
 """What an agent costs in a minute: all of its tasks, alone and with the exporter's metrics.
 
-The budgets are of the whole process's processor time, with 1,024 busy processes: 200 and 300 ms
-where one plain pass over their maps takes 175 ms, and in passes on every machine.
+The budgets are of the whole process's processor time, with 1,024 busy processes, in plain passes
+over their maps: 200 and 300 ms where one pass takes 175 ms.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Layout(enum.Enum):
     @property
     def has_lock(self) -> bool:
         """Whether this library locks regions of the layout, and edits and repairs their slots."""
-        return self not in (Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED)
+        return self.version is not None
 
     @property
     def has_limit_per_device(self) -> bool:

@@ -187,7 +187,7 @@ class UsageSync(Task):
         for row, slots in self._slots.items():
             owner = owner_of(slots.container)
             try:
-                lost = self._look_at_written(slots, stored)
+                lost = self._lost_figures(slots, stored)
                 wanted = self._wanted(slots.key, changes.get(row, {}), before)
                 if not (wanted or lost) or owner in failed or self.backoff.should_skip(owner):
                     continue
@@ -221,7 +221,7 @@ class UsageSync(Task):
                     changes[pid, index, place] = _Change(process, before, after)
         return found
 
-    def _look_at_written(self, slots: _Slots, stored: Sequence[_Row]) -> list[_Figure]:
+    def _lost_figures(self, slots: _Slots, stored: Sequence[_Row]) -> list[_Figure]:
         """Find the written figures whose slot or device is gone; forget those that have changed."""
         written = self._written.get(slots.key)
         if written is None:

@@ -230,7 +230,7 @@ class TaskRunner:
         return tuple(left)
 
     def _observe(self, task: Task) -> Observation:
-        # What serves the tasks that are due now as well.
+        # One observation serves all tasks that are due now.
         now_s = time.monotonic() + _TOGETHER_S
         due = [each for each in self.tasks if each is task or self._due_s[each.name] <= now_s]
         slots = any(each.needs == "slots" for each in due)

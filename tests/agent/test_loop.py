@@ -32,6 +32,7 @@ class Counting(Task):
         self.error: Exception | None = None
         self.gate: threading.Event | None = None
         self.left: tuple[str, ...] = ()
+        self.has_slots: list[bool] = []
 
     def start(self, observe: Callable[[], Observation]) -> None:
         assert observe().containers == ()
@@ -42,6 +43,7 @@ class Counting(Task):
     def run(self, observation: Observation) -> None:
         assert observation.containers == ()
         self.passes += 1
+        self.has_slots.append(observation.states is not None)
         self.count("passes")
         if self.gate is not None:
             self.gate.wait(PATIENCE_S)
@@ -104,6 +106,16 @@ def test_a_task_that_fails_goes_on_and_stops_no_other(observer: Observer) -> Non
     assert counters["bad_failures"] == bad.passes + 1
     assert counters["good_failures"] == 0
     assert (bad.stopped, good.stopped) == (1, 1)
+
+
+def test_slots_are_judged_only_when_a_task_that_needs_them_is_due(observer: Observer) -> None:
+    often, seldom = Counting("often"), Counting("seldom")
+    seldom.needs, seldom.interval_s = "slots", 3600.0  # type: ignore[misc]
+    runner = TaskRunner(observer, [often, seldom])
+    runner.start()
+    eventually(lambda: often.has_slots[-1:] == [False])
+    runner.stop()
+    assert seldom.has_slots == [True]
 
 
 def test_a_task_that_is_woken_does_not_wait_for_its_time(observer: Observer) -> None:
