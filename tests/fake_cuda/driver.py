@@ -1,6 +1,8 @@
 """Building the fake libcuda.so.1 beside the fake libnvidia-ml.so.1, and GPUs of a test's own."""
 
 import os
+import signal
+import struct
 import subprocess
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from fake_nvml.driver import build as build_nvml
 DIRECTORY = Path(__file__).parent
 GIB = 1 << 30
 MIB = 1 << 20
+FUTEX_TID_MASK = 0x3FFFFFFF
 
 
 def build(directory: Path, optimise: str = "-O2") -> Path:
@@ -23,6 +26,23 @@ def build(directory: Path, optimise: str = "-O2") -> Path:
 def gpu_uuid(index: int) -> str:
     """The uuid of one of the GPUs, as NVML has it."""
     return f"GPU-facec0da-0000-0000-0000-{index + 1:012x}"
+
+
+def stop(pid: int, state: Path) -> None:
+    """Stop a child while it does not hold the lock of its GPUs, for which all others would wait.
+
+    Args:
+        pid: The child.
+        state: The file of the GPUs; if there is none, the GPUs are real and have no such lock.
+    """
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED)
+        # struct state begins with a word, then the lock with the id of the thread that holds it.
+        word = struct.unpack_from("8xI", state.read_bytes())[0] if state.is_file() else 0
+        if not Path(f"/proc/{pid}/task/{word & FUTEX_TID_MASK}").exists():
+            return
+        os.kill(pid, signal.SIGCONT)
 
 
 class FakeGpus:

@@ -29,6 +29,7 @@ TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS / "preload")]
 
 from cuda_program import OUT, OUT_OF_MEMORY, CudaProgram  # noqa: E402
+from fake_cuda.driver import stop  # noqa: E402
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -309,7 +310,7 @@ class Checks:
                 started = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
                 programs.append(stack.enter_context(started))
                 time.sleep(3)
-            programs[0].send_signal(signal.SIGSTOP)
+            stop(programs[0].pid, Path(os.environ.get("FAKE_CUDA_STATE", "")))
             time.sleep(3)
             mean = self.mean_utilisation()
             for program in programs:

@@ -34,7 +34,9 @@ def test_a_real_gpu_is_limited() -> None:
 @pytest.mark.slow
 def test_the_checks_hold_on_the_fake_driver(tmp_path: Path) -> None:
     gpus = FakeGpus(build(tmp_path / "libraries"), tmp_path / "gpus")
-    command = [sys.executable, SCRIPT, "--driver", str(gpus.libraries), "--seconds", "4"]
+    # By this signal Python shows its stack.
+    python = ["timeout", "--signal=ABRT", "10m", sys.executable, "-X", "faulthandler"]
+    command = [*python, SCRIPT, "--driver", str(gpus.libraries), "--seconds", "4"]
     env = gpus.environment(XDG_RUNTIME_DIR=str(tmp_path))
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

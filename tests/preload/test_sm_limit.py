@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from busy_programs import BusyProgram, Observer
 from cuda_program import INVALID_HANDLE, OUT, SUCCESS, CudaProgram
-from fake_cuda.driver import MIB, FakeGpus
+from fake_cuda.driver import MIB, FakeGpus, stop
 from limited import Limited
 from support.actors import Actor, map_libvgpu
 from support.wait import PATIENCE_S, eventually
@@ -111,7 +111,7 @@ def test_a_process_goes_by_its_own_figures_where_the_one_that_measures_is_stoppe
     eventually(lambda: sm_percent(scene, first.pid) > 0)  # nobody else could have measured it
     second = busy(scene, "busy_1ms", pending=200)
     eventually(lambda: sm_percent(scene, second.pid) > 0)
-    os.kill(first.pid, signal.SIGSTOP)
+    stop(first.pid, scene.gpus.state)
     # By that figure there is much left of the limit.
     scene.region.set_utilization(second.pid, 0, sm=0)
     eventually(lambda: sm_percent(scene, second.pid) > 0)
