@@ -75,4 +75,6 @@ class Observer:
         begun_ns, before_ns = time.monotonic_ns(), self.worked_ns(device, pid)
         time.sleep(over_s)
         worked_ns = self.worked_ns(device, pid) - before_ns
-        return 100 * worked_ns / (time.monotonic_ns() - begun_ns)
+        percent = 100 * worked_ns / (time.monotonic_ns() - begun_ns)
+        print(f"device {device}, process {pid or 'any'}: {percent:.0f} %")  # shown if a test fails
+        return percent
