@@ -35,7 +35,7 @@ def test_a_real_gpu_is_limited() -> None:
 def test_the_checks_hold_on_the_fake_driver(tmp_path: Path) -> None:
     gpus = FakeGpus(build(tmp_path / "libraries"), tmp_path / "gpus")
     # By this signal Python shows its stack.
-    python = ["timeout", "--signal=ABRT", "10m", sys.executable, "-X", "faulthandler"]
+    python = ["timeout", "--signal=ABRT", "8m", sys.executable, "-X", "faulthandler"]
     command = [*python, SCRIPT, "--driver", str(gpus.libraries), "--seconds", "4"]
     env = gpus.environment(XDG_RUNTIME_DIR=str(tmp_path))
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
