@@ -56,7 +56,7 @@ struct gpu {
 
 struct state {
     uint64_t ready;
-    pthread_mutex_t mutex; /* robust; over everything below */
+    pthread_mutex_t mutex; /* robust; over everything below; driver.py reads its owner */
     uint32_t gpu_count;
     uint32_t client_count; /* clients at and above this number are free */
     uint64_t memory_bytes, context_bytes, launch_ns, block_ns, sample_ns, pid_offset;
