@@ -566,8 +566,12 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
  */
 int hr_attach(hr_region *region, uint64_t timeout_ns, struct hr_error *error);
 
-/* Empty the slot, and remove it if it is the last one.  HR_EDETACHED: not attached. */
-int hr_detach(hr_region *region, uint64_t timeout_ns, struct hr_error *error);
+/* The number of this handle's attachment, another one each time; 0: it is not attached. */
+uint64_t hr_attachment(const hr_region *region);
+
+/* Empty the slot of this attachment, of any with 0, and remove it if it is the last one.
+ * HR_EDETACHED: there is no such attachment any more. */
+int hr_detach(hr_region *region, uint64_t attachment, uint64_t timeout_ns, struct hr_error *error);
 
 enum hr_kind { HR_CONTEXT, HR_MODULE, HR_DATA };
 

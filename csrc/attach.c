@@ -101,6 +101,7 @@ static int attach_work(void *argument)
     int code = take_slot(region, call->view, call->pid);
     if (code == HR_OK) {
         region->own.pid = call->pid;
+        region->own.attachment = ++region->own.attachments;
         region->own.signature = region->own.attaching_signature;
         call->is_attached = true;
     }
@@ -244,13 +245,10 @@ int hr_regain_slot(hr_region *region, const struct hr_table_view *view)
 
 /* ---- Detaching --------------------------------------------------------------------- */
 
-/* HR_EDETACHED: nothing to do. */
 static int detach_work(void *argument)
 {
     hr_region *region = argument;
     int32_t count;
-    if (region->own.pid == 0) /* another thread has detached meanwhile */
-        return hr_fail_code(HR_EDETACHED);
     int code = hr_checked_table(region, &count);
     if (code != HR_OK)
         return code;
@@ -276,12 +274,15 @@ static struct hr_byte_lock forget_slot(hr_region *region)
 {
     struct hr_byte_lock byte = region->own.byte;
     region->own.pid = 0;
+    /* Of a closed handle the owner of the slot shall hear that. */
+    if (!region->is_leaving)
+        region->own.attachment = 0;
     region->own.signature = 0;
     region->own.is_claimed = false;
     return byte;
 }
 
-static int detach(hr_region *region, uint64_t deadline_ns)
+static int detach(hr_region *region, uint64_t attachment, uint64_t deadline_ns)
 {
     struct hr_byte_lock byte = {.page = NULL};
     int code = hr_lock_take(region, deadline_ns);
@@ -289,9 +290,12 @@ static int detach(hr_region *region, uint64_t deadline_ns)
     const bool is_gone = code == HR_ESTALE && hr_gate_enter(region, deadline_ns) == HR_OK;
     if (code != HR_OK && !is_gone)
         return code;
-    if (!is_gone)
+    /* Another thread may have detached meanwhile, and attached anew. */
+    if (region->own.attachment != attachment)
+        code = hr_fail_code(HR_EDETACHED);
+    else if (!is_gone)
         code = hr_run_entered(region, detach_work, region);
-    if (region->own.pid != 0)
+    if (region->own.attachment == attachment)
         byte = forget_slot(region);
     if (is_gone) {
         hr_gate_leave(region);
@@ -311,7 +315,7 @@ int hr_leave_region(hr_region *region, uint64_t deadline_ns)
         for (uint32_t kind = 0; kind < HR_KINDS; kind++)
             bytes += region->own.charged[device][kind];
     }
-    int code = detach(region, deadline_ns);
+    int code = detach(region, region->own.attachment, deadline_ns);
     if (code != HR_ETIMEOUT)
         return HR_OK;
     struct hr_error detail;
@@ -322,13 +326,20 @@ int hr_leave_region(hr_region *region, uint64_t deadline_ns)
     return hr_fail(&detail);
 }
 
-int hr_detach(hr_region *region, uint64_t timeout_ns, struct hr_error *error)
+uint64_t hr_attachment(const hr_region *region)
+{
+    return region->own.attachment;
+}
+
+int hr_detach(hr_region *region, uint64_t attachment, uint64_t timeout_ns, struct hr_error *error)
 {
     int code = hr_enter_to_write(region);
     if (code != HR_OK)
         return hr_report(error, code);
+    const uint64_t now = region->own.attachment;
     /* A handle without a slot does not wait for the lock to learn that. */
-    code = region->own.is_claimed ? detach(region, hr_deadline_ns(timeout_ns))
-                                  : hr_fail_code(HR_EDETACHED);
+    code = now != 0 && (attachment == 0 || attachment == now)
+               ? detach(region, now, hr_deadline_ns(timeout_ns))
+               : hr_fail_code(HR_EDETACHED);
     return hr_report(error, hr_leave_after(region, code));
 }

@@ -226,7 +226,10 @@ struct hr_own_slot {
      * to leave out our own: either of two values is right for them. */
     _Atomic int32_t pid;
     _Atomic bool is_claimed; /* by this handle, the only one of the process; set under fork lock */
-    uint64_t signature;      /* that an attached process signs the lock with; 0: not attached */
+    /* What hr_detach() names: an owner that has been detached must not end a later attachment. */
+    _Atomic uint64_t attachment; /* 0: not attached */
+    uint64_t attachments;        /* that this handle has had */
+    uint64_t signature;          /* that an attached process signs the lock with; 0: not attached */
     /* The thread that is attaching, for which another signature is its own already. */
     _Atomic uintptr_t attaching_thread;
     uint64_t attaching_signature;

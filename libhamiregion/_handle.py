@@ -119,4 +119,4 @@ def _leave_regions() -> None:
     """Give back this thread's locks and detach all slots, at the end of the program."""
     for region in list(_writable):
         lib.hr_unlock_own(region._handle, ffi.NULL)
-        lib.hr_detach(region._handle, 10 * SLICE_NS, ffi.NULL)
+        lib.hr_detach(region._handle, 0, 10 * SLICE_NS, ffi.NULL)

@@ -32,8 +32,6 @@ _MAX_BYTES: Final = (1 << 62) - 1
 _MAX_PID: Final = (1 << 31) - 1
 _DETACHED: Final = "the slot is detached; attach again"
 _HOLDS_LOCK: Final = "this thread holds the lock; the call takes it itself"
-# The codes of hr_detach() after which the process is attached no more.
-_ENDS_ATTACHMENT: Final = {lib.HR_OK, lib.HR_EDETACHED, lib.HR_ESTALE, lib.HR_ECORRUPT}
 #: The fields of a slot that an edit can change, with the core's number.
 SLOT_FIELDS: Final = {
     "host_pid": lib.HR_SLOT_HOST_PID,
@@ -87,30 +85,36 @@ class Slot:
         region: The region that it belongs to.
     """
 
-    __slots__ = ("__weakref__", "_attached", "_timeout_ns", "pid", "region")
+    __slots__ = ("__weakref__", "_number", "_timeout_ns", "pid", "region")
 
     def __init__(self, region: Handle, timeout_ns: int) -> None:
         self.region = region
         self.pid = os.getpid()
         self._timeout_ns = timeout_ns
-        self._attached = False
+        # The attachment that this object ends, and no later one.
+        self._number = 0
         handle, error = region._handle, new_error()
         error.code = lib.HR_EATTACHED
         try:
             code = in_slices(lambda slice_ns: lib.hr_attach(handle, slice_ns, error), timeout_ns)
             region._check(code, error, _HOLDS_LOCK)
-            self._attached = True
+            self._number = lib.hr_attachment(handle)
             _slots.add(self)
         except BaseException:
             # A signal's handler may have run as the slot was taken.
             if error.code != lib.HR_EATTACHED:
-                lib.hr_detach(handle, SLICE_NS, error)
+                lib.hr_detach(handle, 0, SLICE_NS, error)
             raise
 
-    def __del__(self) -> None:
+    @property
+    def _attached(self) -> bool:
         # An exception may have ended __init__ before it had begun.
-        if getattr(self, "_attached", False):
-            lib.hr_detach(self.region._handle, SLICE_NS, ffi.NULL)
+        number = getattr(self, "_number", 0)
+        return number != 0 and lib.hr_attachment(self.region._handle) == number
+
+    def __del__(self) -> None:
+        if self._attached:
+            lib.hr_detach(self.region._handle, self._number, SLICE_NS, ffi.NULL)
 
     def __enter__(self) -> Self:
         return self
@@ -188,17 +192,18 @@ class Slot:
         """
         if not self._attached:
             return
-        handle, error = self.region._handle, new_error()
+        handle, number, error = self.region._handle, self._number, new_error()
+
+        def detach(timeout_ns: int) -> int:
+            code: int = lib.hr_detach(handle, number, timeout_ns, error)
+            return code
+
         try:
-            code = in_slices(
-                lambda slice_ns: lib.hr_detach(handle, slice_ns, error), self._timeout_ns
-            )
+            code = in_slices(detach, self._timeout_ns)
         except BaseException:
             # A signal's handler: the slot goes all the same, if the lock is free.
-            code = lib.hr_detach(handle, SLICE_NS, error)
-            self._attached = code not in _ENDS_ATTACHMENT
+            detach(SLICE_NS)
             raise
-        self._attached = code not in _ENDS_ATTACHMENT
         if code != lib.HR_EDETACHED:
             self.region._check(code, error, _HOLDS_LOCK)
 

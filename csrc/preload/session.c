@@ -246,7 +246,7 @@ __attribute__((destructor)) static void leave(void)
         return;
     publish(HR_SESSION_FREE);
     atomic_store_explicit(&hr_holds, 0, memory_order_relaxed);
-    hr_detach(region, patience_ns, NULL);
+    hr_detach(region, 0, patience_ns, NULL);
 }
 
 /* ---- Rows -------------------------------------------------------------------------- */

@@ -109,7 +109,7 @@ static void come_or_leave(struct member *member, bool stay)
         member->attachments++;
         member->attached = true;
     } else if (!stay) {
-        CHECK_EQ(hr_detach(member->region, PATIENCE, &call_error), HR_OK);
+        CHECK_EQ(hr_detach(member->region, 0, PATIENCE, &call_error), HR_OK);
         member->attached = false;
     }
     pthread_rwlock_unlock(&member->leaving);
@@ -318,7 +318,7 @@ static void be_member(const struct region_file *file, uint32_t number)
     come_or_leave(&member, true);
     come_together(2 * PROCESSES);
     wait_for_phase(LEAVE);
-    CHECK_EQ(hr_detach(member.region, PATIENCE, &call_error), HR_OK);
+    CHECK_EQ(hr_detach(member.region, 0, PATIENCE, &call_error), HR_OK);
     hr_free(&member.region);
     hr_free(&member.other);
     pthread_rwlock_destroy(&member.leaving);

@@ -64,7 +64,7 @@ void actor_attach(struct actor *actor)
 void actor_detach(struct actor *actor)
 {
     begin(actor, DETACHING);
-    int code = hr_detach(actor->region, actor->timeout_ns, &call_error);
+    int code = hr_detach(actor->region, 0, actor->timeout_ns, &call_error);
     if (code != HR_ETIMEOUT) {
         atomic_store(&actor->ledger->attached, 0);
         for (uint32_t device = 0; device < DEVICES; device++) {

@@ -37,7 +37,7 @@ static void attach(uint64_t timeout_ns)
 static void detach(uint64_t timeout_ns)
 {
     begin_call();
-    const int code = hr_detach(run.region, timeout_ns, &call_error);
+    const int code = hr_detach(run.region, 0, timeout_ns, &call_error);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_EDETACHED, LOCK_CODES);
     REQUIRE(code != HR_OK || writers.is_attached);

@@ -313,7 +313,7 @@ static void *work_until_closed(void *argument)
             code = hr_edit_slot(region, getpid(), &edit, 1, 0, patience, &call_error);
             break;
         default:
-            code = hr_detach(region, patience, &call_error);
+            code = hr_detach(region, 0, patience, &call_error);
         }
         CHECK(code == HR_OK || code == HR_EATTACHED || code == HR_EDETACHED ||
               code == HR_ENOPROCESS || code == HR_ECLOSED);

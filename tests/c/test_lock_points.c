@@ -133,7 +133,7 @@ static int attach_and_detach(hr_region *region)
     /* The next one is that of attaching. */
     hr_testpoint_kill_on = hr_testpoint_reached[HR_AT_UNLOCK_SEM_POSTED] + 2;
     int code = hr_attach(region, ONE_SECOND, &call_error);
-    return code == HR_OK ? hr_detach(region, ONE_SECOND, &call_error) : code;
+    return code == HR_OK ? hr_detach(region, 0, ONE_SECOND, &call_error) : code;
 }
 
 /* The lock was signed with the byte: until it is given back nobody may be able to lock that. */
@@ -166,7 +166,7 @@ static void test_a_process_takes_over_what_a_former_one_with_its_pid_has_signed(
         hold_as(&file, hr_attached_signature(getpid(), 7));
         CHECK_EQ(recover(region), HR_OK);
         CHECK_EQ(owner_of(&file), 0);
-        CHECK_EQ(hr_detach(region, ONE_SECOND, &call_error), HR_OK);
+        CHECK_EQ(hr_detach(region, 0, ONE_SECOND, &call_error), HR_OK);
         close_and_free(region);
         region_file_remove(&file);
     }
@@ -261,7 +261,7 @@ static void test_no_other_thread_gives_back_what_a_call_has_taken(void)
     on_point(HR_AT_ATTACH_SLOT_CLEARED, on_slot_cleared);
     CHECK_EQ(hr_attach(beside.region, ONE_SECOND, &call_error), HR_OK);
     off_point(HR_AT_ATTACH_SLOT_CLEARED);
-    CHECK_EQ(hr_detach(beside.region, ONE_SECOND, &call_error), HR_OK);
+    CHECK_EQ(hr_detach(beside.region, 0, ONE_SECOND, &call_error), HR_OK);
     close_and_free(beside.region);
     region_file_remove(&file);
 }

@@ -24,7 +24,7 @@ static int attach_and_charge(hr_region *region)
 static int attach_and_detach(hr_region *region)
 {
     int code = hr_attach(region, ONE_SECOND, &call_error);
-    return code == HR_OK ? hr_detach(region, ONE_SECOND, &call_error) : code;
+    return code == HR_OK ? hr_detach(region, 0, ONE_SECOND, &call_error) : code;
 }
 
 static int32_t pid_in(const struct region_file *file, uint32_t slot)

@@ -81,10 +81,10 @@ int hr_recover_lock(hr_region *of, const char *proc, uint64_t watch_ns, struct h
     return HR_ENOTRECOVERABLE;
 }
 
-int hr_detach(hr_region *of, uint64_t timeout_ns, struct hr_error *error)
+int hr_detach(hr_region *of, uint64_t attachment, uint64_t timeout_ns, struct hr_error *error)
 {
     (void)error;
-    MUST(of == region && timeout_ns >= SECOND / 10 && timeout_ns <= 10 * SECOND);
+    MUST(of == region && attachment == 0 && timeout_ns >= SECOND / 10 && timeout_ns <= 10 * SECOND);
     MUST(hr_open_session() == HR_SESSION_FREE && hr_current_holds() == 0);
     ++*detached;
     return HR_OK;

@@ -1,14 +1,17 @@
 """Being a process of a region: attaching, accounting, leaving, and what a fork may do."""
 
 import gc
+import itertools
 import os
 import pickle
 import random
 import signal
 import struct
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -221,6 +224,50 @@ def test_an_exception_while_a_slot_waits_to_be_detached_releases_it(
             assert pids(file) == []
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def was_interrupted(step: int, call: Callable[[], object]) -> bool:
+    """Make a call that is interrupted at one step of its bytecode, if it has as many."""
+    left = step
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        frame.f_trace_opcodes = True
+        left -= event == "opcode"
+        if left == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_slot_whose_detaching_was_interrupted_does_nothing_to_a_later_one(
+    file: RegionFile,
+) -> None:
+    with open_region(file, writable=True) as region:
+        old, replaced = region.attach(), 0
+        for step in itertools.count(1):
+            interrupted = was_interrupted(step, old.detach)
+            if pids(file) == []:
+                new = region.attach()
+                new.charge(0, 5)
+                with pytest.raises(RuntimeError, match="detached"):
+                    old.charge(0, 1)
+                old.detach()
+                old, replaced = new, replaced + interrupted
+                gc.collect()
+                assert region.memory_used(0) == 5
+            if not interrupted:
+                break
+        assert replaced
 
 
 def test_a_slot_that_is_dropped_is_detached(region_file: RegionFileFactory) -> None:
