@@ -25,14 +25,16 @@ PIP := $(PINNED) PIP_COMPILE=0 $(BIN)/python -m pip --disable-pip-version-check 
 EDITABLE := PYTHONWARNINGS='ignore:Editable installation' $(PIP) install --editable
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' libhamiregion/_version.py)
 
-# A build with test points and one without are different extensions: one stamp for each.
-INSTALLED := $(VENV)/.installed$(HAMIREGION_TESTPOINTS)
+INSTALLED := $(VENV)/.installed
 # The command line and nothing else, where the tests have not been set up yet.
-DEMO := $(if $(wildcard $(VENV)/.installed*),$(INSTALLED),$(VENV)/.demo)
+DEMO := $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(VENV)/.demo)
 BUILD_INPUTS := pyproject.toml constraints.txt setup.py libhamiregion/_build.py libhamiregion/_version.py \
 	$(wildcard csrc/*.[ch] csrc/preload/*)
 C_FILES := $(wildcard $(addsuffix /*.[ch],csrc csrc/preload tests/c tests/fake_nvml \
 	tests/fake_cuda tests/preload benchmarks))
+
+# The core in .venv lets tests have a /proc of their own; wheels are built without (make wheel).
+export HAMIREGION_TEST_BUILD := 1
 
 # The tests start thousands of interpreters, each of which would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -99,7 +101,7 @@ docs: $(VENV)/.docs ## the documentation, as docs/_build/html
 	$(BIN)/sphinx-build -E -W -n --keep-going -b html docs docs/_build/html
 
 wheel: ## dist/: the sdist and the wheel built from it, tested in clean environments
-	env -u HAMIREGION_TESTPOINTS $(PYTHON) tools/check_wheel.py $(WHEEL_ARGS)
+	env -u HAMIREGION_TEST_BUILD $(PYTHON) tools/check_wheel.py $(WHEEL_ARGS)
 
 clean: ## remove everything that was built, .venv included
 	rm -rf $(VENV) build dist docs/_build *.egg-info libhamiregion/*.so \
@@ -135,7 +137,7 @@ $(VENV)/.demo: $(BUILD_INPUTS) | $(VENV)/.created
 	@touch $@
 
 $(INSTALLED): $(BUILD_INPUTS) | $(VENV)/.created
-	@rm -f $(VENV)/.installed*
+	@rm -f $@
 	@echo "compiling the core, and installing what the tests need into $(VENV) (1 minute)"
 	@$(EDITABLE) '.[all]' --group test
 	@touch $@

@@ -73,6 +73,13 @@ extern const struct hr_layout hr_layouts[HR_LAYOUTS];
 /* The version of the sources that this core was built from. */
 const char *hr_core_version(void);
 
+/*
+ * The first pid namespace, as a link in /proc shows it: the kernel always gives it the same inode
+ * number.  A build for tests takes one of theirs from the environment, so that they need not share
+ * a /proc with the whole machine.
+ */
+const char *hr_initial_pid_namespace(void);
+
 /* ---- Errors ------------------------------------------------------------ */
 
 enum hr_code {

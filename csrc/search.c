@@ -9,8 +9,15 @@
 
 #include "proc.h"
 
-/* The inode number that the kernel gives to the first pid namespace, always. */
-#define INITIAL_PID_NAMESPACE "pid:[4026531836]"
+const char *hr_initial_pid_namespace(void)
+{
+#ifdef HR_TEST_BUILD
+    const char *of_tests = getenv("HAMIREGION_INITIAL_PID_NAMESPACE");
+    if (of_tests != NULL)
+        return of_tests;
+#endif
+    return "pid:[4026531836]";
+}
 
 /* ---- One process ------------------------------------------------------------------- */
 
@@ -180,7 +187,7 @@ static bool is_initial(int proc, const char *namespace_link)
 {
     char link[64];
     read_link(proc, namespace_link, link, sizeof link);
-    return strcmp(link, INITIAL_PID_NAMESPACE) == 0;
+    return strcmp(link, hr_initial_pid_namespace()) == 0;
 }
 
 /*

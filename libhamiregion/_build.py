@@ -33,18 +33,9 @@ macros: list[tuple[str, str | None]] = [
 if STABLE_ABI:
     # The limited API of the oldest CPython we support, not that of the one that builds.
     macros.append(("Py_LIMITED_API", "0x030A0000"))
-if os.environ.get("HAMIREGION_TESTPOINTS") == "1":
-    # Places where tests kill the process mid-write; never in a released wheel.
-    macros.append(("HR_TESTPOINTS", "1"))
-
-# For people who ask what they have installed.
-TESTPOINTS = """
-#ifdef HR_TESTPOINTS
-#define HR_HAS_TESTPOINTS 1
-#else
-#define HR_HAS_TESTPOINTS 0
-#endif
-"""
+if os.environ.get("HAMIREGION_TEST_BUILD") == "1":
+    # Tests may say which pid namespace sees every process; never in a released wheel.
+    macros.append(("HR_TEST_BUILD", "1"))
 
 ffi = FFI()
 api = (ROOT / "csrc" / "api.h").read_text(encoding="utf-8")
@@ -55,11 +46,10 @@ ffi.cdef("""
 #define HR_ABSENT ...
 #define HR_SNAPSHOT_MAX_BYTES ...
 #define HR_EDITS_MAX ...
-#define HR_HAS_TESTPOINTS ...
 """)
 ffi.set_source(
     "libhamiregion._native",
-    '#include "region.h"\n' + TESTPOINTS,
+    '#include "region.h"\n',
     sources=project_files("csrc/*.c"),
     include_dirs=["csrc"],
     depends=project_files("csrc/*.h"),

@@ -18,6 +18,7 @@ from golden_regions import NAMES, GoldenRegion, unpack
 from hypothesis import settings
 from support.actors import Actor, ProcessFactory
 from support.node_scene import NodeScene
+from support.own_processes import move_into_own_processes
 from support.region_file import RegionFile, RegionFileFactory
 from support.skip_summary import pytest_terminal_summary
 from support.wait import PATIENCE_S
@@ -53,7 +54,12 @@ for _number, _action in (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """A test may wait a few times; one that takes longer hangs. `--timeout` says otherwise."""
+    """A test may wait a few times; one that takes longer hangs. `--timeout` says otherwise.
+
+    All of them run among processes of their own, but for those with a real GPU.
+    """
+    if not hasattr(config, "workerinput"):
+        move_into_own_processes(is_on_host=config.option.markexpr == "gpu")
     if config.getoption("timeout", None) is None:
         config.option.timeout = 4 * PATIENCE_S
 

@@ -45,7 +45,7 @@ NOT_IN_SDIST = (".github/", ".gitignore", ".pre-commit-config.yaml")
 ENVIRONMENT = {
     name: value
     for name, value in os.environ.items()
-    if name not in {"HAMIREGION_TESTPOINTS", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MAKEFLAGS"}
+    if name not in {"HAMIREGION_TEST_BUILD", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MAKEFLAGS"}
 } | {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PYTHONDONTWRITEBYTECODE": "1",

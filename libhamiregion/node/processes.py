@@ -16,7 +16,7 @@ from libhamiregion.errors import new_error, region_error
 
 from . import procfs
 from .process_reader import ProcessReader, gaps_of
-from .procfs import INITIAL_PID_NAMESPACE, Gone
+from .procfs import Gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -61,7 +61,7 @@ class ProcVisibility:
         cls, directory: int, entries: MappingOf[int, Entry], refused: Iterable[int]
     ) -> ProcVisibility:
         """What a /proc shows; not even ``stat`` may be read of the refused processes."""
-        sees_host = INITIAL_PID_NAMESPACE in (
+        sees_host = procfs.initial_pid_namespace() in (
             procfs.read_link(directory, "self/ns/pid"),
             procfs.read_link(directory, "1/ns/pid"),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
@@ -23,8 +23,6 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
-#: The inode number that the kernel gives to the first pid namespace, always.
-INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
 #: Characters of a command line that are kept.
 COMMAND_LIMIT = 4096
 
@@ -134,6 +132,11 @@ def opened_process(proc: int, pid: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def initial_pid_namespace() -> str:
+    """The first pid namespace, which sees every process, as a link shows it."""
+    return str(ffi.string(lib.hr_initial_pid_namespace()), "ascii")
 
 
 def read_stat(process: int) -> Stat:

@@ -362,7 +362,7 @@ static bool is_first_pid_namespace(void)
 {
     char link[64] = "";
     return readlink("/proc/self/ns/pid", link, sizeof link - 1) > 0 &&
-           strcmp(link, "pid:[4026531836]") == 0;
+           strcmp(link, hr_initial_pid_namespace()) == 0;
 }
 
 /* ---- Options and all layouts -------------------------------------------------- */

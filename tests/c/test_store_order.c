@@ -56,9 +56,9 @@ static void make_proc(const char *path)
 {
     char command[1024];
     const int length = snprintf(command, sizeof command,
-                                "cd '%s' && mkdir -p 1/ns && ln -s 'pid:[4026531836]' 1/ns/pid && "
+                                "cd '%s' && mkdir -p 1/ns && ln -s '%s' 1/ns/pid && "
                                 ": >1/maps && printf 'Name:\\tx\\nNSpid:\\t1\\n' >1/status",
-                                path);
+                                path, hr_initial_pid_namespace());
     NEED(length < (int)sizeof command && system(command) == 0);
 }
 

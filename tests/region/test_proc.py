@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import pytest
 from lock_bytes import NOBODY, hold, is_free
-from namespaces import needs_first_namespace
+from namespaces import INITIAL, needs_first_namespace
 from slot_bytes import pids
 from support.actors import Actor, MakeActor
 from support.region_file import RegionFile, RegionFileFactory
@@ -35,7 +35,7 @@ class FakeProc:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         (directory / "1" / "ns").mkdir(parents=True)
-        (directory / "1" / "ns" / "pid").symlink_to("pid:[4026531836]")
+        (directory / "1" / "ns" / "pid").symlink_to(INITIAL)
         self.elsewhere = directory.parent / "maps_of_another_file"
         self.elsewhere.write_text(LINE)
         self.add(1, self.elsewhere)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from libhamiregion.node.procfs import INITIAL_PID_NAMESPACE
+from libhamiregion.node.procfs import initial_pid_namespace
 
 from .devices import DeviceReader
 from .driver import Driver
@@ -159,6 +159,6 @@ class NvmlSampler:
 
 def _in_host_namespace() -> bool:
     try:
-        return str(Path("/proc/self/ns/pid").readlink()) == INITIAL_PID_NAMESPACE
+        return str(Path("/proc/self/ns/pid").readlink()) == initial_pid_namespace()
     except OSError:
         return False
