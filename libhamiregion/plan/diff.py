@@ -164,7 +164,12 @@ class PlanDiff:
 
 
 def diff_plan(
-    node: Node, plan: LimitPlan, *, force: bool = False, held: frozenset[str] = frozenset()
+    node: Node,
+    plan: LimitPlan,
+    *,
+    force: bool = False,
+    held: frozenset[str] = frozenset(),
+    undo_rules: int = 0,
 ) -> PlanDiff:
     """Compare a node with a plan. Nothing is changed.
 
@@ -177,6 +182,8 @@ def diff_plan(
         force: Whether a memory limit may be less than what is in use, and an SM limit may stop
             running processes.
         held: UIDs of pods that are to be left alone.
+        undo_rules: How many rules at the beginning are those of an undo plan. They set the limits
+            from before the other rules, so percentages are of these.
 
     Raises:
         RegionClosed: The node has been closed.
@@ -207,7 +214,7 @@ def diff_plan(
             skipped += _skip(container, "no_region", message, chosen)
         elif chosen:
             try:
-                comparison = _Comparison(container, container.region, force)
+                comparison = _Comparison(container, container.region, force, undo_rules)
                 found.append(comparison.diff(chosen))
                 skipped += comparison.skipped
             except (RegionError, ValueError) as error:
@@ -266,6 +273,7 @@ class _Comparison:
     container: Container
     region: Region
     force: bool
+    undo_rules: int
     skipped: list[Unapplied] = attrs.field(factory=list)
     refused: list[Unapplied] = attrs.field(factory=list)
 
@@ -316,20 +324,25 @@ class _Comparison:
     ) -> PlannedEdit | None:
         """Return the edit of one value; None if there is none.
 
-        The last rule counts whose `only_if` holds. A percentage is of the limit that a rule before
-        it sets, else of the present one.
+        The last rule counts whose `only_if` holds. A percentage is of the limit that such a rule
+        before it sets, else of the present one.
         """
-        now = base = _value_now(self.region, field, device)
+        now = there = base = _value_now(self.region, field, device)
         counting = None
         for number, rule in rules:
             wanted, expected = getattr(rule.set, field), getattr(rule.only_if, field)
             after = wanted
             if isinstance(wanted, str):
                 after = (base or 0) * (memory_limit_percent(wanted) or 0) // 100
-            else:
-                base = wanted
-            if expected is ANYTHING or now in (expected, after):
+            holds = expected is ANYTHING or bool({now, there} & {expected, after})
+            if holds:
                 counting = number, wanted, after
+            if number < self.undo_rules:
+                # The limit from before the plan: also if others have changed the plan's since, and
+                # if they have not, the one that the plan's conditions are about.
+                base, there = wanted, wanted if holds else there
+            elif holds and not isinstance(wanted, str):
+                base = wanted
         if counting is None:
             where = "" if device is None else f" of device {device}"
             values = f"{value_words(field, now)} by now, not {value_words(field, expected)}"

@@ -241,7 +241,9 @@ class PlanReconciler:
             self._take(reading.plan)
         known_rules = len(self._undo)
         plan = LimitPlan((*self._undo, *reading.plan.rules))
-        diff = diff_plan(self._node, plan, force=self._force, held=reading.held)
+        diff = diff_plan(
+            self._node, plan, force=self._force, held=reading.held, undo_rules=known_rules
+        )
         replaced = self._forget(diff)
         self._report_unapplied((*diff.unapplied, *diff.waiting))
         changes = [

@@ -154,6 +154,17 @@ def test_a_percentage_is_of_the_present_limit_or_of_that_of_an_earlier_rule(
     assert [edit[1] for edit in edits(found)] == [0]
 
 
+def test_a_percentage_is_not_of_a_rule_whose_condition_does_not_hold(
+    scene: PlanScene, compare: Compare
+) -> None:
+    scene.container(memory_limits=("10GiB", "8GiB"))
+    (found,) = compare(
+        "{select: {}, set: {memory_limit: 4GiB}, only_if: {memory_limit: 8GiB}}",
+        "{select: {}, set: {memory_limit: 50%}}",
+    ).containers
+    assert [edit[2:] for edit in edits(found)] == [(10 * GIB, 5 * GIB), (8 * GIB, 2 * GIB)]
+
+
 def test_a_rule_counts_only_if_its_condition_holds(scene: PlanScene, compare: Compare) -> None:
     scene.container()
     diff = compare(

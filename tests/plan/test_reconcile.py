@@ -217,6 +217,21 @@ def test_a_percentage_of_what_a_rule_expects_stays_once_it_is_set(
     assert memory(region) == [7 * GIB, 4 * GIB]
 
 
+def test_a_percentage_of_a_rule_with_a_condition_stays_once_it_is_set(
+    scene: PlanScene, watch: Watch
+) -> None:
+    region = scene.container()
+    set_plan(
+        scene,
+        "{select: {}, set: {memory_limit: 6GiB}, only_if: {memory_limit: 8GiB}}",
+        "{select: {}, set: {memory_limit: 50%}}",
+    )
+    watcher = watch()
+    for _ in range(3):
+        watcher.run()
+        assert memory(region) == [3 * GIB, 2 * GIB]
+
+
 def test_the_undo_plan_of_a_watch_restores_everything(
     scene: PlanScene, watch: Watch, node: Node
 ) -> None:
