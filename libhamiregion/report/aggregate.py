@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.node.selector import Selector
 
-    from .history import Allocation, History, ReportInterval
+    from .history import Allocation, History, HistoryFacts, ReportInterval
 
 DEFAULT_HEADROOM: Final = 0.1
 _ROUND_TO_BYTES: Final = 256 << 20
@@ -35,7 +35,7 @@ _HOUR_MS: Final = 3_600_000
 _DIGITS: Final = 9
 
 _Key: TypeAlias = "tuple[str | None, ...]"
-_Gaps: TypeAlias = "list[tuple[int, int]]"
+_Spans: TypeAlias = "list[tuple[int, int]]"
 _Changes: TypeAlias = "dict[Allocation, Sample | None]"
 
 #: Names of the fields of an allocation that its group at each level has in common.
@@ -69,8 +69,8 @@ def make_report(
     Memory is bounded by the number of allocations, not by the time.
 
     Args:
-        histories: Each a `Recording` or a `PrometheusHistory`. Recordings of one node should not
-            overlap in time.
+        histories: Each a `Recording` or a `PrometheusHistory`. Recordings of one node must not
+            overlap in time: a warning says which do.
         since_ms: From when, Unix milliseconds.
         until_ms: Until when, exclusive.
         by: The kind of rows.
@@ -99,12 +99,24 @@ def make_report(
     step_ms = -(-whole_ms // points) if points else whole_ms
     steps = -(-whole_ms // step_ms) if points else 0
     aggregate = _Aggregate(lambda: _Tally(since_ms, step_ms, steps), select, by)
-    gaps, recorded_ms = aggregate.add(sources, since_ms, until_ms)
+    gaps, recorded = aggregate.add(sources, since_ms, until_ms)
     facts = [history.facts() for history in histories]
     warnings = [warning for each in facts for warning in each.warnings]
-    for each, passed_ms in zip(facts, recorded_ms, strict=True):
-        if len(facts) > 1 and passed_ms < whole_ms:
-            warnings.append(f"{each.source} covers {100 * passed_ms / whole_ms:.0f} % of the time")
+    # By node: a recording can be archived, and a new one begun.
+    nodes: dict[str, list[tuple[HistoryFacts, _Spans]]] = defaultdict(list)
+    for each, spans in zip(facts, recorded, strict=True):
+        nodes[each.node or each.source].append((each, spans))
+    recorded_ms = gpus = 0
+    for members in nodes.values():
+        spans = sorted(span for _, found in members for span in found)
+        covered_ms = _covered_ms(spans)
+        recorded_ms += covered_ms
+        gpus += max(each.gpus or 0 for each, _ in members)
+        names = ", ".join(each.source for each, _ in members)
+        if len(nodes) > 1 and covered_ms < whole_ms:
+            warnings.append(f"{names} covers {100 * covered_ms / whole_ms:.0f} % of the time")
+        if covered_ms < sum(end_ms - start_ms for start_ms, end_ms in spans):
+            warnings.append(f"{names} are of one node and overlap in time; leave one of them out")
     allocations = tuple(
         _allocation_usage(of, *aggregate.seen[of], headroom)
         for of in sorted(aggregate.seen, key=_order)
@@ -113,18 +125,18 @@ def make_report(
     return Report(
         kind=facts[0].kind,
         source=", ".join(each.source for each in facts),
-        node=facts[0].node if len(facts) == 1 else None,
+        node=facts[0].node if len(nodes) == 1 else None,
         resolution_s=max(each.resolution_s for each in facts),
         since_ms=since_ms,
         until_ms=until_ms,
         made_at_ms=time.time_ns() // 1_000_000,
         by=by,
-        recorded_ratio=sum(recorded_ms) / (whole_ms * len(facts)),
+        recorded_ratio=recorded_ms / (whole_ms * len(nodes)),
         gaps=tuple(sorted(sorted(gaps, key=lambda gap: gap[0] - gap[1])[:_GAPS_LISTED])),
         gap_count=len(gaps),
         headroom=headroom,
         round_to_bytes=_ROUND_TO_BYTES,
-        gpus=max(sum(each.gpus or 0 for each in facts), len(devices)),
+        gpus=max(gpus, len(devices)),
         total=next(iter(aggregate.rows("total")), None),
         rows=allocations if by == "container" else aggregate.rows(by),
         allocations=allocations,
@@ -297,16 +309,18 @@ class _Aggregate:
 
     def add(
         self, sources: Sequence[Iterator[ReportInterval]], since_ms: int, until_ms: int
-    ) -> tuple[_Gaps, list[int]]:
+    ) -> tuple[_Spans, list[_Spans]]:
         """Add up all sources; return the gaps that all have, and the time recorded by each."""
-        gaps: _Gaps = []
-        recorded_ms = [0] * len(sources)
+        gaps: _Spans = []
+        recorded: list[_Spans] = [[] for _ in sources]
         covered_ms = now_ms = since_ms
         # At one moment the end of one recording comes before the beginning of the next.
         key = itemgetter(0, 2)
         merged = heapq.merge(*map(_changes, itertools.count(), sources), key=key)
         for now_ms, source, end_ms, changes in merged:
-            recorded_ms[source] += end_ms - now_ms
+            spans = recorded[source]
+            begin_ms = spans.pop()[0] if spans and spans[-1][1] == now_ms else now_ms
+            spans.append((begin_ms, end_ms))
             if now_ms > covered_ms:
                 gaps.append((covered_ms, now_ms))
             covered_ms = max(covered_ms, end_ms)
@@ -316,7 +330,7 @@ class _Aggregate:
             gaps.append((covered_ms, until_ms))
         for tally in itertools.chain(*self._tallies.values()):
             tally.advance(now_ms)
-        return gaps, recorded_ms
+        return gaps, recorded
 
     def _change(self, now_ms: int, of: Allocation, sample: Sample | None) -> None:
         if of not in self._tallies:
@@ -369,6 +383,15 @@ def _changes(
         present.difference_update([of for of, sample in changes.items() if sample is None])
         end_ms = interval.end_ms
     yield end_ms, source, end_ms, dict.fromkeys(present)
+
+
+def _covered_ms(spans: _Spans) -> int:
+    """Add up the time that some span covers; they are in the order of their beginnings."""
+    covered_ms = until_ms = 0
+    for start_ms, end_ms in spans:
+        covered_ms += max(0, end_ms - max(start_ms, until_ms))
+        until_ms = max(until_ms, end_ms)
+    return covered_ms
 
 
 def _usage(tally: _Tally, members: Sequence[Allocation]) -> Usage:

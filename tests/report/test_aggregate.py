@@ -441,17 +441,30 @@ def test_a_gap_of_several_recordings_is_the_time_that_none_has(tmp_path: Path) -
     ]
 
 
-def test_one_container_in_the_recordings_of_one_node_is_one_allocation(tmp_path: Path) -> None:
-    """As when a file has been archived, and a new one begun."""
-    paths = [tmp_path / name for name in ("old.db", "new.db")]
-    for hour, path in enumerate(paths):
+def of_one_node(directory: Path, new_begins: int) -> Report:
+    """An archived recording of an hour, and the next one of two hours, which begins at a minute."""
+    paths = [directory / name for name in ("old.db", "new.db")]
+    for path, begin, length in zip(paths, (0, new_begins), (60, 120), strict=True):
         with RecordingWriter(path, interval_s=60, node="node-a") as writer:
-            for minute in range(60 * hour, 60 * hour + 60):
-                writer.write({TRAIN: Sample(GIB)}, at_ms=SINCE_MS + minute * 60_000)
+            for minute in range(begin, begin + length):
+                writer.write({TRAIN: Sample(GIB)}, at_ms=SINCE_MS + minute * 60_000, gpus=4)
     with Recording(paths[0]) as old, Recording(paths[1]) as new:
-        report = make_report([new, old], SINCE_MS, SINCE_MS + 2 * HOUR_MS)
-    assert [row.observed_s for row in report.rows] == [7200]
-    assert report.gaps == ()
+        return make_report([new, old], SINCE_MS, SINCE_MS + 3 * HOUR_MS)
+
+
+def test_recordings_of_one_node_one_after_the_other_are_one_node(tmp_path: Path) -> None:
+    """As when a file has been archived, and a new one begun."""
+    report = of_one_node(tmp_path, new_begins=60)
+    assert (report.node, report.gpus, report.recorded_ratio) == ("node-a", 4, 1)
+    assert (report.gaps, report.warnings) == ((), ())
+    assert [row.observed_s for row in report.rows] == [3 * 3600]
+
+
+def test_recordings_of_one_node_that_overlap_are_reported(tmp_path: Path) -> None:
+    report = of_one_node(tmp_path, new_begins=30)
+    assert report.recorded_ratio == pytest.approx(2.5 / 3)
+    (warning,) = report.warnings
+    assert "overlap" in warning
 
 
 def test_the_capacity_is_the_nodes_gpus_or_those_that_were_held(tmp_path: Path, day: Path) -> None:
