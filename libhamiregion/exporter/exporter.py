@@ -85,7 +85,7 @@ class NodeExporter:
         node_name: The value of ``node`` in HAMi's metrics of GPUs; None means ``$NODE_NAME``, else
             the host's name.
         legacy: Whether to export the former names of HAMi's monitor as well.
-        hami_version: Whose labels the metrics of GPUs have, one of `HAMI_VERSIONS`.
+        hami_version: Whose families and labels GPUs have, one of `HAMI_VERSIONS`.
         collectors: Of `COLLECTORS` those that work; None means all. HAMi's own metrics need
             ``nvml`` alone.
         max_age_s: How old an observation may be that a scrape shows.

@@ -169,7 +169,7 @@ class Scrape:
         texts: The names and label texts.
         node: The node, for what an observation does not have.
         node_name: The value of the label ``node``.
-        hami_version: Whose labels GPUs have: ``2.10`` or ``2.11``.
+        hami_version: Whose families and labels GPUs have: ``2.10`` or ``2.11``.
     """
 
     observation: Observation

@@ -86,10 +86,10 @@ def test_the_gpus_have_the_monitors_labels_and_the_drivers_figures(
     assert found.labels("hamiregion_nvml_info") == {"state": "ok", "driver": "570.0-fake"}
 
 
-def test_gpus_have_the_labels_of_hami_210_on_request(
+def test_gpus_have_the_families_and_labels_of_hami_210_on_request(
     tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
 ) -> None:
-    fake_driver.play(CARD)
+    fake_driver.play(CARD, "sensors 0 41 187500 3 1")
     labels = {**HOST, "device_type": "NVIDIA-NVIDIA H100 80GB HBM3"}
     without_node = {key: value for key, value in labels.items() if key != "node"}
     with NodeFiles(tmp_path).open() as node:
@@ -99,6 +99,8 @@ def test_gpus_have_the_labels_of_hami_210_on_request(
         ("hami_host_gpu_memory_controller_utilization_ratio", without_node),
     ):
         assert list(found.series(name)) == [frozenset(expected.items())]
+    # Its monitor has three families of GPUs.
+    assert len({name for name in found.names if name.startswith("hami_host_gpu_")}) == 3
 
 
 def test_a_figure_that_a_gpu_does_not_have_is_absent(

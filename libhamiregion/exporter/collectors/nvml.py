@@ -20,6 +20,9 @@ _FIGURES = {
     "memory_used_bytes": "memory_used_bytes",
     "utilization_ratio": "gpu_util_percent",
     "memory_controller_utilization_ratio": "memory_util_percent",
+}
+# HAMi 2.10 does not have them, nor the counters of ECC errors.
+_NEWER_FIGURES = {
     "temperature_celsius": "temperature_celsius",
     "power_usage_watts": "power_usage_watts",
 }
@@ -63,9 +66,9 @@ def _gpus(sample: NvmlSample, node_name: str, is_hami_210: bool) -> Iterator[Ser
             device_type = f"NVIDIA-{device_type}"
         values = (str(device.index), safe_value(device.uuid), device_type)
         text = label_text(HOST, safe_value(node_name), *values)
-        for name, figure in _FIGURES.items():
+        for name, figure in (_FIGURES if is_hami_210 else _FIGURES | _NEWER_FIGURES).items():
             found[f"hami_host_gpu_{name}"][text] = getattr(device, figure)
-        for kind in ("corrected", "uncorrected"):
+        for kind in () if is_hami_210 else ("corrected", "uncorrected"):
             errors = getattr(device, f"ecc_{kind}_errors")
             found["hami_host_gpu_ecc_errors_total"][f'{text},error_type="{kind}"'] = errors
         if is_hami_210:
