@@ -263,17 +263,23 @@ class Observer:
     def _take(self, slots: bool, driver: bool, processes_max_age_s: float) -> Observation:
         node, began_s = self.node, time.monotonic()
         sample, driver_error = self._ask_driver() if driver else (None, None)
+        states, processes_error = None, None
         # Daemons go on: directories can appear later, and each one is a gap.
         with contextlib.suppress(RootsUnreadable):
-            node.refresh(processes=node.looks_outside)
+            try:
+                node.refresh(processes=node.looks_outside)
+            except RootsUnreadable:
+                raise
+            except OSError as error:
+                processes_error = error
+                node.refresh(processes=False)
         regions_read_at_ns = time.time_ns()
         snapshot = node.snapshot()
-        states, processes_error = None, None
         try:
             # Reads /proc if `Node.slots` might not, and a task wants it.
             if began_s - node.processes.view.ended_s > processes_max_age_s:
                 node.processes.refresh()
-            if slots:
+            if slots and processes_error is None:
                 states = node.slots(snapshot)
                 snapshot = node.renamed(snapshot)
         except OSError as error:

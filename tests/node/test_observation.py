@@ -228,12 +228,13 @@ def test_a_driver_that_fails_is_a_gap_with_its_error(node: Node) -> None:
     assert [gap.reason for gap in gaps(seen)] == ["asking the driver failed: out of memory"]
 
 
-def test_without_proc_the_regions_are_told_and_nobody_is_dead(
-    actor: MakeActor, root: Root, tmp_path: Path
+@pytest.mark.parametrize("outside", [False, True])
+def test_without_proc_the_regions_are_shown_and_no_process_is_dead(
+    actor: MakeActor, root: Root, tmp_path: Path, outside: bool
 ) -> None:
     user = actor(root.region())
     user("attach")
-    with Node(root, proc=tmp_path / "no-proc") as node:
+    with Node(root, proc=tmp_path / "no-proc", outside=outside) as node:
         seen = Observer(node).observe()
         assert list(seen.table.processes.pid) == [user.pid]
         assert isinstance(seen.processes_error, FileNotFoundError)
