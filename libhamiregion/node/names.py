@@ -75,11 +75,13 @@ class ClaimName:
         namespace: Namespace of the claim, and of all pods that hold it.
         claim: The claim's name.
         pods: The pods of this node that hold it; None for a pod whose name is not known.
+        pod_uids: The UIDs of these pods.
     """
 
     namespace: str
     claim: str
     pods: tuple[str | None, ...] = ()
+    pod_uids: tuple[str, ...] = ()
 
     @property
     def pod_name(self) -> PodName:
@@ -142,7 +144,7 @@ class NodeNames:
                 return None
             names = (self._by_pod(uid, None) for uid in found.pod_uids)
             pods = tuple(None if name is None else name.pod for name in names)
-            return ClaimName(found.namespace, found.claim, pods)
+            return ClaimName(found.namespace, found.claim, pods, found.pod_uids)
 
     def has_pod(self, pod_uid: str) -> bool | None:
         """Whether kubelet has the pod's log directory now; None if unknown.

@@ -17,9 +17,13 @@ if TYPE_CHECKING:
 
     from .containers import Container
     from .node import Node
+    from .process_reader import HostProcess
+    from .processes import ProcessTable
     from .procfs import FileIdentity
 
 _COMMAND_LIMIT = 60
+# The region's name where the container makes its own directory: on nodes of the KAI scheduler.
+_MADE_BY_CONTAINER = "/usage.cache"
 
 Evidence: TypeAlias = Literal["name", "mapping", "lock", "hidden"]
 
@@ -47,14 +51,18 @@ def find_monitors(node: Node) -> tuple[CompetingController, ...]:
 
     A monitor maps every region of the roots for writing: a process that maps regions of two pods is
     one, whatever its name; one with the monitor's name is one with a single region. Processes of
-    pods that have a region themselves never count, and a container cannot map another pod's region:
-    no tenant can stop an agent.
+    pods that have a region, or hold a claim that has one, never count, and a container cannot map
+    another pod's region: no tenant can stop an agent. What may be the process's own region proves
+    nothing: that of a claim whose holders are not known and, if containers can make directories in
+    the root, one that no process of its pod maps.
 
     Args:
         node: The node.
     """
     table, containers = node.processes, node.containers
-    tenants = {each.pod_uid for each in containers} - {None}
+    claims = [each.claim for each in containers if each.claim_uid is not None]
+    holders = (each.pod_uids for each in claims if each is not None)
+    tenants = {each.pod_uid for each in containers}.union(*holders) - {None}
     candidates = []
     for entry in table.view.entries.values():
         process = entry.process
@@ -64,21 +72,38 @@ def find_monitors(node: Node) -> tuple[CompetingController, ...]:
         if len(files) > 1 or (files and is_monitor(process)):
             candidates.append((process, files))
     regions = region_files(node, containers) if candidates else {}
+    # Here containers make their own directories, in any pod's name.
+    shared = any((each.region_path or "").endswith(_MADE_BY_CONTAINER) for each in regions.values())
     found = []
     for process, files in candidates:
+        owners = {
+            regions[file].pod_uid or regions[file].claim_uid
+            for file in files & regions.keys()
+            if _is_of_others(table, process, file, regions[file], shared)
+        }
         has_name = is_monitor(process)
-        mapped = [regions[each] for each in files & regions.keys()]
-        pods = {each.pod_uid for each in mapped if each.directory is not None}
-        if process.pid == table.visibility.own_pid or not (len(pods) > 1 or (pods and has_name)):
+        is_writer = len(owners) > 1 or (owners and has_name)
+        if process.pid == table.visibility.own_pid or not is_writer:
             continue
         who = f"process {process.pid} ({printable(process.command, _COMMAND_LIMIT)})"
         if has_name:
             message = f"HAMi's monitor runs: {who}"
             found.append(CompetingController("name", process.pid, message))
         else:
-            message = f"{who} maps regions of {len(pods)} pods for writing, as HAMi's monitor does"
-            found.append(CompetingController("mapping", process.pid, message))
+            mapped = f"maps regions of {len(owners)} pods for writing, as HAMi's monitor does"
+            found.append(CompetingController("mapping", process.pid, f"{who} {mapped}"))
     return tuple(found)
+
+
+def _is_of_others(
+    table: ProcessTable, process: HostProcess, file: FileIdentity, of: Container, shared: bool
+) -> bool:
+    """Whether a region below a root is proved to be none that a process's own pod was given."""
+    if of.directory is None or process.pod_uid is None:
+        return of.directory is not None
+    if of.claim_uid is not None:
+        return of.claim is not None
+    return not shared or any(user.pod_uid == of.pod_uid for user in table.mappers(file))
 
 
 def region_files(node: Node, containers: Iterable[Container]) -> dict[FileIdentity, Container]:

@@ -2,10 +2,13 @@
 
 import contextlib
 import uuid
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from namespaces import needs_first_namespace
 from support.agent_scene import (
+    GPU,
     MONITOR,
     Events,
     NodeScene,
@@ -16,8 +19,11 @@ from support.agent_scene import (
     stopping,
     values,
 )
+from support.kubelet import NodeFiles
 from support.own_cgroups import cgroup_of_pod
+from support.region_file import RegionFile
 
+from libhamiregion import Layout, create_region
 from libhamiregion.agent import Feedback, OtherWriterRuns
 from libhamiregion.node import Node
 
@@ -85,23 +91,60 @@ def test_what_another_writer_has_taken_over_is_not_taken_back(scene: NodeScene, 
     assert low.get("recent_kernel") == -1
 
 
-def test_a_pod_that_holds_a_region_cannot_pass_for_a_monitor(
-    scene: NodeScene,
-) -> None:
+def refused_with(node: Node) -> tuple[str, ...]:
+    """By which evidence a feedback does not start on a node."""
+    task = Feedback(node)
+    with node, stopping(task):
+        try:
+            start_task(task)
+        except OtherWriterRuns as refused:
+            return tuple(other.evidence for other in refused.others)
+    return ()
+
+
+@contextlib.contextmanager
+def in_pod(pod_uid: str, program: OtherWriter) -> Iterator[None]:
+    """Have a program run in a pod's cgroup."""
+    with program, cgroup_of_pod(pod_uid, uuid.uuid4().hex * 2) as cgroup:
+        (cgroup / "cgroup.procs").write_text(str(program.pid))
+        yield
+
+
+def test_a_pod_that_holds_a_region_cannot_pass_for_a_monitor(scene: NodeScene) -> None:
     """Neither by a name nor by what it maps: it would switch the feedback off for all others."""
     tenant, other = str(uuid.uuid4()), str(uuid.uuid4())
-    files = [scene.container("a", pod_uid=tenant), scene.container("b")]
-    with OtherWriter(MONITOR, files) as impostor:
-        for pod_uid, counts in ((tenant, False), (other, True)):
-            with cgroup_of_pod(pod_uid, "ab" * 32) as cgroup:
-                (cgroup / "cgroup.procs").write_text(str(impostor.pid))
-                expected = pytest.raises(OtherWriterRuns) if counts else contextlib.nullcontext()
-                with expected, Node(scene.root) as fresh:
-                    task = Feedback(fresh)
-                    try:
-                        start_task(task)
-                    finally:
-                        task.stop()
+    files = [scene.container("a", pod_uid=tenant, file_name=f"{uuid.uuid4()}.cache")]
+    files.append(scene.container("b", file_name=f"{uuid.uuid4()}.cache"))
+    for pod_uid, evidence in ((tenant, ()), (other, ("name",))):
+        with in_pod(pod_uid, OtherWriter(MONITOR, files)):
+            assert refused_with(Node(scene.root)) == evidence
+
+
+def test_a_pod_that_holds_a_claim_cannot_pass_for_a_monitor(tmp_path: Path) -> None:
+    """Also if kubelet's checkpoint does not say who holds it."""
+    holder, other, claim = (str(uuid.uuid4()) for _ in range(3))
+    path = tmp_path / "claims" / claim / f"{uuid.uuid4()}.cache"
+    path.parent.mkdir(parents=True)
+    create_region(path, uuids=[GPU])
+    kubelet = NodeFiles(tmp_path)
+    with in_pod(holder, OtherWriter(MONITOR, [RegionFile(path, Layout.V1_2)])):
+        assert refused_with(Node(path.parents[1], names=kubelet.names())) == ()
+        for pods, evidence in (([holder], ()), ([other], ("name",))):
+            kubelet.claims({claim: ("a100-half", pods)})
+            assert refused_with(Node(path.parents[1], names=kubelet.names())) == evidence
+
+
+def test_directories_in_the_names_of_other_pods_make_no_monitor(scene: NodeScene) -> None:
+    """Containers of the KAI scheduler make their own directories, so any can make several."""
+    pods = [str(uuid.uuid4()) for _ in range(3)]
+    files = [scene.container("a", pod_uid=uid) for uid in pods[:2]]
+    with in_pod(pods[2], OtherWriter("python3", files)):
+        assert refused_with(Node(scene.root)) == ()
+        with (
+            in_pod(pods[0], OtherWriter("python3", files[:1])),
+            in_pod(pods[1], OtherWriter("python3", files[1:])),
+        ):
+            assert refused_with(Node(scene.root)) == ("mapping",)
 
 
 def test_two_agents_exclude_each_other(scene: NodeScene, node: Node, feedback: Feedback) -> None:

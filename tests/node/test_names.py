@@ -159,7 +159,8 @@ def test_a_claim_is_named_by_kubelets_checkpoint_of_either_format(
     names = files.names()
     assert names.resolve_claim(CLAIM) is None
     files.claims({CLAIM: ("a100-half", [UID, OTHER_UID])}, old=old)
-    assert names.resolve_claim(CLAIM) == ClaimName("research", "a100-half", ("bert-0", None))
+    uids = (UID, OTHER_UID)
+    assert names.resolve_claim(CLAIM) == ClaimName("research", "a100-half", ("bert-0", None), uids)
     assert names.resolve_claim(UID) is None
 
 

@@ -40,12 +40,18 @@ class NodeScene:
         root.mkdir(exist_ok=True)
 
     def container(
-        self, name: str, *, layout: Layout = Layout.V1_2, pod_uid: str = "", **spec: Any
+        self,
+        name: str,
+        *,
+        layout: Layout = Layout.V1_2,
+        pod_uid: str = "",
+        file_name: str = "usage.cache",
+        **spec: Any,
     ) -> RegionFile:
         """A container of a pod of its own, with a region on one GPU unless told otherwise."""
         directory = self.root / f"{pod_uid or uuid.uuid4()}_{name}"
         directory.mkdir()
-        path = directory / "usage.cache"
+        path = directory / file_name
         create_region(path, layout=layout, **{"uuids": [GPU], **spec})
         return RegionFile(path, layout)
 
