@@ -30,7 +30,7 @@ _EFFECTS = {
     Effect.IMMEDIATE: "at once, also in running processes",
     Effect.NEW_PROCESSES: "for processes started from now on",
     Effect.STOPS_LAUNCHES: "at once, and running processes without a limit so far stop for good",
-    Effect.IF_SM_LIMITED: "up to HAMi 2.9; from 2.10 on not, as no device has an SM limit",
+    Effect.IF_SM_LIMITED: "up to HAMi 2.9; from 2.10 on not, as no reported device has an SM limit",
 }
 
 

@@ -63,7 +63,7 @@ def used(path: str) -> int:
 
 def test_suspend_and_resume(path: str, attached: subprocess.Popen[bytes]) -> None:
     pid = attached.pid
-    unsure = "obeyed up to HAMi 2.9; from 2.10 on not, as no device has an SM limit\n"
+    unsure = "obeyed up to HAMi 2.9; from 2.10 on not, as no reported device has an SM limit\n"
     words = f"process {pid}: running -> suspended\n{unsure}"
     dry = call("suspend", path, str(pid), "--dry-run")
     assert dry.stdout == f"{words}dry run: nothing was written\n"
