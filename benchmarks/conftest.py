@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 import timeit
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -80,6 +82,24 @@ def least_us(function: Callable[[], Any]) -> float:
     return min(timer.repeat(200, calls)) / calls * 1e6
 
 
+# What a program does between two calls: long enough to put other data into the caches.
+OTHER_WORK_S = 100e-6
+
+
+def lone_us(function: Callable[[], Any], calls: int) -> list[float]:
+    """Time single calls, each after other work, in microseconds."""
+    others = list(range(1_000))
+    took_us = []
+    for _ in range(calls):
+        end = time.perf_counter() + OTHER_WORK_S
+        while time.perf_counter() < end:
+            others.sort(key=str)
+        began = time.perf_counter_ns()
+        function()
+        took_us.append((time.perf_counter_ns() - began) / 1e3)
+    return took_us
+
+
 @pytest.fixture
 def timed(benchmark: Any, ledger: Ledger, quick: bool) -> Callable[..., float]:
     """Time a function, enter it with its budget, and return its least time in microseconds."""
@@ -90,6 +110,8 @@ def timed(benchmark: Any, ledger: Ledger, quick: bool) -> Callable[..., float]:
         benchmark.pedantic(function, iterations=calls, rounds=rounds, warmup_rounds=1)
         stats = benchmark.stats.stats
         ledger.add(work, "us", budget_us, stats.median * 1e6, stats.min * 1e6)
+        alone_us = lone_us(function, 500 if quick else 2000)
+        ledger.add("  one call after 100 us of other work", "us", None, median(alone_us))
         return float(stats.min) * 1e6
 
     return measure

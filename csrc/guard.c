@@ -126,22 +126,16 @@ static void install(void)
 }
 
 /*
- * The two checks are system calls, which a tight loop of reads would feel.  They are left out if
- * this thread's last run began within BURST_TICKS and its last checks were within CHECKED_TICKS:
- * that is hardly time to read, to block a signal and to read again, with the file cut in between.
- * The ticks are the processor's: some 6 and 40 us.
+ * For hr_guard_spaced_runs(): so long is a check valid in the thread that made it, in ticks of the
+ * processor.  About a millisecond.
  */
-#define BURST_TICKS 16000
-#define CHECKED_TICKS 100000
-/* About a millisecond, for hr_guard_spaced_runs(). */
 #define SPACED_TICKS 3000000
 
-static _Atomic uint64_t burst_ticks = BURST_TICKS, checked_ticks = CHECKED_TICKS;
+static _Atomic bool is_spaced;
 
 void hr_guard_spaced_runs(void)
 {
-    atomic_store_explicit(&burst_ticks, SPACED_TICKS, memory_order_relaxed);
-    atomic_store_explicit(&checked_ticks, SPACED_TICKS, memory_order_relaxed);
+    atomic_store_explicit(&is_spaced, true, memory_order_relaxed);
 }
 
 static uint64_t ticks(void)
@@ -153,38 +147,33 @@ static uint64_t ticks(void)
 #endif
 }
 
-GUARD_TLS uint64_t last_began;
 GUARD_TLS uint64_t last_checked; /* 0: never, or the signal is blocked */
 
-static void change_sigbus(int how)
+static bool is_checked(void)
 {
-    sigset_t sigbus;
-    sigemptyset(&sigbus);
-    sigaddset(&sigbus, SIGBUS);
-    pthread_sigmask(how, &sigbus, NULL);
+    return atomic_load_explicit(&is_spaced, memory_order_relaxed) &&
+           ticks() - last_checked < SPACED_TICKS;
 }
 
-static bool check(uint64_t now)
+/* Returns whether it was blocked before. */
+static bool change_sigbus(int how)
 {
-    install();
-    passing_on = 0;
-    sigset_t mask;
-    if (pthread_sigmask(SIG_BLOCK, NULL, &mask) != 0 || sigismember(&mask, SIGBUS) == 0) {
-        last_checked = now;
-        return false;
-    }
-    change_sigbus(SIG_UNBLOCK);
-    return true;
+    sigset_t sigbus, before;
+    sigemptyset(&sigbus);
+    sigaddset(&sigbus, SIGBUS);
+    return pthread_sigmask(how, &sigbus, &before) == 0 && sigismember(&before, SIGBUS) == 1;
 }
 
 bool hr_guard_begin(void)
 {
-    const uint64_t now = ticks();
-    const bool in_burst =
-        now - last_began < atomic_load_explicit(&burst_ticks, memory_order_relaxed) &&
-        now - last_checked < atomic_load_explicit(&checked_ticks, memory_order_relaxed);
-    last_began = now;
-    return __builtin_expect(!in_burst, 0) && check(now);
+    if (is_checked())
+        return false;
+    install();
+    passing_on = 0;
+    const bool unblocked = change_sigbus(SIG_UNBLOCK);
+    if (!unblocked)
+        last_checked = ticks();
+    return unblocked;
 }
 
 void hr_guard_end(bool unblocked)

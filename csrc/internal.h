@@ -2,10 +2,8 @@
  * What all files of the core share: words of the mapping, errors, clocks, the fault guard, a handle
  * and how a call enters it, and the fields of a region.
  *
- * The preload library is compiled from these files too.  It uses hr_clock_ns(), hr_enter() and
- * hr_leave(), hr_guard_run() and hr_guard_spaced_runs(), hr_run_write(), hr_watch_forks(), the
- * loads, stores and swaps; of lock.h hr_lock_bytes(), hr_unlock_bytes(), hr_look_for_mappers() and
- * hr_read_slot_pids(); of proc.h hr_read_pids().
+ * The preload library is compiled from these files too, and calls functions of this header, lock.h
+ * and proc.h.
  */
 #ifndef HR_INTERNAL_H
 #define HR_INTERNAL_H
@@ -415,10 +413,7 @@ static inline unsigned char *hr_used(const hr_region *region, unsigned char *slo
 
 /* ---- One read ---------------------------------------------------------------------------- */
 
-/*
- * One consistent read of a region.
- * hr_read_set() one after another.
- */
+/* One consistent read of a region; hr_read_set() makes one after another. */
 
 struct hr_reading {
     hr_region *region;

@@ -7,7 +7,10 @@
 
 /* Long enough to see a process at work, short enough to wait for. */
 #define WATCH_NS 20000000
-/* So old may a view be when it is acted upon: no container starts again within it. */
+/*
+ * So long is a view kept while the lock is waited for.  Its processes were read up to HR_PROC_NS
+ * before that; a process that came since shows in the slot that it has taken or writes to.
+ */
 #define FRESH_NS 250000000
 
 /*

@@ -198,8 +198,8 @@ class ReapRefused(RegionError, ValueError):
 class SearchCutShort(RegionError, TimeoutError):
     """/proc was not searched to its end, so slots of possibly dead processes were left alone.
 
-    A later try may succeed: nothing is wrong with the region. Each search has a budget of CPU
-    time, and containers decide how long a scan of their processes takes.
+    A later try may succeed: nothing is wrong with the region. A search has two seconds,
+    and containers decide how long a scan of their processes takes.
 
     Attributes:
         pids: The processes that were not judged, as pids of the container's namespace; 0 for a slot

@@ -398,8 +398,8 @@ class Slots(Handle):
     ) -> tuple[ReapedSlot, ...]:
         """Free the slots of dead processes, whose memory still counts against the limit.
 
-        Dead is proved through /proc: no process that maps this very file has that pid in any of
-        its namespaces. No slot is ever moved: a dead one is emptied where it is. A full table
+        Dead is proved through /proc: no process that maps this very file has that pid in its
+        own pid namespace. No slot is ever moved: a dead one is emptied where it is. A full table
         whose processes are all dead is emptied as a whole. Seqlocks that the dead left odd are
         mended.
 

@@ -26,14 +26,6 @@ static inline volatile char *gone_page(void)
 
 static uint64_t buffer[(HR_SNAPSHOT_MAX_BYTES + 7) / 8];
 
-/* The guard looks again at handler and mask when a few microseconds have passed. */
-static inline void let_a_burst_end(void)
-{
-    const uint64_t begin_ns = now_ns();
-    while (now_ns() - begin_ns < 20000)
-        ;
-}
-
 static inline void restore(const struct region_file *file)
 {
     NEED(ftruncate(file->fd, (off_t)file->size) == 0);
@@ -45,18 +37,14 @@ static inline void restore(const struct region_file *file)
 /* Our guard works, here and now: for reads of each kind, and for a write. */
 static inline void check_guarded(const struct region_file *file, hr_region *region)
 {
-    let_a_burst_end();
     NEED(ftruncate(file->fd, 0) == 0);
     CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer, &call_error), HR_ESTALE);
     CHECK_EQ(call_error.reason, HR_REASON_TRUNCATED);
-    let_a_burst_end();
     CHECK_EQ(live_value(region, HR_MEMORY, 0), NO_VALUE);
     CHECK_EQ(call_error.code, HR_ESTALE);
-    let_a_burst_end();
     struct hr_set_size size;
     CHECK_EQ(hr_read_set(&region, 1, buffer, sizeof buffer, UINT32_MAX, &size, &call_error), 1);
     CHECK_EQ(set_snapshot(buffer, 0)->code, HR_ESTALE);
-    let_a_burst_end();
     int32_t before;
     CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
 }

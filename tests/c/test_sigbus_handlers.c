@@ -157,7 +157,6 @@ static void in_front_for_once(struct region_file *file, hr_region *region)
 {
     intruded = gone_page();
     for (int i = 1; i <= 3; i++) {
-        let_a_burst_end();
         CHECK_EQ(run_intruded(enable_late), HR_ESTALE);
         CHECK_EQ(late_calls, i);
         check_guarded(file, region);
@@ -177,7 +176,6 @@ static void chain_in_front(struct region_file *file, hr_region *region)
     sigset_t before;
     pthread_sigmask(SIG_SETMASK, NULL, &before);
     for (int i = 1; i <= 3; i++) {
-        let_a_burst_end();
         CHECK_EQ(run_intruded(install_chaining), HR_ESTALE);
         CHECK_EQ(chain_calls, i);
         /* The mask of the handler in front must not outlive the jump out of it. */
