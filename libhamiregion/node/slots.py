@@ -74,6 +74,11 @@ class RegionProcesses:
     unlisted: tuple[HostProcess, ...]
     onlookers: tuple[HostProcess, ...]
 
+    @property
+    def unknown(self) -> set[int]:
+        """Pids in slots whose processes are neither known nor proved dead."""
+        return set(self.pids).difference(self.alive, self.dead)
+
     def state(self, pid: int) -> SlotState:
         """Whether the process of a slot with this pid is alive, dead or unknown."""
         if pid in self.alive:
@@ -179,6 +184,29 @@ def other_pod_processes(
         and len(entry.process.pod_uid or "") != _HASH_DIGITS
         and entry.process.pid not in users
     )
+
+
+def unread_since(
+    table: ProcessTable, container: Container, pids: Iterable[int], read_s: float
+) -> set[int]:
+    """Find processes that may have mapped a region since they were read.
+
+    Args:
+        table: The processes.
+        container: Whose region it is.
+        pids: The pids in the region's slots whose processes are not known.
+        read_s: When the slots had been read, on the monotonic clock.
+    """
+    pod_uid = _pod_of(container)
+    return {
+        entry.process.pid
+        for pid in pids
+        for entry in table.view.by_ns_pid.get(pid, ())
+        if entry.process is not None
+        and entry.unread is None
+        and entry.read_s < read_s
+        and (pod_uid is None or entry.process.pod_uid in {None, pod_uid})
+    }
 
 
 def _dead(
@@ -409,7 +437,7 @@ class SlotTracker:
         late = [
             (each, unread)
             for each, pids in lost
-            if (unread := self._unread_since(pids, containers[each.row], read_s))
+            if (unread := unread_since(self._processes, containers[each.row], pids, read_s))
         ]
         if late:
             self._processes.refresh({pid for _, unread in late for pid in unread})
@@ -433,25 +461,6 @@ class SlotTracker:
             or not proof.found.alive.keys() >= set(proof.found.pids)
         )
 
-    def _unread_since(self, pids: Iterable[int], container: Container, read_s: float) -> set[int]:
-        """Find processes that may have mapped a region since they were read.
-
-        Args:
-            pids: The pids in the region's slots whose processes are not known.
-            container: Whose region it is.
-            read_s: When the slots had been read, on the monotonic clock.
-        """
-        pod_uid, view = _pod_of(container), self._processes.view
-        return {
-            entry.process.pid
-            for pid in pids
-            for entry in view.by_ns_pid.get(pid, ())
-            if entry.process is not None
-            and entry.unread is None
-            and entry.read_s < read_s
-            and (pod_uid is None or entry.process.pod_uid in {None, pod_uid})
-        }
-
     def _prove(
         self,
         stale: Iterable[_Row],
@@ -471,8 +480,8 @@ class SlotTracker:
                 found = match_slots(self._processes, containers[row.row], pids, read_s)
             except RegionError:
                 continue  # closed meanwhile: the next refresh opens it again
-            if unknown := set(found.pids).difference(found.alive, found.dead):
-                lost.append((row, unknown))
+            if found.unknown:
+                lost.append((row, found.unknown))
             if known is not None and known.found == found:
                 found = known.found
             key, users = _key_of(row, table, found.alive), self._processes.users_of(identity)

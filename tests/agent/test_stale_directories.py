@@ -416,6 +416,7 @@ def test_a_dry_run_says_once_what_it_would_remove(scene: StaleScene) -> None:
     directory = scene.container()
     before = directory.stat().st_ctime_ns
     cleaner = scene.cleaner(dry_run=True)
+    until(cleaner, scene.saw("would_remove"))
     some_passes(cleaner)
     assert scene.events.kinds("train") == ["would_remove"]
     assert directory.stat().st_ctime_ns == before

@@ -5,7 +5,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -276,10 +276,10 @@ def test_a_directory_that_appears_while_processes_are_read_is_still_inside(
         user = actor()
         read = node.processes.refresh
 
-        def appear_then_read() -> None:
+        def appear_then_read(wanted: Collection[int] = ()) -> None:
             if not any(root.path.iterdir()):
                 user("open", str(root.region()), writable=True)
-            read()
+            read(wanted)
 
         node.processes.refresh = appear_then_read  # type: ignore[method-assign]
         views = details(node)

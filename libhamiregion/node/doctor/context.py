@@ -12,7 +12,7 @@ import attrs
 from libhamiregion.errors import RegionClosed, RegionError
 from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.node.rows import NO_ROW, Join, devices_of
-from libhamiregion.node.slots import match_slots
+from libhamiregion.node.slots import match_slots, unread_since
 from libhamiregion.node.writers import find_monitors, region_files
 
 from .findings import finding
@@ -99,11 +99,14 @@ def look(node: Node, container: Container) -> ObservedRegion:
         raise RegionClosed("the container has no region any more")
     snapshot = region.snapshot()
     read_s = time.monotonic()
-    # What these map is kept for minutes.
+    # What these map is kept for minutes, and so is what others with a slot's pid map.
     users = node.processes.mappers(node.processes.identity(region))
     node.processes.refresh({each.pid for each in users})
     pids = [process.pid for process in snapshot.processes]
     processes = match_slots(node.processes, container, pids, read_s)
+    if unread := unread_since(node.processes, container, processes.unknown, read_s):
+        node.processes.refresh(unread)
+        processes = match_slots(node.processes, container, pids, read_s)
     return ObservedRegion(container, region, snapshot, processes)
 
 

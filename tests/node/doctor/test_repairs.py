@@ -44,3 +44,18 @@ def test_a_region_that_is_gone_and_one_that_is_cut_do_not_end_the_repair_of_othe
     assert "truncated" in outcomes[2].error
     for place, host_pid in (first, second):
         assert place.host_pids() == {1: host_pid}
+
+
+def test_a_dry_run_proves_a_death_beside_a_known_process_with_the_same_pid(
+    doctor_node: DoctorNode, bystander: int
+) -> None:
+    """What that process maps is kept for minutes: it may have mapped the region since."""
+    place = doctor_node.place()
+    place.file.add_process(bystander, {0: 1 << 30})
+    for _ in range(3):
+        doctor_node.node.processes.refresh()
+    (found,) = doctor_node.findings()
+    assert found.kind is FindingKind.DEAD_PROCESS_COUNTED
+    for _ in range(3):
+        (done,) = repair(doctor_node.node, [found], dry_run=True)
+        assert done.actions == (f"would free the slot of dead process {bystander}, 1 GiB",)
