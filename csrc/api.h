@@ -237,6 +237,8 @@ int hr_create(const char *path, const struct hr_create_spec *spec, struct hr_err
 /*
  * A snapshot is one struct hr_snapshot, then `span` struct hr_device, then for
  * each of `proc_num` processes one struct hr_process and `span` struct hr_usage.
+ * An emptied slot (status 0, nothing counted, an even seqlock) is no process, whatever its pid:
+ * only `slot_count`, the file's own proc_num, includes it.
  * `shown` has a bit for each device to report: device_num devices; while that is
  * 0, those up to the last memory limit and those with usage or a uuid.  `span`
  * reaches the highest of them.
@@ -260,19 +262,22 @@ struct hr_snapshot {
     uint32_t span;
     uint32_t shown;
     uint32_t device_num;
-    int32_t proc_num;
+    int32_t proc_num; /* processes in this snapshot */
     int32_t priority;
     int32_t utilization_switch;
     int32_t recent_kernel;
-    int32_t code;    /* HR_OK; for hr_read_set() */
-    uint32_t layout; /* enum hr_layout_id */
+    int32_t code;        /* HR_OK; for hr_read_set() */
+    uint32_t layout;     /* enum hr_layout_id */
+    uint32_t slot_count; /* slots below the file's proc_num */
+    uint32_t truncated;  /* 1: hr_read_set() has left out all processes */
 };
 
 struct hr_process {
     int32_t pid;
     int32_t host_pid;
     int32_t status;
-    uint32_t settled;
+    uint16_t settled;
+    uint16_t slot; /* index in the file's table; slots move, so it names no process */
 };
 
 struct hr_usage {
@@ -316,6 +321,7 @@ enum hr_value {
     HR_VALUE_LAST_KERNEL_TIME, /* HR_EINVAL where the layout has none */
     HR_VALUE_DEVICE_NUM,
     HR_VALUE_PROC_NUM,
+    HR_VALUE_PIDLESS, /* slots below proc_num with pid 0, emptied ones included */
     HR_VALUE_DEVICES, /* one bit each: the devices that the region has, as hr_edit() says */
     /* 1: the SM limits are soft: programs that run under this library use the GPU's idle time.
      * libvgpu has no soft limits and holds its processes to them.  0 in layouts before 1.1. */
@@ -381,20 +387,22 @@ void hr_columns(const void *set, uint32_t count, uint32_t which, void *cells, si
  * Columns of the tables, in their order.
  *
  * Regions: code (HR_OK, or why the region has no rows elsewhere), layout, taken_at_ns, settled,
- * device count, process count, priority, utilization_switch, recent_kernel, last_kernel_time,
- * owner_pid, semaphore, first row in the device table, rows there, first row in the process table.
+ * device count, process count, slot count, processes truncated, priority, utilization_switch,
+ * recent_kernel, last_kernel_time, owner_pid, semaphore, first row in the device table, rows there,
+ * first row in the process table.
  *
  * Devices: row in the region table, index, limit, SM limit, the figures of struct hr_usage as sums
  * over all slots below proc_num.
  *
- * Processes: row in the region table, pid, host pid, status, settled, first row in the usage table.
+ * Processes: row in the region table, slot, pid, host pid, status, settled, first row in the usage
+ * table.
  *
  * Usages: row in the process table, index of the device, the figures of struct hr_usage.
  */
 enum {
-    HR_REGION_COLUMNS = 15,
+    HR_REGION_COLUMNS = 17,
     HR_DEVICE_COLUMNS = 13,
-    HR_PROCESS_COLUMNS = 6,
+    HR_PROCESS_COLUMNS = 7,
     HR_USAGE_COLUMNS = 11
 };
 

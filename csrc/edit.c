@@ -2,7 +2,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "lock.h"
+#include "slots.h"
 
 struct edit_call {
     const hr_region *region;
@@ -121,17 +121,20 @@ static bool leaves_bucket_unfilled(const struct edit_call *call, const struct hr
 
 static int check_running_processes(const struct edit_call *call, struct hr_edit *edit)
 {
-    int32_t processes;
+    int32_t slots;
+    uint64_t processes = 0;
     edit->stops_launches = 0;
     if (!leaves_bucket_unfilled(call, edit))
         return HR_OK;
-    int code = hr_checked_proc_num(call->region, &processes);
+    int code = hr_checked_proc_num(call->region, &slots);
+    for (int32_t i = 0; code == HR_OK && i < slots; i++)
+        processes += !hr_is_emptied(call->region, i);
     if (code != HR_OK || processes == 0)
         return code;
     edit->stops_launches = 1;
     if ((call->flags & HR_FORCE) != 0)
         return HR_OK;
-    return refuse(HR_EUNWATCHED, edit, (uint64_t)processes, edit->after);
+    return refuse(HR_EUNWATCHED, edit, processes, edit->after);
 }
 
 static int check_use(const struct edit_call *call, const struct hr_edit *edit)

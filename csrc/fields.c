@@ -226,6 +226,12 @@ static int get_work(void *argument)
         code = hr_checked_proc_num(region, &proc_num);
         call->result = (uint64_t)proc_num;
         return code;
+    case HR_VALUE_PIDLESS:
+        code = hr_checked_proc_num(region, &proc_num);
+        for (int32_t i = 0; code == HR_OK && i < proc_num; i++)
+            call->result += hr_load_i32(hr_slot(region, (uint32_t)i) + layout->slot_pid,
+                                        memory_order_relaxed) == 0;
+        return code;
     case HR_VALUE_DEVICES:
         code = hr_region_devices(region, &devices);
         call->result = devices;

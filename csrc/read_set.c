@@ -39,6 +39,7 @@ static int put_failure(struct hr_reading *reading, int code)
 static void drop_processes(struct hr_reading *reading)
 {
     reading->head->proc_num = 0;
+    reading->head->truncated = 1;
     reading->wanted = sizeof *reading->head + reading->head->span * sizeof(struct hr_device);
 }
 
@@ -126,6 +127,8 @@ static void put_region(struct table *table, const struct hr_member *member,
         head->settled,
         head->device_num,
         (uint32_t)head->proc_num,
+        head->slot_count,
+        head->truncated,
         widen(head->priority),
         widen(head->utilization_switch),
         widen(head->recent_kernel),
@@ -165,6 +168,7 @@ static void put_processes(struct table *table, const struct hr_member *member,
         const struct hr_process *process = hr_snapshot_process(head, i);
         const uint64_t row[HR_PROCESS_COLUMNS] = {
             region,
+            process->slot,
             widen(process->pid),
             widen(process->host_pid),
             widen(process->status),

@@ -185,6 +185,12 @@ bool hr_slot_is_used(const hr_region *region, int32_t index)
     return any != 0 || is_odd;
 }
 
+bool hr_is_emptied(const hr_region *region, int32_t index)
+{
+    const unsigned char *status = slot_at(region, index) + region->layout->slot_status;
+    return hr_load_i32(status, memory_order_relaxed) == 0 && !hr_slot_is_used(region, index);
+}
+
 /* ---- Slots with pid 0 -------------------------------------------------------------- */
 
 bool hr_is_in_use(const hr_region *region, int32_t index)

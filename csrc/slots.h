@@ -59,6 +59,8 @@ void hr_clear_usage(const hr_region *region, int32_t index);
 /* Whether more than its status and host pid would be left out: it counts something, has figures of
  * the driver's, or an odd seqlock. */
 bool hr_slot_is_used(const hr_region *region, int32_t index);
+/* Emptied by us or by libvgpu, and free for a newcomer: no process, whatever its pid. */
+bool hr_is_emptied(const hr_region *region, int32_t index);
 uint64_t hr_slot_bytes(const hr_region *region, int32_t index);
 
 /* Whether a slot with pid 0 counts something, or is being accounted in. */

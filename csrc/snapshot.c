@@ -2,7 +2,7 @@
 #include <time.h>
 
 #include "layout_rows.h"
-#include "lock.h"
+#include "slots.h"
 
 /*
  * How a consistent copy is made without the lock.
@@ -106,6 +106,7 @@ ALWAYS_INLINE void read_slot(const struct hr_layout *layout, struct hr_reading *
     process->host_pid = load_i32(slot + layout->slot_hostpid);
     process->status = load_i32(slot + layout->slot_status);
     process->settled = 0;
+    process->slot = (uint16_t)i;
     for (size_t device = 0; device < span; device++)
         usages[device] = load_usage(layout, slot, device);
 }
@@ -237,6 +238,8 @@ ALWAYS_INLINE int measure(struct hr_reading *reading)
     reading->processes = (unsigned char *)(reading->devices + span);
     head->device_num = device_num;
     head->proc_num = proc_num;
+    head->slot_count = (uint32_t)proc_num;
+    head->truncated = 0;
     head->shown = shown;
     head->span = span;
     return HR_OK;
@@ -304,6 +307,33 @@ static void sum_up(const struct hr_reading *reading)
     }
 }
 
+/* Both its copy and the slot, which has figures of more devices than the copy. */
+static bool is_emptied(const struct hr_reading *reading, size_t i)
+{
+    const struct hr_process *process = process_at(reading, i);
+    const uint64_t *figures = (const uint64_t *)(const void *)(process + 1);
+    uint64_t any = (uint32_t)process->status | (reading->seqlocks[i] & 1);
+    for (size_t figure = 0; figure < reading->head->span * FIGURES; figure++)
+        any |= figures[figure];
+    return any == 0 && hr_is_emptied(reading->region, (int32_t)i);
+}
+
+/* Close the gaps of emptied slots among the copies. */
+static void drop_emptied(struct hr_reading *reading)
+{
+    const size_t count = (size_t)reading->head->proc_num;
+    size_t kept = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (process_at(reading, i)->status == 0 && is_emptied(reading, i))
+            continue;
+        if (kept != i)
+            memcpy(process_at(reading, kept), process_at(reading, i), reading->process_bytes);
+        kept++;
+    }
+    reading->head->proc_num = (int32_t)kept;
+    reading->wanted -= (count - kept) * reading->process_bytes;
+}
+
 static int check_uuids(const struct hr_layout *layout, const struct hr_reading *reading)
 {
     for (size_t device = 0; device < reading->head->span; device++) {
@@ -341,6 +371,7 @@ ALWAYS_INLINE int read_as(const struct hr_layout *layout, struct hr_reading *rea
     head->taken_at_ns = reading->taken_at_ns;
     head->owner_pid = hr_owner_pid(head->owner_pid);
     sum_up(reading);
+    drop_emptied(reading);
     return HR_OK;
 }
 

@@ -257,16 +257,11 @@ static bool is_end_free(const hr_region *region, int32_t index, int32_t count, i
            !may_be_unused_yet(region, index, count);
 }
 
-static bool is_emptied(const hr_region *region, int32_t index)
-{
-    return hr_look_at_slot(region, index).status == 0 && !hr_slot_is_used(region, index);
-}
-
 bool hr_needs_view(const hr_region *region, int32_t count, int32_t pid)
 {
     bool needs = !is_end_free(region, count, count, pid);
     for (int32_t index = 0; !needs && count >= REUSED_FROM && index < count; index++)
-        needs = is_emptied(region, index);
+        needs = hr_is_emptied(region, index);
     return needs;
 }
 
@@ -283,7 +278,7 @@ int32_t hr_find_room(const hr_region *region, const struct hr_table_view *view, 
                      int32_t pid)
 {
     for (int32_t index = 0; index < count; index++) {
-        if (is_emptied(region, index) && is_unseen(region, view, index))
+        if (hr_is_emptied(region, index) && is_unseen(region, view, index))
             return index;
     }
     for (int32_t index = count; index < HR_SLOTS; index++) {

@@ -11,7 +11,7 @@ from ._handle import Handle
 from .changes import ANYTHING, Anything, Effect, LimitChange, ValueChange, edit_changes
 from .errors import NoSuchDevice, new_error, region_error
 from .layouts import DEVICE_CAPACITY
-from .models import take_snapshot
+from .models import device_indices, take_snapshot
 from .units import integer, memory_limit_percent, memory_limit_value, sm_limit_value
 
 if TYPE_CHECKING:
@@ -122,11 +122,6 @@ def _switch(what: str, on: bool) -> int:
     if not isinstance(on, bool):
         raise TypeError(f"{what} is True or False, not {type(on).__name__}")
     return int(on)
-
-
-def device_indices(bits: int) -> tuple[int, ...]:
-    """Return the devices of a set of bits."""
-    return tuple(device for device in range(DEVICE_CAPACITY) if bits & 1 << device)
 
 
 def find_device(region: Handle, device: Device) -> int:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _CONVERT: dict[str, Callable[[int], Any]] = {
     "layout": lambda number: LAYOUTS[number].value,
     "settled": bool,
+    "processes_truncated": bool,
     "utilization_switch": bool,
     "memory_limit_bytes": lambda limit: limit or None,
     "sm_limit_percent": sm_limit_or_none,
@@ -41,7 +42,7 @@ _CONVERT: dict[str, Callable[[int], Any]] = {
 # Row numbers, and figures that only this library reads.
 _LEFT_OUT = {"code", "semaphore", "region", "process", "device", "device_rows"}
 _TEXTS = {"path", "error", "layout", "uuid"}
-_FLAGS = {"settled", "utilization_switch"}
+_FLAGS = {"settled", "utilization_switch", "processes_truncated"}
 # Only a damaged region holds larger numbers.
 _SIGNED_END = 2**63
 _SHOWN_ROWS = 20

@@ -11,6 +11,7 @@ import attrs
 
 from ._core import ffi, lib
 from .errors import NoSuchDevice, new_error
+from .layouts import DEVICE_CAPACITY
 from .units import sm_limit_or_none
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class ProcessDeviceUsage:
 
 @attrs.frozen(weakref_slot=False)
 class ProcessUsage:
-    """One process slot.
+    """One process of a region: a slot that is in use.
 
     Attributes:
         pid: The pid in the container's pid namespace.
@@ -71,6 +72,7 @@ class ProcessUsage:
         status: A `ProcessStatus`, or any other number in the file.
         devices: One entry per device of the snapshot, in the same order.
         settled: Whether the figures belong together; see `RegionSnapshot.settled`.
+        slot: Index of the slot in the region's table. Slots move: it does not identify a process.
     """
 
     pid: int
@@ -78,6 +80,7 @@ class ProcessUsage:
     status: int
     devices: tuple[ProcessDeviceUsage, ...]
     settled: bool
+    slot: int
 
 
 @attrs.frozen(weakref_slot=False)
@@ -147,7 +150,8 @@ class RegionSnapshot(_Lazy):
             NVML.
         devices: One entry per device: the first `device_count`; while that is 0, those up to the
             last with a memory limit and those with usage or a uuid.
-        processes: One entry per slot in use.
+        processes: One entry per slot in use, in the table's order. An emptied slot (status 0,
+            nothing counted) is no process, whatever its pid.
         priority: 0 is high, 1 is low.
         utilization_switch: Whether SM limiting is on.
         recent_kernel: 2 after a launch, counted down by HAMi's monitor; -1 blocks launches.
@@ -155,6 +159,10 @@ class RegionSnapshot(_Lazy):
         owner_pid: The holder of the region's semaphore, 0 if it is not signed.
         settled: Whether all of it belongs to one moment: no writer was inside and nothing moved
             while it was read.
+        slot_count: Slots of the table that are taken, emptied ones included; at 1,024 no further
+            process of libvgpu can start.
+        processes_truncated: Whether `RegionSet.read` has left out all processes, because there are
+            too many; `processes` is empty then.
     """
 
     path: str
@@ -170,6 +178,8 @@ class RegionSnapshot(_Lazy):
     last_kernel_time_s: int | None
     owner_pid: int
     settled: bool
+    slot_count: int
+    processes_truncated: bool
 
     @property
     def idle_s(self) -> float | None:
@@ -220,7 +230,7 @@ class RegionSnapshot(_Lazy):
             # Reached only while a slot is empty, which all of them are until the first use.
             if name not in _FIELDS:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            _decode(self)
+            _decode(self, name)
             return getattr(self, name)
 
 
@@ -229,9 +239,9 @@ _FIELDS = tuple(attrs.fields_dict(RegionSnapshot))
 _set = object.__setattr__
 
 # struct hr_snapshot, hr_device, hr_process and hr_usage of csrc/api.h; x skips hidden fields.
-_HEAD = struct.Struct("<4Q4I4i8x")
+_HEAD = struct.Struct("<4Q4I4i8x2I")
 _DEVICE = struct.Struct("<6Q8x4Q96s")
-_PROCESS = struct.Struct("<3iI")
+_PROCESS = struct.Struct("<3i2H")
 _USAGE = struct.Struct("<4Q8x4Q")
 
 
@@ -260,12 +270,19 @@ def lazy_snapshot(raw: Any, region: Handle) -> RegionSnapshot:
 
 
 @lru_cache(maxsize=1024)
+def device_indices(bits: int) -> tuple[int, ...]:
+    """Return the devices of a set of bits."""
+    return tuple(device for device in range(DEVICE_CAPACITY) if bits & 1 << device)
+
+
+@lru_cache(maxsize=1024)
 def uuid_text(raw: bytes) -> str | None:
     """Return the uuid of 96 bytes that the core has found plausible; None if unset."""
     return raw.rstrip(b"\0").decode("ascii") or None
 
 
-def _decode(snapshot: RegionSnapshot) -> None:
+def _decode(snapshot: RegionSnapshot, name: str) -> None:
+    """Decode one attribute: the devices, the processes, or all that is neither."""
     # Two threads may both come here; they store equal values.
     buffer = ffi.buffer(snapshot._source)
     (
@@ -281,29 +298,30 @@ def _decode(snapshot: RegionSnapshot) -> None:
         priority,
         utilization_switch,
         recent_kernel,
+        slot_count,
+        truncated,
     ) = _HEAD.unpack_from(buffer)
-    if snapshot.layout.offsets["last_kernel_time"] is None:
-        last_kernel_time_s = None
-    indexes = [index for index in range(span) if shown & 1 << index]
-    values = (
-        taken_at_ns,
-        device_count,
-        _devices(buffer, indexes),
-        _processes(buffer, process_count, span, indexes),
-        priority,
-        utilization_switch != 0,
-        recent_kernel,
-        last_kernel_time_s,
-        owner_pid,
-        settled != 0,
-    )
-    for name, value in zip(_FIELDS[3:], values, strict=True):
-        _set(snapshot, name, value)
+    if name == "devices":
+        _set(snapshot, name, _devices(buffer, shown))
+    elif name == "processes":
+        _set(snapshot, name, _processes(buffer, process_count, span, shown))
+    else:
+        has_time = snapshot.layout.offsets["last_kernel_time"] is not None
+        _set(snapshot, "taken_at_ns", taken_at_ns)
+        _set(snapshot, "device_count", device_count)
+        _set(snapshot, "priority", priority)
+        _set(snapshot, "utilization_switch", utilization_switch != 0)
+        _set(snapshot, "recent_kernel", recent_kernel)
+        _set(snapshot, "last_kernel_time_s", last_kernel_time_s if has_time else None)
+        _set(snapshot, "owner_pid", owner_pid)
+        _set(snapshot, "settled", settled != 0)
+        _set(snapshot, "slot_count", slot_count)
+        _set(snapshot, "processes_truncated", truncated != 0)
 
 
-def _devices(buffer: Any, indexes: list[int]) -> tuple[DeviceUsage, ...]:
+def _devices(buffer: Any, shown: int) -> tuple[DeviceUsage, ...]:
     devices = []
-    for index in indexes:
+    for index in device_indices(shown):
         values = _DEVICE.unpack_from(buffer, _HEAD.size + index * _DEVICE.size)
         limit, sm_limit, used, context, module, data, monitor, *utilization, uuid = values
         memory = limit or None, used, context, module, data, monitor
@@ -312,16 +330,17 @@ def _devices(buffer: Any, indexes: list[int]) -> tuple[DeviceUsage, ...]:
     return tuple(devices)
 
 
-def _processes(buffer: Any, count: int, span: int, indexes: list[int]) -> tuple[ProcessUsage, ...]:
+def _processes(buffer: Any, count: int, span: int, shown: int) -> tuple[ProcessUsage, ...]:
     at = _HEAD.size + span * _DEVICE.size
+    indices = device_indices(shown)
     processes = []
     for _ in range(count):
-        pid, host_pid, status, settled = _PROCESS.unpack_from(buffer, at)
+        pid, host_pid, status, settled, slot = _PROCESS.unpack_from(buffer, at)
         at += _PROCESS.size
         usages = tuple(
             ProcessDeviceUsage(index, *_USAGE.unpack_from(buffer, at + index * _USAGE.size))
-            for index in indexes
+            for index in indices
         )
         at += span * _USAGE.size
-        processes.append(ProcessUsage(pid, host_pid or None, status, usages, settled == 1))
+        processes.append(ProcessUsage(pid, host_pid or None, status, usages, settled == 1, slot))
     return tuple(processes)

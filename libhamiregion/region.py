@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._core import ffi, lib
 from ._handle import in_slices, nanoseconds
-from .edits import Device, Edits, device_indices, find_device
+from .edits import Device, Edits, find_device
 from .errors import LockTimeout, RegionNotFound, new_error, region_error, signed
 from .layouts import DEVICE_CAPACITY, LAYOUTS, Layout
 from .lock import Locks
-from .models import RegionSnapshot, take_snapshot
+from .models import RegionSnapshot, device_indices, take_snapshot
 from .slots import Slots
 from .units import (
     UNLIMITED_SM_PERCENT,

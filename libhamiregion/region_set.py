@@ -116,6 +116,8 @@ class _Figures:
 class RegionColumns(Columns):
     """The regions, one row each; `code` is 0, or negative if the region could not be read.
 
+    `process_count` is the number of rows in the table of processes, `slot_count` includes emptied
+    slots, and `processes_truncated` is 1 if `RegionSet.read` has left out the region's processes.
     `semaphore` has the value in the low 32 bits, the waiters in the high ones. `first_device` and
     `first_process` are rows of the other tables, `device_rows` their number. `last_kernel_time_s`
     and `owner_pid` are 0 if unknown.
@@ -129,6 +131,8 @@ class RegionColumns(Columns):
     settled: memoryview
     device_count: memoryview
     process_count: memoryview
+    slot_count: memoryview
+    processes_truncated: memoryview
     priority: memoryview
     utilization_switch: memoryview
     recent_kernel: memoryview
@@ -183,12 +187,14 @@ class DeviceColumns(Columns, _Figures):
 class ProcessColumns(Columns):
     """The process slots in use of all regions; `host_pid` is 0 if unknown.
 
-    `region` is a row of `RegionTable.regions`, `first_usage` one of `RegionTable.usages`.
+    `region` is a row of `RegionTable.regions`, `first_usage` one of `RegionTable.usages`, `slot`
+    the index in the region's table, which does not identify a process.
     """
 
     _table = lib.HR_TABLE_PROCESSES
 
     region: memoryview
+    slot: memoryview
     pid: memoryview
     host_pid: memoryview
     status: memoryview
@@ -321,7 +327,7 @@ class RegionTable:
     def snapshot(self, row: int, region: Region) -> RegionSnapshot:
         """Return one region's data as `Region.snapshot` does; nothing is read again.
 
-        Without processes if `RegionSet.read` has left them out.
+        Without processes if `RegionSet.read` has left them out (`processes_truncated`).
 
         Args:
             row: The region's row.
@@ -474,8 +480,8 @@ class RegionSet:
 
         A region that fails (truncated, say) has its code and no other rows; the rest is not
         affected. If all snapshots together would take more than 8 MiB, regions with more than
-        1,024 usages (processes times devices) have no rows of processes, and `process_count` 0; the
-        sums of their devices are whole: containers can fill their tables.
+        1,024 usages (processes times devices) have no rows of processes, and `processes_truncated`
+        1; the sums of their devices are whole: containers can fill their tables.
 
         Raises:
             RegionClosed: After `close`.

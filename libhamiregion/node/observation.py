@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 
-from libhamiregion._core import lib
-from libhamiregion.errors import RegionError
 from libhamiregion.text import count_text, printable
 
 from .roots import RootsUnreadable
@@ -20,8 +18,8 @@ from .workers import Blocked, Workers
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from libhamiregion.errors import RegionError
     from libhamiregion.models import RegionSnapshot
-    from libhamiregion.region import Region
     from libhamiregion.region_set import RegionTable
 
     from .cgroups import ContainerId
@@ -40,9 +38,6 @@ GapKind: TypeAlias = Literal["driver", "root", "slots", "processes"]
 SHARED_AGE_S = 1.0
 _DRIVER_TIMEOUT_S = 5.0
 _CGROUP_LIMIT = 60
-# If the snapshots of a read are too large, regions with more pairs of process and device than
-# this have none of their processes read.
-_PAIRS_LIMIT = 1024
 
 
 @attrs.frozen
@@ -322,25 +317,11 @@ class Observer:
 def _gaps_of_slots(snapshot: NodeSnapshot) -> Iterator[Gap]:
     """Regions whose slots were left out of the read, because all together are too large."""
     regions = snapshot.table.regions
-    rows = zip(
-        snapshot.containers, regions.code, regions.process_count, regions.device_rows, strict=True
-    )
-    for container, code, process_count, device_rows in rows:
-        if code == 0 and process_count == 0:
-            unread = 0 if container.region is None else _slots_in_use(container.region)
-            # Without the limit, these are processes that have come since.
-            if unread * device_rows > _PAIRS_LIMIT:
-                reason = (
-                    f"{unread:,} slots are too many to be read with those of all other containers"
-                )
-                yield Gap("slots", reason, container, container.container_id, unread)
-
-
-def _slots_in_use(region: Region) -> int:
-    """How many slots a region has in use now; 0 if that cannot be read."""
-    with contextlib.suppress(RegionError):
-        return region._live(lib.HR_VALUE_PROC_NUM)
-    return 0
+    rows = zip(snapshot.containers, regions.processes_truncated, regions.slot_count, strict=True)
+    for container, is_truncated, slots in rows:
+        if is_truncated:
+            reason = f"{slots:,} slots are too many to be read with those of all other containers"
+            yield Gap("slots", reason, container, container.container_id, slots)
 
 
 def _gaps_of_processes(

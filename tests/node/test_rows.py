@@ -150,6 +150,7 @@ def test_what_a_region_repeats_is_counted_once(
     pid, host_pid = pod.attach()
     for slot in range(1, 200):
         pod.region.put("slot_pid", pid, slot=slot)
+        pod.region.put("slot_status", 1, slot=slot)
     pod.region.put("proc_num", 200)
     fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
     rows = node.processes(nvml_sampler)

@@ -60,7 +60,7 @@ def test_what_starts_and_ends_is_told_at_the_next_listing(
     assert states(node) == {first.pid: "dead", second.pid: "alive"}
     (third,) = attached(actor, path)
     assert states(node)[third.pid] == "alive"
-    second.leave()
+    second.kill()
     assert states(node)[second.pid] == "dead"
 
 

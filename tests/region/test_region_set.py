@@ -208,6 +208,8 @@ def test_a_table_that_grows_is_read_whole(region_file: RegionFileFactory) -> Non
         for file in files:
             file.put("device_num", 16)
             file.put("proc_num", SLOTS)
+            for slot in range(SLOTS):
+                file.put("slot_status", 1, slot=slot)
             file.put("slot_pid", 77, slot=SLOTS - 1)
             file.put("slot_used.total", 78, slot=SLOTS - 1, device=15)
         table = region_set.read()

@@ -96,7 +96,16 @@ class RegionFields:
                 file.put(field, value)
 
 
-slots = st.builds(
+emptied = st.builds(
+    SlotFields,
+    pid=i32,
+    host_pid=i32,
+    status=st.just(0),
+    used=st.just({}),
+    monitor=st.just({}),
+    util=st.just({}),
+)
+slots = emptied | st.builds(
     SlotFields,
     pid=i32,
     host_pid=i32,

@@ -94,12 +94,31 @@ def shown_devices(raw: bytes, layout: Layout) -> list[int]:
     return sorted(shown)
 
 
+def slots_in_use(raw: bytes, layout: Layout) -> list[int]:
+    """The slots that are processes: not those that hold their pids and an even seqlock alone."""
+    start, stride = layout.offsets["procs"], layout.offsets["slot_stride"]
+    assert start is not None
+    assert stride is not None
+    content = Content(raw, layout)
+    found = []
+    for slot in range(content.get("proc_num")):
+        held = bytearray(raw[start + slot * stride : start + (slot + 1) * stride])
+        seqlock = content.get("slot_seqlock", slot=slot) if layout.has_seqlock else 0
+        for field, length in (("slot_pid", 4), ("slot_hostpid", 4), ("slot_seqlock", 8)):
+            if (at := layout.offsets[field]) is not None:
+                held[at : at + length] = bytes(length)
+        if any(held) or seqlock % 2:
+            found.append(slot)
+    return found
+
+
 def settled(raw: bytes, layout: Layout) -> tuple[bool, ...]:
     """Of a snapshot as a whole, then of each of its processes."""
     content = Content(raw, layout)
     is_free = content.get("sem") & 0xFFFFFFFF == 1 and content.get("owner_pid") == 0
     shown = shown_devices(raw, layout)
     slots = [is_free] * content.get("proc_num")
+    used = slots_in_use(raw, layout)
     if layout.has_seqlock:
         for slot in range(len(slots)):
             even = content.get("slot_seqlock", slot=slot) % 2 == 0
@@ -110,7 +129,7 @@ def settled(raw: bytes, layout: Layout) -> tuple[bool, ...]:
                 ]
                 even = even and sum(kinds[:3]) % 2**64 == kinds[3]
             slots[slot] = slots[slot] and even
-    return (is_free and all(slots), *slots)
+    return (is_free and all(slots), *(slots[slot] for slot in used))
 
 
 def wrapped(number: int) -> int:
@@ -134,8 +153,9 @@ def snapshot(raw: bytes, layout: Layout) -> dict[str, Any]:
             "host_pid": content.get("slot_hostpid", slot=slot) or None,
             "status": content.get("slot_status", slot=slot),
             "devices": tuple({"index": d} | content.used(slot, d) for d in shown),
+            "slot": slot,
         }
-        for slot in range(content.get("proc_num"))
+        for slot in slots_in_use(raw, layout)
     ]
     devices = []
     for at, index in enumerate(shown):
@@ -164,4 +184,6 @@ def snapshot(raw: bytes, layout: Layout) -> dict[str, Any]:
         if content.has("last_kernel_time")
         else None,
         "owner_pid": owner_pid(content.get("owner_pid")),
+        "slot_count": content.get("proc_num"),
+        "processes_truncated": False,
     }

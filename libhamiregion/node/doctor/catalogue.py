@@ -132,9 +132,11 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.SLOT_TABLE_FULL: Explanation(
         Severity.ERROR,
-        "All process slots of the region are taken, or nine in ten (a warning).",
-        "in a full table the next process to start finds no slot and fails.",
-        "free dead processes' slots with `hamiregion reap POD`; if all processes live, run fewer",
+        "All process slots of the region are taken, or nine in ten (a warning). Emptied slots count"
+        " too: HAMi's library checks only how many are taken.",
+        "in a full table the next process to start fails, also if some slots are emptied.",
+        "if no process lives, `hamiregion reap POD` makes the table free; else restart the"
+        " container",
     ),
     FindingKind.PROCESSES_UNKNOWN: _transient(
         Severity.WARNING,

@@ -10,6 +10,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
+from libhamiregion._core import lib
 from libhamiregion.errors import RegionStale, SearchCutShort
 from libhamiregion.layouts import SLOT_CAPACITY, Layout
 from libhamiregion.node.procfs import mapped_length
@@ -74,14 +75,14 @@ def slots_without_pid(_: DoctorContext, used: ObservedRegion) -> Iterator[Findin
     """Slots of pid 0 among those that count."""
     # Generations with seqlocks take it for a dead one; only what it holds does harm.
     late = used.snapshot.layout.has_seqlock
-    pidless = [usage for usage, _ in used.slots if usage.pid == 0]
-    empty = [usage for usage in pidless if not late or memory_bytes(usage)]
-    if empty:
+    holding = [held for usage, _ in used.slots if usage.pid == 0 and (held := memory_bytes(usage))]
+    found = len(holding) if late else used.region._live(lib.HR_VALUE_PIDLESS)
+    if found:
         yield used.finding(
             FindingKind.SLOT_WITHOUT_PID,
-            f"{count_text(len(empty), 'slot')} in use with pid 0",
-            f"{len(empty)} of {count_text(len(used.slots), 'slot')} have pid 0 and count"
-            f" {_size(sum(map(memory_bytes, empty)))}; layout {used.snapshot.layout.value}",
+            f"{count_text(found, 'slot')} taken with pid 0",
+            f"{found} of {count_text(used.snapshot.slot_count, 'slot')} have pid 0 and count"
+            f" {_size(sum(holding))}; layout {used.snapshot.layout.value}",
             severity=Severity.WARNING if late else None,
             consequence="what it holds counts against the limit" if late else None,
         )
@@ -89,13 +90,14 @@ def slots_without_pid(_: DoctorContext, used: ObservedRegion) -> Iterator[Findin
 
 def slot_table_fill(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """A table that is full, or nearly."""
-    taken = len(used.slots)
+    taken = used.snapshot.slot_count
     if taken >= _NEARLY_FULL:
-        dead = sum(match.state == "dead" for _, match in used.slots)
+        of = Counter(match.state for _, match in used.slots)
         yield used.finding(
             FindingKind.SLOT_TABLE_FULL,
             f"{taken} of {SLOT_CAPACITY} slots taken",
-            f"{dead} of them by dead processes, {len(used.processes.alive)} by live ones",
+            f"{of['alive']} by live processes, {of['dead']} by dead ones, {of['unknown']} by"
+            f" unknown ones; {taken - len(used.slots)} are emptied",
             severity=None if taken >= SLOT_CAPACITY else Severity.WARNING,
         )
 
@@ -140,7 +142,7 @@ def moved_slots(context: DoctorContext, used: ObservedRegion) -> Iterator[Findin
     living = {process.ns_pids[-1]: process for process in used.users}
     counting = Counter(usage.pid for usage, _ in used.slots if memory_bytes(usage))
     twice = {pid for pid, slots in counting.items() if slots > 1 and pid in living}
-    behind = slots_behind(used.region, len(used.slots)) if living else {}
+    behind = slots_behind(used.region, used.snapshot.slot_count) if living else {}
     if not (twice or living.keys() & behind.keys()):
         return
     # Earlier processes leave slots there, and pids are used again: the core has the proof.
@@ -159,7 +161,7 @@ def moved_slots(context: DoctorContext, used: ObservedRegion) -> Iterator[Findin
     moved = [pid for pid in dict.fromkeys((*found.repaired, *found.left)) if pid in living]
     for pid in moved[:_FINDINGS_PER_REGION]:
         cause, what = "orphaned", "writes to a slot that does not count"
-        where = f"slot {behind.get(pid)}, and only the first {len(used.slots)} count"
+        where = f"slot {behind.get(pid)}, and only the first {used.snapshot.slot_count} count"
         if pid in twice:
             cause, what = "doubled", "has two slots that count"
             where = f"{counting[pid]} of the {len(used.slots)} slots that count"
@@ -189,8 +191,8 @@ def stuck_seqlocks(context: DoctorContext, used: ObservedRegion) -> Iterator[Fin
         return
     dead = []
     suspects = 0
-    for slot, (usage, match) in enumerate(used.slots):
-        seqlock = 0 if usage.settled else _seqlock_of(used.region, slot)
+    for usage, match in used.slots:
+        seqlock = 0 if usage.settled else _seqlock_of(used.region, usage.slot)
         if seqlock % 2 and match.state == "dead":
             dead.append(usage.pid)
         if seqlock % 2 == 0 or match.state == "dead" or suspects == _FINDINGS_PER_REGION:
@@ -211,7 +213,7 @@ def stuck_seqlocks(context: DoctorContext, used: ObservedRegion) -> Iterator[Fin
             repairable=False,
             is_transient=True,
         )
-        context.suspects[suspect] = partial(_has_written, used.region, slot, seqlock)
+        context.suspects[suspect] = partial(_has_written, used.region, usage.slot, seqlock)
         yield suspect
     if dead:
         yield used.finding(
