@@ -57,7 +57,8 @@ def read_bounded(
 def _read(descriptor: int, size: int, silence_s: float, path: PathLike) -> bytes:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    raw = b""
+    # Bytes would be copied for every piece that is added.
+    raw = bytearray()
     while len(raw) < size:
         # A pipe that no process has opened for writing yet is not at its end, but not ready.
         if not poll.poll(silence_s * 1000):
@@ -67,4 +68,4 @@ def _read(descriptor: int, size: int, silence_s: float, path: PathLike) -> bytes
         if not chunk:
             break
         raw += chunk
-    return raw
+    return bytes(raw)

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +140,9 @@ def test_proc_is_read_as_often_as_somebody_wants_it_and_once_an_observation(
     reads = []
     refresh = node.processes.refresh
 
-    def counted(**how: bool) -> None:
+    def counted(wanted: Collection[int] = ()) -> None:
         reads.append(time.monotonic())
-        refresh(**how)
+        refresh(wanted)
 
     node.processes.refresh = counted  # type: ignore[method-assign]
     user.kill()

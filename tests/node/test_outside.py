@@ -449,7 +449,7 @@ def test_descriptors_that_run_out_are_told_and_it_is_opened_later(
     highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
     taken = []
     with monkeypatch.context() as patch:
-        patch.setattr(node.processes, "refresh", lambda: None)
+        patch.setattr(node.processes, "refresh", lambda _=(): None)
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 10, hard))
             with contextlib.suppress(OSError):

@@ -43,6 +43,13 @@ def test_what_has_no_end_is_read_up_to_the_limit() -> None:
     assert read_bounded("/dev/null", 1000, silence_s=PATIENCE_S) == b""
 
 
+def test_a_long_read_takes_time_in_proportion_to_its_length() -> None:
+    """Copied for each piece, these would take seconds."""
+    began_s = time.thread_time()
+    assert len(read_bounded("/dev/zero", 64 << 20, silence_s=PATIENCE_S, cut=True)) == 64 << 20
+    assert time.thread_time() - began_s < 1
+
+
 def test_where_only_files_are_taken_a_pipe_is_refused_at_once(fifo: Path) -> None:
     for path in (fifo, fifo.parent, "/dev/zero"):
         with pytest.raises(OSError, match="not a regular file") as caught:
