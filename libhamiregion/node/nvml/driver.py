@@ -45,6 +45,8 @@ class Driver:
         self._library = library
         self._handle: ctypes.CDLL | None = None
         self._nvml: Any = None
+        # NVML itself, once nvidia-ml-py has loaded it.
+        self._functions: ctypes.CDLL | None = None
         # The room that the last list needed.
         self._capacities: dict[str, int] = {}
         self.is_open = False
@@ -70,6 +72,8 @@ class Driver:
                 state = NvmlState.LIBRARY_NOT_FOUND
                 raise NvmlCallFailed("dlopen", state, str(error)) from None
         self.call("nvmlInitWithFlags", 0)
+        # The loader knows it by this name now.
+        self._functions = self._functions or ctypes.CDLL("libnvidia-ml.so.1")
         self.is_open = True
 
     def close(self) -> None:
@@ -158,8 +162,7 @@ class Driver:
         nvidia-ml-py makes several objects of each entry, which on a node with a thousand processes
         costs more than the driver.
         """
-        # nvidia-ml-py has loaded it: the loader knows it by this name.
-        function = getattr(ctypes.CDLL("libnvidia-ml.so.1"), name, None)
+        function = getattr(self._functions, name, None)
         if function is None:
             raise NvmlCallFailed(name, NvmlState.FUNCTION_NOT_FOUND)
         capacity = self._capacities.get(name, _FIRST_CAPACITY)

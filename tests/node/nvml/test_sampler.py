@@ -1,5 +1,6 @@
 """Opening, closing and finding NVML."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -87,6 +88,20 @@ def test_nvidia_ml_py_is_imported_by_the_first_question_only(fake_driver: FakeDr
         "print(before, 'pynvml' in sys.modules)"
     )
     assert run_python(code, fake_driver.environment()) == "False True"
+
+
+def test_the_library_is_looked_up_once_however_many_samples_are_taken(
+    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each `ctypes.CDLL` makes classes anew: half a millisecond, for each list of each GPU."""
+    fake_driver.play(CARD)
+    assert nvml_sampler.sample().devices
+    made: list[object] = []
+    original = ctypes.CDLL
+    monkeypatch.setattr(ctypes, "CDLL", lambda *args: made.append(args) or original(*args))
+    for _ in range(3):
+        assert nvml_sampler.sample().devices
+    assert made == []
 
 
 def test_without_the_library_or_the_package_there_is_a_state(fake_driver: FakeDriver) -> None:
