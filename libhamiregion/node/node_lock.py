@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import fcntl
 import os
+import stat
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class NodeLock:
 
         Raises:
             NodeLocked: Another process has one of them locked.
-            OSError: A lock file cannot be opened.
+                OSError: A lock file cannot be opened, or others can write its directory.
         """
         try:
             files = {file: root for root in roots if (file := _lock_file(root, self._use))}
@@ -106,7 +108,14 @@ def _lock_file(root: str, use: LockUse) -> str:
 
 
 def _locked(file: str, root: str) -> int:
-    os.makedirs(os.path.dirname(file), 0o700, exist_ok=True)  # noqa: PTH103, PTH120
+    directory = os.path.dirname(file)  # noqa: PTH120
+    os.makedirs(directory, 0o700, exist_ok=True)  # noqa: PTH103
+    status = os.lstat(directory)
+    is_safe = stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    # In /tmp anyone can have made it, to keep this user's agents out or to let two of them run.
+    if not is_safe or status.st_uid not in {0, os.geteuid()}:
+        message = "others can write this directory of locks; set HAMIREGION_LOCKS to another one"
+        raise OSError(errno.EPERM, message, directory)
     descriptor = os.open(file, _OPEN, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

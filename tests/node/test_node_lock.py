@@ -84,6 +84,29 @@ def test_only_the_owner_can_open_a_lock(root: str, locks: Path) -> None:
     assert locks.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize("made_by", ["open to all", "a link", "another user"])
+def test_a_directory_of_locks_that_others_can_write_is_refused(
+    root: str, locks: Path, tmp_path: Path, made_by: str
+) -> None:
+    """In /tmp anyone can make the directory first."""
+    if made_by == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        locks.symlink_to(tmp_path / "elsewhere")
+    else:
+        locks.mkdir()
+        locks.chmod(0o777 if made_by == "open to all" else 0o755)
+    if made_by == "another user":
+        if os.geteuid():
+            pytest.skip("needs root to give a directory away")
+        os.chown(locks, 65534, -1)
+    with (
+        contextlib.closing(NodeLock(LockUse.PLAN)) as lock,
+        pytest.raises(PermissionError, match="others can write"),
+    ):
+        lock.hold([root])
+    assert list(locks.iterdir()) == []
+
+
 def test_a_link_in_the_place_of_a_lock_is_not_followed_and_no_other_root_stays_locked(
     root: str, locks: Path
 ) -> None:
