@@ -201,7 +201,8 @@ def diff_plan(
         if container.directory is None or not candidates:
             continue
         name = container.pod_name
-        chosen = [each for each in candidates if each[1].select.matches_container(container, name)]
+        named = [each for each in candidates if each[1].select.matches_container(container, name)]
+        chosen = [each for each in named if _is_for_file(each[1], container)]
         used.update(number for number, _ in chosen)
         if container.pod_uid in held:
             continue
@@ -235,6 +236,11 @@ def _rules_by_pod(plan: LimitPlan) -> tuple[list[NumberedRule], dict[str, list[N
         uid = each[1].select.pod_uid
         (exact[uid] if uid and not glob.has_magic(uid) else general).append(each)
     return general, exact
+
+
+def _is_for_file(rule: Rule, container: Container) -> bool:
+    region = container.region
+    return region is None or rule.file_id in {None, region.file_id}
 
 
 def _skip(

@@ -98,12 +98,15 @@ class Rule:
         name: For people; None if the rule has none.
         only_if: What has to stand there for `set` to count, value by value. What is left out may be
             anything.
+        file_id: Device and inode of the only region's file that is meant; None for any. Undo plans
+            of a `PlanReconciler` have it.
     """
 
     select: Selector
     set: Limits
     name: str | None = None
     only_if: Limits = attrs.field(factory=Limits)
+    file_id: tuple[int, int] | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.select.device is not None and self.set.priority is not ANYTHING:

@@ -49,6 +49,7 @@ _SILENCE_S: Final = 300.0
 _FIELD_NAMES: Final = ", ".join(LIMIT_FIELDS)
 # The tags that YAML itself gives to what has none.
 _PLAIN_TAG: Final = re.compile(r"tag:yaml\.org,2002:[a-z]+\Z")
+_FILE_ID: Final = re.compile(r"([0-9]{1,20}):([0-9]{1,20})\Z")
 _KINDS: Final = {"scalar": "one text", "sequence": "a list", "mapping": "a mapping"}
 
 
@@ -197,7 +198,7 @@ class _Reader:
         return LimitPlan(tuple(map(self._rule, self._items(parts["rules"]))), **texts)
 
     def _rule(self, part: _Part) -> Rule:
-        parts = self._mapping(part, ("select", "set"), ("name", "only_if"))
+        parts = self._mapping(part, ("select", "set"), ("name", "only_if", "file"))
         known = tuple(field.name for field in attrs.fields(Selector))
         chosen = self._mapping(parts["select"], (), known)
         readers = {"pod_uid": _text, "device": _device}
@@ -206,8 +207,9 @@ class _Reader:
         }
         limits, expected = self._limits(parts["set"]), self._limits(parts.get("only_if"))
         name = self._value(parts["name"], _text) if "name" in parts else None
+        file_id = self._value(parts["file"], _file_id) if "file" in parts else None
         try:
-            return Rule(Selector(**select), Limits(**limits), name, Limits(**expected))
+            return Rule(Selector(**select), Limits(**limits), name, Limits(**expected), file_id)
         except ValueError as error:
             raise self._error(part, str(error)) from None
 
@@ -301,6 +303,13 @@ def _device(value: Any) -> str:
     return device
 
 
+def _file_id(value: Any) -> tuple[int, int]:
+    found = _FILE_ID.match(_text(value))
+    if found is None:
+        raise ValueError("a file is its device and its inode, as in 64769:1234")
+    return int(found[1]), int(found[2])
+
+
 # ---- writing ------------------------------------------------------------------------------------
 
 
@@ -331,6 +340,8 @@ def _rule_document(rule: Rule) -> dict[str, Any]:
     expected = {field: _written(field, value) for field, value in rule.only_if}
     if expected:
         document["only_if"] = expected
+    if rule.file_id is not None:
+        document["file"] = "{}:{}".format(*rule.file_id)
     return document
 
 

@@ -175,8 +175,6 @@ class PlanReconciler:
         self._reading = SourceReading(None)
         # How many plans there have been: the changes of each are news.
         self._plans = 0
-        # The region's file of each container in the last pass.
-        self._file_ids: dict[str, tuple[int, int]] = {}
         # Containers that the last pass left on this plan.
         self._on_plan: set[str] = set()
         self._unapplied: set[object] = set()
@@ -244,12 +242,10 @@ class PlanReconciler:
         diff = diff_plan(
             self._node, plan, force=self._force, held=reading.held, undo_rules=known_rules
         )
-        replaced = self._forget(diff)
+        self._forget(diff)
         self._report_unapplied((*diff.unapplied, *diff.waiting))
         changes = [
-            each
-            for each in diff.changes
-            if each not in replaced and not self._backoff.should_skip(owner_of(each.container))
+            each for each in diff.changes if not self._backoff.should_skip(owner_of(each.container))
         ]
         done = self._change(changes, known_rules) if changes else []
         done += [each for each in diff.containers if not each.edits]
@@ -303,27 +299,15 @@ class PlanReconciler:
         self._save(self._undo)
         return done
 
-    def _forget(self, diff: PlanDiff) -> list[ContainerDiff]:
-        """Forget the undo rules of values that went back, and of containers and regions gone.
-
-        Returns:
-            The containers whose region is another file than in the last pass; they are compared
-            again, without the old file's rules, before they are edited.
-        """
+    def _forget(self, diff: PlanDiff) -> None:
+        """Forget the undo rules of values that went back, and of containers and files gone."""
         done = {number for each in diff.containers for number in each.settled}
         done.update(number for each in diff.waiting for number in each.rules)
         # A root that cannot be listed now says nothing about its containers.
         if self._node.scanned_roots and not self._node.root_errors:
             done.update(diff.unused)
-        replaced = []
-        for each in diff.containers:
-            if self._file_ids.get(owner_of(each.container), each.file_id) != each.file_id:
-                replaced.append(each)
-                done.update(n for n, r in enumerate(self._undo) if r.select.matches(each.container))
-        self._file_ids = {owner_of(each.container): each.file_id for each in diff.containers}
         self._undo = tuple(rule for number, rule in enumerate(self._undo) if number not in done)
         self._save(self._undo)
-        return replaced
 
     def _save(self, rules: tuple[Rule, ...]) -> None:
         if rules != self._saved:
@@ -382,14 +366,15 @@ class PlanReconciler:
 
 def _value(rule: Rule) -> object:
     """Identify the value that an undo rule sets."""
-    return rule.select, tuple(field for field, _ in rule.set)
+    return rule.select, rule.file_id, tuple(field for field, _ in rule.set)
 
 
 def _undo_rules(change: ContainerDiff, first: int, known: Mapping[object, Rule]) -> list[Rule]:
     """Make the undo rules of a plan's edits, with the values of before the first edit."""
     edits = tuple(edit for edit in change.edits if edit.rule >= first)
     rules = []
-    for rule in undo_plan([attrs.evolve(change, edits=edits)]).rules:
+    for each in undo_plan([attrs.evolve(change, edits=edits)]).rules:
+        rule = attrs.evolve(each, file_id=change.file_id)
         any_device = attrs.evolve(rule, select=attrs.evolve(rule.select, device=None))
         older = known.get(_value(rule)) or known.get(_value(any_device)) or rule
         rules.append(attrs.evolve(rule, set=older.set))

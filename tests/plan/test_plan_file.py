@@ -124,6 +124,14 @@ def test_a_rule_can_be_for_what_stands_there_only() -> None:
         plan("{select: {}, set: {sm_limit: 50}, only_if: {memory_limit: 80%}}")
 
 
+def test_a_rule_can_be_for_one_file_only() -> None:
+    (rule,) = plan("{select: {}, set: {sm_limit: 50}, file: '64769:1234'}").rules
+    assert rule.file_id == (64769, 1234)
+    for text in ("1234", "64769:", "-1:2", "64769:1234:5"):
+        with pytest.raises(PlanError, match=r"rules\[0\]\.file: .* device and its inode"):
+            plan(f"{{select: {{}}, set: {{sm_limit: 50}}, file: '{text}'}}")
+
+
 def test_a_name_is_the_text_that_stands_there() -> None:
     """YAML 1.1 would make booleans and numbers of these."""
     for text in ("no", "12", "1:30", "010", "2026-01-01", "0x10", "1e3"):
@@ -145,6 +153,7 @@ LIMITS = st.builds(
     memory_limit=st.none() | st.integers(1, 2**64 - 1) | st.integers(1, 999).map("{}%".format),
     sm_limit=st.none() | st.integers(1, 99),
 )
+FILES = st.none() | st.tuples(*[st.integers(0, 2**64 - 1)] * 2)
 DEVICES = st.none() | st.integers(0, 15).map(str) | st.just("GPU-*")
 
 
@@ -152,7 +161,11 @@ DEVICES = st.none() | st.integers(0, 15).map(str) | st.just("GPU-*")
 @given(
     st.lists(
         st.builds(
-            Rule, st.builds(Selector, NAMES, NAMES, NAMES, NAMES, DEVICES), LIMITS, name=NAMES
+            Rule,
+            st.builds(Selector, NAMES, NAMES, NAMES, NAMES, DEVICES),
+            LIMITS,
+            name=NAMES,
+            file_id=FILES,
         ),
         max_size=4,
     )

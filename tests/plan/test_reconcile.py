@@ -116,6 +116,24 @@ def test_a_file_that_replaces_a_region_between_two_passes_has_values_of_its_own(
     assert memory(region) == [4 * GIB, 6 * GIB]
 
 
+def test_a_file_that_replaces_a_region_between_two_watches_keeps_its_values(
+    scene: PlanScene, watch: Watch
+) -> None:
+    """Also if it has just the values that the plan gave the old one."""
+    region = scene.container()
+    set_plan(scene, SIX)
+    watcher = watch()
+    watcher.run()
+    watcher.stop()
+    # While the old file is there, so that the new one has another inode.
+    new = region.path.with_name("new")
+    create_region(new, memory_limits=("6GiB", "6GiB"), uuids=GPUS)
+    new.rename(region.path)
+    set_plan(scene)
+    watch().run()
+    assert memory(region) == [6 * GIB, 6 * GIB]
+
+
 # ---- what was there before --------------------------------------------------------------
 
 
