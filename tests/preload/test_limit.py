@@ -294,7 +294,8 @@ def test_a_refusal_looks_at_no_process_for_a_slot_that_is_empty(limited: Make) -
     first = scene.program().start()
     second = scene.program().start()
     assert first.end()[0] == 0
-    assert scene.region.snapshot().processes[0].pid == first.pid
+    snapshot = scene.region.snapshot()
+    assert (snapshot.slot_count, snapshot.processes[0].slot) == (2, 1)
     assert refused(second, GIB)
     before = reads(second)
     calls = 200

@@ -71,7 +71,7 @@ with open_region(path, writable=True) as region:
             raise AssertionError
     with open(place + "/rest", "wb"):
         pass
-    assert len(region.snapshot().processes) == 9
+    assert region.snapshot().slot_count == 9
 print("alive")
 """
 
