@@ -188,7 +188,8 @@ def _export(
             max_age_s=_METRICS_AGE_S,
         )
     server = metrics_server(exported, wanted.listen, web_config=wanted.web_config, healthy=stuck)
-    if wanted.web_config is not None:
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        # As in the exporter. Without metrics there is nothing to read again, and the agent ends.
         signal.signal(signal.SIGHUP, lambda *_: server.reload())
     server.start()
     for url in server.urls:

@@ -257,7 +257,7 @@ def run_service(
     collect_rarely()
     with stop_signals() as stop:
         log = ServiceLog(as_json=as_json, on_stdout=once)
-        log.capture_logging("warning")
+        log.capture_logging("info")
         wanted = list(tasks(log))
         roots = RootWatch(node, emit=log)
         runner = TaskRunner(observer or Observer(node), [roots, *wanted], emit=log)

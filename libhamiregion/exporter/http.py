@@ -63,6 +63,7 @@ _CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="hamiregion", charset="UTF
 _GZIP_HEAD: Final = b"\x1f\x8b\x08" + bytes(6) + b"\xff"
 # The C struct that drops unsent data on close.
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
+_TLS_HANDSHAKE: Final = b"\x16"
 _GZIP_ACCEPTED: Final = re.compile(r"\bgzip\b(?! *; *q=0(\.0*)?(,|$))", re.IGNORECASE)
 
 
@@ -115,8 +116,10 @@ class MetricsServer:
         self._thread: threading.Thread | None = None
         self._connections: dict[_Connection, threading.Thread] = {}
         self.is_stopping = False
-        # Closing one of them wakes up who waits for the other.
+        # A byte to one of them, or its end, wakes up the thread that waits for the other.
         self._awake, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
+        self._reload_is_due = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -158,11 +161,19 @@ class MetricsServer:
         self._waker.close()
 
     def reload(self) -> None:
-        """Read the web configuration again; one that cannot be used is logged and changes nothing.
+        """Have the web configuration read again before the next connection is taken.
 
-        A reload takes away neither TLS nor all passwords: restart for that.
+        The result is logged. One that cannot be used changes nothing. A reload takes away neither
+        TLS nor all passwords: restart for that. A signal handler may call this: it takes no lock.
         """
+        self._reload_is_due = True
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+
+    def _reload(self) -> None:
+        self._reload_is_due = False
         if self._web_config is None:
+            _log.info("there is no web configuration to read again")
             return
         try:
             found = load_web_config(self._web_config)
@@ -187,9 +198,14 @@ class MetricsServer:
                 selector.register(each, selectors.EVENT_READ)
             wait_s = 0.0
             while not self.is_stopping:
-                for key, _ in selector.select(wait_s):
-                    if key.fileobj is not self._awake:
-                        self._accept(key.fileobj)
+                ready = [key.fileobj for key, _ in selector.select(wait_s)]
+                if self._awake in ready:
+                    self._awake.recv(4096)
+                    ready.remove(self._awake)
+                if self._reload_is_due:
+                    self._reload()
+                for listener in ready:
+                    self._accept(listener)
                 now_s = time.monotonic()
                 wait_s = _CHECK_INTERVAL_S
                 for connection in self._open_connections():
@@ -208,20 +224,24 @@ class MetricsServer:
     def _accept(self, listener: Any) -> bool:
         """Take one new connection; returns whether there was one."""
         self._make_room()
+        connection = None
         try:
-            connection = _Connection(listener.accept()[0])
+            connection = _Connection(*listener.accept())
+            thread = threading.Thread(
+                target=self._serve, args=(connection,), name="hamiregion-client", daemon=True
+            )
+            self._connections[connection] = thread
+            thread.start()
         except (BlockingIOError, ConnectionError):
             return False  # the client has gone already
-        except OSError as error:
-            # Such as no room for one more file, which passes.
-            _log.warning("no new connections for a moment: %s", error.strerror)
+        except (OSError, RuntimeError) as error:
+            # Such as no room for one more file or thread, which passes.
+            _log.warning("no new connections for a moment: %s", error_text(error))
+            if connection is not None:
+                self._connections.pop(connection, None)
+                connection.close()
             time.sleep(1.0)
             return False
-        thread = threading.Thread(
-            target=self._serve, args=(connection,), name="hamiregion-client", daemon=True
-        )
-        self._connections[connection] = thread
-        thread.start()
         return True
 
     def _make_room(self) -> None:
@@ -264,14 +284,16 @@ class _Connection:
 
     Attributes:
         socket: The socket.
+        address: The client's address, without its port.
         state: ``"reading"`` a request, ``"making"`` or ``"sending"`` its answer, or ``"idle"``.
         since_s: Monotonic time of the last change of state.
         deadline_s: When the connection is ended, unless the state changes.
         is_ended: Whether it was ended by the server.
     """
 
-    def __init__(self, accepted: socket.socket) -> None:
+    def __init__(self, accepted: socket.socket, address: tuple[Any, ...]) -> None:
         self.socket = accepted
+        self.address = str(address[0])
         # TLS takes the first descriptor over; this one ends the connection from another thread.
         self._control = accepted.dup()
         self._closing = threading.Lock()
@@ -329,7 +351,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.client: _Connection = self.request
         tls = self.server.web.tls
         self.request = self.client.socket
-        if tls is not None:
+        # A client that speaks plain HTTP gets a sentence that it can show, and nothing else.
+        self.is_refused = tls is not None and _speaks_plain(self.request)
+        if tls is not None and not self.is_refused:
             self.request = tls.wrap_socket(self.request, server_side=True)
         super().setup()
         self.rfile = _Head(self.rfile.detach())
@@ -371,6 +395,9 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 (http.server calls it so)
 
     def _reply(self) -> Reply:
+        if self.is_refused:
+            self.close_connection = True
+            return Reply.of(400, "this port serves HTTPS only: use https:// in the URL")
         length = self.headers.get("content-length", "0").strip("0")
         if length or "transfer-encoding" in self.headers:
             # It is not read, so nothing after it can be.
@@ -401,7 +428,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_allowed(self) -> bool:
         given = self.headers.get("authorization", "")
-        return self.server.passwords.allow(self.server.web.users, given)
+        return self.server.passwords.allow(self.server.web.users, given, self.client.address)
 
     def _readiness(self) -> Reply:
         hangs_s = self.server.scrapes.running_s
@@ -425,6 +452,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """There is no log of requests."""
+
+
+def _speaks_plain(client: socket.socket) -> bool:
+    """Whether a client begins with anything but a TLS handshake; waits for its first byte."""
+    first = client.recv(1, socket.MSG_PEEK)
+    return first not in (b"", _TLS_HANDSHAKE)
 
 
 @attrs.frozen

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import secrets
 import threading
+import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
 # Programs that make such hashes cut there; bcrypt 5 raises instead.
 _BCRYPT_BYTES: Final = 72
+# An address from which a right password came has a seat of its own for this time.
+_SEAT_S: Final = 86_400.0
+_SEATS: Final = 64
 
 
 class Busy(Exception):
@@ -24,7 +29,8 @@ class Passwords:
     """Checks passwords one at a time, and remembers the last right one of each user.
 
     A password that was right before is known at once, however many guesses wait. It is kept hashed
-    with a secret of this process.
+    with a secret of this process. Addresses from which a right password came within a day do not
+    wait for the others: their checks are made one at a time alongside.
 
     Threads: may be shared.
 
@@ -37,13 +43,17 @@ class Passwords:
         self._secret = secrets.token_bytes(32)
         self._right: dict[str, bytes] = {}
         self._checking = threading.Lock()
+        self._checking_known = threading.Lock()
+        # Address to the monotonic time of its last right password, the oldest first.
+        self._seats: dict[str, float] = {}
 
-    def allow(self, users: Mapping[str, str], header: str) -> bool:
+    def allow(self, users: Mapping[str, str], header: str, address: str) -> bool:
         """Whether a request may see everything.
 
         Args:
             users: User to bcrypt hash; empty allows every request.
             header: Authorization; empty if there is none.
+            address: The client's.
 
         Raises:
             Busy: Other checks did not end in time.
@@ -59,16 +69,27 @@ class Passwords:
         # The hash is part of it: a password that was right for another hash is not known.
         digest = hashlib.blake2b(hashed.encode() + password, key=self._secret).digest()
         if user in users and hmac.compare_digest(self._right.get(user, b""), digest):
+            self._keep_seat(address)
             return True
-        if not self._checking.acquire(timeout=self._timeout_s):
+        is_seated = time.monotonic() - self._seats.get(address, float("-inf")) < _SEAT_S
+        checking = self._checking_known if is_seated else self._checking
+        if not checking.acquire(timeout=self._timeout_s):
             raise Busy("too many passwords to check")
         try:
             is_right = _matches(hashed, password) and user in users
         finally:
-            self._checking.release()
+            checking.release()
         if is_right:
             self._right[user] = digest
+            self._keep_seat(address)
         return is_right
+
+    def _keep_seat(self, address: str) -> None:
+        self._seats.pop(address, None)
+        self._seats[address] = time.monotonic()
+        if len(self._seats) > _SEATS:
+            with contextlib.suppress(StopIteration, RuntimeError):
+                self._seats.pop(next(iter(self._seats)), None)
 
 
 def credentials(header: str) -> tuple[str, bytes] | None:

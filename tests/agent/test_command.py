@@ -58,6 +58,23 @@ def test_told_to_end_it_leaves_no_region_blocked(
     assert last["schema"] == "hamiregion/event/1"
 
 
+@pytest.mark.parametrize("web_config", [False, True], ids=["plain", "web config"])
+def test_with_metrics_sighup_reads_the_web_configuration_again(
+    start: Callable[..., Agent], tmp_path: Path, web_config: bool
+) -> None:
+    web = tmp_path / "web.yml"
+    web.write_text("")
+    options = ("--web-config", str(web)) if web_config else ()
+    agent = start("--repair", "--listen", "127.0.0.1:0", *options)
+    agent.wait_for("started")
+    agent.process.send_signal(signal.SIGHUP)
+    said = agent.wait_for("info")["message"]
+    expected = "the web configuration was read again"
+    assert said == (expected if web_config else "there is no web configuration to read again")
+    assert agent.process.poll() is None
+    assert agent.end() == 0
+
+
 @pytest.mark.slow
 def test_signals_that_come_again_and_again_do_not_keep_it_from_giving_back(
     scene: NodeScene, start: Callable[..., Agent]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from http.client import HTTPException
 from typing import TYPE_CHECKING
 
 import bcrypt
@@ -279,6 +280,68 @@ def test_a_reload_takes_a_new_certificate_and_never_the_protection_away(
     assert ("DNS", "new.example") in peer["subjectAltName"]
 
 
+@needs_openssl
+def test_plain_http_on_a_tls_port_is_answered_with_a_sentence(
+    serve: Callable[..., MetricsServer], authority: Authority, certificate: tuple[Path, Path]
+) -> None:
+    server = serve(web=tls(certificate) + users())
+    plain = server.urls[0].replace("https", "http")
+    for path in ("/metrics", "/healthz"):
+        reply = ask(plain, path, authorization=basic())
+        assert reply.status == 400
+        assert reply.text == "400: this port serves HTTPS only: use https:// in the URL\n"
+    assert server.source.scrapes == 0  # type: ignore[attr-defined]
+    answer = ask(server.urls[0], context=authority.client(), authorization=basic())
+    assert answer.status == 200
+
+
+def test_without_a_web_configuration_a_reload_is_logged_and_changes_nothing(
+    serve: Callable[..., MetricsServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "libhamiregion")
+    server = serve()
+    server.reload()
+    eventually(lambda: "no web configuration to read again" in caplog.text)
+    assert ask(server.urls[0]).status == 200
+
+
+def test_without_room_for_a_thread_the_server_goes_on() -> None:
+    """Address space for no further stack: the system's own refusal, which passes."""
+    program = (
+        "import logging, resource, sys, threading; logging.basicConfig()\n"
+        "sys.path[:0] = ['tests']\n"
+        "from exporter.test_http import TextSource\n"
+        "from libhamiregion.exporter import MetricsServer\n"
+        f"server = MetricsServer(TextSource(), '{HERE}'); server.start()\n"
+        "before = resource.getrlimit(resource.RLIMIT_AS)\n"
+        "threading.stack_size(1 << 30)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, before[1]))\n"
+        "print(server.urls[0], flush=True); sys.stdin.readline()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, before)\n"
+        "print('room', flush=True); sys.stdin.readline()\n"
+        "server.stop(); print('stopped', flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        assert run.stdin is not None
+        assert run.stdout is not None
+        url = run.stdout.readline().strip()
+        with connect(url) as refused:
+            refused.sendall(GOOD_REQUEST)
+            assert read_to_end(refused) == b""
+        print(file=run.stdin, flush=True)
+        assert run.stdout.readline() == "room\n"
+        assert ask(url).status == 200
+        out, err = run.communicate("\n", PATIENCE_S)
+        assert out == "stopped\n"
+        assert "no new connections for a moment: can't start new thread" in err
+
+
 def test_a_program_of_its_own_reloads_on_sighup_and_ends_on_sigterm(tmp_path: Path) -> None:
     web = tmp_path / "web.yml"
     web.write_text(users())
@@ -336,6 +399,32 @@ def test_guessers_from_the_same_address_do_not_delay_a_password_that_was_right(
                 began_s = time.monotonic()
                 eventually(lambda: _answers(url, authorization=basic()))
                 assert time.monotonic() - began_s < IN_TIME_S
+        finally:
+            stop.set()
+
+
+def test_an_address_that_has_succeeded_does_not_wait_for_guessers_with_a_new_password(
+    serve: Callable[..., MetricsServer],
+) -> None:
+    """Such as a Prometheus whose password was changed while others guess."""
+    both = users(cost=10) + users("another", 10, "you").removeprefix("basic_auth_users: ")
+    both = both.replace("}\n{", ", ")
+    url = serve(web=both).urls[0]
+    assert ask(url, authorization=basic()).status == 200
+    stop = threading.Event()
+
+    def guess(number: int) -> None:
+        while not stop.is_set():
+            with contextlib.suppress(OSError, HTTPException), Scraper(url) as scraper:
+                scraper.connection.source_address = ("127.0.0.2", 0)  # type: ignore[attr-defined]
+                scraper.ask(authorization=basic(f"guess {number}"))
+
+    with in_threads(96, guess):
+        try:
+            time.sleep(1)
+            began_s = time.monotonic()
+            eventually(lambda: _answers(url, authorization=basic("another", "you")))
+            assert time.monotonic() - began_s < IN_TIME_S
         finally:
             stop.set()
 
