@@ -159,7 +159,8 @@ def _tasks(
             emit=log,
         )
     if wanted.plan:
-        choice = PlanChoice(wanted.plan_path, wanted.from_annotations, node_choice)
+        sources = wanted.plan_path, wanted.from_annotations, wanted.maximum_percent
+        choice = PlanChoice(*sources, node_choice)
         watcher = PlanReconciler(node, choice.sources(), wanted.state, emit=log)
         yield PlanKeeper(watcher, waits=wanted.metrics)
 

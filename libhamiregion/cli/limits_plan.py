@@ -19,9 +19,11 @@ from libhamiregion.plan import (
     diff_plan,
     load_plan,
 )
+from libhamiregion.plan.annotations import DEFAULT_MAXIMUM_PERCENT
 from libhamiregion.plan.diff import equal_edits, value_words
 from libhamiregion.plan.reconcile import SourceReading, join_readings
 from libhamiregion.text import count_text
+from libhamiregion.units import memory_limit_percent
 
 from . import options
 from .failures import DONE, PROBLEMS, USAGE, Failure
@@ -30,7 +32,7 @@ from .help import Verb
 from .node_page import node_warnings
 from .output import DRY_RUN, Page, as_plain, show
 from .service import ServiceLog, run_service
-from .tables import CRITICAL, DIM, WARN, Column, Lines, Table
+from .tables import CRITICAL, DIM, UNLIMITED, WARN, Column, Lines, Table
 
 if TYPE_CHECKING:
     from libhamiregion.node import Node
@@ -53,6 +55,7 @@ class PlanChoice:
 
     path: str | None
     from_annotations: bool
+    maximum_percent: int | None
     node_choice: options.NodeChoice
 
     def __attrs_post_init__(self) -> None:
@@ -72,7 +75,7 @@ class PlanChoice:
         if self.from_annotations:
             pods = self._pods()
             pods.start()
-            sources.append(PodAnnotations(pods))
+            sources.append(PodAnnotations(pods, maximum_percent=self.maximum_percent))
         return sources
 
     def load(self) -> SourceReading:
@@ -91,7 +94,8 @@ class PlanChoice:
                 pods.load()
             except KubernetesError as error:
                 raise Failure(f"the pods of this node cannot be listed: {error}") from None
-            readings.append(PodAnnotations(pods).read())
+            annotations = PodAnnotations(pods, maximum_percent=self.maximum_percent)
+            readings.append(annotations.read())
         return join_readings(readings)
 
     def load_file(self) -> LimitPlan:
@@ -110,12 +114,30 @@ class PlanChoice:
         return NodePods(choice.node_name, kubeconfig=choice.kubeconfig)
 
 
-annotations_option = click.option(
-    "--from-annotations",
-    is_flag=True,
-    help="Take annotations of pods as rules, after PLAN.",
-)
 _plan = functools.partial(options.option, group="Plan")
+
+
+def _maximum(typed: str) -> int:
+    percent = memory_limit_percent(typed)
+    if percent is None:
+        raise ValueError(f"{typed!r} is no percentage such as 100%, nor `unlimited`")
+    return percent
+
+
+annotations_option = options.all_of(
+    click.option(
+        "--from-annotations",
+        is_flag=True,
+        help="Take annotations of pods as rules, after PLAN.",
+    ),
+    _plan(
+        "--annotations-maximum",
+        "maximum_percent",
+        type=options.Parsed("percentage", options.none_or(UNLIMITED, _maximum)),
+        default=f"{DEFAULT_MAXIMUM_PERCENT}%",
+        metavar="PERCENT",
+    ),
+)
 state_option = _plan("--state", type=options.PATH, metavar="DIR")
 plan_options = options.all_of(
     click.argument("path", metavar="[PLAN]", required=False, type=options.PATH),
@@ -125,7 +147,9 @@ plan_options = options.all_of(
     ),
     options.directory_options,
     options.json_option,
-    options.group_options("choice", ("path", "from_annotations", "node_choice"), PlanChoice),
+    options.group_options(
+        "choice", ("path", "from_annotations", "maximum_percent", "node_choice"), PlanChoice
+    ),
 )
 
 

@@ -6,7 +6,8 @@
     hamiregion.io/train.memory-limit.0: "6GiB"  its device 0
 
 `sm-limit` and `priority` likewise; a priority has no device. What is further down in this list
-overrides what is above it.
+overrides what is above it. Whoever may annotate a pod could raise its limits, so annotations have a
+maximum: by default they can only lower limits and urgency.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _KEY: Final = re.compile(
 )
 _KEY_LIMIT: Final = 80
 _PROBLEM_LIMIT: Final = 800
+#: Of the limit that holds without the annotation.
+DEFAULT_MAXIMUM_PERCENT: Final = 100
 
 
 class PodAnnotations(PlanSource):
@@ -51,6 +54,7 @@ class PodAnnotations(PlanSource):
 
     Args:
         pods: The watch of the node's pods, to be started by the caller; closed with this.
+        maximum_percent: The most that an annotation may ask for, see `Rule`; None allows any.
 
     Attributes:
         pods: As given.
@@ -58,8 +62,11 @@ class PodAnnotations(PlanSource):
     Shell: ``kubectl get pods -A --watch --field-selector spec.nodeName=NODE``.
     """
 
-    def __init__(self, pods: NodePods) -> None:
+    def __init__(
+        self, pods: NodePods, *, maximum_percent: int | None = DEFAULT_MAXIMUM_PERCENT
+    ) -> None:
         self.pods = pods
+        self._maximum_percent = maximum_percent
         self._annotated: list[NodePod] | None = None
         self._reading = SourceReading(None)
 
@@ -74,7 +81,8 @@ class PodAnnotations(PlanSource):
             found = [pod for pod in pods.values() if pod.annotations]
             if found != self._annotated:
                 # The same pods give the same plan.
-                self._annotated, self._reading = found, plan_of_pods(found)
+                self._annotated = found
+                self._reading = plan_of_pods(found, self._maximum_percent)
         error = self.pods.error
         problems = {} if error is None else {"kubernetes": str(error)}
         reading = self._reading
@@ -85,7 +93,9 @@ class PodAnnotations(PlanSource):
         self.pods.close()
 
 
-def plan_of_pods(pods: Iterable[NodePod]) -> SourceReading:
+def plan_of_pods(
+    pods: Iterable[NodePod], maximum_percent: int | None = DEFAULT_MAXIMUM_PERCENT
+) -> SourceReading:
     """Make rules of the annotations of these pods.
 
     A bad annotation concerns its pod only: no rule is made of any of its annotations, the problem
@@ -101,7 +111,7 @@ def plan_of_pods(pods: Iterable[NodePod]) -> SourceReading:
             problems[name] = printable("; ".join(wrong), _PROBLEM_LIMIT)
             held.add(pod.uid)
         else:
-            rules += found
+            rules += [attrs.evolve(each, maximum_percent=maximum_percent) for each in found]
     return SourceReading(LimitPlan(tuple(rules)), problems, frozenset(held))
 
 

@@ -39,7 +39,7 @@ NumberedRule: TypeAlias = "tuple[int, Rule]"
 #: has no device that the rule chooses; ``below_usage``: the memory limit would be less than what is
 #: in use; ``stops_launches``: the SM limit would stop running processes for good; ``no_limit``: the
 #: rule has a percentage of a memory limit, and there is none; ``changed``: another value is there
-#: than the rule expects.
+#: than the rule expects; ``above_maximum``: the rule may not set as much.
 UnappliedReason: TypeAlias = Literal[
     "no_region",
     "unreadable",
@@ -49,6 +49,7 @@ UnappliedReason: TypeAlias = Literal[
     "stops_launches",
     "no_limit",
     "changed",
+    "above_maximum",
 ]
 
 _NAMES: Final = {"memory_limit": "memory limit", "sm_limit": "SM limit", "priority": "priority"}
@@ -330,16 +331,20 @@ class _Comparison:
     ) -> PlannedEdit | None:
         """Return the edit of one value; None if there is none.
 
-        The last rule counts whose `only_if` holds. A percentage is of the limit that such a rule
-        before it sets, else of the present one.
+        The last rule counts whose `only_if` and maximum hold. A percentage is of the limit that
+        such a rule before it sets, else of the present one.
         """
-        now = there = base = _value_now(self.region, field, device)
+        now = there = base = most = _value_now(self.region, field, device)
         counting = None
         for number, rule in rules:
             wanted, expected = getattr(rule.set, field), getattr(rule.only_if, field)
             after = wanted
             if isinstance(wanted, str):
                 after = (base or 0) * (memory_limit_percent(wanted) or 0) // 100
+            percent = rule.maximum_percent
+            if percent is not None and _is_above(field, after, most, percent):
+                self._note_maximum(field, device, number, after, most, percent)
+                continue
             holds = expected is ANYTHING or bool({now, there} & {expected, after})
             if holds:
                 counting = number, wanted, after
@@ -349,6 +354,10 @@ class _Comparison:
                 base, there = wanted, wanted if holds else there
             elif holds and not isinstance(wanted, str):
                 base = wanted
+            if percent is None and (holds or number < self.undo_rules):
+                most = after
+        if counting is None and rule.maximum_percent is not None:
+            return None
         if counting is None:
             where = "" if device is None else f" of device {device}"
             values = f"{value_words(field, now)} by now, not {value_words(field, expected)}"
@@ -361,6 +370,21 @@ class _Comparison:
             self.refused.append(Unapplied(self.container, "no_limit", message, (number,), device))
             return None
         return None if now == after else PlannedEdit(field, device, now, after, number)
+
+    def _note_maximum(
+        self,
+        field: LimitField,
+        device: int | None,
+        number: int,
+        after: int | None,
+        most: int | None,
+        percent: int,
+    ) -> None:
+        where = "" if device is None else f" of device {device}"
+        limit = f"{percent} % of {value_words(field, most)}"
+        limit = value_words(field, most) if field == "priority" else limit
+        message = f"{_NAMES[field]}{where}: {value_words(field, after)} is above the most, {limit}"
+        self.skipped.append(Unapplied(self.container, "above_maximum", message, (number,), device))
 
     def _ask(self, edit: PlannedEdit) -> None:
         """Note if running processes could not bear an edit."""
@@ -379,6 +403,14 @@ class _Comparison:
             used, limit = format_size(error.used_bytes), format_size(error.requested_bytes)
             message = f"device {edit.device} uses {used}, more than the plan's {limit}"
         self.refused.append(Unapplied(self.container, reason, message, (edit.rule,), edit.device))
+
+
+def _is_above(field: LimitField, after: int | None, most: int | None, percent: int) -> bool:
+    """Whether a rule with a maximum asks for more than a percentage of what holds without it."""
+    if field == "priority":
+        # 0 is the most urgent.
+        return after is not None and most is not None and after < most
+    return most is not None and (after is None or after * 100 > most * percent)
 
 
 def _former_device(select: Selector) -> list[int]:

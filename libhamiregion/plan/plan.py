@@ -100,6 +100,8 @@ class Rule:
             anything.
         file_id: Device and inode of the only region's file that is meant; None for any. Undo plans
             of a `PlanReconciler` have it.
+        maximum_percent: A value above this percentage of what holds without the rule does not
+            count, nor does a more urgent priority; None allows any.
     """
 
     select: Selector
@@ -107,6 +109,7 @@ class Rule:
     name: str | None = None
     only_if: Limits = attrs.field(factory=Limits)
     file_id: tuple[int, int] | None = None
+    maximum_percent: int | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.select.device is not None and self.set.priority is not ANYTHING:

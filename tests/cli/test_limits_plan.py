@@ -314,7 +314,14 @@ def test_annotations_of_pods_are_a_plan(scene: PlanScene, api: FakeApi, tmp_path
     answer = call("limits", "apply", *asked, *config)
     assert answer.returncode == 3, "one pod has a bad annotation"
     assert "Warning: research/bert-1: hamiregion.io/sm-limit: an SM limit is 1 to" in answer.stderr
+    # Device 1 had 4 GiB, the most that an annotation may ask for.
+    assert "4 GiB" in answer.stdout
+    assert region.limits()["memory"][:2] == [6 * GIB, 4 * GIB]
+    answer = call("limits", "apply", *asked, *config, "--annotations-maximum", "unlimited")
     assert region.limits()["memory"][:2] == [6 * GIB, 6 * GIB]
+    for wrong in ("0%", "half", "80"):
+        answer = call("limits", "diff", *asked, *config, "--annotations-maximum", wrong)
+        assert answer.returncode == 2
     api.refusals.append(403)
     refused = call("limits", "diff", *asked, *config)
     assert refused.returncode == 1

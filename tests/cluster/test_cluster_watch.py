@@ -53,7 +53,7 @@ class Watched(PodAnnotations):
     """The annotations of a watch, and the watch."""
 
     def __init__(self, pods: WatchedPods) -> None:
-        super().__init__(pods=pods)
+        super().__init__(pods=pods, maximum_percent=None)
         self.watched = pods
 
 

@@ -1,13 +1,24 @@
 """Annotations of pods as rules of a plan."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from plan_scene import PlanScene, plan
 
 from libhamiregion.node.node_pods import _node_pod
-from libhamiregion.plan import Limits, Rule, parse_plan, plan_text
+from libhamiregion.plan import (
+    LimitPlan,
+    Limits,
+    PlanDiff,
+    PlanReconciler,
+    Rule,
+    diff_plan,
+    parse_plan,
+    plan_text,
+)
 from libhamiregion.plan.annotations import plan_of_pods
-from libhamiregion.plan.reconcile import SourceReading
+from libhamiregion.plan.reconcile import PlanSource, SourceReading
 
 GIB = 1 << 30
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
@@ -27,8 +38,9 @@ def pod(annotations: dict[str, str], *containers: str, **metadata: Any) -> dict[
     }
 
 
-def plan_of(*items: dict[str, Any]) -> SourceReading:
-    return plan_of_pods(found for found in map(_node_pod, items) if found)
+def plan_of(*items: dict[str, Any], maximum_percent: int | None = None) -> SourceReading:
+    found = [each for each in map(_node_pod, items) if each]
+    return plan_of_pods(found, maximum_percent)
 
 
 def rules_of(found: SourceReading) -> tuple[Rule, ...]:
@@ -143,3 +155,95 @@ def test_what_an_annotation_holds_cannot_steer_a_terminal() -> None:
         assert about.isprintable()
         assert message.isprintable()
         assert len(message) < 1000
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> PlanScene:
+    return PlanScene(tmp_path)
+
+
+def asked(scene: PlanScene, percent: int | None, *rules: str, **annotations: str) -> PlanDiff:
+    """What annotations of bert-0 change after these rules."""
+    reading = plan_of(
+        pod({key.replace("_", "-"): text for key, text in annotations.items()}),
+        maximum_percent=percent,
+    )
+    with scene.node() as node:
+        return diff_plan(node, LimitPlan((*plan(*rules).rules, *rules_of(reading))))
+
+
+def after(found: PlanDiff) -> dict[tuple[str, int | None], int | None]:
+    return {(edit.field, edit.device): edit.after for each in found.changes for edit in each.edits}
+
+
+LOWER = {"memory_limit": "2GiB", "sm_limit": "20", "priority": "3"}
+HIGHER = {"memory_limit": "9GiB", "sm_limit": "60", "priority": "0"}
+UNLIMITED = {"memory_limit": "unlimited", "sm_limit": "unlimited"}
+
+
+@pytest.mark.parametrize("percent", [100, None])
+def test_an_annotation_may_always_ask_for_less(scene: PlanScene, percent: int | None) -> None:
+    scene.container(pod_uid=UID)
+    found = asked(scene, percent, **LOWER)
+    assert found.unapplied == ()
+    assert after(found) == {
+        ("memory_limit", 0): 2 * GIB,
+        ("memory_limit", 1): 2 * GIB,
+        ("sm_limit", 0): 20,
+        # Device 1 had no SM limit.
+        ("sm_limit", 1): 20,
+        ("priority", None): 3,
+    }
+
+
+@pytest.mark.parametrize("annotations", [HIGHER, UNLIMITED], ids=["higher", "unlimited"])
+def test_an_annotation_above_the_maximum_does_not_count_and_is_reported(
+    scene: PlanScene, annotations: dict[str, str]
+) -> None:
+    scene.container(pod_uid=UID)
+    found = asked(scene, 100, **annotations)
+    # Where there was no limit there is no maximum.
+    more = {("sm_limit", 1): 60} if annotations is HIGHER else {}
+    assert after(found) == more
+    assert {each.reason for each in found.unapplied} == {"above_maximum"}
+    messages = [each.message for each in found.unapplied]
+    assert len(messages) == (4 if annotations is HIGHER else 3)
+    wanted = annotations["memory_limit"].replace("G", " G")
+    assert f"memory limit of device 0: {wanted} is above the most, 100 % of 8 GiB" in messages
+    allowed = after(asked(scene, None, **annotations))
+    assert len(allowed) == (5 if annotations is HIGHER else 3)
+
+
+def test_the_maximum_is_of_what_the_plan_says_and_keeps_no_plan_from_counting(
+    scene: PlanScene,
+) -> None:
+    scene.container(pod_uid=UID)
+    rule = "{select: {device: 0}, set: {memory_limit: 3GiB}}"
+    found = asked(scene, 100, rule, memory_limit="5GiB")
+    assert after(found) == {("memory_limit", 0): 3 * GIB}
+    generous = asked(scene, 100, rule.replace("3", "12"), memory_limit="4GiB")
+    assert after(generous) == {("memory_limit", 0): 4 * GIB}
+    assert after(asked(scene, 150, rule, memory_limit="4608MiB")) == {
+        ("memory_limit", 0): 4608 << 20,
+        ("memory_limit", 1): 4608 << 20,
+    }
+
+
+def test_what_a_pod_lowered_it_may_raise_again_up_to_what_was_there_first(
+    scene: PlanScene,
+) -> None:
+    """The state directory keeps the limit first seen, over restarts of the agent."""
+    region = scene.container(pod_uid=UID)
+
+    class Annotated(PlanSource):
+        def read(self) -> SourceReading:
+            return plan_of(pod({"memory-limit.0": self.text}), maximum_percent=100)
+
+    for text, limit in (("2GiB", 2), ("8GiB", 8), ("6GiB", 6), ("9GiB", 8), ("unlimited", 8)):
+        source = Annotated()
+        source.text = text  # type: ignore[attr-defined]
+        with scene.node() as node:
+            watcher = PlanReconciler(node, [source], scene.state)
+            watcher.run()
+            watcher.stop()
+        assert region.get("limit", device=0) == limit * GIB, text
