@@ -74,10 +74,11 @@ format: $(VENV)/.lint ## rewrite Python and C files in the house's format
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(C_FILES)
 
-texts: $(INSTALLED) ## the JSON schemas, the list of findings and the table of names, from the code
+texts: $(INSTALLED) ## the JSON schemas, the list of findings, and the tables of names and values
 	$(BIN)/python docs/json_schema.py
 	$(BIN)/python docs/findings_list.py
 	$(BIN)/python docs/api_table.py
+	$(BIN)/python docs/values_table.py
 
 sanitize: ## the C tests under the address, undefined-behaviour and thread sanitizers
 	$(MAKE) -C tests/c asan tsan
@@ -89,7 +90,7 @@ fuzz: ## coverage-guided fuzzing of the C core (FUZZ_SECONDS=60)
 models: ## the protocol's models, exhaustively, with Spin (MODELS_ARGS=--all: minutes, gigabytes)
 	$(PYTHON) docs/models/check.py $(MODELS_ARGS)
 
-cluster: ## the manifests and limits by annotation against a real API server
+cluster: ## the chart, the kubectl plugin and limits by annotation against a real API server
 	@$(PYTHON) tests/cluster/build_apiserver.py
 	@$(MAKE) --no-print-directory $(INSTALLED)
 	HAMIREGION_CLUSTER=1 $(BIN)/python -m pytest tests/cluster --timeout 600 $(PYTEST_ARGS)

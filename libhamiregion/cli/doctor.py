@@ -35,8 +35,8 @@ SETTLE_S = 1.5
 _EXAMPLES = 3
 _STYLES = {Severity.ERROR: f"bold {CRITICAL}", Severity.WARNING: WARN, Severity.INFO: "cyan"}
 _REPAIR_PLACE = (
-    "repair here, or with `kubectl exec -n hamiregion POD -- …` in this node's pod of the agent;"
-    " an exporter's pod may not write: run the Job in deploy/jobs/repair"
+    "repair here, or from anywhere with `kubectl hamiregion doctor --repair --node NODE`; if the"
+    " exporter runs there, which may not write, add --job"
 )
 _NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 

@@ -99,8 +99,7 @@ def test_findings_exit_with_3_and_are_a_line_and_a_paragraph_per_kind(region: Re
         assert part in first
         assert part in second
     assert total == "2 warnings; --repair repairs 2 of them\n"
-    assert "kubectl exec" in answer.stderr
-    assert "deploy/jobs/repair" in answer.stderr
+    assert "kubectl hamiregion doctor --repair --node NODE" in answer.stderr
 
 
 def test_many_findings_of_a_kind_are_bounded_unless_the_kind_is_asked_for(

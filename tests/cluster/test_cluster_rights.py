@@ -1,4 +1,4 @@
-"""What each account of the manifests may do at a real API server, with its own token."""
+"""What the account of each mode may do at a real API server, with its own token."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from api_server import PATCH, Cluster, accounts_path, pods_path
-from manifests import NAMESPACE, kubectl, rendered
+from chart import CHART, NAMESPACE, in_cluster
 
 from libhamiregion.node import KubernetesError, NodePods
 from libhamiregion.plan import PodAnnotations
@@ -16,11 +16,18 @@ Rule = tuple[str, str, str]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A server with `hami-steered`, and a pod of somebody else."""
-    directory = tmp_path_factory.mktemp("rights")
-    with Cluster(directory) as cluster:
-        # The operator's kinds are missing here, and give no rights.
-        kubectl(cluster, rendered(directory, "hami-steered"), "apply")
+    """A server with releases of three kinds, and a pod of somebody else."""
+    agent = {"mode": "agent", "hamiMonitor": "absent"}
+    tasks = {"feedback": True, "plan": {"enabled": True}}
+    releases = {
+        "exporter": {},
+        "agent": {**agent, "agent": tasks},
+        "annotations": {**agent, "agent": {**tasks, "annotations": {"enabled": True}}},
+    }
+    with Cluster(tmp_path_factory.mktemp("rights")) as cluster:
+        cluster.namespace(NAMESPACE)
+        for name, values in releases.items():
+            in_cluster(cluster, "install", name, CHART, "-n", NAMESPACE, values=values)
         cluster.namespace("research")
         cluster.pod("research", "bert-0", "node-1", annotations={"hamiregion.io/sm-limit": "5"})
         cluster.must("POST", accounts_path(NAMESPACE), {"metadata": {"name": "nobody"}})
@@ -49,8 +56,9 @@ def rules_of(cluster: Cluster, account: str) -> set[Rule]:
 @pytest.mark.parametrize(
     ("account", "rights"),
     [
-        ("hamiregion-exporter", set()),
-        ("hamiregion-agent", {("list", "", "pods"), ("watch", "", "pods")}),
+        ("exporter-hamiregion", set()),
+        ("agent-hamiregion", set()),
+        ("annotations-hamiregion", {("list", "", "pods"), ("watch", "", "pods")}),
     ],
 )
 def test_an_account_has_the_rights_it_needs_and_no_others(
@@ -61,10 +69,10 @@ def test_an_account_has_the_rights_it_needs_and_no_others(
     assert not {rule for rule in anybodys if rule[2] in {"pods", "nodes", "secrets", "*"}}
 
 
-def test_the_agents_account_watches_pods_and_changes_nothing(
+def test_the_account_for_annotations_watches_pods_and_changes_nothing(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    token = cluster.account_token(NAMESPACE, "hamiregion-agent")
+    token = cluster.account_token(NAMESPACE, "annotations-hamiregion")
     config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
     pods = PodAnnotations(NodePods("node-1", kubeconfig=config))
     pods.pods.load()
@@ -75,7 +83,7 @@ def test_the_agents_account_watches_pods_and_changes_nothing(
 
 
 def test_the_exporters_account_may_not_even_list_pods(cluster: Cluster, tmp_path: Path) -> None:
-    token = cluster.account_token(NAMESPACE, "hamiregion-exporter")
+    token = cluster.account_token(NAMESPACE, "exporter-hamiregion")
     config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
     with pytest.raises(KubernetesError, match="403: pods is forbidden") as caught:
         NodePods("node-1", kubeconfig=config).load()

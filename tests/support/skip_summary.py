@@ -17,7 +17,6 @@ CURES = {
     "promtool": "install prometheus",
     "Chromium": "install chromium",
     "openssl": "install openssl",
-    "kubectl": "install kubectl",
     "C compiler": "install gcc and libc6-dev",
 }
 
