@@ -128,6 +128,9 @@ enum hr_reason {
     HR_REASON_REPLACED,        /* magic or version changed under the mapping */
     HR_REASON_ALIVE,           /* the lock's owner is alive */
     HR_REASON_UNKNOWN,         /* /proc does not show enough to tell */
+    HR_REASON_KEPT,            /* HR_EREADONLY: opened with HR_KEEP, the file is not opened again */
+    HR_REASON_CUT_SHORT,       /* the search of /proc took too long */
+    HR_REASON_TOO_LONG,        /* the process `wanted` has more than 8 MiB of maps */
     HR_REASON_BUSY,            /* the lock was taken or given back while it was looked at */
     HR_REASON_FOREIGN_MAPPING, /* HR_EATTACHED: another library in this process maps the file */
     HR_REASON_LAYOUT,          /* HR_ENOTREGION: layout = the one named, found = the file's;
@@ -526,7 +529,8 @@ struct hr_lock_state {
     uint32_t owner_liveness; /* enum hr_liveness; HR_DEAD where owner_pid is 0 */
 };
 
-/* Works on a read-only handle too.  `proc` is the root of /proc, NULL = "/proc". */
+/* Works on a read-only handle too, but not on one opened with HR_KEEP: HR_EREADONLY, as the call
+ * may open the file again.  `proc` is the root of /proc, NULL = "/proc". */
 int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state *out,
                       struct hr_error *error);
 
@@ -558,7 +562,8 @@ struct hr_recovery {
  *
  * HR_OK: recovery->done says what was done; nothing where nothing was wrong.
  * HR_EINTERRUPTED: a signal came; call again with the same `recovery`, which goes on.
- * HR_ENOTRECOVERABLE with error.reason HR_REASON_ALIVE, HR_REASON_UNKNOWN, HR_REASON_BUSY,
+ * HR_ENOTRECOVERABLE with error.reason HR_REASON_ALIVE, HR_REASON_UNKNOWN,
+ * HR_REASON_CUT_SHORT, HR_REASON_TOO_LONG, HR_REASON_BUSY,
  * HR_REASON_UNWATCHED or HR_REASON_RECOVERING, error.found = owner_pid, error.wanted = its pid
  * here.
  */
@@ -628,16 +633,18 @@ int hr_edit_slot(hr_region *region, int32_t pid, struct hr_slot_edit *edits, uin
 
 /* What hr_reap() and hr_repair_slots() have made of the slots of a pid. */
 enum hr_slot_outcome {
-    HR_SLOT_DONE = 1, /* empty, where it was; or the process counts once, in its own slot */
-    HR_SLOT_ALIVE,    /* left alone: the process lives */
-    HR_SLOT_UNKNOWN,  /* left alone: there is no proof of its death, or of which slot is its own */
-    HR_SLOT_CUT_SHORT /* left alone: the search of /proc was cut short before a proof */
+    HR_SLOT_DONE = 1,  /* empty, where it was; or the process counts once, in its own slot */
+    HR_SLOT_ALIVE,     /* left alone: the process lives */
+    HR_SLOT_UNKNOWN,   /* left alone: there is no proof of its death, or of which slot is its own */
+    HR_SLOT_CUT_SHORT, /* left alone: the search of /proc was cut short before a proof */
+    HR_SLOT_TOO_LONG   /* left alone: a process that may use it has more than 8 MiB of maps */
 };
 
 struct hr_slot_result {
     int32_t pid;
-    uint32_t what;  /* enum hr_slot_outcome */
-    uint64_t bytes; /* that its slot counted, over all devices; of hr_reap() */
+    uint32_t what;   /* enum hr_slot_outcome */
+    uint64_t bytes;  /* that its slot counted, over all devices; of hr_reap() */
+    int32_t process; /* of HR_SLOT_TOO_LONG, in the /proc that was searched; else 0 */
 };
 
 /* A process that is known to be none of the region's, whatever its pids are. */
@@ -653,7 +660,8 @@ struct hr_stranger {
  * anything is done.
  *
  * /proc is searched before the lock is taken, for 2 s at most.  What counts and could not be judged
- * because that was not enough is reported as HR_SLOT_CUT_SHORT.
+ * because that was not enough is reported as HR_SLOT_CUT_SHORT; because of a process with more than
+ * 8 MiB of maps, as HR_SLOT_TOO_LONG: another search would not help while that one lives.
  *
  * `strangers`, sorted by pid, need not be asked for their maps, because the caller knows them to be
  * of other containers.  Without them a neighbour with many mappings and the pid of a slot decides
@@ -709,7 +717,7 @@ int hr_read_mapped_files(int process, struct hr_mapped_file *out, uint32_t capac
  * reading takes no lock.
  *
  * A slot with pid 0 that counts something may be in the way.  If the search for its owner is cut
- * short, what waits for it is reported as HR_SLOT_CUT_SHORT.
+ * short, what waits for it is reported as HR_SLOT_CUT_SHORT, or HR_SLOT_TOO_LONG as of hr_reap().
  */
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
                     struct hr_slot_result *out, struct hr_error *error);

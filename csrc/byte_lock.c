@@ -8,6 +8,11 @@
 
 #include "lock.h"
 
+int hr_check_reopenable(const hr_region *region)
+{
+    return region->is_kept ? hr_fail_reason(HR_EREADONLY, HR_REASON_KEPT) : HR_OK;
+}
+
 /*
  * By its path, as the region was opened: no descriptor is kept that others could close.  Before the
  * fork lock is taken: a path may lead where nobody answers.
@@ -15,6 +20,9 @@
 static int hold_again(const hr_region *region)
 {
     struct stat status;
+    int code = hr_check_reopenable(region);
+    if (code != HR_OK)
+        return code;
     int held = hr_hold_file(region->path, region->no_link, &status);
     if (held >= 0 ? hr_is_file_of(region, &status) : held != HR_ENOTFOUND && held != HR_ENOTREGION)
         return held;

@@ -249,6 +249,7 @@ struct hr_region {
     uint32_t fork_generation;
     bool writable;
     uint32_t no_link; /* HR_NO_LINK, or 0 */
+    bool is_kept;     /* opened with HR_KEEP */
     uint64_t device_id;
     uint64_t inode;
     bool has_own_pages;        /* hr_has_own_pages() of its file system */

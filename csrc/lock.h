@@ -23,6 +23,9 @@
  * keeps the lock of a killed holder for as long as it lives.
  */
 
+/* HR_EREADONLY (HR_REASON_KEPT) if the file must not be opened again. */
+int hr_check_reopenable(const hr_region *region);
+
 /*
  * A descriptor of the region's file, by its path.  HR_ESTALE where that leads to another file by
  * now, HR_EACCESS, HR_ESYSTEM.  Closing it drops what POSIX locks the process has on the file.

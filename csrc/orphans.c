@@ -13,31 +13,36 @@ struct repair_call {
 };
 
 /* What was found first of a process is said. */
-static void report(struct repair_call *call, int32_t pid, uint32_t what)
+static void report(struct repair_call *call, int32_t pid, uint32_t what, int32_t process)
 {
     for (int32_t i = 0; i < call->found; i++) {
         if (call->out[i].pid == pid)
             return;
     }
     if (call->found < HR_SLOTS) /* the container may store other pids meanwhile */
-        call->out[call->found++] = (struct hr_slot_result){.pid = pid, .what = what};
+        call->out[call->found++] =
+            (struct hr_slot_result){.pid = pid, .what = what, .process = process};
 }
 
 /* What was not judged may be once the search has ended. */
 static void report_left(struct repair_call *call, int32_t pid)
 {
-    report(call, pid, call->view.mappers.cut_short ? HR_SLOT_CUT_SHORT : HR_SLOT_UNKNOWN);
+    int32_t process;
+    uint32_t why = hr_why_unknown(&call->view.mappers, pid, &process);
+    report(call, pid, why, process);
 }
 
-/* Whether one process has the pid, or may have it and the search was cut short.  Our own puts
- * itself right, from its books. */
+/* Whether one process has the pid, or may have it and was not read to its end.  Our own puts itself
+ * right, from its books. */
 static bool may_live(const struct repair_call *call, int32_t pid)
 {
     const struct hr_mappers *mappers = &call->view.mappers;
+    int32_t process;
     if (pid <= 0 || pid == HR_NOBODY || pid == call->region->own.pid)
         return false;
     return hr_lives_once(&call->view, pid) ||
-           (mappers->cut_short && hr_liveness_of_slot(mappers, pid) == HR_LIVENESS_UNKNOWN);
+           (hr_liveness_of_slot(mappers, pid) == HR_LIVENESS_UNKNOWN &&
+            hr_why_unknown(mappers, pid, &process) != HR_SLOT_UNKNOWN);
 }
 
 /* Whether something would be wrong now if an undecided slot were its process's own: a copy of it
@@ -67,7 +72,7 @@ static int32_t find_end(struct repair_call *call, int32_t count)
         const enum hr_slot_use use = call->uses[index];
         barred = barred || use == HR_USE_UNDECIDED;
         if (use == HR_USE_AT_WORK && !barred) {
-            report(call, hr_slot_pid(call->region, index), HR_SLOT_DONE);
+            report(call, hr_slot_pid(call->region, index), HR_SLOT_DONE, 0);
             end = index + 1;
         } else if (use == HR_USE_AT_WORK ||
                    (use == HR_USE_UNDECIDED && may_be_missed(call, index, count))) {
@@ -124,7 +129,7 @@ static int repair_work(void *argument)
     for (int32_t index = 0; index < end; index++) {
         if (call->uses[index] == HR_USE_AT_WORK &&
             hr_clear_frozen_copies(region, &call->view, index, count, call->dry_run) != 0)
-            report(call, call->view.seen[index].pid, HR_SLOT_DONE);
+            report(call, call->view.seen[index].pid, HR_SLOT_DONE, 0);
     }
     for (int32_t index = 0; index < count; index++) {
         const int32_t pid = hr_slot_pid(call->region, index);

@@ -171,17 +171,19 @@ static void take_line(struct hr_maps_reader *reader, char *line)
  * had ended. */
 enum hr_seen hr_read_maps(int directory, const char *name, struct hr_maps_reader *reader)
 {
-    enum hr_seen seen = HR_NO_TIME;
+    enum hr_seen seen = HR_TOO_LONG;
     char *line = NULL, buffer[4096]; /* as much as the kernel gives at a time */
     size_t room = 0, total = 0;
     FILE *stream = open_stream(directory, name);
     if (stream == NULL)
         return errno == ESRCH ? HR_MAPS_NOTHING : hr_after_failure(errno);
     setvbuf(stream, buffer, _IOFBF, sizeof buffer);
-    for (unsigned lines = 0; seen == HR_NO_TIME && total < HR_MAPS_BYTES; lines++) {
+    for (unsigned lines = 0; seen == HR_TOO_LONG && total < HR_MAPS_BYTES; lines++) {
         /* To ask for the time at each line would cost a tenth of it. */
-        if (lines % 64 == 0 && hr_is_past(reader->deadline_ns))
+        if (lines % 64 == 0 && hr_is_past(reader->deadline_ns)) {
+            seen = HR_NO_TIME;
             break;
+        }
         ssize_t length = getline(&line, &room, stream);
         if (length > 0) {
             total += (size_t)length;
@@ -290,7 +292,7 @@ int hr_read_mapped_files(int process, struct hr_mapped_file *out, uint32_t capac
         .take = add_mapping, .argument = &files, .deadline_ns = hr_deadline_ns(HR_PROC_NS)};
     enum hr_seen seen = hr_read_process_maps(process, &reader);
     *has_libvgpu = reader.has_libvgpu;
-    if (files.is_full || seen == HR_NO_TIME)
+    if (files.is_full || seen == HR_NO_TIME || seen == HR_TOO_LONG)
         return hr_report(error, HR_EFULL);
     if (seen == HR_REFUSED)
         return hr_report(error, HR_EACCESS);

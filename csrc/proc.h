@@ -10,7 +10,7 @@
  *
  * A container decides how many processes it has and how long their maps are.  So of each process
  * HR_MAPS_BYTES are read, in pieces, and a search ends after HR_PROC_NS.  Processes that were not
- * read to the end are unsure, and a search that ended early says that it was cut short.
+ * read to the end are unsure.  Only the end of the time cuts a search short.
  */
 #ifndef HR_PROC_H
 #define HR_PROC_H
@@ -34,7 +34,8 @@ enum hr_seen {
                         another file system (an overlay's upper directory) */
     HR_MAPS_NOTHING, /* an empty list, as kernel threads, zombies and dying processes have */
     HR_REFUSED,
-    HR_NO_TIME, /* it was not read to the end */
+    HR_NO_TIME,  /* the time was over before its end */
+    HR_TOO_LONG, /* it is longer than HR_MAPS_BYTES */
     HR_GONE
 };
 
@@ -58,7 +59,7 @@ struct hr_maps_reader {
 
 /*
  * Hand over all shared mappings of files in a maps file, below `directory` or AT_FDCWD.
- * HR_MAPS: enough, or the end; HR_MAPS_NOTHING, HR_REFUSED, HR_NO_TIME, HR_GONE.
+ * HR_MAPS: enough, or the end; HR_MAPS_NOTHING, HR_REFUSED, HR_NO_TIME, HR_TOO_LONG, HR_GONE.
  */
 enum hr_seen hr_read_maps(int directory, const char *name, struct hr_maps_reader *reader);
 
@@ -84,6 +85,7 @@ struct hr_mapper {
     /* Its maps were refused or not read to their end, or show the file's inode number on another
      * device: it may be a process of the region. */
     bool is_unsure;
+    bool is_too_long; /* unsure because of HR_TOO_LONG: another search would not help */
 };
 
 static inline int32_t hr_innermost_pid(const struct hr_mapper *mapper)
@@ -160,6 +162,10 @@ void hr_free_mappers(struct hr_mappers *mappers);
 enum hr_liveness hr_liveness_of(const struct hr_mappers *mappers, int32_t pid, bool any_level,
                                 int32_t *here);
 enum hr_liveness hr_liveness_of_slot(const struct hr_mappers *mappers, int32_t pid);
+/* Why a slot of `pid`, or with 0 one that any process may use, could not be judged.  `process` gets
+ * the pid here of one with too many maps, or 0. */
+enum hr_slot_outcome hr_why_unknown(const struct hr_mappers *mappers, int32_t pid,
+                                    int32_t *process);
 
 /* ---- Links of map_files ------------------------------------------------------------- */
 

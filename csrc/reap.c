@@ -100,11 +100,24 @@ static bool is_asked_for(const struct reap_call *call, int32_t pid)
     return asked;
 }
 
-static void report(struct reap_call *call, const struct hr_seen_slot *slot,
-                   enum hr_slot_outcome what)
+static struct hr_slot_result *report(struct reap_call *call, const struct hr_seen_slot *slot,
+                                     enum hr_slot_outcome what)
 {
-    call->out[call->found++] =
-        (struct hr_slot_result){.pid = slot->pid, .what = what, .bytes = slot->bytes};
+    struct hr_slot_result *result = &call->out[call->found++];
+    *result = (struct hr_slot_result){.pid = slot->pid, .what = what, .bytes = slot->bytes};
+    return result;
+}
+
+/* Slots that were asked for; of others, those that another search might free. */
+static void report_left(struct reap_call *call, const struct hr_seen_slot *slot,
+                        enum hr_liveness life, bool is_used)
+{
+    int32_t process = 0;
+    enum hr_slot_outcome why =
+        life == HR_ALIVE ? HR_SLOT_ALIVE : hr_why_unknown(&call->mappers, slot->pid, &process);
+    const bool is_known_why = why == HR_SLOT_CUT_SHORT || why == HR_SLOT_TOO_LONG;
+    if (call->pid_count > 0 || (is_known_why && is_used && slot->pid != HR_NOBODY))
+        report(call, slot, why)->process = process;
 }
 
 static void reap_slot(struct reap_call *call, int32_t index)
@@ -116,11 +129,7 @@ static void reap_slot(struct reap_call *call, int32_t index)
     enum hr_liveness life = judge(call, index);
     const bool is_used = hr_slot_is_used(region, index) || now.pid == 0;
     if (life != HR_DEAD) {
-        if (life == HR_LIVENESS_UNKNOWN && call->mappers.cut_short && is_used &&
-            now.pid != HR_NOBODY)
-            report(call, &now, HR_SLOT_CUT_SHORT);
-        else if (call->pid_count > 0)
-            report(call, &now, life == HR_ALIVE ? HR_SLOT_ALIVE : HR_SLOT_UNKNOWN);
+        report_left(call, &now, life, is_used);
         return;
     }
     if (!is_used)

@@ -87,27 +87,31 @@ static int search(hr_region *region, const char *proc, bool without_own_handle,
 }
 
 /*
- * Outside the guard: it opens files.  `kept` keeps a number's byte where that could be locked, so
+ * Outside the guard: it opens files.  `kept` keeps the owner's byte where that could be locked, so
  * that no process draws that number until it is given back.
  */
-static void judge_owner(hr_region *region, const struct hr_mappers *mappers,
-                        struct hr_lock_state *state, struct hr_byte_lock *kept)
+static enum hr_liveness ask_owner_byte(const hr_region *region, const struct hr_lock_state *state,
+                                       struct hr_byte_lock *kept)
 {
-    off_t byte = hr_owner_byte(region, state->signature);
+    const off_t byte = hr_owner_byte(region, state->signature);
+    if (byte == 0)
+        return HR_LIVENESS_UNKNOWN;
+    const int code = hr_lock_bytes(region, F_RDLCK, byte, 1, kept);
+    return code == HR_EBUSY ? HR_ALIVE : code == HR_OK ? HR_DEAD : HR_LIVENESS_UNKNOWN;
+}
+
+/* The byte is the proof, whatever /proc shows: another process may have that pid. */
+static void judge_owner(const struct hr_mappers *mappers, enum hr_liveness by_byte,
+                        struct hr_lock_state *state)
+{
     state->owner_liveness = state->signature == 0 ? HR_DEAD : HR_LIVENESS_UNKNOWN;
     if (is_signed_with_pid(state))
         state->owner_liveness =
             hr_liveness_of(mappers, (int32_t)state->owner_pid, true, &state->owner_pid_here);
-    if (byte == 0)
-        return;
-    /* That is the proof, whatever /proc shows: another process may have that pid. */
-    int code = hr_lock_bytes(region, F_RDLCK, byte, 1, kept);
-    if (code == HR_EBUSY) {
-        state->owner_liveness = HR_ALIVE;
-    } else if (code == HR_OK) {
-        state->owner_liveness = HR_DEAD;
+    if (by_byte != HR_LIVENESS_UNKNOWN)
+        state->owner_liveness = by_byte;
+    if (by_byte == HR_DEAD)
         state->owner_pid_here = 0;
-    }
 }
 
 /* Whether the lock is signed with the pid of this process alone, which uses the region by another
@@ -128,7 +132,7 @@ static int judge_state(hr_region *region, const char *proc, struct hr_lock_state
     if (code == HR_OK && is_signed_with_pid(out))
         code = search(region, proc, false, out, true, &mappers);
     if (code == HR_OK)
-        judge_owner(region, &mappers, out, &kept);
+        judge_owner(&mappers, ask_owner_byte(region, out, &kept), out);
     hr_unlock_bytes(region, &kept);
     hr_free_mappers(&mappers);
     if (code == HR_OK)
@@ -144,9 +148,13 @@ int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state 
                       struct hr_error *error)
 {
     int code = hr_enter(region);
+    if (code != HR_OK)
+        return hr_report(error, code);
+    /* Whether a byte has to be asked for depends on the owner of the moment. */
+    code = hr_check_reopenable(region);
     if (code == HR_OK)
-        code = hr_leave_after(region, judge_state(region, proc, out));
-    return hr_report(error, code);
+        code = judge_state(region, proc, out);
+    return hr_report(error, hr_leave_after(region, code));
 }
 
 /* ---- Recovery --------------------------------------------------------------- */
@@ -155,8 +163,9 @@ struct recovery {
     hr_region *region;
     struct hr_recovery *progress; /* the caller's; its owner and value are what was judged */
     struct hr_lock_state state;
-    struct hr_mappers mappers;
+    struct hr_mappers mappers; /* empty and not complete if there was no need to search */
     uint64_t watch_ns;
+    enum hr_liveness by_byte;
     /* While it is locked, no process draws the number that was judged. */
     struct hr_byte_lock judged_byte;
     bool alone;
@@ -166,6 +175,17 @@ static int not_recoverable(int reason, const struct recovery *recovery, uint64_t
 {
     return HR_FAIL(HR_ENOTRECOVERABLE, .reason = reason, .found = hr_owner_pid(owner),
                    .wanted = (uint64_t)recovery->state.owner_pid_here);
+}
+
+static int not_known(const struct recovery *recovery, uint64_t owner)
+{
+    int32_t process;
+    enum hr_slot_outcome why = hr_why_unknown(&recovery->mappers, 0, &process);
+    if (why == HR_SLOT_TOO_LONG)
+        return HR_FAIL(HR_ENOTRECOVERABLE, .reason = HR_REASON_TOO_LONG,
+                       .found = hr_owner_pid(owner), .wanted = (uint64_t)process);
+    return not_recoverable(why == HR_SLOT_CUT_SHORT ? HR_REASON_CUT_SHORT : HR_REASON_UNKNOWN,
+                           recovery, owner);
 }
 
 static bool is_as_judged(const struct recovery *recovery, struct hr_lock_words words)
@@ -183,11 +203,8 @@ static bool is_mapped_by_nobody(const struct recovery *recovery)
 
 static void judge_for_recovery(struct recovery *recovery)
 {
-    hr_region *region = recovery->region;
     struct hr_lock_state *state = &recovery->state;
-    judge_owner(region, &recovery->mappers, state, &recovery->judged_byte);
-    if (hr_is_predecessor(region, state->signature))
-        state->owner_liveness = HR_DEAD;
+    judge_owner(&recovery->mappers, recovery->by_byte, state);
     const bool is_alone = is_mapped_by_nobody(recovery);
     recovery->alone = is_alone && !state->is_ours && !is_signed_with_pid(state);
     /* Signed by another scheme, or with what is no signature at all; or locks do not tell, and no
@@ -285,9 +302,10 @@ static int recover_work(void *argument)
         return not_recoverable(HR_REASON_BUSY, recovery, hr_owner_of(recovery->region));
     if (value > 0 && (owner == 0 || liveness == HR_ALIVE))
         return set_value(recovery);
+    if (liveness == HR_ALIVE)
+        return not_recoverable(HR_REASON_ALIVE, recovery, owner);
     if (liveness != HR_DEAD)
-        return not_recoverable(liveness == HR_ALIVE ? HR_REASON_ALIVE : HR_REASON_UNKNOWN, recovery,
-                               owner);
+        return not_known(recovery, owner);
     int code = HR_OK;
     if (recovery->alone && is_newcomer_seen(recovery))
         return not_recoverable(HR_REASON_BUSY, recovery, hr_owner_of(recovery->region));
@@ -309,7 +327,6 @@ static int recover_main(struct recovery *recovery)
         int dropped = hr_give_back(region);
         code = code == HR_OK ? dropped : code;
     }
-    hr_unlock_bytes(region, &recovery->judged_byte);
     return code;
 }
 
@@ -356,6 +373,30 @@ static bool is_lock_wrong(const struct hr_lock_state *state)
     return state->value != 1 || state->owner_pid != 0;
 }
 
+/* A signal has interrupted a watch of what still is there: the search before it found a process
+ * that may have the lock. */
+static bool is_watch_running(const struct hr_recovery *progress, const struct hr_lock_state *state)
+{
+    const bool is_same = state->value == progress->value && state->signature == progress->signature;
+    const uint64_t watched_ns =
+        is_lock_wrong(state) ? progress->watched_ns : progress->postinit_watched_ns;
+    return is_same && watched_ns != 0 &&
+           hr_clock_ns(CLOCK_MONOTONIC) - progress->interrupted_ns <= HR_UNWATCHED_NS;
+}
+
+/* All processes, or of a lock that is signed with a pid only the owner.  None, where it is known
+ * without them what is to be done. */
+static int search_for_recovery(struct recovery *recovery, const char *proc)
+{
+    const struct hr_lock_state *state = &recovery->state;
+    const bool is_known =
+        recovery->by_byte == HR_DEAD || (state->signature == 0 && state->value > 0);
+    if ((is_known && state->postinit == 1) || is_watch_running(recovery->progress, state))
+        return HR_OK;
+    const bool only_owner = is_signed_with_pid(state) && state->postinit == 1;
+    return search(recovery->region, proc, true, state, only_owner, &recovery->mappers);
+}
+
 /* With gate and host lock held. */
 static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns,
                         struct hr_recovery *progress)
@@ -369,17 +410,17 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns,
     int code = read_state(region, &recovery.state);
     if (code != HR_OK || (!is_lock_wrong(state) && state->postinit == 1))
         return code;
+    recovery.by_byte = hr_is_predecessor(region, state->signature)
+                           ? HR_DEAD
+                           : ask_owner_byte(region, state, &recovery.judged_byte);
+    code = search_for_recovery(&recovery, proc);
     if (state->value != progress->value || state->signature != progress->signature)
         progress->watched_ns = 0;
     progress->value = state->value;
     progress->signature = state->signature;
-    /* Of a lock that is signed with a pid only the owner has to be found. */
-    bool only_owner = is_signed_with_pid(state) && state->postinit == 1;
-    code = search(region, proc, true, state, only_owner, &recovery.mappers);
-    if (code != HR_OK)
-        return code;
-    if (is_lock_wrong(state))
+    if (code == HR_OK && is_lock_wrong(state))
         code = recover_main(&recovery);
+    hr_unlock_bytes(region, &recovery.judged_byte);
     if (code == HR_OK && region->layout->sem_postinit != HR_ABSENT)
         code = hr_run_entered(region, postinit_work, &recovery);
     hr_free_mappers(&recovery.mappers);

@@ -42,6 +42,7 @@ static hr_region *new_handle(const char *path, uint32_t flags)
     region->fork_generation = hr_fork_generation;
     region->writable = (flags & HR_WRITE) != 0;
     region->no_link = flags & HR_NO_LINK;
+    region->is_kept = (flags & HR_KEEP) != 0;
     return region;
 }
 

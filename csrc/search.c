@@ -26,7 +26,7 @@ struct match {
     const struct hr_search *search;
     int process;
     uint64_t bytes; /* of files with the inode number on another device */
-    bool is_found, is_unsure, has_libvgpu;
+    bool is_found, is_unsure, is_too_long, has_libvgpu;
 };
 
 /*
@@ -70,6 +70,7 @@ static enum hr_seen match_process(int proc, const char *name, struct match *matc
     enum hr_seen seen = hr_read_process_maps(match->process, &reader);
     close(match->process);
     match->has_libvgpu = reader.has_libvgpu;
+    match->is_too_long = seen == HR_TOO_LONG;
     if (match->is_found) {
         match->is_unsure = seen != HR_MAPS; /* whether it has libvgpu */
         return HR_MAPS;
@@ -166,6 +167,7 @@ static int search_process(const struct hr_search *search, int proc, const char *
         return HR_OK;
     mapper.has_libvgpu = match.has_libvgpu;
     mapper.is_unsure = seen != HR_MAPS;
+    mapper.is_too_long = match.is_too_long;
     out->cut_short = out->cut_short || seen == HR_NO_TIME;
     out->has_unsure = out->has_unsure || mapper.is_unsure || match.is_unsure;
     return add_mapper(out, &mapper);
@@ -267,4 +269,16 @@ enum hr_liveness hr_liveness_of_slot(const struct hr_mappers *mappers, int32_t p
 {
     int32_t here;
     return hr_liveness_of(mappers, pid, false, &here);
+}
+
+enum hr_slot_outcome hr_why_unknown(const struct hr_mappers *mappers, int32_t pid, int32_t *process)
+{
+    for (uint32_t i = 0; i < mappers->count; i++) {
+        const struct hr_mapper *mapper = &mappers->list[i];
+        *process = mapper->pids[0];
+        if (mapper->is_too_long && (pid == 0 || has_pid(mapper, pid, false)))
+            return HR_SLOT_TOO_LONG;
+    }
+    *process = 0;
+    return mappers->cut_short ? HR_SLOT_CUT_SHORT : HR_SLOT_UNKNOWN;
 }

@@ -198,16 +198,20 @@ class ReapRefused(RegionError, ValueError):
 class SearchCutShort(RegionError, TimeoutError):
     """/proc was not searched to its end, so slots of possibly dead processes were left alone.
 
-    A later try may succeed: nothing is wrong with the region. A search has two seconds,
-    and containers decide how long a scan of their processes takes.
+    Nothing is wrong with the region. A search has two seconds, and containers decide how long a
+    scan of their processes takes: a later try may succeed. No more than 8 MiB of one process's
+    memory maps are read: with more, trying again does not help while it runs.
 
     Attributes:
         pids: The processes that were not judged, as pids of the container's namespace; 0 for a slot
             whose process has removed its pid.
+        processes: Processes with too many memory maps, as pids in the /proc that was searched;
+            empty if a later try may succeed.
         done: The result of the call so far.
     """
 
     pids: tuple[int, ...] = ()
+    processes: tuple[int, ...] = ()
     done: Any = None
 
 
@@ -265,6 +269,12 @@ _MESSAGES: dict[int | tuple[int, int], str] = {
     lib.HR_ECLOSED: "{path} has been closed; open it again",
     lib.HR_EFORKED: "{path} was opened before fork(); open it again in the child process",
     lib.HR_EREADONLY: "{path} was opened for reading; open it with writable=True to change it",
+    (
+        lib.HR_EREADONLY,
+        lib.HR_REASON_KEPT,
+    ): "{path} was opened by own_region(): to ask for its lock "
+    "would open the file again, which drops the locks of a libvgpu in this process; ask from "
+    "another process",
     (lib.HR_EREADONLY, lib.HR_REASON_VERSION): "{path} has version {version}, newer than "
     "libhamiregion {release} knows: it can be read, but not changed",
     (lib.HR_EREADONLY, lib.HR_REASON_LAYOUT): "{path} has layout {layout}, of HAMi 2.4.0 or "
@@ -289,6 +299,11 @@ _MESSAGES: dict[int | tuple[int, int], str] = {
     (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_UNKNOWN): "whether the holder of the lock of {path} "
     "lives is not known here ({owner}): not all processes are visible; run as root on the "
     "host or in the container",
+    (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_CUT_SHORT): "whether the holder of the lock of {path} "
+    "lives is not known ({owner}): the search through /proc was cut short; try again",
+    (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_TOO_LONG): "whether the holder of the lock of {path} "
+    "lives is not known ({owner}): process {wanted} has more than 8 MiB of memory maps, too many "
+    "to read; trying again does not help while it runs",
     (lib.HR_ENOTRECOVERABLE, lib.HR_REASON_UNWATCHED): "the lock of {path} was left alone: it is "
     "not signed, so any process that maps the file may hold it; watch it for 10 s, the second "
     "semaphore for 60 s, or end these processes",

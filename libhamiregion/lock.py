@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+import time
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import attrs
 
@@ -12,6 +13,10 @@ from .errors import new_error
 
 if TYPE_CHECKING:
     from .errors import PathLike
+
+_HOLDS_LOCK: Final = "this thread holds the lock already; it is not re-entrant"
+# What a recovery may take besides its watch: its search, and the wait for another recovery.
+_SEARCH_S: Final = 3.0
 
 #: The life of a lock's owner.
 OwnerLife: TypeAlias = Literal["dead", "alive", "unknown"]
@@ -75,17 +80,24 @@ class RegionLock:
     """A region's lock, to be held for microseconds. Made by `Region.lock`.
 
     Not re-entrant: taking it twice in one thread raises RuntimeError. While it is held, libvgpu
-    can neither add nor remove processes, and up to HAMi 2.8.0 not account either.
+    can neither add nor remove processes. Up to HAMi 2.8.0, and after 2.10, it cannot account
+    either: each allocation in the container waits.
 
-    As with Python's own locks, an exception that a signal's handler raises at the very beginning or
-    end of the block leaves the lock taken, until `Region.close` or the end of the program.
+    If this process is not attached, a waiting allocation takes the lock away after 9 to 10 s
+    (`LockLost`).
+
+    An exception that a signal's handler raises at the very beginning or end of the block can leave
+    the lock taken until `Region.close` or the end of the program. Python's own locks do not have
+    this gap: in a program whose handlers raise (Ctrl-C is one), close the region afterwards.
     """
 
-    __slots__ = ("_region", "_timeout_ns")
+    __slots__ = ("_at_exit", "_region", "_timeout_ns")
 
     def __init__(self, region: Handle, timeout_ns: int) -> None:
         self._region = region
         self._timeout_ns = timeout_ns
+        # Before the block: at its end nothing is to come before the lock is given back.
+        self._at_exit = new_error()
 
     def __enter__(self) -> None:
         handle, error = self._region._handle, new_error()
@@ -94,18 +106,16 @@ class RegionLock:
             code = in_slices(
                 lambda slice_ns: lib.hr_lock(handle, slice_ns, error), self._timeout_ns
             )
+            self._region._check(code, error, _HOLDS_LOCK)
         except BaseException:
             # A signal's handler may have run as the lock was taken, here and not by an outer block.
             if error.code != lib.HR_EBUSY:
                 lib.hr_unlock_own(handle, error)
             raise
-        busy = "this thread holds the lock already; it is not re-entrant"
-        self._region._check(code, error, busy)
 
     def __exit__(self, *exc_info: object) -> None:
-        error = new_error()
-        code = lib.hr_unlock(self._region._handle, error)
-        self._region._check(code, error, "the lock is not held")
+        code = lib.hr_unlock(self._region._handle, self._at_exit)
+        self._region._check(code, self._at_exit, "the lock is not held")
 
 
 class Locks(Handle):
@@ -114,9 +124,9 @@ class Locks(Handle):
     def lock(self, timeout_s: float = 1.0) -> RegionLock:
         """Return the region's semaphore as a context manager, taken by libvgpu's own protocol.
 
-        Hold it for microseconds only: libvgpu's processes wait for it, and after 10 s one of them
-        takes it away from a holder that is no process of the container. A holder that is attached
-        keeps it. Not re-entrant. Reading never needs it.
+        Hold it for microseconds only: libvgpu's processes wait for it, after HAMi 2.10 at each
+        allocation. After 10 s one of them takes it away from a holder that is no process of the
+        container. A holder that is attached keeps it. Not re-entrant. Reading never needs it.
 
         A dead holder of this library that was not attached is replaced at once; any other one that
         does not leave needs `recover_lock`.
@@ -145,6 +155,8 @@ class Locks(Handle):
             proc: The root of /proc, if it is mounted elsewhere.
 
         Raises:
+            RegionReadOnly: The region was opened by `own_region`: the call may open the file again,
+                which would drop the locks of a libvgpu in this process.
             RegionStale, RegionClosed: As `snapshot`.
 
         Shell: ``hamiregion lock status FILE``.
@@ -175,7 +187,7 @@ class Locks(Handle):
             proc: The root of /proc, if it is mounted elsewhere.
             watch_s: How long to watch an unsigned lock while others map the file. 0 does not wait;
                 60 and more also judge the second semaphore. A signal whose handler takes longer
-                than 0.1 s begins the watch anew.
+                than 0.1 s begins the watch anew; 3 s after `watch_s` the call gives up.
 
         Returns:
             The repairs; false if nothing was wrong.
@@ -189,10 +201,14 @@ class Locks(Handle):
         """
         root, watch_ns = proc_root(proc), nanoseconds(watch_s)
         progress, error = ffi.new("struct hr_recovery *"), new_error()
+        deadline_s = time.monotonic() + watch_s + _SEARCH_S
         # A signal ends the call, so that its handler runs; the next one goes on from there.
         code = lib.HR_EINTERRUPTED
         while code == lib.HR_EINTERRUPTED:
             code = lib.hr_recover_lock(self._handle, root, watch_ns, progress, error)
+            if time.monotonic() > deadline_s:
+                # Handlers have taken too much of the time: what is not proved now is left alone.
+                watch_ns = 0
         self._check(code, error, "this thread holds the lock; there is nothing to recover")
         return LockRecovery(
             dead_owner=bool(progress.done & lib.HR_RECOVERED_OWNER),

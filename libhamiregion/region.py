@@ -302,8 +302,8 @@ def own_region(environ: Mapping[str, str] | None = None, *, timeout_s: float = 0
     KAI's resource isolator, ``CONTAINER_VGPU_MOUNT``, ``POD_UID`` and ``CONTAINER_NAME`` name its
     directory, if that exists; else it is ``/tmp/cudevshr.cache``. It is opened for reading, and
     its descriptor stays open until the process ends, one however often this is called: closing it
-    would drop the locks that a libvgpu in the same process holds on it. For the same reason do not
-    ask this region for its `Region.lock_state`, and do not use `open_region` on the file as well.
+    would drop the locks that a libvgpu in the same process holds on it. For the same reason
+    `Region.lock_state` is refused, and do not use `open_region` on the file as well.
 
     Args:
         environ: The environment to look in; None means `os.environ`.

@@ -491,16 +491,24 @@ class Slots(Handle):
 
     def _check_complete(self, slots: Iterable[Any], done: Any) -> None:
         """Raise SearchCutShort if slots could not be judged."""
-        pids = tuple(slot.pid for slot in slots if slot.what == lib.HR_SLOT_CUT_SHORT)
-        if pids:
-            named = ", ".join(str(pid) for pid in pids[:8] if pid > 0)
-            message = (
-                f"{len(pids)} slots of {self.path!r} (pids {named}...) could not be judged: the "
-                "search through /proc was cut short; try again"
+        left = [slot for slot in slots if slot.what in _UNREAD]
+        if not left:
+            return
+        pids = tuple(slot.pid for slot in left)
+        processes = tuple(sorted({slot.process for slot in left if slot.process}))
+        named = ", ".join(str(pid) for pid in pids[:8] if pid > 0)
+        why = "the search through /proc was cut short; try again"
+        if processes:
+            named_processes = ", ".join(map(str, processes[:8]))
+            why = (
+                f"more than 8 MiB of memory maps in process {named_processes}, too many to read; "
+                "trying again does not help while it runs"
             )
-            raise SearchCutShort(message, path=self.path, pids=pids, done=done)
+        message = f"{len(pids)} slots of {self.path!r} (pids {named}...) could not be judged: {why}"
+        raise SearchCutShort(message, path=self.path, pids=pids, processes=processes, done=done)
 
 
+_UNREAD: Final = {lib.HR_SLOT_CUT_SHORT, lib.HR_SLOT_TOO_LONG}
 _WHY_KEPT: Final[dict[int, str]] = {
     lib.HR_SLOT_ALIVE: "process {} is alive and keeps its slot",
     lib.HR_SLOT_UNKNOWN: "it is not known here whether process {} lives, so it keeps its slot",

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lock_bytes import hold
 from support.region_file import RegionFileFactory
 
 from libhamiregion import (
@@ -33,6 +34,8 @@ for _ in range(3):
     try:
         with opened(path) as region:
             region.snapshot()
+            region.repair_slots(dry_run=True)
+            region.lock_state()
     except RegionError:
         pass
     descriptors.append(len(os.listdir("/proc/self/fd")))
@@ -104,6 +107,20 @@ def test_a_lock_of_libvgpu_in_the_same_process_stands(tmp_path: Path) -> None:
     assert is_locked
     assert len(set(descriptors)) == 1, "one descriptor for the file, however often it is opened"
     assert not looked(path, "open_region")[1], "which is why there is an own_region()"
+
+
+def test_so_does_one_whatever_is_asked_of_the_lock_and_the_slots(
+    region_file: RegionFileFactory,
+) -> None:
+    """The owner is judged by a byte, for which the file would be opened once more."""
+    file = region_file()
+    file.add_process(7, {0: GIB})
+    hold(file, 0x40000000)
+    assert looked(file.path, "own_region")[1]
+    with own_region({VARIABLE: str(file.path)}) as region:
+        with pytest.raises(RegionReadOnly, match=r"own_region.*another process"):
+            region.lock_state()
+        assert region.repair_slots(dry_run=True).left == ()
 
 
 def test_so_does_one_on_a_file_that_is_still_being_made(tmp_path: Path) -> None:

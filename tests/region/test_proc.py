@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from namespaces import INITIAL, needs_first_namespace
 from slot_bytes import pids
 from support.actors import Actor, MakeActor
 from support.region_file import RegionFile, RegionFileFactory
-from support.wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually, on_this_machine_s
 
 from libhamiregion import (
     LockNotRecoverable,
@@ -151,10 +152,36 @@ def test_a_search_beside_hostile_maps_ends_in_time_and_names_the_pids_it_did_not
     assert time.thread_time() - begun_s < 5
     assert pids(file) == [NOBODY]
     file.put("proc_num", 0)
-    with pytest.raises(SearchCutShort, match=f"pids {NOBODY}.* cut short") as caught:
+    with pytest.raises(SearchCutShort, match=f"pids {NOBODY}") as caught:
         region.repair_slots(proc=fake_proc.directory)
     assert (caught.value.pids, caught.value.done) == ((NOBODY,), SlotRepair((), ()))
     assert (file.get("proc_num"), is_free(file)) == (0, True)
+
+
+def test_a_process_with_too_many_maps_is_unknown_and_all_others_are_judged(
+    region: Region, file: RegionFile, fake_proc: FakeProc, long_maps: Path
+) -> None:
+    """It has the pid of one slot; that of another is not its."""
+    fake_proc.add(1000, long_maps, 5)
+    file.add_process(5, {0: 640})
+    file.add_process(6, {0: 320})
+    again = r"8 MiB of memory maps in process 1000.* trying again does not help"
+    with pytest.raises(SearchCutShort, match=f"pids 5.*{again}") as caught:
+        region.reap(proc=fake_proc.directory)
+    assert caught.value.done == (ReapedSlot(6, 320),)
+    assert (caught.value.pids, caught.value.processes) == ((5,), (1000,))
+    with pytest.raises(SearchCutShort, match=again):
+        region.reap([5], proc=fake_proc.directory)
+    # Any process may have been the one that has taken its pid out of its slot.
+    file.add_process(0, {0: 160})
+    with pytest.raises(SearchCutShort, match=again) as caught:
+        region.reap(proc=fake_proc.directory)
+    assert set(caught.value.pids) == {0, 5}
+    hold(file, 6)
+    assert region.recover_lock(proc=fake_proc.directory).dead_owner
+    hold(file, 5)
+    with pytest.raises(LockNotRecoverable, match=r"process 1000 .* does not help"):
+        region.recover_lock(proc=fake_proc.directory)
 
 
 # ---- a process that decides how long its maps take to read ----
@@ -253,6 +280,54 @@ def test_a_slot_that_has_changed_since_the_search_began_is_left(
     neighbour.at[0] = lambda _: file.put(field, value)
     assert region.reap(proc=neighbour.proc) == ()
     assert region.memory_used(0) in {640, 641}
+
+
+def test_a_death_that_a_byte_proves_is_not_searched_for(
+    region: Region, file: RegionFile, neighbour: Neighbour
+) -> None:
+    no_writers_number = 0x40000000 + 256
+    hold(file, no_writers_number)
+    assert region.recover_lock(proc=neighbour.proc).dead_owner
+    assert neighbour.searches == 0
+
+
+@pytest.fixture
+def signals() -> Iterator[Callable[[float, float], None]]:
+    """Signals from now on: every so many seconds, with a handler that takes so long."""
+
+    def start(every_s: float, handler_s: float) -> None:
+        signal.signal(signal.SIGALRM, lambda *_: time.sleep(handler_s))
+        signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
+
+    before = signal.getsignal(signal.SIGALRM)
+    yield start
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("neighbour")
+@pytest.mark.parametrize("handler_s", [0.0, 0.15])
+def test_a_recovery_ends_in_time_while_signals_come(
+    handler_s: float,
+    region: Region,
+    file: RegionFile,
+    fake_proc: FakeProc,
+    ours: Path,
+    neighbour: Neighbour,
+    signals: Callable[[float, float], None],
+) -> None:
+    """One that watches goes on after each; it searches again only if it has to begin anew."""
+    fake_proc.add(100, ours, 6)
+    neighbour.at = dict.fromkeys(range(1000), functools.partial(late, file))
+    hold(file, 0)
+    began_s = time.monotonic()
+    signals(0.5, handler_s)
+    with pytest.raises(LockNotRecoverable, match="watch it for 10 s"):
+        region.recover_lock(proc=neighbour.proc, watch_s=2.5)
+    took_s = time.monotonic() - began_s
+    assert took_s < on_this_machine_s(4 if handler_s == 0 else 8)
+    if handler_s == 0:
+        assert neighbour.searches == 1
 
 
 # ---- who maps the region ----
