@@ -144,6 +144,21 @@ static bool slot_is_whole(const struct view *view, uint32_t slot, uint32_t span)
     return whole;
 }
 
+/* It holds its pids and an even seqlock, and nothing else. */
+static bool slot_is_emptied(const struct view *view, uint32_t slot)
+{
+    const struct hr_layout *layout = view->layout;
+    const size_t start = slot_at(view, slot);
+    bool empty = layout->slot_seqlock == HR_ABSENT ||
+                 get64(view, start + layout->slot_seqlock) % 2 == 0;
+    for (uint32_t at = 0; empty && at < layout->slot_stride; at += 4) {
+        const bool is_free = at == layout->slot_pid || at == layout->slot_hostpid ||
+                             at / 8 * 8 == layout->slot_seqlock;
+        empty = is_free || get32(view, start + at) == 0;
+    }
+    return empty;
+}
+
 void oracle_require_same(const struct hr_snapshot *snapshot, const struct view *view)
 {
     const struct hr_layout *layout = view->layout;
@@ -153,28 +168,35 @@ void oracle_require_same(const struct hr_snapshot *snapshot, const struct view *
     REQUIRE(snapshot->last_kernel_time ==
             (layout->last_kernel_time == HR_ABSENT ? 0 : get64(view, layout->last_kernel_time)));
     REQUIRE(snapshot->device_num == get64(view, layout->device_num));
-    REQUIRE(snapshot->proc_num == get32(view, layout->proc_num));
+    REQUIRE(snapshot->slot_count == (uint32_t)get32(view, layout->proc_num));
     REQUIRE(snapshot->priority == get32(view, layout->priority));
     REQUIRE(snapshot->utilization_switch == get32(view, layout->utilization_switch));
     REQUIRE(snapshot->recent_kernel == get32(view, layout->recent_kernel));
 
     struct hr_usage sums[HR_DEVICES] = {0};
     bool settled = is_free(view);
-    for (uint32_t i = 0; i < (uint32_t)snapshot->proc_num; i++) {
+    uint32_t i = 0;
+    for (uint32_t slot = 0; slot < snapshot->slot_count; slot++) {
+        if (slot_is_emptied(view, slot))
+            continue;
+        REQUIRE(i < (uint32_t)snapshot->proc_num);
         const struct hr_process *process = hr_snapshot_process(snapshot, i);
-        const size_t at = slot_at(view, i);
+        const size_t at = slot_at(view, slot);
+        REQUIRE(process->slot == slot);
         REQUIRE(process->pid == get32(view, at + layout->slot_pid));
         REQUIRE(process->host_pid == get32(view, at + layout->slot_hostpid));
         REQUIRE(process->status == get32(view, at + layout->slot_status));
-        REQUIRE(process->settled == (is_free(view) && slot_is_whole(view, i, snapshot->span)));
+        REQUIRE(process->settled == (is_free(view) && slot_is_whole(view, slot, snapshot->span)));
         settled = settled && process->settled;
         for (uint32_t device = 0; device < snapshot->span; device++) {
-            const struct hr_usage expected = usage_at(view, i, device);
+            const struct hr_usage expected = usage_at(view, slot, device);
             REQUIRE(memcmp(hr_snapshot_usage(snapshot, i, device), &expected, sizeof expected) ==
                     0);
             add_usage(&sums[device], &expected);
         }
+        i++;
     }
+    REQUIRE(i == (uint32_t)snapshot->proc_num);
     REQUIRE(snapshot->settled == settled);
     for (uint32_t device = 0; device < snapshot->span; device++) {
         const struct hr_device *shown = hr_snapshot_device(snapshot, device);
@@ -190,7 +212,8 @@ void oracle_require_sane(const struct hr_snapshot *snapshot, size_t bytes)
 {
     REQUIRE(snapshot->settled <= 1);
     REQUIRE(snapshot->device_num <= HR_DEVICES);
-    REQUIRE(snapshot->proc_num >= 0 && snapshot->proc_num <= HR_SLOTS);
+    REQUIRE(snapshot->slot_count <= HR_SLOTS && !snapshot->truncated);
+    REQUIRE(snapshot->proc_num >= 0 && (uint32_t)snapshot->proc_num <= snapshot->slot_count);
     REQUIRE(snapshot->span >= 1 && snapshot->span <= HR_DEVICES);
     REQUIRE(snapshot->shown >> snapshot->span == 0);
     REQUIRE((snapshot->shown >> (snapshot->span - 1)) == 1);
@@ -238,7 +261,8 @@ int oracle_value(const struct view *view, uint32_t value, uint32_t device, uint6
     const int32_t proc_num = get32(view, layout->proc_num);
     const bool counts_devices = value == HR_VALUE_DEVICES && get64(view, layout->device_num) == 0;
     const bool uses_proc_num =
-        value == HR_VALUE_MEMORY_USED || value == HR_VALUE_PROC_NUM || counts_devices;
+        value == HR_VALUE_MEMORY_USED || value == HR_VALUE_PROC_NUM ||
+        value == HR_VALUE_PIDLESS || counts_devices;
     if (uses_proc_num && (proc_num < 0 || proc_num > HR_SLOTS))
         return HR_ECORRUPT;
     if ((value == HR_VALUE_DEVICE_NUM || value == HR_VALUE_DEVICES) &&
@@ -274,6 +298,10 @@ int oracle_value(const struct view *view, uint32_t value, uint32_t device, uint6
         break;
     case HR_VALUE_PROC_NUM:
         *out = (uint64_t)proc_num;
+        break;
+    case HR_VALUE_PIDLESS:
+        for (int32_t slot = 0; slot < proc_num; slot++)
+            *out += get32(view, slot_at(view, (uint32_t)slot) + layout->slot_pid) == 0;
         break;
     case HR_VALUE_DEVICES:
         *out = counts_devices ? uncounted_devices(view)

@@ -249,7 +249,7 @@ static void check_columns(const void *set, const struct hr_set_size *size, size_
 {
     const size_t step = size->usages + apart;
     uint64_t *regions = columns(set, HR_TABLE_REGIONS, 2, HR_REGION_COLUMNS, 2);
-    REQUIRE(regions[13 * 2] == size->devices);
+    REQUIRE(regions[15 * 2] == size->devices);
     REQUIRE(regions[5 * 2] == size->processes);
     free(regions);
     free(columns(set, HR_TABLE_DEVICES, size->devices, HR_DEVICE_COLUMNS, size->devices));
