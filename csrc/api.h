@@ -87,7 +87,7 @@ enum hr_code {
     HR_ENOTFOUND = -1,        /* no such file */
     HR_EACCESS = -2,          /* the system refuses access */
     HR_ENOTREGION = -3,       /* not a regular file, or another magic */
-    HR_ENOTREADY = -4,        /* empty, short or magic 0: being created */
+    HR_ENOTREADY = -4,        /* no magic yet: being created */
     HR_EAMBIGUOUS = -5,       /* several layouts are plausible */
     HR_ECORRUPT = -6,         /* a count or a text is out of range */
     HR_ESTALE = -7,           /* truncated, emptied or replaced since hr_open() */

@@ -413,8 +413,11 @@ static int identify_file(int fd, uint64_t size, uint32_t layout, bool to_write, 
         return read_failure(&view);
     if (magic != 0 && magic != HR_MAGIC)
         return refuse(&view, HR_ENOTREGION, HR_REASON_NONE, HR_LAYOUTS, (uint32_t)magic);
-    if (magic == 0 || view.size < hr_layouts[HR_UNVERSIONED_NO_UTIL].size)
+    if (magic == 0)
         return refuse(&view, HR_ENOTREADY, HR_REASON_NONE, HR_LAYOUTS, 0);
+    /* A creator sets the size first and the magic last. */
+    if (view.size < hr_layouts[HR_UNVERSIONED_NO_UTIL].size)
+        return refuse(&view, HR_ECORRUPT, HR_REASON_TRUNCATED, HR_LAYOUTS, 0);
 
     read_at(&view, view.header, sizeof view.header, 0);
     view.version = hr_version(header_u32(&view, 4), header_u32(&view, 8));

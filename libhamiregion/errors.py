@@ -56,7 +56,7 @@ class NotARegion(RegionError, ValueError):
 
 
 class RegionNotReady(RegionError):
-    """Empty, short, or without its magic: being created. A later try may succeed."""
+    """Empty, or without its magic: being created. A later try may succeed."""
 
 
 class AmbiguousLayout(RegionError):
@@ -70,7 +70,14 @@ class AmbiguousLayout(RegionError):
 
 
 class RegionCorrupt(RegionError):
-    """A count or a text in the region is out of range, or no layout fits it."""
+    """A count or a text in the region is out of range, or no layout fits it.
+
+    Attributes:
+        reason: ``"truncated"`` if the file has its magic and is too short; ``"version"``,
+            ``"device_num"``, ``"proc_num"`` or ``"uuid"`` if that is wrong; else None.
+    """
+
+    reason: str | None = None
 
 
 class RegionStale(RegionError):
@@ -240,7 +247,7 @@ _CLASSES: dict[int, type[RegionError]] = {
 # One message per code and reason, or per code. `_words` has the values.
 _MESSAGES: dict[int | tuple[int, int], str] = {
     lib.HR_ENOTFOUND: "{path} does not exist; a container has its region once something in it "
-    "uses CUDA",
+    "uses CUDA, and until the file is removed",
     lib.HR_EACCESS: "access to {path} was refused ({system}); run as root or as the file's owner",
     lib.HR_ENOTREGION: "{path} is not a HAMi region: it starts with {found} instead of the magic "
     "number; give the path of a .cache file that libvgpu made",
@@ -250,11 +257,11 @@ _MESSAGES: dict[int | tuple[int, int], str] = {
     "could point anywhere; give the path of the region file itself",
     (lib.HR_ENOTREGION, lib.HR_REASON_FILE_TYPE): "{path} is {file_type}, not a region file",
     lib.HR_ENOTREADY: "{path} is not ready: it has {size} bytes and no magic number yet; try again "
-    "in a moment",
+    "in a moment, or remove the file if no process creates it",
     lib.HR_EAMBIGUOUS: "{path} can be read as layout {candidates}; name the right one with layout=",
     lib.HR_ECORRUPT: "{corrupt}: a count or a text was out of range for a moment",
     (lib.HR_ECORRUPT, lib.HR_REASON_TRUNCATED): "{corrupt}: the file has {size} bytes, too few "
-    "for its layout; it was cut short",
+    "for its layout; it was cut short. Remove it and restart the container",
     (lib.HR_ECORRUPT, lib.HR_REASON_VERSION): "{corrupt}: version {version} in a file of {size} "
     "bytes fits no known layout; a newer libhamiregion may know it",
     (lib.HR_ECORRUPT, lib.HR_REASON_DEVICE_NUM): "{corrupt}: the number of devices is {found}, at "
@@ -430,9 +437,20 @@ def limit_text(kind: int, stored: int) -> str:
     return f"{value}%" if kind == lib.HR_SM else str(value)
 
 
+_CORRUPT_REASONS = {
+    lib.HR_REASON_TRUNCATED: "truncated",
+    lib.HR_REASON_VERSION: "version",
+    lib.HR_REASON_DEVICE_NUM: "device_num",
+    lib.HR_REASON_PROC_NUM: "proc_num",
+    lib.HR_REASON_UUID: "uuid",
+}
+
+
 def _details(code: int, detail: Any) -> dict[str, Any]:
     """Return the attributes of an error's class."""
     kind, device, found, wanted = detail.kind, detail.device, detail.found, detail.wanted
+    if code == lib.HR_ECORRUPT:
+        return {"reason": _CORRUPT_REASONS.get(detail.reason)}
     if code == lib.HR_EAMBIGUOUS:
         return {"candidates": _candidates(detail)}
     if code == lib.HR_ECONFLICT:

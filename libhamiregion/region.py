@@ -257,9 +257,9 @@ def open_region(
         RegionPermissionDenied: The system refuses.
         NotARegion: A link, directory, FIFO, socket, device, another magic, or of another layout
             than the one named.
-        RegionNotReady: Empty, short, or without its magic yet; try again later.
+        RegionNotReady: Empty, or without its magic yet; try again later.
         AmbiguousLayout: Several layouts are plausible; name one.
-        RegionCorrupt: No layout is plausible.
+        RegionCorrupt: No layout is plausible, or the file was cut short.
         RegionReadOnly: To be writable, but its version is newer than any that is known here.
         OSError: Any other failure of the system.
     """
@@ -314,8 +314,9 @@ def own_region(environ: Mapping[str, str] | None = None, *, timeout_s: float = 0
         ``own_region().snapshot().device(0).memory_free_bytes`` can still be allocated.
 
     Raises:
-        RegionNotFound: There is no such file: nothing in the container has used CUDA yet, or it
-            has no share of a GPU by HAMi. The message names the variable and the file.
+        RegionNotFound: There is no such file: nothing in the container has used CUDA yet, it has
+            no share of a GPU by HAMi, or the file was removed. The message names the variable and
+            the file.
         RegionNotReady: It is being created; try again later.
         RegionError: As for `open_region`.
 
@@ -329,7 +330,8 @@ def own_region(environ: Mapping[str, str] | None = None, *, timeout_s: float = 0
     except RegionNotFound as error:
         message = (
             f"{path!r}: no such file ({_REGION_VARIABLE} {'names it' if named else 'is not set'}): "
-            "nothing here has used CUDA under HAMi yet, or this is no container with a GPU share"
+            "nothing here has used CUDA under HAMi yet, this is no container with a GPU share, or"
+            " the file was removed"
         )
         raise RegionNotFound(message, path=path) from error
 

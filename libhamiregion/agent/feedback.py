@@ -12,13 +12,9 @@ import attrs
 
 from libhamiregion.errors import (
     LimitConflict,
-    NotARegion,
     RegionError,
-    RegionNotFound,
-    RegionNotReady,
-    RegionStale,
 )
-from libhamiregion.node.containers import MissingReason
+from libhamiregion.node.containers import MissingReason, missing_for
 from libhamiregion.node.events import container_words, silent
 from libhamiregion.node.node_lock import LockUse, NodeLock, NodeLocked
 from libhamiregion.node.writers import CompetingController, find_monitors
@@ -324,12 +320,12 @@ class Feedback(Task):
             with open_in_container(path, writable=True) as region:
                 if region.file_id == file_id:
                     self._give_back_to(region, written)
-        except (RegionStale, RegionNotFound, RegionNotReady, NotARegion):
-            pass  # the region is gone, and with it the values
         except (RegionError, OSError) as error:
-            self.count("errors")
-            self.events.failed("not given back", error, written.container)
-            return
+            # Else the region is gone, and with it the values.
+            if missing_for(error).reason in _MAY_PASS:
+                self.count("errors")
+                self.events.failed("not given back", error, written.container)
+                return
         self._written.pop((path, file_id), None)
 
     def _give_back_to(self, region: Region, written: _WrittenState) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from libhamiregion import (
+    RegionCorrupt,
     RegionNotFound,
     RegionNotReady,
     RegionSnapshot,
@@ -65,7 +66,7 @@ def _show(opened: Callable[[], Region], interval_s: float | None, as_json: bool)
         try:
             with opened() as region:
                 page = region_page(region.snapshot(), burst=region.burst)
-        except (RegionNotFound, RegionNotReady, RegionStale) as error:
+        except (RegionNotFound, RegionNotReady, RegionStale, RegionCorrupt) as error:
             if is_first:
                 raise
             data = {"path": error.path, "error": type(error).__name__, "message": str(error)}

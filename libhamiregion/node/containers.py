@@ -27,18 +27,20 @@ if TYPE_CHECKING:
 class MissingReason(enum.Enum):
     """Why a container has no region that can be read."""
 
-    #: The directory holds no ``.cache`` file: nothing in the container has used CUDA yet, or it
-    #: has a whole GPU or a MIG device, for which HAMi makes none.
+    #: The directory holds no ``.cache`` file: nothing in the container has used CUDA yet, it has a
+    #: whole GPU or a MIG device, for which HAMi makes none, or the file was removed.
     NO_FILE = "no_file"
-    #: The file is being created; it is empty, short, or without its magic.
+    #: The file is being created; it is empty, or without its magic.
     NOT_READY = "not_ready"
+    #: The file has its magic, but is too short: it was cut.
+    TRUNCATED = "truncated"
     #: A link, FIFO, socket, directory or foreign file is in its place.
     NOT_A_REGION = "not_a_region"
     #: A region of no layout that this version knows, or of several; or a damaged one.
     UNKNOWN_LAYOUT = "unknown_layout"
     #: The system refuses to open the file or its directory.
     NO_PERMISSION = "no_permission"
-    #: The file went while it was opened; or processes map one that no name leads to any more.
+    #: The file was removed or replaced, while it was opened or while processes map it.
     STALE = "stale"
     #: Any other failure of the system, such as no descriptors left.
     FAILED = "failed"
@@ -157,12 +159,18 @@ _REASONS = {
 
 def missing_for(error: RegionError | OSError) -> MissingRegion:
     """The reason of an error."""
+    if isinstance(error, RegionCorrupt) and error.reason == MissingReason.TRUNCATED.value:
+        return MissingRegion(MissingReason.TRUNCATED, str(error))
     found = (reason for kind, reason in _REASONS.items() if isinstance(error, kind))
     return MissingRegion(next(found, MissingReason.FAILED), str(error))
 
 
 NO_FILE = MissingRegion(
     MissingReason.NO_FILE,
-    "no .cache file: nothing in the container has used CUDA yet, or it has a whole GPU or a MIG"
-    " device",
+    "no .cache file: nothing in the container has used CUDA yet, it has a whole GPU or a MIG"
+    " device, or the file was removed",
+)
+REMOVED = MissingRegion(
+    MissingReason.STALE,
+    "no .cache file, but processes of the pod map one that was removed: restart the container",
 )

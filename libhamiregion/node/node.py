@@ -15,9 +15,10 @@ from libhamiregion.errors import RegionClosed, RegionStale
 from libhamiregion.region import open_in_container
 from libhamiregion.region_set import RegionSet
 
+from .containers import NO_FILE, REMOVED
 from .directories import RootContainers
 from .names import NodeNames, kubelet_claims
-from .outside import OutsideRegions
+from .outside import OutsideRegions, mapped_regions, resolve
 from .processes import ProcessTable
 from .roots import Roots
 from .selector import PodNamesUnknown, Selector
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from libhamiregion.region_set import RegionTable
 
     from .containers import Container
+    from .procfs import FileIdentity
     from .slots import RegionProcesses, SlotStates
 
 
@@ -266,7 +268,7 @@ class Node:
             try:
                 self._inside.scan(failed)
                 if processes and self.looks_outside:
-                    self._scan_outside()
+                    self._outside.scan(self._identities(), self._inside.files())
             finally:
                 # Also if it was interrupted: regions opened and closed so far count.
                 self._take_over()
@@ -294,14 +296,15 @@ class Node:
             self._rows = None
             self._containers = now
 
-    def _scan_outside(self) -> None:
+    def _identities(self) -> set[FileIdentity]:
+        """The files of the regions in the roots."""
         inside = set()
         for container in self._inside.containers:
             if container.region is not None:
                 # Closed by the caller: the next refresh opens it again.
                 with contextlib.suppress(RegionClosed):
                     inside.add(self.processes.identity(container.region))
-        self._outside.scan(inside, self._inside.files())
+        return inside
 
     # ---- what they hold --------------------------------------------------------------------------
 
@@ -350,8 +353,27 @@ class Node:
                     used_by = self._user_of(container, found)
                     if used_by != container.used_by:
                         self._inside.replace(container, attrs.evolve(container, used_by=used_by))
+                self._mark_removed(snapshot)
                 self._take_over()
             return states
+
+    def _mark_removed(self, snapshot: NodeSnapshot) -> None:
+        """Tell containers that processes use without a name from those that have no region yet."""
+        without: dict[str | None, list[Container]] = {}
+        for each in snapshot.missing:
+            if each.missing in (NO_FILE, REMOVED):
+                without.setdefault(each.pod_uid, []).append(each)
+        inside = self._identities() if without else set()
+        used = mapped_regions(self.processes, without=inside) if without else ()
+        mapped = {pod: each for each in used if (pod := each.users[0][0].pod_uid) in without}
+        for pod, containers in without.items():
+            # With several no process says whose file it was.
+            is_removed = len(containers) == 1 and pod in mapped
+            found = resolve(self.processes, mapped[pod]) if is_removed else None
+            missing = REMOVED if found is not None and found.deleted else NO_FILE
+            for each in containers:
+                if each.missing != missing:
+                    self._inside.replace(each, attrs.evolve(each, missing=missing))
 
     def _user_of(self, container: Container, found: RegionProcesses) -> str | None:
         """The name of the container that uses a region, if it is not the directory's.
@@ -371,16 +393,18 @@ class Node:
         return None if used_by == container.directory_name else used_by
 
     def renamed(self, snapshot: NodeSnapshot) -> NodeSnapshot:
-        """Return a snapshot with the names that `slots` has found out since it was taken.
+        """Return a snapshot with what `slots` has found out since: names, and files removed.
 
         Args:
             snapshot: Of this node.
         """
         now = {each.region: each for each in self._containers}
         containers = tuple(now.get(each.region, each) for each in snapshot.containers)
-        if containers == snapshot.containers:
+        by_directory = {each.directory: each for each in self._containers if each.region is None}
+        missing = tuple(by_directory.get(each.directory or "", each) for each in snapshot.missing)
+        if (containers, missing) == (snapshot.containers, snapshot.missing):
             return snapshot
-        return attrs.evolve(snapshot, containers=containers)
+        return attrs.evolve(snapshot, containers=containers, missing=missing)
 
     def select(
         self,

@@ -149,8 +149,8 @@ static bool slot_is_emptied(const struct view *view, uint32_t slot)
 {
     const struct hr_layout *layout = view->layout;
     const size_t start = slot_at(view, slot);
-    bool empty = layout->slot_seqlock == HR_ABSENT ||
-                 get64(view, start + layout->slot_seqlock) % 2 == 0;
+    bool empty =
+        layout->slot_seqlock == HR_ABSENT || get64(view, start + layout->slot_seqlock) % 2 == 0;
     for (uint32_t at = 0; empty && at < layout->slot_stride; at += 4) {
         const bool is_free = at == layout->slot_pid || at == layout->slot_hostpid ||
                              at / 8 * 8 == layout->slot_seqlock;
@@ -260,9 +260,8 @@ int oracle_value(const struct view *view, uint32_t value, uint32_t device, uint6
         return HR_ESTALE;
     const int32_t proc_num = get32(view, layout->proc_num);
     const bool counts_devices = value == HR_VALUE_DEVICES && get64(view, layout->device_num) == 0;
-    const bool uses_proc_num =
-        value == HR_VALUE_MEMORY_USED || value == HR_VALUE_PROC_NUM ||
-        value == HR_VALUE_PIDLESS || counts_devices;
+    const bool uses_proc_num = value == HR_VALUE_MEMORY_USED || value == HR_VALUE_PROC_NUM ||
+                               value == HR_VALUE_PIDLESS || counts_devices;
     if (uses_proc_num && (proc_num < 0 || proc_num > HR_SLOTS))
         return HR_ECORRUPT;
     if ((value == HR_VALUE_DEVICE_NUM || value == HR_VALUE_DEVICES) &&

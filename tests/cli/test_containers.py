@@ -241,7 +241,7 @@ def test_containers_tells_limits_usage_and_why_there_is_no_region(scene: Scene) 
     assert by_pod[POD_LONG]["processes"]["unlisted"] == 2
     assert (by_pod["whole-gpu"]["reason"], by_pod["whole-gpu"]["devices"]) == ("no_file", [])
     assert by_pod["whole-gpu"]["processes"] is None
-    assert by_pod[None]["reason"] == "not_ready"
+    assert by_pod[None]["reason"] == "truncated"
     assert "5 bytes" in by_pod[None]["message"]
 
 
@@ -278,7 +278,7 @@ def test_containers_in_a_pipe_are_two_tables(scene: Scene) -> None:
     assert [row["DEVICE"] for row in rows] == ["0", "1"]
     heading, *reasons = missing.splitlines()
     assert heading.split() == ["POD", "CONTAINER", "REASON", "MESSAGE"]
-    assert [line.split(None, 3)[2] for line in reasons] == ["no_file", "not_ready"]
+    assert [line.split(None, 3)[2] for line in reasons] == ["no_file", "truncated"]
     answer = scene.run("containers", "--device", "1", "-o", "wide")
     (row,) = table(answer.stdout)
     assert (row["DEVICE"], row["UUID"]) == ("1", OTHER)

@@ -33,7 +33,7 @@ def pods(exporter: NodeExporter, name: str = LIMIT) -> set[str]:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda path: truncate(path, 100), "not_ready"),
+        (lambda path: truncate(path, 100), "truncated"),
         (lambda path: truncate(path, 0), "not_ready"),
         (lambda path: RegionFile(path, Layout.V1_2).put("proc_num", 5000), "unknown_layout"),
     ],

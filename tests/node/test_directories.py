@@ -271,8 +271,8 @@ def overwrite(field: str, value: Any) -> Callable[[Path], None]:
     [
         (unlink, MissingReason.NO_FILE),
         (cut_off, MissingReason.NOT_READY),
-        (cut_in_half, MissingReason.UNKNOWN_LAYOUT),
-        (cut_last_page, MissingReason.UNKNOWN_LAYOUT),
+        (cut_in_half, MissingReason.TRUNCATED),
+        (cut_last_page, MissingReason.TRUNCATED),
         (overwrite("magic", 0), MissingReason.NOT_READY),
         (overwrite("magic", 1), MissingReason.NOT_A_REGION),
         (overwrite("major_version", 7), MissingReason.UNKNOWN_LAYOUT),

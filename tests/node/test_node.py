@@ -87,7 +87,7 @@ def test_a_row_that_cannot_be_read_says_why_and_the_next_refresh_too(
     (container,) = node.snapshot().missing
     assert container.name == "c1"
     assert container.missing is not None
-    assert container.missing.reason is MissingReason.NOT_READY
+    assert container.missing.reason is MissingReason.TRUNCATED
 
 
 def test_a_view_shows_each_container_with_its_slots(root: Root, node: Node) -> None:

@@ -20,6 +20,7 @@ from support.wait import PATIENCE_S
 from libhamiregion import (
     Layout,
     NotARegion,
+    RegionCorrupt,
     RegionError,
     RegionNotFound,
     RegionNotReady,
@@ -164,7 +165,7 @@ def test_permission_to_read_is_enough_to_read_and_not_to_write(public_directory:
 # ---- regular files that are no regions, or not yet ----
 
 
-def test_an_empty_or_short_file_is_not_ready(tmp_path: Path) -> None:
+def test_a_short_file_is_cut_if_it_has_its_magic_and_else_not_ready(tmp_path: Path) -> None:
     path = tmp_path / "a.cache"
     path.write_bytes(b"")
     refused(path, RegionNotReady, "0 bytes", "try again in a moment")
@@ -172,7 +173,13 @@ def test_an_empty_or_short_file_is_not_ready(tmp_path: Path) -> None:
     for start, size in itertools.product((MAGIC, bytes(4)), (1, 3, 4, 2000, SMALLEST - 1)):
         path.write_bytes(start[:size])
         truncate(path, size)
-        refused(path, RegionNotReady, f"{size} bytes", hint)
+        if start == MAGIC and size >= len(MAGIC):
+            refused(path, RegionCorrupt, f"{size} bytes", "cut short")
+            with pytest.raises(RegionCorrupt) as raised:
+                open_region(path, timeout_s=60)
+            assert raised.value.reason == "truncated"
+        else:
+            refused(path, RegionNotReady, f"{size} bytes", hint)
     path.write_bytes(b"#!/bin/sh\n")
     refused(path, NotARegion, "is not a HAMi region")
 

@@ -246,8 +246,9 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.REGION_MISSING: _transient(
         Severity.INFO,
-        "The directory has no readable region: the file is `not_ready`, `not_a_region`, of an"
-        " `unknown_layout`, refused (`no_permission`), gone (`stale`), or reading it `failed`.",
+        "The directory has no readable region: the file is `not_ready`, `truncated`,"
+        " `not_a_region`, of an `unknown_layout`, refused (`no_permission`), gone (`stale`), or"
+        " reading it `failed`.",
         "the container has no figures, and libvgpu in it may have no limits.",
         "delete a file that stays unfinished; run as root if it may not be read",
     ),

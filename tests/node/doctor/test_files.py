@@ -10,7 +10,8 @@ from support.containers import libvgpu, needs_namespaces
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion import create_region
-from libhamiregion.node import Finding, FindingKind, Observer, Severity
+from libhamiregion.node import Finding, FindingKind, MissingReason, Observer, Severity
+from libhamiregion.node import node as node_module
 from node.doctor.doctor_node import GIB, DoctorNode, Place
 
 pytestmark = [needs_namespaces, needs_first_namespace]
@@ -63,6 +64,31 @@ def test_a_region_that_was_deleted_under_its_processes(outside: DoctorNode, repl
     inside.end()
     place.running.clear()
     assert not [each for each in outside.findings() if f"pid {host_pid} " in each.evidence]
+
+
+@needs_cgroups
+def test_a_container_whose_used_file_was_removed_is_not_one_without_a_file(
+    doctor_node: DoctorNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "_NAME_AGAIN_S", 0.0)
+    place, idle = doctor_node.place(), doctor_node.place()
+    idle.path.unlink()
+    inside = place.start()
+
+    def reasons() -> dict[str | None, MissingReason]:
+        missing = Observer(doctor_node.node, anew=True).observe().missing
+        return {each.pod_uid: each.missing.reason for each in missing if each.missing}
+
+    with cgroup_of_pod(place.pod_uid, "ab" * 32) as own:
+        (own / "cgroup.procs").write_text(str(inside.host_pid))
+        assert reasons() == {idle.pod_uid: MissingReason.NO_FILE}
+        place.path.unlink()
+        expected = {idle.pod_uid: MissingReason.NO_FILE, place.pod_uid: MissingReason.STALE}
+        assert reasons() == expected
+        assert reasons() == expected
+        inside.end()
+        place.running.clear()
+        assert reasons() == dict.fromkeys(expected, MissingReason.NO_FILE)
 
 
 def test_a_monitor_that_still_maps_what_was_deleted_is_no_finding(outside: DoctorNode) -> None:
