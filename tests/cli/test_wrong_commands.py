@@ -212,7 +212,7 @@ COMMANDS: dict[str, int] = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_wrong_command_ends_with_one_sentence_that_says_what_to_do(
+def test_a_wrong_command_ends_with_one_line_in_the_command_lines_terms(
     command: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)

@@ -342,6 +342,17 @@ def test_without_room_for_a_thread_the_server_goes_on() -> None:
         assert "no new connections for a moment: can't start new thread" in err
 
 
+@pytest.mark.parametrize("text", ["", "basic_auth_users: {}", "basic_auth_users:"])
+def test_a_reload_to_no_users_keeps_the_passwords(
+    serve: Callable[..., MetricsServer], tmp_path: Path, text: str
+) -> None:
+    server = serve(web=users())
+    (tmp_path / "web.yml").write_text(text)
+    server.reload()
+    assert ask(server.urls[0]).status == 401
+    assert ask(server.urls[0], authorization=basic()).status == 200
+
+
 def test_a_program_of_its_own_reloads_on_sighup_and_ends_on_sigterm(tmp_path: Path) -> None:
     web = tmp_path / "web.yml"
     web.write_text(users())

@@ -354,7 +354,7 @@ def test_a_monitor_on_the_host_is_not_taken_for_a_process_that_a_slot_names(
 def test_a_slot_with_an_impossible_pid_is_dead(pid: int, region: RegionFile) -> None:
     region.add_process(pid)
     found = look(region)
-    assert {slot.state for slot in found.slots} <= {"dead"}
+    assert [(slot.pid, slot.state) for slot in found.slots] == [(pid, "dead")]
 
 
 @pytest.mark.slow

@@ -79,18 +79,6 @@ def test_while_nothing_changes_proc_is_not_read_however_busy_the_processes_are(
     assert read == []
 
 
-def test_a_proof_does_not_hold_for_ever(
-    actor: MakeActor, node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that unmaps its region and lives on shows in nothing but its maps."""
-    path = root.region()
-    (user,) = attached(actor, path)
-    monkeypatch.setattr(slots, "LISTING_S", 0.0)
-    assert states(node) == {user.pid: "alive"}
-    RegionFile(path, Layout.V1_2).add_process(3_999_999)
-    assert states(node) == {user.pid: "alive", 3_999_999: "dead"}
-
-
 @pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """/proc is listed, and maps are read, each time."""
