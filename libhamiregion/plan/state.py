@@ -19,6 +19,8 @@ from libhamiregion.bounded_file import read_bounded
 from .plan_file import MAX_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from libhamiregion.errors import PathLike
 
 _UNDO_PLANS_KEPT: Final = 20
@@ -94,12 +96,8 @@ class PlanState:
             OSError: It cannot be written; the file is as it was.
         """
         self.make()
-        temporary = Path(f"{self.watch_undo_path}.{os.getpid()}.part")
-        # A file with this name is of a write that failed, or of a killed process.
-        temporary.unlink(missing_ok=True)
-        write_new(temporary, content)
-        temporary.replace(self.watch_undo_path)
-        _sync_directory(self.watch_undo_path)
+        with _whole(self.watch_undo_path, content) as part:
+            part.replace(self.watch_undo_path)
 
     def write_undo(self, content: str) -> str:
         """Write an undo plan under a new name, and keep the newest 20 of them.
@@ -129,25 +127,39 @@ class PlanState:
 def write_new(path: PathLike, content: str) -> str:
     """Write a new file, so that it survives a crash; returns its path.
 
+    It gets its name once it is whole: a process that is killed leaves no half of it.
+
     Raises:
         FileExistsError: The path exists, and is left as it is.
         OSError: It cannot be written.
     """
     target = os.fspath(path)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(target, flags, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        _sync_directory(target)
-    except BaseException as error:
-        Path(target).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror, target) from error
-        raise
+    with _whole(target, content) as part:
+        # Unlike a rename it replaces nothing.
+        os.link(part, target)
     return target
+
+
+@contextlib.contextmanager
+def _whole(target: str, content: str) -> Iterator[Path]:
+    """Write a file alongside, synced, for the caller to give it its name."""
+    part = Path(f"{target}.{os.getpid()}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        # A file with this name is of a killed process.
+        part.unlink(missing_ok=True)
+        try:
+            descriptor = os.open(part, flags, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            yield part
+        finally:
+            part.unlink(missing_ok=True)
+        _sync_directory(target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, target) from error
 
 
 def _sync_directory(target: str) -> None:

@@ -17,7 +17,7 @@ from support.wait import eventually
 from libhamiregion import Layout, Region
 from libhamiregion.node import Node
 from libhamiregion.plan import LimitPlan, PlanFile, PlanReconciler, apply_diff, diff_plan, load_plan
-from libhamiregion.plan.state import PlanState
+from libhamiregion.plan.state import PlanState, write_new
 
 OLD = plan(
     "{select: {}, set: {memory_limit: 8GiB, sm_limit: 50, priority: 1}}",
@@ -278,3 +278,17 @@ def test_thousands_of_kills(scene: PlanScene, victim: Victim) -> None:
     kills = scaled(2_000)
     mixed = rounds(scene, victim, kills)
     print(f"mixtures in {kills} kills, before anybody called again: {mixed}")
+
+
+@pytest.mark.parametrize("call", ["fdopen", "fsync", "link"])
+def test_a_killed_write_leaves_no_part_of_an_undo_plan_under_its_name(
+    tmp_path: Path, victim: Victim, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    target = tmp_path / "undo.yaml"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, die)
+        pid = victim(lambda: write_new(target, "whole"))
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    assert not target.exists()
+    write_new(target, "whole")
+    assert target.read_text() == "whole"
