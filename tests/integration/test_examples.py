@@ -7,25 +7,31 @@ import json
 import os
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from exposition import NodeFiles, parsed
 from support.containers import Starter
-from support.region_file import RegionFile
+from support.region_file import RegionFile, truncate
 from support.run_scene import RunScene
 from support.wait import PATIENCE_S
 
-from libhamiregion import Layout, create_region, open_region
+from libhamiregion import Layout, Region, create_region, open_region
 
 GIB = 2**30
+# How often each of four clients asks a server while containers come and go.
+ASKED = 100
 # Above every pid that Linux gives.
 DEAD_PID = 2**22 + 7
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -99,25 +105,138 @@ def example(name: str, *arguments: object, env: dict[str, str] | None = None) ->
     return done.stdout
 
 
-def test_idle_containers_are_shrunk_at_night_and_restored_unless_others_changed_them(
-    tmp_path: Path,
-) -> None:
-    files = NodeFiles(tmp_path)
-    idle, touched, busy = (add_region(files, name, "8GiB") for name in "abc")
-    for region in (idle, touched):
+class Night:
+    """A node for the job of the night: containers of 8 GiB that use 1 GiB and launch nothing."""
+
+    def __init__(self, directory: Path) -> None:
+        self.files = NodeFiles(directory)
+        self.state = directory / "night"
+
+    def idle(self, name: str) -> RegionFile:
+        region = add_region(self.files, name, "8GiB")
         region.put("last_kernel_time", 1)
         region.add_process(7, {0: GIB})
-    busy.put("last_kernel_time", int(time.time()))
-    state = tmp_path / "night.json"
-    said = example("nightly_shrink.py", state, files.root)
-    assert said.count("8 GiB -> 1 GiB") == 2
-    assert [each.get("limit") for each in (idle, touched, busy)] == [GIB, GIB, 8 * GIB]
+        return region
 
+    def run(self, verb: str) -> subprocess.CompletedProcess[str]:
+        return run_example("nightly_shrink.py", verb, self.state, self.files.root)
+
+    def undo_plans(self) -> int:
+        return len([*self.state.glob("undo-*.yaml")])
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> Night:
+    return Night(tmp_path)
+
+
+def limits(*regions: RegionFile) -> list[int]:
+    return [each.get("limit") // GIB for each in regions]
+
+
+def test_idle_containers_are_shrunk_at_night_and_restored_unless_others_changed_them(
+    night: Night,
+) -> None:
+    idle, touched, busy = (night.idle(name) for name in "abc")
+    busy.put("last_kernel_time", int(time.time()))
+    done = night.run("shrink")
+    assert (done.returncode, done.stdout.count("8 GiB -> 1 GiB")) == (0, 2)
+    assert limits(idle, touched, busy) == [1, 1, 8]
     touched.put("limit", 3 * GIB)
-    said = example("nightly_shrink.py", state)
-    assert (said.count("undone: "), said.count("conflict: ")) == (1, 1)
-    assert "is 3 GiB" in said
-    assert [each.get("limit") for each in (idle, touched, busy)] == [8 * GIB, 3 * GIB, 8 * GIB]
+    assert night.run("restore").returncode == 0
+    assert limits(idle, touched, busy) == [8, 3, 8]
+    assert night.undo_plans() == 0
+
+
+def test_a_night_job_that_runs_twice_is_undone_by_one_restore(night: Night) -> None:
+    region = night.idle("a")
+    for used in (3, 2):
+        for field in ("slot_used.data", "slot_used.total"):
+            region.put(field, used * GIB)
+        assert night.run("shrink").returncode == 0
+        assert night.run("shrink").stdout == ""
+        assert limits(region) == [used]
+    assert night.undo_plans() == 2
+    for _ in range(2):
+        assert night.run("restore").returncode == 0
+        assert limits(region) == [8]
+    assert night.undo_plans() == 0
+
+
+def test_a_container_that_cannot_be_edited_costs_the_others_no_night(night: Night) -> None:
+    first, cut, last = (night.idle(name) for name in "abc")
+    whole = cut.content()
+    assert night.run("shrink").returncode == 0
+    cut.resize(100_000)
+    # This morning, the next night, and the morning after.
+    for verb, shown in (("restore", 8), ("shrink", 1), ("restore", 8)):
+        done = night.run(verb)
+        assert limits(first, last) == [shown, shown]
+        assert done.returncode == int(verb == "restore")
+    assert str(cut.path.parent) in done.stderr
+    cut.path.write_bytes(whole)
+    cut.put("limit", GIB)
+    assert night.run("restore").returncode == 0
+    assert limits(first, cut, last) == [8, 8, 8]
+    assert night.undo_plans() == 0
+
+
+def test_a_conflict_in_one_container_leaves_the_others_shrunk(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, touched, last = (night.idle(name) for name in "abc")
+    write = os.link
+
+    def touch(*args: Any) -> None:
+        """Change a limit between the reading of all and the first edit."""
+        touched.put("limit", 5 * GIB)
+        write(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", touch)
+        done = night.run("shrink")
+    assert (done.returncode, "is 5 GiB" in done.stderr) == (1, True)
+    assert limits(first, touched, last) == [1, 5, 1]
+    assert night.run("restore").returncode == 0
+    assert limits(first, touched, last) == [8, 5, 8]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [(os, "fdopen", 1), (os, "link", 1), (Region, "edit_limits", 8)],
+    ids=["before the undo plan", "before its name", "between two containers"],
+)
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_night_job_that_was_killed_is_completed_or_undone(
+    night: Night, owner: Any, name: str, call: int, goes_on: bool
+) -> None:
+    regions = [night.idle(name) for name in "abc"]
+
+    def killed(verb: str) -> None:
+        pid = os.fork()
+        if pid == 0:
+            original, calls = getattr(owner, name), itertools.count(1)
+
+            def dies(*args: Any, **options: Any) -> Any:
+                if next(calls) == call:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return original(*args, **options)
+
+            setattr(owner, name, dies)
+            try:
+                night.run(verb)
+            finally:
+                os._exit(1)
+        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+
+    killed("shrink")
+    if goes_on:
+        assert night.run("shrink").returncode == 0
+        assert limits(*regions) == [1, 1, 1]
+        killed("restore")
+    assert night.run("restore").returncode == 0
+    assert limits(*regions) == [8, 8, 8]
+    assert night.undo_plans() == 0
 
 
 def test_a_namespace_is_scaled_after_a_dry_run_and_undone_but_for_what_others_changed(
@@ -153,7 +272,7 @@ def test_a_namespace_is_scaled_after_a_dry_run_and_undone_but_for_what_others_ch
 TRIED = {
     "batch_size.py": ("--bytes-per-sample", "3MiB"),
     "lock_watchdog.py": ("ROOT",),
-    "nightly_shrink.py": ("STATE", "ROOT"),
+    "nightly_shrink.py": ("shrink", "STATE", "ROOT"),
     "read_region.py": ("FILE",),
     "scale.py": ("80%", "--root", "ROOT", "--dry-run"),
 }
@@ -178,7 +297,7 @@ def test_an_example_runs_twice_and_says_so_where_there_is_nothing(
     def run(
         root: Path, file: Path, how: Callable[..., subprocess.CompletedProcess[str]] = run_example
     ) -> subprocess.CompletedProcess[str]:
-        places = {"ROOT": root, "FILE": file, "STATE": tmp_path / f"{next(numbers)}.json"}
+        places = {"ROOT": root, "FILE": file, "STATE": tmp_path / f"state-{next(numbers)}"}
         words = [places.get(word, word) for word in TRIED[name]]
         return how(name, *words, env={"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(file)})
 
@@ -220,31 +339,86 @@ def test_a_batch_fits_what_is_left_of_the_programs_own_budget(tmp_path: Path) ->
     assert example("batch_size.py", *options, env=none) == "unlimited\n"
 
 
-@pytest.mark.slow
-def test_a_fastapi_application_serves_metrics_and_containers(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
-    add_region(files, "train", "6GiB")
+@contextlib.contextmanager
+def fastapi_application(root: Path) -> Iterator[str]:
+    """The example, served; the address."""
     command = [sys.executable, "-m", "uvicorn", "--app-dir", EXAMPLES, "fastapi_app:app"]
     with subprocess.Popen(
-        [*command, "--port", "0"],
-        env={**os.environ, "HAMI_ROOT": str(files.root)},
+        [*command, "--port", "0", "--no-access-log"],
+        env={**os.environ, "HAMI_ROOT": str(root)},
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
         try:
             assert process.stderr is not None
-            address = next(
+            yield next(
                 found[0] for line in process.stderr if (found := re.search(r"http://[\w.:]+", line))
             )
-            with urllib.request.urlopen(f"{address}/containers", timeout=PATIENCE_S) as answer:
-                (container,) = json.load(answer)
-            with urllib.request.urlopen(f"{address}/metrics", timeout=PATIENCE_S) as answer:
-                found = parsed(answer.read())
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=PATIENCE_S)
-    assert (container["container"], container["layout"]) == ("train", "1.2")
+
+
+def fetched(address: str, path: str) -> bytes:
+    with urllib.request.urlopen(f"{address}/{path}", timeout=PATIENCE_S) as answer:
+        return bytes(answer.read())
+
+
+@pytest.mark.slow
+def test_a_fastapi_application_serves_metrics_and_containers(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    add_region(files, "train", "6GiB")
+    (files.container("broken") / "a.cache").write_bytes(b"no region")
+    with fastapi_application(files.root) as address:
+        containers = {
+            each["container"]: each for each in json.loads(fetched(address, "containers"))
+        }
+        found = parsed(fetched(address, "metrics"))
+    assert containers["train"]["layout"] == "1.2"
+    assert "error" in containers["broken"]
     assert set(found.series("hami_vgpu_memory_limit_bytes").values()) == {6 * GIB}
+
+
+@pytest.mark.slow
+def test_a_fastapi_application_answers_while_containers_come_and_go(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    add_region(files, "steady", "6GiB")
+    kept = tmp_path / "kept.cache"
+    create_region(kept, memory_limits=["1GiB"], uuids=["GPU-1"])
+    directories = [files.container(f"churn-{number}") for number in range(8)]
+    ends = threading.Event()
+
+    def churn() -> None:
+        for number in itertools.count():
+            directory = directories[number % len(directories)]
+            if number % 3 == 0:
+                shutil.rmtree(directory, ignore_errors=True)
+                directory.mkdir()
+            new = directory / "new"
+            shutil.copyfile(kept, new)
+            new.rename(directory / "usage.cache")
+            if number % 5 == 0:
+                truncate(directory / "usage.cache", 4096)
+            if ends.is_set():
+                return
+
+    def ask(address: str) -> int:
+        """Ask until all are asked; returns how often the steady container was there."""
+        return sum(
+            "steady" in [each["container"] for each in json.loads(fetched(address, "containers"))]
+            and b"hami_vgpu_memory_limit_bytes" in fetched(address, "metrics")
+            for _ in range(ASKED)
+        )
+
+    with fastapi_application(files.root) as address, ThreadPoolExecutor(5) as pool:
+        churning = pool.submit(churn)
+        try:
+            # An answer of 500 raises.
+            seen = [*pool.map(ask, [address] * 4)]
+        finally:
+            ends.set()
+            churning.result()
+    assert seen == [ASKED] * 4
 
 
 # ---- The notebook --------------------------------------------------------------------------------
