@@ -480,5 +480,5 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        message = f"{what} needs the extra {extra!r}: pip install 'libhamiregion[{extra}]'"
+        message = f"{what} needs the extra {extra!r}: pip install '.[{extra}]' in a clone"
         raise ModuleNotFoundError(message, name=error.name) from error

@@ -59,7 +59,7 @@ def main() -> NoReturn:
             raise
         sys.stderr.write(
             f"hamiregion needs {missing}, which is not installed:"
-            f" pip install 'libhamiregion[{EXTRAS[missing]}]'\n"
+            f" pip install '.[{EXTRAS[missing]}]' in a clone of libhamiregion\n"
         )
         sys.exit(1)
     finally:

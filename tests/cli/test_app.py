@@ -153,7 +153,7 @@ def test_without_the_extra_one_line_names_it() -> None:
     )
     assert (answer.returncode, answer.stdout) == (1, "")
     assert answer.stderr.count("\n") == 1
-    assert "pip install 'libhamiregion[cli]'" in answer.stderr
+    assert "pip install '.[cli]'" in answer.stderr
 
 
 def test_the_library_itself_needs_neither() -> None:

@@ -193,6 +193,8 @@ def check_yaml(code: str, directory: Path) -> None:
 
 # ---- Commands ----
 
+TEXTS = {".py", ".md", ".ipynb", ".yaml", ".sh", ".html"}
+
 # A command at the beginning of a line of an example, behind a prompt or in a comment; alone in a
 # cell of a table; and after "Shell:".
 COMMAND = re.compile(
@@ -251,6 +253,32 @@ def test_every_command_in_a_text_has_verbs_and_options_that_there_are(
                 continue
             except click.ClickException as error:
                 pytest.fail(f"{command}: {error.format_message()}")
+
+
+def test_no_text_installs_by_a_name_that_anyone_can_take() -> None:
+    """The package is on no index: whoever registers the name would be installed as root."""
+    by_name = re.compile(r"pip install (?:-\S+ )*['\"]?libhamiregion\b")
+    folders = ("libhamiregion", "examples", "docs", "deploy")
+    files = (path for each in folders for path in (ROOT / each).rglob("*") if path.is_file())
+    texts = [ROOT / "README.md", *(each for each in files if each.suffix in TEXTS)]
+    assert len(texts) > 200
+    assert [path for path in texts if by_name.search(path.read_text())] == []
+
+
+def test_every_verb_has_the_options_that_the_table_about_nodes_gives_it() -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    section = page.partition("## A node")[2].partition("\n## ")[0]
+    everywhere = ["ps", "containers", "top", "doctor"]
+    rows = re.findall(r"^\| (`--.*?) \| (.*?) \|$", section, re.MULTILINE)
+    assert len(rows) > 5
+    for options, meaning in rows:
+        named = re.match(r"((?:`\w+`(?:, | and )?)+): ", meaning)
+        verbs = re.findall(r"`(\w+)`", named[1]) if named else everywhere
+        for verb in verbs:
+            command = hamiregion.get_command(click.Context(hamiregion), verb)
+            assert command is not None
+            known = {each for one in command.params for each in one.opts}
+            assert set(re.findall(r"--[\w-]+", options)) <= known, (verb, options)
 
 
 # ---- The reference -------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ def test_the_extra_that_is_missing_is_named(scene: PlanScene, tmp_path: Path) ->
     answer = run(*words_of("diff", scene), env={"PYTHONPATH": str(tmp_path / "broken")})
     assert answer.returncode == 1
     assert "needs yaml" in answer.stderr
-    assert re.search(r"pip install 'libhamiregion\[.*\bplan\b.*\]'", answer.stderr)
+    assert re.search(r"pip install '\.\[.*\bplan\b.*\]'", answer.stderr)
 
 
 # ---- apply ----------------------------------------------------------------------------------

@@ -113,4 +113,4 @@ def test_an_extra_that_is_missing_is_named(package: str, code: str, extra: str) 
     )
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ModuleNotFoundError: ")
-    assert f"pip install 'libhamiregion[{extra}]'" in last
+    assert f"pip install '.[{extra}]'" in last
