@@ -16,18 +16,35 @@ def header(password: str, user: str = "me") -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def test_a_password_that_was_right_does_not_wait_for_guesses() -> None:
-    passwords, users = Passwords(timeout_s=0.01), {"me": hashed("right")}
-    assert passwords.allow(users, header("right"))
-    with passwords._checking:
-        assert passwords.allow(users, header("right"))
+HOME, ELSEWHERE = "192.0.2.1", "192.0.2.2"
+USERS = {"me": hashed("right")}
+
+
+@pytest.fixture
+def passwords() -> Passwords:
+    """One whose user has given the right password from home."""
+    passwords = Passwords(timeout_s=0.01)
+    assert passwords.allow(USERS, header("right"), HOME)
+    return passwords
+
+
+@pytest.mark.parametrize("address", [HOME, ELSEWHERE])
+def test_a_password_that_was_right_does_not_wait_for_guesses(
+    passwords: Passwords, address: str
+) -> None:
+    with passwords._checking, passwords._checking_known:
+        assert passwords.allow(USERS, header("right"), address)
         for guess in (header("wrong"), header("right", "you")):
             with pytest.raises(Busy):
-                passwords.allow(users, guess)
-    assert not passwords.allow(users, header("wrong"))
+                passwords.allow(USERS, guess, address)
+    assert not passwords.allow(USERS, header("wrong"), address)
 
 
-def test_a_password_that_was_right_is_checked_again_for_another_hash() -> None:
-    passwords = Passwords(timeout_s=0.01)
-    assert passwords.allow({"me": hashed("right")}, header("right"))
-    assert not passwords.allow({"me": hashed("another")}, header("right"))
+def test_a_known_address_does_not_wait_for_guesses_from_elsewhere(passwords: Passwords) -> None:
+    changed = {"me": hashed("another")}
+    with passwords._checking:
+        assert passwords.allow(changed, header("another"), HOME)
+
+
+def test_a_password_that_was_right_is_checked_again_for_another_hash(passwords: Passwords) -> None:
+    assert not passwords.allow({"me": hashed("another")}, header("right"), HOME)
