@@ -5,14 +5,18 @@ Two notations that look alike and are not: `parse_size` is strict and decimal;
 and its silence about garbage.
 """
 
+from __future__ import annotations
+
 import re
-from collections.abc import Mapping
 from operator import index
-from typing import Final, SupportsIndex
+from typing import TYPE_CHECKING, Final, Literal, SupportsIndex, TypeAlias
 
 import attrs
 
 from .layouts import DEVICE_CAPACITY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 # A signed 64-bit byte count: what every consumer of these numbers can hold.
 MAX_SIZE_BYTES: Final = 2**63 - 1
@@ -268,21 +272,38 @@ class EnvironmentLimits:
     sm_limits_percent: tuple[int | None, ...]
 
 
-def limits_from_environment(env: Mapping[str, str]) -> EnvironmentLimits:
+#: The releases of HAMi whose readings of the variables differ: up to 2.10, and from 2.11 on.
+HamiVersion: TypeAlias = Literal["2.10", "2.11"]
+_MEMORY_VARIABLE: Final = "CUDA_DEVICE_MEMORY_LIMIT"
+_SM_VARIABLE: Final = "CUDA_DEVICE_SM_LIMIT"
+
+
+def limits_from_environment(
+    env: Mapping[str, str], *, hami_version: HamiVersion | None = None
+) -> EnvironmentLimits:
     """Read the limits that an environment gives to a container, by libvgpu's own rules.
 
     For device i `CUDA_DEVICE_MEMORY_LIMIT_<i>` counts, where it is missing or comes to 0
-    `CUDA_DEVICE_MEMORY_LIMIT`, else there is no limit; `CUDA_DEVICE_SM_LIMIT` works alike.  A value
-    is what `strtoul` with base 0 reads from its beginning, so `010` is 8, `0x10` is 16 and `6.5g`
-    is 6 GiB, times 2**10, 2**20 or 2**30 where the value *ends* in k, m or g of either case:
-    `6GiB` is 6 bytes.  Garbage is 0 and never an error.  These are the rules of HAMi-core from
-    HAMi 2.4.0 to 2.10.
+    `CUDA_DEVICE_MEMORY_LIMIT`, else there is no limit; `CUDA_DEVICE_SM_LIMIT` works alike. There
+    are two readings of a value, and garbage is 0 in both, never an error:
+
+    - HAMi 2.4.0 to 2.10: what `strtoul` with base 0 reads from its beginning, so `010` is 8, `0x10`
+      is 16 and `6.5g` is 6 GiB, times 2**10, 2**20 or 2**30 where the value *ends* in k, m or g of
+      either case: `6GiB` is 6 bytes.
+    - From 2.11 on: decimal digits, for memory with a unit K, M or G, also as `Ki` or `KiB`, and
+      with a fraction before it: `6.5g` is 6.5 GiB, `6GiB` 6 GiB, `010` 10 and `0x10` garbage. An SM
+      limit may end in `%`, and loses its fraction.
 
     A region keeps the limits of its creator.  Processes that start later with another environment
     do not change them.
 
     Args:
         env: `os.environ`, or the environment of a container.
+        hami_version: Which reading: ``"2.10"`` or ``"2.11"``. None means either, if they agree.
+
+    Raises:
+        ValueError: The readings differ, and `hami_version` is None; the message has both. Or it is
+            another version.
 
     Source: docs, What a region is (What decides what).
 
@@ -294,33 +315,76 @@ def limits_from_environment(env: Mapping[str, str]) -> EnvironmentLimits:
     >>> limits.memory_limits_bytes[:2], limits.sm_limits_percent[:3]
     ((3145728000, 3145728000), (None, 50, None))
     """
-    return EnvironmentLimits(
-        memory_limits_bytes=tuple(
-            limit or None for limit in _per_device(env, "CUDA_DEVICE_MEMORY_LIMIT")
-        ),
-        sm_limits_percent=tuple(
-            sm_limit_or_none(limit) for limit in _per_device(env, "CUDA_DEVICE_SM_LIMIT")
-        ),
-    )
+    if hami_version is not None:
+        if hami_version not in _READINGS:
+            raise ValueError(f"hami_version is {' or '.join(_READINGS)}, not {hami_version!r}")
+        memory, sm = _READINGS[hami_version]
+        return EnvironmentLimits(
+            tuple(limit or None for limit in _per_device(env, _MEMORY_VARIABLE, memory)),
+            tuple(sm_limit_or_none(limit) for limit in _per_device(env, _SM_VARIABLE, sm)),
+        )
+    old, new = (limits_from_environment(env, hami_version=each) for each in _READINGS)
+    for name, unit, before, after in (
+        (_MEMORY_VARIABLE, " bytes", old.memory_limits_bytes, new.memory_limits_bytes),
+        (_SM_VARIABLE, "%", old.sm_limits_percent, new.sm_limits_percent),
+    ):
+        for device, both in enumerate(zip(before, after, strict=True)):
+            if both[0] != both[1]:
+                own = f"{name}_{device}"
+                first, second = (UNLIMITED if each is None else f"{each}{unit}" for each in both)
+                shown = ", ".join(
+                    f"{each}={env[each]!a:.40}" for each in (own, name) if each in env
+                )
+                raise ValueError(
+                    f"device {device} gets {first} up to HAMi 2.10 and {second} from 2.11 on"
+                    f" ({shown}): hami_version says which of them creates the region"
+                )
+    return old
 
 
-def _per_device(env: Mapping[str, str], name: str) -> list[int]:
-    fallback = _environment_value(env, name)
-    return [
-        _environment_value(env, f"{name}_{device}") or fallback for device in range(DEVICE_CAPACITY)
-    ]
+def _per_device(env: Mapping[str, str], name: str, read: Callable[[str], int]) -> list[int]:
+    def value_of(variable: str) -> int:
+        # An environment cannot hold a NUL; C would stop there if somebody's mapping does.
+        found = read(env.get(variable, "").partition("\0")[0])
+        return found if found < 2**64 else 0
+
+    fallback = value_of(name)
+    return [value_of(f"{name}_{device}") or fallback for device in range(DEVICE_CAPACITY)]
 
 
-_SCALARS: Final = {"k": 2**10, "m": 2**20, "g": 2**30}
+# In both cases: lower() would make a k of the Kelvin sign.
+_SCALARS: Final = {"k": 2**10, "K": 2**10, "m": 2**20, "M": 2**20, "g": 2**30, "G": 2**30}
+# isspace() of C, and no digits of other scripts.
+_MEMORY_2_11: Final = re.compile(
+    r"[ \t-\r]*([0-9]{1,64})(?:(?:\.([0-9]{1,64}))?[ \t-\r]*([kmg])i?b?|[ \t-\r]*b?)",
+    re.ASCII | re.IGNORECASE,
+)
+_SM_2_11: Final = re.compile(r"[ \t-\r]*([0-9]{1,64})(?:\.[0-9]*)?%?")
 
 
-def _environment_value(env: Mapping[str, str], name: str) -> int:
-    """Read one variable as libvgpu does; 0 means "not given"."""
-    value = env.get(name, "")
-    # An environment cannot hold a NUL; C would stop there if somebody's mapping does.
-    value = value.partition("\0")[0]
-    scaled = _strtoul(value) * _SCALARS.get(value[-1:].lower(), 1)
-    return scaled if scaled < 2**64 else 0
+def _value_2_10(value: str) -> int:
+    return _strtoul(value) * _SCALARS.get(value[-1:], 1)
+
+
+def _memory_2_11(value: str) -> int:
+    match = _MEMORY_2_11.fullmatch(value)
+    if match is None:
+        return 0
+    whole, fraction, unit = match.groups(default="")
+    scaled = int(whole + fraction) * _SCALARS.get(unit, 1)
+    return scaled // int("1" + "0" * len(fraction))
+
+
+def _sm_2_11(value: str) -> int:
+    match = _SM_2_11.fullmatch(value)
+    return 0 if match is None else int(match[1])
+
+
+# How each release reads a memory limit and an SM limit.
+_READINGS: Final[dict[HamiVersion, tuple[Callable[[str], int], Callable[[str], int]]]] = {
+    "2.10": (_value_2_10, _value_2_10),
+    "2.11": (_memory_2_11, _sm_2_11),
+}
 
 
 def _strtoul(text: str) -> int:

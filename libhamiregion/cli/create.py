@@ -23,6 +23,7 @@ from .tables import Lines
 
 if TYPE_CHECKING:
     from libhamiregion import RegionSnapshot
+    from libhamiregion.units import HamiVersion
 
 
 @click.command(
@@ -64,17 +65,31 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Read libvgpu's CUDA_DEVICE_MEMORY_LIMIT[_N] and CUDA_DEVICE_SM_LIMIT[_N].",
 )
+@click.option(
+    "--hami-version",
+    type=click.Choice(("2.10", "2.11")),
+    help="HAMi whose reading of these variables counts; needed if 2.10 and 2.11 differ.",
+)
 @options.dry_run_option
 @options.output_options
 def create(
-    path: str, burst: bool, from_environment: bool, dry_run: bool, as_json: bool, **settings: Any
+    path: str,
+    burst: bool,
+    from_environment: bool,
+    hami_version: HamiVersion | None,
+    dry_run: bool,
+    as_json: bool,
+    **settings: Any,
 ) -> None:
     """Make a new region FILE that libvgpu accepts; never overwrites."""
     layout: Layout = settings["layout"]
+    if hami_version is not None and not from_environment:
+        raise click.UsageError("--hami-version is about --from-environment.")
     if from_environment:
         if settings["memory_limits"] or settings["sm_limits"]:
             raise click.UsageError("--from-environment already says what --memory and --sm would.")
-        found = limits_from_environment(os.environ)
+        with bad_arguments():
+            found = limits_from_environment(os.environ, hami_version=hami_version)
         settings["memory_limits"] = found.memory_limits_bytes
         settings["sm_limits"] = found.sm_limits_percent
     if burst and layout.version is None:

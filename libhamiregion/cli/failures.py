@@ -31,6 +31,7 @@ _PHRASES = {
     "; force=True sets": "; --force sets",
     "; name the right one with layout=": "; name the right one with --layout",
     "; snapshot().processes lists": "; `hamiregion show FILE` lists",
+    "hami_version ": "--hami-version ",
 }
 
 

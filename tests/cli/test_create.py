@@ -60,6 +60,20 @@ def test_limits_come_from_the_environment_by_libvgpus_rules(tmp_path: Path) -> N
         assert (region.sm_limit(0), region.sm_limit(1)) == (None, 30)
 
 
+def test_a_limit_that_releases_read_differently_needs_the_release(tmp_path: Path) -> None:
+    path, env = tmp_path / "new.cache", {"CUDA_DEVICE_MEMORY_LIMIT": "6GiB"}
+    refused = run("create", str(path), "--from-environment", env=env)
+    assert refused.returncode == 2
+    assert "gets 6 bytes up to HAMi 2.10 and 6442450944 bytes from 2.11 on" in refused.stderr
+    assert "--hami-version says which" in refused.stderr
+    for version, limit in (("2.10", 6), ("2.11", 6 << 30)):
+        options = ("--from-environment", "--hami-version", version)
+        assert run("create", str(path), *options, env=env).returncode == 0
+        with hami.open_region(path) as region:
+            assert region.memory_limit(0) == limit
+        path.unlink()
+
+
 def test_a_dry_run_shows_what_is_made_and_makes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +117,7 @@ def test_wrong_usage_is_exit_code_2_and_makes_nothing(tmp_path: Path) -> None:
         ("--layout", "2.0"),
         ("--priority", "high"),
         ("--from-environment", "--memory", "1g"),
+        ("--memory", "1g", "--hami-version", "2.10"),
     ):
         answer = call("create", str(tmp_path / "new.cache"), *arguments)
         assert answer.returncode == 2, answer.stdout + answer.stderr

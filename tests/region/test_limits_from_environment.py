@@ -1,5 +1,9 @@
 """`limits_from_environment`: libvgpu's own reading of the limit variables."""
 
+from typing import Any
+
+import pytest
+
 from libhamiregion import limits_from_environment
 
 MEMORY = "CUDA_DEVICE_MEMORY_LIMIT"
@@ -7,12 +11,14 @@ SM = "CUDA_DEVICE_SM_LIMIT"
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 
-def memory_limit(value: str) -> "int | None":
-    return limits_from_environment({MEMORY: value}).memory_limits_bytes[0]
+def memory_limit(value: str, hami_version: Any = "2.10") -> int | None:
+    found = limits_from_environment({MEMORY: value}, hami_version=hami_version)
+    return found.memory_limits_bytes[0]
 
 
-def sm_limit(value: str) -> "int | None":
-    return limits_from_environment({SM: value}).sm_limits_percent[0]
+def sm_limit(value: str, hami_version: Any = "2.10") -> int | None:
+    found = limits_from_environment({SM: value}, hami_version=hami_version)
+    return found.sm_limits_percent[0]
 
 
 def test_the_variable_without_an_index_rules_every_device() -> None:
@@ -32,7 +38,8 @@ def test_the_variable_with_an_index_wins_for_its_device_only() -> None:
 def test_a_device_whose_own_value_comes_to_nothing_gets_the_general_one() -> None:
     for nothing in ["", "0", "0g", "g", "abc", "-", "0x", "09", "17179869184g"]:
         limits = limits_from_environment(
-            {MEMORY: "1g", f"{MEMORY}_1": nothing, SM: "30", f"{SM}_1": nothing}
+            {MEMORY: "1g", f"{MEMORY}_1": nothing, SM: "30", f"{SM}_1": nothing},
+            hami_version="2.10",
         )
         assert limits.memory_limits_bytes[1] == GIB
         assert limits.sm_limits_percent[1] == 30
@@ -108,3 +115,77 @@ def test_an_unlimited_device_is_told_apart_from_one_without_a_value() -> None:
 
 def test_a_value_ends_at_a_nul_as_in_c() -> None:
     assert memory_limit("6g\x00k") == 6 * GIB
+
+
+# ---- HAMi 2.11 -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "before", "after"),
+    [
+        ("6.5g", 6 * GIB, 13 * GIB // 2),
+        ("6 GiB", 6, 6 * GIB),
+        ("6GiB", 6, 6 * GIB),
+        ("6Gi", 6, 6 * GIB),
+        ("1gb", 1, GIB),
+        ("\t 7 KB", 7, 7 * KIB),
+        ("010", 8, 10),
+        ("0x10g", 16 * GIB, None),
+        ("50%", 50, None),
+        ("6.5", 6, None),
+        ("6t", 6, None),
+        ("6g ", 6, None),
+        ("-1", 2**64 - 1, None),
+        ("6\u212a", 6, None),
+        ("17179869184g", None, None),
+        ("3000m", 3000 * MIB, 3000 * MIB),
+        ("1024", 1024, 1024),
+        ("6b", 6, 6),
+        ("0", None, None),
+        ("six", None, None),
+    ],
+)
+def test_memory_is_read_as_each_release_reads_it(
+    value: str, before: int | None, after: int | None
+) -> None:
+    assert (memory_limit(value), memory_limit(value, "2.11")) == (before, after)
+    if before == after:
+        assert memory_limit(value, None) == before
+    else:
+        with pytest.raises(ValueError, match=r"up to HAMi 2\.10 .* from 2\.11 on") as caught:
+            memory_limit(value, None)
+        for limit in (before, after):
+            assert (f"{limit} bytes" if limit else "unlimited") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "before", "after"),
+    [("50%", 50, 50), ("50.5", 50, 50), ("50.5%", 50, 50), ("062", 50, 62), ("0x32", 50, None)],
+)
+def test_an_sm_limit_is_read_as_each_release_reads_it(
+    value: str, before: int | None, after: int | None
+) -> None:
+    assert (sm_limit(value), sm_limit(value, "2.11")) == (before, after)
+    if before == after:
+        assert sm_limit(value, None) == before
+    else:
+        with pytest.raises(ValueError, match=f"device 0 gets {before}% up to HAMi 2.10"):
+            sm_limit(value, None)
+
+
+def test_a_broken_value_of_a_device_leaves_it_the_general_one_in_each_release() -> None:
+    for version in ("2.10", "2.11", None):
+        limits = limits_from_environment(
+            {MEMORY: "2g", f"{MEMORY}_3": "broken"}, hami_version=version
+        )
+        assert limits.memory_limits_bytes == (2 * GIB,) * 16
+
+
+def test_readings_that_differ_name_the_device_and_its_variable() -> None:
+    with pytest.raises(ValueError, match=f"device 3 .*{MEMORY}_3='1gb', {MEMORY}='2g'"):
+        limits_from_environment({MEMORY: "2g", f"{MEMORY}_3": "1gb"})
+
+
+def test_a_release_that_is_not_known_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"2\.10 or 2\.11, not '2\.9'"):
+        memory_limit("1g", "2.9")
