@@ -41,13 +41,13 @@ from libhamiregion.cli.node_page import GapRow
 from libhamiregion.cli.processes import ProcessRow
 from libhamiregion.node import Container, Finding, Repair
 from libhamiregion.node.containers import MissingReason
-from libhamiregion.node.events import Event
 from libhamiregion.node.nvml import NvmlState
 from libhamiregion.plan.apply import ContainerOutcome
 from libhamiregion.plan.diff import PlannedEdit, Unapplied
 from libhamiregion.report.history import Allocation, Sample
 from libhamiregion.report.models import Report
 from libhamiregion.report.writer import Written
+from libhamiregion.services.events import Event
 
 FILE = Path(__file__).parents[1] / "libhamiregion" / "cli" / "answers.schema.json"
 ID = "https://libhamiregion.readthedocs.io/answers.schema.json"

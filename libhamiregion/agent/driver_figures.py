@@ -17,10 +17,10 @@ from libhamiregion.errors import (
     RegionNotFound,
     RegionStale,
 )
-from libhamiregion.node.backoff import owner_of
-from libhamiregion.node.events import container_words, silent
 from libhamiregion.node.rows import NO_ROW, Join, Pairs, driver_gap
 from libhamiregion.region import open_in_container
+from libhamiregion.services.backoff import owner_of
+from libhamiregion.services.events import container_words, silent
 
 from .loop import Task, region_key, run_each
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from libhamiregion.changes import SlotChange
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.events import Emit
     from libhamiregion.node.node import Node
     from libhamiregion.node.observation import Observation
     from libhamiregion.node.process_reader import HostProcess
     from libhamiregion.region import Region
+    from libhamiregion.services.events import Emit
 
     from .loop import RegionKey
 

@@ -15,10 +15,10 @@ from libhamiregion.errors import (
     RegionError,
 )
 from libhamiregion.node.containers import MissingReason, missing_for
-from libhamiregion.node.events import container_words, silent
-from libhamiregion.node.node_lock import LockUse, NodeLock, NodeLocked
-from libhamiregion.node.writers import CompetingController, find_monitors
 from libhamiregion.region import open_in_container
+from libhamiregion.services.controllers import CompetingController, find_monitors
+from libhamiregion.services.events import container_words, silent
+from libhamiregion.services.node_lock import LockUse, NodeLock, NodeLocked
 
 from .loop import RegionKey, Task, region_key, run_each
 from .priority_rule import BLOCKED, LaunchState, Verdict, decide
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.events import Emit
     from libhamiregion.node.node import Node
     from libhamiregion.node.observation import Observation
     from libhamiregion.region import Region
+    from libhamiregion.services.events import Emit
 
 # The agent gives its tasks 5 s to give back.
 _GIVE_BACK_S = 4.0

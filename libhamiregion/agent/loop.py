@@ -14,22 +14,22 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypeVar
 
 from libhamiregion.errors import RegionClosed
-from libhamiregion.node.backoff import Backoff
-from libhamiregion.node.events import EventReporter, silent
 from libhamiregion.node.observation import SHARED_AGE_S
 from libhamiregion.node.slots import LISTING_S
 from libhamiregion.plan import PlanLocked
+from libhamiregion.services.backoff import Backoff
+from libhamiregion.services.events import EventReporter, silent
 from libhamiregion.text import error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.events import Detail, Emit
     from libhamiregion.node.node import Node
     from libhamiregion.node.observation import Observation, Observer
     from libhamiregion.plan import PlanReconciler
     from libhamiregion.region import Region
+    from libhamiregion.services.events import Detail, Emit
 
 T = TypeVar("T")
 #: A region's path, and device and inode of its file.

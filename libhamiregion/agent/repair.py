@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from libhamiregion.node.backoff import owner_of
 from libhamiregion.node.doctor import FindingKind, diagnose, repair
-from libhamiregion.node.events import silent
+from libhamiregion.services.backoff import owner_of
+from libhamiregion.services.events import silent
 
 from .loop import Task
 
 if TYPE_CHECKING:
     from libhamiregion.node.containers import Container
     from libhamiregion.node.doctor import Finding, Repair
-    from libhamiregion.node.events import Emit
     from libhamiregion.node.observation import Observation, Observer
+    from libhamiregion.services.events import Emit
 
 #: What is repaired without being asked: each with proof, and nothing that may be on purpose.
 SAFE_KINDS = frozenset(kind for kind in FindingKind if kind.explanation.is_repairable)

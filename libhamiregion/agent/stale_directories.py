@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from libhamiregion.node.cgroups import is_pod_uid
 from libhamiregion.node.containers import Container
-from libhamiregion.node.events import silent
+from libhamiregion.services.events import silent
 from libhamiregion.text import error_text, printable
 
 from .loop import Task
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from libhamiregion.errors import PathLike
-    from libhamiregion.node.events import Emit
     from libhamiregion.node.node import Node
     from libhamiregion.node.observation import Observation
+    from libhamiregion.services.events import Emit
 
 #: HAMi's monitor waits as long unless HAMI_RESYNC_INTERVAL says otherwise.
 GONE_AFTER_S: Final = 300.0

@@ -9,7 +9,6 @@ import attrs
 import click
 
 from libhamiregion.node import KubernetesError, NodePods
-from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.plan import (
     PlanError,
     PlanFile,
@@ -22,6 +21,7 @@ from libhamiregion.plan import (
 from libhamiregion.plan.annotations import DEFAULT_MAXIMUM_PERCENT
 from libhamiregion.plan.diff import equal_edits, value_words
 from libhamiregion.plan.reconcile import SourceReading, join_readings
+from libhamiregion.services.node_lock import LockUse, is_node_locked
 from libhamiregion.text import count_text
 from libhamiregion.units import memory_limit_percent
 

@@ -12,7 +12,6 @@ import click
 
 from libhamiregion import format_size, parse_size
 from libhamiregion.node import NvmlSampler, Observer
-from libhamiregion.node.events import EventReporter
 from libhamiregion.report import Recorder, RecordingError, RecordingWriter
 from libhamiregion.report.recorder import read_samples
 from libhamiregion.report.writer import (
@@ -20,6 +19,7 @@ from libhamiregion.report.writer import (
     DEFAULT_MAX_SIZE_BYTES,
     DEFAULT_RETENTION_S,
 )
+from libhamiregion.services.events import EventReporter
 from libhamiregion.text import count_text, error_text, printable
 from libhamiregion.units import parse_duration
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 
-from libhamiregion.node.events import Event, EventReporter
+from libhamiregion.services.events import Event, EventReporter
 from libhamiregion.text import printable
 
 from .failures import FAILED, PROBLEMS, Failure

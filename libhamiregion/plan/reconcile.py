@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.node.backoff import Backoff, owner_of
-from libhamiregion.node.events import EventReporter, silent
-from libhamiregion.node.node_lock import LockUse, NodeLock, NodeLocked
+from libhamiregion.services.backoff import Backoff, owner_of
+from libhamiregion.services.events import EventReporter, silent
+from libhamiregion.services.node_lock import LockUse, NodeLock, NodeLocked
 from libhamiregion.text import error_text, printable
 
 from .apply import change_container, undo_plan
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from libhamiregion.errors import PathLike
-    from libhamiregion.node.events import Detail, Emit
     from libhamiregion.node.node import Node
+    from libhamiregion.services.events import Detail, Emit
 
     from .diff import ContainerDiff, PlanDiff, Unapplied
     from .plan import Rule

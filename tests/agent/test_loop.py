@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from libhamiregion.node.events import Event
+    from libhamiregion.services.events import Event
 
 
 class Counting(Task):

@@ -19,7 +19,7 @@ from support.command_line import COMMAND, environment, logging_kept
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.cli.service import ServiceLog
-from libhamiregion.node.events import Event
+from libhamiregion.services.events import Event
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

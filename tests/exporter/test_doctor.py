@@ -16,7 +16,7 @@ from support.wait import eventually
 from libhamiregion import Layout
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.node.doctor.findings import FindingKind
-from libhamiregion.node.node_lock import LockUse, NodeLock
+from libhamiregion.services.node_lock import LockUse, NodeLock
 
 
 @pytest.fixture(autouse=True)

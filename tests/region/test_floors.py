@@ -13,6 +13,7 @@ FLOORS = (
     "libhamiregion.testing",
     "libhamiregion.launch",
     "libhamiregion.node",
+    "libhamiregion.services",
     "libhamiregion.exporter",
     "libhamiregion.plan",
     "libhamiregion.report",

@@ -17,7 +17,7 @@ import libhamiregion
 from libhamiregion import Layout, create_region
 from libhamiregion.agent import Task
 from libhamiregion.node import Observation, Observer
-from libhamiregion.node.events import Event
+from libhamiregion.services.events import Event
 from support.region_file import RegionFile
 from support.wait import PATIENCE_S
 

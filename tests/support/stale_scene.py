@@ -11,7 +11,7 @@ from typing import Any
 from libhamiregion import create_region
 from libhamiregion.agent import StaleDirectoryCleaner
 from libhamiregion.node import Node
-from libhamiregion.node.events import Event
+from libhamiregion.services.events import Event
 from support.agent_scene import Events, one_pass
 from support.own_cgroups import cgroup_of_pod
 from support.wait import eventually

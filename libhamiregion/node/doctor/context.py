@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 
 from libhamiregion.errors import RegionClosed, RegionError
-from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.node.rows import NO_ROW, Join, devices_of
 from libhamiregion.node.slots import match_slots, unread_since
-from libhamiregion.node.writers import find_monitors, region_files
+from libhamiregion.services.controllers import find_monitors, region_files
+from libhamiregion.services.node_lock import LockUse, is_node_locked
 
 from .findings import finding
 

@@ -9,7 +9,7 @@ from namespaces import needs_first_namespace
 from support.containers import needs_namespaces
 
 from libhamiregion.node import FindingKind, NvmlSampler
-from libhamiregion.node.node_lock import LockUse, NodeLock
+from libhamiregion.services.node_lock import LockUse, NodeLock
 from node.doctor.doctor_node import GIB, GPU, Container, DoctorNode, Place, kinds
 
 pytestmark = [needs_namespaces, needs_first_namespace]

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import attrs
 
 from libhamiregion.errors import RegionError
+from libhamiregion.node.process_reader import is_monitor
 from libhamiregion.text import printable
-
-from .process_reader import is_monitor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .containers import Container
-    from .node import Node
-    from .process_reader import HostProcess
-    from .processes import ProcessTable
-    from .procfs import FileIdentity
+    from libhamiregion.node.containers import Container
+    from libhamiregion.node.node import Node
+    from libhamiregion.node.process_reader import HostProcess
+    from libhamiregion.node.processes import ProcessTable
+    from libhamiregion.node.procfs import FileIdentity
 
 _COMMAND_LIMIT = 60
 # The region's name where the container makes its own directory: on nodes of the KAI scheduler.

@@ -5,7 +5,7 @@ from support.agent_scene import MONITOR, NodeScene, OtherWriter
 from support.containers import containers, needs_namespaces
 
 from libhamiregion.node import Node
-from libhamiregion.node.writers import find_monitors
+from libhamiregion.services.controllers import find_monitors
 
 pytestmark = needs_first_namespace
 

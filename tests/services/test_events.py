@@ -6,7 +6,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from libhamiregion.node import ClaimName, Container, NodeNames
-from libhamiregion.node.events import Event, EventReporter, container_label
+from libhamiregion.services.events import Event, EventReporter, container_label
 
 if TYPE_CHECKING:
     from pathlib import Path

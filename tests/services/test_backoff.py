@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from libhamiregion.node import Container
-from libhamiregion.node.backoff import Backoff, owner_of
 from libhamiregion.node.cgroups import ContainerId
+from libhamiregion.services.backoff import Backoff, owner_of
 
 
 def test_what_fails_is_left_alone_for_more_and_more_passes() -> None:
