@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from libhamiregion.node import KubernetesError, NodePods
 from libhamiregion.plan import (
+    KubernetesError,
+    NodePods,
     PlanError,
     PlanFile,
     PlanReconciler,

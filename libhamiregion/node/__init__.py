@@ -4,10 +4,8 @@ import logging
 
 from .containers import Container, MissingReason
 from .doctor import Finding, FindingKind, Repair, Severity, diagnose, repair
-from .kubernetes import KubernetesError
 from .names import ClaimName, NodeNames, PodName
 from .node import Node, NodeBusy, NodeSnapshot
-from .node_pods import NodePods
 from .nvml import NvmlSample, NvmlSampler, NvmlState
 from .observation import ContainerDetails, Gap, Observation, Observer
 from .process_reader import HostProcess, ProcessGap
@@ -29,12 +27,10 @@ __all__ = [
     "FindingKind",
     "Gap",
     "HostProcess",
-    "KubernetesError",
     "MissingReason",
     "Node",
     "NodeBusy",
     "NodeNames",
-    "NodePods",
     "NodeProcess",
     "NodeSnapshot",
     "NvmlSample",

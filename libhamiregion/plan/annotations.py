@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from libhamiregion.layouts import DEVICE_CAPACITY
-from libhamiregion.node.node_pods import ANNOTATION_PREFIX
 from libhamiregion.node.selector import Selector
 from libhamiregion.text import printable
 
+from .node_pods import ANNOTATION_PREFIX
 from .plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitPlan, Limits, Rule
 from .reconcile import PlanSource, SourceReading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from libhamiregion.node.node_pods import NodePod, NodePods
+    from .node_pods import NodePod, NodePods
 
 _FIELDS: Final = {field.replace("_", "-"): field for field in LIMIT_FIELDS}
 _KNOWN: Final = f"[CONTAINER.]{{{','.join(_FIELDS)}}}[.DEVICE]"

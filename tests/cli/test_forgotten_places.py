@@ -18,10 +18,10 @@ from libhamiregion import Region
 from libhamiregion.cli.verbs import hamiregion
 from libhamiregion.exporter import COLLECTORS, NodeExporter, collectors
 from libhamiregion.node import Node, NvmlSampler
-from libhamiregion.node.node_pods import NodePod
 from libhamiregion.node.roots import DEFAULT_ROOTS
 from libhamiregion.plan import Limits, apply_diff, diff_plan, load_plan
 from libhamiregion.plan.annotations import plan_of_pods
+from libhamiregion.plan.node_pods import NodePod
 from libhamiregion.plan.plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitField
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from libhamiregion import (
     open_region,
 )
 from libhamiregion.exporter.web_config import WebConfigError, load_web_config
-from libhamiregion.node import KubernetesError, NodeNames, kubernetes
-from libhamiregion.node.kubernetes import _find_access
-from libhamiregion.plan import PlanError, load_plan, plan_file
+from libhamiregion.node import NodeNames
+from libhamiregion.plan import KubernetesError, PlanError, kubernetes, load_plan, plan_file
+from libhamiregion.plan.kubernetes import _find_access
 from libhamiregion.plan.state import PlanState
 from libhamiregion.report import Recording, RecordingError, RecordingWriter
 

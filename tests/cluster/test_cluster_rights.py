@@ -8,8 +8,7 @@ import pytest
 from api_server import PATCH, Cluster, accounts_path, pods_path
 from chart import CHART, NAMESPACE, in_cluster
 
-from libhamiregion.node import KubernetesError, NodePods
-from libhamiregion.plan import PodAnnotations
+from libhamiregion.plan import KubernetesError, NodePods, PodAnnotations
 
 Rule = tuple[str, str, str]
 

@@ -14,8 +14,8 @@ from plan_scene import GIB, PlanScene
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.agent import PlanKeeper, TaskRunner
-from libhamiregion.node import KubernetesError, NodePods, Observer
-from libhamiregion.plan import PlanReconciler, PodAnnotations
+from libhamiregion.node import Observer
+from libhamiregion.plan import KubernetesError, NodePods, PlanReconciler, PodAnnotations
 
 MEMORY = "hamiregion.io/memory-limit"
 OUTAGE_S = 8.0

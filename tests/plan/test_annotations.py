@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from plan_scene import PlanScene, plan
 
-from libhamiregion.node.node_pods import _node_pod
 from libhamiregion.plan import (
     LimitPlan,
     Limits,
@@ -18,6 +17,7 @@ from libhamiregion.plan import (
     plan_text,
 )
 from libhamiregion.plan.annotations import plan_of_pods
+from libhamiregion.plan.node_pods import _node_pod
 from libhamiregion.plan.reconcile import PlanSource, SourceReading
 
 GIB = 1 << 30

@@ -12,8 +12,15 @@ from support.plan_watching import ObservedReconciler
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.agent import PlanKeeper, TaskRunner
-from libhamiregion.node import KubernetesError, NodePods, Observer
-from libhamiregion.plan import Limits, PlanFile, PlanReconciler, PodAnnotations
+from libhamiregion.node import Observer
+from libhamiregion.plan import (
+    KubernetesError,
+    Limits,
+    NodePods,
+    PlanFile,
+    PlanReconciler,
+    PodAnnotations,
+)
 
 pytest.importorskip("ijson", reason="needs the extra kubernetes")
 

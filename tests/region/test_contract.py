@@ -103,7 +103,7 @@ def test_the_version_is_that_of_the_installed_distribution() -> None:
         ("yaml", "from libhamiregion.plan import *; parse_plan('')", "plan"),
         ("yaml", "from libhamiregion.plan import *; parse_plan('{}')", "plan"),
         ("yaml", "from libhamiregion.plan import *; plan_text(LimitPlan())", "plan"),
-        ("ijson", "from libhamiregion.node import *; NodePods('gpu-1')", "kubernetes"),
+        ("ijson", "from libhamiregion.plan import *; NodePods('gpu-1')", "kubernetes"),
     ],
 )
 def test_an_extra_that_is_missing_is_named(package: str, code: str, extra: str) -> None:

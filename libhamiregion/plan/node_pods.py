@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from .cgroups import is_pod_uid
+from libhamiregion.node.cgroups import is_pod_uid
+
 from .kubernetes import KubernetesApi, KubernetesError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from certificates import Authority, needs_openssl
 from fake_kubernetes.server import FakeApi
 from support.wait import eventually
 
-from libhamiregion.node import KubernetesError, NodePods
+from libhamiregion.plan import KubernetesError, NodePods
 
 pytest.importorskip("urllib3", reason="needs the extra kubernetes")
 

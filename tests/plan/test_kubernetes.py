@@ -15,8 +15,8 @@ from certificates import Authority, needs_openssl
 from fake_kubernetes.server import TOKEN, FakeApi
 from support.wait import PATIENCE_S
 
-from libhamiregion.node import KubernetesError, kubernetes
-from libhamiregion.node.kubernetes import KubernetesApi
+from libhamiregion.plan import KubernetesError, kubernetes
+from libhamiregion.plan.kubernetes import KubernetesApi
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
