@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from libhamiregion.node import FindingKind
+from libhamiregion.doctor import FindingKind
 
 FILE = Path(__file__).parent / "doctor.md"
 BEGIN = "<!-- The rest is made from the catalogue: make texts -->\n"

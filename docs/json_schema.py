@@ -39,7 +39,8 @@ from libhamiregion.cli.format import Names
 from libhamiregion.cli.limits import DeviceLimits
 from libhamiregion.cli.node_page import GapRow
 from libhamiregion.cli.processes import ProcessRow
-from libhamiregion.node import Container, Finding, Repair
+from libhamiregion.doctor import Finding, Repair
+from libhamiregion.node import Container
 from libhamiregion.node.containers import MissingReason
 from libhamiregion.node.nvml import NvmlState
 from libhamiregion.plan.apply import ContainerOutcome

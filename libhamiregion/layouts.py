@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import mmap
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -100,3 +101,8 @@ LAYOUTS: tuple[Layout, ...] = tuple(Layout)
 NEWEST: Layout = LAYOUTS[-1]
 
 _NUMBERS = {layout: number for number, layout in enumerate(LAYOUTS)}
+
+
+def mapped_length(size_bytes: int) -> int:
+    """Return a length in whole pages, as ``/proc/<pid>/maps`` shows it."""
+    return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

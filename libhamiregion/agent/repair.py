@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from libhamiregion.node.doctor import FindingKind, diagnose, repair
+from libhamiregion.doctor import FindingKind, diagnose, repair
 from libhamiregion.services.backoff import owner_of
 from libhamiregion.services.events import silent
 
 from .loop import Task
 
 if TYPE_CHECKING:
+    from libhamiregion.doctor import Finding, Repair
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.doctor import Finding, Repair
     from libhamiregion.node.observation import Observation, Observer
     from libhamiregion.services.events import Emit
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from libhamiregion.node import FindingKind, Severity, diagnose, repair
+from libhamiregion.doctor import FindingKind, Severity, diagnose, repair
 from libhamiregion.text import count_text
 
 from . import options
@@ -24,7 +24,7 @@ from .tables import CRITICAL, DIM, GOOD, WARN, Column, Lines, Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from libhamiregion.node import Finding, Repair
+    from libhamiregion.doctor import Finding, Repair
 
     from .node_page import NodeView, View
     from .tables import Block

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
 from libhamiregion import __version__
+from libhamiregion.doctor import Severity
 from libhamiregion.html_template import html_template
-from libhamiregion.node import SLOT_STATES, Severity, driver_gap
+from libhamiregion.node import SLOT_STATES, driver_gap
 from libhamiregion.text import printable
 from libhamiregion.units import format_size, sm_limit_or_none
 

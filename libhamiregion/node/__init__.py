@@ -3,7 +3,6 @@
 import logging
 
 from .containers import Container, MissingReason
-from .doctor import Finding, FindingKind, Repair, Severity, diagnose, repair
 from .names import ClaimName, NodeNames, PodName
 from .node import Node, NodeBusy, NodeSnapshot
 from .nvml import NvmlSample, NvmlSampler, NvmlState
@@ -23,8 +22,6 @@ __all__ = [
     "ClaimName",
     "Container",
     "ContainerDetails",
-    "Finding",
-    "FindingKind",
     "Gap",
     "HostProcess",
     "MissingReason",
@@ -44,14 +41,10 @@ __all__ = [
     "ProcessGap",
     "ProcessTable",
     "RegionProcesses",
-    "Repair",
     "RootsUnreadable",
     "Selector",
-    "Severity",
     "SlotStates",
-    "diagnose",
     "driver_gap",
     "match_slots",
     "node_processes",
-    "repair",
 ]

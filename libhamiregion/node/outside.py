@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.errors import RegionError, RegionStale
-from libhamiregion.layouts import LAYOUTS
+from libhamiregion.layouts import LAYOUTS, mapped_length
 from libhamiregion.region import open_region
 
 from . import procfs
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _LIMIT = 4_096
 _LIMIT_PER_CONTAINER = 16
 _LINKS_LIMIT = 8
-_MAPPED_LENGTHS = frozenset(procfs.mapped_length(layout.size_bytes) for layout in LAYOUTS)
+_MAPPED_LENGTHS = frozenset(mapped_length(layout.size_bytes) for layout in LAYOUTS)
 _NO_CAPABILITY = (
     "following /proc/<pid>/map_files needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE, the only way to"
     " open a region outside HAMi's directories"

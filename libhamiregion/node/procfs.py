@@ -26,7 +26,6 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 #: Characters of a command line that are kept.
 COMMAND_LIMIT = 4096
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _CHUNK = 1 << 16
 # 65,536 supplementary groups can be before NSpid.
 _STATUS_LIMIT = 1 << 20
@@ -212,11 +211,6 @@ def _mapping(row: Any, paths: Any) -> Mapping:
         bool(row.is_writable),
         *split_deleted(os.fsdecode(path)),
     )
-
-
-def mapped_length(size_bytes: int) -> int:
-    """The length in whole pages, as maps shows it."""
-    return -(-size_bytes // _PAGE) * _PAGE
 
 
 def split_deleted(path: str) -> tuple[str, bool]:

@@ -22,7 +22,8 @@ from support.wait import PATIENCE_S, eventually
 from libhamiregion import Layout, open_region
 from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
 from libhamiregion.cli.service import ServiceLog
-from libhamiregion.node import FindingKind, Node, Observer, diagnose
+from libhamiregion.doctor import FindingKind, diagnose
+from libhamiregion.node import Node, Observer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

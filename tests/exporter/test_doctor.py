@@ -14,8 +14,8 @@ from support.region_file import RegionFile
 from support.wait import eventually
 
 from libhamiregion import Layout
+from libhamiregion.doctor.findings import FindingKind
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.node.doctor.findings import FindingKind
 from libhamiregion.services.node_lock import LockUse, NodeLock
 
 

@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from doctor.doctor_node import DoctorNode
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD
-from node.doctor.doctor_node import DoctorNode
 from support.agent_scene import NodeScene
 from support.command_line import call
 from support.gpu_node import container_id
 from support.hostile_processes import locked_process
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
-from libhamiregion.node import FindingKind, Severity, observation
+from libhamiregion.doctor import FindingKind, Severity
+from libhamiregion.node import observation
 
 NO_ANSWER = "the driver does not answer"
 

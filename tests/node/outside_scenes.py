@@ -24,7 +24,8 @@ from support.command_line import with_notes
 from support.observing import details
 
 from libhamiregion import Layout, create_region, open_region
-from libhamiregion.node import Container, Node, diagnose
+from libhamiregion.doctor import diagnose
+from libhamiregion.node import Container, Node
 
 _CLONE_NEWNS = 0x20000
 _MS_BIND = 4096

@@ -24,7 +24,7 @@ from libhamiregion.node import (
     process_reader,
     procfs,
 )
-from libhamiregion.node.doctor.slots import slots_behind
+from libhamiregion.raw_slots import slots_beyond
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_what_has_replaced_an_open_region_is_not_opened_to_read_its_slots(
         replacement.hardlink_to(tripwire.path)
         replacement.rename(region.path)
         with pytest.raises(RegionStale):
-            slots_behind(opened, 1)
+            slots_beyond(opened, 1)
         opened.lock_state()
     assert not tripwire.was_opened
 

@@ -16,15 +16,8 @@ from support.region_file import RegionFile, RegionFileFactory
 from support.wait import eventually
 
 from libhamiregion import Region, open_region
-from libhamiregion.node import (
-    Container,
-    Node,
-    ProcessTable,
-    RegionProcesses,
-    diagnose,
-    match_slots,
-    repair,
-)
+from libhamiregion.doctor import diagnose, repair
+from libhamiregion.node import Container, Node, ProcessTable, RegionProcesses, match_slots
 
 pytestmark = [needs_first_namespace, needs_cgroups, pytest.mark.root]
 

@@ -21,7 +21,7 @@ from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, Region, RegionClosed, RegionStale, create_region, open_region
 from libhamiregion.node import Container, MissingReason, Node, ProcessTable, outside
-from libhamiregion.node.doctor.slots import slots_behind
+from libhamiregion.raw_slots import slots_beyond
 
 GIB = 1 << 30
 POD, ID = "6d2b8f5e-3c1a-4b7d-9e0f-1a2b3c4d5e6f", "c0ffee42" * 8
@@ -350,7 +350,7 @@ def test_what_stands_behind_its_table_is_read_by_a_mapping_of_our_own(
     user = actor(region)
     user("attach")
     region.put("slot_pid", 4242, slot=7)
-    assert slots_behind(region_of(refreshed(node, user.pid_here)), 1) == {4242: 7}
+    assert slots_beyond(region_of(refreshed(node, user.pid_here)), 1) == {4242: 7}
 
 
 # ---- file systems that hang, and those that do not ----

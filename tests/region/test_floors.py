@@ -14,6 +14,7 @@ FLOORS = (
     "libhamiregion.launch",
     "libhamiregion.node",
     "libhamiregion.services",
+    "libhamiregion.doctor",
     "libhamiregion.exporter",
     "libhamiregion.plan",
     "libhamiregion.report",

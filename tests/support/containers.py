@@ -17,9 +17,9 @@ import pytest
 from reaping import reap_in_time
 
 from libhamiregion import Region, RegionSnapshot, open_region
+from libhamiregion.doctor.context import memory_bytes
 from libhamiregion.node import Container as NodeContainer
 from libhamiregion.node import HostProcess, ProcessTable, RegionProcesses, match_slots
-from libhamiregion.node.doctor.context import memory_bytes
 from support.container_factory import ForkedProcess, factory
 from support.wait import PATIENCE_S
 

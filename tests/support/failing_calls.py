@@ -23,7 +23,8 @@ import libhamiregion as hami
 from libhamiregion import cli  # noqa: F401 (what it imports is there before a call fails)
 from libhamiregion.cli import doctor
 from libhamiregion.cli.verbs import hamiregion
-from libhamiregion.node import Node, ProcessTable, diagnose
+from libhamiregion.doctor import diagnose
+from libhamiregion.node import Node, ProcessTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pynvml
 import pytest
+from doctor.doctor_node import DoctorNode
 from exposition import NodeFiles, exporter_of
 from fake_nvml.driver import STATE, FakeDriver
 from fake_nvml.scenes import initialisations
-from node.doctor.doctor_node import DoctorNode
 
 from libhamiregion.agent import Feedback
 from libhamiregion.exporter import NodeExporter

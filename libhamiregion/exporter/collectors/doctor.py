@@ -6,16 +6,15 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from libhamiregion.doctor import FindingKind, confirmed, diagnose
 from libhamiregion.exporter.scrape import slot_sums
 from libhamiregion.exporter.text import Series
-from libhamiregion.node import FindingKind, diagnose
-from libhamiregion.node.doctor import confirmed
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
+    from libhamiregion.doctor import Finding
     from libhamiregion.exporter.scrape import Scrape
-    from libhamiregion.node import Finding
 
 _INTERVAL_S = 180.0
 

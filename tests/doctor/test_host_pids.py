@@ -4,9 +4,9 @@ import pytest
 from namespaces import needs_first_namespace
 from support.containers import needs_namespaces
 
+from doctor.doctor_node import GIB, DoctorNode
 from libhamiregion import Layout
-from libhamiregion.node import FindingKind, repair
-from node.doctor.doctor_node import GIB, DoctorNode
+from libhamiregion.doctor import FindingKind, repair
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 

@@ -8,10 +8,10 @@ from support.containers import needs_namespaces
 from support.region_file import SLOTS
 from support.wait import eventually
 
+from doctor.doctor_node import GIB, DoctorNode, Place
 from libhamiregion import Layout
-from libhamiregion.node import FindingKind, Observer, Severity, diagnose, repair
-from libhamiregion.node.doctor import confirmed
-from node.doctor.doctor_node import GIB, DoctorNode, Place
+from libhamiregion.doctor import FindingKind, Severity, confirmed, diagnose, repair
+from libhamiregion.node import Observer
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 

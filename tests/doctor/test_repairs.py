@@ -6,8 +6,8 @@ from namespaces import needs_first_namespace
 from support.containers import needs_namespaces
 from support.region_file import truncate
 
-from libhamiregion.node.doctor import FindingKind, repair
-from node.doctor.doctor_node import DoctorNode, Place
+from doctor.doctor_node import DoctorNode, Place
+from libhamiregion.doctor import FindingKind, repair
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 

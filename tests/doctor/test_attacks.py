@@ -22,24 +22,18 @@ from support.region_file import locate
 from support.stress import scaled
 from support.wait import eventually, on_this_machine_s
 
+from doctor.doctor_node import Container, DoctorNode, Place
 from libhamiregion import (
     Layout,
     LockTimeout,
     Region,
     open_region,
 )
-from libhamiregion.node import (
-    FindingKind,
-    Node,
-    ProcessTable,
-    Repair,
-    diagnose,
-    repair,
-)
+from libhamiregion.doctor import FindingKind, Repair, diagnose, repair
+from libhamiregion.doctor import files as doctor_files
+from libhamiregion.node import Node, ProcessTable
 from libhamiregion.node import containers as node_containers
-from libhamiregion.node.doctor import files as doctor_files
 from libhamiregion.node.outside import MappedRegion, resolve
-from node.doctor.doctor_node import Container, DoctorNode, Place
 
 # ---- What a container can make many of ----------------------------------------------------------
 

@@ -12,7 +12,8 @@ from support.region_file import RegionFile
 from support.wait import eventually
 
 from libhamiregion import Layout, create_region, open_region
-from libhamiregion.node import Finding, FindingKind, Node, Repair, diagnose, repair
+from libhamiregion.doctor import Finding, FindingKind, Repair, diagnose, repair
+from libhamiregion.node import Node
 
 GIB = 1 << 30
 GPU = "GPU-00000000-0000-0000-0000-000000000000"

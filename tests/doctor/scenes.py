@@ -14,10 +14,10 @@ from lock_bytes import NOBODY, hold, set_value
 from slot_bytes import WITH_SEQLOCK, move_last_into
 from support.region_file import SLOTS
 
+from doctor.doctor_node import GIB, GPU, DoctorNode
+from doctor.scene_table import Expected, scene
 from libhamiregion import Layout, open_region
-from libhamiregion.node import FindingKind, Severity
-from node.doctor.doctor_node import GIB, GPU, DoctorNode
-from node.doctor.scene_table import Expected, scene
+from libhamiregion.doctor import FindingKind, Severity
 
 GONE = NOBODY + 1
 OTHER_GPU = GPU.replace("0000", "1111")

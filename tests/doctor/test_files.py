@@ -9,10 +9,11 @@ from namespaces import needs_first_namespace
 from support.containers import libvgpu, needs_namespaces
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
+from doctor.doctor_node import GIB, DoctorNode, Place
 from libhamiregion import create_region
-from libhamiregion.node import Finding, FindingKind, MissingReason, Observer, Severity
+from libhamiregion.doctor import Finding, FindingKind, Severity
+from libhamiregion.node import MissingReason, Observer
 from libhamiregion.node import node as node_module
-from node.doctor.doctor_node import GIB, DoctorNode, Place
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 

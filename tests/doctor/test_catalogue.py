@@ -8,11 +8,10 @@ from pathlib import Path
 import attrs
 import pytest
 
-from libhamiregion.node import Finding, FindingKind, Severity
-from libhamiregion.node.doctor import Explanation
-from libhamiregion.node.doctor.catalogue import CATALOGUE
-from libhamiregion.node.doctor.findings import finding, pids_text
-from libhamiregion.node.doctor.repairs import ORDER
+from libhamiregion.doctor import Explanation, Finding, FindingKind, Severity
+from libhamiregion.doctor.catalogue import CATALOGUE
+from libhamiregion.doctor.findings import finding, pids_text
+from libhamiregion.doctor.repairs import ORDER
 from libhamiregion.text import count_text
 
 MAKER = Path(__file__).parents[3] / "docs" / "findings_list.py"

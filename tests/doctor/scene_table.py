@@ -12,8 +12,8 @@ from libhamiregion import Layout
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from libhamiregion.node import FindingKind, Severity
-    from node.doctor.doctor_node import DoctorNode
+    from doctor.doctor_node import DoctorNode
+    from libhamiregion.doctor import FindingKind, Severity
 
 
 @attrs.frozen

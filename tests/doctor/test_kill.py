@@ -12,15 +12,16 @@ from namespaces import needs_first_namespace
 from support.containers import needs_namespaces
 from support.stress import scaled
 
+from doctor.doctor_node import GIB, DoctorNode, Place
 from libhamiregion import Layout
-from libhamiregion.node import FindingKind
-from node.doctor.doctor_node import GIB, DoctorNode, Place
+from libhamiregion.doctor import FindingKind
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 
 REPAIR = """
 import sys
-from libhamiregion.node import Node, diagnose, repair
+from libhamiregion.doctor import diagnose, repair
+from libhamiregion.node import Node
 with Node(sys.argv[1]) as node:
     while True:
         found = diagnose(node, settle_s=0)

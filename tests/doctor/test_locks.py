@@ -6,10 +6,9 @@ from namespaces import needs_first_namespace
 from support.containers import needs_namespaces
 from support.wait import eventually
 
+from doctor.doctor_node import DoctorNode
 from libhamiregion import Layout
-from libhamiregion.node import FindingKind, diagnose, repair
-from libhamiregion.node.doctor import confirmed
-from node.doctor.doctor_node import DoctorNode
+from libhamiregion.doctor import FindingKind, confirmed, diagnose, repair
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 

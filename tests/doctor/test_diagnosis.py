@@ -4,11 +4,11 @@ import pytest
 from namespaces import needs_first_namespace
 from support.containers import needs_namespaces
 
-import node.doctor.scenes  # noqa: F401 (fills the table)
-from libhamiregion.node import Finding, FindingKind, diagnose
-from libhamiregion.node.doctor.repairs import ORDER
-from node.doctor.doctor_node import DoctorNode, Place
-from node.doctor.scene_table import SCENES, Expected
+import doctor.scenes  # noqa: F401 (fills the table)
+from doctor.doctor_node import DoctorNode, Place
+from doctor.scene_table import SCENES, Expected
+from libhamiregion.doctor import Finding, FindingKind, diagnose
+from libhamiregion.doctor.repairs import ORDER
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 

@@ -9,12 +9,11 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from libhamiregion.errors import RegionClosed
-from libhamiregion.layouts import LAYOUTS, Layout
+from libhamiregion.layouts import LAYOUTS, Layout, mapped_length
 from libhamiregion.node.cgroups import is_pod_uid
 from libhamiregion.node.containers import MissingReason, missing_for
 from libhamiregion.node.outside import mapped_regions, resolve
 from libhamiregion.node.process_reader import is_monitor
-from libhamiregion.node.procfs import mapped_length
 from libhamiregion.text import count_text, printable
 
 from .findings import FindingKind, command_of, finding, only_or_none, pids_text, shown

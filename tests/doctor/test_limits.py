@@ -8,9 +8,10 @@ from fake_nvml.driver import FakeDriver
 from namespaces import needs_first_namespace
 from support.containers import needs_namespaces
 
-from libhamiregion.node import FindingKind, NvmlSampler
+from doctor.doctor_node import GIB, GPU, Container, DoctorNode, Place, kinds
+from libhamiregion.doctor import FindingKind
+from libhamiregion.node import NvmlSampler
 from libhamiregion.services.node_lock import LockUse, NodeLock
-from node.doctor.doctor_node import GIB, GPU, Container, DoctorNode, Place, kinds
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 
