@@ -57,7 +57,7 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 
 # Of a signature: no user makes one.
-nitpick_ignore = [("py:class", "libhamiregion.node.rows.ContainerFacts")]
+nitpick_ignore = [("py:class", "libhamiregion.observation.rows.ContainerFacts")]
 
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

@@ -41,8 +41,8 @@ from libhamiregion.cli.node_page import GapRow
 from libhamiregion.cli.processes import ProcessRow
 from libhamiregion.doctor import Finding, Repair
 from libhamiregion.node import Container
-from libhamiregion.node.containers import MissingReason
 from libhamiregion.node.nvml import NvmlState
+from libhamiregion.observation.containers import MissingReason
 from libhamiregion.plan.apply import ContainerOutcome
 from libhamiregion.plan.diff import PlannedEdit, Unapplied
 from libhamiregion.report.history import Allocation, Sample

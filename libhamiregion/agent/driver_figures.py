@@ -17,7 +17,8 @@ from libhamiregion.errors import (
     RegionNotFound,
     RegionStale,
 )
-from libhamiregion.node.rows import NO_ROW, Join, Pairs, driver_gap
+from libhamiregion.observation.pairing import NO_ROW, ProcessDeviceIndex, driver_gap
+from libhamiregion.observation.rows import Join
 from libhamiregion.region import open_in_container
 from libhamiregion.services.backoff import owner_of
 from libhamiregion.services.events import container_words, silent
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from libhamiregion.changes import SlotChange
-    from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
-    from libhamiregion.node.observation import Observation
-    from libhamiregion.node.process_reader import HostProcess
+    from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.model import Observation
+    from libhamiregion.observation.processes import HostProcess
     from libhamiregion.region import Region
     from libhamiregion.services.events import Emit
 
@@ -128,7 +129,7 @@ class UsageSync(Task):
         self._last: Observation | None = None
         # Kept as long as the rows are the same; the slots are by row in ``table.regions``.
         self._rows: tuple[object, ...] = ()
-        self._pairs: Pairs | None = None
+        self._pairs: ProcessDeviceIndex | None = None
         self._slots: dict[int, _Slots] = {}
         # The figures of the last pass that were not the driver's.
         self._seen: dict[_Known, int] = {}
@@ -156,7 +157,7 @@ class UsageSync(Task):
         self._last = observation
         gap = "the driver does not answer"
         if observation.sample is not None:
-            gap = driver_gap(self._node.processes, observation.sample) or ""
+            gap = driver_gap(observation.processes, observation.sample) or ""
         if gap and gap != self._gap:
             self.events.emit("no_driver", f"no figures of the driver: {gap}")
         self._gap = gap
@@ -172,7 +173,7 @@ class UsageSync(Task):
         columns = bytes(regions.first_device), bytes(devices.uuid_bytes)
         rows = (observation.containers, observation.states, *columns)
         if self._pairs is None or rows != self._rows:
-            self._rows, self._pairs = rows, Pairs(observation)
+            self._rows, self._pairs = rows, ProcessDeviceIndex(observation)
             self._slots = _slots_of(observation, self._pairs)
         figures = [getattr(observation.table.usages, name).tolist() for name in _COLUMNS]
         stored = list(zip(*figures, strict=True))
@@ -206,7 +207,7 @@ class UsageSync(Task):
         self, join: Join, stored: Sequence[_Row]
     ) -> defaultdict[int, dict[_Figure, _Change]]:
         """Find the figures that are not the driver's, by row in ``table.regions``."""
-        pairs, table = join.pairs, join.observation.table
+        pairs, table = join.index, join.observation.table
         driver = list(zip(*map(join.figures, _NVML_COLUMNS), strict=True))
         found: defaultdict[int, dict[_Figure, _Change]] = defaultdict(dict)
         rows = zip(pairs.slots, pairs.devices, pairs.usages, join.rows_of_pairs, strict=True)
@@ -348,7 +349,7 @@ class UsageSync(Task):
         return [change for change in changes if change.before != change.after]
 
 
-def _slots_of(observation: Observation, pairs: Pairs) -> dict[int, _Slots]:
+def _slots_of(observation: Observation, pairs: ProcessDeviceIndex) -> dict[int, _Slots]:
     table, found = observation.table, dict[int, _Slots]()
     for row, container in enumerate(observation.containers):
         region = container.region

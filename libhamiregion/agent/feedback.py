@@ -14,7 +14,7 @@ from libhamiregion.errors import (
     LimitConflict,
     RegionError,
 )
-from libhamiregion.node.containers import MissingReason, missing_for
+from libhamiregion.observation.containers import MissingReason, missing_for
 from libhamiregion.region import open_in_container
 from libhamiregion.services.controllers import CompetingController, find_monitors
 from libhamiregion.services.events import container_words, silent
@@ -26,9 +26,9 @@ from .priority_rule import BLOCKED, LaunchState, Verdict, decide
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
-    from libhamiregion.node.observation import Observation
+    from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.model import Observation
     from libhamiregion.region import Region
     from libhamiregion.services.events import Emit
 
@@ -195,7 +195,7 @@ class Feedback(Task):
         if view is not self._searched[0] or containers is not self._searched[1]:
             self._searched, self._monitors = (view, containers), find_monitors(self._node)
         found = list(self._monitors)
-        if not (self._assume_alone or self._node.processes.visibility.sees_all_pids):
+        if not (self._assume_alone or self._node.processes.view.visibility.sees_all_pids):
             message = (
                 f"{self._node.proc!r} does not show all processes of the node, so HAMi's monitor"
                 " may run unseen; run in the host's pid namespace (hostPID: true)"

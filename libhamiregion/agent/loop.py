@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypeVar
 
 from libhamiregion.errors import RegionClosed
-from libhamiregion.node.observation import SHARED_AGE_S
+from libhamiregion.node.reader import SHARED_AGE_S
 from libhamiregion.node.slots import LISTING_S
 from libhamiregion.plan import PlanLocked
 from libhamiregion.services.backoff import Backoff
@@ -24,9 +24,10 @@ from libhamiregion.text import error_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
-    from libhamiregion.node.observation import Observation, Observer
+    from libhamiregion.node.reader import Observer
+    from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.model import Observation
     from libhamiregion.plan import PlanReconciler
     from libhamiregion.region import Region
     from libhamiregion.services.events import Detail, Emit

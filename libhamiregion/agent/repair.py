@@ -12,8 +12,9 @@ from .loop import Task
 
 if TYPE_CHECKING:
     from libhamiregion.doctor import Finding, Repair
-    from libhamiregion.node.containers import Container
-    from libhamiregion.node.observation import Observation, Observer
+    from libhamiregion.node.reader import Observer
+    from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.model import Observation
     from libhamiregion.services.events import Emit
 
 #: What is repaired without being asked: each with proof, and nothing that may be on purpose.
@@ -94,7 +95,7 @@ class RepairLoop(Task):
         self.events.retain(containers)
 
     def _note_visibility(self) -> None:
-        sees_all = self._node.processes.is_complete
+        sees_all = self._node.processes.view.is_complete
         if sees_all and not self._sees_all:
             self.events.emit("visible", "all of the node's processes can be seen again")
         if self._sees_all and not sees_all:

@@ -9,8 +9,8 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from libhamiregion.node.cgroups import is_pod_uid
-from libhamiregion.node.containers import Container
+from libhamiregion.observation.containers import Container
+from libhamiregion.observation.names import is_pod_uid
 from libhamiregion.services.events import silent
 from libhamiregion.text import error_text, printable
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.errors import PathLike
     from libhamiregion.node.node import Node
-    from libhamiregion.node.observation import Observation
+    from libhamiregion.observation.model import Observation
     from libhamiregion.services.events import Emit
 
 #: HAMi's monitor waits as long unless HAMI_RESYNC_INTERVAL says otherwise.
@@ -158,7 +158,7 @@ class StaleDirectoryCleaner(Task):
         Raises:
             _PodsUnknown: This is not known.
         """
-        processes = self._node.processes
+        processes = self._node.processes.view
         if not processes.is_complete:
             raise _PodsUnknown(
                 "not every process shows what it maps; that takes root and CAP_SYS_PTRACE"
@@ -248,10 +248,10 @@ class StaleDirectoryCleaner(Task):
                     changed_ns = max(changed_ns, inside.st_ctime_ns)
                     if stat.S_ISREG(inside.st_mode):
                         inodes.append(inside.st_ino)
-        processes, device = self._node.processes, status.st_dev
-        if container.region is not None:
+        processes, device = self._node.processes.view, status.st_dev
+        if container.identity is not None:
             # On some file systems maps has another device number than stat.
-            device = processes.identity(container.region)[0]
+            device = container.identity[0]
         is_used = processes.hides_users_of(container.pod_uid) or any(
             processes.mappers((device, inode), writable=True) for inode in inodes
         )
@@ -271,7 +271,7 @@ class StaleDirectoryCleaner(Task):
             # Maps that were read before the rename prove nothing.
             processes = self._node.processes
             processes.refresh(
-                [each.pid for each in processes if each.pod_uid in {None, container.pod_uid}]
+                [each.pid for each in processes.view if each.pod_uid in {None, container.pod_uid}]
             )
             with _opened(gone, root) as directory:
                 _, is_used = self._look(directory, container)

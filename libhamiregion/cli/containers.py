@@ -10,7 +10,7 @@ import click
 
 from libhamiregion import RegionSnapshot
 from libhamiregion.node import Observer
-from libhamiregion.node.containers import missing_for
+from libhamiregion.observation.containers import missing_for
 
 from . import options
 from .format import (
@@ -24,14 +24,14 @@ from .format import (
 )
 from .help import Verb
 from .node_page import NodeView
-from .output import Page, show_all
-from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, Column, Table
+from .output import show_all
+from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, Column, Page, Table
 
 if TYPE_CHECKING:
     from libhamiregion import DeviceUsage
     from libhamiregion.node import Container, Observation, Selector
-    from libhamiregion.node.containers import MissingRegion
-    from libhamiregion.node.observation import ContainerDetails
+    from libhamiregion.observation.containers import MissingRegion
+    from libhamiregion.observation.model import ContainerDetails
 
     from .options import NodeChoice
 

@@ -18,8 +18,8 @@ from .failures import DONE, PROBLEMS
 from .format import Names, names_of, some
 from .help import Verb
 from .node_page import devices_of, driver_answer, view_options
-from .output import Page, as_plain, show, show_all
-from .tables import CRITICAL, DIM, GOOD, WARN, Column, Lines, Table
+from .output import as_plain, show, show_all
+from .tables import CRITICAL, DIM, GOOD, WARN, Column, Lines, Page, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,8 +15,8 @@ from . import options
 from .failures import ErrorGroup, bad_arguments
 from .format import effect_words, memory_bar
 from .help import Verb
-from .output import Page, show, show_done
-from .tables import Column, Lines, Table
+from .output import show, show_done
+from .tables import Column, Lines, Page, Table
 from .targets import Targets, target_options
 
 if TYPE_CHECKING:

@@ -31,9 +31,9 @@ from .failures import DONE, PROBLEMS, USAGE, Failure
 from .format import Names, name_columns, names_of, some
 from .help import Verb
 from .node_page import node_warnings
-from .output import DRY_RUN, Page, as_plain, show
+from .output import DRY_RUN, as_plain, show
 from .service import ServiceLog, run_service
-from .tables import CRITICAL, DIM, UNLIMITED, WARN, Column, Lines, Table
+from .tables import CRITICAL, DIM, UNLIMITED, WARN, Column, Lines, Page, Table
 
 if TYPE_CHECKING:
     from libhamiregion.node import Node

@@ -12,15 +12,14 @@ from libhamiregion.node import NvmlState, driver_gap
 
 from . import options
 from .format import Names, names_of, some
-from .output import Page
-from .tables import Table
+from .tables import Page, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from libhamiregion import DeviceUsage
     from libhamiregion.node import Container, Node, Observation, Observer, Selector
-    from libhamiregion.node.observation import GapKind
+    from libhamiregion.observation.model import GapKind
 
     from .options import DriverChoice, NodeChoice
     from .tables import Block
@@ -99,14 +98,14 @@ class NodeView:
             schema,
             {
                 "taken_at_ns": observation.regions_read_at_ns,
-                "complete": node.processes.is_complete,
+                "complete": observation.processes.is_complete,
                 "warnings": warnings,
                 "gaps": gaps,
                 **data,
             },
             # A heading without rows before an error reads as an answer.
             () if failure is not None and is_empty else blocks,
-            notes=(*_gap_notes(node, gaps), *notes),
+            notes=(*_gap_notes(observation, gaps), *notes),
             warnings=warnings,
             failure=failure,
         )
@@ -195,9 +194,9 @@ def devices_of(container: Container) -> tuple[DeviceUsage, ...]:
     return ()
 
 
-def _gap_notes(node: Node, gaps: Sequence[GapRow]) -> list[str]:
+def _gap_notes(observation: Observation, gaps: Sequence[GapRow]) -> list[str]:
     """Say which processes this user cannot see from here."""
-    is_complete = node.processes.is_complete
+    is_complete = observation.processes.is_complete
     # If no process may be read, one sentence says so.
     reasons = [
         f"{each.words}: {each.reason}" if each.path_words else each.reason

@@ -15,38 +15,15 @@ import attrs
 from libhamiregion.text import printable
 
 from .failures import Failure
-from .tables import Lines
+from .tables import Lines, Page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from libhamiregion import Region
 
-    from .tables import Block
 
 DRY_RUN = "dry run: nothing was written"
-
-
-@attrs.frozen
-class Page:
-    """One answer in all its forms.
-
-    Attributes:
-        schema: Name and version of the answer for --json, such as ``containers/1``; docs, JSON.
-        data: For --json: a dictionary of what json takes, or an attrs class, with attrs classes
-            and enums anywhere in it.
-        blocks: For people; printed with an empty line between them.
-        notes: Remarks for people, a sentence each, raw text.
-        warnings: What could not be read, a sentence each, raw text.
-        failure: Why the command has failed, if it has.
-    """
-
-    schema: str
-    data: Any
-    blocks: Sequence[Block]
-    notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    failure: str | None = None
 
 
 def show_done(

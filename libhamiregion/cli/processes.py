@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from .containers import ContainerRow
     from .node_page import View
-    from .output import Page
-    from .tables import Block, On
+    from .tables import Block, On, Page
 
 _SORTS = ("name", "memory", "sm", "pid")
 # What a live table is sorted by after a key.

@@ -33,8 +33,8 @@ from . import options
 from .failures import Failure
 from .format import ratio_bar, ratio_style
 from .help import Verb
-from .output import Page, show, write
-from .tables import ROOMY, WIDE, CellFormat, Column, Lines, Table
+from .output import show, write
+from .tables import ROOMY, WIDE, CellFormat, Column, Lines, Page, Table
 
 if TYPE_CHECKING:
     from libhamiregion.node import Selector

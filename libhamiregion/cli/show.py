@@ -20,8 +20,8 @@ from libhamiregion import (
 from . import options
 from .format import age_words, lock_word, memory_bar, sm_bar, status_word
 from .help import Verb
-from .output import Page, as_plain, show_all
-from .tables import CRITICAL, DIM, GOOD, WARN, WIDE, Bar, Column, Facts, Lines, Table
+from .output import as_plain, show_all
+from .tables import CRITICAL, DIM, GOOD, WARN, WIDE, Bar, Column, Facts, Lines, Page, Table
 from .targets import Targets, target_options
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from . import options
 from .failures import ErrorGroup, Failure, sentence
 from .format import OWN_WORDS, effect_words, status_word
 from .help import Verb
-from .output import Page, as_plain, show_all, show_done
-from .tables import Lines
+from .output import as_plain, show_all, show_done
+from .tables import Lines, Page
 from .targets import Targets, target_options
 
 if TYPE_CHECKING:

@@ -246,3 +246,25 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
         + "\n"
         for row in rows
     )
+
+
+@attrs.frozen
+class Page:
+    """One answer in all its forms.
+
+    Attributes:
+        schema: Name and version of the answer for --json, such as ``containers/1``; docs, JSON.
+        data: For --json: a dictionary of what json takes, or an attrs class, with attrs classes
+            and enums anywhere in it.
+        blocks: For people; printed with an empty line between them.
+        notes: Remarks for people, a sentence each, raw text.
+        warnings: What could not be read, a sentence each, raw text.
+        failure: Why the command has failed, if it has.
+    """
+
+    schema: str
+    data: Any
+    blocks: Sequence[Block]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    failure: str | None = None

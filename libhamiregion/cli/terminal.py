@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
-    from .output import Page
-    from .tables import Block, Column
+    from .tables import Block, Column, Page
 
 _LONGEST_FACTS = 124
 _STEPS = "▁▂▃▄▅▆▇█"

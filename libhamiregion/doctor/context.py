@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 
 from libhamiregion.errors import RegionClosed, RegionError
-from libhamiregion.node.rows import NO_ROW, Join, devices_of
 from libhamiregion.node.slots import match_slots, unread_since
+from libhamiregion.observation.pairing import NO_ROW, devices_of
+from libhamiregion.observation.rows import Join
 from libhamiregion.services.controllers import find_monitors, region_files
 from libhamiregion.services.node_lock import LockUse, is_node_locked
 
@@ -21,14 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from libhamiregion.models import ProcessUsage, RegionSnapshot
-    from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
-    from libhamiregion.node.observation import Observation
-    from libhamiregion.node.process_reader import HostProcess
-    from libhamiregion.node.processes import ProcessTable
-    from libhamiregion.node.procfs import FileIdentity
-    from libhamiregion.node.rows import NodeProcess
-    from libhamiregion.node.slots import RegionProcesses, SlotMatch
+    from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.model import Observation
+    from libhamiregion.observation.processes import (
+        FileIdentity,
+        HostProcess,
+        ProcessView,
+        RegionProcesses,
+        SlotMatch,
+    )
+    from libhamiregion.observation.rows import NodeProcess
     from libhamiregion.region import Region
 
     from .findings import Finding, FindingKind
@@ -63,6 +67,12 @@ class ObservedRegion:
     snapshot: RegionSnapshot
     processes: RegionProcesses
     row: int = -1
+
+    @property
+    def identity(self) -> FileIdentity:
+        """The region's file."""
+        assert self.container.identity is not None  # noqa: S101 (it was read)
+        return self.container.identity
 
     @property
     def finding(self) -> Callable[..., Finding]:
@@ -100,13 +110,13 @@ def look(node: Node, container: Container) -> ObservedRegion:
     snapshot = region.snapshot()
     read_s = time.monotonic()
     # What these map is kept for minutes, and so is what others with a slot's pid map.
-    users = node.processes.mappers(node.processes.identity(region))
+    users = () if container.identity is None else node.processes.view.mappers(container.identity)
     node.processes.refresh({each.pid for each in users})
     pids = [process.pid for process in snapshot.processes]
-    processes = match_slots(node.processes, container, pids, read_s)
-    if unread := unread_since(node.processes, container, processes.unknown, read_s):
+    processes = match_slots(node.processes.view, container, pids, read_s)
+    if unread := unread_since(node.processes.view, container, processes.unknown, read_s):
         node.processes.refresh(unread)
-        processes = match_slots(node.processes, container, pids, read_s)
+        processes = match_slots(node.processes.view, container, pids, read_s)
     return ObservedRegion(container, region, snapshot, processes)
 
 
@@ -126,7 +136,7 @@ class DoctorContext:
     suspects: dict[Finding, Callable[[], bool]] = attrs.field(factory=dict)
 
     @property
-    def processes(self) -> ProcessTable:
+    def processes(self) -> ProcessView:
         """The processes of the node."""
         return self.observation.processes
 
@@ -151,7 +161,7 @@ class DoctorContext:
     def identities(self) -> dict[FileIdentity, Container]:
         """The readable regions, by the identity of their file."""
         rows = zip(self.observation.table.regions.code, self.observation.containers, strict=True)
-        return region_files(self.node, [each for code, each in rows if code == 0])
+        return region_files([each for code, each in rows if code == 0])
 
     @cached_property
     def with_slot(self) -> dict[int, tuple[Container, int]]:
@@ -180,7 +190,7 @@ class DoctorContext:
             return found
         counted, load = table.usages.memory_used_bytes, table.usages.sm_util_percent
         memory, busy = join.figures("memory_used_bytes"), join.figures("sm_util_percent")
-        pairs = zip(join.pairs.slots, join.pairs.usages, join.rows_of_pairs, strict=True)
+        pairs = zip(join.index.slots, join.index.usages, join.rows_of_pairs, strict=True)
         for slot, usage, row in pairs:
             if row != NO_ROW and (
                 abs(counted[usage] - memory[row]) > UNCOUNTED_BYTES
@@ -201,7 +211,7 @@ class DoctorContext:
         return (
             processes.is_complete
             and not processes.hides_users_of(used.container.pod_uid)
-            and not processes.mappers(processes.identity(used.region), writable=True)
+            and not processes.mappers(used.identity, writable=True)
         )
 
     def competes(self, used: ObservedRegion) -> bool:

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from libhamiregion.errors import RegionError
-from libhamiregion.node.observation import Observer
+from libhamiregion.node.reader import Observer
 
 from . import files, limits, slots
 from .context import DoctorContext
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.node.node import Node
     from libhamiregion.node.nvml import NvmlSampler
-    from libhamiregion.node.observation import Observation
+    from libhamiregion.observation.model import Observation
 
 # A lock or a seqlock is held for microseconds, or milliseconds while the driver is asked under it.
 _WATCH_S = 0.1

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from libhamiregion.errors import RegionClosed
 from libhamiregion.layouts import LAYOUTS, Layout, mapped_length
-from libhamiregion.node.cgroups import is_pod_uid
-from libhamiregion.node.containers import MissingReason, missing_for
 from libhamiregion.node.outside import mapped_regions, resolve
-from libhamiregion.node.process_reader import is_monitor
+from libhamiregion.observation.containers import MissingReason, missing_for
+from libhamiregion.observation.names import is_pod_uid
+from libhamiregion.observation.processes import is_monitor
 from libhamiregion.text import count_text, printable
 
 from .findings import FindingKind, command_of, finding, only_or_none, pids_text, shown
@@ -21,8 +21,8 @@ from .findings import FindingKind, command_of, finding, only_or_none, pids_text,
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from libhamiregion.node.containers import Container, MissingRegion
-    from libhamiregion.node.process_reader import HostProcess
+    from libhamiregion.observation.containers import Container, MissingRegion
+    from libhamiregion.observation.processes import HostProcess
 
     from .context import Checks, DoctorContext, ObservedRegion
     from .findings import Finding
@@ -108,7 +108,7 @@ def _lost_regions(
         tried[mapped.payer] += 1
         if tried[mapped.payer] > _LOST_PER_CONTAINER:
             continue
-        now = resolve(processes, mapped)
+        now = resolve(context.node.processes, mapped)
         own, size = files.get(now.inode_and_name, (None, 0))
         if own is None and not now.deleted:
             continue
@@ -191,7 +191,7 @@ def mixed_layouts(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
     layout = used.snapshot.layout
     whole = _WHOLE[layout]
     processes = context.processes
-    for process, mapping in processes.mappings(processes.identity(used.region)):
+    for process, mapping in processes.mappings(used.identity):
         other = _LAYOUTS.get(mapping.length_bytes)
         if other is not None and mapping.length_bytes % whole and process in used.users:
             yield used.finding(

@@ -14,8 +14,8 @@ from .catalogue import FindingKind, Severity
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Sequence
 
-    from libhamiregion.node.containers import Container
-    from libhamiregion.node.process_reader import HostProcess
+    from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.processes import HostProcess
 
 __all__ = ["Finding", "FindingKind", "Severity", "finding"]
 

@@ -19,8 +19,8 @@ from .findings import FindingKind, key_of, pids_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
+    from libhamiregion.observation.containers import Container
     from libhamiregion.region import Region
 
     from .findings import ContainerKey, Finding
@@ -212,7 +212,7 @@ class _RegionRepair:
     def store_host_pids(self, finding: Finding) -> list[str]:
         """Store the proved host pids of a process, or of all that have a wrong one."""
         processes = self._node.processes
-        if not processes.visibility.sees_host:
+        if not processes.view.visibility.sees_host:
             raise _NotRepaired(f"{self._node.proc} is not the host's: its pids are not host pids")
         actions: list[str] = []
         # A process can end at any moment; its slot may be its successor's then.
@@ -247,13 +247,13 @@ class _RegionRepair:
             ]
         if self._freed is None:
             pids = {each.pid for each in self._region.snapshot().processes}
-            strangers = other_pod_processes(self._node.processes, self._container, pids)
+            strangers = other_pod_processes(self._node.processes.view, self._container, pids)
             # One may have mapped the region since its maps were read.
             self._node.processes.refresh([pid for pid, _ in strangers])
             freed = self._region.reap(
                 proc=self._node.proc,
                 timeout_s=self._lock_timeout_s,
-                excluded=other_pod_processes(self._node.processes, self._container, pids),
+                excluded=other_pod_processes(self._node.processes.view, self._container, pids),
             )
             words = "slot of dead process {} emptied, {} no longer counted"
             self._freed = {

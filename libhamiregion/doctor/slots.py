@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.lock import LockState
     from libhamiregion.models import ProcessUsage
-    from libhamiregion.node.process_reader import HostProcess
+    from libhamiregion.observation.processes import HostProcess
     from libhamiregion.region import Region
 
     from .context import Checks, DoctorContext, ObservedRegion

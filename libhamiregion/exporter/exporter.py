@@ -14,7 +14,7 @@ import attrs
 
 from libhamiregion import __version__
 from libhamiregion.node import NodeBusy
-from libhamiregion.node.observation import Observer
+from libhamiregion.node.reader import Observer
 from libhamiregion.text import error_text, printable
 
 from .collectors import COLLECTORS, ContainersCollector, DoctorCollector

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from libhamiregion.node import Container, NodeNames
-    from libhamiregion.node.cgroups import ContainerId
+    from libhamiregion.observation.names import ContainerId
 
 #: In place of all values above the limit.
 OTHER = "other"

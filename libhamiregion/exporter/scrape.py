@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import attrs
 
 from libhamiregion.node import driver_gap
-from libhamiregion.node.rows import NO_ROW, Join, Pairs, devices_of
+from libhamiregion.observation.pairing import NO_ROW, ProcessDeviceIndex, devices_of
+from libhamiregion.observation.rows import Join
 
 from .labels import ContainerLabels, hidden_by_others, label_text, safe_value
 from .text import Series
@@ -99,7 +100,7 @@ class RowTexts:
     ) -> None:
         self.labels, self.hidden = labels, hidden
         self._key = self._key_of(observation, labels, hidden)
-        self.pairs = None if observation.states is None else Pairs(observation)
+        self.pairs = None if observation.states is None else ProcessDeviceIndex(observation)
         self.regions: list[ShownRegion] = []
         self.device_labels: dict[int, str] = {}
         self.devices, self.named = TextRows(), TextRows()

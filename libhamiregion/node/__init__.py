@@ -2,17 +2,28 @@
 
 import logging
 
-from .containers import Container, MissingReason
-from .names import ClaimName, NodeNames, PodName
-from .node import Node, NodeBusy, NodeSnapshot
+from libhamiregion.observation.containers import Container, MissingReason
+from libhamiregion.observation.model import ContainerDetails, Gap, NodeSnapshot, Observation
+from libhamiregion.observation.names import ClaimName, PodName
+from libhamiregion.observation.pairing import driver_gap
+from libhamiregion.observation.processes import (
+    SLOT_STATES,
+    HostProcess,
+    ProcessGap,
+    ProcessView,
+    RegionProcesses,
+    SlotStates,
+)
+from libhamiregion.observation.rows import NodeProcess, ProcessDeviceRow, node_processes
+from libhamiregion.observation.selector import PodNamesUnknown, Selector
+
+from .names import NodeNames
+from .node import Node, NodeBusy
 from .nvml import NvmlSample, NvmlSampler, NvmlState
-from .observation import ContainerDetails, Gap, Observation, Observer
-from .process_reader import HostProcess, ProcessGap
 from .processes import ProcessTable
+from .reader import Observer
 from .roots import RootsUnreadable
-from .rows import NodeProcess, ProcessDeviceRow, driver_gap, node_processes
-from .selector import PodNamesUnknown, Selector
-from .slots import SLOT_STATES, RegionProcesses, SlotStates, match_slots
+from .slots import match_slots
 
 # A program that sets up no logging gets none of it on its standard error.
 logging.getLogger("libhamiregion").addHandler(logging.NullHandler())
@@ -40,6 +51,7 @@ __all__ = [
     "ProcessDeviceRow",
     "ProcessGap",
     "ProcessTable",
+    "ProcessView",
     "RegionProcesses",
     "RootsUnreadable",
     "Selector",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-import attrs
+from libhamiregion.observation.names import ContainerId
 
 # A cgroup path of the kernel has at most 4 KiB; hybrid machines list a dozen hierarchies.
 _MAX_TEXT = 1 << 16
@@ -14,7 +14,6 @@ _DASHED = "-".join(_GROUPS)
 _UNDERSCORED = "_".join(_GROUPS)
 # Static pods from a file: a hash without dashes.
 _HASH = "[0-9a-f]{32}"
-_POD_UID = re.compile(rf"(?:{_DASHED}|{_HASH})\Z")
 
 _ID_DIGITS = 64
 # If no container is named: the components of a path that distinguish services and users, who can
@@ -33,20 +32,6 @@ _CONTAINER = re.compile(
 )
 # containerd with cgroupfs under a kubelet with systemd writes "slice:prefix:name" as one name.
 _MIXED = re.compile(r"(?P<slice>[^:]+\.slice):(?P<prefix>[a-z][a-z0-9-]*):(?P<id>[0-9a-f]{64})\Z")
-
-
-@attrs.frozen
-class ContainerId:
-    """A container as a cgroup path names it.
-
-    Attributes:
-        id: 64 hexadecimal digits.
-        pod_uid: As Kubernetes writes it: with dashes, or 32 hexadecimal digits for a static pod.
-            None outside Kubernetes.
-    """
-
-    id: str
-    pod_uid: str | None = None
 
 
 def parse_cgroup(text: str) -> ContainerId | None:
@@ -106,11 +91,6 @@ def budget_key(text: str) -> str:
                 return id_
         longest = max(longest, path, key=len)
     return "/".join(longest.split("/")[: 1 + _TOP_COMPONENTS])
-
-
-def is_pod_uid(text: str) -> bool:
-    """Whether a text is a pod's UID as Kubernetes writes it."""
-    return _POD_UID.match(text) is not None
 
 
 def _in_path(path: str) -> ContainerId | None:

@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import attrs
 
 from libhamiregion.errors import RegionError
+from libhamiregion.observation.containers import (
+    NO_FILE,
+    Container,
+    MissingReason,
+    MissingRegion,
+    missing_for,
+)
 from libhamiregion.region import open_in_container
 
-from .containers import NO_FILE, Container, MissingReason, MissingRegion, missing_for
+from .procfs import file_identity
 from .roots import ENTRIES_LIMIT, settled_stamp
 
 if TYPE_CHECKING:
@@ -203,6 +210,7 @@ def scan_directory(
             container,
             region_path=found,
             region=region,
+            identity=None if region is None else file_identity(region),
             missing=None if region is not None else failure,
             other_files=tuple(others),
         ),

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import attrs
 
 from libhamiregion.bounded_file import read_bounded
-
-from .cgroups import is_pod_uid
+from libhamiregion.observation.names import ClaimName, PodName, is_pod_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,43 +49,6 @@ _ENTRIES_LIMIT = 100_000
 _TIME_GRAIN_NS = 100_000_000
 # How long a name that is known holds before the files are checked; a miss checks at once.
 _RECHECK_S = 1.0
-
-
-@attrs.frozen
-class PodName:
-    """A container's names, each plain ASCII of at most 253 characters.
-
-    Attributes:
-        namespace: Of the pod; None outside Kubernetes.
-        pod: None outside Kubernetes.
-        container: None if the source does not name it.
-    """
-
-    namespace: str | None
-    pod: str | None
-    container: str | None
-
-
-@attrs.frozen
-class ClaimName:
-    """A resource claim's names, each plain ASCII of at most 253 characters.
-
-    Attributes:
-        namespace: Namespace of the claim, and of all pods that hold it.
-        claim: The claim's name.
-        pods: The pods of this node that hold it; None for a pod whose name is not known.
-        pod_uids: The UIDs of these pods.
-    """
-
-    namespace: str
-    claim: str
-    pods: tuple[str | None, ...] = ()
-    pod_uids: tuple[str, ...] = ()
-
-    @property
-    def pod_name(self) -> PodName:
-        """The claim's name in place of a container's, with the pod if a single one holds it."""
-        return PodName(self.namespace, self.pods[0] if len(self.pods) == 1 else None, self.claim)
 
 
 class NodeNames:

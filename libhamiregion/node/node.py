@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.errors import RegionClosed, RegionStale
+from libhamiregion.observation.containers import NO_FILE, REMOVED
+from libhamiregion.observation.model import NodeSnapshot
+from libhamiregion.observation.selector import PodNamesUnknown, Selector
 from libhamiregion.region import open_in_container
 from libhamiregion.region_set import RegionSet
 
-from .containers import NO_FILE, REMOVED
 from .directories import RootContainers
 from .names import NodeNames, kubelet_claims
 from .outside import OutsideRegions, mapped_regions, resolve
 from .processes import ProcessTable
 from .roots import Roots
-from .selector import PodNamesUnknown, Selector
 from .slots import SlotTracker
 
 if TYPE_CHECKING:
@@ -30,12 +31,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from libhamiregion.errors import PathLike
+    from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.processes import FileIdentity, RegionProcesses, SlotStates
     from libhamiregion.region import Region
-    from libhamiregion.region_set import RegionTable
-
-    from .containers import Container
-    from .procfs import FileIdentity
-    from .slots import RegionProcesses, SlotStates
 
 
 _log = logging.getLogger(__name__)
@@ -48,39 +46,6 @@ _NAME_AGAIN_S = 30.0
 
 class NodeBusy(TimeoutError):
     """Another thread's refresh of the node has not returned: the system may never answer it."""
-
-
-@attrs.frozen
-class NodeSnapshot:
-    """All regions of a node, read in one native call.
-
-    Attributes:
-        containers: The containers with a region, one per row of ``table.regions``.
-        missing: The containers without.
-        table: The figures, as `RegionSet.read` gives them.
-        read_s: When they had been read, on the monotonic clock.
-    """
-
-    containers: tuple[Container, ...]
-    missing: tuple[Container, ...]
-    table: RegionTable
-    read_s: float
-
-    def named_table(self) -> RegionTable:
-        """Return the table with the columns namespace, pod and container too, in its frames.
-
-        ``snapshot.named_table().devices.to_pandas()`` names the container of each row. A name that
-        is not known is null; the pod's UID is part of the path.
-        """
-        return self.table.with_identity(
-            namespace=[each.namespace for each in self.containers],
-            pod=[each.pod for each in self.containers],
-            container=[each.name for each in self.containers],
-        )
-
-    def _repr_html_(self) -> str:
-        """Show the devices in a notebook."""
-        return self.named_table()._repr_html_()
 
 
 class Node:
@@ -298,13 +263,8 @@ class Node:
 
     def _identities(self) -> set[FileIdentity]:
         """The files of the regions in the roots."""
-        inside = set()
-        for container in self._inside.containers:
-            if container.region is not None:
-                # Closed by the caller: the next refresh opens it again.
-                with contextlib.suppress(RegionClosed):
-                    inside.add(self.processes.identity(container.region))
-        return inside
+        inside = self._inside.containers
+        return {each.identity for each in inside if each.identity is not None}
 
     # ---- what they hold --------------------------------------------------------------------------
 
@@ -364,7 +324,7 @@ class Node:
             if each.missing in (NO_FILE, REMOVED):
                 without.setdefault(each.pod_uid, []).append(each)
         inside = self._identities() if without else set()
-        used = mapped_regions(self.processes, without=inside) if without else ()
+        used = mapped_regions(self.processes.view, without=inside) if without else ()
         mapped = {pod: each for each in used if (pod := each.users[0][0].pod_uid) in without}
         for pod, containers in without.items():
             # With several no process says whose file it was.

@@ -14,10 +14,10 @@ import attrs
 
 from libhamiregion.errors import RegionError, RegionStale
 from libhamiregion.layouts import LAYOUTS, mapped_length
+from libhamiregion.observation.containers import Container, missing_for
 from libhamiregion.region import open_region
 
 from . import procfs
-from .containers import Container, missing_for
 from .directories import REGION_SUFFIX, is_readable
 from .procfs import Gone
 from .workers import Blocked
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
+    from libhamiregion.observation.processes import FileIdentity, HostProcess, Mapping, ProcessView
     from libhamiregion.region import Region
 
     from .names import NodeNames
-    from .process_reader import HostProcess
     from .processes import ProcessTable
-    from .procfs import FileIdentity, Mapping
 
 # A process can map any number of files that look like regions.
 _LIMIT = 4_096
@@ -87,7 +86,7 @@ def _looks_like_a_region(mapping: Mapping) -> bool:
 
 
 def mapped_regions(
-    table: ProcessTable, *, without: AbstractSet[FileIdentity] = frozenset()
+    view: ProcessView, *, without: AbstractSet[FileIdentity] = frozenset()
 ) -> Iterator[MappedRegion]:
     """Every file mapped by other processes for writing that looks like a region.
 
@@ -95,13 +94,13 @@ def mapped_regions(
     container's directories is read: only /proc is.
 
     Args:
-        table: The processes.
+        view: The processes.
         without: Files to leave out, each as `ProcessTable.identity` gives it.
     """
-    own = table.visibility.own_pid
+    own = view.visibility.own_pid
     users: dict[FileIdentity, list[tuple[HostProcess, Mapping]]] = {}
     counts: Counter[int] = Counter()
-    for user in chain.from_iterable(table.view.by_inode.values()):
+    for user in chain.from_iterable(view.by_inode.values()):
         process, mapping = user.process, user.mapping
         if _looks_like_a_region(mapping) and process.pid != own:
             counts[process.pid] += 1
@@ -164,7 +163,7 @@ def open_mapped(table: ProcessTable, mapped: MappedRegion, *, writable: bool = F
                 " or of a type that can hang; it is not opened"
             )
             continue
-        if table.identity(region) == mapped.identity:
+        if procfs.file_identity(region) == mapped.identity:
             return region
         region.close()
     raise refusal or _stale(mapped)
@@ -207,7 +206,7 @@ class OutsideRegions:
         """
         found: dict[FileIdentity, Container] = {}
         counts: Counter[str] = Counter()
-        for each in mapped_regions(self._table, without=inside):
+        for each in mapped_regions(self._table.view, without=inside):
             known = self._found.get(each.identity)
             region = None if known is None else known.region
             counts[each.payer] += 1
@@ -237,7 +236,7 @@ class OutsideRegions:
         """
         if container not in self._found.values():
             return None
-        for mapped in mapped_regions(self._table):
+        for mapped in mapped_regions(self._table.view):
             if self._found.get(mapped.identity) is container:
                 return open_mapped(self._table, resolve(self._table, mapped), writable=True)
         path = str(container.path_in_namespace)
@@ -261,6 +260,7 @@ class OutsideRegions:
             region_path=None if region is None else region.path,
             path_in_namespace=mapped.path_in_namespace,
             region=region,
+            identity=None if region is None else mapped.identity,
             missing=missing,
             pids=mapped.pids,
             names=self._names,

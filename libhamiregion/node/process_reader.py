@@ -7,12 +7,12 @@ import os
 import time
 from collections import Counter, defaultdict, deque
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
 from libhamiregion.layouts import LAYOUTS
-from libhamiregion.text import count_text
+from libhamiregion.observation.processes import Entry, FileUser, HostProcess, is_monitor
 
 from . import procfs
 from .cgroups import budget_key, parse_cgroup
@@ -23,167 +23,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
     from collections.abc import Mapping as MappingOf
 
-    from .cgroups import ContainerId
-    from .procfs import Mapping
+    from libhamiregion.observation.names import ContainerId
+    from libhamiregion.observation.processes import GapReason
 
 T = TypeVar("T")
 
-GapReason: TypeAlias = Literal["no_time", "blocked", "too_large"]
-
-#: The programs of HAMi and of volcano-vgpu that write launch marks and SM switches.
-MONITOR_NAMES = frozenset({"vGPUmonitor", "volcano-vgpu-monitor"})
 _SMALLEST_REGION = min(layout.size_bytes for layout in LAYOUTS)
 # A monitor maps one file per container. What is kept of one container together is bounded too.
 _FILES_LIMIT = 4_096
 _KEPT_BYTES_LIMIT = 8 << 20
-_KEPT_BYTES_PER_FILE = 512
 # Reading maps takes so long in one refresh, of all processes together.
 _REFRESH_S = 2.0
 # The maps of a process are kept for so long, each process until another moment.
 _KEPT_S = 300.0
 _MOMENTS = 64
-
-
-@attrs.frozen
-class HostProcess:
-    """A process as /proc shows it. Together, `pid` and `start_time_ticks` are its identity.
-
-    Attributes:
-        pid: Its pid in the namespace of the /proc that was read; the host's, on the host.
-        start_time_ticks: Start time, clock ticks after boot (field 22 of ``stat``).
-        ns_pids: Its pids from that namespace to its own, the innermost one; the last is the pid in
-            its slot.
-        uid: Its effective user.
-        user: That user's name in the passwd file, else the number.
-        command: Command line, raw and hostile, 4,096 characters at most; ``[name]`` without one.
-            Use `libhamiregion.text.printable` before showing it.
-        container: The container that its cgroup names, if any.
-    """
-
-    pid: int
-    start_time_ticks: int
-    ns_pids: tuple[int, ...]
-    uid: int
-    user: str
-    command: str
-    container: ContainerId | None
-
-    @property
-    def pod_uid(self) -> str | None:
-        """The pod that its cgroup names, if any."""
-        return None if self.container is None else self.container.pod_uid
-
-
-def is_monitor(process: HostProcess) -> bool:
-    """Whether a process has the name of HAMi's monitor, or of volcano-vgpu's."""
-    return process.command.partition(" ")[0].rpartition("/")[2] in MONITOR_NAMES
-
-
-@attrs.frozen
-class ProcessGap:
-    """Processes that a refresh could not read: their mappings are not known.
-
-    Attributes:
-        container: The container that they are in; None outside of containers.
-        cgroup: The container's id; without a container, the upper part of the cgroup's path, raw.
-        count: The number of processes.
-        reason: ``"no_time"``: the refresh had no time left; a later one reads them.
-            ``"blocked"``: reading a process does not end (its address space is locked, for example
-            by a file system that does not answer), or processes of that container keep as many
-            readers waiting as it may have. ``"too_large"``: there are more mappings than are read.
-    """
-
-    container: ContainerId | None
-    cgroup: str
-    count: int
-    reason: GapReason
-
-    @property
-    def explanation(self) -> str:
-        """The gap as a sentence."""
-        why = {
-            "no_time": "there was no time to read them yet",
-            "blocked": "reading them, or others of their container, does not end",
-            "too_large": "they have more mappings than are read",
-        }[self.reason]
-        return f"the mappings of {count_text(self.count, 'process')} are not known: {why}"
-
-
-@attrs.frozen
-class FileUser:
-    """A process that maps a file.
-
-    Attributes:
-        process: The process.
-        namespace: The name of its pid namespace; None if it may not be read.
-        mapping: The file.
-    """
-
-    process: HostProcess
-    namespace: str | None
-    mapping: Mapping
-
-    @property
-    def pid(self) -> int:
-        """The pid that it would have in its slot."""
-        return self.process.ns_pids[-1]
-
-    @property
-    def container_id(self) -> str | None:
-        """The container that its cgroup names."""
-        return None if self.process.container is None else self.process.container.id
-
-
-@attrs.frozen
-class Entry:
-    """The facts about a process that are kept between refreshes.
-
-    Attributes:
-        start_time_ticks: Start time.
-        process: The process; None for a kernel thread.
-        budget_key: Whose share of a budget it takes.
-        uses: Itself with each file that it maps, in a region's size or more.
-        has_libvgpu: Whether it has libvgpu loaded; None if not known.
-        sm_policy: As `procfs.read_sm_policy`, of processes that map such a file.
-        is_readable: Whether its maps may be read.
-        unread: Why its maps have not been read; None if they were, or may not be.
-        read_s: When it was last read, on the monotonic clock; 0 if never.
-        due_s: When it is to be read again, on that clock; 0 for the next listing.
-    """
-
-    start_time_ticks: int
-    process: HostProcess | None = None
-    budget_key: str = ""
-    uses: tuple[FileUser, ...] = ()
-    has_libvgpu: bool | None = None
-    sm_policy: str = "default"
-    is_readable: bool = True
-    unread: GapReason | None = None
-    read_s: float = 0.0
-    due_s: float = 0.0
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        """The pid and the start time."""
-        assert self.process is not None  # noqa: S101 (kernel threads are not read)
-        return self.process.pid, self.process.start_time_ticks
-
-    @property
-    def kept_bytes(self) -> int:
-        """About how much memory its mappings take."""
-        return sum(_KEPT_BYTES_PER_FILE + len(each.mapping.path) for each in self.uses)
-
-
-def gaps_of(entries: Iterable[Entry]) -> tuple[ProcessGap, ...]:
-    """The processes that could not be read, by container and reason; the largest group first."""
-    counts: Counter[tuple[str, ContainerId | None, GapReason]] = Counter()
-    for each in entries:
-        if each.unread is not None and each.process is not None:
-            counts[each.budget_key, each.process.container, each.unread] += 1
-    return tuple(
-        ProcessGap(container, cgroup, count, reason)
-        for (cgroup, container, reason), count in counts.most_common()
-    )
 
 
 class ProcessReader:

@@ -9,14 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from libhamiregion._core import ffi, lib
+from libhamiregion.errors import new_error, region_error
+from libhamiregion.observation.processes import Mapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from libhamiregion._handle import Handle
+    from libhamiregion.observation.processes import FileIdentity
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 #: To open /proc itself.
@@ -37,9 +42,6 @@ _CGROUP_LIMIT = 1 << 16
 _ENVIRONMENT_LIMIT = 1 << 20
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
-
-#: A file as maps prints it: device and inode. `os.stat` can give another device number.
-FileIdentity: TypeAlias = "tuple[int, int]"
 
 _uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 
@@ -62,37 +64,6 @@ class AccessDenied(Exception):
 
 class TooMuch(Exception):
     """There is more of it than is read."""
-
-
-@attrs.frozen
-class Mapping:
-    """What a process maps of one file, all its mappings of it taken together.
-
-    Attributes:
-        device: The file system's device number as maps prints it; on some file systems `os.stat`
-            gives another one.
-        inode: The file's inode number as maps prints it.
-        start: First address of the first of them.
-        end: The address behind it.
-        length_bytes: Sum over all of them.
-        writable: Whether one of them may be written.
-        path: As the process sees it, raw.
-        deleted: Whether that name is gone.
-    """
-
-    device: int
-    inode: int
-    start: int
-    end: int
-    length_bytes: int
-    writable: bool
-    path: str
-    deleted: bool
-
-    @property
-    def identity(self) -> FileIdentity:
-        """The file."""
-        return self.device, self.inode
 
 
 @attrs.frozen
@@ -211,6 +182,22 @@ def _mapping(row: Any, paths: Any) -> Mapping:
         bool(row.is_writable),
         *split_deleted(os.fsdecode(path)),
     )
+
+
+def file_identity(region: Handle) -> FileIdentity:
+    """A region's device and inode as maps prints them.
+
+    `os.stat` gives another device number on some file systems (btrfs, overlay).
+
+    Raises:
+        RegionClosed: After `Region.close`.
+    """
+    found = ffi.new("struct hr_file_id *")
+    error = new_error()
+    code = lib.hr_get_file_id(region._handle, found, error)
+    if code != lib.HR_OK:
+        raise region_error(code, region.path, error)
+    return os.makedev(found.major_number, found.minor_number), found.inode
 
 
 def split_deleted(path: str) -> tuple[str, bool]:

@@ -6,30 +6,27 @@ import contextlib
 import time
 from array import array
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import attrs
 
-from libhamiregion.errors import RegionClosed, RegionError, RegionStale
+from libhamiregion.errors import RegionClosed, RegionStale
+from libhamiregion.observation.names import is_pod_uid
+from libhamiregion.observation.processes import SLOT_STATES, RegionProcesses, SlotStates
 from libhamiregion.slots import attached_slots
 
-from .cgroups import is_pod_uid
+from .procfs import file_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
+    from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.processes import FileIdentity, FileUser, HostProcess, ProcessView
     from libhamiregion.region import Region
     from libhamiregion.region_set import RegionTable
 
-    from .containers import Container
-    from .process_reader import FileUser, HostProcess
-    from .processes import ProcessTable, ProcessView
-    from .procfs import FileIdentity
+    from .processes import ProcessTable
 
-SlotState: TypeAlias = Literal["alive", "dead", "unknown"]
-
-#: What the numbers in `SlotStates.states` mean.
-SLOT_STATES = ("unknown", "alive", "dead")
 _ALIVE = bytes([SLOT_STATES.index("alive")])
 # Static pods have a hash as UID in their cgroup, and their directory may have another UID.
 _HASH_DIGITS: Final = 32
@@ -37,67 +34,8 @@ _HASH_DIGITS: Final = 32
 LISTING_S = 20.0
 
 
-@attrs.frozen
-class SlotMatch:
-    """One slot of a region and the process that it belongs to.
-
-    Attributes:
-        pid: The pid in the slot, of the container's namespace.
-        state: ``"alive"``: `process` maps the region and has that pid in its own namespace;
-            ``"dead"``: no process does, by the proof by which `Region.reap` frees slots;
-            ``"unknown"``: /proc does not show enough, or several processes could be meant.
-        process: The process if alive, else None.
-    """
-
-    pid: int
-    state: SlotState
-    process: HostProcess | None
-
-
-@attrs.frozen
-class RegionProcesses:
-    """The processes of a region.
-
-    Attributes:
-        pids: The pids of the slots that were asked about, in their order.
-        alive: Pid in a slot to the process that it is.
-        dead: Pids in slots whose process is proved dead.
-        unlisted: Processes that map the region for writing as its users do, and have no slot: their
-            allocations are not counted. A child of fork() is one until it uses CUDA itself.
-        onlookers: Processes that map it and are none of its users: they only read, belong to
-            another pod or are outside the container's pid namespace (monitors, this library).
-    """
-
-    pids: Sequence[int]
-    alive: Mapping[int, HostProcess]
-    dead: frozenset[int]
-    unlisted: tuple[HostProcess, ...]
-    onlookers: tuple[HostProcess, ...]
-
-    @property
-    def unknown(self) -> set[int]:
-        """Pids in slots whose processes are neither known nor proved dead."""
-        return set(self.pids).difference(self.alive, self.dead)
-
-    def state(self, pid: int) -> SlotState:
-        """Whether the process of a slot with this pid is alive, dead or unknown."""
-        if pid in self.alive:
-            return "alive"
-        return "dead" if pid in self.dead else "unknown"
-
-    @property
-    def slots(self) -> tuple[SlotMatch, ...]:
-        """One entry per pid of `pids`, in their order."""
-        return tuple(SlotMatch(pid, self.state(pid), self.alive.get(pid)) for pid in self.pids)
-
-    @property
-    def host_pids(self) -> dict[int, int]:
-        """Pid in the slot -> pid in /proc, of those that are alive."""
-        return {pid: process.pid for pid, process in self.alive.items()}
-
-
 def match_slots(
-    table: ProcessTable, container: Container, pids: Sequence[int], read_s: float
+    view: ProcessView, container: Container, pids: Sequence[int], read_s: float
 ) -> RegionProcesses:
     """Which process each slot of a region belongs to, and which map it without a slot.
 
@@ -108,20 +46,16 @@ def match_slots(
     That a slot's process is dead is for showing; `Region.reap` searches /proc again.
 
     Args:
-        table: The processes.
+        view: The processes.
         container: Whose region it is. Processes that are known to be of another pod are onlookers.
         pids: The pids in its slots.
         read_s: When they had been read, on the monotonic clock.
 
-    Raises:
-        RegionClosed: After `Region.close`.
-
     Source: docs, The protocol (Processes in /proc).
     """
-    region, view, pod_uid = container.region, table.view, _pod_of(container)
-    assert region is not None  # noqa: S101 (only such have slots)
-    identity = table.identity(region)
-    own = 0 if _is_attached(table, identity) else view.visibility.own_pid
+    identity, pod_uid = container.identity, _pod_of(container)
+    assert identity is not None  # noqa: S101 (only such have slots)
+    own = 0 if _is_attached(identity) else view.visibility.own_pid
     users: list[FileUser] = []
     onlookers: list[FileUser] = []
     for user in view.by_inode.get(identity[1], ()):
@@ -139,7 +73,7 @@ def match_slots(
     lost = set(pids).difference(found.alive)
     if not lost or view.started_s < read_s:
         return found
-    none = {pid for pid, _ in other_pod_processes(table, container, lost)}
+    none = {pid for pid, _ in other_pod_processes(view, container, lost)}
     # The init of the host itself is no process of a container, also if it may not be read.
     none.add(1 if view.visibility.sees_host else 0)
     # Nor is this process, unless it has libvgpu, which maps the region by itself.
@@ -149,7 +83,7 @@ def match_slots(
 
 
 def other_pod_processes(
-    table: ProcessTable, container: Container, pids: Iterable[int]
+    view: ProcessView, container: Container, pids: Iterable[int]
 ) -> list[tuple[int, int]]:
     """Find the processes that are proved to be of other pods than a region.
 
@@ -159,22 +93,22 @@ def other_pod_processes(
     need not be read.
 
     Args:
-        table: The processes.
+        view: The processes.
         container: Whose region it is.
         pids: Pids in its slots.
 
     Returns:
         Pid and start time of each, by pid.
     """
-    region, view, pod_uid = container.region, table.view, _pod_of(container)
+    identity, pod_uid = container.identity, _pod_of(container)
     own = view.entries.get(view.visibility.own_pid)
     # If this process is not shown, nothing is proved.
-    if region is None or container.directory is None or pod_uid is None or own is None:
+    if identity is None or container.directory is None or pod_uid is None or own is None:
         return []
     own_pod = None if own.process is None else own.process.pod_uid
     # On a node that is itself in a pod, that is the outermost pod of all its processes.
     same = {None, own_pod, pod_uid}
-    users = {user.process.pid for user in table.users_of(table.identity(region))}
+    users = {user.process.pid for user in view.users_of(identity)}
     return sorted(
         entry.identity
         for pid in pids
@@ -187,12 +121,12 @@ def other_pod_processes(
 
 
 def unread_since(
-    table: ProcessTable, container: Container, pids: Iterable[int], read_s: float
+    view: ProcessView, container: Container, pids: Iterable[int], read_s: float
 ) -> set[int]:
     """Find processes that may have mapped a region since they were read.
 
     Args:
-        table: The processes.
+        view: The processes.
         container: Whose region it is.
         pids: The pids in the region's slots whose processes are not known.
         read_s: When the slots had been read, on the monotonic clock.
@@ -201,7 +135,7 @@ def unread_since(
     return {
         entry.process.pid
         for pid in pids
-        for entry in table.view.by_ns_pid.get(pid, ())
+        for entry in view.by_ns_pid.get(pid, ())
         if entry.process is not None
         and entry.unread is None
         and entry.read_s < read_s
@@ -239,11 +173,11 @@ def _dead(
     return frozenset(lost) - possible
 
 
-def _is_attached(table: ProcessTable, identity: FileIdentity) -> bool:
+def _is_attached(identity: FileIdentity) -> bool:
     """Whether this process has a slot in that region."""
     for slot in attached_slots():
         with contextlib.suppress(RegionClosed, RegionStale):
-            if table.identity(slot.region) == identity:
+            if file_identity(slot.region) == identity:
                 return True
     return False
 
@@ -333,27 +267,6 @@ def _processes(users: Iterable[FileUser]) -> tuple[HostProcess, ...]:
 # ---- all regions of a node ----------------------------------------------------------------------
 
 
-@attrs.frozen
-class SlotStates:
-    """Whether the processes of all slots of a table live, and which processes they are.
-
-    Attributes:
-        states: One byte per row of ``table.processes``: an index into `SLOT_STATES`.
-        processes: Row of ``table.processes`` to the process, of live ones. A process whose pid is
-            in several slots of a region is under the last of them, to which it writes.
-        proved: Row of ``table.regions`` to the result of the region's last proof.
-    """
-
-    states: bytes
-    processes: Mapping[int, HostProcess]
-    proved: Mapping[int, RegionProcesses]
-
-    @property
-    def unlisted(self) -> dict[int, tuple[HostProcess, ...]]:
-        """Row of ``table.regions`` to the processes that use the region without a slot."""
-        return {row: each.unlisted for row, each in self.proved.items() if each.unlisted}
-
-
 class _Row(NamedTuple):
     """A region that was read: its row in ``table.regions``, and the rows of its slots."""
 
@@ -437,7 +350,7 @@ class SlotTracker:
         late = [
             (each, unread)
             for each, pids in lost
-            if (unread := unread_since(self._processes, containers[each.row], pids, read_s))
+            if (unread := unread_since(self._processes.view, containers[each.row], pids, read_s))
         ]
         if late:
             self._processes.refresh({pid for _, unread in late for pid in unread})
@@ -456,7 +369,7 @@ class SlotTracker:
         if proof is None or proof.key != _key_of(row, table, proof.found.alive):
             return True
         return is_new and (
-            proof.users != self._processes.users_of(proof.identity)
+            proof.users != self._processes.view.users_of(proof.identity)
             # Another process may get a dead one's pid, and change nothing in the region at first.
             or not proof.found.alive.keys() >= set(proof.found.pids)
         )
@@ -475,16 +388,16 @@ class SlotTracker:
             self._key = ()
             # Of 4 bytes each: a container can fill its table.
             pids = array("i", table.processes.pid[row.slots])
-            try:
-                identity = self._processes.identity(row.region)
-                found = match_slots(self._processes, containers[row.row], pids, read_s)
-            except RegionError:
-                continue  # closed meanwhile: the next refresh opens it again
+            container = containers[row.row]
+            identity = container.identity
+            if identity is None or row.region.closed:
+                continue  # the next refresh opens it again
+            found = match_slots(self._processes.view, container, pids, read_s)
             if found.unknown:
                 lost.append((row, found.unknown))
             if known is not None and known.found == found:
                 found = known.found
-            key, users = _key_of(row, table, found.alive), self._processes.users_of(identity)
+            key, users = _key_of(row, table, found.alive), self._processes.view.users_of(identity)
             self._proofs[row.region] = _Proof(key, identity, users, found)
         return lost
 

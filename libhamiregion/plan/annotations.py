@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from libhamiregion.layouts import DEVICE_CAPACITY
-from libhamiregion.node.selector import Selector
+from libhamiregion.observation.selector import Selector
 from libhamiregion.text import printable
 
 from .node_pods import ANNOTATION_PREFIX

@@ -19,7 +19,7 @@ import attrs
 
 from libhamiregion.errors import LaunchesWouldStop, LimitBelowUsage, LimitConflict, RegionError
 from libhamiregion.layouts import DEVICE_CAPACITY
-from libhamiregion.node.selector import Selector
+from libhamiregion.observation.selector import Selector
 from libhamiregion.text import printable
 
 from .plan import LIMIT_FIELDS, LimitPlan, Limits, Rule

@@ -13,7 +13,7 @@ import attrs
 from libhamiregion.changes import ANYTHING, Effect
 from libhamiregion.edits import LimitEdit
 from libhamiregion.errors import LaunchesWouldStop, LimitBelowUsage, NoSuchDevice, RegionError
-from libhamiregion.node.containers import MissingReason
+from libhamiregion.observation.containers import MissingReason
 from libhamiregion.text import printable
 from libhamiregion.units import format_size, memory_limit_percent
 
@@ -22,9 +22,9 @@ from .plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitField
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
-    from libhamiregion.node.selector import Selector
+    from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.selector import Selector
     from libhamiregion.region import Region
 
     from .plan import LimitPlan, Rule

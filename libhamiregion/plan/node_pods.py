@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from libhamiregion.node.cgroups import is_pod_uid
+from libhamiregion.observation.names import is_pod_uid
 
 from .kubernetes import KubernetesApi, KubernetesError
 

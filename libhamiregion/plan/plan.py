@@ -18,7 +18,7 @@ from libhamiregion.units import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from libhamiregion.node.selector import Selector
+    from libhamiregion.observation.selector import Selector
 
 #: What a plan can set: the limits of a device in bytes and percent, the priority of a container.
 LimitField: TypeAlias = Literal["memory_limit", "sm_limit", "priority"]

@@ -22,7 +22,7 @@ import attrs
 from libhamiregion.bounded_file import read_bounded
 from libhamiregion.errors import needs_extra
 from libhamiregion.layouts import DEVICE_CAPACITY
-from libhamiregion.node.selector import Selector
+from libhamiregion.observation.selector import Selector
 from libhamiregion.text import printable
 from libhamiregion.units import MAX_SIZE_BYTES, UNLIMITED, format_size
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
-from libhamiregion.node.names import PodName
+from libhamiregion.observation.names import PodName
 
 from .history import Sample
 from .models import Advice, Level, Report, Timeline, Usage
@@ -19,7 +19,7 @@ from .models import Advice, Level, Report, Timeline, Usage
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from libhamiregion.node.selector import Selector
+    from libhamiregion.observation.selector import Selector
 
     from .history import Allocation, History, HistoryFacts, ReportInterval
 

@@ -6,8 +6,9 @@ import time
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from libhamiregion.layouts import LAYOUTS
-from libhamiregion.node.rows import NO_ROW, Join, driver_gap
-from libhamiregion.node.slots import SLOT_STATES
+from libhamiregion.observation.pairing import NO_ROW, driver_gap
+from libhamiregion.observation.processes import SLOT_STATES
+from libhamiregion.observation.rows import Join
 
 from .history import Allocation, Sample
 from .recording import RecordingUnavailable
@@ -15,8 +16,9 @@ from .recording import RecordingUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from libhamiregion.node.containers import Container
-    from libhamiregion.node.observation import Observation, Observer
+    from libhamiregion.node.reader import Observer
+    from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.model import Observation
 
     from .writer import RecordingWriter, Written
 

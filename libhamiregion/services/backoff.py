@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable
 
-    from libhamiregion.node.containers import Container
+    from libhamiregion.observation.containers import Container
 
 # A container that holds its lock for ever costs one timeout in that many passes.
 _MOST_PASSES = 64

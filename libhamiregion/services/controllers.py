@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 
-from libhamiregion.errors import RegionError
-from libhamiregion.node.process_reader import is_monitor
+from libhamiregion.observation.processes import is_monitor
 from libhamiregion.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
-    from libhamiregion.node.process_reader import HostProcess
-    from libhamiregion.node.processes import ProcessTable
-    from libhamiregion.node.procfs import FileIdentity
+    from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.processes import FileIdentity, HostProcess, ProcessView
 
 _COMMAND_LIMIT = 60
 # The region's name where the container makes its own directory: on nodes of the KAI scheduler.
@@ -58,19 +54,19 @@ def find_monitors(node: Node) -> tuple[CompetingController, ...]:
     Args:
         node: The node.
     """
-    table, containers = node.processes, node.containers
+    view, containers = node.processes.view, node.containers
     claims = [each.claim for each in containers if each.claim_uid is not None]
     holders = (each.pod_uids for each in claims if each is not None)
     tenants = {each.pod_uid for each in containers}.union(*holders) - {None}
     candidates = []
-    for entry in table.view.entries.values():
+    for entry in view.entries.values():
         process = entry.process
         if process is None or not entry.uses or process.pod_uid in tenants:
             continue
         files = {user.mapping.identity for user in entry.uses if user.mapping.writable}
         if len(files) > 1 or (files and is_monitor(process)):
             candidates.append((process, files))
-    regions = region_files(node, containers) if candidates else {}
+    regions = region_files(containers) if candidates else {}
     # Here containers make their own directories, in any pod's name.
     shared = any((each.region_path or "").endswith(_MADE_BY_CONTAINER) for each in regions.values())
     found = []
@@ -78,11 +74,11 @@ def find_monitors(node: Node) -> tuple[CompetingController, ...]:
         owners = {
             regions[file].pod_uid or regions[file].claim_uid
             for file in files & regions.keys()
-            if _is_of_others(table, process, file, regions[file], shared)
+            if _is_of_others(view, process, file, regions[file], shared)
         }
         has_name = is_monitor(process)
         is_writer = len(owners) > 1 or (owners and has_name)
-        if process.pid == table.visibility.own_pid or not is_writer:
+        if process.pid == view.visibility.own_pid or not is_writer:
             continue
         who = f"process {process.pid} ({printable(process.command, _COMMAND_LIMIT)})"
         if has_name:
@@ -95,21 +91,16 @@ def find_monitors(node: Node) -> tuple[CompetingController, ...]:
 
 
 def _is_of_others(
-    table: ProcessTable, process: HostProcess, file: FileIdentity, of: Container, shared: bool
+    view: ProcessView, process: HostProcess, file: FileIdentity, of: Container, shared: bool
 ) -> bool:
     """Whether a region below a root is proved to be none that a process's own pod was given."""
     if of.directory is None or process.pod_uid is None:
         return of.directory is not None
     if of.claim_uid is not None:
         return of.claim is not None
-    return not shared or any(user.pod_uid == of.pod_uid for user in table.mappers(file))
+    return not shared or any(user.pod_uid == of.pod_uid for user in view.mappers(file))
 
 
-def region_files(node: Node, containers: Iterable[Container]) -> dict[FileIdentity, Container]:
-    """Containers by the identity of their region's file; those with an open region."""
-    found = {}
-    for each in containers:
-        with contextlib.suppress(RegionError):
-            if each.region is not None:
-                found[node.processes.identity(each.region)] = each
-    return found
+def region_files(containers: Iterable[Container]) -> dict[FileIdentity, Container]:
+    """Containers by the identity of their region's file."""
+    return {each.identity: each for each in containers if each.identity is not None}

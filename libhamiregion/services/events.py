@@ -16,7 +16,7 @@ from .backoff import owner_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable
 
-    from libhamiregion.node.containers import Container
+    from libhamiregion.observation.containers import Container
 
 Detail: TypeAlias = "int | float | str | bool | None"
 

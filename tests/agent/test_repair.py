@@ -24,6 +24,7 @@ from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
 from libhamiregion.cli.service import ServiceLog
 from libhamiregion.doctor import FindingKind, diagnose
 from libhamiregion.node import Node, Observer
+from libhamiregion.observation.processes import ProcessView
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -229,7 +230,7 @@ def test_where_not_everybody_can_be_seen_that_is_said_once(
         one_pass(loop)
         assert events == []
         with monkeypatch.context() as patch:
-            patch.setattr(type(node.processes), "is_complete", False)
+            patch.setattr(ProcessView, "is_complete", False)
             for _ in range(2):
                 one_pass(loop)
         one_pass(loop)

@@ -23,6 +23,7 @@ from support.wait import eventually
 from libhamiregion import create_region
 from libhamiregion.agent import StaleDirectoryCleaner, TaskRunner
 from libhamiregion.node import Observer, ProcessTable
+from libhamiregion.observation.processes import ProcessView
 
 pytestmark = [needs_first_namespace, needs_cgroups]
 
@@ -182,7 +183,7 @@ def test_where_no_pod_runs_nothing_shows_that_kubelets_directories_are_right(
     directory = scene.container()
     cleaner = scene.cleaner()
     one_pass(cleaner)
-    monkeypatch.setattr(type(cleaner._node.processes), "__iter__", lambda _: iter(()))
+    monkeypatch.setattr(ProcessView, "__iter__", lambda _: iter(()))
     some_passes(cleaner)
     assert directory.is_dir()
     (event,) = scene.events

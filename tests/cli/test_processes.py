@@ -27,8 +27,8 @@ from cli.cli_scene import POD_LONG, Scene, table
 from libhamiregion.cli.containers import container_page, container_rows, needs_attention
 from libhamiregion.cli.node_page import NodeView
 from libhamiregion.cli.options import DriverChoice, NodeChoice
-from libhamiregion.cli.output import Page
 from libhamiregion.cli.processes import Top, process_page
+from libhamiregion.cli.tables import Page
 from libhamiregion.cli.terminal import draw_page, fit_page
 from libhamiregion.node import Selector
 

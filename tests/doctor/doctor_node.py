@@ -132,7 +132,7 @@ class DoctorNode:
         def is_undisturbed() -> bool:
             nonlocal found
             found = self.findings()
-            return not self.node.processes.gaps
+            return not self.node.processes.view.gaps
 
         eventually(is_undisturbed)
         return found

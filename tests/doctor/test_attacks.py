@@ -32,8 +32,8 @@ from libhamiregion import (
 from libhamiregion.doctor import FindingKind, Repair, diagnose, repair
 from libhamiregion.doctor import files as doctor_files
 from libhamiregion.node import Node, ProcessTable
-from libhamiregion.node import containers as node_containers
 from libhamiregion.node.outside import MappedRegion, resolve
+from libhamiregion.observation import containers as node_containers
 
 # ---- What a container can make many of ----------------------------------------------------------
 

@@ -15,7 +15,8 @@ from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.exporter import HAMI_VERSIONS, NodeExporter
 from libhamiregion.exporter.collectors import processes, unaccounted
-from libhamiregion.node import Node, NvmlSample, NvmlSampler, ProcessTable
+from libhamiregion.node import Node, NvmlSample, NvmlSampler
+from libhamiregion.observation.processes import ProcessView
 
 HOST = {
     "node": "worker-1",
@@ -159,7 +160,7 @@ class HangingSampler(NvmlSampler):
 def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
     tmp_path: Path, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libhamiregion.node.observation._DRIVER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("libhamiregion.node.reader._DRIVER_TIMEOUT_S", 0.1)
     fake_driver.play(CARD)
     files = NodeFiles(tmp_path)
     files.region(pod="first", uuids=[GPU])
@@ -341,7 +342,7 @@ def test_one_that_proc_does_not_show_is_of_nobody_only_where_everybody_is_shown(
     name = "hamiregion_device_memory_driver_bytes"
     with files.open() as node:
         assert exported(node, sampler).value(name) == 0
-        monkeypatch.setattr(ProcessTable, "is_complete", False)
+        monkeypatch.setattr(ProcessView, "is_complete", False)
         assert name not in exported(node, sampler).names
 
 

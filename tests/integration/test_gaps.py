@@ -16,7 +16,7 @@ from support.hostile_processes import locked_process
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion.doctor import FindingKind, Severity
-from libhamiregion.node import observation
+from libhamiregion.node import reader
 
 NO_ANSWER = "the driver does not answer"
 
@@ -29,7 +29,7 @@ def hung_driver(
     fake_driver.state.unlink(missing_ok=True)
     # Whoever opens it for reading waits until somebody writes.
     os.mkfifo(fake_driver.state)
-    monkeypatch.setattr(observation, "_DRIVER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(reader, "_DRIVER_TIMEOUT_S", 0.1)
     scene.container("train", memory_limits=[1 << 30]).add_process(4_000_000, {0: 1 << 20})
     yield ("--root", str(scene.root), "--library", str(fake_driver.library))
     with fake_driver.state.open("w"):

@@ -3,7 +3,8 @@
 import pytest
 from support.wait import PATIENCE_S
 
-from libhamiregion.node.cgroups import ContainerId, budget_key, parse_cgroup
+from libhamiregion.node.cgroups import budget_key, parse_cgroup
+from libhamiregion.observation.names import ContainerId
 
 ID = "4f6c1d0e9b8a7f6e5d4c3b2a190817263544536271809faebdccdbea98765432"
 OTHER_ID = "a" * 64

@@ -14,7 +14,7 @@ from support.region_file import RegionFile, truncate
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import MissingReason, Node, directories
-from libhamiregion.node.containers import MissingRegion
+from libhamiregion.observation.containers import MissingRegion
 
 STATIC_POD = "5f2c1b1a9f6d4c0e8a7b6c5d4e3f2a1b"
 

@@ -219,9 +219,9 @@ def test_who_maps_more_files_than_are_kept_is_a_gap(
     table = ProcessTable()
     found = look(region, table)
     assert states(found) == {hostile.pid: "unknown", honest.pid: "alive"}
-    assert "too_large" in [gap.reason for gap in table.gaps]
-    assert table.hides_users_of(None)
-    assert hostile.pid_here not in table.visibility.unreadable
+    assert "too_large" in [gap.reason for gap in table.view.gaps]
+    assert table.view.hides_users_of(None)
+    assert hostile.pid_here not in table.view.visibility.unreadable
 
 
 def test_reaping_reads_the_maps_of_those_only_whose_pid_stands_in_a_slot(

@@ -14,6 +14,7 @@ from namespaces import needs_first_namespace
 from support.actors import MakeActor, map_libvgpu
 from support.agent_process import Agent, agents, busy_and_waiting
 from support.agent_scene import NodeScene
+from support.containers import container_with
 from support.exporter_process import ExporterProcess, exporter_process
 from support.hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
 from support.own_cgroups import cgroup_of_pod, memory_limit, needs_cgroups
@@ -23,17 +24,16 @@ from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import RegionStale, open_region
 from libhamiregion.node import (
-    Container,
     Node,
     ProcessGap,
     ProcessTable,
     match_slots,
     process_reader,
 )
-from libhamiregion.node.cgroups import ContainerId
 from libhamiregion.node.outside import mapped_regions, open_mapped
-from libhamiregion.node.process_reader import Entry
 from libhamiregion.node.workers import Blocked
+from libhamiregion.observation.names import ContainerId
+from libhamiregion.observation.processes import Entry
 
 pytestmark = [needs_first_namespace, pytest.mark.slow]
 
@@ -111,21 +111,31 @@ def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_containe
                 table.refresh()
                 # Without shares each of 400 processes takes 0.03 to 0.1 s.
                 assert time.process_time() - spent_s < 4.0
-                found = match_slots(table, Container(region=opened), [honest.pid], read_s)
+                found = match_slots(
+                    table.view,
+                    container_with(opened),
+                    [honest.pid],
+                    read_s,
+                )
             assert found.host_pids == {honest.pid: honest.pid_here}
             # Another test may play a storm as well.
-            gaps = [each for each in table.gaps if each.container == container]
+            gaps = [each for each in table.view.gaps if each.container == container]
         assert gaps == [ProcessGap(container, CONTAINER_ID, gaps[0].count, "no_time")]
-        assert table.hides_users_of(uid)
+        assert table.view.hides_users_of(uid)
         # It does not make the node incomplete: who is not read is known to be its container's.
-        assert table.visibility.sees_all_pids
+        assert table.view.visibility.sees_all_pids
         # Another container starts a process meanwhile, and it is read at once.
         late = actor(region)
         late("attach")
         with open_region(region) as opened:
             read_s = time.monotonic()
             table.refresh()
-            found = match_slots(table, Container(region=opened), [late.pid], read_s)
+            found = match_slots(
+                table.view,
+                container_with(opened),
+                [late.pid],
+                read_s,
+            )
         assert found.host_pids == {late.pid: late.pid_here}
 
 
@@ -268,10 +278,10 @@ def test_a_process_that_blocks_its_reader_is_not_asked_again_and_all_others_are_
     region = region_file(memory_limits=("1GiB",))
     table = ProcessTable()
     table.refresh()
-    found = table.get(locked)
+    found = table.view.get(locked)
     assert found is not None
     assert found.command.startswith("[")
-    assert "blocked" in [gap.reason for gap in table.gaps]
+    assert "blocked" in [gap.reason for gap in table.view.gaps]
     read: list[object] = []
     read_one = table._reader._read
 
@@ -285,11 +295,11 @@ def test_a_process_that_blocks_its_reader_is_not_asked_again_and_all_others_are_
     for _ in range(3):
         table.refresh()
         assert locked not in read
-        assert "blocked" in [gap.reason for gap in table.gaps]
+        assert "blocked" in [gap.reason for gap in table.view.gaps]
     assert honest.pid_here in read
     with pytest.raises(Blocked):
         table.ask(found, list)
-    assert table.has_libvgpu(found) is None
+    assert table.view.has_libvgpu(found) is None
 
 
 def test_what_is_known_of_a_program_ends_when_it_calls_exec(
@@ -299,21 +309,21 @@ def test_what_is_known_of_a_program_ends_when_it_calls_exec(
     process = actor()
     table = ProcessTable()
     table.refresh()
-    found = table.get(process.pid_here)
+    found = table.view.get(process.pid_here)
     assert found is not None
-    assert table.has_libvgpu(found) is False
+    assert table.view.has_libvgpu(found) is False
     map_libvgpu(process, tmp_path)
     table.refresh()
-    assert table.has_libvgpu(found) is True
+    assert table.view.has_libvgpu(found) is True
     process.start("evaluate", "import os; os.execv('/bin/sleep', ['sleep', '1000'])")
 
     def is_another_program() -> bool:
         table.refresh()
-        now = table.get(process.pid_here)
+        now = table.view.get(process.pid_here)
         return now is not None and now.command == "sleep 1000"
 
     eventually(is_another_program)
-    assert table.has_libvgpu(found) is False
+    assert table.view.has_libvgpu(found) is False
 
 
 def test_every_verb_answers_beside_a_process_that_nobody_can_read(
@@ -353,8 +363,10 @@ def test_a_region_outside_the_roots_is_left_where_its_only_user_blocks_whoever_o
         Node(root, outside=True) as node,
     ):
         node.processes.refresh()
-        assert [each.pid for each in node.processes].count(process.pid) == 1
-        (mapped,) = (each for each in mapped_regions(node.processes) if process.pid in each.pids)
+        assert [each.pid for each in node.processes.view].count(process.pid) == 1
+        (mapped,) = (
+            each for each in mapped_regions(node.processes.view) if process.pid in each.pids
+        )
         process.lock()
         # Not before Linux 6.17 does the kernel find a mapping without the lock.
         with pytest.raises((RegionStale, OSError)):

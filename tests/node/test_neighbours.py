@@ -18,6 +18,7 @@ from support.wait import eventually
 from libhamiregion import Region, open_region
 from libhamiregion.doctor import diagnose, repair
 from libhamiregion.node import Container, Node, ProcessTable, RegionProcesses, match_slots
+from libhamiregion.node.procfs import file_identity
 
 pytestmark = [needs_first_namespace, needs_cgroups, pytest.mark.root]
 
@@ -75,8 +76,13 @@ def looked(
     with open_region(file) as region:
         read_s = time.monotonic()
         table.refresh()
-        container = Container(pod_uid, directory="/" if exclusive else None, region=region)
-        found = match_slots(table, container, [pid], read_s)
+        container = Container(
+            pod_uid,
+            directory="/" if exclusive else None,
+            region=region,
+            identity=file_identity(region),
+        )
+        found = match_slots(table.view, container, [pid], read_s)
     return found, table
 
 
@@ -100,7 +106,7 @@ def test_a_node_tells_by_the_directory_whose_processes_need_not_be_read(
             (container,) = node.containers
             read_s = time.monotonic()
             node.processes.refresh()
-            found = match_slots(node.processes, container, [expensive.pid], read_s)
+            found = match_slots(node.processes.view, container, [expensive.pid], read_s)
             return found.dead == {expensive.pid}
 
         eventually(is_proved)
@@ -126,7 +132,7 @@ def test_a_repair_frees_the_slot_of_the_dead_without_reading_a_neighbours_maps(
             return any(each.done for each in repair(node, diagnose(node)))
 
         eventually(is_repaired)
-        process = node.processes.get(neighbour.pid_here)
+        process = node.processes.view.get(neighbour.pid_here)
         assert process is not None
         assert left_out[-1] == [(process.pid, process.start_time_ticks)]
     assert file.get("slot_used.total") == 0

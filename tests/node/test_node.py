@@ -154,7 +154,7 @@ def test_a_directory_of_no_real_pod_is_matched_all_the_same(root: Root, node: No
     root.region("x")
     (view,) = details(node)
     assert view.snapshot is not None
-    assert match_slots(node.processes, view.container, (), time.monotonic()).slots == ()
+    assert match_slots(node.processes.view, view.container, (), time.monotonic()).slots == ()
 
 
 def test_a_look_that_hangs_hangs_no_other_for_long_and_reading_not_at_all(

@@ -55,6 +55,7 @@ def test_monitors_strangers_and_several_that_could_be_meant(
 
 
 JUDGE = """
+from libhamiregion.node.procfs import file_identity
 from libhamiregion.node import Container, ProcessTable, match_slots
 import mmap, os, time
 descriptor = os.open(path, os.O_RDWR)
@@ -63,7 +64,8 @@ os.close(descriptor)
 table, snapshot, read_s = ProcessTable(), region.snapshot(), time.monotonic()
 table.refresh()
 pids = [each.pid for each in snapshot.processes]
-found = match_slots(table, Container(region=region), pids, read_s)
+container = Container(region=region, identity=file_identity(region))
+found = match_slots(table.view, container, pids, read_s)
 shown = {slot.pid: slot.state for slot in found.slots}
 answer = shown, {slot.pid for slot in region.reap(dry_run=True)}
 """

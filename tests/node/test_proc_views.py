@@ -60,8 +60,8 @@ def test_from_inside_the_container_its_own_processes_are_told(
     inside.tell("load", libvgpu(tmp_path))
     found = look(region, table)
     assert states(found) == {1: "alive", 4321: "dead"}
-    assert not table.is_complete, "the host's processes are not in there"
-    assert not table.visibility.sees_host
+    assert not table.view.is_complete, "the host's processes are not in there"
+    assert not table.view.visibility.sees_host
 
 
 @needs_namespaces
@@ -81,8 +81,8 @@ def test_a_directory_that_is_no_proc_proves_nothing(region: RegionFile, tmp_path
     (tmp_path / "empty").mkdir()
     table = ProcessTable(tmp_path / "empty")
     assert states(look(region, table)) == {4321: "unknown"}
-    assert list(table) == []
-    assert not table.is_complete
+    assert list(table.view) == []
+    assert not table.view.is_complete
 
 
 def test_a_proc_that_is_not_there_is_an_error_and_the_table_stays(tmp_path: Path) -> None:
@@ -110,10 +110,10 @@ def test_a_process_that_may_not_be_looked_at_is_unknown(
             found = look(path, table)
             return (
                 states(found),
-                table.is_complete,
-                host_pid in table.visibility.unreadable,
-                table.visibility.sees_all_pids == table.visibility.sees_host
-                and host_pid in {each.pid for each in table},
+                table.view.is_complete,
+                host_pid in table.view.visibility.unreadable,
+                table.view.visibility.sees_all_pids == table.view.visibility.sees_host
+                and host_pid in {each.pid for each in table.view},
             )
 
         seen, complete, unreadable, listed = unprivileged(work)
@@ -139,8 +139,8 @@ def test_where_processes_are_hidden_no_slot_is_called_dead(
         def work() -> tuple[dict[int, str], bool, bool]:
             table = ProcessTable(proc)
             found = states(look(path, table))
-            is_refused = inside.host_pid in table.visibility.unreadable
-            return found, table.is_complete or table.visibility.sees_all_pids, is_refused
+            is_refused = inside.host_pid in table.view.visibility.unreadable
+            return found, table.view.is_complete or table.view.visibility.sees_all_pids, is_refused
 
         found, is_complete, is_refused = unprivileged(work)
         assert found == {pid: "unknown", 3_999_999: "unknown"}
@@ -172,9 +172,9 @@ def test_a_process_is_told_with_its_user_and_command(start: Starter) -> None:
     plain = start(0)
     table = ProcessTable()
     table.refresh()
-    process = table.get(plain.process.pid)
+    process = table.view.get(plain.process.pid)
     assert process is not None
-    assert process in list(table)
+    assert process in list(table.view)
     assert process.uid == os.geteuid()
     assert process.command == f"{sys.executable} {SCRIPT}"
     assert process.ns_pids == (plain.process.pid,)
@@ -187,12 +187,12 @@ def test_users_are_named_by_the_file_that_is_given(start: Starter, tmp_path: Pat
     users.write_text(f"# odd\n\nx:y\nsomeone:x:{os.geteuid()}:0::/:/bin/sh\n")
     table = ProcessTable(user_file=users)
     table.refresh()
-    process = table.get(plain.process.pid)
+    process = table.view.get(plain.process.pid)
     assert process is not None
     assert process.user == "someone"
     table = ProcessTable(user_file=tmp_path / "none")
     table.refresh()
-    process = table.get(plain.process.pid)
+    process = table.view.get(plain.process.pid)
     assert process is not None
     assert process.user == str(os.geteuid())
 
@@ -206,7 +206,7 @@ def test_a_hostile_command_line_is_bounded_and_can_be_printed() -> None:
         process.stdout.readline()
         table = ProcessTable()
         table.refresh()
-        found = table.get(process.pid)
+        found = table.view.get(process.pid)
         assert found is not None
         assert len(found.command) <= 4096
         assert "\x1b]0;owned\x07 a\nb \\xff\\xfe xxx" in found.command
@@ -222,8 +222,8 @@ def test_a_hostile_command_line_is_bounded_and_can_be_printed() -> None:
 def test_kernel_threads_and_other_names_in_proc_are_no_processes() -> None:
     table = ProcessTable()
     table.refresh()
-    assert table.get(0) is None
-    for process in table:
+    assert table.view.get(0) is None
+    for process in table.view:
         stat = Path(f"/proc/{process.pid}/stat")
         if stat.exists():
             assert not int(stat.read_text().rpartition(")")[2].split()[6]) & 0x200000
@@ -233,12 +233,12 @@ def test_kernel_threads_and_other_names_in_proc_are_no_processes() -> None:
 @needs_first_namespace
 def test_the_first_namespace_as_root_is_complete_once_it_was_read() -> None:
     table = ProcessTable()
-    assert not table.is_complete
+    assert not table.view.is_complete
     table.refresh()
-    assert table.is_complete
-    assert table.visibility.unreadable == ()
-    assert table.visibility.sees_all_pids
-    assert table.visibility.own_pid == os.getpid()
+    assert table.view.is_complete
+    assert table.view.visibility.unreadable == ()
+    assert table.view.visibility.sees_all_pids
+    assert table.view.visibility.own_pid == os.getpid()
 
 
 def descriptors() -> set[str]:
@@ -259,14 +259,14 @@ def test_without_descriptors_a_refresh_fails_and_the_table_stays() -> None:
     def work() -> tuple[bool, bool]:
         table = ProcessTable()
         table.refresh()
-        before = list(table)
+        before = list(table.view)
         lowest = os.open("/dev/null", os.O_RDONLY)
         # Room for /proc itself and nothing more.
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, lowest + 1))
         try:
             table.refresh()
         except OSError:
-            return True, list(table) == before
+            return True, list(table.view) == before
         return False, False
 
     assert in_child(work) == (True, True)

@@ -5,15 +5,22 @@ import uuid
 from collections.abc import Collection, Iterator
 
 import pytest
+from support.containers import container_with
 from support.region_file import RegionFileFactory
 
 from libhamiregion import Region, open_region
-from libhamiregion.node import Container, HostProcess, ProcessTable
-from libhamiregion.node.cgroups import ContainerId
-from libhamiregion.node.process_reader import Entry, FileUser, _in_turn
-from libhamiregion.node.processes import ProcessView, ProcVisibility
-from libhamiregion.node.procfs import Mapping
+from libhamiregion.node import HostProcess, ProcessTable
+from libhamiregion.node.process_reader import _in_turn
+from libhamiregion.node.procfs import file_identity
 from libhamiregion.node.slots import other_pod_processes
+from libhamiregion.observation.names import ContainerId
+from libhamiregion.observation.processes import (
+    Entry,
+    FileUser,
+    Mapping,
+    ProcessView,
+    ProcVisibility,
+)
 
 OURS, OTHER = str(uuid.uuid4()), str(uuid.uuid4())
 # A static pod, as its cgroup names it; the API has another UID for it.
@@ -53,7 +60,7 @@ def found(
     own: Entry | None = OWN,
 ) -> list[tuple[int, int]]:
     table = ProcessTable()
-    device, inode = table.identity(region)
+    device, inode = file_identity(region)
     view = ProcessView(visibility=ProcVisibility(own_pid=OWN_PID))
     for each in (*entries, *((own,) if own else ())):
         assert each.process is not None
@@ -64,7 +71,11 @@ def found(
             mapping = Mapping(device, inode, 0, 0, 0, True, "", False)
             view.by_inode[inode] = (FileUser(each.process, None, mapping),)
     table.view = view
-    return other_pod_processes(table, Container(pod_uid, directory="/", region=region), pids)
+    return other_pod_processes(
+        table.view,
+        container_with(region, pod_uid=pod_uid, directory="/"),
+        pids,
+    )
 
 
 def test_processes_of_other_pods_with_the_pid_of_a_slot_are(region: Region) -> None:
@@ -111,10 +122,10 @@ def test_a_refresh_reads_wanted_processes_again() -> None:
 def test_the_users_of_a_file_are_those_that_map_it(region: Region) -> None:
     table = ProcessTable()
     table.refresh()
-    device, inode = table.identity(region)
-    assert [user.process.pid for user in table.users_of((device, inode))] == [os.getpid()]
+    device, inode = file_identity(region)
+    assert [user.process.pid for user in table.view.users_of((device, inode))] == [os.getpid()]
     # Inode 0 is no file's, so no other test's process can map it.
-    assert table.users_of((device, 0)) == ()
+    assert table.view.users_of((device, 0)) == ()
 
 
 def test_a_container_with_many_processes_does_not_keep_others_waiting() -> None:

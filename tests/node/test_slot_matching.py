@@ -17,6 +17,7 @@ import pytest
 from forked import unprivileged
 from support.containers import (
     Starter,
+    container_with,
     libvgpu,
     look,
     match,
@@ -29,9 +30,10 @@ from support.region_file import RegionFile, RegionFileFactory
 from support.wait import eventually
 
 from libhamiregion import RegionClosed, create_region, open_region
-from libhamiregion.node import Container, ProcessTable, match_slots, process_reader
+from libhamiregion.node import ProcessTable, match_slots, process_reader
 from libhamiregion.node.outside import mapped_regions, open_mapped, resolve
-from libhamiregion.node.slots import SlotMatch
+from libhamiregion.node.procfs import file_identity
+from libhamiregion.observation.processes import SlotMatch
 from libhamiregion.text import printable
 
 
@@ -174,12 +176,12 @@ def test_a_process_that_became_another_program_is_dead_to_the_region(
     inside.tell(f"@{pid}", "attach", region.path)
     table = ProcessTable()
     assert states(look(region, table)) == {pid: "alive"}
-    before = table.get(host_pid)
+    before = table.view.get(host_pid)
     inside.tell(f"@{pid}", "execute")
     found = look(region, table)
     assert found.slots == (SlotMatch(pid, "dead", None),)
     assert found.unlisted == ()
-    after = table.get(host_pid)
+    after = table.view.get(host_pid)
     assert before is not None
     assert after is not None
     assert before.start_time_ticks == after.start_time_ticks, "an exec is no new process"
@@ -196,7 +198,7 @@ def test_a_zombie_is_dead(start: Starter, region: RegionFile) -> None:
     assert states(look(region, table)) == {pid: "alive"}
     inside.tell("zombie", pid)
     assert states(look(region, table)) == {pid: "dead"}
-    assert table.get(host_pid) is None
+    assert table.view.get(host_pid) is None
 
 
 @needs_namespaces
@@ -245,7 +247,7 @@ def test_a_dead_processs_pid_that_is_used_again_is_not_mistaken(
     found = look(region, table)
     assert found.slots == (SlotMatch(500, "dead", None),)
     assert found.unlisted == ()
-    successor = table.get(second)
+    successor = table.view.get(second)
     assert successor is not None
     assert successor.ns_pids[-1] == 500
 
@@ -266,12 +268,12 @@ def test_a_pid_that_is_used_again_between_two_refreshes_is_another_process(
     inside.tell("spawn", 499)
     inside.tell("@500", "attach", region.path)
     assert look(region, table).host_pids == {other: other, 500: 500}
-    first = table.get(500)
+    first = table.view.get(500)
 
     inside.tell("kill", 500)
     assert inside.tell("spawn", 499) == 500
     found = look(region, table)
-    second = table.get(500)
+    second = table.view.get(500)
     assert first is not None
     assert second is not None
     assert first.start_time_ticks <= second.start_time_ticks
@@ -298,7 +300,7 @@ def test_a_closed_region_cannot_be_matched(region: RegionFile) -> None:
     table = ProcessTable()
     opened = open_region(region)
     snapshot = opened.snapshot()
-    table.identity(opened)
+    file_identity(opened)
     opened.close()
     with pytest.raises(RegionClosed, match="open it again"):
         match(table, opened, snapshot)
@@ -307,12 +309,11 @@ def test_a_closed_region_cannot_be_matched(region: RegionFile) -> None:
 def test_a_regions_identity_follows_the_file_and_not_the_address(
     region_file: RegionFileFactory,
 ) -> None:
-    table = ProcessTable()
     for _ in range(20):
         file = region_file()
         with open_region(file) as opened:
             status = file.path.stat()
-            assert table.identity(opened) == (status.st_dev, status.st_ino)
+            assert file_identity(opened) == (status.st_dev, status.st_ino)
 
 
 def test_where_our_own_maps_are_refused_the_files_own_numbers_have_to_do(
@@ -326,7 +327,7 @@ def test_where_our_own_maps_are_refused_the_files_own_numbers_have_to_do(
         not_dumpable = ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
         assert not_dumpable == 0
         with open_region(path) as opened:
-            return ProcessTable().identity(opened)
+            return file_identity(opened)
 
     assert unprivileged(work) == (status.st_dev, status.st_ino)
 
@@ -389,10 +390,15 @@ def test_who_maps_a_region_and_how(
     table = ProcessTable()
     with open_region(region) as opened:
         table.refresh()
-        identity = table.identity(opened)
-        found = {process.pid: mapping for process, mapping in table.mappings(identity)}
+        identity = file_identity(opened)
+        found = {process.pid: mapping for process, mapping in table.view.mappings(identity)}
         pids = [7, 3_999_999]
-        matched = match_slots(table, Container(region=opened), pids, time.monotonic())
+        matched = match_slots(
+            table.view,
+            container_with(opened),
+            pids,
+            time.monotonic(),
+        )
     assert matched.pids == pids
     once = found[reader.host_pid].length_bytes
     assert once >= opened.layout.size_bytes
@@ -404,13 +410,15 @@ def test_who_maps_a_region_and_how(
     }
     writers = {user.host_pid, monitor.host_pid}
     assert {pid for pid, mapping in found.items() if mapping.writable} == writers
-    assert {each.pid for each in table.mappers(identity, writable=True)} == writers
+    assert {each.pid for each in table.view.mappers(identity, writable=True)} == writers
     mine = {user.host_pid, monitor.host_pid}
-    (mapped,) = (each for each in mapped_regions(table) if each.identity == identity)
+    (mapped,) = (each for each in mapped_regions(table.view) if each.identity == identity)
     # The process that maps the fewest regions comes first, whatever its pid.
     assert (mapped.pids, mapped.exclusive) == ((user.host_pid, monitor.host_pid), True)
     assert mapped.payer == f"process {user.host_pid}", "it is in no container's cgroup"
-    left = [each for each in mapped_regions(table, without={identity}) if mine & set(each.pids)]
+    left = [
+        each for each in mapped_regions(table.view, without={identity}) if mine & set(each.pids)
+    ]
     assert [each.pids for each in left] == [(monitor.host_pid,)]
 
 
@@ -435,7 +443,9 @@ def test_hostile_file_names_stay_one_mapping_each(start: Starter, tmp_path: Path
         plain.rename(tmp_path / name)
     table = ProcessTable()
     table.refresh()
-    found = [resolve(table, each) for each in mapped_regions(table) if inside.host_pid in each.pids]
+    found = [
+        resolve(table, each) for each in mapped_regions(table.view) if inside.host_pid in each.pids
+    ]
     assert {each.inode_and_name[1] for each in found} == set(HOSTILE_NAMES)
     assert not any(each.deleted for each in found)
     for each in found:

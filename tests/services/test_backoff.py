@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from libhamiregion.node import Container
-from libhamiregion.node.cgroups import ContainerId
+from libhamiregion.observation.names import ContainerId
 from libhamiregion.services.backoff import Backoff, owner_of
 
 

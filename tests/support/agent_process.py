@@ -25,14 +25,14 @@ PROGRAM = f"""
 import faulthandler, os, signal
 from libhamiregion.agent import UsageSync, Feedback, PlanKeeper, RepairLoop, loop
 from libhamiregion.cli.app import main
-from libhamiregion.node import process_reader
+from libhamiregion.observation import processes
 for each in (UsageSync, Feedback, PlanKeeper):
     each.interval_s = 0.02
 loop.Task.interval_s = float(os.environ.get("TEST_INTERVAL_S", "10"))
 RepairLoop.interval_s = loop.Task.interval_s
 loop.STUCK_AFTER_S = float(os.environ.get("TEST_STUCK_AFTER_S", "60"))
 loop._LAST_PASS_S = float(os.environ.get("TEST_LAST_PASS_S", "15"))
-process_reader.MONITOR_NAMES = frozenset({{{MONITOR!r}}})
+processes.MONITOR_NAMES = frozenset({{{MONITOR!r}}})
 faulthandler.register(signal.SIGUSR1)
 main()
 """

@@ -20,6 +20,7 @@ from libhamiregion import Region, RegionSnapshot, open_region
 from libhamiregion.doctor.context import memory_bytes
 from libhamiregion.node import Container as NodeContainer
 from libhamiregion.node import HostProcess, ProcessTable, RegionProcesses, match_slots
+from libhamiregion.node.procfs import file_identity
 from support.container_factory import ForkedProcess, factory
 from support.wait import PATIENCE_S
 
@@ -123,12 +124,22 @@ def containers() -> Iterator[Starter]:
             each.end()
 
 
+def container_with(region: Region, **options: Any) -> NodeContainer:
+    """A container with this region."""
+    return NodeContainer(region=region, identity=file_identity(region), **options)
+
+
 def match(
     table: ProcessTable, region: Region, snapshot: RegionSnapshot, **options: Any
 ) -> RegionProcesses:
     pids = [process.pid for process in snapshot.processes]
     read_s = time.monotonic() - (time.time_ns() - snapshot.taken_at_ns) / 1e9
-    return match_slots(table, NodeContainer(region=region, **options), pids, read_s)
+    return match_slots(
+        table.view,
+        container_with(region, **options),
+        pids,
+        read_s,
+    )
 
 
 def look(

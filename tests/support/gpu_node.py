@@ -17,7 +17,8 @@ from libhamiregion.node import (
     Observer,
     node_processes,
 )
-from libhamiregion.node.rows import NO_ROW, Join
+from libhamiregion.observation.pairing import NO_ROW
+from libhamiregion.observation.rows import Join
 from support.containers import Container, containers
 from support.own_cgroups import cgroup_of_pod
 from support.region_file import RegionFile
@@ -136,16 +137,16 @@ def check_columns(observation: Observation, rows: tuple[NodeProcess, ...]) -> No
     told = {row.host_pid: (row.state, row.container, row.devices) for row in join.uncounted}
     assert told == expected
     slots = [(row, device) for row in rows if row.pid is not None for device in row.devices]
-    unnamed = {device.uuid for _, device in slots} - set(join.pairs.uuids)
+    unnamed = {device.uuid for _, device in slots} - set(join.index.uuids)
     for name, field in (
         ("memory_used_bytes", "memory_driver_bytes"),
         ("sm_util_percent", "driver_sm_percent"),
     ):
         figures = join.figures(name)
         known = {
-            (join.pairs.states.processes[slot].pid, join.pairs.uuids[device]): figures[row]
+            (join.index.states.processes[slot].pid, join.index.uuids[device]): figures[row]
             for slot, device, row in zip(
-                join.pairs.slots, join.pairs.devices, join.rows_of_pairs, strict=True
+                join.index.slots, join.index.devices, join.rows_of_pairs, strict=True
             )
             if row != NO_ROW and figures[row] >= 0
         }

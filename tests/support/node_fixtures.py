@@ -14,7 +14,8 @@ from fake_nvml.scenes import initialisations
 
 from libhamiregion.agent import Feedback
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.node import Node, NvmlSampler, process_reader
+from libhamiregion.node import Node, NvmlSampler
+from libhamiregion.observation import processes
 from support.agent_scene import MONITOR, Events, NodeScene
 from support.container_factory import close_factory
 from support.containers import Starter, containers
@@ -78,7 +79,7 @@ def exporter(files: NodeFiles) -> Iterator[NodeExporter]:
 @pytest.fixture(autouse=True)
 def own_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The feedback heeds no fake monitor of another test that runs at the same time."""
-    monkeypatch.setattr(process_reader, "MONITOR_NAMES", frozenset({MONITOR}))
+    monkeypatch.setattr(processes, "MONITOR_NAMES", frozenset({MONITOR}))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from libhamiregion.exporter.labels import OTHER, ContainerLabels, label_text, safe_value
 from libhamiregion.exporter.scrape import slot_sums
 from libhamiregion.exporter.text import Series
-from libhamiregion.node.containers import MissingReason, missing_for
+from libhamiregion.observation.containers import MissingReason, missing_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from libhamiregion.exporter.labels import OTHER
 from libhamiregion.exporter.scrape import MAX_PAIRS, TextRows, slot_sums
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import SLOT_STATES, driver_gap
-from libhamiregion.node.rows import NO_ROW
+from libhamiregion.observation.pairing import NO_ROW
 
 from .containers import container_id_of
 
@@ -80,7 +80,7 @@ class _ProcessRows:
     Attributes:
         used: By row of ``table.usages``.
         measured: Those whose layout has utilisation.
-        driven: By place in the columns of `Pairs`.
+        driven: By place in the columns of `ProcessDeviceIndex`.
         folded: Label text of a container to the number of its processes that are summed up.
     """
 
@@ -95,7 +95,7 @@ class _ProcessRows:
         texts: dict[tuple[int, int], str] = {}
         for shown in scrape.texts.regions:
             texts.update(rows._add(scrape, shown))
-        pairs = scrape.join.pairs
+        pairs = scrape.join.index
         for place, pair in enumerate(zip(pairs.slots, pairs.devices, strict=True)):
             if pair in texts:
                 rows.driven.add(texts[pair], place)

@@ -3,8 +3,8 @@
 nvidia-ml-py is imported when the driver is first asked.
 """
 
-from .models import NvmlDevice, NvmlProcess, NvmlSample
+from libhamiregion.observation.driver import NvmlDevice, NvmlProcess, NvmlSample, NvmlState
+
 from .sampler import NvmlSampler
-from .states import NvmlState
 
 __all__ = ["NvmlDevice", "NvmlProcess", "NvmlSample", "NvmlSampler", "NvmlState"]

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import attrs
 
-from .models import FIGURES, NvmlDevice, ProcessColumns
-from .states import NvmlCallFailed, NvmlState
+from libhamiregion.observation.driver import FIGURES, NvmlDevice, NvmlState, ProcessColumns
+
+from .states import NvmlCallFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,9 @@ import re
 import struct
 from typing import Any
 
-from .states import NvmlCallFailed, NvmlState, state_of
+from libhamiregion.observation.driver import NvmlState
+
+from .states import NvmlCallFailed, state_of
 
 # A list can grow from one question to the next.
 _GROWTH_TRIES = 4

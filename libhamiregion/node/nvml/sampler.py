@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from libhamiregion.node.procfs import initial_pid_namespace
+from libhamiregion.observation.driver import NvmlSample, NvmlState
 
 from .devices import DeviceReader
 from .driver import Driver
-from .models import NvmlSample
-from .states import NvmlCallFailed, NvmlState
+from .states import NvmlCallFailed
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -2,56 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import time
 from array import array
 from collections import Counter, defaultdict
 from functools import cached_property
-from math import inf
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 
+from libhamiregion.layouts import LAYOUTS
+
 from .containers import Container, MissingReason
-from .nvml.states import NvmlState
-from .slots import SLOT_STATES
+from .pairing import NO_ROW, Pairing, devices_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from libhamiregion.region_set import RegionTable
-
-    from .cgroups import ContainerId
-    from .nvml.models import NvmlProcess, NvmlSample
-    from .observation import Observation
-    from .process_reader import HostProcess
-    from .processes import ProcessTable
-    from .slots import RegionProcesses
+    from .driver import NvmlProcess
+    from .model import Observation
+    from .names import ContainerId
+    from .processes import HostProcess, RegionProcesses
 
 ProcessState: TypeAlias = Literal["alive", "dead", "unknown", "unlisted", "escaped", "unmanaged"]
-
-#: In a column of rows: there is none.
-NO_ROW: Final = 0xFFFFFFFF
-# No process has this pid: the driver's answer for it is that for any process that it does not list.
-_NO_PID: Final = -1
-
-
-def driver_gap(processes: ProcessTable, sample: NvmlSample | None) -> str | None:
-    """Why there are no figures of the driver: one sentence; None if there are.
-
-    Args:
-        processes: The node's processes, refreshed.
-        sample: The driver's sample; None if the driver was not asked.
-    """
-    if sample is None:
-        return "the driver was not asked"
-    if sample.state is not NvmlState.OK:
-        return sample.message or sample.state.explanation
-    if not sample.sees_all_processes:
-        return "this program is not in the host's pid namespace; in Kubernetes, set hostPID: true"
-    if not processes.visibility.is_own_namespace:
-        return f"the pids in {processes.proc!r} are not the host's, as the driver's are"
-    return None
 
 
 @attrs.frozen
@@ -178,7 +149,7 @@ def node_processes(observation: Observation, join: Join | None = None) -> tuple[
     }
     found.update((each, []) for each in observation.missing)
     uncounted = {row.host_pid: row for row in join.uncounted}
-    shown = set(join.pairs.slot_of)
+    shown = set(join.index.slot_of)
     for facts in join.facts:
         for process in facts.unlisted:
             if process.pid not in shown:
@@ -189,66 +160,6 @@ def node_processes(observation: Observation, join: Join | None = None) -> tuple[
     for row in uncounted.values():
         (rest if row.container is None else found[row.container]).append(row)
     return (*(row for rows in found.values() for row in rows), *rest)
-
-
-# ---- columns: one row per process and device ----------------------------------------------------
-
-
-class Pairs:
-    """Each proved process with each device of its region, as columns: one row per pair.
-
-    A process that has slots in several regions is under the first of them.
-
-    Attributes:
-        states: State and process of every slot.
-        slots: Of each pair the row of the process's slot in ``table.processes``.
-        devices: Of each pair the row of the device in ``table.devices``.
-        usages: Of each pair its row in ``table.usages``.
-        slot_of: Pid in /proc to the row of its slot, of every proved process.
-        uuids: Of each device; empty if the region has no uuid for it, or has it a second time.
-        by_uuid: Uuid to the pairs of that device, by pid in /proc.
-        of_region: Of each region the uuids of its devices.
-        ambiguous: Rows of regions with slots whose processes are not known.
-    """
-
-    def __init__(self, observation: Observation) -> None:
-        states, table = observation.proved(), observation.table
-        self.states = states
-        self.slots, self.devices, self.usages = array("I"), array("I"), array("I")
-        self.slot_of: dict[int, int] = {}
-        self.uuids: list[str] = []
-        self.by_uuid: defaultdict[str, dict[int, int]] = defaultdict(dict)
-        self.of_region: list[set[str]] = []
-        self.ambiguous: set[int] = set()
-        unknown, uuids = SLOT_STATES.index("unknown"), table.devices.uuids()
-        for region in range(len(table)):
-            named: set[str] = set()
-            for row in devices_of(table, region):
-                uuid = uuids[row] or ""
-                # A region can name one device twice.
-                self.uuids.append("" if uuid in named else uuid)
-                named.add(uuid)
-            self.of_region.append(named - {""})
-            first = table.regions.first_process[region]
-            if unknown in states.states[first : first + table.regions.process_count[region]]:
-                self.ambiguous.add(region)
-        for slot, process in states.processes.items():
-            if process.pid in self.slot_of:
-                continue
-            self.slot_of[process.pid] = slot
-            rows = devices_of(table, table.processes.region[slot])
-            for usage, row in enumerate(rows, table.processes.first_usage[slot]):
-                self.by_uuid[self.uuids[row]][process.pid] = len(self.slots)
-                self.slots.append(slot)
-                self.devices.append(row)
-                self.usages.append(usage)
-        self.by_uuid.pop("", None)
-
-
-def devices_of(table: RegionTable, region: int) -> range:
-    """The rows of a region's devices."""
-    first = table.regions.first_device[region]
-    return range(first, first + table.regions.device_rows[region])
 
 
 @attrs.frozen(eq=False)
@@ -266,85 +177,18 @@ class DeviceSums:
     users: array[int]
 
 
-class Join:
+class Join(Pairing):
     """Slots, processes, containers and the driver's lists of one observation.
 
     Threads: may be shared.
 
     Args:
         observation: Taken with the slots.
-        pairs: Of an observation with the same rows; None makes them.
-
-    Attributes:
-        observation: As given.
-        pairs: Processes and their devices.
-        rows_of_pairs: Of each pair its row in `figures`, or `NO_ROW` if the driver has no figure.
+        index: Of an observation with the same rows; None makes it.
 
     Raises:
         OSError: /proc could not be listed.
     """
-
-    def __init__(self, observation: Observation, pairs: Pairs | None = None) -> None:
-        self.observation = observation
-        self.pairs = pairs or Pairs(observation)
-        sample = observation.sample
-        if driver_gap(observation.processes, sample) is not None:
-            sample = None
-        self._sample = sample
-        # Start times of processes count the time that the machine was suspended. A process that
-        # began after the sample has the pid of another one there.
-        suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-        taken_s = -inf if sample is None else sample.taken_s + suspended_s
-        self._sampled_ticks = taken_s * os.sysconf("SC_CLK_TCK")
-        columns = () if sample is None else sample.columns
-        self._columns = {each.device_uuid: each for each in columns if each.device_uuid}
-        self._idle = {
-            uuid: None if sample is None else sample.process(uuid, _NO_PID)
-            for uuid in {**self._columns, **self.pairs.by_uuid}
-        }
-        self.rows_of_pairs = self._find_rows()
-
-    def _find_rows(self) -> array[int]:
-        pairs, base = self.pairs, 0
-        at = array("I", [NO_ROW]) * len(pairs.slots)
-        alive = pairs.states.processes.values()
-        too_new = {each.pid for each in alive if each.start_time_ticks > self._sampled_ticks}
-        for uuid, absent in self._idle.items():
-            columns = self._columns.get(uuid)
-            rows = {} if columns is None else columns.rows
-            # A process that came or went while the driver was asked uses an unknown amount.
-            passing = frozenset() if columns is None else columns.sampled
-            for pid, pair in pairs.by_uuid.get(uuid, {}).items():
-                if pid in too_new:
-                    continue
-                if pid in rows:
-                    at[pair] = base + rows[pid]
-                elif absent is not None and pid not in passing:
-                    at[pair] = base + len(rows)
-            base += len(rows) + 1
-        return at
-
-    def _entries(
-        self, process: HostProcess, without: Collection[str | None] = ()
-    ) -> Sequence[NvmlProcess]:
-        """The driver's entries of a process, without those of some devices."""
-        if self._sample is None or process.start_time_ticks > self._sampled_ticks:
-            return ()
-        return self._sample.of_pid(process.pid, without=without)
-
-    def figures(self, name: str) -> list[int]:
-        """A column of the driver's figures, of all devices one after the other; -1 is not known.
-
-        Args:
-            name: Of a column of `ProcessColumns`.
-        """
-        found: list[int] = []
-        for uuid, absent in self._idle.items():
-            if uuid in self._columns:
-                found += getattr(self._columns[uuid], name)
-            figure = None if absent is None else getattr(absent, name)
-            found.append(-1 if figure is None else figure)
-        return found
 
     def device_sums(self, name: str) -> DeviceSums:
         """Sums of a figure of the driver by containers' devices.
@@ -352,7 +196,7 @@ class Join:
         Args:
             name: ``memory_used_bytes`` or ``sm_util_percent``.
         """
-        pairs, observation = self.pairs, self.observation
+        pairs, observation = self.index, self.observation
         devices, figures = observation.table.devices, self.figures(name)
         rows = array("I", [row if uuid else NO_ROW for row, uuid in enumerate(pairs.uuids)])
         sums, users = array("Q", bytes(8 * len(devices))), array("I", bytes(4 * len(devices)))
@@ -390,7 +234,7 @@ class Join:
         """
         table, sample = self.observation.processes, self._sample
         # A process that a complete and later list does not show has ended.
-        sees_all = table.is_complete and sample and table.view.started_s > sample.taken_s
+        sees_all = table.is_complete and sample and table.started_s > sample.taken_s
         return {
             (None if row.container_id is None else row.container_id.pod_uid, device.uuid)
             for row in self.uncounted
@@ -404,7 +248,7 @@ class Join:
 
     def slot_rows(self, region: int) -> Iterator[NodeProcess]:
         """The rows of the slots of a region, by its row in ``table.regions``."""
-        table, proof = self.observation.table, self.pairs.states.proved.get(region)
+        table, proof = self.observation.table, self.index.states.proved.get(region)
         if proof is None:
             return
         container, facts = self.observation.containers[region], self.facts[region]
@@ -415,7 +259,7 @@ class Join:
             pid = table.processes.pid[slot]
             process = proof.alive.get(pid)
             state: ProcessState = proof.state(pid)
-            writes_here = process is not None and self.pairs.slot_of.get(process.pid) == slot
+            writes_here = process is not None and self.index.slot_of.get(process.pid) == slot
             if process is not None and writes_here and is_extra and self._entries(process):
                 state = "escaped"
             yield NodeProcess(
@@ -433,13 +277,12 @@ class Join:
         """The devices of a slot; with a process, the driver's figures of it too."""
         table, sample = self.observation.table, self._sample
         region = table.processes.region[slot]
-        opened = self.observation.containers[region].region
-        has_utilization = opened is not None and opened.layout.has_utilization
+        has_utilization = LAYOUTS[table.regions.layout[region]].has_utilization
         usage = table.processes.first_usage[slot]
         for row in devices_of(table, region):
             used = table.usages.memory_used_bytes[usage]
             sm = table.usages.sm_util_percent[usage] if has_utilization else None
-            uuid, named = table.devices.uuid(row), self.pairs.uuids[row]
+            uuid, named = table.devices.uuid(row), self.index.uuids[row]
             entry = None
             is_sampled = process is not None and process.start_time_ticks <= self._sampled_ticks
             if sample is not None and process is not None and is_sampled and named:
@@ -452,7 +295,7 @@ class Join:
             )
             usage += 1
         if process is not None:
-            for entry in self._entries(process, self.pairs.of_region[region]):
+            for entry in self._entries(process, self.index.of_region[region]):
                 yield _driver_row(entry, None)
 
     @cached_property
@@ -469,12 +312,11 @@ class Join:
     def uncounted(self) -> tuple[NodeProcess, ...]:
         """The processes that the driver lists and that have no slot, by pid."""
         listed = {pid for columns in self._columns.values() for pid in columns.rows}
-        pids = sorted(listed - self.pairs.slot_of.keys())
+        pids = sorted(listed - self.index.slot_of.keys())
         if not pids:
             return ()
-        table = self.observation.processes
+        table, ended = self.observation.processes, self.observation.ended
         known = {pid: process for pid in pids if (process := table.get(pid)) is not None}
-        ended = table.ended(set(known.values())) if known else set()
         # The first of the containers whose region a process without a slot maps.
         mapped = {each.pid: facts for facts in reversed(self.facts) for each in facts.unlisted}
         found = []
@@ -485,7 +327,7 @@ class Join:
                 devices = tuple(_driver_row(each, None) for each in entries)
                 found.append(NodeProcess(None, None, None, pid, "unknown", None, None, devices))
             # Of a newer process, the driver's figures are those of an earlier one.
-            elif process not in ended and process.start_time_ticks <= self._sampled_ticks:
+            elif pid not in ended and process.start_time_ticks <= self._sampled_ticks:
                 facts = mapped.get(pid)
                 state: ProcessState = "escaped"
                 if facts is None:
@@ -496,7 +338,7 @@ class Join:
     @cached_property
     def on_other_devices(self) -> tuple[NodeProcess, ...]:
         """Processes with a slot that use a GPU which their region does not have."""
-        table, pairs, found = self.observation.table, self.pairs, []
+        table, pairs, found = self.observation.table, self.index, []
         pids = {
             pid
             for uuid, each in self._columns.items()
@@ -532,7 +374,7 @@ class Join:
     def facts(self) -> tuple[ContainerFacts, ...]:
         """Facts of all containers, first of those with a region."""
         observation = self.observation
-        table, proved = observation.table, self.pairs.states.proved
+        table, proved = observation.table, self.index.states.proved
         found = []
         for row, container in enumerate(observation.containers):
             # Of two devices with one uuid the first counts.
@@ -568,9 +410,8 @@ class Join:
                 facts
                 for facts in self.facts
                 if inside in facts.unknown_pids
-                and (region := facts.container.region) is not None
-                and not region.closed
-                and process in table.mappers(table.identity(region))
+                and (identity := facts.container.identity) is not None
+                and process in table.mappers(identity)
             ]
         facts = self._by_id.get(container_id.id)
         return [facts] if facts is not None else self._unnamed(container_id)

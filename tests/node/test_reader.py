@@ -83,7 +83,7 @@ def test_the_driver_comes_first_then_the_regions_then_proc(
     (taken_at_ns,) = seen.table.regions.taken_at_ns
     assert seen.sample is not None
     assert seen.sample.taken_at_ns <= seen.regions_read_at_ns <= taken_at_ns
-    assert seen.sample.taken_s <= seen.snapshot.read_s <= seen.processes.view.started_s
+    assert seen.sample.taken_s <= seen.snapshot.read_s <= seen.processes.started_s
 
 
 def test_one_that_is_young_enough_serves_everybody(node: Node, root: Root) -> None:

@@ -73,7 +73,7 @@ def test_each_slot_has_the_figures_of_its_own_process_and_device(
     with node.open() as opened:
         seen = Observer(opened, sampler=nvml_sampler).observe()
         rows = by_host_pid(node_processes(seen))
-        process = opened.processes.get(one)
+        process = seen.processes.get(one)
         containers = {each.name: each for each in opened.containers}
     assert rows.keys() == {one, two}
     assert rows[one] == NodeProcess(
@@ -414,7 +414,7 @@ def test_figures_for_pids_of_another_namespace_are_not_taken(
         (row,) = node_processes(seen)
         assert (row.state, row.host_pid) == ("alive", pid)
         assert driver_bytes(row) == [None]
-        gap = driver_gap(opened.processes, seen.sample)
+        gap = driver_gap(seen.processes, seen.sample)
         assert gap is not None
         assert inner_proc in gap
 

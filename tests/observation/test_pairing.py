@@ -11,7 +11,8 @@ from support.containers import needs_namespaces
 from support.gpu_node import GpuNode, gpu_nodes
 
 from libhamiregion.node import NvmlSampler, Observer
-from libhamiregion.node.rows import NO_ROW, Join
+from libhamiregion.observation.pairing import NO_ROW
+from libhamiregion.observation.rows import Join
 
 pytestmark = needs_namespaces
 
@@ -24,7 +25,7 @@ def node(tmp_path: Path) -> Iterator[GpuNode]:
 
 def memory(join: Join) -> dict[tuple[int, str], int | None]:
     """Host pid and uuid to what the driver says of the process there."""
-    figures, pairs = join.figures("memory_used_bytes"), join.pairs
+    figures, pairs = join.figures("memory_used_bytes"), join.index
     return {
         (pairs.states.processes[slot].pid, pairs.uuids[device]): None
         if row == NO_ROW

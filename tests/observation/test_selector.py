@@ -9,7 +9,7 @@ from node_root import Root
 
 from libhamiregion.models import DeviceUsage
 from libhamiregion.node import Container, Node, PodName, PodNamesUnknown, Selector
-from libhamiregion.node.cgroups import ContainerId
+from libhamiregion.observation.names import ContainerId
 
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 ID = "ab" * 32

@@ -10,7 +10,7 @@ import attrs
 from libhamiregion.launch.run_directory import RUN_POD
 from libhamiregion.text import printable
 
-from .cgroups import is_pod_uid
+from .names import is_pod_uid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

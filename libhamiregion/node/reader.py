@@ -1,15 +1,15 @@
-"""One observation of a node serves everybody who asks: driver, regions and /proc, in that order."""
+"""Takes observations of a node: driver, regions and /proc, in that order."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
-import attrs
-
+from libhamiregion.observation.model import Gap, Observation
 from libhamiregion.text import count_text, printable
 
 from .roots import RootsUnreadable
@@ -18,146 +18,20 @@ from .workers import Blocked, Workers
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from libhamiregion.errors import RegionError
-    from libhamiregion.models import RegionSnapshot
-    from libhamiregion.region_set import RegionTable
+    from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.driver import NvmlSample
+    from libhamiregion.observation.model import NodeSnapshot
+    from libhamiregion.observation.names import ContainerId
+    from libhamiregion.observation.processes import ProcessView, SlotStates
 
-    from .cgroups import ContainerId
-    from .containers import Container
-    from .node import Node, NodeSnapshot
-    from .nvml.models import NvmlSample
+    from .node import Node
     from .nvml.sampler import NvmlSampler
-    from .processes import ProcessTable
-    from .slots import RegionProcesses, SlotStates
-
-#: What a gap is about.
-GapKind: TypeAlias = Literal["driver", "root", "slots", "processes"]
 
 #: How old an observation may be that one task takes over from another one, where they share an
 #: observer: tasks begin their passes together.
 SHARED_AGE_S = 1.0
 _DRIVER_TIMEOUT_S = 5.0
 _CGROUP_LIMIT = 60
-
-
-@attrs.frozen
-class Gap:
-    """Something that could not be looked at. What it hides is unknown: neither dead nor absent.
-
-    Attributes:
-        kind: ``"driver"``: the driver does not answer; ``"root"``: a directory of containers could
-            not be listed; ``"slots"``: a region has too many slots in use to read them with all
-            others; ``"processes"``: processes whose mappings were not read, or all of /proc.
-        reason: Why, as one sentence.
-        container: The container that it is about; None if about none of the node's regions.
-        container_id: What the cgroup of its processes says; None if that is not known.
-        count: How many slots or processes were not looked at; 1 for a root and for the driver.
-    """
-
-    kind: GapKind
-    reason: str
-    container: Container | None = None
-    container_id: ContainerId | None = None
-    count: int = 1
-
-
-@attrs.frozen
-class ContainerDetails:
-    """One container of an observation, with its region and the processes behind it.
-
-    Attributes:
-        container: The container.
-        snapshot: Its region; None if there is none, or it could not be read. Without processes if
-            the observation has left them out (see `Observation.snapshot`).
-        processes: The processes of the slots, in the order of ``snapshot.processes``; None without
-            a snapshot.
-        error: Why the region could not be read; None if it was, or if there is none.
-    """
-
-    container: Container
-    snapshot: RegionSnapshot | None = None
-    processes: RegionProcesses | None = None
-    error: RegionError | OSError | None = None
-
-
-@attrs.frozen(eq=False)
-class Observation:
-    """The state of a node at one moment. A value: later observations do not change it.
-
-    Containers carry their names: ``container.namespace``, ``.pod`` and ``.name``.
-
-    Attributes:
-        snapshot: The containers and the columns of all their regions. Where these would take more
-            than 8 MiB, regions with more than 1,024 pairs of process and device have no rows of
-            processes, and a gap says so.
-        states: State and process of every slot of ``snapshot``, and what else uses the regions;
-            None where that was not asked for, or /proc could not be listed.
-        sample: What the driver said, before the regions were read; None where it was not asked or
-            does not answer.
-        gaps: What could not be looked at, of which container, and why.
-        processes: The processes of the node; refreshed by later observations.
-        driver_error: What asking the driver has raised.
-        processes_error: Why /proc could not be listed.
-        began_s: When taking it began, on the clock that is never set (``time.monotonic()``).
-        processes_read_s: When the processes were last read, on that clock.
-        regions_read_at_ns: When the regions were read, Unix nanoseconds.
-    """
-
-    snapshot: NodeSnapshot
-    states: SlotStates | None
-    sample: NvmlSample | None
-    gaps: tuple[Gap, ...]
-    processes: ProcessTable
-    driver_error: Exception | None
-    processes_error: OSError | None
-    began_s: float
-    processes_read_s: float
-    regions_read_at_ns: int
-
-    @property
-    def containers(self) -> tuple[Container, ...]:
-        """The containers with a region, one per row of ``table.regions``."""
-        return self.snapshot.containers
-
-    @property
-    def missing(self) -> tuple[Container, ...]:
-        """The containers without a region that can be read."""
-        return self.snapshot.missing
-
-    @property
-    def table(self) -> RegionTable:
-        """The columns of all regions."""
-        return self.snapshot.table
-
-    def proved(self) -> SlotStates:
-        """Return `states`.
-
-        Raises:
-            OSError: /proc could not be listed.
-            ValueError: The observation was taken without the slots.
-        """
-        if self.processes_error is not None:
-            raise self.processes_error
-        if self.states is None:
-            raise ValueError("this observation was taken without looking at slots")
-        return self.states
-
-    def details(self) -> Iterator[ContainerDetails]:
-        """Yield the containers one by one, each with its snapshot and its processes.
-
-        Raises:
-            OSError: /proc could not be listed.
-        """
-        proved = self.proved().proved
-        for row, container in enumerate(self.containers):
-            error, processes = self.table.error(row), proved.get(row)
-            if error is not None or container.region is None or processes is None:
-                # One without a proof was closed meanwhile: the next observation opens it again.
-                yield ContainerDetails(container, error=error)
-            else:
-                snapshot = self.table.snapshot(row, container.region)
-                yield ContainerDetails(container, snapshot, processes)
-        yield from map(ContainerDetails, self.missing)
 
 
 class Observer:
@@ -279,10 +153,11 @@ class Observer:
                 snapshot = node.renamed(snapshot)
         except OSError as error:
             processes_error = error
+        processes = node.processes.view
         gaps = [
             *(Gap("root", f"{root}: {error}") for root, error in node.root_errors.items()),
             *_gaps_of_slots(snapshot),
-            *_gaps_of_processes(node, snapshot, states),
+            *_gaps_of_processes(processes, snapshot, states),
         ]
         if driver and sample is None:
             failed = f"asking the driver failed: {driver_error}"
@@ -294,12 +169,15 @@ class Observer:
             states=states,
             sample=sample,
             gaps=tuple(gaps),
-            processes=node.processes,
+            processes=processes,
             driver_error=driver_error,
             processes_error=processes_error,
             began_s=began_s,
-            processes_read_s=node.processes.view.ended_s,
+            processes_read_s=processes.ended_s,
             regions_read_at_ns=regions_read_at_ns,
+            ended=_ended(node, sample, states),
+            suspended_s=time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic(),
+            ticks_per_s=os.sysconf("SC_CLK_TCK"),
         )
 
     def _ask_driver(self) -> tuple[NvmlSample | None, Exception | None]:
@@ -325,10 +203,9 @@ def _gaps_of_slots(snapshot: NodeSnapshot) -> Iterator[Gap]:
 
 
 def _gaps_of_processes(
-    node: Node, snapshot: NodeSnapshot, states: SlotStates | None
+    processes: ProcessView, snapshot: NodeSnapshot, states: SlotStates | None
 ) -> Iterator[Gap]:
     """Processes whose mappings are not known, by container."""
-    processes = node.processes
     refused: Counter[ContainerId | None] = Counter()
     for pid in processes.visibility.unreadable:
         process = processes.get(pid)
@@ -354,3 +231,13 @@ def _gaps_of_processes(
     for id_, count in refused.items():
         reason = f"the mappings of {count_text(count, 'process')} may not be read"
         yield Gap("processes", reason, container_of(id_), id_, count)
+
+
+def _ended(node: Node, sample: NvmlSample | None, states: SlotStates | None) -> frozenset[int]:
+    """Pids of processes without a slot that the driver lists and that have ended."""
+    if sample is None or states is None:
+        return frozenset()
+    listed = {pid for columns in sample.columns for pid in columns.pids}
+    listed -= {each.pid for each in states.processes.values()}
+    known = [each for each in map(node.processes.view.get, listed) if each is not None]
+    return frozenset(each.pid for each in node.processes.ended(known)) if known else frozenset()

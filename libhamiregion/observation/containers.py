@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -20,8 +20,8 @@ from libhamiregion.errors import (
 if TYPE_CHECKING:
     from libhamiregion.region import Region
 
-    from .cgroups import ContainerId
-    from .names import ClaimName, NodeNames, PodName
+    from .names import ClaimName, ContainerId, PodName
+    from .processes import FileIdentity
 
 
 class MissingReason(enum.Enum):
@@ -59,6 +59,21 @@ class MissingRegion:
     message: str
 
 
+class Names(Protocol):
+    """Names containers and claims."""
+
+    def resolve(
+        self,
+        pod_uid: str | None,
+        container_name: str | None = None,
+        container_id: str | None = None,
+    ) -> PodName | None:
+        """Name a container."""
+
+    def resolve_claim(self, claim_uid: str) -> ClaimName | None:
+        """Name a resource claim."""
+
+
 @attrs.frozen(eq=False)
 class Container:
     """A container of the node. Compares by identity: one that has changed is another object.
@@ -83,6 +98,7 @@ class Container:
         pids: For a region outside the roots, the processes that mapped it when it was found, pids
             of the /proc that was read; else empty.
         directory_name: The container's name by its directory, raw.
+        identity: Device and inode of the region's file as maps prints them; None without a region.
         used_by: The name of the container whose processes use the region, where that has been
             proved to be another one of the pod than the directory says; else None.
     """
@@ -99,7 +115,8 @@ class Container:
     pids: tuple[int, ...] = ()
     claim_uid: str | None = None
     used_by: str | None = None
-    _names: NodeNames | None = attrs.field(default=None, repr=False)
+    identity: FileIdentity | None = None
+    _names: Names | None = attrs.field(default=None, repr=False)
 
     @property
     def pod_name(self) -> PodName | None:

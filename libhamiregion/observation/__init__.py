@@ -1,0 +1,1 @@
+"""What was observed of a node, as values, and pure functions of it. Nothing here reads."""
