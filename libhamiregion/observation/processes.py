@@ -23,7 +23,7 @@ SlotState: TypeAlias = Literal["alive", "dead", "unknown"]
 SLOT_STATES = ("unknown", "alive", "dead")
 
 #: A file as maps prints it: device and inode. `os.stat` can give another device number.
-FileIdentity: TypeAlias = "tuple[int, int]"
+FileIdentity: TypeAlias = tuple[int, int]
 
 #: The programs of HAMi and of volcano-vgpu that write launch marks and SM switches.
 MONITOR_NAMES = frozenset({"vGPUmonitor", "volcano-vgpu-monitor"})

@@ -102,7 +102,7 @@ def test_one_without_slots_does_not_serve_those_who_want_them(node: Node, root: 
     observer = Observer(node)
     bare = observer.observe(slots=False)
     assert bare.states is None
-    assert list(node.processes) == []
+    assert list(node.processes.view) == []
     with pytest.raises(ValueError, match="without looking at slots"):
         bare.proved()
     whole = observer.observe(max_age_s=PATIENCE_S)
