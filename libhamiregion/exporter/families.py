@@ -162,7 +162,9 @@ _OWN: dict[tuple[str, ...], dict[str, str]] = {
     ("region",): {
         "hamiregion_containers": "Containers of the node: present with figures, missing without."
     },
-    ("kind",): {"hamiregion_findings": "Findings of hamiregion doctor on this node."},
+    ("kind", "severity"): {
+        "hamiregion_findings": "Findings of hamiregion doctor on this node, with its containers."
+    },
     ("root",): {
         "hamiregion_root_readable": "1 if the directory of containers could be listed, else 0."
     },

@@ -7,6 +7,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from libhamiregion.doctor import FindingKind, confirmed, diagnose
+from libhamiregion.exporter.families import BY_NAME
+from libhamiregion.exporter.labels import label_text
 from libhamiregion.exporter.scrape import slot_sums
 from libhamiregion.exporter.text import Series
 
@@ -52,9 +54,15 @@ class DoctorCollector:
 
 
 def _series(scrape: Scrape, findings: tuple[Finding, ...]) -> Iterator[Series]:
-    totals = Counter(each.kind for each in findings)
-    kinds = {kind.value: totals[kind] for kind in FindingKind}
-    yield Series.by_label("hamiregion_findings", kinds)
+    # A kind that was not found is 0 under its usual severity.
+    totals = Counter({(kind, kind.explanation.severity): 0 for kind in FindingKind})
+    totals.update((each.kind, each.severity) for each in findings)
+    labels_of_node = BY_NAME["hamiregion_findings"].labels
+    kinds = {
+        label_text(labels_of_node, kind.value, severity.value): number
+        for (kind, severity), number in totals.items()
+    }
+    yield Series.of("hamiregion_findings", kinds)
     yield Series("hamiregion_findings_timestamp_seconds", [""], [time.time()])
     name = "hamiregion_container_findings"
     of_container: Counter[str] = Counter()
