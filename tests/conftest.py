@@ -20,7 +20,7 @@ from support.actors import Actor, ProcessFactory
 from support.node_scene import NodeScene
 from support.own_processes import move_into_own_processes
 from support.region_file import RegionFile, RegionFileFactory
-from support.skip_summary import pytest_terminal_summary
+from support.run_summary import pytest_terminal_summary
 from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, create_region

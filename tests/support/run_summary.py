@@ -1,6 +1,7 @@
-"""What a run left out, one line for each reason, with what would make it run."""
+"""What a run has cost, and what it left out, with what would make that run."""
 
 import collections
+import resource
 
 import pytest
 
@@ -26,7 +27,14 @@ def cure(reason: str) -> str:
     return f" ({found[0]})" if found else ""
 
 
+def cpu_s() -> float:
+    """What this process and all that it has waited for have used, and theirs."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"{cpu_s():.0f} s of CPU")
     reports = terminalreporter.stats.get("skipped", [])
     if not reports:
         return
