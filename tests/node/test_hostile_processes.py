@@ -20,7 +20,7 @@ from support.hostile_processes import MOST_MAPPINGS, deep_file, locked_process, 
 from support.own_cgroups import cgroup_of_pod, memory_limit, needs_cgroups
 from support.region_file import RegionFile
 from support.scrapers import ask
-from support.wait import PATIENCE_S, eventually
+from support.wait import PATIENCE_S, eventually, on_this_machine_s
 
 from libhamiregion import RegionStale, open_region
 from libhamiregion.node import (
@@ -110,7 +110,7 @@ def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_containe
                 spent_s = time.process_time()
                 table.refresh()
                 # Without shares each of 400 processes takes 0.03 to 0.1 s.
-                assert time.process_time() - spent_s < 4.0
+                assert time.process_time() - spent_s < on_this_machine_s(4.0)
                 found = match_slots(
                     table.view,
                     container_with(opened),
@@ -277,11 +277,15 @@ def test_a_process_that_blocks_its_reader_is_not_asked_again_and_all_others_are_
 ) -> None:
     region = region_file(memory_limits=("1GiB",))
     table = ProcessTable()
-    table.refresh()
+
+    def is_blocked() -> bool:
+        table.refresh()
+        return "blocked" in [gap.reason for gap in table.view.gaps]
+
+    eventually(is_blocked)
     found = table.view.get(locked)
     assert found is not None
     assert found.command.startswith("[")
-    assert "blocked" in [gap.reason for gap in table.view.gaps]
     read: list[object] = []
     read_one = table._reader._read
 
@@ -292,11 +296,13 @@ def test_a_process_that_blocks_its_reader_is_not_asked_again_and_all_others_are_
     table._reader._read = counted  # type: ignore[method-assign]
     honest = actor(region)
     honest("attach")
-    for _ in range(3):
-        table.refresh()
+
+    def is_honest_read() -> bool:
+        assert is_blocked()
         assert locked not in read
-        assert "blocked" in [gap.reason for gap in table.view.gaps]
-    assert honest.pid_here in read
+        return read.count(honest.pid_here) >= 2
+
+    eventually(is_honest_read)
     with pytest.raises(Blocked):
         table.ask(found, list)
     assert table.view.has_libvgpu(found) is None
@@ -373,11 +379,15 @@ def test_a_region_outside_the_roots_is_left_where_its_only_user_blocks_whoever_o
             open_mapped(node.processes, mapped)
         honest = actor(other)
         honest("attach")
-        node.refresh()
-        found = {each.path_in_namespace: each for each in node.containers}
-        assert found[str(other.path)].region is not None
-        lost = found.get(str(region.path))
-        assert lost is None or lost.region is None
+
+        def is_other_open() -> bool:
+            node.refresh()
+            found = {each.path_in_namespace: each for each in node.containers}
+            lost = found.get(str(region.path))
+            assert lost is None or lost.region is None
+            return str(other.path) in found and found[str(other.path)].region is not None
+
+        eventually(is_other_open)
 
 
 def test_a_gap_is_told_by_the_verbs_about_a_node(scene: NodeScene, locked: int) -> None:
