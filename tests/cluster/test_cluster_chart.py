@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import re
+import shlex
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,6 +39,7 @@ from libhamiregion.plan import parse_plan
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+PAGE = CHART.parents[2] / "docs" / "in-a-cluster.md"
 DAEMON_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{RELEASE}"
 IMAGE = f"registry.example/hamiregion:{__version__}"
 DIGEST = f"sha256:{'a' * 64}"
@@ -500,6 +503,35 @@ def test_the_printed_command_lets_the_pods_in_where_pod_security_refuses_them(
     assert done.returncode == 0, done.stderr
     made = cluster.must("POST", f"{pods_path(NAMESPACE)}?dryRun=All", body)
     assert made["spec"]["priority"] > 2_000_000_000
+
+
+def test_the_pages_command_removes_the_container_of_hamis_monitor(cluster: Cluster) -> None:
+    containers = [{"name": name, "image": "hami:1"} for name in ("device-plugin", "vgpu-monitor")]
+    labels = {"app": "hami"}
+    plugin = {
+        "metadata": {"name": "hami-device-plugin"},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": containers}},
+        },
+    }
+    path = "/apis/apps/v1/namespaces/kube-system/daemonsets"
+    cluster.ask("POST", "/api/v1/namespaces", {"metadata": {"name": "kube-system"}})
+    cluster.must("POST", path, plugin)
+    (command,) = re.findall(r"^ +kubectl (patch daemonset .*)$", PAGE.read_text(), re.MULTILINE)
+    done = kubectl(cluster, *shlex.split(command))
+    assert done.returncode == 0, done.stderr
+    spec = cluster.must("GET", f"{path}/hami-device-plugin")["spec"]["template"]["spec"]
+    assert [each["name"] for each in spec["containers"]] == ["device-plugin"]
+
+
+def test_the_values_on_the_page_are_values_of_the_chart() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    values = [yaml.safe_load(textwrap.dedent(block)) for block in blocks]
+    assert len(values) >= 4
+    rows = re.findall(r"`(\w+: \{[^`]*\})`", PAGE.read_text())
+    for each in [*values, *map(yaml.safe_load, rows)]:
+        documents(each)
 
 
 def test_a_runtime_class_that_is_missing_refuses_each_pod(cluster: Cluster) -> None:

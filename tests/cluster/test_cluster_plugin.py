@@ -1,0 +1,335 @@
+"""`kubectl hamiregion`: look-ups at a real API server, and the real program on three fake nodes.
+
+A stand-in for kubectl passes all but `exec` on to the real one. No kubelet runs here, so `exec`
+starts the program on the fake node of that pod.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from api_server import PATCH, Cluster, pods_path
+from chart import CHART, NAMESPACE, documents, pod_of
+
+from libhamiregion import open_region
+from libhamiregion.testing import FakeNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PLUGIN = CHART.parents[1] / "kubectl-hamiregion"
+GIB = 1 << 30
+NODES = ("gpu-1", "gpu-2", "gpu-3")
+# What a pod's name says to do instead of, or before, running the program.
+STAND_IN = """\
+#!{python}
+import json, os, subprocess, sys, time
+words = sys.argv[1:]
+if "exec" not in words:
+    os.execv({kubectl!r}, [{kubectl!r}, *words])
+scene = json.load(open({scene!r}))
+at = words.index("exec")
+assert words[at + 1] == "-n" and words[at + 4] == "-c", words
+pod, command = words[at + 3], words[words.index("--") + 1:]
+assert command[0] == "hamiregion", words
+node = scene[pod]
+with open({scene!r} + ".log", "a") as log:
+    log.write(pod + "\\n")
+time.sleep(node.get("delay_s", 0))
+done = subprocess.run(
+    [sys.executable, "-m", "libhamiregion", *command[1:], *node["place"]],
+    capture_output=True,
+)
+sys.stdout.buffer.write(done.stdout[: node.get("bytes", len(done.stdout))])
+sys.stderr.buffer.write(done.stderr)
+sys.exit(node.get("code", done.returncode))
+"""
+
+
+Done = subprocess.CompletedProcess[str]
+
+
+class Scene:
+    """Three nodes with a container each, and our pods in the cluster."""
+
+    def __init__(self, cluster: Cluster, directory: Path, fakes: dict[str, FakeNode]) -> None:
+        self.cluster = cluster
+        self.directory = directory
+        self.fakes = fakes
+        self.file = directory / "scene.json"
+        self.kubectl = directory / "kubectl"
+        text = STAND_IN.format(
+            python=sys.executable, kubectl=str(cluster.kubectl), scene=str(self.file)
+        )
+        self.kubectl.write_text(text)
+        self.kubectl.chmod(0o755)
+        self.change()
+
+    def change(self, **changes: dict[str, Any]) -> None:
+        """What `exec` does on a node, such as `gpu_2={"delay_s": 60}`."""
+        scene = {
+            f"hamiregion-{node}": {
+                "place": ["--root", str(fake.root), "--pod-logs", str(fake.pod_logs)],
+                **changes.get(node.replace("-", "_"), {}),
+            }
+            for node, fake in self.fakes.items()
+        }
+        self.file.write_text(json.dumps(scene))
+        self.log.unlink(missing_ok=True)
+
+    @property
+    def log(self) -> Path:
+        return self.file.with_suffix(".json.log")
+
+    def asked(self) -> list[str]:
+        """The pods in which something ran."""
+        return sorted(self.log.read_text().split()) if self.log.exists() else []
+
+    def run(self, *words: str, deadline_s: float = 30) -> Done:
+        config = self.cluster.kubeconfig(self.directory / "config")
+        return subprocess.run(
+            [sys.executable, PLUGIN, *words, "--kubeconfig", config],
+            env={
+                **os.environ,
+                "KUBECTL": str(self.kubectl),
+                "HAMIREGION_DEADLINE_S": str(deadline_s),
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+def our_pod(cluster: Cluster, node: str, mode: str) -> None:
+    """A pod as the chart's DaemonSet makes it on a node, running."""
+    values = {"mode": mode, "hamiMonitor": "absent"}
+    template = pod_of(documents(values))
+    name = f"hamiregion-{node}"
+    metadata = {**template["metadata"], "name": name}
+    body = {"metadata": metadata, "spec": {**template["spec"], "nodeName": node}}
+    cluster.must("POST", pods_path(NAMESPACE), body)
+    running = {"status": {"phase": "Running"}}
+    cluster.must("PATCH", f"{pods_path(NAMESPACE, name)}/status", running, kind=PATCH)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    directory = tmp_path_factory.mktemp("plugin")
+    fakes = {node: FakeNode(directory / node) for node in NODES}
+    try:
+        with Cluster(directory) as cluster:
+            for name in (NAMESPACE, "research", "sales"):
+                cluster.namespace(name)
+            for number, (node, fake) in enumerate(fakes.items()):
+                labels = {"pool": "a" if number < 2 else "b"}
+                node_object = {"metadata": {"name": node, "labels": labels}}
+                cluster.must("POST", "/api/v1/nodes", node_object)
+                # The exporter runs on the last node.
+                our_pod(cluster, node, "exporter" if node == "gpu-3" else "agent")
+                cluster.pod("research", f"bert-{number}", node)
+                fake.add("train", pod=f"bert-{number}", namespace="research")
+            cluster.pod("sales", "bert-0", "gpu-2")
+            cluster.pod("research", "waiting", "")
+            yield Scene(cluster, directory, fakes)
+    finally:
+        for fake in fakes.values():
+            fake.close()
+
+
+@pytest.fixture(autouse=True)
+def calm(scene: Scene) -> None:
+    scene.change()
+
+
+def limit_of(scene: Scene, node: str) -> int | None:
+    (container,) = scene.fakes[node].containers
+    assert container.region is not None
+    with open_region(container.region) as region:
+        return region.memory_limit(0)
+
+
+# ---- one pod -------------------------------------------------------------------------------------
+
+
+def test_a_limit_is_set_on_the_node_of_the_named_pod(scene: Scene) -> None:
+    words = ("limits", "set", "-n", "research", "bert-1", "--device", "0", "--memory", "6GiB")
+    done = scene.run(*words)
+    assert done.returncode == 0, done.stderr
+    assert "6 GiB" in done.stdout
+    assert scene.asked() == ["hamiregion-gpu-2"]
+    assert [limit_of(scene, node) for node in NODES] == [8 * GIB, 6 * GIB, 8 * GIB]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ps", "-n", "research", "bert-0"),
+        ("containers", "research/bert-0/train"),
+        ("show", "-A", "bert-1"),
+        ("limits", "get", "bert-0/train", "-n", "research", "-o", "json"),
+    ],
+    ids=" ".join,
+)
+def test_reading_verbs_show_the_named_pod_alone(scene: Scene, words: tuple[str, ...]) -> None:
+    done = scene.run(*words)
+    assert done.returncode == 0, done.stderr
+    pod = "bert-1" if "bert-1" in words else "bert-0"
+    node = "gpu-2" if pod == "bert-1" else "gpu-1"
+    (container,) = scene.fakes[node].containers
+    assert pod in done.stdout or container.pod_uid in done.stdout or "8589934592" in done.stdout
+    assert scene.asked() == [f"hamiregion-{node}"]
+
+
+def test_exit_codes_of_the_verb_are_those_of_the_plugin(scene: Scene) -> None:
+    assert scene.run("limits", "set", "-n", "research", "bert-0").returncode == 2
+    assert scene.run("doctor", "research/bert-0/train", "--only", "no_kind").returncode == 2
+    scene.change(gpu_1={"code": 3})
+    assert scene.run("doctor", "-n", "research", "bert-0").returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("ps", "-n", "research", "bert-9"), 'pods "bert-9" not found'),
+        (("show", "-A", "bert-0"), "2 pods are called bert-0: give -n NAMESPACE"),
+        (("show", "-n", "research", "waiting"), "is on no node yet"),
+        (("ps", "--node", "cpu-1"), "no pod of ours runs there"),
+        (("ps", "--context", "nothing"), "context"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_failed_look_up_is_one_line(scene: Scene, words: tuple[str, ...], message: str) -> None:
+    done = scene.run(*words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: ")
+    assert message in done.stderr
+    assert scene.asked() == []
+
+
+# ---- all nodes -----------------------------------------------------------------------------------
+
+
+def test_without_a_pod_all_nodes_answer_in_their_order(scene: Scene) -> None:
+    scene.change(gpu_1={"delay_s": 1.0})
+    done = scene.run("containers")
+    assert done.returncode == 0, done.stderr
+    heads = [line for line in done.stdout.splitlines() if line.startswith("== ")]
+    assert heads == [f"== {node}" for node in NODES]
+    assert [f"bert-{number}" in done.stdout for number in range(3)] == [True] * 3
+    assert scene.asked() == [f"hamiregion-{node}" for node in NODES]
+
+
+def test_nodes_are_chosen_by_name_and_label(scene: Scene) -> None:
+    scene.run("containers", "-l", "pool=a")
+    assert scene.asked() == ["hamiregion-gpu-1", "hamiregion-gpu-2"]
+    scene.change()
+    done = scene.run("containers", "--node", "gpu-3")
+    assert scene.asked() == ["hamiregion-gpu-3"]
+    assert not done.stdout.startswith("==")
+
+
+def test_a_node_that_is_late_or_cut_short_is_named_and_the_others_are_shown(
+    scene: Scene,
+) -> None:
+    scene.change(gpu_1={"delay_s": 60}, gpu_2={"bytes": 40})
+    done = scene.run("containers", "--json", deadline_s=8)
+    assert done.returncode == 1
+    (answer,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert answer["node"] == "gpu-3"
+    assert answer["answer"]["containers"][0]["pod"] == "bert-2"
+    assert done.stderr.splitlines() == [
+        "gpu-1: did not answer within 8 s",
+        "gpu-2: the answer is incomplete",
+    ]
+    scene.change(gpu_1={"code": 1}, gpu_2={"code": 3})
+    done = scene.run("containers")
+    assert done.returncode == 1
+    assert "gpu-1: exit code 1" in done.stderr
+    assert "== gpu-2" in done.stdout
+
+
+def test_a_verb_that_writes_goes_to_no_second_node_by_itself(scene: Scene) -> None:
+    done = scene.run("doctor", "--repair")
+    assert done.returncode == 2
+    assert "would write on 3 nodes: name a pod, --node or --all" in done.stderr
+    for words in (("doctor", "--repair", "--all"), ("limits", "set", "bert-*", "--all")):
+        done = scene.run(*words)
+        assert "on gpu-3 the exporter runs" in done.stderr
+    assert scene.asked() == []
+    pool = ("-l", "pool=a")
+    done = scene.run("limits", "set", "--all", "bert-*", "--memory", "7GiB", *pool)
+    assert done.returncode == 0, done.stderr
+    assert [limit_of(scene, node) for node in NODES] == [7 * GIB, 7 * GIB, 8 * GIB]
+    assert "would write" not in scene.run("doctor", "--repair", "--dry-run").stderr
+
+
+def test_where_only_the_exporter_runs_a_job_may_write_what_the_pod_may_not(scene: Scene) -> None:
+    words = ("limits", "set", "-n", "research", "bert-2", "--memory", "5GiB")
+    done = scene.run(*words)
+    assert done.returncode == 1
+    assert "add --job to run this once, in a Job on that node" in done.stderr
+    done = scene.run(*words, "--job")
+    assert done.returncode == 0, done.stderr
+    name = done.stdout.strip().rpartition("/")[2]
+    job = scene.cluster.must("GET", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{name}")
+    spec = job["spec"]["template"]["spec"]
+    assert spec["nodeName"] == "gpu-3"
+    assert spec["automountServiceAccountToken"] is False
+    (container,) = spec["containers"]
+    asked = ["limits", "set", "-n", "research", "bert-2", "--memory", "5GiB"]
+    assert container["args"] == asked
+    writable = {m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")}
+    assert writable == {"/usr/local/vgpu", "/run/hamiregion-locks", "/var/lib/hamiregion"}
+    assert scene.asked() == []
+
+
+# ---- the file ------------------------------------------------------------------------------------
+
+
+def test_it_is_python_3_9_of_the_standard_library_and_short() -> None:
+    tree = ast.parse(PLUGIN.read_text(), feature_version=(3, 9))
+    imported = {
+        alias.name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+    assert imported <= sys.stdlib_module_names
+    docs = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    assert docs
+    assert os.access(PLUGIN, os.X_OK)
+
+
+def test_each_verb_and_option_with_a_value_is_one_of_the_program() -> None:
+    import runpy
+
+    import click
+
+    from libhamiregion.cli.verbs import hamiregion
+
+    plugin = runpy.run_path(str(PLUGIN))
+    valued = set()
+    for verb in plugin["VERBS"]:
+        command: click.Command = hamiregion
+        context = click.Context(command)
+        for word in verb.split():
+            assert isinstance(command, click.Group)
+            found = command.get_command(context, word)
+            assert found is not None, verb
+            command = found
+        for option in command.params:
+            if isinstance(option, click.Option) and not option.is_flag:
+                valued |= {*option.opts, *option.secondary_opts}
+    of_the_node = {
+        *("--root", "--proc", "--pod-logs", "--container-logs", "--claims", "--node-name"),
+        *("--kubeconfig", "--library", "--namespace", "-n"),
+    }
+    assert plugin["VALUED"] == valued - of_the_node
