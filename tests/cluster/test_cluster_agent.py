@@ -113,7 +113,11 @@ def test_one_process_has_figures_repairs_priorities_plan_and_annotations(
     assert value_of(metrics(agent), "hamiregion_agent_paused", task="feedback") == 0
     # Names, annotations and the plan come from one list and one watch.
     assert (len(api.lists), len(api.watches)) == (1, 1)
+    # As at a change of the chart's mode: what was held is given back, limits stay.
+    assert low.get("recent_kernel") == -1
     assert agent.end() == 0, agent.said
+    assert low.get("recent_kernel") == 0
+    assert low.limits()["memory"][0] == 6 * GIB
 
 
 @pytest.mark.slow
