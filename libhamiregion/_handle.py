@@ -72,6 +72,20 @@ def proc_root(proc: PathLike) -> bytes:
 class Handle:
     """An open region: the base of `Region`, and all that edits, lock and slots know of it."""
 
+    # No dictionary: an assignment to a method, as ``region.memory_limit = 5``, is an error.
+    __slots__ = (
+        "__weakref__",
+        "_buffer_bytes",
+        "_handle",
+        "_owner",
+        "closed",
+        "file_id",
+        "layout",
+        "layout_newer",
+        "path",
+        "writable",
+    )
+
     def __init__(self, owner: Any, path: str, layout: Layout, *, writable: bool) -> None:
         self._owner = owner
         self._handle = owner[0]

@@ -141,6 +141,8 @@ def find_device(region: Handle, device: Device) -> int:
 class Edits(Handle):
     """The edits of a region."""
 
+    __slots__ = ()
+
     @overload
     def set_memory_limit(
         self, limit: Limit, *, device: Device, **options: Unpack[_Options]

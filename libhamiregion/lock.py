@@ -121,6 +121,8 @@ class RegionLock:
 class Locks(Handle):
     """The lock of a region."""
 
+    __slots__ = ()
+
     def lock(self, timeout_s: float = 1.0) -> RegionLock:
         """Return the region's semaphore as a context manager, taken by libvgpu's own protocol.
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import enum
 import struct
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import attrs
 
 from ._core import ffi, lib
 from .errors import NoSuchDevice, new_error
 from .layouts import DEVICE_CAPACITY
-from .units import sm_limit_or_none
+from .units import integer, sm_limit_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -193,12 +193,15 @@ class RegionSnapshot(_Lazy):
             return None
         return max(0.0, self.taken_at_ns / 1e9 - self.last_kernel_time_s)
 
-    def device(self, device: int | str) -> DeviceUsage:
+    def device(self, device: SupportsIndex | str) -> DeviceUsage:
         """Return the device with that index or uuid.
 
         Raises:
             NoSuchDevice: The snapshot has no such device.
+            TypeError: Neither an index nor text.
         """
+        if not isinstance(device, str):
+            device = integer("a device", device)
         for each in self.devices:
             if device in (each.index, each.uuid):
                 return each
@@ -254,18 +257,20 @@ def take_snapshot(region: Handle) -> RegionSnapshot:
         code = lib.hr_snapshot(region._handle, raw, size, error)
         if code != lib.HR_ENOSPACE:
             region._check(code, error)
-            return lazy_snapshot(raw, region)
+            return lazy_snapshot(raw, region.path, region.layout, region.layout_newer)
         # More processes may attach between two tries; the largest snapshot always fits.
         region._buffer_bytes = min(2 * error.wanted, lib.HR_SNAPSHOT_MAX_BYTES)
 
 
-def lazy_snapshot(raw: Any, region: Handle) -> RegionSnapshot:
+def lazy_snapshot(
+    raw: Any, path: str, layout: Layout, layout_newer: tuple[int, int] | None
+) -> RegionSnapshot:
     """Wrap a snapshot of the core; nothing is decoded yet."""
     snapshot = RegionSnapshot.__new__(RegionSnapshot)
     _set(snapshot, "_source", raw)
-    _set(snapshot, "path", region.path)
-    _set(snapshot, "layout", region.layout)
-    _set(snapshot, "layout_newer", region.layout_newer)
+    _set(snapshot, "path", path)
+    _set(snapshot, "layout", layout)
+    _set(snapshot, "layout_newer", layout_newer)
     return snapshot
 
 

@@ -51,6 +51,8 @@ class Region(Edits, Locks, Slots):
         file_id: The mapped file's device and inode as `os.stat` gives them.
     """
 
+    __slots__ = ()
+
     def close(self) -> None:
         """Unmap the region. Waits for calls in progress in other threads; may be called again.
 

@@ -10,6 +10,7 @@ import attrs
 
 from ._core import ffi, lib
 from .errors import RegionClosed, RegionError, region_error
+from .layouts import LAYOUTS
 from .models import lazy_snapshot, uuid_text
 from .region import Region, absolute_path, open_region
 from .units import sm_limit_or_none
@@ -38,6 +39,7 @@ class _Read:
     """The result of one `RegionSet.read`: snapshots and errors in the core's form."""
 
     paths: tuple[str, ...]
+    newer: tuple[tuple[int, int] | None, ...]
     memory: Any
     size: Any
     failed: int
@@ -318,43 +320,48 @@ class RegionTable:
 
         Raises:
             ValueError: A column has not one cell per region.
+            TypeError: A column is a text.
         """
         for name, cells in columns.items():
+            if isinstance(cells, str | bytes):
+                raise TypeError(f"{name} is a sequence with one text per region, not one text")
             if len(cells) != len(self):
                 raise ValueError(f"{name} has {len(cells)} cells for {len(self)} regions")
         return RegionTable(attrs.evolve(self._read, identity={**self.identity, **columns}))
 
-    def snapshot(self, row: int, region: Region) -> RegionSnapshot:
+    def snapshot(self, row: int) -> RegionSnapshot:
         """Return one region's data as `Region.snapshot` does; nothing is read again.
 
         Without processes if `RegionSet.read` has left them out (`processes_truncated`).
 
         Args:
             row: The region's row.
-            region: The region of that row.
 
         Raises:
             IndexError: There is no such row.
             RegionError, OSError: Why the region could not be read.
         """
-        if not 0 <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
         error = self.error(row)
         if error is not None:
             raise error
         memory = self._read.memory
         members = ffi.cast("struct hr_member *", memory)
         start = members[row].at
+        head = ffi.cast("struct hr_snapshot *", memory + start)
         end = members[row + 1].at if row + 1 < len(self) else self._read.size.bytes
         raw = ffi.new("char[]", end - start)
         ffi.memmove(raw, memory + start, end - start)
-        return lazy_snapshot(raw, region)
+        return lazy_snapshot(raw, self.paths[row], LAYOUTS[head.layout], self._read.newer[row])
 
     def error(self, row: int) -> RegionError | OSError | None:
-        """Return why the region in that row could not be read; None if it was."""
+        """Return why the region in that row could not be read; None if it was.
+
+        Raises:
+            IndexError: There is no such row.
+        """
         memory = self._read.memory
         if not 0 <= row < len(self):
-            return None
+            raise IndexError(f"row {row} of {len(self)}")
         at = ffi.cast("struct hr_member *", memory)[row].at
         head = ffi.cast("struct hr_snapshot *", memory + at)
         if head.code == lib.HR_OK:
@@ -369,7 +376,7 @@ class RegionSet:
 
     Files that cannot be opened do not stop the others: `errors` has the reasons. Threads and signal
     handlers: any call may be made during any other; a region that is closed while it is read has
-    `RegionClosed` for its error. Fork: as `Region`.
+    `RegionClosed` for its error. Fork: a child makes a set of its own.
 
     Args:
         paths: The files; each is opened read-only.
@@ -387,9 +394,10 @@ class RegionSet:
         # By path if the set has opened it, by itself if it was adopted.
         self._regions: dict[str | Region, Region] = {}
         # What `read` passes to the core, until the regions have changed.
-        self._passed: tuple[tuple[Region, ...], tuple[str, ...], Any] = (), (), ffi.NULL
+        self._passed: tuple[Any, ...] = (), (), (), ffi.NULL
         self._room_bytes = 0
         self._closed = False
+        self._pid = os.getpid()
         self.errors: dict[str, RegionError | OSError] = {}
         for path in paths:
             self.add(path)
@@ -416,6 +424,8 @@ class RegionSet:
     def _check_open(self) -> None:
         if self._closed:
             raise RegionClosed("the RegionSet has been closed; make a new one")
+        if self._pid != os.getpid():
+            raise RegionClosed("the RegionSet was made before fork(); make a new one in the child")
 
     def add(self, path: PathLike) -> bool:
         """Open one more region, or the same path anew if it is there already.
@@ -424,7 +434,7 @@ class RegionSet:
             True if it is open now; False puts the reason into `errors`.
 
         Raises:
-            RegionClosed: After `close`.
+            RegionClosed: After `close`, or in a forked child.
         """
         self._check_open()
         absolute = absolute_path(path)
@@ -484,14 +494,15 @@ class RegionSet:
         1; the sums of their devices are whole: containers can fill their tables.
 
         Raises:
-            RegionClosed: After `close`.
+            RegionClosed: After `close`, or in a forked child.
         """
         self._check_open()
-        regions, paths, handles = self._passed
+        regions, paths, newer, handles = self._passed
         if regions != (now := self.regions):
             regions, paths = now, tuple([each.path for each in now])
+            newer = tuple([each.layout_newer for each in now])
             handles = ffi.new("hr_region *[]", [each._handle for each in now])
-            self._passed = regions, paths, handles
+            self._passed = regions, paths, newer, handles
         size = ffi.new("struct hr_set_size *")
         max_usages = _UNCAPPED
         while True:
@@ -508,4 +519,4 @@ class RegionSet:
             else:
                 # A quarter more than needed, so that a new process does not cost a second read.
                 self._room_bytes = size.bytes + size.bytes // 4
-        return RegionTable(_Read(paths, memory, size, failed))
+        return RegionTable(_Read(paths, newer, memory, size, failed))

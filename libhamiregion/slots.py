@@ -11,10 +11,11 @@ import attrs
 from ._core import ffi, lib
 from ._handle import SLICE_NS, Handle, in_slices, nanoseconds, proc_root
 from .changes import Effect, SlotChange
+from .edits import find_device
 from .errors import ReapRefused, SearchCutShort, new_error, signed
 from .layouts import DEVICE_CAPACITY, SLOT_CAPACITY, Layout
 from .models import ProcessStatus, take_snapshot
-from .units import integer
+from .units import integer, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from .edits import Device
     from .errors import PathLike
 
 #: The kind of charged memory: CUDA contexts, modules (code) or buffers.
@@ -69,6 +71,19 @@ class SlotRepair:
 
     repaired: tuple[int, ...]
     left: tuple[int, ...]
+
+
+def _device_to_use(region: Handle, device: Device) -> int:
+    """Return the index of a device that a process may use: any, while none is reported.
+
+    Raises:
+        NoSuchDevice: The region has no such device.
+    """
+    if not isinstance(device, str):
+        device = integer("a device", device)
+        if 0 <= device < (region._live(lib.HR_VALUE_DEVICE_NUM) or DEVICE_CAPACITY):
+            return device
+    return find_device(region, device)
 
 
 class Slot:
@@ -126,7 +141,7 @@ class Slot:
         return f"<Slot pid {self.pid}{'' if self._attached else ', detached'}>"
 
     def charge(
-        self, device: SupportsIndex, nbytes: SupportsIndex, kind: MemoryKind = "data"
+        self, device: Device, nbytes: SupportsIndex | str, kind: MemoryKind = "data"
     ) -> None:
         """Count memory on a device, as libvgpu does before an allocation.
 
@@ -135,34 +150,49 @@ class Slot:
         at the same moment may pass it with this one if the layout accounts without the lock (HAMi
         2.8.1 and later): libvgpu does not check again after it has added.
 
+        Args:
+            device: Index or uuid.
+            nbytes: Bytes, or text as `parse_size` takes it.
+            kind: A `MemoryKind`.
+
         Raises:
             MemoryLimitExceeded: It would pass the limit; nothing was counted.
-            ValueError: No such device or kind, or a negative number.
+            NoSuchDevice: The message lists the devices there are.
+            ValueError: No such kind, a negative number, or a text that is no size.
             RuntimeError: The slot is detached.
             LockTimeout: The region's lock was not free within the attachment's timeout; nothing was
                 counted.
             RegionStale, RegionCorrupt, RegionClosed: As `Region.snapshot`.
         """
-        self._account(lib.hr_charge, device, nbytes, kind, 0)
+        self._account(lib.hr_charge, _device_to_use(self.region, device), nbytes, kind, 0)
 
     def release(
-        self, device: SupportsIndex, nbytes: SupportsIndex, kind: MemoryKind = "data"
+        self, device: Device, nbytes: SupportsIndex | str, kind: MemoryKind = "data"
     ) -> None:
-        """Give back memory that was charged.
+        """Give back memory that was charged; arguments as `charge` takes them.
 
         Raises:
             ValueError: More than this process has charged there; nothing was changed.
+            NoSuchDevice: The region has no device with that uuid.
             RuntimeError, LockTimeout, RegionStale, RegionCorrupt, RegionClosed: As `charge`.
         """
-        self._account(lib.hr_release, device, nbytes, kind)
+        # What was charged can be given back, whichever devices the container reports since.
+        index = find_device(self.region, device) if isinstance(device, str) else device
+        self._account(lib.hr_release, index, nbytes, kind)
 
     def _account(
-        self, account: Any, device: SupportsIndex, nbytes: SupportsIndex, kind: str, *flags: int
+        self,
+        account: Any,
+        device: SupportsIndex,
+        nbytes: SupportsIndex | str,
+        kind: str,
+        *flags: int,
     ) -> None:
         if kind not in _KINDS:
             raise ValueError(f"a kind is context, module or data, not {kind!r}")
         index = integer("a device", device, 0, DEVICE_CAPACITY - 1)
-        count = integer("a number of bytes", nbytes, 0, _MAX_BYTES)
+        size = parse_size(nbytes) if isinstance(nbytes, str) else nbytes
+        count = integer("a number of bytes", size, 0, _MAX_BYTES)
         if not self._attached:
             raise RuntimeError(_DETACHED)
         handle, number, error = self.region._handle, _KINDS[kind], new_error()
@@ -219,6 +249,8 @@ def attached_slots() -> list[Slot]:
 class Slots(Handle):
     """The process slots of a region."""
 
+    __slots__ = ()
+
     def attach(self, *, timeout_s: float = 10.0) -> Slot:
         """Become a process of the region, as libvgpu does when a program starts to use CUDA.
 
@@ -272,7 +304,7 @@ class Slots(Handle):
     def set_utilization(
         self,
         pid: SupportsIndex,
-        device: SupportsIndex,
+        device: Device,
         *,
         sm: SupportsIndex | None = None,
         enc: SupportsIndex | None = None,
@@ -283,6 +315,7 @@ class Slots(Handle):
         """Store a process's utilisation of a device, in percent; None leaves a value as it is.
 
         Raises:
+            NoSuchDevice: The message lists the devices there are.
             ValueError: Not 0 to 100, or the layout has no such figures.
             ProcessNotInRegion, LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As
                 `set_host_pid`.
@@ -293,12 +326,12 @@ class Slots(Handle):
             for field, percent in given.items()
             if percent is not None
         }
-        return self._edit_slot(pid, values, device, dry_run, timeout_s)
+        return self._edit_slot(pid, values, _device_to_use(self, device), dry_run, timeout_s)
 
     def set_monitor_used(
         self,
         pid: SupportsIndex,
-        device: SupportsIndex,
+        device: Device,
         nbytes: SupportsIndex,
         *,
         dry_run: bool = False,
@@ -307,12 +340,13 @@ class Slots(Handle):
         """Store the driver's figure of a process's memory on a device.
 
         Raises:
-            ValueError: No such device, or a negative number.
+            NoSuchDevice: The message lists the devices there are.
+            ValueError: A negative number.
             ProcessNotInRegion, LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As
                 `set_host_pid`.
         """
         values = {"monitor_used_bytes": nbytes}
-        return self._edit_slot(pid, values, device, dry_run, timeout_s)[0]
+        return self._edit_slot(pid, values, _device_to_use(self, device), dry_run, timeout_s)[0]
 
     def suspend(
         self, pid: SupportsIndex, *, dry_run: bool = False, timeout_s: float = 1.0

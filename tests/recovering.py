@@ -43,12 +43,13 @@ def recover_in_time(what: RegionFile | Region, watch_s: float = 0.0) -> LockReco
 
 
 def assert_usable(file: RegionFile) -> None:
-    """One can lock it, come, account and go."""
+    """One can lock it, edit it, come, account and go."""
     assert is_free(file)
     with open_region(file, writable=True) as region:
         with region.lock(0.5):
             pass
         with region.attach(timeout_s=0.5) as slot:
-            slot.charge(15, 1)
+            region.set_memory_limit("unlimited", device=0, force=True)
+            slot.charge(0, 1)
             assert os.getpid() in pids(file)
     assert is_free(file)

@@ -154,7 +154,7 @@ class DoctorContext:
                 if container in unread:
                     yield look(self.node, container)
                 elif table.regions.code[row] == 0 and region and processes:
-                    snapshot = table.snapshot(row, region)
+                    snapshot = table.snapshot(row)
                     yield ObservedRegion(container, region, snapshot, processes, row)
 
     @cached_property

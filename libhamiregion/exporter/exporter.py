@@ -18,7 +18,7 @@ from libhamiregion.node.reader import Observer
 from libhamiregion.text import error_text, printable
 
 from .collectors import COLLECTORS, ContainersCollector, DoctorCollector
-from .families import BY_NAME, FAMILIES
+from .families import BY_NAME, FAMILIES, check_names
 from .gone import GoneContainers
 from .labels import label_text, safe_value
 from .legacy import former_series
@@ -193,6 +193,7 @@ class NodeExporter:
             names: Only the families of these names; None means all.
 
         Raises:
+            ValueError: There is no family of such a name.
             RegionClosed: The node has been closed.
             NodeBusy: Another observation does not come back.
         """
@@ -224,8 +225,9 @@ class NodeExporter:
             names: As for `render`.
 
         Raises:
-            RegionClosed, NodeBusy: As `render`.
+            RegionClosed, NodeBusy, ValueError: As `render`.
         """
+        check_names(names)
         observation = self._observe(self._max_age_s)
         with self._turn():
             scrape = self._scrape(observation)

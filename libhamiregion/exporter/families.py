@@ -9,9 +9,12 @@ docs/metrics.md lists the same; a test compares the two.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 Origin: TypeAlias = Literal["hami", "legacy", "own"]
 
@@ -251,3 +254,13 @@ def _made() -> list[MetricFamily]:
 FAMILIES: tuple[MetricFamily, ...] = tuple(_made())
 #: Families by name.
 BY_NAME = {each.name: each for each in FAMILIES}
+
+
+def check_names(names: Collection[str] | None) -> None:
+    """Make sure that there is a family of each name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if unknown := {*(names or ())} - BY_NAME.keys():
+        raise ValueError(f"no metric is called {min(unknown)!r}; FAMILIES lists the names")

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from .families import FAMILIES, MetricFamily
+from .families import FAMILIES, MetricFamily, check_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -32,9 +32,13 @@ class RegionCollector(Collector):
     Args:
         exporter: Where the figures come from.
         names: Only the families of these names; None means all.
+
+    Raises:
+        ValueError: There is no family of such a name.
     """
 
     def __init__(self, exporter: NodeExporter, names: Collection[str] | None = None) -> None:
+        check_names(names)
         self._exporter = exporter
         self._names = names
 

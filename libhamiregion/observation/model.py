@@ -177,6 +177,6 @@ class Observation:
                 # One without a proof was closed meanwhile: the next observation opens it again.
                 yield ContainerDetails(container, error=error)
             else:
-                snapshot = self.table.snapshot(row, container.region)
+                snapshot = self.table.snapshot(row)
                 yield ContainerDetails(container, snapshot, processes)
         yield from map(ContainerDetails, self.missing)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, SupportsIndex
 
 import attrs
 
 from libhamiregion.launch.run_directory import RUN_POD
 from libhamiregion.text import printable
+from libhamiregion.units import integer
 
 from .names import is_pod_uid
 
@@ -48,6 +49,10 @@ class HasDevice(Protocol):
         """``GPU-…`` or ``MIG-…``; None if unknown."""
 
 
+def _device_pattern(device: SupportsIndex | str | None) -> str | None:
+    return device if device is None or isinstance(device, str) else str(integer("a device", device))
+
+
 @attrs.frozen
 class Selector:
     """Chooses containers and devices. Every pattern that is given must match.
@@ -61,14 +66,17 @@ class Selector:
         container: Pattern of the container's name, by its directory or by who uses its region, or
             of its id; of a claim's name, or its UID,
             where several containers share its region.
-        device: An index, or a pattern of the uuid.
+        device: An index, also as a number, or a pattern of the uuid.
+
+    Raises:
+        TypeError: A device that is neither text nor an integer.
     """
 
     pod_uid: str | None = None
     namespace: str | None = None
     pod: str | None = None
     container: str | None = None
-    device: str | None = None
+    device: str | None = attrs.field(default=None, converter=_device_pattern)
 
     def matches(self, container: Container) -> bool:
         """Whether a container is meant."""

@@ -1,7 +1,7 @@
 """RegionCollector in a registry of prometheus-client gives what the exporter renders itself."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -173,3 +173,11 @@ def test_the_times_of_the_exporter_itself_are_told(exporter: NodeExporter) -> No
     assert found.value("hamiregion_collector_duration_seconds", collector="processes") > 0
     assert found.value("hamiregion_scrape_duration_seconds_sum") > 0
     assert found.types["hamiregion_scrape_duration_seconds"] == "summary"
+
+
+@pytest.mark.parametrize("names", [{"typo"}, ["hamiregion_up", "hamiregion_containers"], "typo"])
+def test_a_name_of_no_metric_is_an_error(exporter: NodeExporter, names: Collection[str]) -> None:
+    with pytest.raises(ValueError, match="no metric is called"):
+        exporter.render(names=names)
+    with pytest.raises(ValueError, match="no metric is called"):
+        RegionCollector(exporter, names)

@@ -324,7 +324,7 @@ def test_what_an_observation_shows_of_a_region_is_of_that_moment(
     seen = Observer(node).observe()
     (region,) = (each.region for each in seen.containers)
     assert region is not None
-    taken = seen.table.snapshot(0, region)
+    taken = seen.table.snapshot(0)
     assert taken == attrs.evolve(region.snapshot(), taken_at_ns=taken.taken_at_ns)
     file.add_process(3_999_998, {0: 7 << 20})
     (view,) = seen.details()
@@ -335,7 +335,7 @@ def test_what_an_observation_shows_of_a_region_is_of_that_moment(
         (3_999_999, "dead"),
     ]
     with pytest.raises(IndexError):
-        seen.table.snapshot(1, region)
+        seen.table.snapshot(1)
 
 
 def test_what_of_proc_could_not_be_read_is_a_gap_of_its_container(
@@ -368,7 +368,7 @@ def test_a_region_that_could_not_be_read_has_its_error_in_its_view(node: Node, r
     (container,) = seen.containers
     assert container.region is not None
     with pytest.raises(RegionStale):
-        seen.table.snapshot(0, container.region)
+        seen.table.snapshot(0)
     (view,) = seen.details()
     assert isinstance(view.error, RegionStale)
 

@@ -134,3 +134,13 @@ def test_a_pattern_for_names_that_nobody_knows_is_refused_unless_that_is_allowed
         assert node.select(pod=str(uuid.uuid4())) == ()
         assert node.select(container="nobody") == ()
         assert node.select(namespace="research", container="nobody") == ()
+
+
+def test_a_device_is_an_index_or_a_pattern_and_nothing_else() -> None:
+    device = DeviceUsage(0, "GPU-a", None, 0, 0, 0, 0, 0, None, 0, 0, 0)
+    assert Selector(device=0) == Selector(device="0")
+    assert Selector(device=0).matches_device(device)
+    assert not Selector(device=1).matches_device(device)
+    for wrong in (True, 0.0, b"0"):
+        with pytest.raises(TypeError, match="a device is an integer"):
+            Selector(device=wrong)  # type: ignore[arg-type]

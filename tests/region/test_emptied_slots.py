@@ -75,7 +75,7 @@ def test_processes_that_are_left_out_of_a_read_are_no_empty_table(
         for file in files * 8:
             regions._adopt(open_region(file))
         table = regions.read()
-        row = table.snapshot(0, regions.regions[0])
+        row = table.snapshot(0)
     assert table.regions.processes_truncated.tolist() == [1, 0] * 8
     assert table.regions.process_count.tolist() == [0, 1] * 8
     assert table.regions.slot_count.tolist() == [SLOTS, 1] * 8

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forked import in_child
 from golden_regions import GoldenRegion
 from support.region_file import SLOTS, RegionFile, RegionFileFactory
 from support.wait import PATIENCE_S
@@ -446,31 +445,6 @@ def test_a_set_can_be_read_while_another_thread_changes_it(files: list[RegionFil
             over.set()
             assert changing.result(PATIENCE_S) > 0
         assert len(region_set.read()) == len(files)
-
-
-def test_in_a_forked_child_each_region_is_refused_and_can_be_opened_anew(
-    files: list[RegionFile],
-) -> None:
-    with RegionSet(files) as region_set:
-        before = contents(region_set.read())
-
-        def child() -> list[str]:
-            table = region_set.read()
-            messages = []
-            for row in range(5):
-                error = table.error(row)
-                assert isinstance(error, RegionClosed)
-                messages.append(str(error))
-            for file in files:
-                assert region_set.add(file)
-            check(region_set.read(), files)
-            return messages
-
-        assert all("fork()" in message for message in in_child(child))
-        after = contents(region_set.read())
-    for table in (before, after):
-        table["regions"].pop("taken_at_ns")
-    assert after == before
 
 
 def test_a_read_that_would_be_too_large_leaves_out_the_processes_of_full_tables(

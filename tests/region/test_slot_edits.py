@@ -7,7 +7,7 @@ import pytest
 from lock_bytes import NOBODY, hold, is_free, let_go
 from slot_bytes import LOCKABLE, differences, put_slot, slot_bytes
 from support.actors import MakeActor
-from support.region_file import DEVICES, RegionFile, RegionFileFactory, locate
+from support.region_file import RegionFile, RegionFileFactory, locate
 
 from libhamiregion import (
     Effect,
@@ -185,10 +185,8 @@ BAD_VALUES: dict[str, Callable[[Region], object]] = {
     "host pid 2**31": lambda region: region.set_host_pid(PID, 2**31),
     "monitor -1": lambda region: region.set_monitor_used(PID, 0, -1),
     "monitor 2**64": lambda region: region.set_monitor_used(PID, 0, 2**64),
-    "monitor device 16": lambda region: region.set_monitor_used(PID, DEVICES, 5),
     "sm -1": lambda region: region.set_utilization(PID, 0, sm=-1),
     "dec 101": lambda region: region.set_utilization(PID, 0, sm=5, dec=101),
-    "util device -1": lambda region: region.set_utilization(PID, -1, sm=5),
 }
 
 
