@@ -205,11 +205,14 @@ def test_it_exports_what_it_does_in_the_same_process(
     assert 'hamiregion_agent_paused{task="feedback"} 0' in text
     assert "hami_vgpu_memory_limit_bytes" in text
     assert answer("/healthz").strip() == "ok"
-    with OtherWriter(MONITOR, files):
-        agent.wait_for("paused")
-        assert 'paused{task="feedback"} 1' in answer("/metrics")
     assert agent.end() == 0
     assert agent.kinds()[-1] == "stopped"
+    with OtherWriter(MONITOR, files):
+        agent = start("--feedback", "--listen", "127.0.0.1:0")
+        url = agent.wait_for("listening")["detail"]["url"]
+        agent.wait_for("paused")
+        assert 'paused{task="feedback"} 1' in answer("/metrics")
+        assert agent.end() == 0
 
 
 @pytest.mark.slow

@@ -127,7 +127,13 @@ def test_before_the_root_is_there_it_is_not_ready_and_then_it_is(tmp_path: Path)
         assert ask(process.url, "/healthz").status == 200
         assert ask(process.url).status == 200
         (tmp_path / "away").rename(files.root)
-        process.wait_until_ready()
+        # A scrape observes what is older than 1 s, a probe what is older than 30 s.
+        eventually(
+            lambda: (
+                ask(process.url, "/metrics").status == 200
+                and ask(process.url, "/readyz").status == 200
+            )
+        )
 
 
 def test_the_environment_of_hami_s_monitor_is_understood(tmp_path: Path) -> None:

@@ -163,17 +163,18 @@ def test_exact_uses_stay_as_they_are_and_the_last_launch_is_as_old_as_asked(
     assert 3600 <= snapshot.idle_s < 3600 + 60
 
 
-def test_processes_wait_for_a_lock_that_is_held_and_go_on(tmp_path: Path) -> None:
+# Also longer than an attached process waits by default.
+@pytest.mark.parametrize("held_s", [0.5, pytest.param(11, marks=pytest.mark.slow)])
+def test_processes_wait_for_a_lock_that_is_held_and_go_on(tmp_path: Path, held_s: float) -> None:
     with FakeNode(tmp_path, containers=1) as node:
         (container,) = node.containers
         (process,) = container.processes
         held = threading.Event()
 
         def hold() -> None:
-            # Longer than an attached process waits by default.
             with node.hold_lock(container):
                 held.set()
-                time.sleep(11)
+                time.sleep(held_s)
 
         holder = threading.Thread(target=hold)
         holder.start()
