@@ -4,7 +4,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "lock.h"
+#include "slots.h"
 #include "testpoint.h"
 
 #ifdef HR_TESTPOINTS
@@ -161,6 +161,7 @@ int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state 
 
 struct recovery {
     hr_region *region;
+    const char *proc;
     struct hr_recovery *progress; /* the caller's; its owner and value are what was judged */
     struct hr_lock_state state;
     struct hr_mappers mappers; /* empty and not complete if there was no need to search */
@@ -169,6 +170,8 @@ struct recovery {
     /* While it is locked, no process draws the number that was judged. */
     struct hr_byte_lock judged_byte;
     bool alone;
+    int step; /* HR_RECOVERED_*: what signing in the holder's place is; 0: it is not to be done */
+    struct hr_deaths deaths;
 };
 
 static int not_recoverable(int reason, const struct recovery *recovery, uint64_t owner)
@@ -251,7 +254,7 @@ static bool stands_still(const struct recovery *recovery)
     return is_as_judged(recovery, hr_load_lock(recovery->region));
 }
 
-/* A process that came after the scan and has taken the semaphore signs within a moment. */
+/* A process that has taken the semaphore since then signs within a moment. */
 static bool is_newcomer_seen(struct recovery *recovery)
 {
     uint64_t deadline = hr_deadline_ns(HR_NEWCOMER_NS);
@@ -264,16 +267,20 @@ static bool is_newcomer_seen(struct recovery *recovery)
 }
 
 /* Sign in the place of a holder that is gone: from here on the lock is ours. */
-static int sign_instead(struct recovery *recovery, int what)
+static int sign_instead(void *argument)
 {
+    struct recovery *recovery = argument;
     hr_region *region = recovery->region;
+    const bool is_taken = recovery->state.owner_pid == 0 && is_newcomer_seen(recovery);
     struct hr_lock_words now = hr_load_lock(region);
-    if (!is_as_judged(recovery, now) ||
+    if (is_taken || !is_as_judged(recovery, now) ||
         !hr_swap_lock(region, now, hr_lock_with(now, region->lock.signature, 0)))
         return not_recoverable(HR_REASON_BUSY, recovery, now.owner);
     HR_POINT(RECOVER_OWNER_TAKEN);
     hr_note_taken(region);
-    recovery->progress->done |= (uint32_t)what;
+    recovery->progress->done |= (uint32_t)recovery->step;
+    /* Before a waiter comes in, and waits for them while it has the lock. */
+    hr_even_up(&recovery->deaths);
     return HR_OK;
 }
 
@@ -307,15 +314,14 @@ static int recover_work(void *argument)
     if (liveness != HR_DEAD)
         return not_known(recovery, owner);
     int code = HR_OK;
-    if (recovery->alone && is_newcomer_seen(recovery))
-        return not_recoverable(HR_REASON_BUSY, recovery, hr_owner_of(recovery->region));
     if (!recovery->alone && owner == 0)
         code = watch(recovery, &recovery->progress->watched_ns, OWNERLESS_NS, stands_still);
     if (code != HR_OK)
         return code;
-    if (owner == 0)
-        return sign_instead(recovery, HR_RECOVERED_OWNERLESS);
-    return sign_instead(recovery, HR_RECOVERED_OWNER | (value == 0 ? 0 : HR_RECOVERED_VALUE));
+    recovery->step = owner == 0   ? HR_RECOVERED_OWNERLESS
+                     : value == 0 ? HR_RECOVERED_OWNER
+                                  : HR_RECOVERED_OWNER | HR_RECOVERED_VALUE;
+    return HR_OK;
 }
 
 static int recover_main(struct recovery *recovery)
@@ -323,6 +329,16 @@ static int recover_main(struct recovery *recovery)
     hr_region *region = recovery->region;
     judge_for_recovery(recovery);
     int code = hr_run_entered(region, recover_work, recovery);
+    if (code == HR_OK && recovery->step != 0) {
+        recovery->deaths =
+            (struct hr_deaths){.region = region,
+                               .search = {.proc = recovery->proc, .without_own_handle = true},
+                               .only_odd = true};
+        code = hr_gather_deaths(&recovery->deaths, hr_deadline_ns(HR_OWNER_NS));
+        if (code == HR_OK)
+            code = hr_run_entered(region, sign_instead, recovery);
+        hr_free_mappers(&recovery->deaths.mappers);
+    }
     if (region->lock.held) {
         int dropped = hr_give_back(region);
         code = code == HR_OK ? dropped : code;
@@ -386,7 +402,7 @@ static bool is_watch_running(const struct hr_recovery *progress, const struct hr
 
 /* All processes, or of a lock that is signed with a pid only the owner.  None, where it is known
  * without them what is to be done. */
-static int search_for_recovery(struct recovery *recovery, const char *proc)
+static int search_for_recovery(struct recovery *recovery)
 {
     const struct hr_lock_state *state = &recovery->state;
     const bool is_known =
@@ -394,7 +410,7 @@ static int search_for_recovery(struct recovery *recovery, const char *proc)
     if ((is_known && state->postinit == 1) || is_watch_running(recovery->progress, state))
         return HR_OK;
     const bool only_owner = is_signed_with_pid(state) && state->postinit == 1;
-    return search(recovery->region, proc, true, state, only_owner, &recovery->mappers);
+    return search(recovery->region, recovery->proc, true, state, only_owner, &recovery->mappers);
 }
 
 /* With gate and host lock held. */
@@ -403,6 +419,7 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns,
 {
     struct recovery recovery = {
         .region = region,
+        .proc = proc,
         .progress = progress,
         .watch_ns = watch_ns,
     };
@@ -413,7 +430,7 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns,
     recovery.by_byte = hr_is_predecessor(region, state->signature)
                            ? HR_DEAD
                            : ask_owner_byte(region, state, &recovery.judged_byte);
-    code = search_for_recovery(&recovery, proc);
+    code = search_for_recovery(&recovery);
     if (state->value != progress->value || state->signature != progress->signature)
         progress->watched_ns = 0;
     progress->value = state->value;

@@ -131,6 +131,13 @@ void hr_make_seqlock_even(const hr_region *region, int32_t index)
         hr_store_u64(at, seqlock + 1, memory_order_release);
 }
 
+bool hr_end_seqlock(const hr_region *region, int32_t index, uint64_t seen)
+{
+    unsigned char *at = slot_at(region, index) + seqlock_offset(region);
+    uint64_t raw = hr_load_u64(at, memory_order_relaxed);
+    return (raw & ~MARK_FLAG) == seen && hr_swap_u64(at, &raw, raw + 1);
+}
+
 static bool is_name_or_seqlock(const struct hr_layout *layout, uint32_t offset)
 {
     /* pid and hostpid share the first word. */

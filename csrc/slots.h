@@ -74,6 +74,9 @@ struct hr_seen_slot {
 struct hr_seen_slot hr_look_at_slot(const hr_region *region, int32_t index);
 bool hr_is_as_seen(const hr_region *region, const struct hr_seen_slot *before, int32_t index);
 
+/* From the odd value that was seen to the next even one.  A swap: false if it has changed. */
+bool hr_end_seqlock(const hr_region *region, int32_t index, uint64_t seen);
+
 /* ---- Marks ------------------------------------------------------------------------------- */
 
 /*
@@ -151,6 +154,46 @@ bool hr_lives_once(const struct hr_table_view *view, int32_t pid);
  */
 int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_view *view,
                                int32_t at_work, int32_t end, bool dry_run);
+
+/* ---- Deaths ------------------------------------------------------------------------------ */
+
+/*
+ * The proof of a death is gathered before the lock: the bytes of the pids, then a search of /proc,
+ * which may take long.  A process that takes a dead one's pid and slot meanwhile changes the slot:
+ * libvgpu makes all of it 0, this library stores another mark.  So under the lock only a slot that
+ * is as it was before the search is emptied, and one that counts nothing stays as it is.  Not seen
+ * is a newcomer of libvgpu's that has made the same figures, pids, status and seqlock again within
+ * the 2 s of the search.
+ */
+struct hr_deaths {
+    /* From the caller: */
+    hr_region *region;
+    struct hr_search search; /* proc, and the excluded */
+    bool only_odd;           /* ask only for the processes of slots whose seqlock is odd */
+
+    int32_t slots; /* below proc_num, before the search */
+    struct hr_mappers mappers;
+    struct hr_slot_pids names; /* to be searched for */
+    struct hr_seen_slot seen[HR_SLOTS];
+    enum hr_liveness by_byte[HR_SLOTS];
+};
+
+/* Outside the guard.  The mappers are the caller's to free. */
+int hr_gather_deaths(struct hr_deaths *deaths, uint64_t deadline_ns);
+/* Unknown if the slot is not as it was. */
+enum hr_liveness hr_judge_slot(const struct hr_deaths *deaths, int32_t index);
+
+/*
+ * A seqlock that a killed process has left odd.  From HAMi-core of September 2026 on all processes
+ * wait for an even one while they have the lock: whoever is inside never comes out, and the lock
+ * is not to be had.  So it is made even before a dead owner's lock is given back, and without the
+ * lock only while the same live process has it.
+ */
+
+/* Under the lock. */
+void hr_even_up(const struct hr_deaths *deaths);
+/* Without the lock, outside the guard; gathers anew.  HR_OK also if nothing could be done. */
+int hr_even_up_beside_owner(struct hr_deaths *deaths);
 
 /* ---- Places for a newcomer --------------------------------------------------------- */
 

@@ -26,6 +26,7 @@
     X(RECOVER_HOST_TAKEN)                                                                          \
     X(RECOVER_OWNER_TAKEN)                                                                         \
     X(RECOVER_VALUE_STORED)                                                                        \
+    X(SEQLOCK_ENDED)                                                                               \
     X(REPAIR_COUNT_STORED)                                                                         \
     X(REPAIR_COPY_CLEARED)
 

@@ -23,12 +23,10 @@
  */
 #define NO_OWNER 1     /* the lock's owner is not compared */
 #define OWNER_BY_PID 2 /* nor whether it is the same process that has the owner's pid */
-#define PROOF_FIRST 3  /* the slot is looked at after the proof */
-#define FIRST_THREAD 4 /* a process whose first thread has ended is taken for dead */
-#define NOT_SEEN 5     /* only the word is compared, not the slot */
-#define OLD_PROOF 6    /* a proof is valid until its pid comes again by wrapping around */
-#define LATE_SWAP 7    /* the tool is stopped between the last look and the swap */
-#define NOT_LIVE 8     /* beside an owner that is dead, too */
+#define FIRST_THREAD 3 /* a process whose first thread has ended is taken for dead */
+#define NOT_SEEN 4     /* only the word is compared, not the slot */
+#define OLD_PROOF 5    /* a proof is valid until its pid comes again by wrapping around */
+#define LATE_SWAP 6    /* the tool is stopped between the last look and the swap */
 
 #define NOBODY 0
 #define TOOL 3 /* and above: tools as owners of the lock */
@@ -129,12 +127,10 @@ proctype tool(byte me) {
             /* As reap: the proof is from before, and the slot still is what it was. */
             d_step { IF(ODD(seq) && name == 1 && !alive[1], seq++) };
             lock = NOBODY
-        :: atomic { lock != NOBODY && lock < TOOL && (FAULT == NOT_LIVE || LIVES(lock)) ->
+        :: atomic { lock != NOBODY && lock < TOOL && LIVES(lock) ->
                owner = lock; owner_life = life[lock] };
-            if
-            :: FAULT == PROOF_FIRST -> d_step { PROVE }; d_step { LOOK }
-            :: else -> d_step { LOOK }; d_step { PROVE }
-            fi;
+            d_step { LOOK };
+            d_step { PROVE };
             if
             :: is_dead && w_name == 1 && ODD(w_seq) && FAULT != LATE_SWAP ->
                 d_step {

@@ -56,6 +56,7 @@ static bool is_reachable(int point, const struct hr_layout *layout)
     switch (point) {
     case HR_AT_ACCOUNT_SEQLOCK_ODD:
     case HR_AT_ACCOUNT_SEQLOCK_EVEN:
+    case HR_AT_SEQLOCK_ENDED:
     case HR_AT_REPAIR_COUNT_STORED:
     case HR_AT_REPAIR_COPY_CLEARED:
         return seqlock;
@@ -97,6 +98,8 @@ static enum script script_for(struct scene *scene, int point)
         return REAPS_ONCE;
     if (is_removal(point))
         return other && scene->crowded ? ATTACHES : REAPS;
+    if (point == HR_AT_SEQLOCK_ENDED)
+        return ENDS_SEQLOCKS;
     if (point == HR_AT_RECOVER_HOST_TAKEN || point == HR_AT_RECOVER_OWNER_TAKEN)
         return RECOVERS;
     return point == HR_AT_RECOVER_VALUE_STORED ? RECOVERS_ONCE : REPAIRS_ONCE;
@@ -132,7 +135,8 @@ static bool prepare(struct scene *scene, int point, enum agent agent)
         !prepare_still_guest(scene, is_removal(point) || point == AT_RANDOM))
         return false;
     /* Or they would be first. */
-    if (point == HR_AT_LOCK_TAKEN_OVER || point == HR_AT_RECOVER_OWNER_TAKEN)
+    if (point == HR_AT_LOCK_TAKEN_OVER || point == HR_AT_RECOVER_OWNER_TAKEN ||
+        point == HR_AT_SEQLOCK_ENDED)
         return pause_survivors(scene);
     return point != HR_AT_RECOVER_VALUE_STORED || prepare_value(scene);
 }
@@ -204,6 +208,7 @@ static uint64_t most_turns(enum script script)
     case REAPS:
     case TAKES_OVER:
     case RECOVERS:
+    case ENDS_SEQLOCKS:
         return 2;
     case ATTACHES:
         return 5;

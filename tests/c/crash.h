@@ -136,14 +136,15 @@ bool await_progress(struct scene *scene);
 /* ---- crash_victims.c ---- */
 
 enum script {
-    LOCKS,      /* lock and unlock */
-    TAKES_OVER, /* locks from those that it lets die in them */
-    ATTACHES,   /* attach and detach */
-    ACCOUNTS,   /* charge and release */
-    REAPS,      /* corpses that it makes itself */
-    RECOVERS,   /* locks whose holders it lets die */
-    LOCKS_ONCE, /* not attached */
-    REAPS_ONCE, /* what the doctor has prepared, as the next two */
+    LOCKS,         /* lock and unlock */
+    TAKES_OVER,    /* locks from those that it lets die in them */
+    ATTACHES,      /* attach and detach */
+    ACCOUNTS,      /* charge and release */
+    REAPS,         /* corpses that it makes itself */
+    RECOVERS,      /* locks whose holders it lets die */
+    ENDS_SEQLOCKS, /* of processes that died in them, before such a lock is free */
+    LOCKS_ONCE,    /* not attached */
+    REAPS_ONCE,    /* what the doctor has prepared, as the next two */
     RECOVERS_ONCE,
     REPAIRS_ONCE,
     ANYTHING,

@@ -47,8 +47,12 @@ static void let_die(struct actor *parent, int kill_at, bool attached)
         }
         hr_testpoint_kill_on = kill_at == NOWHERE ? 1 : actor.ledger->reached[kill_at] + 1;
         hr_testpoint_kill_at = kill_at;
-        for (;;)
-            actor_lock_and_unlock(&actor);
+        for (;;) {
+            if (kill_at == HR_AT_ACCOUNT_SEQLOCK_ODD)
+                actor_account(&actor);
+            else
+                actor_lock_and_unlock(&actor);
+        }
     }
     if (pid > 0)
         waitpid(pid, NULL, 0);
@@ -111,6 +115,7 @@ static void act(struct actor *actor, enum script script)
         actor_reap(actor);
         break;
     case RECOVERS:
+    case ENDS_SEQLOCKS:
     case RECOVERS_ONCE:
         actor_recover(actor);
         break;
@@ -132,7 +137,9 @@ static void prepare(struct actor *actor, enum script script)
         nap_us(below(&actor->random, 2000));
     } else if (script == TAKES_OVER) {
         let_die(actor, HR_AT_LOCK_OWNER_STORED, false);
-    } else if (script == RECOVERS) {
+    } else if (script == RECOVERS || script == ENDS_SEQLOCKS) {
+        if (script == ENDS_SEQLOCKS)
+            let_die(actor, HR_AT_ACCOUNT_SEQLOCK_ODD, true);
         let_die(actor, HR_AT_LOCK_OWNER_STORED, true);
     }
 }
