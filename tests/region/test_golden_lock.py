@@ -64,7 +64,7 @@ def test_coming_and_going_leaves_a_golden_region_as_it_was(golden: GoldenRegion)
         expected[semaphore : semaphore + 4] = (1).to_bytes(4, "little")
     with open_region(file, writable=True) as region, region.attach() as slot:
         for device, used in enumerate(golden.expected["device_used"]):
-            limit = golden.expected["memory_limit"][device]
+            limit = region.memory_limit(device)
             if limit and used + 5 > limit:
                 with pytest.raises(MemoryLimitExceeded):
                     slot.charge(device, 5)
