@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import hmac
 import secrets
@@ -44,7 +43,7 @@ class Passwords:
         self._right: dict[str, bytes] = {}
         self._checking = threading.Lock()
         self._checking_known = threading.Lock()
-        # Address to the monotonic time of its last right password, the oldest first.
+        # Address to the monotonic time of its last right password.
         self._seats: dict[str, float] = {}
 
     def allow(self, users: Mapping[str, str], header: str, address: str) -> bool:
@@ -85,11 +84,10 @@ class Passwords:
         return is_right
 
     def _keep_seat(self, address: str) -> None:
-        self._seats.pop(address, None)
         self._seats[address] = time.monotonic()
         if len(self._seats) > _SEATS:
-            with contextlib.suppress(StopIteration, RuntimeError):
-                self._seats.pop(next(iter(self._seats)), None)
+            seats = self._seats.copy()
+            self._seats.pop(min(seats, key=seats.__getitem__), None)
 
 
 def credentials(header: str) -> tuple[str, bytes] | None:

@@ -335,6 +335,7 @@ class _Comparison:
         such a rule before it sets, else of the present one.
         """
         now = there = base = most = _value_now(self.region, field, device)
+        name = _NAMES[field] + ("" if device is None else f" of device {device}")
         counting = None
         for number, rule in rules:
             wanted, expected = getattr(rule.set, field), getattr(rule.only_if, field)
@@ -343,7 +344,9 @@ class _Comparison:
                 after = (base or 0) * (memory_limit_percent(wanted) or 0) // 100
             percent = rule.maximum_percent
             if percent is not None and _is_above(field, after, most, percent):
-                self._note_maximum(field, device, number, after, most, percent)
+                values = f"{value_words(field, after)}, above {percent} % of"
+                message = f"{name} would be {values} {value_words(field, most)}"
+                self._skip_value("above_maximum", message, number, device)
                 continue
             holds = expected is ANYTHING or bool({now, there} & {expected, after})
             if holds:
@@ -359,10 +362,8 @@ class _Comparison:
         if counting is None and rule.maximum_percent is not None:
             return None
         if counting is None:
-            where = "" if device is None else f" of device {device}"
             values = f"{value_words(field, now)} by now, not {value_words(field, expected)}"
-            message = f"{_NAMES[field]}{where} is {values}"
-            self.skipped.append(Unapplied(self.container, "changed", message, (number,), device))
+            self._skip_value("changed", f"{name} is {values}", number, device)
             return None
         number, wanted, after = counting
         if isinstance(wanted, str) and not after:
@@ -371,20 +372,10 @@ class _Comparison:
             return None
         return None if now == after else PlannedEdit(field, device, now, after, number)
 
-    def _note_maximum(
-        self,
-        field: LimitField,
-        device: int | None,
-        number: int,
-        after: int | None,
-        most: int | None,
-        percent: int,
+    def _skip_value(
+        self, reason: UnappliedReason, message: str, rule: int, device: int | None
     ) -> None:
-        where = "" if device is None else f" of device {device}"
-        limit = f"{percent} % of {value_words(field, most)}"
-        limit = value_words(field, most) if field == "priority" else limit
-        message = f"{_NAMES[field]}{where}: {value_words(field, after)} is above the most, {limit}"
-        self.skipped.append(Unapplied(self.container, "above_maximum", message, (number,), device))
+        self.skipped.append(Unapplied(self.container, reason, message, (rule,), device))
 
     def _ask(self, edit: PlannedEdit) -> None:
         """Note if running processes could not bear an edit."""

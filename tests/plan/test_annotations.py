@@ -209,7 +209,7 @@ def test_an_annotation_above_the_maximum_does_not_count_and_is_reported(
     messages = [each.message for each in found.unapplied]
     assert len(messages) == (4 if annotations is HIGHER else 3)
     wanted = annotations["memory_limit"].replace("G", " G")
-    assert f"memory limit of device 0: {wanted} is above the most, 100 % of 8 GiB" in messages
+    assert f"memory limit of device 0 would be {wanted}, above 100 % of 8 GiB" in messages
     allowed = after(asked(scene, None, **annotations))
     assert len(allowed) == (5 if annotations is HIGHER else 3)
 
