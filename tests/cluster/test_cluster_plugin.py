@@ -217,13 +217,22 @@ def test_a_failed_look_up_is_one_line(scene: Scene, words: tuple[str, ...], mess
 # ---- all nodes -----------------------------------------------------------------------------------
 
 
-def test_without_a_pod_all_nodes_answer_in_their_order(scene: Scene) -> None:
+def test_without_a_pod_all_nodes_are_one_table_in_their_order(scene: Scene) -> None:
     scene.change(gpu_1={"delay_s": 1.0})
+    scene.fakes["gpu-2"].add("idle", pod="whole-gpu", namespace="research", region=False)
     done = scene.run("containers")
+    scene.fakes["gpu-2"].remove(scene.fakes["gpu-2"].containers[1])
     assert done.returncode == 0, done.stderr
-    heads = [line for line in done.stdout.splitlines() if line.startswith("== ")]
-    assert heads == [f"== {node}" for node in NODES]
-    assert [f"bert-{number}" in done.stdout for number in range(3)] == [True] * 3
+    first, second = done.stdout.split("\n\n")
+    heading, *rows = first.splitlines()
+    assert heading.split()[:3] == ["NODE", "POD", "CONTAINER"]
+    pods = [f"research/bert-{number}" for number in range(3)]
+    assert [row.split()[:2] for row in rows] == [
+        list(each) for each in zip(NODES, pods, strict=True)
+    ]
+    # Columns stay columns.
+    assert {row.index("train") for row in rows} == {heading.index("CONTAINER")}
+    assert [line.split()[0] for line in second.splitlines()] == ["NODE", "gpu-2"]
     assert scene.asked() == [f"hamiregion-{node}" for node in NODES]
 
 
@@ -233,7 +242,7 @@ def test_nodes_are_chosen_by_name_and_label(scene: Scene) -> None:
     scene.change()
     done = scene.run("containers", "--node", "gpu-3")
     assert scene.asked() == ["hamiregion-gpu-3"]
-    assert not done.stdout.startswith("==")
+    assert not done.stdout.startswith("NODE")
 
 
 def test_a_node_that_is_late_or_cut_short_is_named_and_the_others_are_shown(
@@ -245,15 +254,26 @@ def test_a_node_that_is_late_or_cut_short_is_named_and_the_others_are_shown(
     (answer,) = [json.loads(line) for line in done.stdout.splitlines()]
     assert answer["node"] == "gpu-3"
     assert answer["answer"]["containers"][0]["pod"] == "bert-2"
-    assert done.stderr.splitlines() == [
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("gpu-3")]
+    assert lines == [
         "gpu-1: did not answer within 8 s",
         "gpu-2: the answer is incomplete",
     ]
+    scene.change(gpu_1={"bytes": 40})
+    assert "gpu-1: the answer is incomplete" in scene.run("containers").stderr
     scene.change(gpu_1={"code": 1}, gpu_2={"code": 3})
     done = scene.run("containers")
     assert done.returncode == 1
     assert "gpu-1: exit code 1" in done.stderr
-    assert "== gpu-2" in done.stdout
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["NODE", "gpu-2", "gpu-3"]
+
+
+def test_words_of_the_verb_on_stderr_are_passed_on_with_the_node(scene: Scene) -> None:
+    done = scene.run("ps", "--library=/nowhere")
+    assert done.returncode == 0
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == list(NODES)
+    assert "no figures of the driver" in done.stderr
+    assert scene.run("doctor").stdout.count("== gpu-") == 3
 
 
 def test_a_verb_that_writes_goes_to_no_second_node_by_itself(scene: Scene) -> None:
