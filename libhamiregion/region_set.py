@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from .errors import PathLike
+    from .layouts import Layout
     from .models import RegionSnapshot
 
 # Not cleared: all that is shown has been written.
@@ -93,7 +94,7 @@ class Columns:
             step = self._rows | 8
             cells = self._cells(self._table, len(self.columns) * step * _CELL_BYTES, step)
             for number, column in enumerate(self.columns):
-                view = cells.cast("Q" if column in _UNSIGNED else "q")
+                view = cells.cast("Q" if column in UNSIGNED_COLUMNS else "q")
                 self.__dict__[column] = view[number * step : number * step + self._rows]
             return self.__dict__[name]
 
@@ -216,8 +217,8 @@ class UsageColumns(Columns, _Figures):
     device: memoryview
 
 
-# Each column's format is `Q` if it is here, else `q`.
-_UNSIGNED: Final = {
+#: Each column's format is `Q` if it is here, else `q`.
+UNSIGNED_COLUMNS: Final = {
     *("taken_at_ns", "last_kernel_time_s", "owner_pid", "semaphore"),
     *("memory_limit_bytes", "sm_limit_percent", *_Figures.__annotations__),
 }

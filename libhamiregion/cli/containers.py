@@ -23,8 +23,8 @@ from .format import (
     sm_bar,
 )
 from .help import Verb
-from .node_page import NodeView
-from .output import show_all
+from .node_page import NodeView, read_document
+from .output import show, show_all
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, Column, Page, Table
 
 if TYPE_CHECKING:
@@ -41,13 +41,25 @@ if TYPE_CHECKING:
     examples=["hamiregion containers", "hamiregion containers --namespace research --watch 2"],
 )
 @options.node_options
+@options.from_option
 @options.selector_options
 @options.watch_option
 @options.wide_output_options
 def containers(
-    node_choice: NodeChoice, selector: Selector, wide: bool, interval_s: float | None, as_json: bool
+    node_choice: NodeChoice,
+    document: str | None,
+    selector: Selector,
+    wide: bool,
+    interval_s: float | None,
+    as_json: bool,
 ) -> None:
     """Show the containers of this node: usage, limits, processes, or why there is no region."""
+    if document is not None:
+        show(
+            container_page(NodeView(read_document(document), selector, node_choice), wide=wide),
+            as_json,
+        )
+        return
     with node_choice.open() as node:
         view = NodeView(Observer(node, anew=True), selector, node_choice)
         show_all(lambda: container_page(view, wide=wide), interval_s, as_json)

@@ -113,7 +113,7 @@ class _Examination:
         view = self.view
         return [
             each
-            for each in diagnose(view.node, observer=view.observer, settle_s=SETTLE_S)
+            for each in diagnose(view.node, observer=view.live, settle_s=SETTLE_S)
             if (not self.kinds or each.kind in self.kinds) and self._is_chosen(each)
         ]
 
@@ -126,7 +126,8 @@ class _Examination:
             return False
         if selector.device is None or finding.device is None:
             return True
-        devices = {each.index: each for each in devices_of(container)}
+        observation = self.view.observer.observe(max_age_s=math.inf)
+        devices = {each.index: each for each in devices_of(observation, container)}
         return finding.device in devices and selector.matches_device(devices[finding.device])
 
     def page(

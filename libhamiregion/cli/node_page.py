@@ -6,11 +6,14 @@ import contextlib
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
+import click
+from click.core import ParameterSource
 
-from libhamiregion import RegionError
+from libhamiregion.bounded_file import read_bounded
 from libhamiregion.node import NvmlState, driver_gap
 
 from . import options
+from .failures import Failure
 from .format import Names, names_of, some
 from .tables import Page, Table
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from .tables import Block
 
 _GAPS_SHOWN = 3
+# How long a program may take that writes a document into a pipe.
+_SILENCE_S = 30.0
 _INCOMPLETE = (
     "not all of the node's processes can be seen from here, so states may be unknown; run as root"
     " in the host's pid namespace"
@@ -47,6 +52,26 @@ class GapRow(Names):
 
 
 @attrs.frozen
+class Replay:
+    """In place of an observer: one observation, of a document.
+
+    Attributes:
+        observation: The observation.
+    """
+
+    observation: Observation
+
+    @property
+    def asks_driver(self) -> bool:
+        """Whether the driver was asked."""
+        return self.observation.driver_asked
+
+    def observe(self, **_: object) -> Observation:
+        """Return the observation."""
+        return self.observation
+
+
+@attrs.frozen
 class NodeView:
     """A node, and what is selected of it.
 
@@ -56,14 +81,20 @@ class NodeView:
         node_choice: The options that chose the node.
     """
 
-    observer: Observer
+    observer: Observer | Replay
     selector: Selector
     node_choice: NodeChoice
 
     @property
     def node(self) -> Node:
-        """The node."""
-        return self.observer.node
+        """The node; a document has none."""
+        return self.live.node
+
+    @property
+    def live(self) -> Observer:
+        """The observer of a node; a document has none."""
+        assert not isinstance(self.observer, Replay)  # noqa: S101 (verbs that need it refuse it)
+        return self.observer
 
     def page(
         self,
@@ -87,12 +118,12 @@ class NodeView:
             notes: Further notes.
             found: Whether the answer has something that was selected.
         """
-        node, warnings, gaps = self.node, node_warnings(self.node), self._gaps(observation)
-        failure = node.root_problem
+        warnings, gaps = _root_warnings(observation), self._gaps(observation)
+        failure = observation.root_problem
         if failure is not None and not self.node_choice.roots:
             failure += "; name it with --root, or look for regions elsewhere with --outside"
         if failure is None and not found:
-            failure = self._selection_failure()
+            failure = self._selection_failure(observation)
         is_empty = not any(isinstance(block, Table) and block.records for block in blocks)
         return Page(
             schema,
@@ -122,14 +153,14 @@ class NodeView:
                 rows.append(GapRow(**names, kind=gap.kind, reason=gap.reason, count=gap.count))
         return rows
 
-    def _selection_failure(self) -> str | None:
+    def _selection_failure(self, observation: Observation) -> str | None:
         """Say that nothing is selected, and list what there is; None if something is."""
-        node, selector = self.node, self.selector
-        chosen = [each for each in node.containers if selector.matches(each)]
+        selector, containers = self.selector, (*observation.containers, *observation.missing)
+        chosen = [each for each in containers if selector.matches(each)]
         if not chosen and any(attrs.astuple(selector)):
-            names = sorted({Names(**names_of(each)).words for each in node.containers})
+            names = sorted({Names(**names_of(each)).words for each in containers})
             return f"no container is selected; there is {some(names)}"
-        devices = [device for each in chosen for device in devices_of(each)]
+        devices = [device for each in chosen for device in devices_of(observation, each)]
         if selector.device is None or not chosen or any(map(selector.matches_device, devices)):
             return None
         there_is = dict.fromkeys(f"{each.index} ({each.uuid or 'no uuid'})" for each in devices)
@@ -142,23 +173,63 @@ View: TypeAlias = "contextlib.AbstractContextManager[NodeView]"
 
 @contextlib.contextmanager
 def _open_view(
-    node_choice: NodeChoice, selector: Selector, driver: DriverChoice
+    node_choice: NodeChoice,
+    selector: Selector,
+    driver: DriverChoice,
+    document: str | None = None,
 ) -> Iterator[NodeView]:
+    if document is not None:
+        yield NodeView(read_document(document), selector, node_choice)
+        return
     with driver.observe(node_choice) as observer:
         yield NodeView(observer, selector, node_choice)
 
 
+_VIEW = ("node_choice", "selector", "driver")
+_node_options = options.all_of(
+    options.selector_options, options.node_options, options.driver_options
+)
 #: Adds the options of a node, its driver and a selection; the command gets `opened`, a `View`.
-view_options = options.all_of(
-    options.selector_options,
-    options.node_options,
-    options.driver_options,
-    options.group_options("opened", ("node_choice", "selector", "driver"), _open_view),
+view_options = options.all_of(_node_options, options.group_options("opened", _VIEW, _open_view))
+#: Adds --from as well.
+view_or_document_options = options.all_of(
+    _node_options,
+    options.from_option,
+    options.group_options("opened", (*_VIEW, "document"), _open_view),
 )
 
 
+# What chooses a node, or goes on reading it.
+_OF_NODES = {
+    *("roots", "outside", "proc", "pod_logs", "container_logs", "claims", "node_name"),
+    *("kubeconfig", "no_driver", "library", "interval_s", "repairs", "repair", "dry_run"),
+}
+
+
+def read_document(path: str) -> Replay:
+    """Read an observation that `hamiregion observe` has written.
+
+    Raises:
+        UsageError: Another option needs a node.
+        Failure: The file is none.
+    """
+    from libhamiregion.observation.json import MAX_BYTES, DocumentError, from_json
+
+    context = click.get_current_context()
+    for each in context.command.params:
+        source = context.get_parameter_source(each.name or "")
+        if each.name in _OF_NODES and source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{each.opts[0]} needs a node, and --from has none")
+    try:
+        return Replay(from_json(read_bounded(path, MAX_BYTES, silence_s=_SILENCE_S)))
+    except (DocumentError, OSError) as error:
+        raise Failure(
+            f"{path}: {error.strerror if isinstance(error, OSError) else error}"
+        ) from None
+
+
 def driver_answer(
-    observer: Observer, observation: Observation
+    observer: Observer | Replay, observation: Observation
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Whether the driver answered, for --json, and why there are no figures of it.
 
@@ -186,12 +257,16 @@ def root_failure(node: Node, roots: tuple[str, ...]) -> str | None:
     return node.root_problem if roots else None
 
 
-def devices_of(container: Container) -> tuple[DeviceUsage, ...]:
-    """The devices of a container's region; none if it cannot be read."""
-    with contextlib.suppress(RegionError):
-        if container.region is not None:
-            return container.region.snapshot().devices
-    return ()
+def devices_of(observation: Observation, container: Container) -> tuple[DeviceUsage, ...]:
+    """The devices of a container's region; none if it could not be read."""
+    if container not in observation.containers:
+        return ()
+    row = observation.containers.index(container)
+    return () if observation.table.error(row) else observation.table.snapshot(row).devices
+
+
+def _root_warnings(observation: Observation) -> tuple[str, ...]:
+    return tuple(f"{root}: {reason}" for root, reason in sorted(observation.root_errors.items()))
 
 
 def _gap_notes(observation: Observation, gaps: Sequence[GapRow]) -> list[str]:

@@ -244,6 +244,8 @@ node_options = all_of(
     _name_options,
     group_options("node_choice", (*_NODE_CHOICE, "outside", "proc"), NodeChoice),
 )
+#: Adds --from.
+from_option = _node("--from", "document", type=PATH, metavar="FILE")
 #: Adds --no-driver and --library; the command gets `driver`, a `DriverChoice`.
 driver_options = all_of(
     _node("--no-driver", is_flag=True),

@@ -12,13 +12,14 @@ import click
 
 from libhamiregion import ProcessStatus, format_size
 from libhamiregion.node import node_processes
+from libhamiregion.observation.containers import KnownNames
 from libhamiregion.text import count_text
 
 from . import options
 from .containers import SM_COLUMNS, USAGE_COLUMNS, container_rows, needs_attention
 from .format import Names, name_columns, names_of, ratio_bar, sm_bar
 from .help import Verb
-from .node_page import NodeView, driver_answer, view_options
+from .node_page import NodeView, Replay, driver_answer, view_or_document_options
 from .output import end_by_sigterm, on_terminal, show_all
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, CellFormat, Column, Lines, Spark, Table
 
@@ -61,7 +62,7 @@ def _common_options(sort: str) -> Callable[[options.Command], options.Command]:
         help="By name, memory in use, SM or host pid.",
     )
     return options.all_of(
-        sort_option, view_options, options.watch_option, options.wide_output_options
+        sort_option, view_or_document_options, options.watch_option, options.wide_output_options
     )
 
 
@@ -83,7 +84,7 @@ def ps(opened: View, sort: str, wide: bool, interval_s: float | None, as_json: b
 def top(opened: View, sort: str, wide: bool, interval_s: float | None, as_json: bool) -> None:
     """Show the GPUs of this node, its containers and the processes that use most of them, live."""
     with opened as view:
-        if as_json or not on_terminal():
+        if as_json or not on_terminal() or isinstance(view.observer, Replay):
             show_all(lambda: process_page(view, sort, wide=wide), interval_s, as_json)
         else:
             end_by_sigterm()
@@ -206,7 +207,7 @@ def process_page(view: NodeView, sort: str, *, wide: bool = False) -> Page:
 
 
 def _process_page(view: NodeView, observation: Observation, sort: str, *, wide: bool) -> Page:
-    rows = sorted(_chosen(view, node_processes(observation)), key=_ORDERS[sort])
+    rows = sorted(_chosen(view, node_processes(observation), observation), key=_ORDERS[sort])
     answer, gap = driver_answer(view.observer, observation)
     driver = answer is not None and gap is None
     blocks: list[Block] = [
@@ -223,10 +224,15 @@ def _process_page(view: NodeView, observation: Observation, sort: str, *, wide: 
     return view.page("processes/1", observation, data, blocks, notes, found=bool(rows))
 
 
-def _chosen(view: NodeView, processes: Iterable[NodeProcess]) -> Iterator[ProcessRow]:
+def _chosen(
+    view: NodeView, processes: Iterable[NodeProcess], observation: Observation
+) -> Iterator[ProcessRow]:
     selector = view.selector
     for process in processes:
-        owner = attrs.evolve(process.owner, names=view.node.names)
+        owner = process.owner
+        if owner is not process.container and owner.container_id is not None:
+            known = KnownNames(observation.names.get(owner.container_id.id))
+            owner = attrs.evolve(owner, names=known)
         if not selector.matches(owner):
             continue
         row = _process_row(owner, process)

@@ -24,6 +24,7 @@ VERBS = {
         "ps": ("processes", "Show the processes that use a region or a GPU."),
         "top": ("processes", "Show the GPUs and the processes that use most of them, live."),
         "containers": ("containers", "Show the containers: usage, limits, or why no region."),
+        "observe": ("observe", "Write down what is seen of this node, for --from."),
         "doctor": ("doctor", "Find what is wrong, and repair it."),
     },
     "Services and programs": {

@@ -172,4 +172,4 @@ def _rank(container: Container) -> tuple[bool, int, str]:
         changed_ns = os.lstat(container.directory or "").st_mtime_ns
     except OSError:
         changed_ns = 0
-    return container.region is not None, changed_ns, path
+    return container.identity is not None, changed_ns, path

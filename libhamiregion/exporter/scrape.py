@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 
+from libhamiregion.layouts import LAYOUTS
 from libhamiregion.node import driver_gap
 from libhamiregion.observation.pairing import NO_ROW, ProcessDeviceIndex, devices_of
 from libhamiregion.observation.rows import Join
@@ -17,6 +18,7 @@ from .text import Series
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from libhamiregion.layouts import Layout
     from libhamiregion.node import Container, Node, Observation
     from libhamiregion.region_set import RegionTable
 
@@ -35,14 +37,14 @@ class ShownRegion(NamedTuple):
     row: int
     container: Container
     labels: ContainerLabels
+    layout: Layout
     devices: range
     slots: range
 
     @property
     def has_utilization(self) -> bool:
         """Whether its layout has utilisation: elsewhere 0 would say that it is idle."""
-        region = self.container.region
-        return region is not None and region.layout.has_utilization
+        return self.layout.has_utilization
 
 
 @attrs.frozen(eq=False)
@@ -110,7 +112,8 @@ class RowTexts:
             if table.regions.code[row] == 0 and container not in hidden:
                 first, devices = table.regions.first_process[row], devices_of(table, row)
                 slots = range(first, first + table.regions.process_count[row])
-                shown = ShownRegion(row, container, labels[container], devices, slots)
+                layout = LAYOUTS[table.regions.layout[row]]
+                shown = ShownRegion(row, container, labels[container], layout, devices, slots)
                 self.regions.append(shown)
                 self._add_devices(shown, table)
 
@@ -155,8 +158,8 @@ class RowTexts:
     @staticmethod
     def _key_of(observation: Observation, *names: object) -> tuple[object, ...]:
         regions, devices = observation.table.regions, observation.table.devices
-        columns = (regions.code, regions.first_device, regions.first_process, devices.uuid_bytes)
-        rows = (observation.containers, *map(bytes, columns))
+        columns = (regions.code, regions.layout, regions.first_device, regions.first_process)
+        rows = (observation.containers, *map(bytes, (*columns, devices.uuid_bytes)))
         # The states are the same object as long as the same processes have the same slots.
         return (observation.states, *rows, *names)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping as MappingOf
 
     from libhamiregion.errors import PathLike
-    from libhamiregion.observation.processes import Entry, FileUser, HostProcess
+    from libhamiregion.observation.processes import Entry, HostProcess
 
 T = TypeVar("T")
 
@@ -76,25 +75,10 @@ class ProcessTable:
             try:
                 users = _user_names(self._user_file)
                 entries, refused = self._reader.read(directory, self.view.entries, users, wanted)
-                by_ns_pid: defaultdict[int, list[Entry]] = defaultdict(list)
-                by_inode: defaultdict[int, list[FileUser]] = defaultdict(list)
-                for _, entry in sorted(entries.items()):
-                    if entry.process is not None:
-                        by_ns_pid[entry.process.ns_pids[-1]].append(entry)
-                        for user in entry.uses:
-                            by_inode[user.mapping.inode].append(user)
-                users_of = {inode: tuple(users) for inode, users in by_inode.items()}
                 visibility = _visibility(directory, entries, refused)
                 gaps = gaps_of(entries.values())
-                self.view = ProcessView(
-                    self.proc,
-                    started_s,
-                    time.monotonic(),
-                    entries,
-                    by_ns_pid,
-                    users_of,
-                    visibility,
-                    gaps,
+                self.view = ProcessView.of(
+                    self.proc, started_s, time.monotonic(), entries, visibility, gaps
                 )
             finally:
                 os.close(directory)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from libhamiregion.observation.containers import Container
     from libhamiregion.observation.driver import NvmlSample
     from libhamiregion.observation.model import NodeSnapshot
-    from libhamiregion.observation.names import ContainerId
+    from libhamiregion.observation.names import ContainerId, PodName
     from libhamiregion.observation.processes import ProcessView, SlotStates
 
     from .node import Node
@@ -178,6 +178,12 @@ class Observer:
             ended=_ended(node, sample, states),
             suspended_s=time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic(),
             ticks_per_s=os.sysconf("SC_CLK_TCK"),
+            driver_asked=self.asks_driver,
+            names=_names(node, sample, snapshot, states),
+            root_errors={
+                root: error.strerror or str(error) for root, error in node.root_errors.items()
+            },
+            root_problem=node.root_problem,
         )
 
     def _ask_driver(self) -> tuple[NvmlSample | None, Exception | None]:
@@ -241,3 +247,20 @@ def _ended(node: Node, sample: NvmlSample | None, states: SlotStates | None) -> 
     listed -= {each.pid for each in states.processes.values()}
     known = [each for each in map(node.processes.view.get, listed) if each is not None]
     return frozenset(each.pid for each in node.processes.ended(known)) if known else frozenset()
+
+
+def _names(
+    node: Node, sample: NvmlSample | None, snapshot: NodeSnapshot, states: SlotStates | None
+) -> dict[str, PodName]:
+    """Names by container id, where a container of the node does not give a process its name.
+
+    That is of processes that the driver lists, and of those that share a claim's region.
+    """
+    listed = {pid for each in (() if sample is None else sample.columns) for pid in each.pids}
+    processes = [each for pid in listed if (each := node.processes.view.get(pid)) is not None]
+    for row, found in ({} if states is None else states.proved).items():
+        if snapshot.containers[row].claim_uid is not None:
+            processes += (*found.alive.values(), *found.unlisted)
+    ids = {each.container for each in processes if each.container is not None}
+    named = {each.id: node.names.resolve(each.pod_uid, None, each.id) for each in ids}
+    return {id_: name for id_, name in named.items() if name is not None}

@@ -74,9 +74,30 @@ class Names(Protocol):
         """Name a resource claim."""
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
+class KnownNames:
+    """The names of one container, as they were.
+
+    Attributes:
+        name: Of its pod.
+        claim: Of its claim.
+    """
+
+    name: PodName | None = None
+    claim: ClaimName | None = None
+
+    def resolve(self, *_: object) -> PodName | None:
+        """Name the container."""
+        return self.name
+
+    def resolve_claim(self, _: str) -> ClaimName | None:
+        """Name its resource claim."""
+        return self.claim
+
+
+@attrs.frozen(cache_hash=True)
 class Container:
-    """A container of the node. Compares by identity: one that has changed is another object.
+    """A container of the node. Compares by its place and its region's file.
 
     Or the containers, of one pod or several, that hold a resource claim: they share its region.
 
@@ -99,6 +120,7 @@ class Container:
             of the /proc that was read; else empty.
         directory_name: The container's name by its directory, raw.
         identity: Device and inode of the region's file as maps prints them; None without a region.
+        layout_newer: The version of the region's file, if that is not known here.
         used_by: The name of the container whose processes use the region, where that has been
             proved to be another one of the pod than the directory says; else None.
     """
@@ -108,7 +130,7 @@ class Container:
     directory: str | None = None
     region_path: str | None = None
     path_in_namespace: str | None = None
-    region: Region | None = None
+    region: Region | None = attrs.field(default=None, eq=False, repr=False)
     missing: MissingRegion | None = None
     other_files: tuple[str, ...] = ()
     container_id: ContainerId | None = None
@@ -116,7 +138,8 @@ class Container:
     claim_uid: str | None = None
     used_by: str | None = None
     identity: FileIdentity | None = None
-    _names: Names | None = attrs.field(default=None, repr=False)
+    layout_newer: tuple[int, int] | None = None
+    _names: Names | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
     def pod_name(self) -> PodName | None:

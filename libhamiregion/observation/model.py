@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from libhamiregion.errors import RegionError
     from libhamiregion.models import RegionSnapshot
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .containers import Container
     from .driver import NvmlSample
-    from .names import ContainerId
+    from .names import ContainerId, PodName
     from .processes import ProcessView, RegionProcesses, SlotStates
 
 #: What a gap is about.
@@ -120,6 +120,10 @@ class Observation:
             was read.
         suspended_s: How long the machine has been suspended: start times of processes count that.
         ticks_per_s: Clock ticks a second, of start times of processes.
+        driver_asked: Whether the driver was to be asked.
+        names: Names by container id, of processes that the driver lists.
+        root_errors: Root to reason, of directories of containers that could not be listed.
+        root_problem: Why no directory of containers could be listed; None if one could.
     """
 
     snapshot: NodeSnapshot
@@ -135,6 +139,10 @@ class Observation:
     ended: frozenset[int] = frozenset()
     suspended_s: float = 0.0
     ticks_per_s: int = 100
+    driver_asked: bool = False
+    names: Mapping[str, PodName] = attrs.field(factory=dict)
+    root_errors: Mapping[str, str] = attrs.field(factory=dict)
+    root_problem: str | None = None
 
     @property
     def containers(self) -> tuple[Container, ...]:
@@ -173,7 +181,7 @@ class Observation:
         proved = self.proved().proved
         for row, container in enumerate(self.containers):
             error, processes = self.table.error(row), proved.get(row)
-            if error is not None or container.region is None or processes is None:
+            if error is not None or processes is None:
                 # One without a proof was closed meanwhile: the next observation opens it again.
                 yield ContainerDetails(container, error=error)
             else:

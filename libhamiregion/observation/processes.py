@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
@@ -253,6 +253,27 @@ class ProcessView:
     by_inode: dict[int, tuple[FileUser, ...]] = attrs.field(factory=dict, repr=False)
     visibility: ProcVisibility = attrs.field(factory=ProcVisibility)
     gaps: tuple[ProcessGap, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        proc: str,
+        started_s: float,
+        ended_s: float,
+        entries: dict[int, Entry],
+        visibility: ProcVisibility,
+        gaps: tuple[ProcessGap, ...],
+    ) -> ProcessView:
+        """Sort processes by what is asked about them."""
+        by_ns_pid: defaultdict[int, list[Entry]] = defaultdict(list)
+        by_inode: defaultdict[int, list[FileUser]] = defaultdict(list)
+        for _, entry in sorted(entries.items()):
+            if entry.process is not None:
+                by_ns_pid[entry.process.ns_pids[-1]].append(entry)
+                for user in entry.uses:
+                    by_inode[user.mapping.inode].append(user)
+        users = {inode: tuple(found) for inode, found in by_inode.items()}
+        return cls(proc, started_s, ended_s, entries, by_ns_pid, users, visibility, gaps)
 
     def get(self, pid: int) -> HostProcess | None:
         """The process with a pid of this /proc; None if there is none, or a kernel thread."""

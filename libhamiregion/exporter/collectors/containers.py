@@ -89,10 +89,8 @@ def _of_devices(scrape: Scrape) -> Iterator[Series]:
 
 
 def _info(scrape: Scrape, shown: ShownRegion) -> str:
-    region = shown.container.region
-    layout = "" if region is None else region.layout.value
     container_id = container_id_of(scrape, shown.row)
-    return shown.labels.text("hamiregion_container_info", container_id, layout)
+    return shown.labels.text("hamiregion_container_info", container_id, shown.layout.value)
 
 
 def container_id_of(scrape: Scrape, row: int) -> str:

@@ -1,0 +1,566 @@
+"""An observation as text: written whole, and read back from a stranger's file.
+
+A document is data from outside, as a region is: its size, the lengths of its columns, every row
+number and every word are checked, and fields that are not known here are left alone.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import json
+import math
+import re
+import types
+import typing
+from array import array
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final, Literal, Union
+
+import attrs
+
+from libhamiregion import errors
+from libhamiregion._version import __version__
+
+from .containers import Container, KnownNames, MissingReason, MissingRegion
+from .driver import FIGURES, NvmlDevice, NvmlSample, NvmlState, ProcessColumns
+from .model import Gap, GapKind, NodeSnapshot, Observation
+from .names import ClaimName, ContainerId, PodName
+from .processes import (
+    SLOT_STATES,
+    Entry,
+    FileIdentity,
+    FileUser,
+    GapReason,
+    HostProcess,
+    Mapping,
+    ProcessGap,
+    ProcessView,
+    ProcVisibility,
+    RegionProcesses,
+    SlotStates,
+)
+from .stored_table import UUID_BYTES, StoredTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+SCHEMA: Final = "hamiregion/observation/1"
+#: Bytes of a document at most: that of 1,024 containers with 4,096 processes takes 8 MiB.
+MAX_BYTES: Final = 64 << 20
+_ITEMS_LIMIT = 1 << 20
+_TEXT_LIMIT = 1 << 16
+# Larger numbers are written as text: many programs read numbers as doubles.
+_EXACT = 1 << 53
+_NUMBER = re.compile(r"-?[0-9]{1,20}\Z")
+_TABLES = ("regions", "devices", "processes", "usages")
+# Live parts of a container, which no document has.
+_LEFT_OUT = {"region", "_names"}
+_SENTENCE = "(redacted)"
+
+
+class DocumentError(ValueError):
+    """A text that is no observation, or none that this version reads."""
+
+
+def to_json(observation: Observation, *, redact: bool = False) -> str:
+    """Write an observation as one object of JSON, in ASCII.
+
+    Args:
+        observation: The observation.
+        redact: Replace names, UIDs, uuids, ids, cgroups, paths, users and commands by numbers in
+            order of appearance, and leave sentences out. What is equal stays equal.
+    """
+    return json.dumps(_Writer(_Redactor() if redact else None).document(observation))
+
+
+def from_json(text: str | bytes) -> Observation:
+    """Read an observation that `to_json` has written.
+
+    Raises:
+        DocumentError: The text is none, is larger than 64 MiB, or has an impossible number.
+    """
+    if len(text) > MAX_BYTES:
+        raise DocumentError(f"a document has {MAX_BYTES >> 20} MiB at most")
+    try:
+        raw = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise DocumentError(f"no JSON: {type(error).__name__}") from None
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if schema != SCHEMA:
+        raise DocumentError(f"the schema is {str(schema)[:80]!r}, not {SCHEMA!r}")
+    return _Reader(raw).observation()
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+# ---- redaction ----------------------------------------------------------------------------------
+
+# Field of a class to the kind of text that takes its place.
+_SECRETS: dict[tuple[type, str], str] = {
+    (Container, "pod_uid"): "pod-uid",
+    (Container, "claim_uid"): "claim-uid",
+    (Container, "directory_name"): "name",
+    (Container, "used_by"): "name",
+    (Container, "directory"): "path",
+    (Container, "region_path"): "path",
+    (Container, "path_in_namespace"): "path",
+    (Container, "other_files"): "path",
+    (ContainerId, "id"): "container-id",
+    (ContainerId, "pod_uid"): "pod-uid",
+    (PodName, "namespace"): "namespace",
+    (PodName, "pod"): "name",
+    (PodName, "container"): "name",
+    (ClaimName, "namespace"): "namespace",
+    (ClaimName, "claim"): "name",
+    (ClaimName, "pods"): "name",
+    (ClaimName, "pod_uids"): "pod-uid",
+    (HostProcess, "user"): "user",
+    (HostProcess, "command"): "command",
+    (Mapping, "path"): "path",
+    (FileUser, "namespace"): "pid-namespace",
+    (ProcessGap, "cgroup"): "cgroup",
+    (Entry, "budget_key"): "cgroup",
+    (NvmlDevice, "uuid"): "GPU",
+    (ProcessColumns, "device_uuid"): "GPU",
+    (MissingRegion, "message"): "",
+    (Gap, "reason"): "",
+    (NvmlSample, "message"): "",
+}
+
+
+class _Redactor:
+    """Gives each text of a kind a number, by its first appearance."""
+
+    def __init__(self) -> None:
+        self._known: defaultdict[str, dict[str, str]] = defaultdict(dict)
+
+    def text(self, kind: str, text: str) -> str:
+        """Return what takes a text's place; a sentence has no kind."""
+        if not kind:
+            return _SENTENCE
+        known = self._known[kind]
+        return known.setdefault(text, f"{kind}-{len(known) + 1}")
+
+    def field(self, owner: type, name: str, value: Any) -> Any:
+        """Return what takes the place of an attribute."""
+        kind = _SECRETS.get((owner, name))
+        if kind is None or value is None:
+            return value
+        if isinstance(value, tuple):
+            return tuple(None if each is None else self.text(kind, each) for each in value)
+        return self.text(kind, value)
+
+
+# ---- writing ------------------------------------------------------------------------------------
+
+
+class _Writer:
+    def __init__(self, redactor: _Redactor | None) -> None:
+        self._redactor = redactor
+        self._processes: dict[HostProcess, int] = {}
+        self._containers: dict[Container, int] = {}
+
+    def document(self, seen: Observation) -> dict[str, Any]:
+        """Return an observation as what json takes."""
+        containers = (*seen.containers, *seen.missing)
+        self._containers = {each: row for row, each in enumerate(containers)}
+        table = seen.table
+        written = {
+            "schema": SCHEMA,
+            "version": __version__,
+            "containers": [self._container(each) for each in containers],
+            **{
+                name: {each: self.plain(list(getattr(rows, each))) for each in rows.columns}
+                for name, rows in zip(
+                    _TABLES,
+                    (table.regions, table.devices, table.processes, table.usages),
+                    strict=True,
+                )
+            },
+            "uuids": [self._secret("GPU", each) for each in table.devices.uuids()],
+            "errors": [self._failure(table.error(row)) for row in range(len(table))],
+            "slots": None if seen.states is None else self._slots(seen.states),
+            "sample": self.plain(seen.sample),
+            "gaps": self.plain(seen.gaps),
+            "view": self._view(seen),
+            "names": {
+                self._secret("container-id", id_): self.plain(name)
+                for id_, name in seen.names.items()
+            },
+            "driver_error": self._failure(seen.driver_error),
+            "processes_error": self._failure(seen.processes_error),
+            "root_problem": self._secret("", seen.root_problem),
+            "root_errors": {
+                self._secret("path", root): self._secret("", reason)
+                for root, reason in seen.root_errors.items()
+            },
+        }
+        for name in _PLAIN_FIELDS:
+            written[name] = self.plain(getattr(seen, name))
+        written["read_s"] = seen.snapshot.read_s
+        # Last: all of them are known by now.
+        written["host_processes"] = [self._attributes(each) for each in self._processes]
+        return written
+
+    def plain(self, value: Any) -> Any:
+        """Return any value of the model as what json takes."""
+        if value is None or (isinstance(value, (bool, str)) and not isinstance(value, enum.Enum)):
+            return value
+        if isinstance(value, enum.Enum):
+            return value.value
+        if isinstance(value, int):
+            return value if -_EXACT < value < _EXACT else str(value)
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if isinstance(value, HostProcess):
+            return self._processes.setdefault(value, len(self._processes))
+        if isinstance(value, Container):
+            return self._containers.get(value)
+        if attrs.has(type(value)):
+            return self._attributes(value)
+        items = sorted(value) if isinstance(value, frozenset) else value
+        return [self.plain(each) for each in items]
+
+    def _attributes(self, value: Any) -> dict[str, Any]:
+        found = {}
+        for field in attrs.fields(type(value)):
+            if field.name not in _LEFT_OUT:
+                here = getattr(value, field.name)
+                if self._redactor is not None:
+                    here = self._redactor.field(type(value), field.name, here)
+                    here = 0 if isinstance(value, HostProcess) and field.name == "uid" else here
+                found[field.name] = self.plain(here)
+        return found
+
+    def _container(self, container: Container) -> dict[str, Any]:
+        name, claim = container.pod_name, container.claim
+        known = {"pod_name": self.plain(name), "claim": self.plain(claim)}
+        return {**self._attributes(container), **known}
+
+    def _secret(self, kind: str, text: str | None) -> Any:
+        return text if text is None or self._redactor is None else self._redactor.text(kind, text)
+
+    def _failure(self, error: BaseException | None) -> Any:
+        if error is None:
+            return None
+        number = error.errno if isinstance(error, OSError) else None
+        text = error.strerror if number is not None and error.strerror else str(error)  # type: ignore[attr-defined]
+        return {"class": type(error).__name__, "errno": number, "text": self._secret("", text)}
+
+    def _slots(self, states: SlotStates) -> dict[str, Any]:
+        regions = {}
+        for row, found in states.proved.items():
+            regions[row] = {
+                "pids": list(found.pids),
+                "alive": [[pid, self.plain(each)] for pid, each in found.alive.items()],
+                "dead": sorted(found.dead),
+                "unlisted": self.plain(found.unlisted),
+                "onlookers": self.plain(found.onlookers),
+            }
+        alive = [[row, self.plain(each)] for row, each in states.processes.items()]
+        return {"states": list(states.states), "alive": alive, "regions": regions}
+
+    def _view(self, seen: Observation) -> dict[str, Any]:
+        """The processes that map a file like a region, and those that the driver lists."""
+        view, sample = seen.processes, seen.sample
+        listed = {pid for each in (() if sample is None else sample.columns) for pid in each.pids}
+        entries = [
+            self._attributes(each)
+            for pid, each in view.entries.items()
+            if each.process is not None and (each.uses or pid in listed)
+        ]
+        return {
+            "proc": self._secret("path", view.proc),
+            "started_s": self.plain(view.started_s),
+            "ended_s": self.plain(view.ended_s),
+            "entries": entries,
+            "visibility": self.plain(view.visibility),
+            "gaps": self.plain(view.gaps),
+        }
+
+
+_PLAIN_FIELDS = (
+    *("began_s", "processes_read_s", "regions_read_at_ns", "ended", "suspended_s", "ticks_per_s"),
+    "driver_asked",
+)
+
+# ---- reading ------------------------------------------------------------------------------------
+
+_NAMES = {
+    **{each.__name__: each for each in (ContainerId, Entry, FileUser, HostProcess, Mapping)},
+    **{each.__name__: each for each in (NvmlState, ProcVisibility, MissingRegion, Container)},
+    "FileIdentity": FileIdentity,
+    "GapReason": GapReason,
+    "GapKind": GapKind,
+    "Region": object,
+    "Names": object,
+    "MissingReason": MissingReason,
+    "NvmlDevice": NvmlDevice,
+    "ProcessColumns": ProcessColumns,
+}
+
+
+@functools.cache
+def _fields_of(kind: type) -> dict[str, tuple[Any, bool]]:
+    """Attribute of a class to its type, and whether it has no default."""
+    hints = typing.get_type_hints(kind, localns=_NAMES)
+    return {
+        each.name: (hints[each.name], each.default is attrs.NOTHING)
+        for each in attrs.fields(kind)
+        if each.name not in _LEFT_OUT
+    }
+
+
+class _Reader:
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self._raw = raw
+        self._processes: list[HostProcess] = []
+        self._containers: list[Container] = []
+
+    def observation(self) -> Observation:
+        """Return the observation."""
+        raw = self._raw
+        self._processes = [
+            self._attributes(HostProcess, each) for each in _list(raw.get("host_processes"))
+        ]
+        self._containers = [self._container(each) for each in _list(raw.get("containers"))]
+        table = self._table()
+        count = len(table)
+        snapshot = NodeSnapshot(
+            tuple(self._containers[:count]),
+            tuple(self._containers[count:]),
+            table,
+            self.value(float, raw.get("read_s")),
+        )
+        sample = raw.get("sample")
+        found = self.value(tuple[Gap, ...], raw.get("gaps"))
+        roots = _dict(raw.get("root_errors"))
+        return Observation(
+            snapshot=snapshot,
+            states=self._slots(raw.get("slots"), table),
+            sample=None if sample is None else self._attributes(NvmlSample, sample),
+            gaps=found,
+            processes=self._view(_dict(raw.get("view"))),
+            driver_error=_failure(raw.get("driver_error")),
+            processes_error=_failure(raw.get("processes_error"), OSError),
+            root_problem=self.value(str | None, raw.get("root_problem")),
+            root_errors={root: self.value(str, text) for root, text in roots.items()},
+            names={
+                id_: self._attributes(PodName, name)
+                for id_, name in _dict(raw.get("names")).items()
+            },
+            **{name: self.value(_OBSERVATION_TYPES[name], raw.get(name)) for name in _PLAIN_FIELDS},
+        )
+
+    def value(self, kind: Any, raw: Any) -> Any:
+        """Read a value of a type.
+
+        Raises:
+            DocumentError: It is none.
+        """
+        origin = typing.get_origin(kind)
+        if origin in {Union, types.UnionType}:
+            return self._optional(kind, raw)
+        if origin is Literal:
+            return _checked(raw in typing.get_args(kind) and isinstance(raw, str), raw)
+        if origin in {tuple, frozenset}:
+            return self._items(origin, typing.get_args(kind), raw)
+        if kind is HostProcess:
+            return self._processes[_index(raw, len(self._processes))]
+        if kind is Container:
+            return self._containers[_index(raw, len(self._containers))]
+        if attrs.has(kind):
+            return self._attributes(kind, raw)
+        if isinstance(kind, enum.EnumMeta):
+            values: dict[str, Any] = {each.value: each for each in kind}  # type: ignore[var-annotated]
+            return values[_checked(isinstance(raw, str) and raw in values, raw)]
+        return _PLAIN[kind](raw)
+
+    def _optional(self, kind: Any, raw: Any) -> Any:
+        if raw is None:
+            return None
+        (one,) = (each for each in typing.get_args(kind) if each is not type(None))
+        return self.value(one, raw)
+
+    def _items(self, make: Callable[[Iterable[Any]], Any], kinds: tuple[Any, ...], raw: Any) -> Any:
+        items = _list(raw)
+        if len(kinds) == 1 or kinds[-1] is Ellipsis:
+            return make(self.value(kinds[0], each) for each in items)
+        _checked(len(items) == len(kinds), raw)
+        return make(self.value(kind, each) for kind, each in zip(kinds, items, strict=True))
+
+    def _attributes(self, kind: type, raw: Any, **more: Any) -> Any:
+        raw, given = _dict(raw), {}
+        for name, (hint, is_required) in _fields_of(kind).items():
+            if name in raw:
+                given[name] = self.value(hint, raw[name])
+            elif is_required:
+                raise DocumentError(f"{kind.__name__} without {name}")
+        made = kind(**given, **more)
+        if isinstance(made, HostProcess):
+            _checked(bool(made.ns_pids), "a process without a pid")
+        elif isinstance(made, ProcessColumns):
+            lengths = {len(getattr(made, each)) for each in ("pids", *FIGURES)}
+            _checked(len(lengths) == 1, "columns of several lengths")
+        return made
+
+    def _container(self, raw: Any) -> Container:
+        raw = _dict(raw)
+        name = self.value(PodName | None, raw.get("pod_name"))
+        claim = self.value(ClaimName | None, raw.get("claim"))
+        found: Container = self._attributes(Container, raw, names=KnownNames(name, claim))
+        return found
+
+    def _table(self) -> StoredTable:
+        columns = {}
+        for name in _TABLES:
+            given = _dict(self._raw.get(name))
+            columns[name] = {
+                each: [_integer(cell) for cell in _list(cells)] for each, cells in given.items()
+            }
+        uuids = [self.value(str | None, each) for each in _list(self._raw.get("uuids"))]
+        failures = [_failure(each) for each in _list(self._raw.get("errors"))]
+        newer = tuple(each.layout_newer for each in self._containers)
+        # A region has its file; the containers without one come after.
+        paths = tuple(str(each.region_path) for each in self._containers[: len(failures)])
+        _checked(len(paths) == len(failures), "errors")
+        for uuid in uuids:
+            _checked(uuid is None or (uuid.isascii() and len(uuid) < UUID_BYTES), uuid)
+        try:
+            return StoredTable(paths, columns, uuids, failures, newer[: len(paths)])
+        except (KeyError, OverflowError, ValueError) as error:
+            raise DocumentError(f"the columns do not fit: {error}") from None
+
+    def _slots(self, raw: Any, table: StoredTable) -> SlotStates | None:
+        if raw is None:
+            return None
+        raw, count = _dict(raw), len(table.processes)
+        states = [_index(each, len(SLOT_STATES)) for each in _list(raw.get("states"))]
+        _checked(len(states) == count, "states")
+        alive = self._pairs(raw.get("alive"))
+        for row in alive:
+            _index(row, count)
+        proved = {}
+        for text, each in _dict(raw.get("regions")).items():
+            found, at = _dict(each), _index(_integer(text), len(table))
+            pids = array("i", [_pid(pid) for pid in _list(found.get("pids"))])
+            first = table.regions.first_process[at]
+            there = table.processes.pid[first : first + table.regions.process_count[at]]
+            _checked(list(pids) == list(there), "pids")
+            proved[at] = RegionProcesses(
+                pids=pids,
+                alive=self._pairs(found.get("alive")),
+                dead=frozenset(_pid(pid) for pid in _list(found.get("dead"))),
+                unlisted=self.value(tuple[HostProcess, ...], found.get("unlisted")),
+                onlookers=self.value(tuple[HostProcess, ...], found.get("onlookers")),
+            )
+        return SlotStates(bytes(states), alive, proved)
+
+    def _pairs(self, raw: Any) -> dict[int, HostProcess]:
+        pairs = self.value(tuple[tuple[int, HostProcess], ...], raw)
+        return dict(pairs)
+
+    def _view(self, raw: dict[str, Any]) -> ProcessView:
+        entries = {}
+        for each in self.value(tuple[Entry, ...], raw.get("entries")):
+            _checked(each.process is not None, "an entry without a process")
+            entries[each.process.pid] = each
+        started_s, ended_s = (
+            float("-inf") if raw.get(name) is None else self.value(float, raw.get(name))
+            for name in ("started_s", "ended_s")
+        )
+        return ProcessView.of(
+            self.value(str, raw.get("proc")),
+            started_s,
+            ended_s,
+            entries,
+            self._attributes(ProcVisibility, raw.get("visibility")),
+            self.value(tuple[ProcessGap, ...], raw.get("gaps")),
+        )
+
+
+_OBSERVATION_TYPES: dict[str, Any] = {
+    "began_s": float,
+    "processes_read_s": float | None,
+    "regions_read_at_ns": int,
+    "ended": frozenset[int],
+    "suspended_s": float,
+    "ticks_per_s": int,
+    "driver_asked": bool,
+}
+
+
+def _checked(holds: bool, value: Any) -> Any:
+    if not holds:
+        raise DocumentError(f"not possible here: {str(value)[:80]!r}")
+    return value
+
+
+def _list(raw: Any) -> list[Any]:
+    found: list[Any] = _checked(isinstance(raw, list) and len(raw) <= _ITEMS_LIMIT, raw)
+    return found
+
+
+def _dict(raw: Any) -> dict[str, Any]:
+    found: dict[str, Any] = _checked(isinstance(raw, dict) and len(raw) <= _ITEMS_LIMIT, raw)
+    return found
+
+
+def _integer(raw: Any) -> int:
+    if isinstance(raw, str) and _NUMBER.match(raw):
+        raw = int(raw)
+    number: int = _checked(type(raw) is int and -(1 << 63) <= raw < 1 << 64, raw)
+    return number
+
+
+def _index(raw: Any, end: int) -> int:
+    number: int = _checked(type(raw) is int and 0 <= raw < end, raw)
+    return number
+
+
+def _pid(raw: Any) -> int:
+    number: int = _checked(type(raw) is int and -(1 << 31) <= raw < 1 << 31, raw)
+    return number
+
+
+def _text(raw: Any) -> str:
+    text: str = _checked(isinstance(raw, str) and len(raw) <= _TEXT_LIMIT, raw)
+    return text
+
+
+def _float(raw: Any) -> float:
+    number = _checked(type(raw) in {int, float}, raw)
+    _checked(abs(number) < 1 << 63, raw)
+    return float(number)
+
+
+def _flag(raw: Any) -> bool:
+    flag: bool = _checked(isinstance(raw, bool), raw)
+    return flag
+
+
+_PLAIN: dict[Any, Callable[[Any], Any]] = {
+    int: _integer,
+    str: _text,
+    float: _float,
+    bool: _flag,
+}
+
+
+def _failure(raw: Any, kind: type[Exception] = Exception) -> Any:
+    """Make the exception again: of the classes of this library, OSError, or RuntimeError."""
+    if raw is None:
+        return None
+    raw = _dict(raw)
+    name, text, number = _text(raw.get("class")), _text(raw.get("text")), raw.get("errno")
+    known = getattr(errors, name, None) if name in errors.__dict__ else None
+    if isinstance(known, type) and issubclass(known, errors.RegionError):
+        error: Exception = known.__new__(known)
+        error.args = (text,)
+        return error
+    if number is not None:
+        return OSError(_pid(number), text)
+    return OSError(text) if kind is OSError else RuntimeError(text)

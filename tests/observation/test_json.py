@@ -1,0 +1,178 @@
+"""An observation as text, and a stranger's text."""
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.stress import scaled
+
+from libhamiregion.node import (
+    Node,
+    NodeNames,
+    NvmlSample,
+    NvmlState,
+    Observation,
+    Observer,
+    node_processes,
+)
+from libhamiregion.observation.driver import NvmlDevice, ProcessColumns
+from libhamiregion.observation.json import MAX_BYTES, DocumentError, from_json, to_json
+from libhamiregion.observation.rows import Join
+from libhamiregion.testing import FakeNode
+
+pytestmark = pytest.mark.root
+GPU = "GPU-5d9a1b54-3c1c-4e9e-8f24-0e6a0a5c2b11"
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observation]:
+    """Two containers with a process each, one without a region, and a driver's sample."""
+    directory = tmp_path_factory.mktemp("node")
+    with FakeNode(directory, containers=2, processes=1) as fake:
+        fake.add("train", pod="bert-0", namespace="research", region=False)
+        (process,) = fake.containers[0].processes
+        with Node(fake.root, names=NodeNames(fake.pod_logs)) as node:
+            found = Observer(node).observe()
+            columns = ProcessColumns(
+                0, GPU, (process.pid, 1), (1 << 30, 1), (50, 0), (1, 0), (0, 0), (0, 0)
+            )
+            device = NvmlDevice(0, GPU, "A100", NvmlState.OK, 80 << 30, 1 << 30)
+            sample = NvmlSample(
+                1, NvmlState.OK, None, "570.0", (device,), (columns,), True, found.began_s
+            )
+            yield attrs.evolve(found, sample=sample)
+
+
+def use(seen: Observation) -> list[object]:
+    """All that is made of an observation."""
+    join = Join(seen)
+    return [
+        node_processes(seen),
+        *(each for each in seen.details()),
+        join.figures("memory_used_bytes"),
+        list(join.device_sums("memory_used_bytes").sums),
+        [each.pod_name for each in (*seen.containers, *seen.missing)],
+    ]
+
+
+def test_what_is_made_of_a_document_is_what_was_made_of_its_node(seen: Observation) -> None:
+    again = from_json(to_json(seen))
+    assert use(again) == use(seen)
+    assert to_json(again) == to_json(seen)
+    for rows in ("regions", "devices", "processes", "usages"):
+        of, now = getattr(seen.table, rows), getattr(again.table, rows)
+        assert [list(getattr(now, each)) for each in of.columns] == [
+            list(getattr(of, each)) for each in of.columns
+        ]
+
+
+def test_the_text_is_ascii_and_large_numbers_are_text(seen: Observation) -> None:
+    document = json.loads(to_json(seen))
+    document["devices"]["memory_used_bytes"][0] = str((1 << 64) - 1)
+    document["containers"][0]["directory_name"] = "\udc80"
+    again = from_json(json.dumps(document))
+    assert again.table.devices.memory_used_bytes[0] == (1 << 64) - 1
+    assert again.containers[0].name == "\udc80"
+    text = to_json(again)
+    assert text.isascii()
+    assert json.loads(text)["devices"]["memory_used_bytes"][0] == str((1 << 64) - 1)
+
+
+def test_fields_that_are_not_known_are_left_alone(seen: Observation) -> None:
+    document = json.loads(to_json(seen))
+    document["later"] = document["containers"][0]["later"] = document["sample"]["later"] = [1]
+    document["usages"]["later"] = [0] * len(document["usages"]["process"])
+    assert use(from_json(json.dumps(document))) == use(seen)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "nonsense", "[" * 200_000, '{"schema": "hamiregion/observation/2"}'),
+        '{"schema": "hamiregion/observation/1"}',
+        b"\xff",
+    ],
+)
+def test_a_text_that_is_none_is_refused(text: str | bytes) -> None:
+    with pytest.raises(DocumentError):
+        from_json(text)
+
+
+def test_a_text_that_is_too_long_is_not_read() -> None:
+    with pytest.raises(DocumentError, match="64 MiB"):
+        from_json(" " * (MAX_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        *(("regions", name, 1 << 40) for name in ("device_rows", "process_count", "layout")),
+        *(("devices", name, 99) for name in ("region", "device")),
+        *(("processes", name, 99) for name in ("region", "first_usage")),
+        *(("usages", name, 99) for name in ("process", "device")),
+        ("regions", "code", 1),
+        ("devices", "memory_used_bytes", -1),
+    ],
+)
+def test_rows_that_there_are_not_are_refused(
+    seen: Observation, table: str, column: str, value: int
+) -> None:
+    document = json.loads(to_json(seen))
+    document[table][column][0] = value
+    with pytest.raises(DocumentError):
+        from_json(json.dumps(document))
+
+
+_WORDS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(1 << 70), 1 << 70),
+    st.floats(),
+    st.text(max_size=20),
+    st.sampled_from(([], {}, [[]], [0, 0], "9" * 30, -1, 1 << 31, "alive", GPU)),
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path to each value in a document."""
+    yield path
+    if isinstance(value, (dict, list)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, each in items:
+            yield from places(each, (*path, key))
+
+
+_CHANGES = st.lists(
+    st.tuples(st.integers(0, 1 << 20), st.booleans(), _WORDS), min_size=1, max_size=3
+)
+
+
+@settings(max_examples=scaled(20_000), suppress_health_check=list(HealthCheck))
+@given(changes=_CHANGES)
+def test_any_change_gives_an_error_or_an_observation_that_can_be_used(
+    seen: Observation, changes: list[tuple[int, bool, Any]]
+) -> None:
+    document = json.loads(to_json(seen))
+    for number, is_removed, value in changes:
+        every = [path for path in places(document) if path]
+        *above, last = every[number % len(every)]
+        at = document
+        for key in above:
+            at = at[key]
+        if is_removed:
+            del at[last]
+        else:
+            at[last] = copy.deepcopy(value)
+    try:
+        found = from_json(json.dumps(document))
+    except DocumentError:
+        return
+    if found.states is not None and found.processes_error is None:
+        use(found)
+    to_json(found)
+    to_json(found, redact=True)
