@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from .errors import PathLike
-    from .layouts import Layout
     from .models import RegionSnapshot
 
 # Not cleared: all that is shown has been written.

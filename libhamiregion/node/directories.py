@@ -211,7 +211,6 @@ def scan_directory(
             region_path=found,
             region=region,
             identity=None if region is None else file_identity(region),
-            layout_newer=None if region is None else region.layout_newer,
             missing=None if region is not None else failure,
             other_files=tuple(others),
         ),

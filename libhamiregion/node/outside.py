@@ -261,7 +261,6 @@ class OutsideRegions:
             path_in_namespace=mapped.path_in_namespace,
             region=region,
             identity=None if region is None else mapped.identity,
-            layout_newer=None if region is None else region.layout_newer,
             missing=missing,
             pids=mapped.pids,
             names=self._names,

@@ -120,7 +120,6 @@ class Container:
             of the /proc that was read; else empty.
         directory_name: The container's name by its directory, raw.
         identity: Device and inode of the region's file as maps prints them; None without a region.
-        layout_newer: The version of the region's file, if that is not known here.
         used_by: The name of the container whose processes use the region, where that has been
             proved to be another one of the pod than the directory says; else None.
     """
@@ -138,7 +137,6 @@ class Container:
     claim_uid: str | None = None
     used_by: str | None = None
     identity: FileIdentity | None = None
-    layout_newer: tuple[int, int] | None = None
     _names: Names | None = attrs.field(default=None, eq=False, repr=False)
 
     @property

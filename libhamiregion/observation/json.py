@@ -182,6 +182,10 @@ class _Writer:
             },
             "uuids": [self._secret("GPU", each) for each in table.devices.uuids()],
             "errors": [self._failure(table.error(row)) for row in range(len(table))],
+            "layouts_newer": [
+                None if table.error(row) else self.plain(table.snapshot(row).layout_newer)
+                for row in range(len(table))
+            ],
             "slots": None if seen.states is None else self._slots(seen.states),
             "sample": self.plain(seen.sample),
             "gaps": self.plain(seen.gaps),
@@ -423,14 +427,14 @@ class _Reader:
             }
         uuids = [self.value(str | None, each) for each in _list(self._raw.get("uuids"))]
         failures = [_failure(each) for each in _list(self._raw.get("errors"))]
-        newer = tuple(each.layout_newer for each in self._containers)
+        newer = self.value(tuple[tuple[int, int] | None, ...], self._raw.get("layouts_newer"))
         # A region has its file; the containers without one come after.
         paths = tuple(str(each.region_path) for each in self._containers[: len(failures)])
         _checked(len(paths) == len(failures), "errors")
         for uuid in uuids:
             _checked(uuid is None or (uuid.isascii() and len(uuid) < UUID_BYTES), uuid)
         try:
-            return StoredTable(paths, columns, uuids, failures, newer[: len(paths)])
+            return StoredTable(paths, columns, uuids, failures, newer)
         except (KeyError, OverflowError, ValueError) as error:
             raise DocumentError(f"the columns do not fit: {error}") from None
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from libhamiregion.errors import RegionError
-    from libhamiregion.region_set import RegionPlace
 
 T = TypeVar("T", bound=Columns)
 
@@ -119,19 +118,23 @@ class StoredTable(RegionTable):
         return f"<StoredTable of {len(self)} regions>"
 
     def error(self, row: int) -> RegionError | OSError | None:
-        """Return why the region in that row could not be read; None if it was."""
-        return self._errors[row] if 0 <= row < len(self) else None
+        """Return why the region in that row could not be read; None if it was.
 
-    def snapshot(self, row: int, region: RegionPlace | None = None) -> RegionSnapshot:  # noqa: ARG002
+        Raises:
+            IndexError: There is no such row.
+        """
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        return self._errors[row]
+
+    def snapshot(self, row: int) -> RegionSnapshot:
         """Return one region's data as `Region.snapshot` does.
 
         Raises:
             IndexError: There is no such row.
             RegionError, OSError: Why the region could not be read.
         """
-        if not 0 <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
-        if (error := self._errors[row]) is not None:
+        if (error := self.error(row)) is not None:
             raise error
         regions = self.regions
         return RegionSnapshot(
