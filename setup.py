@@ -32,8 +32,8 @@ NAMES = (CUDA_STAND_IN, NVML_STAND_IN, PRELOADED) = (
 )
 
 # The parts that not all of the libraries have.
-ONLY_PRELOAD = {"dlsym", "nvml_answers", "nvml_region", "override"}
-FOR_NVML = {"budget", "complaints", "find", "nvml_answers", "nvml_region", "snapshots"}
+ONLY_PRELOAD = {"dlsym", "nvml_answers", "override"}
+FOR_NVML = {"budget", "complain", "find", "nvml_answers"}
 
 COMPILE_OPTIONS = (
     "-std=gnu11",

@@ -1,7 +1,6 @@
 /* The driver's answers about memory. */
-#include "budget.h"
-#include "context_table.h"
-#include "cuda_functions.h"
+#include "hooks.h"
+#include "memory.h"
 #include "session.h"
 
 static void apply(int row, struct hr_budget *budget)

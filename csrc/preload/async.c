@@ -1,30 +1,20 @@
 /*
  * Memory that is allocated and freed in the order of a stream, and the pools that it comes from.
  */
-#include "allocating.h"
-#include "charges.h"
-#include "cuda_functions.h"
-#include "pools.h"
+#include "hooks.h"
+#include "memory.h"
 #include "session.h"
 
 typedef CUresult free_async(CUdeviceptr pointer, CUstream stream);
 
-/* While a stream is captured, an allocation becomes a node of the graph, whose memory is the
- * graphs' (pools.h). */
-static bool is_captured(CUstream stream)
-{
-    int status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return HR_CUDA(cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS &&
-           status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
+/* An allocation from a pool. */
+struct from_pool {
+    int pool; /* -1: it is not counted */
+    uint64_t bytes;
+    bool has_grown;
+};
 
-/* What the functions of a program mean whose default stream is each thread's own. */
-static CUstream own_default(CUstream stream)
-{
-    return stream == NULL ? CU_STREAM_PER_THREAD : stream;
-}
-
-/* The pool is asked what it holds now; false: that is more than the limit allows. */
+/* The pool's size is within the limit. */
 static bool is_allowed(int pool)
 {
     CUresult result = hr_admit_pool(pool);
@@ -33,27 +23,29 @@ static bool is_allowed(int pool)
     return result == CUDA_SUCCESS;
 }
 
-/* `result` and `pointer` are what the driver gave, for a promise of so many bytes. */
-static CUresult end_allocation(int pool, uint64_t bytes, CUresult result,
+/* `result` and `pointer` are what the driver gave. */
+static CUresult end_allocation(const struct from_pool *from, CUresult result,
                                const CUdeviceptr *pointer, CUstream stream, free_async *undo)
 {
-    int row = hr_row_of_pool(pool);
-    bool is_undone = result == CUDA_SUCCESS && !is_allowed(pool);
+    if (from->pool < 0)
+        return result;
+    int row = hr_row_of_pool(from->pool);
+    bool is_undone = result == CUDA_SUCCESS && from->has_grown && !is_allowed(from->pool);
     if (is_undone) {
         undo(*pointer, stream);
         result = CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (result == CUDA_SUCCESS) {
         const struct hr_entry entry = {.key = *pointer,
-                                       .bytes = bytes,
-                                       .owner = (uint32_t)pool,
+                                       .bytes = from->bytes,
+                                       .owner = (uint32_t)from->pool,
                                        .row = (int16_t)row,
                                        .space = HR_POINTER,
                                        .in_pool = 1};
         hr_enter_allocation(&entry);
     } else {
-        hr_take_back_promise(pool, bytes);
-        hr_settle_pool(pool);
+        hr_take_back_promise(from->pool, from->bytes);
+        hr_reconcile_pool(from->pool);
         if (is_undone)
             /* It would keep what it took for that. */
             hr_trim_pools(row);
@@ -62,70 +54,49 @@ static CUresult end_allocation(int pool, uint64_t bytes, CUresult result,
     return result;
 }
 
-/* Charge an allocation of the pool.  `number` -1 afterwards: it is not counted. */
-static CUresult begin_allocation(CUmemoryPool pool, CUdevice device, uint64_t bytes, int *number)
+/* Charge an allocation; `pool` NULL means that of the stream's device.  An allocation in a capture
+ * becomes a node of the graph, whose memory is the graphs' (memory.h). */
+static CUresult begin_allocation(CUmemoryPool pool, uint64_t bytes, CUstream stream,
+                                 struct from_pool *from)
 {
-    *number = hr_enter_pool(pool, device);
-    int row = hr_row_of_pool(*number);
-    if (row < 0) {
-        *number = -1;
+    struct hr_context context;
+    CUresult result = hr_enter_memory_call();
+    *from = (struct from_pool){.pool = -1, .bytes = bytes};
+    if (result != CUDA_SUCCESS || !hr_stream_context(stream, &context) || hr_is_captured(stream))
+        return result;
+    if (pool == NULL && HR_CUDA(cuDeviceGetMemPool)(&pool, context.device) != CUDA_SUCCESS)
         return CUDA_SUCCESS;
-    }
+    int number = hr_enter_pool(pool, context.device), row = hr_row_of_pool(number);
+    if (row < 0)
+        return CUDA_SUCCESS;
     hr_begin_change(row);
-    CUresult result = hr_promise(*number, bytes);
-    if (result != CUDA_SUCCESS)
+    result = hr_promise(number, bytes, &from->has_grown);
+    if (result == CUDA_SUCCESS)
+        from->pool = number;
+    else
         hr_end_change(row);
     return result;
 }
 
-/* What every allocation begins with.  False: it is not counted. */
-static CUresult enter(CUstream stream, struct hr_context *context, bool *is_counted)
-{
-    if (__builtin_expect((hr_current_holds() & HR_HOLD_SUSPENDED) != 0, 0))
-        hr_wait_while_suspended();
-    if (__builtin_expect(hr_attach_session() == HR_SESSION_REFUSED, 0))
-        return CUDA_ERROR_NOT_PERMITTED;
-    *is_counted = hr_stream_context(stream, context) && !is_captured(stream);
-    return CUDA_SUCCESS;
-}
-
+#define ALLOCATE(name, parameters, arguments, undo, of_pool, meant)                                \
+    CUresult name parameters                                                                       \
+    {                                                                                              \
+        struct from_pool from;                                                                     \
+        CUresult result = begin_allocation(of_pool, bytes, meant, &from);                          \
+        if (result != CUDA_SUCCESS)                                                                \
+            return result;                                                                         \
+        return end_allocation(&from, HR_CUDA(name) arguments, out, stream, HR_CUDA(undo));         \
+    }
 #define ALLOCATE_ASYNC(name, undo, meant)                                                          \
-    CUresult name(CUdeviceptr *out, size_t bytes, CUstream stream)                                 \
-    {                                                                                              \
-        struct hr_context context;                                                                 \
-        bool is_counted;                                                                           \
-        CUmemoryPool pool;                                                                         \
-        int number = -1;                                                                           \
-        CUresult result = enter(meant, &context, &is_counted);                                     \
-        if (result == CUDA_SUCCESS && is_counted &&                                                \
-            HR_CUDA(cuDeviceGetMemPool)(&pool, context.device) == CUDA_SUCCESS)                    \
-            result = begin_allocation(pool, context.device, bytes, &number);                       \
-        if (result != CUDA_SUCCESS)                                                                \
-            return result;                                                                         \
-        result = HR_CUDA(name)(out, bytes, stream);                                                \
-        return number < 0 ? result                                                                 \
-                          : end_allocation(number, bytes, result, out, stream, HR_CUDA(undo));     \
-    }
-ALLOCATE_ASYNC(cuMemAllocAsync, cuMemFreeAsync, stream)
-ALLOCATE_ASYNC(cuMemAllocAsync_ptsz, cuMemFreeAsync_ptsz, own_default(stream))
-
+    ALLOCATE(name, (CUdeviceptr * out, size_t bytes, CUstream stream), (out, bytes, stream), undo, \
+             NULL, meant)
 #define ALLOCATE_FROM_POOL(name, undo, meant)                                                      \
-    CUresult name(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)              \
-    {                                                                                              \
-        struct hr_context context;                                                                 \
-        bool is_counted;                                                                           \
-        int number = -1;                                                                           \
-        CUresult result = enter(meant, &context, &is_counted);                                     \
-        if (result == CUDA_SUCCESS && is_counted && pool != NULL)                                  \
-            result = begin_allocation(pool, context.device, bytes, &number);                       \
-        if (result != CUDA_SUCCESS)                                                                \
-            return result;                                                                         \
-        result = HR_CUDA(name)(out, bytes, pool, stream);                                          \
-        return number < 0 ? result                                                                 \
-                          : end_allocation(number, bytes, result, out, stream, HR_CUDA(undo));     \
-    }
+    ALLOCATE(name, (CUdeviceptr * out, size_t bytes, CUmemoryPool pool, CUstream stream),          \
+             (out, bytes, pool, stream), undo, pool, meant)
+ALLOCATE_ASYNC(cuMemAllocAsync, cuMemFreeAsync, stream)
+ALLOCATE_ASYNC(cuMemAllocAsync_ptsz, cuMemFreeAsync_ptsz, hr_own_default(stream))
 ALLOCATE_FROM_POOL(cuMemAllocFromPoolAsync, cuMemFreeAsync, stream)
-ALLOCATE_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, cuMemFreeAsync_ptsz, own_default(stream))
+ALLOCATE_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, cuMemFreeAsync_ptsz, hr_own_default(stream))
 
 #define FREE_ASYNC(name)                                                                           \
     CUresult name(CUdeviceptr pointer, CUstream stream)                                            \
@@ -142,10 +113,9 @@ CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *properties)
     CUresult result = HR_CUDA(cuMemPoolCreate)(out, properties);
     if (result != CUDA_SUCCESS)
         return result;
-    if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        hr_enter_pool(*out, properties->location.id);
-    else
-        hr_enter_host_pool(*out);
+    hr_open_session();
+    /* Before its handle is used with a stream of another device. */
+    hr_enter_pool(*out, hr_device_of_location(properties->location.type, properties->location.id));
     return CUDA_SUCCESS;
 }
 
@@ -157,7 +127,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
     if (number < 0)
         return result;
     if (result == CUDA_SUCCESS)
-        hr_settle_pool(number);
+        hr_reconcile_pool(number);
     else
         hr_undo_end_of_pool(number);
     return result;
@@ -166,13 +136,13 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
     CUresult result = HR_CUDA(cuMemPoolTrimTo)(pool, keep);
-    hr_settle_pools();
+    hr_reconcile_pools();
     return result;
 }
 
 CUresult cuDeviceGraphMemTrim(CUdevice device)
 {
     CUresult result = HR_CUDA(cuDeviceGraphMemTrim)(device);
-    hr_settle_pools();
+    hr_reconcile_pools();
     return result;
 }

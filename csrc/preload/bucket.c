@@ -1,7 +1,7 @@
 #include "bucket.h"
 
-/* What comes in a longer pause is lost: nobody is to save up for a burst. */
-#define LONGEST_POUR_NS 100000000u
+/* What comes in a longer pause is lost, so that a program cannot save up for a burst. */
+#define LONGEST_REFILL_NS 100000000u
 /* The bucket is full when it holds what comes in that time. */
 #define FULL_NS 50000000u
 
@@ -24,34 +24,10 @@ static void store(_Atomic int64_t *word, int64_t value)
 void hr_reset_bucket(struct hr_bucket *bucket, uint64_t now_ns)
 {
     store(&bucket->rate, 0);
-    store(&bucket->poured, 0);
+    store(&bucket->refilled, 0);
     store(&bucket->tokens, 0);
-    atomic_store_explicit(&bucket->poured_ns, now_ns, memory_order_relaxed);
+    atomic_store_explicit(&bucket->refilled_ns, now_ns, memory_order_relaxed);
     atomic_store_explicit(&bucket->has_waited, false, memory_order_relaxed);
-}
-
-/* A debt stays. */
-static void lose_tokens(struct hr_bucket *bucket)
-{
-    int64_t tokens = load(&bucket->tokens);
-    while (tokens > 0 &&
-           !atomic_compare_exchange_weak_explicit(&bucket->tokens, &tokens, 0, memory_order_relaxed,
-                                                  memory_order_relaxed))
-        continue;
-    if (tokens > 0)
-        atomic_fetch_sub_explicit(&bucket->poured, tokens, memory_order_relaxed);
-}
-
-void hr_set_rate(struct hr_bucket *bucket, double per_second)
-{
-    store(&bucket->rate, (int64_t)(per_second < HIGHEST_RATE ? per_second : HIGHEST_RATE));
-    if (per_second <= 0)
-        lose_tokens(bucket);
-}
-
-int64_t hr_taken_tokens(struct hr_bucket *bucket)
-{
-    return load(&bucket->poured) - load(&bucket->tokens);
 }
 
 static int64_t tokens_in(int64_t rate, uint64_t ns)
@@ -59,18 +35,53 @@ static int64_t tokens_in(int64_t rate, uint64_t ns)
     return (int64_t)((double)rate * (double)ns / 1e9);
 }
 
-static void pour(struct hr_bucket *bucket, int64_t rate, uint64_t now_ns)
+/* A debt stays. */
+static void lose_tokens(struct hr_bucket *bucket, int64_t kept)
 {
-    uint64_t since_ns = atomic_load_explicit(&bucket->poured_ns, memory_order_relaxed);
+    int64_t tokens = load(&bucket->tokens);
+    while (tokens > kept &&
+           !atomic_compare_exchange_weak_explicit(&bucket->tokens, &tokens, kept,
+                                                  memory_order_relaxed, memory_order_relaxed))
+        continue;
+    if (tokens > kept)
+        atomic_fetch_sub_explicit(&bucket->refilled, tokens - kept, memory_order_relaxed);
+}
+
+void hr_set_rate(struct hr_bucket *bucket, double per_second)
+{
+    int64_t rate = (int64_t)(per_second < HIGHEST_RATE ? per_second : HIGHEST_RATE);
+    store(&bucket->rate, rate);
+    lose_tokens(bucket, tokens_in(rate, FULL_NS));
+}
+
+void hr_grant_launch(struct hr_bucket *bucket)
+{
+    int64_t tokens = load(&bucket->tokens);
+    while (tokens < 0 &&
+           !atomic_compare_exchange_weak_explicit(&bucket->tokens, &tokens, 0, memory_order_relaxed,
+                                                  memory_order_relaxed))
+        continue;
+    if (tokens < 0)
+        atomic_fetch_sub_explicit(&bucket->refilled, tokens, memory_order_relaxed);
+}
+
+int64_t hr_taken_tokens(struct hr_bucket *bucket)
+{
+    return load(&bucket->refilled) - load(&bucket->tokens);
+}
+
+static void refill(struct hr_bucket *bucket, int64_t rate, uint64_t now_ns)
+{
+    uint64_t since_ns = atomic_load_explicit(&bucket->refilled_ns, memory_order_relaxed);
     if (now_ns <= since_ns)
         return;
-    bool is_late = now_ns - since_ns > LONGEST_POUR_NS;
-    int64_t due = tokens_in(rate, is_late ? LONGEST_POUR_NS : now_ns - since_ns);
+    bool is_late = now_ns - since_ns > LONGEST_REFILL_NS;
+    int64_t due = tokens_in(rate, is_late ? LONGEST_REFILL_NS : now_ns - since_ns);
     if (due == 0 && !is_late)
         return;
     /* What is not yet a whole token comes the next time. */
     uint64_t until_ns = is_late ? now_ns : since_ns + (uint64_t)((double)due * 1e9 / (double)rate);
-    if (!atomic_compare_exchange_strong_explicit(&bucket->poured_ns, &since_ns, until_ns,
+    if (!atomic_compare_exchange_strong_explicit(&bucket->refilled_ns, &since_ns, until_ns,
                                                  memory_order_relaxed, memory_order_relaxed))
         return;
     /* Others only take meanwhile, so that the bucket does not run over. */
@@ -79,7 +90,7 @@ static void pour(struct hr_bucket *bucket, int64_t rate, uint64_t now_ns)
         due = room;
     if (due <= 0)
         return;
-    atomic_fetch_add_explicit(&bucket->poured, due, memory_order_relaxed);
+    atomic_fetch_add_explicit(&bucket->refilled, due, memory_order_relaxed);
     atomic_fetch_add_explicit(&bucket->tokens, due, memory_order_relaxed);
 }
 
@@ -93,11 +104,11 @@ static uint64_t time_to_pay(int64_t debt, int64_t rate)
     return ns < LONGEST_NAP_NS ? (uint64_t)ns : LONGEST_NAP_NS;
 }
 
-bool hr_wait_for_tokens(struct hr_bucket *bucket, int64_t count, uint64_t now_ns,
+bool hr_refill_and_take(struct hr_bucket *bucket, int64_t count, uint64_t now_ns,
                         uint64_t *patience_ns)
 {
     int64_t rate = load(&bucket->rate);
-    pour(bucket, rate, now_ns);
+    refill(bucket, rate, now_ns);
     /* In one step, unlike hr_take_tokens(): many may have waited for the same tokens. */
     int64_t tokens = load(&bucket->tokens);
     while (tokens >= 0) {

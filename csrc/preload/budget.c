@@ -1,5 +1,25 @@
 #include "budget.h"
 
+#include <stdlib.h>
+
+struct hr_snapshot *hr_new_snapshot(hr_region *region, int *code)
+{
+    size_t bytes = 16384;
+    /* A process may start between two tries, and the snapshot outgrow the size just reported. */
+    for (int tries = 0; tries < 4; tries++) {
+        struct hr_error error;
+        struct hr_snapshot *snapshot = malloc(bytes);
+        *code = snapshot == NULL ? HR_ESYSTEM : hr_snapshot(region, snapshot, bytes, &error);
+        if (snapshot == NULL || *code == HR_OK)
+            return snapshot;
+        free(snapshot);
+        if (*code != HR_ENOSPACE)
+            return NULL;
+        bytes = error.wanted + 8192;
+    }
+    return NULL;
+}
+
 /* False: the row has no limit, or cannot be read. */
 static bool read_row(hr_region *region, int row, uint64_t *limit, uint64_t *used)
 {

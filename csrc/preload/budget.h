@@ -1,7 +1,4 @@
-/*
- * What a program is shown as the memory of a device: the limit of its row as the total, and never
- * more free memory than the limit leaves, nor than there really is.
- */
+/* A region's figures, for the answers of CUDA and of NVML. */
 #ifndef HR_BUDGET_H
 #define HR_BUDGET_H
 
@@ -9,14 +6,20 @@
 
 #include "../region.h"
 
+/* A snapshot of a region of any size; the caller frees it.  NULL: the region cannot be read, or
+ * there is no memory, as `code` says. */
+struct hr_snapshot *hr_new_snapshot(hr_region *region, int *code);
+
+/* What a program is shown as the memory of a device: the limit of its row as the total, and never
+ * more free memory than the limit leaves, nor than there really is. */
 struct hr_budget {
     uint64_t total, free, used; /* bytes */
 };
 
-/* `budget` holds the driver's figures, and gets the row's where that has a limit. */
+/* `budget` holds the driver's figures, and gets the row's if that has a limit. */
 void hr_apply_budget(hr_region *region, int row, struct hr_budget *budget);
 
-/* Whether the row has a limit and counts more than that; false where the region cannot be read. */
+/* Whether the row has a limit and counts more than that. */
 bool hr_passes_limit(hr_region *region, int row);
 
 #endif

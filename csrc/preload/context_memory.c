@@ -1,16 +1,14 @@
+/*
+ * What the driver uses for itself on behalf of this process: contexts, code, local memory.  NVML
+ * alone says it, in one figure with what the process has allocated.
+ */
 #define _GNU_SOURCE
-#include "context_memory.h"
-
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
 #include <time.h>
 
-#include "budget.h"
-#include "charges.h"
-#include "forks.h"
-#include "nvml.h"
-#include "own_pid.h"
+#include "memory.h"
 #include "session.h"
 
 /* How often the driver is asked for a figure that belongs to one moment: by the thread that looks
@@ -18,7 +16,7 @@
 enum { TRIES = 3, PATIENT_TRIES = 100 };
 #define NAP_NS 1000000
 
-/* A driver that answers nobody any more holds up nobody for longer. */
+/* A driver that no longer answers holds up no thread for longer. */
 #define LONGEST_MEASURE_S 10
 
 /* Of each row, under `measuring`. */
@@ -42,8 +40,8 @@ void hr_fork_context_memory(enum hr_fork at)
 
 /* ---- The driver's figure ------------------------------------------------------------ */
 
-/* False: NVML does not tell.  Once it has named this process, not to name it means nothing used. */
-static bool read_own_bytes(int row, CUdevice device, uint64_t *out)
+/* False: NVML does not say.  Once it has listed this process, not to list it means nothing used. */
+static bool read_own_bytes(int row, nvmlDevice_t device, uint64_t *out)
 {
     enum hr_nvml_answer answer = hr_nvml_own_bytes(device, out);
     if (answer == HR_NVML_ABSENT && has_contexts[row] && hr_learn_own_pid(row, device))
@@ -55,25 +53,47 @@ static bool read_own_bytes(int row, CUdevice device, uint64_t *out)
     return answer == HR_NVML_FOUND || (answer == HR_NVML_ABSENT && hr_is_own_pid_known());
 }
 
-/* What the driver counts for this process beyond what it has allocated.  False: it does not tell,
- * or allocations were going on each time. */
-static bool read_context_bytes(int row, CUdevice device, int tries, uint64_t *out)
+/* The bounds of what the driver uses for itself. */
+struct bounds {
+    uint64_t least, most;
+};
+
+static uint64_t without(uint64_t bytes, uint64_t part)
+{
+    return bytes > part ? bytes - part : 0;
+}
+
+/*
+ * Managed memory may be on the device or not, so all of it, or nothing, may be in NVML's figure.
+ * While allocations go on, no more than was charged at most can be in it: that is a lower bound.
+ */
+static struct bounds bounds_of(uint64_t counted, const struct hr_row_state *state, bool is_quiet)
+{
+    uint64_t bytes = is_quiet ? state->bytes : state->most_bytes;
+    uint64_t most = without(counted, bytes);
+    return (struct bounds){.least = without(most, state->managed_bytes),
+                           .most = is_quiet ? most : UINT64_MAX};
+}
+
+/* False: NVML does not say. */
+static bool read_bounds(int row, nvmlDevice_t device, int tries, struct bounds *out)
 {
     const struct timespec nap = {.tv_nsec = NAP_NS};
-    for (int number = 0; number < tries; number++) {
+    for (int number = 1;; number++) {
         uint64_t counted;
+        hr_watch_most_bytes(row);
         struct hr_row_state before = hr_state_of_row(row);
         if (!read_own_bytes(row, device, &counted))
             return false;
         struct hr_row_state after = hr_state_of_row(row);
-        if (before.ended == before.begun && after.begun == before.begun) {
-            *out = counted > after.bytes ? counted - after.bytes : 0;
+        bool is_quiet = before.ended == before.begun && after.begun == before.begun;
+        if (is_quiet || number == tries) {
+            *out = bounds_of(counted, &after, is_quiet);
             return true;
         }
         if (number >= TRIES)
             nanosleep(&nap, NULL);
     }
-    return false;
 }
 
 /* ---- Counting it -------------------------------------------------------------------- */
@@ -97,25 +117,28 @@ static bool is_above_limit(int row)
     return region != NULL && hr_passes_limit(region, row);
 }
 
-static CUresult measure(int row, CUdevice device, bool is_new)
+static CUresult measure(int row, nvmlDevice_t device, bool is_new)
 {
-    uint64_t bytes;
-    if (!read_context_bytes(row, device, is_new ? PATIENT_TRIES : TRIES, &bytes))
+    struct bounds bounds;
+    if (!read_bounds(row, device, is_new ? PATIENT_TRIES : TRIES, &bounds))
         return CUDA_SUCCESS;
-    if (bytes > charged[row])
-        return charge_more(row, bytes - charged[row], is_new);
-    hr_give_back_bytes(row, HR_CONTEXT, charged[row] - bytes);
-    charged[row] = bytes;
-    /* Somebody else may have counted the new one already, whatever the limit. */
+    if (bounds.least > charged[row])
+        return charge_more(row, bounds.least - charged[row], is_new);
+    if (bounds.most < charged[row]) {
+        hr_give_back_bytes(row, HR_CONTEXT, charged[row] - bounds.most);
+        charged[row] = bounds.most;
+    }
+    /* Another thread may have counted the new one already, whatever the limit. */
     return is_new && is_above_limit(row) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 static CUresult measure_alone(int row, bool is_new)
 {
     int state;
-    CUdevice device = row < 0 ? -1 : hr_device_of_row(row);
-    /* Loads NVML, and so takes the loader's lock, under which somebody else may be waiting here. */
-    if (device < 0 || hr_nvml() == NULL)
+    nvmlDevice_t device;
+    /* Loads NVML, and so takes the loader's lock, under which another thread may be waiting here.
+     */
+    if (!hr_nvml_device(row, &device))
         return CUDA_SUCCESS;
     /* A thread that is cancelled as it asks would keep the lock. */
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);

@@ -1,220 +1,171 @@
-/*
- * Contexts: where a process joins its region, and what goes away with one.
- */
 #define _GNU_SOURCE
-#include <stdbool.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
 
-#include "books.h"
-#include "charges.h"
-#include "context_memory.h"
-#include "context_table.h"
-#include "cuda_functions.h"
-#include "own_pid.h"
-#include "pools.h"
+#include "driver.h"
+#include "hooks.h"
 #include "session.h"
-#include "watcher.h"
 
-static CUresult enter(CUdevice device)
+enum { MOST_DEVICES = 64, MOST_CONTEXTS = 256 };
+
+/* ---- Owners ------------------------------------------------------------------------ */
+
+/*
+ * A context that the program makes has a number of its own.  A primary context has one for each
+ * of its lives: PRIMARY, the device and how often it was released or reset so far.  It changes
+ * before the driver is called: what is allocated in the next life never looks like what went with
+ * the last one.
+ */
+#define PRIMARY HR_PRIMARY_OWNER
+#define DEVICE_SHIFT 24
+#define LIVES_MASK 0xffffffu
+
+static _Atomic uint32_t lives[MOST_DEVICES];
+static _Atomic uint32_t last_owner;
+
+static uint32_t owner_in_life(CUdevice device, uint32_t life)
 {
-    if (hr_attach_session() == HR_SESSION_REFUSED)
-        return CUDA_ERROR_NOT_PERMITTED;
-    hr_start_watcher();
-    hr_note_others(hr_row_of_device(device), device);
-    if (__builtin_expect((hr_current_holds() & HR_HOLD_SUSPENDED) != 0, 0))
-        hr_wait_while_suspended();
-    return CUDA_SUCCESS;
+    return PRIMARY | (uint32_t)device << DEVICE_SHIFT | (life & LIVES_MASK);
 }
 
-/* Count a context that was just made; before that is refused, this process's pools are trimmed. */
-static CUresult count_context(CUdevice device)
+static uint32_t primary_owner(CUdevice device)
 {
-    int row = hr_row_of_device(device);
-    CUresult result = hr_admit_context(row);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && hr_trim_pools(row))
-        result = hr_admit_context(row);
-    return result;
+    if (device < 0 || device >= MOST_DEVICES)
+        return 0;
+    return owner_in_life(device, atomic_load_explicit(&lives[device], memory_order_relaxed));
 }
 
-/* The driver has ended one that was refused, which may have been counted meanwhile. */
-static CUresult refuse_context(CUdevice device, CUresult result)
+uint32_t hr_new_owner(void)
 {
-    hr_measure_contexts(hr_row_of_device(device));
-    return result;
+    return (atomic_fetch_add_explicit(&last_owner, 1, memory_order_relaxed) + 1) & ~PRIMARY;
 }
 
-static bool is_primary_active(CUdevice device)
+uint32_t hr_end_life(CUdevice device)
 {
-    unsigned flags;
-    int is_active = 0;
-    return HR_CUDA(cuDevicePrimaryCtxGetState)(device, &flags, &is_active) == CUDA_SUCCESS &&
-           is_active != 0;
+    if (device < 0 || device >= MOST_DEVICES)
+        return 0;
+    return owner_in_life(device,
+                         atomic_fetch_add_explicit(&lives[device], 1, memory_order_relaxed));
 }
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
+bool hr_is_ended(uint32_t owner, uint32_t ended)
 {
-    CUresult result = enter(device);
-    if (result != CUDA_SUCCESS)
-        return result;
-    bool was_active = is_primary_active(device);
-    result = HR_CUDA(cuDevicePrimaryCtxRetain)(out, device);
-    if (result != CUDA_SUCCESS)
-        return result;
-    hr_add_context(*out, device, 0);
-    if (was_active)
-        return CUDA_SUCCESS;
-    result = count_context(device);
-    if (result == CUDA_SUCCESS)
-        return CUDA_SUCCESS;
-    HR_CUDA(cuDevicePrimaryCtxRelease_v2)(device);
-    return refuse_context(device, result);
+    if ((ended & PRIMARY) == 0)
+        return owner == ended;
+    uint32_t age = (ended - owner) & LIVES_MASK;
+    return (owner & ~LIVES_MASK) == (ended & ~LIVES_MASK) && age <= LIVES_MASK / 2;
 }
 
-static CUresult count_new_context(CUresult result, const CUcontext *out, CUdevice device)
-{
-    if (result != CUDA_SUCCESS)
-        return result;
-    hr_add_context(*out, device, hr_new_owner());
-    result = count_context(device);
-    if (result == CUDA_SUCCESS)
-        return CUDA_SUCCESS;
-    hr_remove_context(*out);
-    HR_CUDA(cuCtxDestroy_v2)(*out);
-    return refuse_context(device, result);
-}
+/* ---- The table of contexts --------------------------------------------------------- */
 
-/* Each is one driver function, so that a program gets the context that it asks for. */
-#define CREATE(name, parameters, arguments)                                                        \
-    CUresult name parameters                                                                       \
-    {                                                                                              \
-        CUresult result = enter(device);                                                           \
-        if (result != CUDA_SUCCESS)                                                                \
-            return result;                                                                         \
-        return count_new_context(HR_CUDA(name) arguments, out, device);                            \
+/*
+ * Read without a lock on the way of each allocation.  `context` is stored last and cleared first;
+ * a thread that looks for a context while another destroys it gets the one or the other answer,
+ * as it would from the driver.
+ */
+static struct {
+    _Atomic(CUcontext) context; /* NULL: free */
+    _Atomic uint32_t owner;     /* 0: the primary context's, whatever that is at the moment */
+    _Atomic int device;
+} contexts[MOST_CONTEXTS];
+static _Atomic int contexts_used; /* how many places were ever taken */
+static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
+
+void hr_fork_contexts(enum hr_fork at)
+{
+    if (at == HR_BEFORE_FORK) {
+        pthread_mutex_lock(&changing);
+        return;
     }
-HR_CREATION_HOOKS(CREATE)
-
-/* A green context uses its device's primary context. */
-CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice device,
-                          unsigned flags)
-{
-    CUresult result = enter(device);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = HR_CUDA(cuGreenCtxCreate)(out, resources, device, flags);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = count_context(device);
-    if (result == CUDA_SUCCESS)
-        return CUDA_SUCCESS;
-    HR_CUDA(cuGreenCtxDestroy)(*out);
-    return refuse_context(device, result);
+    if (at == HR_IN_CHILD) {
+        for (int slot = 0; slot < MOST_CONTEXTS; slot++)
+            atomic_store_explicit(&contexts[slot].context, NULL, memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&changing);
 }
 
-/* ---- Ending them -------------------------------------------------------------------- */
-
-static bool is_of_owner(const struct hr_entry *entry, void *argument)
+void hr_add_context(CUcontext context, CUdevice device, uint32_t owner)
 {
-    bool is_of_context =
-        entry->space == HR_POINTER || entry->space == HR_ARRAY || entry->space == HR_MIPMAPPED;
-    return is_of_context && !entry->in_pool &&
-           hr_is_ended(entry->owner, *(const uint32_t *)argument);
+    pthread_mutex_lock(&changing);
+    int place = -1, used = atomic_load_explicit(&contexts_used, memory_order_relaxed);
+    for (int at = 0; at < used; at++) {
+        CUcontext other = atomic_load_explicit(&contexts[at].context, memory_order_relaxed);
+        if (other == context) {
+            place = at;
+            break;
+        }
+        if (other == NULL)
+            place = at;
+    }
+    if (place < 0 && used < MOST_CONTEXTS)
+        place = used;
+    if (place >= 0) {
+        atomic_store_explicit(&contexts[place].owner, owner, memory_order_relaxed);
+        atomic_store_explicit(&contexts[place].device, device, memory_order_relaxed);
+        /* Release: whoever finds the context finds what was stored before. */
+        atomic_store_explicit(&contexts[place].context, context, memory_order_release);
+        if (place == used)
+            atomic_store_explicit(&contexts_used, used + 1, memory_order_release);
+    }
+    pthread_mutex_unlock(&changing);
 }
 
-static void give_back_entry(const struct hr_entry *entry, void *argument)
+bool hr_find_context(CUcontext context, struct hr_context *out)
 {
-    (void)argument;
-    hr_give_back_bytes(entry->row, HR_DATA, entry->bytes);
+    int used = atomic_load_explicit(&contexts_used, memory_order_acquire);
+    for (int at = 0; at < used; at++) {
+        if (atomic_load_explicit(&contexts[at].context, memory_order_acquire) != context)
+            continue;
+        out->device = atomic_load_explicit(&contexts[at].device, memory_order_relaxed);
+        out->owner = atomic_load_explicit(&contexts[at].owner, memory_order_relaxed);
+        if (out->owner == 0)
+            out->owner = primary_owner(out->device);
+        out->row = hr_row_of_device(out->device);
+        return true;
+    }
+    return false;
 }
 
-static void forget_owner(uint32_t owner, CUdevice device)
+void hr_remove_context(CUcontext context)
 {
-    hr_sweep_books(is_of_owner, give_back_entry, &owner);
-    hr_empty_pools(device);
-    hr_measure_contexts(hr_row_of_device(device));
+    pthread_mutex_lock(&changing);
+    int used = atomic_load_explicit(&contexts_used, memory_order_relaxed);
+    for (int at = 0; at < used; at++) {
+        if (atomic_load_explicit(&contexts[at].context, memory_order_relaxed) == context)
+            atomic_store_explicit(&contexts[at].context, NULL, memory_order_release);
+    }
+    pthread_mutex_unlock(&changing);
 }
 
-static CUresult release_primary(CUdevice device, CUresult (*release)(CUdevice device))
+/* A context that was made in a way that is not hooked. */
+static bool adopt_context(CUcontext context, struct hr_context *out)
 {
-    uint32_t owner = hr_end_life(device);
-    CUresult result = release(device);
-    if (result == CUDA_SUCCESS && owner != 0 && !is_primary_active(device))
-        forget_owner(owner, device);
-    return result;
+    CUdevice device;
+    if (HR_CUDA(cuCtxGetDevice)(&device) != CUDA_SUCCESS)
+        return false;
+    uint32_t owner = hr_new_owner();
+    hr_add_context(context, device, owner);
+    *out = (struct hr_context){device, hr_row_of_device(device), owner};
+    return true;
 }
 
-CUresult cuDevicePrimaryCtxRelease(CUdevice device)
+bool hr_current_context(struct hr_context *out)
 {
-    return release_primary(device, HR_CUDA(cuDevicePrimaryCtxRelease));
+    CUcontext context = NULL;
+    if (HR_CUDA(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || context == NULL)
+        return false;
+    return hr_find_context(context, out) || adopt_context(context, out);
 }
 
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+bool hr_stream_context(CUstream stream, struct hr_context *out)
 {
-    return release_primary(device, HR_CUDA(cuDevicePrimaryCtxRelease_v2));
-}
-
-static CUresult reset_primary(CUdevice device, CUresult (*reset)(CUdevice device))
-{
-    uint32_t owner = hr_end_life(device);
-    CUresult result = reset(device);
-    if (result == CUDA_SUCCESS && owner != 0)
-        forget_owner(owner, device);
-    return result;
-}
-
-CUresult cuDevicePrimaryCtxReset(CUdevice device)
-{
-    return reset_primary(device, HR_CUDA(cuDevicePrimaryCtxReset));
-}
-
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
-{
-    return reset_primary(device, HR_CUDA(cuDevicePrimaryCtxReset_v2));
-}
-
-static bool is_current(CUcontext context)
-{
-    CUcontext current = NULL;
-    return HR_CUDA(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current == context;
-}
-
-/* `may_stay`: not each call ends the context, which is then still the current one. */
-static CUresult destroy_context(CUcontext context, CUresult (*destroy)(CUcontext context),
-                                bool may_stay)
-{
-    struct hr_context known;
-    if (context == NULL || !hr_find_context(context, &known))
-        return destroy(context);
-    /* Before the driver may give another context the same address. */
-    hr_remove_context(context);
-    CUresult result = destroy(context);
-    if (result == CUDA_SUCCESS && !(may_stay && is_current(context)))
-        forget_owner(known.owner, known.device);
-    else
-        hr_add_context(context, known.device,
-                       (known.owner & HR_PRIMARY_OWNER) != 0 ? 0 : known.owner);
-    return result;
-}
-
-CUresult cuCtxDestroy(CUcontext context)
-{
-    return destroy_context(context, HR_CUDA(cuCtxDestroy), false);
-}
-
-CUresult cuCtxDestroy_v2(CUcontext context)
-{
-    return destroy_context(context, HR_CUDA(cuCtxDestroy_v2), false);
-}
-
-/* Of the current context; it ends unless somebody has attached to it meanwhile (cuCtxAttach). */
-CUresult cuCtxDetach(CUcontext context)
-{
-    return destroy_context(context, HR_CUDA(cuCtxDetach), true);
-}
-
-CUresult cuGreenCtxDestroy(CUgreenCtx context)
-{
-    CUresult result = HR_CUDA(cuGreenCtxDestroy)(context);
-    for (int row = 0; result == CUDA_SUCCESS && row < HR_DEVICES; row++)
-        hr_measure_contexts(row);
-    return result;
+    /* The first numbers are the default streams, which every context has. */
+    const uintptr_t last_default = 2;
+    CUcontext context = NULL;
+    if ((uintptr_t)stream > last_default &&
+        HR_CUDA(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS && context != NULL &&
+        hr_find_context(context, out))
+        return true;
+    return hr_current_context(out);
 }

@@ -22,8 +22,8 @@ struct hr_function {
 
 /* A library whose functions are hooked or called. */
 struct hr_library {
-    const char *stand_in_for; /* how the stand-in names the real one, */
-    const char *name;         /* and everybody else */
+    const char *stand_in_for; /* the real one's name for the stand-in, */
+    const char *name;         /* and for all others */
     const struct hr_function *functions;
     size_t count;
     _Atomic bool is_found;

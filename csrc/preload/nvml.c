@@ -1,14 +1,35 @@
+/*
+ * NVML, for this library's own questions: what the driver says this process uses, and how busy the
+ * GPU is.
+ */
 #define _GNU_SOURCE
-#include "nvml.h"
-
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
-#include "cuda_functions.h"
+#include "driver.h"
 #include "find.h"
-#include "uuids.h"
+
+#define CALLED(X)                                                                                  \
+    X(nvmlInit_v2, (void))                                                                         \
+    X(nvmlDeviceGetHandleByUUID, (const char *uuid, nvmlDevice_t *out))                            \
+    X(nvmlDeviceGetComputeRunningProcesses_v2,                                                     \
+      (nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *out))                              \
+    X(nvmlDeviceGetComputeRunningProcesses_v3,                                                     \
+      (nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *out))                              \
+    X(nvmlDeviceGetProcessUtilization, (nvmlDevice_t device, nvmlProcessUtilizationSample_t * out, \
+                                        unsigned *count, unsigned long long since_us))             \
+    X(nvmlDeviceGetUtilizationRates, (nvmlDevice_t device, nvmlUtilization_t * out))               \
+    X(nvmlDeviceGetProcessesUtilizationInfo,                                                       \
+      (nvmlDevice_t device, nvmlProcessesUtilizationInfo_t * out))
+
+/* Each can be called: one that this NVML does not have returns NVML_ERROR_FUNCTION_NOT_FOUND. */
+struct nvml_functions {
+#define MEMBER(name, parameters) nvmlReturn_t(*name) parameters;
+    CALLED(MEMBER)
+};
 
 static nvmlReturn_t missing(void)
 {
@@ -22,17 +43,16 @@ static void *find_or_missing(void *library, const char *name)
 }
 
 /* What is published where NVML cannot be used. */
-static const struct hr_nvml_functions none;
+static const struct nvml_functions none;
 
-static const struct hr_nvml_functions *load(void)
+static const struct nvml_functions *load(void)
 {
     void *library = dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_NODELETE);
-    struct hr_nvml_functions *found = library == NULL ? NULL : malloc(sizeof *found);
+    struct nvml_functions *found = library == NULL ? NULL : malloc(sizeof *found);
     if (found != NULL) {
 #define FIND(name, parameters)                                                                     \
     found->name = (nvmlReturn_t(*) parameters)find_or_missing(library, #name);
-        HR_NVML_CALLED(FIND)
-#undef FIND
+        CALLED(FIND)
     }
     dlerror();
     if (found != NULL && found->nvmlInit_v2() == NVML_SUCCESS)
@@ -41,14 +61,14 @@ static const struct hr_nvml_functions *load(void)
     return &none;
 }
 
-const struct hr_nvml_functions *hr_nvml(void)
+static const struct nvml_functions *nvml(void)
 {
     /* Stored with release and read with acquire: the functions were stored before. */
-    static _Atomic(const struct hr_nvml_functions *) loaded;
-    const struct hr_nvml_functions *known = atomic_load_explicit(&loaded, memory_order_acquire);
+    static _Atomic(const struct nvml_functions *) loaded;
+    const struct nvml_functions *known = atomic_load_explicit(&loaded, memory_order_acquire);
     if (__builtin_expect(known == NULL, 0)) {
         /* No lock: dlopen() takes the loader's, under which others may be calling us. */
-        const struct hr_nvml_functions *mine = load();
+        const struct nvml_functions *mine = load();
         if (atomic_compare_exchange_strong_explicit(&loaded, &known, mine, memory_order_acq_rel,
                                                     memory_order_acquire))
             known = mine;
@@ -58,26 +78,31 @@ const struct hr_nvml_functions *hr_nvml(void)
     return known == &none ? NULL : known;
 }
 
-bool hr_nvml_device(CUdevice device, nvmlDevice_t *out)
+bool hr_has_nvml(void)
 {
-    const struct hr_nvml_functions *nvml = hr_nvml();
-    char uuid[HR_UUID_TEXT + 4] = "GPU-";
-    if (nvml == NULL || !hr_uuid_of_device(device, uuid + 4))
-        return false;
-    if (nvml->nvmlDeviceGetHandleByUUID(uuid, out) == NVML_SUCCESS)
-        return true;
-    uuid[0] = 'M';
-    uuid[1] = 'I';
-    uuid[2] = 'G';
-    return nvml->nvmlDeviceGetHandleByUUID(uuid, out) == NVML_SUCCESS;
+    return nvml() != NULL;
 }
 
-static nvmlReturn_t list_processes(const struct hr_nvml_functions *nvml, nvmlDevice_t device,
-                                   unsigned *count, nvmlProcessInfo_t *list)
+bool hr_nvml_device(int row, nvmlDevice_t *out)
 {
-    nvmlReturn_t result = nvml->nvmlDeviceGetComputeRunningProcesses_v3(device, count, list);
+    static const char *const kinds[] = {"GPU-", "MIG-"};
+    char uuid[HR_UUID_TEXT + 4];
+    CUdevice device = hr_device_of_row(row);
+    if (device < 0 || nvml() == NULL || !hr_uuid_of_device(device, uuid + 4))
+        return false;
+    for (size_t at = 0; at < sizeof kinds / sizeof *kinds; at++) {
+        memcpy(uuid, kinds[at], 4);
+        if (nvml()->nvmlDeviceGetHandleByUUID(uuid, out) == NVML_SUCCESS)
+            return true;
+    }
+    return false;
+}
+
+static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *list)
+{
+    nvmlReturn_t result = nvml()->nvmlDeviceGetComputeRunningProcesses_v3(device, count, list);
     if (result == NVML_ERROR_FUNCTION_NOT_FOUND)
-        result = nvml->nvmlDeviceGetComputeRunningProcesses_v2(device, count, list);
+        result = nvml()->nvmlDeviceGetComputeRunningProcesses_v2(device, count, list);
     return result;
 }
 
@@ -93,7 +118,7 @@ nvmlProcessInfo_t *hr_nvml_processes(nvmlDevice_t device, unsigned *count)
             break;
         list = more;
         *count = room;
-        result = list_processes(hr_nvml(), device, count, list);
+        result = list_processes(device, count, list);
         room = *count + 16;
     }
     if (result == NVML_SUCCESS)
@@ -102,13 +127,10 @@ nvmlProcessInfo_t *hr_nvml_processes(nvmlDevice_t device, unsigned *count)
     return NULL;
 }
 
-enum hr_nvml_answer hr_nvml_own_bytes(CUdevice device, uint64_t *out)
+enum hr_nvml_answer hr_nvml_own_bytes(nvmlDevice_t device, uint64_t *out)
 {
-    nvmlDevice_t handle;
     unsigned count;
-    if (!hr_nvml_device(device, &handle))
-        return HR_NVML_SILENT;
-    nvmlProcessInfo_t *list = hr_nvml_processes(handle, &count);
+    nvmlProcessInfo_t *list = hr_nvml_processes(device, &count);
     enum hr_nvml_answer answer = list != NULL ? HR_NVML_ABSENT : HR_NVML_SILENT;
     for (unsigned at = 0; list != NULL && at < count; at++) {
         if (list[at].pid == hr_own_nvml_pid() && list[at].usedGpuMemory != UINT64_MAX) {
@@ -119,6 +141,105 @@ enum hr_nvml_answer hr_nvml_own_bytes(CUdevice device, uint64_t *out)
     free(list);
     return answer;
 }
+
+/* ---- Work ------------------------------------------------------------------------------- */
+
+/* The driver keeps a hundred samples, and wants room for all of them. */
+enum { FIRST_ROOM = 128, MOST_TRIES = 4, MOST_PERCENT = 100 };
+
+static bool make_room(struct hr_busy_list *busy, unsigned room)
+{
+    if (room <= busy->room)
+        return true;
+    nvmlProcessUtilizationSample_t *list = realloc(busy->list, room * sizeof *list);
+    if (list != NULL)
+        busy->list = list;
+    nvmlProcessUtilizationInfo_t *newer = realloc(busy->newer, room * sizeof *newer);
+    if (newer != NULL)
+        busy->newer = newer;
+    if (list == NULL || newer == NULL)
+        return false;
+    busy->room = room;
+    return true;
+}
+
+static nvmlReturn_t ask(nvmlDevice_t device, uint64_t since_us, struct hr_busy_list *busy,
+                        unsigned *count)
+{
+    *count = busy->room;
+    return nvml()->nvmlDeviceGetProcessUtilization(device, busy->list, count, since_us);
+}
+
+static nvmlReturn_t ask_newer(nvmlDevice_t device, uint64_t since_us, struct hr_busy_list *busy,
+                              unsigned *count)
+{
+    nvmlProcessesUtilizationInfo_t info = {
+        .version = sizeof info | 1u << 24,
+        .processSamplesCount = busy->room,
+        .lastSeenTimeStamp = since_us,
+        .procUtilArray = busy->newer,
+    };
+    nvmlReturn_t result = nvml()->nvmlDeviceGetProcessesUtilizationInfo(device, &info);
+    *count = info.processSamplesCount;
+    for (unsigned at = 0; result == NVML_SUCCESS && at < *count && at < busy->room; at++) {
+        const nvmlProcessUtilizationInfo_t *from = &busy->newer[at];
+        busy->list[at] = (nvmlProcessUtilizationSample_t){
+            .pid = from->pid, .timeStamp = from->timeStamp, .smUtil = from->smUtil};
+    }
+    return result;
+}
+
+typedef nvmlReturn_t ask_function(nvmlDevice_t device, uint64_t since_us, struct hr_busy_list *busy,
+                                  unsigned *count);
+
+static bool read_with(ask_function *function, nvmlDevice_t device, uint64_t since_us,
+                      struct hr_busy_list *busy)
+{
+    unsigned count = 0, room = FIRST_ROOM;
+    nvmlReturn_t result = NVML_ERROR_INSUFFICIENT_SIZE;
+    for (int tries = 0; tries < MOST_TRIES && result == NVML_ERROR_INSUFFICIENT_SIZE; tries++) {
+        if (!make_room(busy, room))
+            return false;
+        result = function(device, since_us, busy, &count);
+        room = (count > busy->room ? count : busy->room) + FIRST_ROOM;
+    }
+    /* No process has worked since then. */
+    if (result == NVML_ERROR_NOT_FOUND)
+        count = 0;
+    else if (result != NVML_SUCCESS)
+        return false;
+    busy->count = count < busy->room ? count : busy->room;
+    return true;
+}
+
+static bool shows_work(const struct hr_busy_list *busy)
+{
+    for (unsigned at = 0; at < busy->count; at++) {
+        if (busy->list[at].smUtil != 0)
+            return true;
+    }
+    return false;
+}
+
+bool hr_nvml_busy(nvmlDevice_t device, uint64_t since_us, struct hr_busy_list *out)
+{
+    if (nvml() == NULL)
+        return false;
+    bool is_read = read_with(ask, device, since_us, out);
+    if (is_read && shows_work(out))
+        return true;
+    /* With Blackwell GPUs the older function shows no process at work. */
+    return read_with(ask_newer, device, since_us, out) || is_read;
+}
+
+unsigned hr_nvml_device_busy(nvmlDevice_t device)
+{
+    nvmlUtilization_t whole;
+    bool is_known = nvml()->nvmlDeviceGetUtilizationRates(device, &whole) == NVML_SUCCESS;
+    return is_known && whole.gpu <= MOST_PERCENT ? whole.gpu : 0;
+}
+
+/* ---- The own pid ------------------------------------------------------------------------ */
 
 /* Together with the pid that it is for: a forked child starts anew. */
 static _Atomic uint64_t learnt;

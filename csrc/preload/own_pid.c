@@ -1,6 +1,6 @@
+/* The pid by which NVML knows this process, where that is not its own: in a container whose driver
+ * shows the host's pids. */
 #define _GNU_SOURCE
-#include "own_pid.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -10,9 +10,9 @@
 
 #include "../proc.h"
 #include "../region.h"
-#include "nvml.h"
+#include "budget.h"
+#include "driver.h"
 #include "session.h"
-#include "snapshots.h"
 
 #define EDIT_NS 100000000u
 
@@ -23,7 +23,7 @@ static void write_pid(hr_region *region)
     hr_edit_slot(region, getpid(), &edit, 1, 0, EDIT_NS, NULL);
 }
 
-void hr_tell_host_pid(hr_region *region)
+void hr_report_host_pid(hr_region *region)
 {
     struct hr_mapper self = {.levels = 0};
     if (hr_read_pids(AT_FDCWD, "/proc/self/status", &self) == HR_MAPS && self.levels > 0 &&
@@ -53,7 +53,7 @@ struct others {
     unsigned pids[];
 };
 
-/* By row; NULL: nobody has asked.  Published with release, and never changed or freed. */
+/* By row; NULL: not asked yet.  Published with release, and never changed or freed. */
 static _Atomic(const struct others *) others_of_rows[HR_DEVICES];
 static _Atomic bool is_known;
 
@@ -74,14 +74,15 @@ void hr_forget_own_pid(void)
         atomic_store_explicit(&others_of_rows[row], NULL, memory_order_relaxed);
 }
 
-void hr_note_others(int row, CUdevice device)
+void hr_note_others(CUdevice device)
 {
     nvmlDevice_t handle;
+    int row = hr_row_of_device(device);
     unsigned count = 0;
     const struct others *none = NULL;
     if (row < 0 || hr_is_own_pid_known() ||
         atomic_load_explicit(&others_of_rows[row], memory_order_relaxed) != NULL ||
-        !hr_nvml_device(device, &handle))
+        !hr_nvml_device(row, &handle))
         return;
     nvmlProcessInfo_t *list = hr_nvml_processes(handle, &count);
     struct others *others =
@@ -133,15 +134,14 @@ bool hr_find_own_pid(hr_region *region, const struct hr_snapshot *snapshot, int 
     return found;
 }
 
-bool hr_learn_own_pid(int row, CUdevice device)
+bool hr_learn_own_pid(int row, nvmlDevice_t device)
 {
-    nvmlDevice_t handle;
-    hr_region *region = hr_session_region();
-    if (hr_is_own_pid_known() || region == NULL || !hr_nvml_device(device, &handle))
-        return false;
     int code;
+    hr_region *region = hr_session_region();
+    if (hr_is_own_pid_known() || region == NULL)
+        return false;
     struct hr_snapshot *snapshot = hr_new_snapshot(region, &code);
-    bool found = snapshot != NULL && hr_find_own_pid(region, snapshot, row, handle);
+    bool found = snapshot != NULL && hr_find_own_pid(region, snapshot, row, device);
     free(snapshot);
     return found;
 }

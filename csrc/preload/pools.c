@@ -1,17 +1,12 @@
 #define _GNU_SOURCE
-#include "pools.h"
-
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
-#include "books.h"
-#include "charges.h"
-#include "cuda_functions.h"
-#include "forks.h"
+#include "hooks.h"
+#include "memory.h"
 #include "session.h"
-#include "threads.h"
 
 enum { MOST_POOLS = 256, ASKED_S = 1 };
 
@@ -27,20 +22,19 @@ struct pool {
     bool is_destroyed; /* by the program; what it holds stays until the last of it is freed */
     CUdevice device;
     int row;
-    uint64_t promised; /* bytes that allocations have, or are about to have */
-    uint64_t charged;  /* bytes in the region, */
-    uint64_t pending;  /* and about to be */
-    uint64_t turns;    /* how often somebody was about to ask how much it holds, */
-    uint64_t settled;  /* and the turn whose answer was the last to be counted */
-    uint32_t askers;   /* threads in which the driver works on its handle for us */
+    uint64_t promised;   /* bytes that allocations have, or are about to have */
+    uint64_t charged;    /* bytes in the region */
+    uint64_t generation; /* how often a thread was about to ask for its size, */
+    uint64_t reconciled; /* and the generation of the newest answer that was counted */
+    uint32_t askers;     /* threads in which the driver works on its handle for us */
 };
 static struct pool pools[MOST_POOLS];
 static _Atomic int pools_used; /* how many places were ever taken */
 static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t asked = PTHREAD_COND_INITIALIZER; /* some pool has no askers any more */
 
-/* Held while what is pending may still be refused: nobody else counts on it.  Taken before
- * `changing`. */
+/* Held while a charge is increased: what may still be refused covers no other allocation.  Taken
+ * before `changing`. */
 static pthread_mutex_t charging = PTHREAD_MUTEX_INITIALIZER;
 
 void hr_fork_pools(enum hr_fork at)
@@ -69,8 +63,17 @@ static int find_pool(CUmemoryPool handle, CUdevice graphs_of)
     return -1;
 }
 
-static int enter_pool(CUmemoryPool handle, CUdevice device, int row)
+static int number_of_pool(CUmemoryPool handle, CUdevice graphs_of)
 {
+    pthread_mutex_lock(&changing);
+    int number = find_pool(handle, graphs_of);
+    pthread_mutex_unlock(&changing);
+    return number;
+}
+
+static int add_pool(CUmemoryPool handle, CUdevice device)
+{
+    int row = hr_row_of_device(device);
     pthread_mutex_lock(&changing);
     int number = find_pool(handle, device);
     for (int at = 0; number < 0 && at < MOST_POOLS; at++) {
@@ -85,20 +88,27 @@ static int enter_pool(CUmemoryPool handle, CUdevice device, int row)
     return number;
 }
 
-static int number_of_pool(CUmemoryPool handle, CUdevice graphs_of)
+static CUresult read_attribute(CUmemoryPool handle, int attribute, uint64_t *value)
 {
-    pthread_mutex_lock(&changing);
-    int number = find_pool(handle, graphs_of);
-    pthread_mutex_unlock(&changing);
-    return number;
+    int mode = hr_relax_capture();
+    CUresult result = HR_CUDA(cuMemPoolGetAttribute)(handle, attribute, value);
+    hr_restore_capture(mode);
+    return result;
 }
 
-/* A pool that nobody has made is some device's own: not always the device whose stream uses it. */
+/* Drivers before CUDA 13 do not say where a pool is; a pool that no program has made is the default
+ * one of some device, not always of that whose stream uses it. */
 static CUdevice device_of_pool(CUmemoryPool handle, CUdevice likely)
 {
     int devices;
     CUmemoryPool own;
-    if (handle == NULL || HR_CUDA(cuDeviceGetCount)(&devices) != CUDA_SUCCESS)
+    uint64_t type = 0, id = 0;
+    if (handle == NULL)
+        return likely;
+    if (read_attribute(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &type) == CUDA_SUCCESS &&
+        read_attribute(handle, CU_MEMPOOL_ATTR_LOCATION_ID, &id) == CUDA_SUCCESS)
+        return hr_device_of_location((int)type, (int)id);
+    if (HR_CUDA(cuDeviceGetCount)(&devices) != CUDA_SUCCESS)
         return likely;
     for (CUdevice device = 0; device < devices; device++) {
         if (HR_CUDA(cuDeviceGetDefaultMemPool)(&own, device) == CUDA_SUCCESS && own == handle)
@@ -107,135 +117,58 @@ static CUdevice device_of_pool(CUmemoryPool handle, CUdevice likely)
     return likely;
 }
 
-int hr_enter_pool(CUmemoryPool handle, CUdevice device)
+int hr_enter_pool(CUmemoryPool handle, CUdevice likely)
 {
-    int number = number_of_pool(handle, device);
-    if (number >= 0)
-        return number;
-    device = device_of_pool(handle, device);
-    return enter_pool(handle, device, hr_row_of_device(device));
-}
-
-void hr_enter_host_pool(CUmemoryPool handle)
-{
-    enter_pool(handle, -1, HR_NO_ROW);
+    int number = number_of_pool(handle, likely);
+    return number >= 0 ? number : add_pool(handle, device_of_pool(handle, likely));
 }
 
 /* A place keeps its row as long as anything of its pool is left. */
 int hr_row_of_pool(int number)
 {
-    pthread_mutex_lock(&changing);
-    int row = number < 0 ? HR_NO_ROW : pools[number].row;
-    pthread_mutex_unlock(&changing);
-    return row;
+    return number < 0 ? HR_NO_ROW : pools[number].row;
 }
 
 /* Under `changing`. */
 static void leave_place_if_empty(struct pool *pool)
 {
-    if (pool->is_destroyed && pool->promised == 0 && pool->charged == 0 && pool->pending == 0)
+    if (pool->is_destroyed && pool->promised == 0 && pool->charged == 0)
         pool->is_used = false;
-}
-
-/* ---- How pools grow ------------------------------------------------------------------ */
-
-/* A driver's pools grow by pieces.  How large those are is learnt from what pools have held: all of
- * that is a multiple of it.  What few figures show may be a multiple itself. */
-#define LARGEST_PIECE (32ull << 20)
-enum { FEW_FIGURES = 4 };
-
-/* All under `changing`. */
-struct piece {
-    uint64_t bytes; /* divides all that was seen; 0: nothing was */
-    uint64_t last;
-    uint32_t figures; /* how many different ones */
-};
-static struct piece piece_of_pools, piece_of_graphs;
-
-static struct piece *piece_of(const struct pool *pool)
-{
-    return pool->handle == NULL ? &piece_of_graphs : &piece_of_pools;
-}
-
-static void learn_piece(struct piece *piece, uint64_t held)
-{
-    uint64_t divisor = piece->bytes;
-    if (held == 0 || held == piece->last)
-        return;
-    for (uint64_t rest = held; rest != 0;) {
-        uint64_t next = divisor % rest;
-        divisor = rest;
-        rest = next;
-    }
-    piece->bytes = divisor;
-    piece->last = held;
-    piece->figures++;
-}
-
-/* What a pool holds that has what was promised. */
-static uint64_t promised_pieces(const struct pool *pool)
-{
-    uint64_t bytes = piece_of(pool)->bytes, promised = pool->promised;
-    uint64_t each = bytes < LARGEST_PIECE ? bytes : LARGEST_PIECE;
-    return each == 0 || pool->is_destroyed ? promised : (promised + each - 1) / each * each;
 }
 
 /* ---- Charging ------------------------------------------------------------------------ */
 
-/* What was entered as pending is charged; another thread counts on it meanwhile. */
-static CUresult charge_pending(struct pool *pool, int row, uint64_t bytes, bool may_refuse)
+static CUresult promise_more(struct pool *pool, uint64_t bytes)
 {
-    CUresult result = CUDA_SUCCESS;
-    if (bytes == 0)
-        return CUDA_SUCCESS;
-    if (may_refuse)
-        result = hr_take_bytes(row, HR_DATA, bytes);
-    else
-        hr_count_bytes(row, HR_DATA, bytes);
-    pthread_mutex_lock(&changing);
-    pool->pending -= bytes;
-    if (result == CUDA_SUCCESS)
-        pool->charged += bytes;
-    pthread_mutex_unlock(&changing);
-    return result;
-}
-
-/* Before the driver is asked: once the pool has grown it is too late. */
-static CUresult promise(int number, uint64_t bytes, bool in_pieces)
-{
-    struct pool *pool = &pools[number];
     pthread_mutex_lock(&charging);
     pthread_mutex_lock(&changing);
     pool->promised += bytes;
-    uint64_t covered = pool->charged + pool->pending, more = 0;
-    if (pool->promised > covered)
-        more = (in_pieces ? promised_pieces(pool) : pool->promised) - covered;
-    int row = pool->row;
-    pool->pending += more;
+    uint64_t more = pool->promised > pool->charged ? pool->promised - pool->charged : 0;
     pthread_mutex_unlock(&changing);
-    CUresult result = charge_pending(pool, row, more, true);
-    if (result != CUDA_SUCCESS)
-        hr_take_back_promise(number, bytes);
+    CUresult result = more == 0 ? CUDA_SUCCESS : hr_charge_memory(pool->row, more);
+    pthread_mutex_lock(&changing);
+    if (result == CUDA_SUCCESS)
+        pool->charged += more;
+    else
+        pool->promised -= bytes;
+    pthread_mutex_unlock(&changing);
     pthread_mutex_unlock(&charging);
     return result;
 }
 
-static bool is_piece_known(int number)
+CUresult hr_promise(int number, uint64_t bytes, bool *has_grown)
 {
+    struct pool *pool = &pools[number];
     pthread_mutex_lock(&changing);
-    bool is_known = piece_of(&pools[number])->figures >= FEW_FIGURES;
+    *has_grown = bytes > pool->charged || pool->promised > pool->charged - bytes;
+    if (!*has_grown)
+        pool->promised += bytes;
     pthread_mutex_unlock(&changing);
-    return is_known;
-}
-
-CUresult hr_promise(int number, uint64_t bytes)
-{
-    CUresult result = promise(number, bytes, true);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && hr_trim_pools(hr_row_of_pool(number)))
-        result = promise(number, bytes, true);
-    /* By what the driver then does it is known; where that is too much, it is undone. */
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && !is_piece_known(number))
-        result = promise(number, bytes, false);
+    if (!*has_grown)
+        return CUDA_SUCCESS;
+    CUresult result = promise_more(pool, bytes);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && hr_trim_pools(pool->row))
+        result = promise_more(pool, bytes);
     return result;
 }
 
@@ -243,7 +176,10 @@ void hr_take_back_promise(int number, uint64_t bytes)
 {
     pthread_mutex_lock(&changing);
     pools[number].promised -= bytes;
+    bool is_destroyed = pools[number].is_destroyed;
     pthread_mutex_unlock(&changing);
+    if (is_destroyed)
+        hr_reconcile_pool(number);
 }
 
 /*
@@ -254,7 +190,7 @@ static struct pool start_asking(struct pool *pool)
 {
     pthread_mutex_lock(&changing);
     pool->askers++;
-    pool->turns++;
+    pool->generation++;
     struct pool seen = *pool;
     pthread_mutex_unlock(&changing);
     return seen;
@@ -267,28 +203,15 @@ static void stop_asking(struct pool *pool)
         pthread_cond_broadcast(&asked);
 }
 
-static CUresult read_graph_memory(CUdevice device, uint64_t *held)
-{
-    int mode = hr_relax_capture();
-    CUresult result =
-        HR_CUDA(cuDeviceGetGraphMemAttribute)(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, held);
-    hr_restore_capture(mode);
-    return result;
-}
-
-static CUresult read_attribute(CUmemoryPool handle, int attribute, uint64_t *value)
-{
-    int mode = hr_relax_capture();
-    CUresult result = HR_CUDA(cuMemPoolGetAttribute)(handle, attribute, value);
-    hr_restore_capture(mode);
-    return result;
-}
-
 static CUresult read_held(const struct pool *pool, uint64_t *held)
 {
-    return pool->handle == NULL
-               ? read_graph_memory(pool->device, held)
-               : read_attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, held);
+    if (pool->handle != NULL)
+        return read_attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, held);
+    int mode = hr_relax_capture();
+    CUresult result = HR_CUDA(cuDeviceGetGraphMemAttribute)(
+        pool->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, held);
+    hr_restore_capture(mode);
+    return result;
 }
 
 static void trim(const struct pool *pool)
@@ -301,10 +224,9 @@ static void trim(const struct pool *pool)
     hr_restore_capture(mode);
 }
 
-/* Several threads may settle one pool at once.  Turns are numbered: the thread with the highest
- * number asked the driver last, after the allocations of all earlier turns, so only its answer
- * is used. */
-static CUresult settle(int number, bool may_refuse)
+/* Several threads may reconcile one pool at once.  The thread with the highest generation asked the
+ * driver last, after the allocations of all earlier ones, so only its answer is used. */
+static CUresult reconcile(int number, bool may_refuse)
 {
     struct pool *pool = &pools[number];
     struct pool seen = start_asking(pool);
@@ -312,39 +234,43 @@ static CUresult settle(int number, bool may_refuse)
     /* A pool that was destroyed cannot be asked: it holds what is in use. */
     bool is_known = seen.is_used && seen.row >= 0 &&
                     (seen.is_destroyed || read_held(&seen, &held) == CUDA_SUCCESS);
-    if (may_refuse)
-        pthread_mutex_lock(&charging);
+    pthread_mutex_lock(&charging);
     pthread_mutex_lock(&changing);
     stop_asking(pool);
-    if (is_known && !seen.is_destroyed)
-        learn_piece(piece_of(pool), held);
-    if (is_known && seen.turns > pool->settled) {
+    if (is_known && seen.generation > pool->reconciled) {
         /* What others have been promised since they may be taking just now. */
-        uint64_t pieces = promised_pieces(pool), wanted = held > pieces ? held : pieces;
-        uint64_t covered = pool->charged + pool->pending;
-        pool->settled = seen.turns;
-        more = wanted > covered ? wanted - covered : 0;
+        uint64_t wanted = held > pool->promised ? held : pool->promised;
+        pool->reconciled = seen.generation;
+        more = wanted > pool->charged ? wanted - pool->charged : 0;
         less = wanted < pool->charged ? pool->charged - wanted : 0;
-        pool->pending += more;
         pool->charged -= less;
         leave_place_if_empty(pool);
     }
     pthread_mutex_unlock(&changing);
-    hr_give_back_bytes(seen.row, HR_DATA, less);
-    CUresult result = charge_pending(pool, seen.row, more, may_refuse);
-    if (may_refuse)
-        pthread_mutex_unlock(&charging);
+    CUresult result = CUDA_SUCCESS;
+    if (less != 0)
+        hr_give_back_memory(seen.row, less);
+    if (more != 0 && may_refuse)
+        result = hr_charge_memory(seen.row, more);
+    else if (more != 0)
+        hr_count_memory(seen.row, more);
+    if (more != 0 && result == CUDA_SUCCESS) {
+        pthread_mutex_lock(&changing);
+        pool->charged += more;
+        pthread_mutex_unlock(&changing);
+    }
+    pthread_mutex_unlock(&charging);
     return result;
 }
 
-void hr_settle_pool(int number)
+void hr_reconcile_pool(int number)
 {
-    settle(number, false);
+    reconcile(number, false);
 }
 
 CUresult hr_admit_pool(int number)
 {
-    return settle(number, true);
+    return reconcile(number, true);
 }
 
 static void end_asking(int number)
@@ -354,30 +280,17 @@ static void end_asking(int number)
     pthread_mutex_unlock(&changing);
 }
 
-static struct pool look_at(int number)
+void hr_reconcile_pools(void)
 {
-    pthread_mutex_lock(&changing);
-    struct pool seen = pools[number];
-    pthread_mutex_unlock(&changing);
-    return seen;
-}
-
-bool hr_settle_pools(void)
-{
-    bool has_more = false;
     for (int row = 0; row < HR_DEVICES; row++) {
-        CUdevice device = hr_device_of_row(row);
+        const struct pool graphs = {.device = hr_device_of_row(row)};
         uint64_t held = 0;
-        /* Graph memory is there without anybody having asked for it here. */
-        if (device >= 0 && read_graph_memory(device, &held) == CUDA_SUCCESS && held != 0)
-            hr_enter_pool(NULL, device);
+        /* Graph memory is there without a call of ours. */
+        if (graphs.device >= 0 && read_held(&graphs, &held) == CUDA_SUCCESS && held != 0)
+            hr_enter_pool(NULL, graphs.device);
     }
-    for (int number = 0; number < pools_used; number++) {
-        hr_settle_pool(number);
-        struct pool seen = look_at(number);
-        has_more = has_more || (seen.is_used && seen.charged > seen.promised);
-    }
-    return has_more;
+    for (int number = 0; number < pools_used; number++)
+        hr_reconcile_pool(number);
 }
 
 /* ---- Trimming and ending -------------------------------------------------------------- */
@@ -393,7 +306,7 @@ bool hr_trim_pools(int row)
             trim(&seen);
         end_asking(number);
         if (is_wanted)
-            hr_settle_pool(number);
+            hr_reconcile_pool(number);
         is_any = is_any || is_here;
     }
     return is_any;
@@ -404,7 +317,7 @@ static bool is_in_pool(const struct hr_entry *entry, void *argument)
     return entry->in_pool && entry->owner == *(const uint32_t *)argument;
 }
 
-static void strike_out(const struct hr_entry *entry, void *argument)
+static void take_back(const struct hr_entry *entry, void *argument)
 {
     (void)argument;
     hr_take_back_promise((int)entry->owner, entry->bytes);
@@ -420,9 +333,9 @@ void hr_empty_pools(CUdevice device)
             read_attribute(seen.handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
         end_asking((int)number);
         if (used == 0)
-            hr_sweep_books(is_in_pool, strike_out, &number);
+            hr_table_sweep(is_in_pool, take_back, &number);
         if (is_there)
-            hr_settle_pool((int)number);
+            hr_reconcile_pool((int)number);
     }
 }
 
@@ -435,7 +348,7 @@ int hr_end_pool(CUmemoryPool handle)
         pools[number].is_destroyed = true;
     clock_gettime(CLOCK_REALTIME, &deadline);
     deadline.tv_sec += ASKED_S;
-    /* Nobody begins to ask any more.  A thread that was cancelled as it asked never stops. */
+    /* No thread begins to ask any more.  One that was cancelled as it asked never stops. */
     while (number >= 0 && pools[number].askers != 0 &&
            pthread_cond_timedwait(&asked, &changing, &deadline) == 0)
         ;

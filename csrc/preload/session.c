@@ -4,21 +4,18 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <time.h>
 
 #include "../internal.h"
-#include "complaints.h"
-#include "forks.h"
-#include "snapshots.h"
-#include "uuids.h"
+#include "complain.h"
+#include "driver.h"
+#include "session.h"
+#include "thread.h"
 
 #define FIRST_ATTACH_NS 200000000u
 #define ATTACH_NS 6400000000u /* of the last try; all of them take twice as long */
 #define READY_NS 2000000000u  /* for a region that a neighbour is just making */
 #define NAP_NS 10000000
-
-enum { MOST_DEVICES = 64 };
 
 enum policy {
     POLICY_DEFAULT, /* refuse at the start, open later on */
@@ -34,19 +31,13 @@ static _Atomic enum hr_session_state state;
 static hr_region *region;
 static enum policy policy;
 static bool is_lost;
-static char uuids[HR_DEVICES][HR_UUID_BYTES];
-static bool names_devices;
 static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
 
-/* Row + 2 of each device; 0: not asked yet. */
-static _Atomic int rows[MOST_DEVICES];
-
 static hr_region *inherited; /* in a forked child: the parent's handle */
-static _Atomic unsigned fork_count;
 
 /* ---- Forks ------------------------------------------------------------------------- */
 
-void hr_fork_session(enum hr_fork at)
+static void fork_session(enum hr_fork at)
 {
     if (at == HR_BEFORE_FORK) {
         pthread_mutex_lock(&beginning);
@@ -57,18 +48,45 @@ void hr_fork_session(enum hr_fork at)
             inherited = region;
         region = NULL;
         is_lost = false;
-        for (int device = 0; device < MOST_DEVICES; device++)
-            atomic_store_explicit(&rows[device], 0, memory_order_relaxed);
         atomic_store_explicit(&hr_holds, HR_HOLD_UNPREPARED, memory_order_relaxed);
-        atomic_fetch_add_explicit(&fork_count, 1, memory_order_relaxed);
         atomic_store_explicit(&state, HR_SESSION_NONE, memory_order_release);
     }
     pthread_mutex_unlock(&beginning);
 }
 
-unsigned hr_fork_count(void)
+/* A thread that holds one of these locks takes no other of them, so their order does not matter. */
+static void (*const files[])(enum hr_fork) = {
+    hr_fork_thread, fork_session,  hr_fork_limits, hr_fork_context_memory, hr_fork_contexts,
+    hr_fork_mapped, hr_fork_table, hr_fork_pools,  hr_fork_ledger,         hr_fork_devices,
+};
+
+static void fork_all(enum hr_fork at)
 {
-    return atomic_load_explicit(&fork_count, memory_order_relaxed);
+    for (size_t file = 0; file < sizeof files / sizeof *files; file++)
+        files[file](at);
+}
+
+static void before_fork(void)
+{
+    fork_all(HR_BEFORE_FORK);
+}
+
+static void after_fork_in_parent(void)
+{
+    fork_all(HR_IN_PARENT);
+}
+
+static void after_fork_in_child(void)
+{
+    fork_all(HR_IN_CHILD);
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    /* Before ours, so that a fork takes these locks first and the core's after them, in the order
+     * in which the region is opened; where this fails, opening it fails too. */
+    hr_watch_forks();
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 /* ---- Beginning --------------------------------------------------------------------- */
@@ -91,7 +109,7 @@ static void publish(enum hr_session_state now)
 /* Why attaching has failed; under the lock of the session's beginning. */
 static struct hr_error attach_error;
 
-/* libvgpu in this very process limits it already: two would count everything twice. */
+/* libvgpu in this process limits it already: both would count everything. */
 static bool is_limited_by_another(int code)
 {
     return code == HR_EATTACHED && attach_error.reason == HR_REASON_FOREIGN_MAPPING;
@@ -132,22 +150,6 @@ static int open_region(const char *path)
     return code < 0 ? code : HR_OK;
 }
 
-static bool read_uuids(void)
-{
-    int code;
-    struct hr_snapshot *snapshot = hr_new_snapshot(region, &code);
-    if (snapshot == NULL)
-        return false;
-    names_devices = false;
-    memset(uuids, 0, sizeof uuids);
-    for (uint32_t row = 0; row < snapshot->span && row < HR_DEVICES; row++) {
-        memcpy(uuids[row], hr_snapshot_device(snapshot, row)->uuid, HR_UUID_BYTES - 1);
-        names_devices = names_devices || uuids[row][0] != '\0';
-    }
-    free(snapshot);
-    return true;
-}
-
 /* Under `beginning`. */
 static void begin(void)
 {
@@ -161,7 +163,7 @@ static void begin(void)
         return;
     }
     int code = open_region(path);
-    if (code == HR_OK && !read_uuids())
+    if (code == HR_OK && !hr_read_rows(region))
         code = HR_ECORRUPT;
     if (code == HR_OK)
         publish(HR_SESSION_OPEN);
@@ -188,8 +190,8 @@ enum hr_session_state hr_open_session(void)
 /* Under `beginning`. */
 static void attach(void)
 {
-    /* A lock whose holder was killed is repaired as soon as that is proved; a live holder, which
-     * a look at /proc finds, is waited for. */
+    /* A lock whose holder was killed is repaired as soon as that is proved; a live holder is waited
+     * for. */
     uint64_t patience_ns = FIRST_ATTACH_NS;
     int code = hr_attach(region, patience_ns, &attach_error);
     while (code == HR_ETIMEOUT && patience_ns < ATTACH_NS) {
@@ -212,6 +214,7 @@ enum hr_session_state hr_attach_session(void)
         if (current_state() == HR_SESSION_OPEN)
             attach();
         pthread_mutex_unlock(&beginning);
+        hr_start_thread();
     }
     return current_state();
 }
@@ -247,54 +250,4 @@ __attribute__((destructor)) static void leave(void)
     publish(HR_SESSION_FREE);
     atomic_store_explicit(&hr_holds, 0, memory_order_relaxed);
     hr_detach(region, 0, patience_ns, NULL);
-}
-
-/* ---- Rows -------------------------------------------------------------------------- */
-
-/* False: the driver does not tell now. */
-static bool find_row(CUdevice device, int *row)
-{
-    char uuid[HR_UUID_TEXT];
-    *row = device < HR_DEVICES ? device : HR_NO_ROW;
-    if (!names_devices)
-        return true;
-    if (!hr_uuid_of_device(device, uuid))
-        return false;
-    for (*row = HR_DEVICES - 1; *row >= 0; --*row) {
-        /* Behind "GPU-" or "MIG-". */
-        if (uuids[*row][0] != '\0' && strcasecmp(uuids[*row] + 4, uuid) == 0)
-            break;
-    }
-    return true;
-}
-
-int hr_row_of_device(CUdevice device)
-{
-    if (device < 0 || device >= MOST_DEVICES || hr_session_region() == NULL)
-        return HR_NO_ROW;
-    int known = atomic_load_explicit(&rows[device], memory_order_relaxed);
-    if (__builtin_expect(known != 0, 1))
-        return known - 2;
-    int row;
-    if (!find_row(device, &row))
-        return HR_NO_ROW;
-    atomic_store_explicit(&rows[device], row + 2, memory_order_relaxed);
-    return row;
-}
-
-CUdevice hr_device_of_row(int row)
-{
-    for (int device = 0; device < MOST_DEVICES; device++) {
-        if (atomic_load_explicit(&rows[device], memory_order_relaxed) == row + 2)
-            return device;
-    }
-    return -1;
-}
-
-/* ---- Waiting ----------------------------------------------------------------------- */
-
-void hr_wait_while_suspended(void)
-{
-    while ((hr_current_holds() & HR_HOLD_SUSPENDED) != 0)
-        nap();
 }

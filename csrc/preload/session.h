@@ -1,17 +1,17 @@
 /*
- * This process's stay in a region: which one, which of its rows a device has, and what to do
- * where there is none.
+ * This process's use of a region: which one, whether it is attached, and the policy if there is
+ * none.
  *
  * Nothing happens before the program uses CUDA: the region is opened by the first question about
- * memory, and attached to by the first context.  Then the threads of watcher.c start.
+ * memory, and attached to by the first context, allocation or launch.  Then the thread of thread.c
+ * starts.
  *
- * A program that forks has a child that does not use CUDA yet: in the child everything is as at
- * the start, and its first context attaches under its own pid.
+ * A forked child does not use CUDA yet: in the child everything is as at the start, and its first
+ * use of CUDA attaches under its own pid.
  *
- * The core's fault guard installs a handler for SIGBUS when the region is opened, and that is
- * right here: anybody in the container can shorten the file, and without the handler the kernel
- * would end the program for it.  What is not a fault in the region goes to the program's own
- * handler, whenever that was installed; and a program that does not use CUDA never has it.
+ * The core's fault guard installs a handler for SIGBUS when the region is opened: any process of
+ * the container can shorten the file, and the kernel would end the program for it.  A fault outside
+ * the region goes to the program's own handler; a program that does not use CUDA never has ours.
  */
 #ifndef HR_SESSION_H
 #define HR_SESSION_H
@@ -20,7 +20,7 @@
 #include <stdbool.h>
 
 #include "../region.h"
-#include "cuda_api.h"
+#include "api.h"
 
 #define HR_REGION_VARIABLE "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 #define HR_POLICY_VARIABLE "HAMIREGION_ON_ERROR"
@@ -50,23 +50,28 @@ enum hr_session_state hr_attach_session(void);
 hr_region *hr_session_region(void);
 
 /*
- * Something is wrong with the region later on.  Says so once; from then on the session is free,
- * or refused if the policy was set to that.
+ * The region has become unusable.  Says so once; from then on the session is free, or refused if
+ * the policy was set to that.
  */
 void hr_lose_session(int code);
 
-/* How often this process's line has forked since the program began. */
-unsigned hr_fork_count(void);
+/* ---- Forks ---------------------------------------------------------------------------- */
 
-/*
- * The row of a device in the region, or HR_NO_ROW.  A region that names any device by its uuid
- * has no row for one that it does not name; in one that names none, rows are CUDA's ordinals.
- * A row stays what it was at the first question.
- */
-int hr_row_of_device(CUdevice device);
+/* Locks are taken before a fork and released after it; the child has then forgotten the state of
+ * its parent. */
+enum hr_fork { HR_BEFORE_FORK, HR_IN_PARENT, HR_IN_CHILD };
 
-/* The device of a row, -1 where no device of this process has it so far. */
-CUdevice hr_device_of_row(int row);
+void hr_fork_thread(enum hr_fork at);
+void hr_fork_limits(enum hr_fork at);
+void hr_fork_context_memory(enum hr_fork at);
+void hr_fork_contexts(enum hr_fork at);
+void hr_fork_mapped(enum hr_fork at);
+void hr_fork_table(enum hr_fork at);
+void hr_fork_pools(enum hr_fork at);
+void hr_fork_ledger(enum hr_fork at);
+void hr_fork_devices(enum hr_fork at);
+
+/* ---- Holds ---------------------------------------------------------------------------- */
 
 /*
  * What may hold up calls, as bits; 0 means that a call can go on at once.  Read with one relaxed
@@ -74,9 +79,9 @@ CUdevice hr_device_of_row(int row);
  */
 enum {
     HR_HOLD_SUSPENDED = 1,  /* this process's slot has status 2 */
-    HR_HOLD_LIMITED = 2,    /* the SM limit of some row holds: launches ask the throttle */
-    HR_HOLD_UNPREPARED = 4, /* nobody has asked yet whether one does: since the start, or a fork */
-    HR_HOLD_UNNOTED = 8     /* no launch was made since the region was last told of one */
+    HR_HOLD_LIMITED = 2,    /* an SM limit holds on some row: launches ask limits.c */
+    HR_HOLD_UNPREPARED = 4, /* the limits were not read yet: since the start, or a fork */
+    HR_HOLD_REPORT_DUE = 8  /* the next launch is reported to the region */
 };
 extern _Atomic unsigned hr_holds;
 
@@ -85,7 +90,6 @@ static inline unsigned hr_current_holds(void)
     return atomic_load_explicit(&hr_holds, memory_order_relaxed);
 }
 
-/* Wait while this process is suspended. */
 void hr_wait_while_suspended(void);
 
 #endif

@@ -189,6 +189,10 @@ API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value
     const uint64_t *found = attribute_of(pool, attribute);
     if (found != NULL)
         *(uint64_t *)value = *found;
+    else if (attribute == CU_MEMPOOL_ATTR_LOCATION_ID)
+        *(int *)value = pool->device;
+    else if (attribute == CU_MEMPOOL_ATTR_LOCATION_TYPE)
+        *(int *)value = pool->device < 0 ? 2 : CU_MEM_LOCATION_TYPE_DEVICE; /* 2: of the host */
     else
         *(int *)value = 1; /* how memory may be used again: as by default */
     pthread_mutex_unlock(&mutex);

@@ -23,11 +23,29 @@ LIBRARIES = {"cu": "libcuda.so.1", "nv": "libnvidia-ml.so.1", "fa": "libcuda.so.
 loaded: dict[str, ctypes.CDLL] = {}
 
 
+# Functions that drivers of CUDA 11 lack: programs ask for them by name and version.
+NEW = {
+    "cuCtxCreate_v4": ("cuCtxCreate", 12050),
+    "cuGreenCtxCreate": ("cuGreenCtxCreate", 12040),
+    "cuGreenCtxDestroy": ("cuGreenCtxDestroy", 12040),
+    "cuGraphInstantiateWithParams": ("cuGraphInstantiateWithParams", 12000),
+}
+
+
 def function(name: str) -> Any:
     kind = name[:2]
     if kind not in loaded:
         loaded[kind] = ctypes.CDLL(LIBRARIES[kind])
-    return getattr(loaded[kind], name)
+    if name not in NEW:
+        return getattr(loaded[kind], name)
+    found = ctypes.c_void_p()
+    plain, version = NEW[name]
+    code = loaded[kind].cuGetProcAddress_v2(
+        plain.encode(), ctypes.byref(found), version, ctypes.c_uint64(0), None
+    )
+    if code != 0:
+        raise AttributeError(name)
+    return ctypes.CFUNCTYPE(ctypes.c_int)(found.value)
 
 
 def call(name: str, *given: Any) -> list[Any]:

@@ -20,7 +20,7 @@ for seed in 1 2 3; do
 	fi
 done
 
-# A second and a half with the SM limit: the regulator, the sampler and two threads of launches.
+# A second and a half with the SM limit, its thread and two threads of launches.
 for style in kernel graph; do
 	status=0
 	timeout --signal=INT 1.5 "$SANITIZED/busy" $style busy_100us 1 20 0 || status=$?

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cuda_program import OUT, SUCCESS, CudaProgram, packed, room
+from cuda_program import OUT, SUCCESS, CudaProgram, packed
 from fake_cuda.driver import GIB, MIB
 from limited import Limited
 from support.region_file import locate, truncate
@@ -219,34 +219,3 @@ class Copying:
     def end(self) -> None:
         self._is_over = True
         self._thread.join()
-
-
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("cuMemcpyHtoD_v2", (f"bytes:{'00' * 64}", 64)),
-        ("cuMemcpyDtoHAsync_v2", (64, 0)),
-        ("cuMemsetD8_v2", (1, 64)),
-        ("cuMemsetD32Async", (1, 16, 0)),
-    ],
-)
-def test_a_suspended_program_copies_and_fills_nothing(
-    limited: Make, name: str, arguments: tuple[object, ...]
-) -> None:
-    scene = limited(memory=[GIB])
-    program = scene.program().start()
-    address = program.allocate(MIB)
-    to = room(64) if "DtoH" in name else address
-    copying = Copying(program, (name, to, *((address,) if "DtoH" in name else ()), *arguments))
-    try:
-        eventually(lambda: copying.codes)
-        scene.region.suspend(program.pid)
-        eventually(copying.is_held_up)
-        before = len(copying.codes)
-        scene.region.resume(program.pid)
-        eventually(lambda: len(copying.codes) > before)
-    finally:
-        scene.region.resume(program.pid)
-        copying.end()
-    assert set(copying.codes) == {SUCCESS}

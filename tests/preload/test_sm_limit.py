@@ -15,7 +15,6 @@ from busy_programs import BusyProgram, Observer
 from cuda_program import INVALID_HANDLE, OUT, SUCCESS, CudaProgram
 from fake_cuda.driver import MIB, FakeGpus, stop
 from limited import Limited
-from support.actors import Actor, map_libvgpu
 from support.wait import PATIENCE_S, eventually
 
 import libhamiregion as hami
@@ -52,10 +51,6 @@ def busy(c_programs: Path) -> Iterator[Start]:
         program.kill()
 
 
-def threads_of(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/task").iterdir()))
-
-
 def sm_percent(scene: Limited, pid: int, device: int = 0) -> int:
     """How busy the region says that a process keeps a device."""
     found = [each for each in scene.region.snapshot().processes if each.pid == pid]
@@ -83,24 +78,6 @@ def test_kernels_and_graphs_are_held_to_the_limits_of_their_devices(
         return 0 < kernels <= 30 and 0 < graphs <= 60
 
     eventually(both_work)
-
-
-@pytest.mark.parametrize("style", ["conditional", "grid"])
-def test_kernels_that_are_launched_in_rarer_ways_are_held_too(
-    limited: Make, observer: Observer, busy: Start, style: str
-) -> None:
-    scene = limited(sm=[30, None])
-    program = busy(scene, "busy_1ms", style=style, pending=20)
-    eventually(lambda: sm_percent(scene, program.pid) > 0)
-    eventually(lambda: 0 < observer.busy_percent(1) < HELD)
-
-
-def test_a_graph_that_is_destroyed_takes_its_conditional_nodes_with_it(
-    limited: Make, c_programs: Path, inject: str
-) -> None:
-    """The driver gives their addresses to other nodes, which have other bodies or none."""
-    done = limited(sm=[50, None], inject=inject).run(str(c_programs / "bodies"), "2000")
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_process_goes_by_its_own_figures_where_the_one_that_measures_is_stopped(
@@ -137,25 +114,6 @@ def test_many_processes_are_held_together_and_none_of_them_stops(
             for each, worked_ns in zip(programs, before, strict=True)
         )
     )
-
-
-def test_many_processes_ask_the_driver_no_more_often_than_a_few(
-    limited: Make, observer: Observer, busy: Start
-) -> None:
-    """One asks for all: else it would be 14 times a second for each of them.
-
-    A machine that is slow makes them ask less.
-    """
-    scene = limited(sm=[20, None])
-    programs = [busy(scene, "busy_1ms") for _ in range(MANY)]
-    eventually(lambda: all(observer.worked_ns(pid=each.pid) > 0 for each in programs))
-    eventually(lambda: observer.nvml_questions() > 0)
-    begun_s, before = time.monotonic(), observer.nvml_questions()
-    eventually(lambda: time.monotonic() > begun_s + 4 and observer.nvml_questions() > before)
-    asked, elapsed_s = observer.nvml_questions() - before, time.monotonic() - begun_s
-    # The device 50 times; its processes 10 times, 5 where the sampler is late, and 13 to compare,
-    # each time twice where nobody works; and what each may have begun with.
-    assert asked <= (50 + 2 * (10 + 5 + 13)) * elapsed_s + 2 * MANY
 
 
 def test_the_region_shows_how_busy_each_process_is(limited: Make, busy: Start) -> None:
@@ -240,22 +198,6 @@ def test_the_policy_of_the_environment_overrides_the_switch(
         eventually(lambda: 0 < observer.busy_percent(1) < HELD)
 
 
-def test_another_process_measures_when_the_one_that_did_is_killed(
-    limited: Make, observer: Observer, busy: Start
-) -> None:
-    scene = limited(sm=[30, None])
-    first = busy(scene, "busy_1ms")
-    eventually(lambda: sm_percent(scene, first.pid) > 0)  # nobody else could have measured it
-    second = busy(scene, "busy_1ms")
-    eventually(lambda: sm_percent(scene, second.pid) > 0)
-    first.kill()
-    scene.region.suspend(second.pid)
-    eventually(lambda: sm_percent(scene, second.pid) == 0)
-    scene.region.resume(second.pid)
-    eventually(lambda: sm_percent(scene, second.pid) > 0)
-    eventually(lambda: 0 < observer.busy_percent(1) < HELD)
-
-
 def test_threads_launch_through_forks_and_changes_of_the_limit(
     limited: Make, c_programs: Path, inject: str
 ) -> None:
@@ -312,13 +254,6 @@ def test_the_region_is_told_of_launches(limited: Make, busy: Start, limit: int |
     scene.region.set_recent_kernel(0)
     eventually(lambda: scene.region.snapshot().recent_kernel == 2)
     eventually(lambda: (scene.region.snapshot().last_kernel_time_s or 0) >= int(begun_s))
-
-
-def test_a_program_that_is_not_limited_has_no_thread_for_it(limited: Make, busy: Start) -> None:
-    scene = limited(sm=[None, 50])
-    free, held = busy(scene, "busy_1ms"), busy(scene, "busy_1ms", device=1)
-    eventually(lambda: sm_percent(scene, held.pid, device=1) > 0)
-    eventually(lambda: threads_of(held.pid) == threads_of(free.pid) + 1)
 
 
 def test_without_figures_nothing_is_held_up_and_one_line_says_so(
@@ -381,19 +316,3 @@ def test_a_program_that_cannot_be_told_from_others_is_not_held_and_says_so(
         " a pid that it can be known by\n"
     )
     eventually(lambda: observer.busy_percent(0.5) > FREE)
-
-
-def test_beside_libvgpu_launches_are_held_as_libvgpu_holds_them(
-    limited: Make, observer: Observer, busy: Start, actor: Callable[..., Actor], tmp_path: Path
-) -> None:
-    """HAMi counts blocks: kernels of one block pass, however long they take."""
-    scene = limited(sm=[20, None])
-    busy(scene, "busy_1ms", pending=200)
-    eventually(lambda: 0 < observer.busy_percent(1) < HELD)
-    neighbour = actor(scene.path, writable=True)
-    map_libvgpu(neighbour, tmp_path)
-    neighbour("attach")
-    eventually(lambda: observer.busy_percent(0.5) > FREE)
-    neighbour.kill()
-    scene.region.reap()
-    eventually(lambda: 0 < observer.busy_percent(1) < HELD)

@@ -1,0 +1,191 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "memory.h"
+#include "session.h"
+
+#define REAP_NS 500000000u
+#define RECOVERY_NS 12000000000u
+#define SEARCH_NS 1000000000
+
+/* ---- Reaping ----------------------------------------------------------------------- */
+
+/* A zombie's memory is free, and its pid is not. */
+static bool is_zombie(pid_t pid)
+{
+    char name[32], text[512];
+    snprintf(name, sizeof name, "/proc/%d/stat", (int)pid);
+    int file = open(name, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return false;
+    ssize_t bytes = read(file, text, sizeof text - 1);
+    close(file);
+    if (bytes <= 0)
+        return false;
+    text[bytes] = '\0';
+    const char *behind_name = strrchr(text, ')');
+    return behind_name != NULL && (behind_name[2] == 'Z' || behind_name[2] == 'X');
+}
+
+/* A process that has left, whose slot is to be used again: it holds nothing, and to prove that
+ * would cost a search of /proc with each refused charge. */
+static bool is_empty(const struct hr_snapshot *snapshot, uint32_t number)
+{
+    bool is_used = hr_snapshot_process(snapshot, number)->status != 0;
+    for (uint32_t row = 0; row < snapshot->span && !is_used; row++)
+        is_used = hr_snapshot_usage(snapshot, number, row)->total != 0;
+    return !is_used;
+}
+
+static uint32_t find_dead(const struct hr_snapshot *snapshot, int32_t *pids)
+{
+    uint32_t count = 0;
+    for (uint32_t number = 0; (int32_t)number < snapshot->proc_num; number++) {
+        int32_t pid = hr_snapshot_process(snapshot, number)->pid;
+        if (pid <= 0 || pid == getpid() || count == HR_SLOTS || is_empty(snapshot, number))
+            continue;
+        if ((kill(pid, 0) != 0 && errno == ESRCH) || is_zombie(pid))
+            pids[count++] = pid;
+    }
+    return count;
+}
+
+/* True: some memory came free. */
+static bool reap(hr_region *region, const int32_t *pids, uint32_t count)
+{
+    struct hr_slot_result *reaped = malloc(HR_SLOTS * sizeof *reaped);
+    uint64_t bytes = 0;
+    if (reaped == NULL)
+        return false;
+    int found = hr_reap(region, NULL, NULL, 0, pids, count, 0, REAP_NS, reaped, NULL);
+    if (found == HR_ETIMEOUT) {
+        /* One of the dead may hold the lock. */
+        struct hr_recovery recovery = {0};
+        if (hr_recover_lock(region, NULL, 0, &recovery, NULL) == HR_OK)
+            found = hr_reap(region, NULL, NULL, 0, pids, count, 0, REAP_NS, reaped, NULL);
+    }
+    for (int at = 0; at < found; at++) {
+        if (reaped[at].what == HR_SLOT_DONE)
+            bytes += reaped[at].bytes;
+    }
+    free(reaped);
+    return bytes != 0;
+}
+
+void hr_reap_neighbours(hr_region *region, bool looks_at_all)
+{
+    int saved_errno = errno;
+    int code;
+    struct hr_snapshot *snapshot = hr_new_snapshot(region, &code);
+    bool is_alone = snapshot == NULL || snapshot->proc_num <= 1;
+    bool came_free = false;
+    int32_t *pids = is_alone ? NULL : malloc(HR_SLOTS * sizeof *pids);
+    if (pids != NULL) {
+        uint32_t count = find_dead(snapshot, pids);
+        /* hr_reap() proves it: a pid that is not here may be alive in another namespace. */
+        if (count != 0)
+            came_free = reap(region, pids, count);
+        if (looks_at_all && !came_free)
+            came_free = reap(region, NULL, 0);
+    }
+    free(pids);
+    free(snapshot);
+    errno = saved_errno;
+}
+
+/* A search of /proc is expensive, and a program that is refused may ask again at once. */
+static bool may_look_at_all(void)
+{
+    static _Atomic int64_t last_ns;
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    int64_t now = (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+    int64_t last = atomic_load_explicit(&last_ns, memory_order_relaxed);
+    return (last == 0 || now - last > SEARCH_NS) &&
+           atomic_compare_exchange_strong_explicit(&last_ns, &last, now, memory_order_relaxed,
+                                                   memory_order_relaxed);
+}
+
+/* ---- Charging ---------------------------------------------------------------------- */
+
+static bool recover_lock(hr_region *region)
+{
+    struct hr_recovery recovery = {0};
+    return hr_recover_lock(region, NULL, RECOVERY_NS, &recovery, NULL) == HR_OK;
+}
+
+static CUresult result_of_state(void)
+{
+    return hr_open_session() == HR_SESSION_REFUSED ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
+}
+
+static int charge_slowly(hr_region *region, int row, enum hr_kind kind, uint64_t bytes,
+                         uint32_t flags, int code)
+{
+    if (code == HR_EMEMORYLIMIT)
+        /* Then try again in any case: another thread may just have reaped them. */
+        hr_reap_neighbours(region, may_look_at_all());
+    else if (code != HR_ETIMEOUT || !recover_lock(region))
+        return code;
+    return hr_charge(region, (uint32_t)row, kind, bytes, flags, HR_CHARGE_NS, NULL);
+}
+
+static CUresult end_charge(int code)
+{
+    switch (code) {
+    case HR_OK:
+        return CUDA_SUCCESS;
+    case HR_EMEMORYLIMIT:
+    case HR_EINVAL: /* more than any limit */
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    default:
+        /* Also where the process is about to end, and has left the region. */
+        if (code != HR_EDETACHED && code != HR_EFORKED)
+            hr_lose_session(code);
+        return result_of_state();
+    }
+}
+
+static inline CUresult take(int row, enum hr_kind kind, uint64_t bytes, uint32_t flags)
+{
+    if (row < 0)
+        return result_of_state();
+    enum hr_session_state state = hr_attach_session();
+    hr_region *region = hr_session_region();
+    if (__builtin_expect(state != HR_SESSION_ATTACHED || region == NULL, 0))
+        return result_of_state();
+    int code = hr_charge(region, (uint32_t)row, kind, bytes, flags, HR_CHARGE_NS, NULL);
+    if (__builtin_expect(code != HR_OK, 0))
+        code = charge_slowly(region, row, kind, bytes, flags, code);
+    return end_charge(code);
+}
+
+CUresult hr_take_bytes(int row, enum hr_kind kind, uint64_t bytes)
+{
+    return take(row, kind, bytes, 0);
+}
+
+void hr_count_bytes(int row, enum hr_kind kind, uint64_t bytes)
+{
+    if (bytes != 0)
+        take(row, kind, bytes, HR_FORCE);
+}
+
+void hr_give_back_bytes(int row, enum hr_kind kind, uint64_t bytes)
+{
+    hr_region *region = row < 0 || bytes == 0 ? NULL : hr_session_region();
+    if (region == NULL)
+        return;
+    int code = hr_release(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS, NULL);
+    if (code == HR_ETIMEOUT && recover_lock(region))
+        code = hr_release(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS, NULL);
+    if (code != HR_OK && code != HR_EDETACHED && code != HR_EFORKED)
+        hr_lose_session(code);
+}
