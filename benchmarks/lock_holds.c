@@ -2,7 +2,7 @@
  * How long this library holds a region's lock while its table is full of dead processes: prints the
  * nanoseconds of each hold, one a line.
  *
- *   lock_holds FILE edit|attach|reap|repair|recover ROUNDS
+ *   lock_holds FILE edit|attach|reap|recover ROUNDS
  *
  * Compiled with the core, and with lock_clock.h before each file of it.
  */
@@ -77,12 +77,6 @@ static void reap(hr_region *region)
     need(hr_reap(region, NULL, NULL, 0, NULL, 0, 0, PATIENCE_NS, out, &error), "reap");
 }
 
-static void repair(hr_region *region)
-{
-    static struct hr_slot_result out[HR_SLOTS];
-    need(hr_repair_slots(region, NULL, 0, PATIENCE_NS, out, &error), "repair");
-}
-
 static void recover(hr_region *region)
 {
     struct hr_recovery progress = {.done = 0};
@@ -97,11 +91,7 @@ int main(int count, char **arguments)
     const struct {
         const char *name;
         void (*run)(hr_region *);
-    } work[] = {{"edit", edit},
-                {"attach", attach},
-                {"reap", reap},
-                {"repair", repair},
-                {"recover", recover}};
+    } work[] = {{"edit", edit}, {"attach", attach}, {"reap", reap}, {"recover", recover}};
     hr_region *region;
     if (count != 4)
         return 2;

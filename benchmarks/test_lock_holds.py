@@ -25,8 +25,7 @@ CSRC = HERE.parent / "csrc"
 WORK = {
     "edit": (2_000, 2),
     "attach": (2_000, 4),
-    "reap": (50, 2_000),
-    "repair": (50, 400),
+    "reap": (50, 40),
     "recover": (500, 2),
 }
 

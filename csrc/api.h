@@ -713,8 +713,8 @@ int hr_read_mapped_files(int process, struct hr_mapped_file *out, uint32_t capac
  * seen moving within 20 ms.  proc_num is raised to take it in, then copies below it
  * are emptied where they are; so is a copy that an interrupted repair has left.  Nothing
  * is taken in at or above a slot of which nothing can be proved.  `out` takes HR_SLOTS
- * entries; returns their number.  A dry run through a region that was opened for
- * reading takes no lock.
+ * entries; returns their number.  The lock is taken if there is something to put right; a dry run
+ * takes none.
  *
  * A slot with pid 0 that counts something may be in the way.  If the search for its owner is cut
  * short, what waits for it is reported as HR_SLOT_CUT_SHORT, or HR_SLOT_TOO_LONG as of hr_reap().

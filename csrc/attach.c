@@ -84,7 +84,7 @@ int hr_run_with_view(hr_region *region, const struct hr_table_view **view, hr_gu
     if (code != HR_NEEDS_VIEW)
         return code;
     *view = &needed;
-    return hr_run_viewed(region, NULL, &needed, work, argument, true, timeout_ns);
+    return hr_run_viewed(region, NULL, &needed, NULL, work, argument, timeout_ns);
 }
 
 struct attach_call {

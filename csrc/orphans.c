@@ -106,9 +106,8 @@ static bool counts_twice(const struct repair_call *call, int32_t index)
     return is_twice && hr_slot_bytes(call->region, index) != 0;
 }
 
-static int repair_work(void *argument)
+static int run(struct repair_call *call, bool is_dry_run)
 {
-    struct repair_call *call = argument;
     hr_region *region = call->region;
     int32_t count;
     call->found = 0;
@@ -118,7 +117,7 @@ static int repair_work(void *argument)
     for (int32_t index = 0; index < HR_SLOTS; index++)
         call->uses[index] = hr_judge_use(region, &call->view, index, count);
     int32_t end = find_end(call, count);
-    if (end > count && !call->dry_run) {
+    if (end > count && !is_dry_run) {
         empty_between(call, count, end);
         /* First this: killed here, a process counts twice until the next repair, never not at
          * all.  libvgpu may have lowered the number meanwhile; then all is judged anew. */
@@ -128,7 +127,7 @@ static int repair_work(void *argument)
     }
     for (int32_t index = 0; index < end; index++) {
         if (call->uses[index] == HR_USE_AT_WORK &&
-            hr_clear_frozen_copies(region, &call->view, index, count, call->dry_run) != 0)
+            hr_clear_frozen_copies(region, &call->view, index, count, is_dry_run) != 0)
             report(call, call->view.seen[index].pid, HR_SLOT_DONE, 0);
     }
     for (int32_t index = 0; index < count; index++) {
@@ -139,15 +138,35 @@ static int repair_work(void *argument)
     return call->found;
 }
 
+static bool has_found_moved(const struct repair_call *call)
+{
+    bool has_found = false;
+    for (int32_t i = 0; i < call->found && !has_found; i++)
+        has_found = call->out[i].what == HR_SLOT_DONE;
+    return has_found;
+}
+
+/* Without the lock: at worst it sees a move. */
+static int judge_work(void *argument)
+{
+    struct repair_call *call = argument;
+    const int code = run(call, true);
+    return code >= 0 && !call->dry_run && has_found_moved(call) ? HR_NEEDS_LOCK : code;
+}
+
+static int repair_work(void *argument)
+{
+    return run(argument, false);
+}
+
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
                     struct hr_slot_result *out, struct hr_error *error)
 {
     struct repair_call call = {.region = region, .dry_run = dry_run, .out = out};
     int code = hr_check_lockable(region);
-    if (code != HR_OK)
-        return hr_report(error, code);
-    /* A read-only handle can look, and looking needs no lock: at worst it sees a move. */
-    bool is_locked = !dry_run || region->writable;
-    return hr_report(
-        error, hr_run_viewed(region, proc, &call.view, repair_work, &call, is_locked, timeout_ns));
+    if (code == HR_OK && !dry_run && !region->writable)
+        code = hr_fail_code(HR_EREADONLY);
+    if (code == HR_OK)
+        code = hr_run_viewed(region, proc, &call.view, judge_work, repair_work, &call, timeout_ns);
+    return hr_report(error, code);
 }

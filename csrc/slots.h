@@ -125,12 +125,15 @@ struct hr_table_view {
 };
 
 /*
- * Scan /proc, watch the table for 20 ms, take the lock and run the work, which judges by `view`
- * under the lock.  While the lock is waited for the view grows old: it is made anew every quarter
- * of a second, and when the work returns HR_ETIMEOUT.  Work that only reads may go without it.
+ * Scan /proc, watch the table for 20 ms, and judge by `view`; if that returns HR_NEEDS_LOCK, or
+ * there is no such function, take the lock and run the work, which judges anew.  While the lock is
+ * waited for the view grows old: it is made anew every quarter of a second, and when the work
+ * returns HR_ETIMEOUT.
  */
+#define HR_NEEDS_LOCK (HR_SLOTS + 1)
 int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *view,
-                  hr_guarded_work *work, void *argument, bool is_locked, uint64_t timeout_ns);
+                  hr_guarded_work *judge, hr_guarded_work *work, void *argument,
+                  uint64_t timeout_ns);
 
 /* What a slot is; all but HR_USE_AT_WORK is about those at or above proc_num, `count`. */
 enum hr_slot_use {

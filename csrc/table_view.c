@@ -67,7 +67,8 @@ static int look(hr_region *region, const char *proc, struct hr_table_view *view)
 }
 
 int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *view,
-                  hr_guarded_work *work, void *argument, bool is_locked, uint64_t timeout_ns)
+                  hr_guarded_work *judge, hr_guarded_work *work, void *argument,
+                  uint64_t timeout_ns)
 {
     uint64_t deadline = hr_deadline_ns(timeout_ns);
     uint64_t left = timeout_ns;
@@ -75,10 +76,9 @@ int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *vie
         int code = look(region, proc, view);
         if (code != HR_OK)
             return code;
-        if (is_locked)
+        code = judge == NULL ? HR_NEEDS_LOCK : hr_run(region, judge, argument);
+        if (code == HR_NEEDS_LOCK)
             code = hr_run_locked(region, work, argument, left < FRESH_NS ? left : FRESH_NS);
-        else
-            code = hr_run(region, work, argument);
         hr_free_mappers(&view->mappers);
         uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
         if (code != HR_ETIMEOUT || now >= deadline)

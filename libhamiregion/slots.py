@@ -494,8 +494,8 @@ class Slots(Handle):
 
         Args:
             proc: The root of /proc, if it is mounted elsewhere.
-            dry_run: Only return the processes concerned; works on a read-only region, and takes no
-                lock through such a one.
+            dry_run: Only return the processes concerned. Takes no lock, and works on a read-only
+                region.
             timeout_s: How long to wait for the lock.
 
         Returns:

@@ -476,16 +476,35 @@ def test_stale_slots_of_the_dead_are_no_orphans(file: RegionFile, actor: MakeAct
     assert file.content() == before
 
 
+@with_newer
 def test_a_repair_waits_for_the_lock_as_long_as_it_was_told(
     file: RegionFile, actor: MakeActor
 ) -> None:
-    # reap() takes the lock only if there is something to do.
-    file.add_process(DEAD, {0: 1})
-    hold(file, actor(file).pid)
-    with open_region(file, writable=True) as region:
-        with pytest.raises(LockTimeout):
+    moved = actor(file)
+    slot = orphan(file, moved, 100)
+
+    def has_timed_out() -> bool:
+        try:
             region.repair_slots(timeout_s=0.01)
-        with pytest.raises(LockTimeout):
-            region.reap(timeout_s=0.01)
+        except LockTimeout:
+            return True
+        return False
+
+    with at_work(file, slot), open_region(file, writable=True) as region:
+        hold(file, moved.pid)
+        eventually(has_timed_out)
         with pytest.raises(ValueError, match="timeout"):
             region.repair_slots(timeout_s=-1)
+
+
+def test_the_lock_is_taken_only_if_there_is_something_to_do(
+    file: RegionFile, actor: MakeActor
+) -> None:
+    hold(file, actor(file).pid)
+    with open_region(file, writable=True) as region:
+        assert region.repair_slots(timeout_s=0) == NOTHING
+        assert region.reap(timeout_s=0) == ()
+        file.add_process(DEAD, {0: 1})
+        assert region.repair_slots(timeout_s=0) == NOTHING
+        with pytest.raises(LockTimeout):
+            region.reap(timeout_s=0.01)
