@@ -67,3 +67,14 @@ def test_lock(region: hami.Region, timed: Timed) -> None:
     assert not region.lock_state().held
     with region.lock():
         assert region.lock_state().held, "a lock that is not taken costs nothing"
+
+
+def test_charge(region: hami.Region, timed: Timed) -> None:
+    with region.attach() as slot:
+
+        def charge_and_release() -> None:
+            slot.charge(0, 4096)
+            slot.release(0, 4096)
+
+        timed(charge_and_release, "charge() and release(), integers", 8)
+        assert region.snapshot().processes[-1].devices[0].memory_used_bytes == 0

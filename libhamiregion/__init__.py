@@ -75,3 +75,19 @@ from .units import EnvironmentLimits as EnvironmentLimits
 from .units import format_size as format_size
 from .units import limits_from_environment as limits_from_environment
 from .units import parse_size as parse_size
+
+# For help(), which shows what is listed.
+__all__ = [
+    "ANYTHING", "AmbiguousLayout", "Anything", "Change", "Columns", "Device", "DeviceColumns",
+    "DeviceRow", "DeviceUsage", "Effect", "EnvironmentLimits", "LaunchesWouldStop", "Layout",
+    "Limit", "LimitBelowUsage", "LimitChange", "LimitConflict", "LimitEdit", "LimitKind",
+    "LockLost", "LockNotRecoverable", "LockRecovery", "LockState", "LockTimeout", "MemoryKind",
+    "MemoryLimitExceeded", "NoSuchDevice", "NotARegion", "OwnerLife", "PathLike", "ProcessColumns",
+    "ProcessDeviceUsage", "ProcessNotInRegion", "ProcessStatus", "ProcessUsage", "ReapRefused",
+    "ReapedSlot", "Region", "RegionClosed", "RegionColumns", "RegionCorrupt", "RegionError",
+    "RegionLock", "RegionNotFound", "RegionNotReady", "RegionPermissionDenied", "RegionReadOnly",
+    "RegionSet", "RegionSnapshot", "RegionStale", "RegionTable", "SearchCutShort", "Slot",
+    "SlotChange", "SlotRepair", "SlotTableFull", "UndoOutcome", "UndoStatus", "UsageColumns",
+    "ValueChange", "__version__", "create_region", "format_size", "identify",
+    "limits_from_environment", "open_region", "own_region", "parse_size", "undo",
+]  # fmt: skip

@@ -6,10 +6,11 @@ import enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import attrs
+from attrs import validators
 
 from ._core import lib
 from .errors import REGION_FIELDS, signed
-from .layouts import Layout
+from .layouts import DEVICE_CAPACITY, Layout
 from .text import printable
 from .units import UNLIMITED, format_size, sm_limit_or_none
 
@@ -89,7 +90,7 @@ class _Change:
         """Make a change from the result of `to_dict`, also after a round trip through JSON.
 
         Raises:
-            ValueError: Other fields; the message lists them.
+            ValueError: Other fields, which the message lists; or a value of another type.
         """
         known = {field.name: field for field in attrs.fields(cls)}  # type: ignore[arg-type]
         needed = {name for name, field in known.items() if field.default is attrs.NOTHING}
@@ -97,8 +98,29 @@ class _Change:
             found = sorted(fields) if isinstance(fields, dict) else type(fields).__name__
             raise ValueError(f"a {cls.__name__} has the fields {sorted(known)}, not {found}")
         # JSON has texts and lists only.
-        effect, file_id = fields.get("effect"), tuple(fields.get("file_id", (0, 0)))
-        return cls(**{**fields, "effect": effect and Effect(effect), "file_id": file_id})
+        effect, file_id = fields.get("effect"), fields.get("file_id", (0, 0))
+        file_id = tuple(file_id) if isinstance(file_id, list) else file_id
+        made = cls(**{**fields, "effect": effect and Effect(effect), "file_id": file_id})
+        made.check()
+        return made
+
+    def check(self) -> None:
+        """Make sure that every field has a value that an edit can have returned.
+
+        Not at each construction: that would cost a third of an edit.
+
+        Raises:
+            ValueError: The message names the field.
+        """
+        kind = type(self)
+        for field in attrs.fields(kind):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            is_valid = _VALID.get((kind.__name__, field.name)) or _VALID["", field.name]
+            try:
+                is_valid(self, field, value)
+            except (TypeError, ValueError):
+                shown = ascii(value)[:40]
+                raise ValueError(f"no {kind.__name__} has {field.name}={shown}") from None
 
 
 # Treat as read-only. Not frozen, as its siblings: that costs 0.5 us of an edit's 3 us.
@@ -206,6 +228,44 @@ class SlotChange(_Change):
         where = "" if self.device is None else f" on device {self.device}"
         return f"process {self.pid}: {self.field}{where}"
 
+
+def _number(low: int, high: int) -> Any:
+    def check(_: Any, __: Any, value: object) -> None:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError
+
+    return check
+
+
+_LIMIT: Final = validators.optional(_number(1, 2**64 - 1))
+_VALUE: Final = _number(-(2**31), 2**64 - 1)
+_SLOT_FIELDS: Final = (
+    *("host_pid", "status", "monitor_used_bytes"),
+    *("sm_util_percent", "enc_util_percent", "dec_util_percent"),
+)
+# By class and field; for any class where the class is "".
+_VALID: Final[dict[tuple[str, str], Any]] = {
+    ("LimitChange", "device"): _number(0, DEVICE_CAPACITY - 1),
+    ("LimitChange", "before"): _LIMIT,
+    ("LimitChange", "after"): _LIMIT,
+    ("LimitChange", "effect"): validators.instance_of(Effect),
+    ("ValueChange", "effect"): validators.instance_of(Effect),
+    ("ValueChange", "field"): validators.in_((*REGION_FIELDS.values(), "burst")),
+    ("SlotChange", "field"): validators.in_(_SLOT_FIELDS),
+    ("", "device"): validators.optional(_number(0, DEVICE_CAPACITY - 1)),
+    ("", "before"): _VALUE,
+    ("", "after"): _VALUE,
+    ("", "effect"): validators.optional(validators.instance_of(Effect)),
+    ("", "kind"): validators.in_(("memory", "sm")),
+    ("", "path"): validators.instance_of(str),
+    ("", "file_id"): validators.and_(
+        validators.deep_iterable(_number(0, 2**64 - 1), validators.instance_of(tuple)),
+        validators.min_len(2),
+        validators.max_len(2),
+    ),
+    ("", "stored_before"): validators.optional(_number(0, 2**64 - 1)),
+    ("", "pid"): _number(1, 2**31 - 1),
+}
 
 #: The changes that edits return and `undo` takes.
 Change: TypeAlias = LimitChange | ValueChange | SlotChange

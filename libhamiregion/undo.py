@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 import attrs
 
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 UndoStatus: TypeAlias = Literal["undone", "not_needed", "conflict", "gone", "refused", "failed"]
 
 
+C = TypeVar("C", bound=Change)
 _FIELD_KINDS = {field: kind for kind, field in REGION_FIELDS.items()}
 
 
 @attrs.frozen
-class UndoOutcome:
+class UndoOutcome(Generic[C]):
     """The outcome of taking back one change. ``str()`` of it is a sentence.
 
     Attributes:
@@ -45,7 +46,7 @@ class UndoOutcome:
         message: Why it was not taken back, as a sentence, escaped; None if it was, or need not be.
     """
 
-    change: Change
+    change: C
     status: UndoStatus
     message: str | None = None
 
@@ -54,7 +55,9 @@ class UndoOutcome:
         return f"{self.status}: {self.change}{why}"
 
 
-def undo(changes: Iterable[Change], *, force: bool = False) -> tuple[UndoOutcome, ...]:
+def undo(
+    changes: Iterable[C], *, force: bool = False, dry_run: bool = False
+) -> tuple[UndoOutcome[C], ...]:
     """Take back changes, each if no one else has changed the value since.
 
     A value that was changed several times goes back to the first change's `before` at once. Each
@@ -68,12 +71,14 @@ def undo(changes: Iterable[Change], *, force: bool = False) -> tuple[UndoOutcome
         changes: From `Region.set_memory_limit` and its like, `Region.edit_limits`, or a plan's
             `PlanResult.changes`; of any regions, in the order in which they were made.
         force: Allow all that `Region.set_memory_limit` and `Region.set_sm_limit` allow with it.
+        dry_run: Check everything, change nothing; ``undone`` says what would be.
 
     Returns:
         One outcome per change, in the same order.
 
     Raises:
-        TypeError: An entry is not a change.
+        TypeError: An entry is not a change; nothing was done.
+        ValueError: A change has a value that no edit returns; nothing was done.
     """
     wanted = tuple(changes)
     # Changes of one value that follow one another, by number.
@@ -85,28 +90,31 @@ def undo(changes: Iterable[Change], *, force: bool = False) -> tuple[UndoOutcome
                 "undo() takes changes as edits return them, such as LimitChange, not "
                 f"{type(change).__name__}"
             )
+        change.check()
         value = change.path, change.file_id, change.name
         run = latest.get(value)
         if run is None or wanted[run[-1]].after != change.before:
             run = latest[value] = []
             runs.append(run)
         run.append(number)
-    outcomes: dict[int, UndoOutcome] = {}
+    outcomes: dict[int, UndoOutcome[C]] = {}
     for run in reversed(runs):
         first = wanted[run[0]]
-        status, message = _take_back(first, wanted[run[-1]], force=force)
+        status, message = _take_back(first, wanted[run[-1]], force=force, dry_run=dry_run)
         outcomes |= {each: UndoOutcome(wanted[each], status, message) for each in run}
     return tuple(outcomes[number] for number in range(len(wanted)))
 
 
-def _take_back(first: Change, last: Change, *, force: bool) -> tuple[UndoStatus, str | None]:
+def _take_back(
+    first: Change, last: Change, *, force: bool, dry_run: bool
+) -> tuple[UndoStatus, str | None]:
     """Set a value back to the one before the first change, if the last one is still there."""
     status: UndoStatus = "failed"
     try:
         with open_region(last.path, writable=True) as region:
             if region.file_id != last.file_id:
                 return "gone", "another file is there by now"
-            _set_back(region, first, last, force=force)
+            _set_back(region, first, last, force=force, dry_run=dry_run)
             return "undone", None
     except LimitConflict as error:
         if error.found == first.before:
@@ -121,7 +129,7 @@ def _take_back(first: Change, last: Change, *, force: bool) -> tuple[UndoStatus,
     return status, printable(why)
 
 
-def _set_back(region: Region, first: Any, last: Change, *, force: bool) -> None:
+def _set_back(region: Region, first: Any, last: Change, *, force: bool, dry_run: bool) -> None:
     """Set a value back.
 
     Raises:
@@ -138,16 +146,17 @@ def _set_back(region: Region, first: Any, last: Change, *, force: bool) -> None:
             stored = first.stored_before
         edit = kind, last.device, lib.HR_EXPECT, 0, stored, expected
         # What goes back may be of a device that without it has neither limit nor use.
-        region._edit([edit], force=force or last.device not in region.device_indices)
+        is_forced = force or last.device not in region.device_indices
+        region._edit([edit], force=is_forced, dry_run=dry_run)
     elif last.field in _FIELD_KINDS:
-        region._edit([field_edit(_FIELD_KINDS[last.field], before, after)])
+        region._edit([field_edit(_FIELD_KINDS[last.field], before, after)], dry_run=dry_run)
     else:
-        for dry_run in (True, False):
+        for is_check in (True,) if dry_run else (True, False):
             if isinstance(last, SlotChange):
                 where = last.pid, {last.field: before}, last.device
-                found = region._edit_slot(*where, dry_run, 1.0)[0].before
+                found = region._edit_slot(*where, is_check, 1.0)[0].before
             else:
-                found = region.set_burst(bool(before), dry_run=dry_run).before
-            if dry_run and found != after:
+                found = region.set_burst(bool(before), dry_run=is_check).before
+            if is_check and found != after:
                 message = f"{last.path}: {last.name} is {found}, not {after}"
                 raise LimitConflict(message, path=last.path, found=found)

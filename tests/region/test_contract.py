@@ -2,12 +2,14 @@
 
 import importlib
 import inspect
+import pydoc
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from types import ModuleType
+from typing import TypeVar
 
 import pytest
 
@@ -74,8 +76,18 @@ def test_every_type_of_the_library_in_a_public_signature_is_public() -> None:
                 word
                 for word in words & set(module)
                 if getattr(module[word], "__module__", "").startswith("libhamiregion")
+                and not isinstance(module[word], TypeVar)
             }
             assert ours - public == set(), name
+
+
+def test_help_shows_each_name_that_the_package_gives() -> None:
+    given = {*dir(libhamiregion)} - {each for each in dir(libhamiregion) if each.startswith("_")}
+    modules = {name for name in given if inspect.ismodule(getattr(libhamiregion, name))}
+    assert {*libhamiregion.__all__} == given - modules | {"__version__"}
+    shown = pydoc.render_doc(libhamiregion, renderer=pydoc.plaintext)
+    for name in ("open_region", "class Region(", "class RegionSet(", "undo("):
+        assert name in shown
 
 
 def test_each_public_name_method_and_property_has_a_docstring_of_its_own() -> None:

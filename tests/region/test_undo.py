@@ -225,3 +225,64 @@ def test_only_changes_of_limits_can_be_undone(file: RegionFile) -> None:
             with pytest.raises(TypeError, match="takes changes"):
                 undo([change, wrong])  # type: ignore[list-item]
         assert region.priority == 0
+
+
+# ---- values that no edit returns, and dry runs ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"before": "6GiB"},
+        {"before": -1},
+        {"before": True},
+        {"before": 2**64},
+        {"after": 1.5},
+        {"device": 16},
+        {"device": None},
+        {"kind": "disk"},
+        {"path": None},
+        {"file_id": [1]},
+        {"file_id": "no"},
+        {"effect": None},
+        {"effect": "sometimes"},
+        {"stored_before": -5},
+    ],
+)
+def test_a_value_of_a_file_that_no_edit_returns_is_refused_before_anything_is_done(
+    wrong: dict[str, object], file: RegionFile
+) -> None:
+    with open_region(file, writable=True) as region:
+        good = region.set_memory_limit("1GiB", device=1)
+        bad = region.set_memory_limit("2GiB", device=0)
+    changed = file.content()
+    with pytest.raises(ValueError, match=r"no LimitChange has|is not a valid Effect"):
+        LimitChange.from_dict(bad.to_dict() | wrong)
+    for name, value in wrong.items():
+        setattr(bad, name, value)
+    with pytest.raises(ValueError, match="no LimitChange has"):
+        undo([good, bad])
+    assert file.content() == changed
+
+
+def test_a_field_that_no_edit_changes_is_refused(file: RegionFile) -> None:
+    with open_region(file, writable=True) as region:
+        value = region.set_recent_kernel(2).to_dict()
+    slot = SlotChange(5, "status", None, 1, 2, None, str(file.path), (1, 2)).to_dict()
+    for kind, fields in ((ValueChange, value), (SlotChange, slot)):
+        assert kind.from_dict(json.loads(json.dumps(fields))).to_dict() == fields
+        with pytest.raises(ValueError, match=f"no {kind.__name__} has field='pid'"):
+            kind.from_dict(fields | {"field": "pid"})
+
+
+def test_a_dry_run_says_what_would_be_undone_and_changes_nothing(file: RegionFile) -> None:
+    with open_region(file.path, writable=True) as region:
+        changes = every_edit(region)
+        if file.layout.has_limit_per_device:
+            changes.append(region.set_burst(True))
+    changed = file.content()
+    dry = undo(changes, dry_run=True)
+    assert file.content() == changed
+    assert undo(changes) == dry
+    assert file.content() != changed
+    assert set(statuses(undo(changes, dry_run=True))) <= {"not_needed", "undone"}
