@@ -29,17 +29,22 @@ Done = subprocess.CompletedProcess[str]
 Document = dict[str, Any]
 
 
-def helm(*words: object, values: Mapping[str, Any] | None = None, **options: Any) -> Done:
-    """Run Helm, with values as a file if there are any; files of its own lie in no home."""
+_PLACES = ("KUBECACHEDIR", "HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME")
+
+
+def helm(*words: object, values: Mapping[str, Any] | None = None, home: Path | None = None) -> Done:
+    """Run Helm, with values as a file if there are any.
+
+    It keeps nothing between calls unless it has a home.
+    """
     given = () if values is None else ("--values", "-")
     return subprocess.run(
         [CHARTS.directory / "helm", *map(str, words), *given],
         input=None if values is None else json.dumps(values),
-        env={**os.environ, "HELM_DRIVER": "secret", "HELM_NO_PLUGINS": "1"},
+        env={**os.environ, **dict.fromkeys(_PLACES, str(home or "/nonexistent"))},
         capture_output=True,
         text=True,
         check=False,
-        **options,
     )
 
 
@@ -67,7 +72,8 @@ def pod_of(found: list[Document]) -> Document:
 def in_cluster(cluster: Cluster, *words: object, values: Values | None = None) -> str:
     """Run Helm against a cluster; returns what it prints."""
     config = cluster.kubeconfig(cluster.directory / "admin")
-    done = helm(*words, "--kubeconfig", config, values=values)
+    home = cluster.directory / "helm"
+    done = helm(*words, "--kubeconfig", config, values=values, home=home)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
