@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from api_server import PATCH, Cluster, pods_path
 from chart import CHART, NAMESPACE, documents, pod_of
+from support.command_line import call
 
 from libhamiregion import open_region
 from libhamiregion.testing import FakeNode
@@ -268,6 +269,20 @@ def test_a_node_that_is_late_or_cut_short_is_named_and_the_others_are_shown(
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["NODE", "gpu-2", "gpu-3"]
 
 
+def test_a_node_is_observed_as_a_document_that_the_program_shows_again(scene: Scene) -> None:
+    done = scene.run("observe", "-n", "research", "bert-1")
+    assert done.returncode == 0, done.stderr
+    assert scene.asked() == ["hamiregion-gpu-2"]
+    file = scene.directory / "node.json"
+    file.write_text(done.stdout)
+    shown = call("ps", "--from", str(file))
+    assert shown.returncode == 0, shown.stderr
+    assert "research/bert-1" in shown.stdout
+    every = [json.loads(line) for line in scene.run("observe", "--redact").stdout.splitlines()]
+    assert [each["node"] for each in every] == list(NODES)
+    assert not [each for each in every if "bert" in json.dumps(each["answer"])]
+
+
 def test_words_of_the_verb_on_stderr_are_passed_on_with_the_node(scene: Scene) -> None:
     done = scene.run("ps", "--library=/nowhere")
     assert done.returncode == 0
@@ -350,6 +365,7 @@ def test_each_verb_and_option_with_a_value_is_one_of_the_program() -> None:
                 valued |= {*option.opts, *option.secondary_opts}
     of_the_node = {
         *("--root", "--proc", "--pod-logs", "--container-logs", "--claims", "--node-name"),
-        *("--kubeconfig", "--library", "--namespace", "-n"),
+        # A document is shown where it is, by the program itself.
+        *("--kubeconfig", "--library", "--namespace", "-n", "--from"),
     }
     assert plugin["VALUED"] == valued - of_the_node
