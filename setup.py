@@ -24,7 +24,7 @@ REPOSITORY = "https://github.com/libhamiregion/libhamiregion"
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 CORE = "csrc"
-LIBRARIES = "libhamiregion/launch/lib"
+LIBRARIES = "libhamiregion/run/lib"
 NAMES = (CUDA_STAND_IN, NVML_STAND_IN, PRELOADED) = (
     "libcuda-standin.so",
     "libnvidia-ml-standin.so",

@@ -311,14 +311,14 @@ class ProgramGpu:
     Attributes:
         uuid: ``GPU-…`` or ``MIG-…``.
         name: The driver's name of it.
-        memory_bytes: Its memory.
+        memory_bytes: Its memory; null if it shares the host's.
         memory_limit_bytes: What the program may use; null is unlimited.
         sm_limit_percent: The program's share of its time; null is unlimited.
     """
 
     uuid: str
     name: str
-    memory_bytes: int
+    memory_bytes: int | None
     memory_limit_bytes: int | None
     sm_limit_percent: int | None
 

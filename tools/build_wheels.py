@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 
-# The wheel's tag, and what Zig calls the system. libhamiregion/launch/lib is only where glibc is.
+# The wheel's tag, and what Zig calls the system. libhamiregion/run/lib is only where glibc is.
 PLATFORMS = {
     "manylinux_2_28_x86_64": "x86_64-linux-gnu.2.28",
     "manylinux_2_28_aarch64": "aarch64-linux-gnu.2.28",

@@ -30,9 +30,9 @@ SECONDS_PER_COMMAND = 600
 IN_WHEEL = [
     "libhamiregion/py.typed",
     "libhamiregion/_native.abi3.so",
-    "libhamiregion/launch/lib/libcuda-standin.so",
-    "libhamiregion/launch/lib/libnvidia-ml-standin.so",
-    "libhamiregion/launch/lib/libhamiregion-preload.so",
+    "libhamiregion/run/lib/libcuda-standin.so",
+    "libhamiregion/run/lib/libnvidia-ml-standin.so",
+    "libhamiregion/run/lib/libhamiregion-preload.so",
     "libhamiregion/report/page.html",
     "libhamiregion/report/page.css",
     "libhamiregion/cli/answers.schema.json",

@@ -45,7 +45,7 @@ SLOW: Final = ("slow", "thorough", "stress")
 # Runs each program in C as a test.
 C_TESTS: Final = "test_c_core.py"
 # Tests of one process, which are quick.
-QUICK: Final = ("tests/region/", "tests/unit/")
+QUICK: Final = ("tests/region/", "tests/run/test_selection.py")
 
 
 class Mutant(NamedTuple):

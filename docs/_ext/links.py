@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROLE = "link-or-code"
 PACKAGE = "libhamiregion"
 # Where users import from, and so where things are documented.
-FLOORS = ("launch", "node", "exporter", "plan", "report", "agent")
+FLOORS = ("run", "node", "exporter", "plan", "report", "agent")
 MODULES = (PACKAGE, *(f"{PACKAGE}.{floor}" for floor in FLOORS))
 
 

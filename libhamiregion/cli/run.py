@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from libhamiregion.launch import LaunchError
-from libhamiregion.launch.environment import plan_launch
-from libhamiregion.launch.program import find_program, replace_process
-from libhamiregion.launch.run_directory import run_bases
+from libhamiregion.run import LaunchError
+from libhamiregion.run.environment import plan_launch
+from libhamiregion.run.program import find_program, replace_process
+from libhamiregion.run.run_directory import run_bases
 from libhamiregion.text import printable
 
 from . import options
@@ -21,7 +21,7 @@ from .help import Verb
 from .output import write, write_json
 
 if TYPE_CHECKING:
-    from libhamiregion.launch.environment import Launch
+    from libhamiregion.run.environment import Launch
 
 # As env(1), nice(1) and shells have it.
 _CANNOT_START = 126
@@ -73,7 +73,7 @@ _start = functools.partial(options.option, group="Start")
     metavar="[GPU=]PERCENT",
     help="SM limit: 1 to 100 percent of the GPU's time, or unlimited.  Repeatable.",
 )
-@click.option("--burst", is_flag=True, help="Soft SM limits: idle GPU time may be used.")
+@click.option("--burst", is_flag=True, help="No SM limit while no other program wants the GPU.")
 @click.option(
     "--gpus",
     multiple=True,
@@ -117,6 +117,7 @@ def _run(command: tuple[str, ...], launch: Launch, keep: bool) -> int:
     program = None
     try:
         program = find_program(command[0], launch.before)
+        _note_several_gpus(launch)
         with bad_arguments():
             replace_process(program, command, launch, keep=keep, kept=_note_kept)
     except OSError as error:
@@ -124,6 +125,14 @@ def _run(command: tuple[str, ...], launch: Launch, keep: bool) -> int:
             raise
         sys.stderr.write(f"Error: {printable(program or command[0])}: {error.strerror}\n")
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_START
+
+
+def _note_several_gpus(launch: Launch) -> None:
+    if len(launch.selection.gpus) > 1 and any(launch.sm_limits_percent):
+        sys.stderr.write(
+            "Note: programs that wait for each other on several GPUs (collectives) make little "
+            "progress under --sm, as waiting counts as work\n"
+        )
 
 
 def _note_kept(region: str) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
-from libhamiregion.launch.run_directory import run_bases
+from libhamiregion.run.run_directory import run_bases
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, SupportsIndex
 
 import attrs
 
-from libhamiregion.launch.run_directory import RUN_POD
+from libhamiregion.run.run_directory import RUN_POD
 from libhamiregion.text import printable
 from libhamiregion.units import integer
 

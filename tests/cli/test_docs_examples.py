@@ -25,7 +25,8 @@ from support.command_line import call, logging_kept
 from support.wait import PATIENCE_S
 
 import libhamiregion
-from libhamiregion import agent, exporter, launch, node, plan, report, testing
+import libhamiregion.run
+from libhamiregion import agent, exporter, node, plan, report, testing
 from libhamiregion.cli.verbs import hamiregion
 from libhamiregion.testing import FakeNode
 
@@ -172,7 +173,7 @@ def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
                 run_commands(code)
             elif kind == "yaml":
                 check_yaml(code, tmp_path)
-            elif kind == "python" and "import launch" not in code:
+            elif kind == "python" and "import run" not in code:
                 sandbox.run(code)
 
 
@@ -292,7 +293,7 @@ def public_names(floor: ModuleType) -> list[str]:
 
 PUBLIC = {
     f"{floor.__name__}.{name}"
-    for floor in (libhamiregion, node, exporter, plan, report, agent, launch, testing)
+    for floor in (libhamiregion, node, exporter, plan, report, agent, libhamiregion.run, testing)
     for name in public_names(floor)
 }
 

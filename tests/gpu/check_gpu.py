@@ -23,7 +23,7 @@ from pathlib import Path
 import pynvml
 
 import libhamiregion as hami
-from libhamiregion.launch import environment
+from libhamiregion.run import environment
 
 TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS / "preload")]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from node_root import Root, only, pod_uid, refresh, settle
 
-from libhamiregion.launch.run_directory import run_bases
 from libhamiregion.node import Node, Observer, RootsUnreadable, roots
+from libhamiregion.run.run_directory import run_bases
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")

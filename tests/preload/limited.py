@@ -8,8 +8,8 @@ from cuda_program import CudaProgram
 from fake_cuda.driver import FakeGpus, gpu_uuid
 
 import libhamiregion as hami
-from libhamiregion.launch.driver import Driver
-from libhamiregion.launch.libraries import preloaded_library, stand_in_links
+from libhamiregion.run.driver import Driver
+from libhamiregion.run.libraries import preloaded_library, stand_in_links
 
 INJECTIONS = ("standin", "preload")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from libhamiregion.launch.libraries import preloaded_library
+from libhamiregion.run.libraries import preloaded_library
 
 NUMPY = "import numpy; print(numpy.arange(10).reshape(2, 5) @ numpy.ones(5))"
 CTYPES = """

@@ -16,14 +16,14 @@ import pytest
 import libhamiregion
 import libhamiregion.agent
 import libhamiregion.exporter
-import libhamiregion.launch
 import libhamiregion.node
 import libhamiregion.plan
 import libhamiregion.report
+import libhamiregion.run
 
 PACKAGES = (
     libhamiregion,
-    libhamiregion.launch,
+    libhamiregion.run,
     libhamiregion.node,
     libhamiregion.exporter,
     libhamiregion.plan,

@@ -11,7 +11,7 @@ PACKAGE = Path(libhamiregion.__file__).parent
 FLOORS = (
     "libhamiregion",
     "libhamiregion.testing",
-    "libhamiregion.launch",
+    "libhamiregion.run",
     "libhamiregion.observation",
     "libhamiregion.node",
     "libhamiregion.services",

@@ -10,7 +10,7 @@ from fake_cuda.driver import GIB, FakeGpus
 from fake_nvml.driver import STATE
 from preload.cuda_program import CHILD, CudaProgram
 
-from libhamiregion.launch import cleaner
+from libhamiregion.run import cleaner
 from support.command_line import COMMAND, checked, environment
 from support.wait import PATIENCE_S
 

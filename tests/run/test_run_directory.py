@@ -19,8 +19,8 @@ from support.run_scene import REGION
 from support.wait import eventually
 
 import libhamiregion as hami
-from libhamiregion.launch import LaunchError, cleaner, environment
-from libhamiregion.launch.run_directory import make_run_directory, run_bases
+from libhamiregion.run import LaunchError, cleaner, environment
+from libhamiregion.run.run_directory import make_run_directory, run_bases
 
 if TYPE_CHECKING:
     from support.run_scene import RunScene

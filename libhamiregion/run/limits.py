@@ -56,7 +56,12 @@ def memory_limits(limits: Limits, selection: Selection) -> tuple[int | None, ...
 
     def one(limit: Limit, gpu: Gpu) -> int | None:
         percent = memory_limit_percent(limit)
-        if percent is not None:
+        if percent is not None and gpu.memory_bytes is None:
+            raise LaunchError(
+                f"GPU {gpu.index} shares the host's memory (unified memory), so {percent}% of its "
+                "memory is not known; give a size, such as --memory 4GiB"
+            )
+        if percent is not None and gpu.memory_bytes is not None:
             return max(1, gpu.memory_bytes * percent // 100)
         return memory_limit_value(limit) or None
 

@@ -70,6 +70,18 @@ class Selection:
             raise LaunchError("a GPU is named twice")
         return Selection(tuple(self.choices[index] for index in chosen), narrowed=True)
 
+    def refuse_failed(self) -> None:
+        """Refuse a GPU that the driver cannot use.
+
+        Raises:
+            LaunchError: The message has its index.
+        """
+        for gpu in self.gpus:
+            if gpu.failure is not None:
+                raise LaunchError(
+                    f"GPU {gpu.index} cannot be used: {gpu.failure}; name the others by --gpus"
+                )
+
     def only_of_region(self, uuids: Iterable[str | None]) -> Selection:
         """Select the GPUs that a region has; all, where it does not know its devices yet."""
         known = {uuid for uuid in uuids if uuid is not None}
@@ -141,7 +153,8 @@ def _refuse_unknown_order(gpus: Sequence[Gpu], environment: Mapping[str, str]) -
     """Refuse an environment in which an index counts in an order that only CUDA knows."""
     order = environment.get(ORDER)
     counts_fastest_first = order != _BY_BUS and (order is not None or VISIBLE in environment)
-    if counts_fastest_first and len({gpu.name for gpu in gpus}) > 1:
+    names = {gpu.name for gpu in gpus if gpu.name}
+    if counts_fastest_first and len(names) > 1:
         raise LaunchError(
             "which GPU an index means cannot be told, because the fastest is counted first here: "
             f"set {ORDER}={_BY_BUS}, or name GPUs by their uuids in {VISIBLE}"

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from libhamiregion.launch import LaunchError
-from libhamiregion.launch.limits import memory_limits, sm_limits
-from libhamiregion.launch.nvml import Gpu
-from libhamiregion.launch.selection import Selection, visible_gpus
+from libhamiregion.run import LaunchError
+from libhamiregion.run.limits import memory_limits, sm_limits
+from libhamiregion.run.nvml import Gpu
+from libhamiregion.run.selection import Selection, visible_gpus
 
 GIB = 2**30
 A, B, C = (

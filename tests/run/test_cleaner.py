@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from libhamiregion.launch import cleaner
+from libhamiregion.run import cleaner
 
 
 def test_where_pidfds_are_missing_the_wait_naps(monkeypatch: pytest.MonkeyPatch) -> None:

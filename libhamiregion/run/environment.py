@@ -23,6 +23,7 @@ from .selection import Selection, visible_gpus
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from libhamiregion import RegionSnapshot
     from libhamiregion.errors import PathLike
 
 #: How the library gets into the program.
@@ -35,6 +36,7 @@ ON_ERROR_VARIABLE = "HAMIREGION_ON_ERROR"
 _PATH = "LD_LIBRARY_PATH"
 _PRELOAD = "LD_PRELOAD"
 _LIBVGPU = "libvgpu.so"
+_MAPS_BYTES = 8 << 20
 
 
 @attrs.frozen
@@ -47,7 +49,7 @@ class Launch:
         joined_region: The region to join; None if the run makes its own.
         memory_limits_bytes: One per GPU; None is unlimited.
         sm_limits_percent: One per GPU; None is unlimited.
-        burst: Whether the SM limits are soft.
+        burst: Whether SM limits hold only while another program wants the GPU.
         priority: 0 is high, 1 is low.
         inject: How the library gets into the program.
         on_error: The behaviour if the region cannot be used; None is the library's rule.
@@ -161,9 +163,11 @@ def plan_launch(
     if region is not None:
         with open_region(region, writable=True) as opened:
             joined, uuids = opened.path, opened.uuids
+            _refuse_second_law(opened.snapshot())
         selection = selection.only_of_region(uuids)
         if not selection.choices:
             raise LaunchError(f"{joined!r} is the region of other GPUs than the program would see")
+    selection.refuse_failed()
     return Launch(
         selection,
         found,
@@ -207,8 +211,7 @@ def environment(
             as the key of all other GPUs.
         sm_limit: For each GPU: percent of its time, 1 to 100 or "50%", "unlimited" or None.  Or a
             mapping, as above.
-        burst: The SM limits are soft: programs may use idle time of a GPU, and return to the limit
-            when others use it.
+        burst: No SM limit holds while no other program wants the GPU.
         gpus: The GPUs for the program, indices or uuids, among those that CUDA_VISIBLE_DEVICES
             leaves.  None: all of them.
         priority: 0 is high, 1 is low.
@@ -272,9 +275,23 @@ def _refuse_others(environment: Mapping[str, str], *, joins: bool) -> None:
         )
 
 
-def _maps_libvgpu() -> bool:
-    """Whether the loader was told to load it into every program, of which this is one."""
-    return _LIBVGPU in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+def _refuse_second_law(snapshot: RegionSnapshot) -> None:
+    """Refuse a region whose SM limit libvgpu holds already, by a rule of its own."""
+    if all(device.sm_limit_percent is None for device in snapshot.devices):
+        return
+    for process in snapshot.processes:
+        with contextlib.suppress(OSError):
+            if _maps_libvgpu(str(process.pid)):
+                raise LaunchError(
+                    f"libvgpu.so in process {process.pid} holds the SM limit of this region; join "
+                    "a region without one (hamiregion limits set FILE --sm unlimited)"
+                )
+
+
+def _maps_libvgpu(process: str = "self") -> bool:
+    """Whether a process has libvgpu; this one has if every program is to load it."""
+    with Path(f"/proc/{process}/maps").open(encoding="utf-8", errors="replace") as file:
+        return _LIBVGPU in file.read(_MAPS_BYTES)
 
 
 def _joined(entries: Sequence[str], separators: str) -> str:

@@ -287,7 +287,7 @@ def test_a_program_that_libvgpu_limits_is_refused(runs: RunScene, tmp_path: Path
     assert "libvgpu.so limits this" in refused(runs.run("--", "true", LD_PRELOAD=str(libvgpu)))
     # As /etc/ld.so.preload has it: loaded, and no variable says so.
     code = (
-        "import ctypes, os, sys; from libhamiregion.launch import LaunchError, environment\n"
+        "import ctypes, os, sys; from libhamiregion.run import LaunchError, environment\n"
         "ctypes.CDLL(sys.argv[1])\n"
         "try: environment(driver=sys.argv[2]).__enter__()\n"
         "except LaunchError as error: print(error)"
@@ -389,3 +389,10 @@ def test_a_dry_run_starts_and_makes_nothing(runs: RunScene, tmp_path: Path) -> N
     assert not runs.base.exists()
     assert answer.stdout.splitlines()[0] == f"{REGION}={runs.base}/run_PID/region.cache"
     assert answer.stderr.startswith(f"Note: {runs.base}/run_PID exists while a program runs only")
+
+
+def test_an_sm_limit_on_several_gpus_is_started_with_a_warning(runs: RunScene) -> None:
+    """Programs that wait for each other keep their GPUs busy with that."""
+    assert "collectives" in runs.run("--sm", "50", "--", "true").stderr
+    assert runs.run("--sm", "50", "--gpus", "0", "--", "true").stderr == ""
+    assert runs.run("--memory", "1GiB", "--", "true").stderr == ""

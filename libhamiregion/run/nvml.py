@@ -31,15 +31,17 @@ class Gpu:
         index: The GPU's index in NVML, which nvidia-smi shows.
         uuid: ``GPU-…``, or ``MIG-…`` for a MIG device.
         name: The model; with the profile for a MIG device.
-        memory_bytes: All of its memory.
+        memory_bytes: All of its memory; None if it shares the host's (unified memory).
         mig: Whether it is a MIG device.
+        failure: Why the driver cannot use it; None if it can.
     """
 
     index: int
     uuid: str
     name: str
-    memory_bytes: int
+    memory_bytes: int | None
     mig: bool = False
+    failure: str | None = None
 
 
 class _Memory(ctypes.Structure):
@@ -115,13 +117,28 @@ class _Nvml:
         return out.value.decode("utf-8", "replace")
 
     def gpu(self, index: int, device: ctypes.c_void_p, *, mig: bool) -> Gpu:
+        """A device as far as it answers: only a program that wants it needs the rest."""
         memory = _Memory()
-        self.call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
-        uuid = self.text("nvmlDeviceGetUUID", device)
-        return Gpu(index, uuid, self.text("nvmlDeviceGetName", device), memory.total, mig)
+        uuid = name = ""
+        failure, has_memory = None, False
+        try:
+            name = self.text("nvmlDeviceGetName", device)
+            uuid = self.text("nvmlDeviceGetUUID", device)
+            argument = ctypes.byref(memory)
+            absent = (_NOT_SUPPORTED,)
+            has_memory = self.call("nvmlDeviceGetMemoryInfo", device, argument, missing=absent)
+        except LaunchError as error:
+            failure = str(error)
+        return Gpu(index, uuid, name, memory.total if has_memory else None, mig, failure)
 
     def devices(self, index: int) -> list[Gpu]:
-        """The GPU of that index, or its MIG devices where it is divided."""
+        """The GPU of that index, or its MIG devices if it is divided."""
+        try:
+            return self._devices(index)
+        except LaunchError as error:
+            return [Gpu(index, "", "", None, failure=str(error))]
+
+    def _devices(self, index: int) -> list[Gpu]:
         whole = self.handle("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index))
         if whole is None:
             return []

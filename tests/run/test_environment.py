@@ -1,4 +1,4 @@
-"""Budgets from Python: `libhamiregion.launch`."""
+"""Budgets from Python: `libhamiregion.run`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fake_cuda.driver import GIB, gpu_uuid
+from support.actors import Actor, map_libvgpu
 from support.run_scene import REGION
 
 import libhamiregion as hami
-from libhamiregion.launch import LaunchError, environment, run
+from libhamiregion.run import LaunchError, environment, run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from support.run_scene import RunScene
 
@@ -134,7 +135,7 @@ def test_the_driver_is_found_where_the_loader_finds_it(runs: RunScene, settings:
     assert str(runs.driver) not in Path("/proc/self/maps").read_text()
     # The loader has read its variable at the start of the program; nobody else names the place.
     code = (
-        "import os, sys; from libhamiregion.launch import run\n"
+        "import os, sys; from libhamiregion.run import run\n"
         "del os.environ['LD_LIBRARY_PATH']\n"
         "run(sys.argv[1:], check=True)"
     )
@@ -158,3 +159,21 @@ def test_a_run_within_a_run_joins_and_stands_before_the_driver_itself(
     inner_directory, *rest = path.split(":")
     assert Path(inner_directory).parent == runs.base
     assert rest == [str(runs.driver)]
+
+
+@pytest.mark.parametrize("limit", [50, None])
+def test_a_region_whose_sm_limit_libvgpu_holds_is_not_joined(
+    settings: dict, tmp_path: Path, actor: Callable[..., Actor], limit: int | None
+) -> None:
+    """Two laws for one limit would hold each other's processes back."""
+    path = tmp_path / "region.cache"
+    hami.create_region(path, sm_limits=[limit], uuids=[gpu_uuid(0)])
+    neighbour = actor(path, writable=True)
+    map_libvgpu(neighbour, tmp_path)
+    neighbour("attach")
+    if limit is None:
+        with environment(region=path, **settings) as env:
+            assert env[REGION] == str(path)
+        return
+    with pytest.raises(LaunchError, match=f"process {neighbour.pid}"):
+        environment(region=path, **settings).__enter__()
