@@ -7,7 +7,7 @@ from libhamiregion.node import Node, RootsUnreadable
 
 with Node(sys.argv[1]) as node:
     try:
-        node.refresh(processes=False)
+        node.refresh()
     except RootsUnreadable as error:
         sys.exit(str(error))
     for container in node.containers:

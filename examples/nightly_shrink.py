@@ -92,7 +92,7 @@ def restore(node: Node, state: Path) -> bool:
 def main(verb: str, state: str, root: str) -> int:
     with Node(root) as node:
         try:
-            node.refresh(processes=False)
+            node.refresh()
         except RootsUnreadable as error:
             sys.exit(str(error))
         return 0 if {"shrink": shrink, "restore": restore}[verb](node, Path(state)) else 1

@@ -50,7 +50,7 @@ def main() -> None:
         parser.error("a limit, or --undo FILE")
     with Node(given.root, names=NodeNames(given.pod_logs)) as node:
         try:
-            node.refresh(processes=False)
+            node.refresh()
         except RootsUnreadable as error:
             sys.exit(str(error))
         if node.root_problem:

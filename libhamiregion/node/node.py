@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from operator import is_
 from typing import TYPE_CHECKING
 
 import attrs
@@ -202,12 +203,13 @@ class Node:
         """
         return self._containers
 
-    def refresh(self, *, processes: bool = True) -> bool:
+    def refresh(self, *, processes: bool | None = None) -> bool:
         """Find the containers, and open their regions.
 
         Args:
             processes: Read /proc as well, and look there for regions outside the roots. Without it
-                `processes`, and the regions found there, stay as they are.
+                `processes`, and the regions found there, stay as they are. None means only if the
+                node `looks_outside`.
 
         Returns:
             Whether `containers` has changed. A container's problem is in its `missing`, a root's
@@ -221,6 +223,7 @@ class Node:
                 thread's refresh has not returned for 30 s.
         """
         self.check_open()
+        processes = self.looks_outside if processes is None else processes
         with self._one_look():
             self.check_open()
             before = self._containers
@@ -249,7 +252,8 @@ class Node:
         # Mostly there is none outside, and this the same object as long as nothing changes.
         now = self._inside.containers + tuple(self._outside.containers)
         with self._lock:
-            if now is self._containers or now == self._containers:
+            # Not by value: a region that was opened again is of an equal container.
+            if len(now) == len(self._containers) and all(map(is_, now, self._containers)):
                 return
             wanted = {each.region for each in now if each.region is not None}
             known = set(self._set.regions)

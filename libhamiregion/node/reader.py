@@ -136,7 +136,7 @@ class Observer:
         # Daemons go on: directories can appear later, and each one is a gap.
         with contextlib.suppress(RootsUnreadable):
             try:
-                node.refresh(processes=node.looks_outside)
+                node.refresh()
             except RootsUnreadable:
                 raise
             except OSError as error:

@@ -71,6 +71,14 @@ class NodeSnapshot:
             container=[each.name for each in self.containers],
         )
 
+    def regions(self) -> Iterator[tuple[Container, RegionSnapshot | RegionError | OSError]]:
+        """Yield each container that has a region, with its snapshot or why it could not be read.
+
+        Nothing is read again, so another thread may refresh the node meanwhile.
+        """
+        for row, container in enumerate(self.containers):
+            yield container, self.table.error(row) or self.table.snapshot(row)
+
     def _repr_html_(self) -> str:
         """Show the devices in a notebook."""
         return self.named_table()._repr_html_()

@@ -18,7 +18,7 @@ from support.observing import details
 from support.region_file import RegionFile, truncate
 from support.wait import PATIENCE_S, eventually
 
-from libhamiregion import Layout, RegionClosed, RegionStale, create_region
+from libhamiregion import Layout, RegionClosed, RegionSnapshot, RegionStale, create_region
 from libhamiregion.node import (
     ContainerDetails,
     MissingReason,
@@ -47,6 +47,35 @@ def test_a_snapshot_has_a_row_per_container_with_a_region(root: Root, node: Node
         assert container.name == f"c{snapshot.table.devices.memory_limit_bytes[first]}"
     assert [each.name for each in snapshot.missing] == ["empty"]
     assert set(snapshot.containers + snapshot.missing) == set(node.containers)
+
+
+def test_a_refresh_reads_no_processes_unless_it_is_asked_to(root: Root, tmp_path: Path) -> None:
+    root.region()
+    proc = tmp_path / "proc"
+    proc.symlink_to("/proc")
+    with Node(root, proc=proc) as node:
+        proc.unlink()
+        assert node.refresh()
+        assert node.processes.view.started_s == ProcessTable().view.started_s
+        with pytest.raises(OSError, match="proc"):
+            node.refresh(processes=True)
+
+
+def test_regions_of_a_snapshot_outlive_a_refresh_that_closes_them(root: Root, node: Node) -> None:
+    paths = [root.region(f"c{number}", memory_limits=(number + 1,)) for number in range(3)]
+    node.refresh()
+    truncate(paths[1], 4096)
+    snapshot = node.snapshot()
+    for path in paths:
+        remove(path.parent)
+    node.refresh()
+    assert node.containers == ()
+    found = {container.name: region for container, region in snapshot.regions()}
+    assert isinstance(found.pop("c1"), RegionStale)
+    for number in (0, 2):
+        region = found[f"c{number}"]
+        assert isinstance(region, RegionSnapshot)
+        assert region.devices[0].memory_limit_bytes == number + 1
 
 
 def test_a_snapshot_goes_with_its_containers_whatever_comes_and_goes(
@@ -362,7 +391,7 @@ def test_running_out_of_descriptors_is_told_and_passes(root: Root) -> None:
                     seen.append((spare, kept, reasons, list(node.root_errors)))
                     if spare == 0:
                         with pytest.raises(OSError, match="Too many open files"):
-                            node.refresh()
+                            node.refresh(processes=True)
                 finally:
                     for descriptor in taken:
                         os.close(descriptor)
