@@ -68,25 +68,7 @@ static void store_account(const struct account_call *call, uint64_t delta)
     }
 }
 
-/*
- * Beside the lock another process may have looked before we have charged, and charge after we have
- * looked.  So each looks again after its charge: who charged last sees both, and takes its own
- * back.  Of two it may be both that do; then they try again, not at the same moment.
- */
-static int confirm(struct account_call *call)
-{
-    /* Whoever else charges: one of the two fences comes first, and what was charged before it is
-     * seen behind the other. */
-    atomic_thread_fence(memory_order_seq_cst);
-    if (check_limit(call, 0) != HR_EMEMORYLIMIT)
-        return HR_OK;
-    store_account(call, 0 - call->bytes);
-    call->used -= call->bytes;
-    return HR_ECONFLICT;
-}
-
-/* HR_ENOPROCESS: our slot is not where we remember it, and to find it takes the lock.
- * HR_ECONFLICT: charged and taken back. */
+/* HR_ENOPROCESS: our slot is not where we remember it, and to find it takes the lock. */
 static int account_work(void *argument)
 {
     struct account_call *call = argument;
@@ -105,7 +87,7 @@ static int account_work(void *argument)
     if (code != HR_OK)
         return code == HR_EMEMORYLIMIT ? fail_limit(call) : code;
     store_account(call, call->charging ? call->bytes : 0 - call->bytes);
-    return call->is_limited && hr_has_seqlock(region) ? confirm(call) : HR_OK;
+    return HR_OK;
 }
 
 static int account_beside_lock(struct account_call *call, uint64_t timeout_ns)
@@ -123,32 +105,24 @@ static int account_beside_lock(struct account_call *call, uint64_t timeout_ns)
     return hr_leave_after(region, code);
 }
 
-/* The older generation does everything under the semaphore, and looks for its slot each time. */
-static int account_once(struct account_call *call, uint64_t timeout_ns)
+/*
+ * The older generation does everything under the semaphore, and looks for its slot each time.  From
+ * HAMi-core of September 2026 on libvgpu adds up, compares and adds under it: so do we, or the two
+ * could pass the limit together.
+ */
+static int account(struct account_call *call, uint64_t timeout_ns)
 {
-    call->is_locked = !hr_has_seqlock(call->region);
+    if (call->device >= HR_DEVICES || call->kind >= HR_KINDS)
+        return hr_fail_code(HR_EINVAL);
+    if (!call->region->writable)
+        return hr_fail_code(HR_EREADONLY);
+    call->is_locked = !hr_has_seqlock(call->region) || call->is_limited;
     int code = call->is_locked ? HR_ENOPROCESS : account_beside_lock(call, timeout_ns);
     if (code != HR_ENOPROCESS)
         return code;
     /* Else libvgpu has moved our slot, or reaped it. */
     call->is_locked = true;
     return hr_run_with_view(call->region, &call->view, account_work, call, timeout_ns);
-}
-
-static int account(struct account_call *call, uint64_t timeout_ns)
-{
-    const uint64_t longest_ns = 10000000;
-    if (call->device >= HR_DEVICES || call->kind >= HR_KINDS)
-        return hr_fail_code(HR_EINVAL);
-    if (!call->region->writable)
-        return hr_fail_code(HR_EREADONLY);
-    int code = account_once(call, timeout_ns);
-    if (code != HR_ECONFLICT) /* nearly always: a deadline costs half as much as the charge */
-        return code;
-    uint64_t deadline = hr_deadline_ns(timeout_ns < longest_ns ? timeout_ns : longest_ns);
-    for (unsigned naps = 0; code == HR_ECONFLICT && hr_nap(deadline, &naps);)
-        code = account_once(call, timeout_ns);
-    return code == HR_ECONFLICT ? fail_limit(call) : code;
 }
 
 int hr_charge(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes, uint32_t flags,

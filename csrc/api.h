@@ -597,7 +597,7 @@ enum hr_kind { HR_CONTEXT, HR_MODULE, HR_DATA };
 
 /*
  * Count `bytes` of one kind on one device, if the sum over all slots stays within
- * the limit, which is read each time.  HR_EMEMORYLIMIT (error: device, found =
+ * the limit, which is read each time, under the lock.  HR_EMEMORYLIMIT (error: device, found =
  * used bytes, limit, wanted).  With HR_FORCE in `flags`, whatever the limit: for what is there
  * already.
  */

@@ -146,9 +146,9 @@ class Slot:
         """Count memory on a device, as libvgpu does before an allocation.
 
         The sum over all processes, plus `nbytes`, must stay within the limit, which is read each
-        time. Two processes of this library never pass it together. A process of libvgpu that asks
-        at the same moment may pass it with this one if the layout accounts without the lock (HAMi
-        2.8.1 and later): libvgpu does not check again after it has added.
+        time. Sum, comparison and addition happen under the region's lock: processes of this
+        library, and of HAMi-core from September 2026 on, never pass the limit together. Those of
+        earlier HAMi from 2.8.1 on take no lock: one that asks at the same moment may pass it.
 
         Args:
             device: Index or uuid.

@@ -28,12 +28,14 @@ COMPILE_OF = {
     "slots": ["-O1", "-DCOLLAPSE"],
     "marks": ["-O1", "-DCOLLAPSE"],
     "seqlock": ["-O1", "-DCOLLAPSE"],
+    "charge": ["-O1"],
 }
 
 # What a line of `runs` leaves out.
 USUAL_OF: dict[str, dict[str, str]] = {
     "lock": {},
     "marks": {"L": "NONE", "LIVES": "0"},
+    "charge": {},
     "seqlock": {"TOOLS": "1", "RUNS": "1", "KILLS": "2", "ACCOUNTS": "1"},
     "slots": {"K3": "NONE", "LOCKLESS": "0", "LAYOUT_12": "0", "LIVES": "0", "TORN": "0"},
 }

@@ -106,12 +106,10 @@ static enum script script_for(struct scene *scene, int point)
 }
 
 /* Whether a death there leaves the lock as it was found. */
-static bool leaves_lock_free(int point, const struct scene *scene)
+static bool leaves_lock_free(int point)
 {
     return point == HR_AT_LOCK_NUMBERS_DRAWN || point == HR_AT_SLOT_BYTE_LOCKED ||
-           point == HR_AT_UNLOCK_SEM_POSTED || point == HR_AT_UNLOCK_WOKEN ||
-           (scene_has_seqlock(scene) &&
-            is_between(point, HR_AT_ACCOUNT_SEQLOCK_ODD, HR_AT_ACCOUNT_SEQLOCK_EVEN));
+           point == HR_AT_UNLOCK_SEM_POSTED || point == HR_AT_UNLOCK_WOKEN;
 }
 
 /* Who comes after a death. */
@@ -156,7 +154,7 @@ static bool free_the_lock(struct scene *scene, enum agent agent, const struct de
         int recovered = recover_lock(scene->doctor, NULL, 4 * OWNERLESS_NS);
         if (recovered < 0 && recovered != HR_ENOTRECOVERABLE)
             return scene_fail(scene, "hr_recover_lock() returned %d", recovered);
-        if (recovered > 0 && point != AT_RANDOM && leaves_lock_free(point, scene))
+        if (recovered > 0 && point != AT_RANDOM && leaves_lock_free(point))
             return scene_fail(scene, "recovery broke a lock that no dead process held (%d)",
                               recovered);
         code = hr_lock(scene->doctor, ONE_SECOND / 50, &call_error);
