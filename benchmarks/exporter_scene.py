@@ -62,6 +62,11 @@ class BusyNode:
                     region.put("slot_util.sm", busy, device=device, slot=slot)
         return now_s
 
+    def launch(self) -> None:
+        """Let every container launch a kernel: libvgpu stores a mark."""
+        for region in self.regions:
+            region.put("recent_kernel", 2)
+
 
 def mapping_program(directory: Path) -> Path:
     program = directory / "mapping_processes"

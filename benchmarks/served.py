@@ -176,12 +176,20 @@ def measure(
     minutes: float,
     with_processes: bool = True,
     utilization: bool = True,
+    launches: bool = False,
 ) -> Minute:
-    """Let the node work for some minutes; what is served is scraped every 15 s with gzip."""
+    """Let the node work for some minutes; what is served is scraped every 15 s with gzip.
+
+    With `launches` every container launches a kernel each second, as a busy one does.
+    """
     began, before = time.monotonic(), program.cpu_s()
     for step in range(int(minutes * 60 / INTERVAL_S)):
         worked_at_s = node.work(step, utilization=utilization)
-        time.sleep(INTERVAL_S)
+        scraped_at_s = time.monotonic() + INTERVAL_S
+        while (left_s := scraped_at_s - time.monotonic()) > 0:
+            if launches:
+                node.launch()
+            time.sleep(min(left_s, 1.0) if launches else left_s)
         if isinstance(program, Served):
             program.scrape(with_processes=with_processes, worked_at_s=worked_at_s)
     spent_s = program.cpu_s() - before

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import attrs
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from libhamiregion.region import Region
     from libhamiregion.services.events import Emit
 
-    from .loop import RegionKey
+from .loop import RegionKey
 
 # One figure of a slot: the slot's pid, the device's index, the place in _FIELDS.
 _Figure: TypeAlias = "tuple[int, int, int]"
@@ -48,8 +48,6 @@ _Known: TypeAlias = "tuple[RegionKey, int, int, _Figure]"
 _FIELDS: Final = ("monitor_used_bytes", "sm_util_percent", "enc_util_percent", "dec_util_percent")
 _COLUMNS: Final = ("memory_monitor_bytes", *_FIELDS[1:])
 _NVML_COLUMNS: Final = ("memory_used_bytes", *_FIELDS[1:])
-# The agent gives its tasks 5 s to give back.
-_GIVE_BACK_S: Final = 4.0
 # For the figures of one region: its lock may be held most of the time.
 _BUDGET_S: Final = 1.0
 
@@ -67,8 +65,7 @@ class _WrittenFigures:
     figures: dict[_Figure, int] = attrs.field(factory=dict)
 
 
-@attrs.frozen(eq=False)
-class _Change:
+class _Change(NamedTuple):
     """A figure that is not the driver's.
 
     Attributes:
@@ -82,8 +79,7 @@ class _Change:
     after: int
 
 
-@attrs.frozen(eq=False)
-class _Slots:
+class _Slots(NamedTuple):
     """The slots of living processes in a region with a lock.
 
     Attributes:
@@ -94,7 +90,7 @@ class _Slots:
 
     key: RegionKey
     container: Container
-    usages: dict[tuple[int, int], int] = attrs.field(factory=dict)
+    usages: dict[tuple[int, int], int]
 
 
 class UsageSync(Task):
@@ -301,7 +297,7 @@ class UsageSync(Task):
 
     def _withdraw(self) -> None:
         self._seen.clear()
-        run_each(self._give_back, list(self._written.items()), _GIVE_BACK_S)
+        run_each(self._give_back, list(self._written.items()))
 
     def _give_back(self, entry: tuple[RegionKey, _WrittenFigures]) -> None:
         key, written = entry
@@ -354,7 +350,7 @@ def _slots_of(observation: Observation, pairs: ProcessDeviceIndex) -> dict[int, 
     for row, container in enumerate(observation.containers):
         region = container.region
         if region is not None and table.regions.code[row] == 0 and region.layout.has_lock:
-            found[row] = _Slots(region_key(region), container)
+            found[row] = _Slots(region_key(region), container, {})
     for slot, device, usage in zip(pairs.slots, pairs.devices, pairs.usages, strict=True):
         slots = found.get(table.processes.region[slot])
         if slots is not None:

@@ -20,6 +20,7 @@ from libhamiregion.services.controllers import CompetingController, find_monitor
 from libhamiregion.services.events import container_words, silent
 from libhamiregion.services.node_lock import LockUse, NodeLock, NodeLocked
 
+from .acts import WritableRegions
 from .loop import RegionKey, Task, region_key, run_each
 from .priority_rule import BLOCKED, LaunchState, Verdict, decide
 
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from libhamiregion.region import Region
     from libhamiregion.services.events import Emit
 
-# The agent gives its tasks 5 s to give back.
-_GIVE_BACK_S = 4.0
 # Without directories of containers, as with plain Docker, agents lock this one.
 _WITHOUT_ROOTS = "/run"
 # The file may be the same, and readable again later.
@@ -125,6 +124,7 @@ class Feedback(Task):
     ) -> None:
         super().__init__(emit)
         self._node = node
+        self._writable = WritableRegions(node)
         self._dry_run = dry_run
         self._assume_alone = assume_alone
         self._waits = waits
@@ -163,6 +163,7 @@ class Feedback(Task):
         Raises:
             OSError: /proc cannot be listed, or the containers' directories cannot be locked.
         """
+        self._writable.close_rested()
         others = self._find_others(observation)
         self._note(others)
         if others and not self._dry_run:
@@ -254,7 +255,7 @@ class Feedback(Task):
             # A region that was found blocked is from now on kept so by this process.
             written.blocked = verdict.blocked
             return
-        with self._node.open(container) as region, self._writing:
+        with self._writable.open(container) as region, self._writing:
             if self._ended:
                 return
             # Before the store: whatever may have been stored is given back.
@@ -299,13 +300,14 @@ class Feedback(Task):
         The next pass that succeeds writes them again.
         """
         written = [(key, each) for key, each in self._written.copy().items() if each.phrase()]
-        run_each(self._give_back, written, _GIVE_BACK_S)
+        run_each(self._give_back, written)
 
     def stop(self) -> None:
         """Give back the values that this process has written, and the lock."""
         with self._writing:
             self._ended = True
         self.give_back()
+        self._writable.close_rested(0.0)
         self._lock.close()
 
     def pending_cleanup(self) -> tuple[str, ...]:

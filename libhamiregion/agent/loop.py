@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypeVar
 
-from libhamiregion.errors import RegionClosed
 from libhamiregion.node.reader import SHARED_AGE_S
 from libhamiregion.node.slots import LISTING_S
 from libhamiregion.plan import PlanLocked
@@ -36,8 +35,9 @@ T = TypeVar("T")
 #: A region's path, and device and inode of its file.
 RegionKey: TypeAlias = "tuple[str, tuple[int, int]]"
 
-# Kubelet kills after 30 s: 15 s for the passes in progress, then 5 s for giving back.
-_LAST_PASS_S, _GIVE_BACK_S = 15.0, 5.0
+# Kubelet kills after 30 s: 15 s for the passes in progress, then 5 s for giving back, of which each
+# task gives its containers 4.
+_LAST_PASS_S, _STOP_S, _GIVE_BACK_S = 15.0, 5.0, 4.0
 # A longer pass is reported as stuck: the proof that a lock has no owner takes 10 s.
 STUCK_AFTER_S = 60.0
 # Several wake-ups within this time are one pass.
@@ -215,7 +215,7 @@ class TaskRunner:
         for thread in threads.values():
             thread.join(max(0.0, deadline_s - time.monotonic()))
         failed = self._failures.copy()
-        unfinished = run_each(self._end, self.tasks, _GIVE_BACK_S)
+        unfinished = run_each(self._end, self.tasks, _STOP_S)
         left = []
         for task in self.tasks:
             wrong = []
@@ -295,7 +295,9 @@ class TaskRunner:
             finished()
 
 
-def run_each(work: Callable[[T], object], items: Iterable[T], for_s: float) -> list[T]:
+def run_each(
+    work: Callable[[T], object], items: Iterable[T], for_s: float = _GIVE_BACK_S
+) -> list[T]:
     """Call `work` on each item in its own thread, so that one that hangs delays no other.
 
     Args:
@@ -314,11 +316,8 @@ def run_each(work: Callable[[T], object], items: Iterable[T], for_s: float) -> l
 
 
 def region_key(region: Region) -> RegionKey:
-    """Identify a region's file; of a region that is closed meanwhile, no file."""
-    try:
-        return region.path, region.file_id
-    except RegionClosed:
-        return region.path, (-1, -1)
+    """Identify a region's file."""
+    return region.path, region.file_id
 
 
 def _daemon(target: Callable[[], object], name: str) -> threading.Thread:

@@ -85,13 +85,6 @@ def decide(states: Sequence[LaunchState]) -> tuple[Verdict, ...]:
         shared = state.uuids & most_urgent.keys()
         blocked = any(most_urgent[uuid] < state.priority for uuid in shared)
         contended = blocked or any(counted[uuid][state.priority] > 1 for uuid in shared)
-        verdicts.append(Verdict(_launch_mark(mark, blocked), int(contended), blocked))
+        new_mark = min(mark, BLOCKED) if blocked else max(mark, 0)
+        verdicts.append(Verdict(new_mark, int(contended), blocked))
     return tuple(verdicts)
-
-
-def _launch_mark(mark: int, blocked: bool) -> int:
-    if blocked and mark >= 0:
-        return BLOCKED
-    if not blocked and mark < 0:
-        return 0
-    return mark

@@ -170,7 +170,7 @@ def test_a_task_whose_end_hangs_does_not_keep_the_others_from_giving_back(
     observer: Observer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loop, "_GIVE_BACK_S", 0.05)
+    monkeypatch.setattr(loop, "_STOP_S", 0.05)
     gate = threading.Event()
     stuck, good = Counting("stuck"), Counting("good")
     monkeypatch.setattr(stuck, "stop", lambda: gate.wait(PATIENCE_S))
