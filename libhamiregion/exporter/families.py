@@ -94,6 +94,7 @@ _HAMI: dict[tuple[str, ...], dict[str, str]] = {
 }
 
 _OWN: dict[tuple[str, ...], dict[str, str]] = {
+    HOST: {"hamiregion_gpu_memory_total_bytes": "Memory of the GPU, or of the MIG device, in all."},
     (*CONTAINER, "container_id", "layout"): {
         "hamiregion_container_info": "A container with a region; its id where it is known."
     },

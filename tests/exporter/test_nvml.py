@@ -221,6 +221,25 @@ def test_a_region_on_a_mig_device_is_told_with_its_instances(
     assert found.series("MigInfo") == {frozenset(legacy.items()): 1}
 
 
+def test_gpus_and_mig_devices_have_their_memory_and_model(
+    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
+) -> None:
+    fake_driver.play(CARD, *MIG)
+    with NodeFiles(tmp_path).open() as node:
+        found = exported(node, sampler, hami_version=HAMI_VERSIONS[0])
+        devices = sampler.sample().devices
+    name = "hamiregion_gpu_memory_total_bytes"
+    wanted = {each.uuid: each for one in devices for each in (one, *one.mig_devices)}
+    labels = [dict(each) for each in found.series(name)]
+    models = {each["device_uuid"]: each["device_type"] for each in labels}
+    # Whatever HAMi's version calls them.
+    assert models[GPU] == "NVIDIA H100 80GB HBM3"
+    assert models[MIG_B].endswith(" MIG 1c.3g.20gb")
+    for each in labels:
+        size = wanted[each["device_uuid"]].memory_total_bytes
+        assert found.value(name, device_uuid=each["device_uuid"]) == size
+
+
 @needs_namespaces
 def test_the_drivers_memory_stands_beside_what_is_accounted(
     node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler

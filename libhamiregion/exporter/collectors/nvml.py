@@ -53,6 +53,7 @@ class NvmlCollector:
         if sample is not None:
             yield from _gpus(sample, scrape.node_name, scrape.hami_version == "2.10")
             yield _mig_devices(scrape, sample)
+            yield _totals(sample, scrape.node_name)
 
 
 def _gpus(sample: NvmlSample, node_name: str, is_hami_210: bool) -> Iterator[Series]:
@@ -75,6 +76,19 @@ def _gpus(sample: NvmlSample, node_name: str, is_hami_210: bool) -> Iterator[Ser
             of_controller = found["hami_host_gpu_memory_controller_utilization_ratio"]
             of_controller[label_text(HOST[1:], *values)] = of_controller.pop(text)
     yield from (Series.of(name, values) for name, values in found.items())
+
+
+def _totals(sample: NvmlSample, node_name: str) -> Series:
+    """The memory of GPUs and MIG devices, with their models: reports take shares of it."""
+    found: dict[str, float | None] = {}
+    for device in sample.devices:
+        for each in (device, *device.mig_devices):
+            if each.uuid is not None and device.name is not None:
+                model = device.name if each is device else f"{device.name} MIG {each.profile or ''}"
+                values = (node_name, str(device.index), each.uuid, model)
+                text = label_text(HOST, *map(safe_value, values))
+                found[text] = each.memory_total_bytes
+    return Series.of("hamiregion_gpu_memory_total_bytes", found)
 
 
 def _mig_devices(scrape: Scrape, sample: NvmlSample) -> Series:
