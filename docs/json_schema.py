@@ -581,7 +581,7 @@ ANSWERS = {
     "look/1": Recorded,
     "look-failed/1": NotRecorded,
     "readings/1": Readings,
-    "report/1": ReportAnswer,
+    "report/2": ReportAnswer,
     "demo-node/1": DemoNode,
 }
 

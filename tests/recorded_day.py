@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.report import Allocation, RecordingWriter, Sample
+from libhamiregion.report import Allocation, Gpu, RecordingWriter, Sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +28,9 @@ GAP_S = (3 * HOUR_S + 600, 3 * HOUR_S + 3_000)
 GPUS = tuple(
     f"GPU-{number}a7c4e1{number}-5d21-4b6e-9f03-8c1d2e3f4a5{number}" for number in range(8)
 )
+
+MODEL = "NVIDIA A100-SXM4-80GB"
+DEVICES = {uuid: Gpu(MODEL, 80 * GIB) for uuid in GPUS}
 
 
 @attrs.frozen
@@ -177,4 +180,4 @@ def record(
     """Write the day into a recording."""
     with RecordingWriter(path, interval_s=interval_s, node=node) as writer:
         for second, samples in looks(which, interval_s=interval_s, until_s=until_s):
-            writer.write(samples, at_ms=(MIDNIGHT_S + second) * 1000)
+            writer.write(samples, at_ms=(MIDNIGHT_S + second) * 1000, devices=DEVICES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import fnmatch
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
+from libhamiregion.bounded_file import read_bounded
 from libhamiregion.report import (
     PrometheusError,
     PrometheusHistory,
@@ -26,7 +28,7 @@ from libhamiregion.report import (
 from libhamiregion.report.aggregate import DEFAULT_HEADROOM
 from libhamiregion.report.models import LEVELS
 from libhamiregion.report.page import CHART_POINTS, Times, share
-from libhamiregion.text import printable
+from libhamiregion.text import error_text, printable
 from libhamiregion.units import parse_duration
 
 from . import options
@@ -41,12 +43,17 @@ if TYPE_CHECKING:
     from libhamiregion.report import Report, Usage
     from libhamiregion.report.history import History
 
+# Whole days and months, in local time.
+_PAST = ("yesterday", "last-month")
+_SPANS = ("today", "this-month", *_PAST)
+_PRICE_FILE_LIMIT = 1 << 16
+_NAMESPACES_SHOWN = 20
 _ENDINGS = {".txt": "text", ".html": "html", ".csv": "csv", ".json": "json"}
 
 
 def is_length(text: str) -> bool:
     """Whether a moment is given as a length of time, not as a date or time."""
-    return text != "last-month" and text[-1:] in set("smhdw")
+    return text not in _SPANS and text[-1:] in set("smhdw")
 
 
 def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
@@ -66,8 +73,8 @@ def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
         return moment if moment.tzinfo is not None else moment.astimezone()
     except (ValueError, OverflowError, OSError):
         raise ValueError(
-            f"{text[:40]!a} is not last-month, a length of time such as 24h or 7d, or a date or"
-            " time such as 2026-10-01T12:00"
+            f"{text[:40]!a} is not one of {', '.join(_SPANS)}, a length of time such as 24h or 7d,"
+            " or a date or time such as 2026-10-01T12:00"
         ) from None
 
 
@@ -79,11 +86,20 @@ def parse_span(
     Raises:
         ValueError: One is no moment, or the end is not after the beginning.
     """
-    if since == "last-month":
-        # Midnight twice: the clocks may have changed within the month.
-        first = now.astimezone().date().replace(day=1)
-        begin = (first - dt.timedelta(days=1)).replace(day=1)
-        since, until = begin.isoformat(), until or first.isoformat()
+    if since in _SPANS:
+        # Midnights: the clocks may have changed in between.
+        today = now.astimezone().date()
+        day = dt.timedelta(days=1)
+        first = today.replace(day=1)
+        begin = {
+            "yesterday": today - day,
+            "today": today,
+            "this-month": first,
+            "last-month": (first - day).replace(day=1),
+        }[since]
+        if until is None and since in _PAST:
+            until = (today if since == "yesterday" else first).isoformat()
+        since = begin.isoformat()
     end = now if until is None else parse_moment(until, before=now)
     start = parse_moment(since, before=end)
     if start >= end:
@@ -95,7 +111,7 @@ def parse_span(
     cls=Verb,
     examples=[
         "hamiregion report --from node.db --since last-month --to month.html",
-        "hamiregion report --from a.db --from b.db --by node",
+        "hamiregion report --from a.db --from b.db --by pod --price A100=2.10",
     ],
 )
 @click.option(
@@ -111,7 +127,7 @@ def parse_span(
     default="24h",
     show_default=True,
     metavar="WHEN",
-    help="last-month, 90m, 24h or 7d before the end, or a date or time.",
+    help="today, yesterday, this-month, last-month, 24h or 7d ago, or a time.",
 )
 @click.option("--until", metavar="WHEN", help="End time; same formats.  [default: now]")
 @options.option("--format", "form", group="Form", type=click.Choice(tuple(_ENDINGS.values())))
@@ -135,6 +151,13 @@ def parse_span(
     default=DEFAULT_HEADROOM * 100,
     metavar="PERCENT",
 )
+@options.option("--price", "prices", group="Costs", multiple=True, metavar="MODEL=PRICE|FILE")
+@options.option(
+    "--unlimited-sm-as",
+    group="Costs",
+    type=click.Choice(("memory", "whole")),
+    default="memory",
+)
 @options.option("--step", "step_s", group="Prometheus", type=options.DURATION, metavar="PERIOD")
 @options.option("--match", "matchers", group="Prometheus", metavar="LABELS")
 @options.json_option
@@ -147,11 +170,14 @@ def report(
     by: Any,
     headroom: float,
     selector: Selector,
+    prices: tuple[str, ...],
+    unlimited_sm_as: Any,
     step_s: float | None,
     matchers: str | None,
     as_json: bool,
 ) -> None:
-    """Report usage of GPUs over time: by node, namespace, pod, container and device."""
+    """Report usage of GPUs over time, and what it costs."""
+    known_prices = _prices(prices)
     form = _form(form, path, as_json=as_json)
     try:
         start, end = parse_span(since, until, now=dt.datetime.now(tz=dt.timezone.utc))
@@ -170,9 +196,12 @@ def report(
                 points=CHART_POINTS if form == "html" else 0,
                 # A date may be in a gap, and shows it.
                 from_first_sample=is_length(since),
+                unlimited_sm_as=unlimited_sm_as,
+                prices=known_prices,
             )
             if made.total is None:
-                raise Failure(_nothing(histories))
+                everything = make_report(histories, made.since_ms, made.until_ms, by="namespace")
+                raise Failure(_nothing(histories, selector, everything))
     except (RecordingError, PrometheusError) as error:
         raise Failure(str(error)) from None
     _write(made, form, path)
@@ -188,6 +217,31 @@ def _form(form: str | None, path: str | None, *, as_json: bool) -> str:
     except KeyError:
         endings = ", ".join(_ENDINGS)
         raise click.UsageError(f"--to {path}: add a --format, or use {endings}") from None
+
+
+def _prices(given: tuple[str, ...]) -> dict[str, float] | None:
+    """Read prices, or files of them; of one model the last counts."""
+    lines: list[str] = []
+    for option in given:
+        if "=" in option:
+            lines.append(option)
+            continue
+        try:
+            text = read_bounded(option, _PRICE_FILE_LIMIT).decode()
+        except (OSError, ValueError) as error:
+            raise Failure(f"{option}: {error_text(error)}") from None
+        lines += [line for each in text.splitlines() if (line := each.partition("#")[0].strip())]
+    found: dict[str, float] = {}
+    for each in lines:
+        model, _, price = (part.strip() for part in each.rpartition("="))
+        try:
+            found[model] = float(price)
+        except ValueError:
+            found[model] = -1.0
+        if not (model and 0 <= found[model] < float("inf")):
+            message = f"{each[:60]!a} is no price of a GPU's hour, such as A100=2.10"
+            raise click.UsageError(message) from None
+    return found or None
 
 
 # ---- sources -------------------------------------------------------------------------------------
@@ -219,7 +273,15 @@ def _histories(
         raise click.UsageError(str(error)) from None
 
 
-def _nothing(histories: list[History]) -> str:
+def _nothing(histories: list[History], selector: Selector, everything: Report) -> str:
+    there = sorted({row.namespace for row in everything.rows if row.namespace is not None})
+    if there and selector.namespace is not None and not fnmatch.filter(there, selector.namespace):
+        shown = [printable(each) for each in there[:_NAMESPACES_SHOWN]]
+        more = f" and {len(there) - len(shown)} more" if len(there) > len(shown) else ""
+        return (
+            f"no namespace {printable(selector.namespace)} was recorded in that time; there are"
+            f" {', '.join(shown)}{more}"
+        )
     spans = [history.span_ms() for history in histories if isinstance(history, Recording)]
     known = [each for each in spans if each is not None]
     nothing = "nothing of this was recorded in that time"
@@ -240,9 +302,13 @@ def _write(made: Report, form: str, path: str | None) -> None:
         f"{times.full(made.since_ms)} to {times.full(made.until_ms)}"
         f" ({times.zone_name(made.until_ms)}), {share(made.recorded_ratio, 1)} recorded"
     )
-    blocks = (Lines([heading]), Table(_columns(made), made.rows))
+    blocks = (
+        Lines([heading]),
+        Table(_bill_columns(made), (*made.bill, made.total)),
+        Table(_columns(made), made.rows),
+    )
     if path is None and form in {"text", "json"}:
-        page = Page("report/1", report_json(made), blocks, notes=made.warnings)
+        page = Page("report/2", report_json(made), blocks, notes=made.warnings)
         show(page, form == "json")
         return
     if form == "html":
@@ -292,9 +358,29 @@ _FIGURES = (
     Column("H-HELD", "device_hours", _HOURS, title="h held"),
     Column("H-UNUSED", "unused_hours", _HOURS, title="unused"),
 )
+_MONEY = CellFormat("{:,.2f}".format)
+_SHARE = CellFormat("{:.1%}".format)
+_COSTS = (
+    Column("COST-ALLOCATED", "cost_allocated", _MONEY, title="cost allocated"),
+    Column("COST-USED", "cost_used", _MONEY, title="used"),
+)
+_BILL = (
+    Column("GIB-H-LIMITS", "limit_gib_hours", _HOURS, title="GiB h limits"),
+    Column("GIB-H-USED", "used_gib_hours", _HOURS, title="GiB h used"),
+    Column("GPU-H-ALLOCATED", "allocated_gpu_hours", _HOURS, title="GPU h allocated"),
+    Column("GPU-H-BUSY", "busy_gpu_hours", _HOURS, title="GPU h busy"),
+    Column("SHARE", "allocated_ratio", _SHARE),
+)
 _SUGGESTED = Column("SUGGESTED", "suggested_limit_bytes", "size")
 # Where a row has four names, a narrow terminal shows less of its figures.
 _FROM_WIDTH = {"DRAWING": ROOMY, "AVERAGE": WIDE, "P95": WIDE, "H-HELD": WIDE}
+
+
+def _bill_columns(made: Report) -> list[Column]:
+    first, *names = _NAMES[made.bill_by]
+    # No namespace is called so.
+    first = attrs.evolve(first, value=lambda row: "TOTAL" if row is made.total else row.namespace)
+    return [first, *names, *_BILL, *(_COSTS if made.prices else ())]
 
 
 def _columns(made: Report) -> list[Column]:

@@ -1,7 +1,7 @@
 """Usage over time: a recorder, and reports from its recordings or from a Prometheus."""
 
 from .aggregate import make_report
-from .history import Allocation, Sample
+from .history import Allocation, Gpu, Sample
 from .models import Report, Timeline, Usage
 from .page import report_html
 from .prometheus import PrometheusError, PrometheusHistory
@@ -12,6 +12,7 @@ from .writer import RecordingWriter
 
 __all__ = [
     "Allocation",
+    "Gpu",
     "PrometheusError",
     "PrometheusHistory",
     "Recorder",

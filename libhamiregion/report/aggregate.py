@@ -15,13 +15,15 @@ from libhamiregion.observation.names import PodName
 
 from .history import Sample
 from .models import Advice, Level, Report, Timeline, Usage
+from .prices import Cards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from libhamiregion.observation.selector import Selector
 
-    from .history import Allocation, History, HistoryFacts, ReportInterval
+    from .history import Allocation, Gpu, History, HistoryFacts, ReportInterval
+    from .models import UnlimitedSm
 
 DEFAULT_HEADROOM: Final = 0.1
 _ROUND_TO_BYTES: Final = 256 << 20
@@ -63,6 +65,8 @@ def make_report(
     headroom: float = DEFAULT_HEADROOM,
     points: int = 0,
     from_first_sample: bool = False,
+    unlimited_sm_as: UnlimitedSm = "memory",
+    prices: Mapping[str, float] | None = None,
 ) -> Report:
     """Add up what recordings, or a Prometheus, have of a stretch of time.
 
@@ -80,6 +84,12 @@ def make_report(
         points: Steps of the timelines; 0 leaves them out.
         from_first_sample: Begin with the first sample in that time, so that the time before is no
             gap: of a node that has been recorded for a minute, the last day is that minute.
+        unlimited_sm_as: The share of a GPU that a container without an SM limit has: ``"memory"``,
+            its memory limit's part of the GPU's memory, or ``"whole"``. Without any limit it is a
+            whole GPU.
+        prices: Of an hour of a whole GPU, by a part of its model's name such as ``A100``, or a
+            pattern of the shell; the longest that fits counts. MIG devices have prices with ``MIG``
+            in the name; ``*`` fits all.
 
     Raises:
         ValueError: No time at all.
@@ -98,7 +108,16 @@ def make_report(
     whole_ms = until_ms - since_ms
     step_ms = -(-whole_ms // points) if points else whole_ms
     steps = -(-whole_ms // step_ms) if points else 0
-    aggregate = _Aggregate(lambda: _Tally(since_ms, step_ms, steps), select, by)
+    devices: dict[str, Gpu] = {}
+    for history in histories:
+        devices.update(history.devices(since_ms, until_ms))
+    bill_by: Level = "pod" if by == "pod" else "namespace"
+    aggregate = _Aggregate(
+        lambda: _Tally(since_ms, step_ms, steps),
+        select,
+        {by, bill_by},
+        Cards(devices, unlimited_sm_as, prices),
+    )
     gaps, recorded = aggregate.add(sources, since_ms, until_ms)
     facts = [history.facts() for history in histories]
     warnings = [warning for each in facts for warning in each.warnings]
@@ -118,10 +137,11 @@ def make_report(
         if covered_ms < sum(end_ms - start_ms for start_ms, end_ms in spans):
             warnings.append(f"{names} are of one node and overlap in time; leave one of them out")
     allocations = tuple(
-        _allocation_usage(of, *aggregate.seen[of], headroom)
+        _allocation_usage(aggregate.usage([of]), of, aggregate.seen[of][1], headroom)
         for of in sorted(aggregate.seen, key=_order)
     )
-    devices = aggregate.rows("device")
+    warnings += aggregate.cards.warnings()
+    of_devices = aggregate.rows("device")
     return Report(
         kind=facts[0].kind,
         source=", ".join(each.source for each in facts),
@@ -136,25 +156,29 @@ def make_report(
         gap_count=len(gaps),
         headroom=headroom,
         round_to_bytes=_ROUND_TO_BYTES,
-        gpus=max(gpus, len(devices)),
+        gpus=max(gpus, len(of_devices)),
         total=next(iter(aggregate.rows("total")), None),
         rows=allocations if by == "container" else aggregate.rows(by),
         allocations=allocations,
-        devices=devices,
+        devices=of_devices,
         warnings=tuple(warnings),
+        bill_by=bill_by,
+        bill=aggregate.rows(bill_by),
+        unlimited_sm_as=unlimited_sm_as,
+        prices=tuple(sorted((prices or {}).items())),
     )
 
 
 # ---- sums ----------------------------------------------------------------------------------------
 
 
-def _rates(sample: Sample | None) -> dict[str, float]:
+def _rates(sample: Sample | None, share: float | None = None) -> dict[str, float]:
     """Return what an allocation adds to each of its groups; percentages of one GPU."""
     if sample is None:
         return _NOTHING
     used, limit = sample.memory_used_bytes, sample.memory_limit_bytes or 0
     peak = used if sample.memory_peak_bytes is None else sample.memory_peak_bytes
-    share, sm, driver = sample.sm_limit_percent, sample.sm_percent, sample.driver_sm_percent
+    sm, driver = sample.sm_percent, sample.driver_sm_percent
     return {
         "present": 1,
         "used": used,
@@ -293,13 +317,21 @@ class _Aggregate:
     Args:
         new_tally: Makes an empty one.
         select: Which containers and devices; None takes all.
-        by: The level of the rows.
+        levels: The levels of rows.
+        cards: The GPUs.
     """
 
-    def __init__(self, new_tally: Callable[[], _Tally], select: Selector | None, by: Level) -> None:
+    def __init__(
+        self,
+        new_tally: Callable[[], _Tally],
+        select: Selector | None,
+        levels: Iterable[Level],
+        cards: Cards,
+    ) -> None:
         self._new_tally = new_tally
         self._select = select
-        self._levels = sorted({by, "device", "total"} - {"container"})
+        self.cards = cards
+        self._levels = sorted({*levels, "device", "total"} - {"container"})
         #: The tallies of groups, and their members.
         self._groups: dict[tuple[str, _Key], tuple[_Tally, list[Allocation]]] = {}
         #: The tallies of an allocation: its own, then those of its groups.
@@ -342,7 +374,8 @@ class _Aggregate:
             self.seen[of] = tallies[0], sample
             if (driver_bytes := sample.driver_memory_bytes) is not None:
                 tallies[0].driver_peak_bytes = max(tallies[0].driver_peak_bytes or 0, driver_bytes)
-        before, after = tallies[0].rates, _rates(sample)
+        share = None if sample is None else self.cards.share_percent(of, sample)
+        before, after = tallies[0].rates, _rates(sample, share)
         by = [(name, rate - before[name]) for name, rate in after.items() if rate != before[name]]
         for tally in tallies if by else ():
             tally.advance(now_ms)
@@ -363,7 +396,26 @@ class _Aggregate:
         """Return the groups of a level in the order of their names."""
         groups = [group for (of, _), group in self._groups.items() if of == level]
         groups.sort(key=lambda group: min(map(_order, group[1])))
-        return tuple(_usage(tally, members) for tally, members in groups)
+        return tuple(self.usage(members, tally) for tally, members in groups)
+
+    def usage(self, members: Sequence[Allocation], tally: _Tally | None = None) -> Usage:
+        """Return the usage of a group, or of a single allocation, with its part of the costs."""
+        made = _usage(tally or self._tallies[members[0]][0], members)
+        whole = self._groups["total", ()][0].totals["share"] / (100 * _HOUR_MS)
+        hours = made.allocated_gpu_hours
+        owned = [(self._tallies[of][0].totals, self.cards.price(of)) for of in members]
+        priced = [(totals, price) for totals, price in owned if price is not None]
+
+        def cost(name: str) -> float | None:
+            costs = (totals[name] * price / (100 * _HOUR_MS) for totals, price in priced)
+            return sum(costs) if priced else None
+
+        return attrs.evolve(
+            made,
+            allocated_ratio=hours / whole if hours is not None and whole else None,
+            cost_allocated=cost("share"),
+            cost_used=None if made.busy_gpu_hours is None else cost("busy"),
+        )
 
 
 def _changes(
@@ -441,19 +493,18 @@ def _usage(tally: _Tally, members: Sequence[Allocation]) -> Usage:
         last_used_ms=tally.last_used_ms,
         loaded_idle_hours=hours("idle"),
         leftover_hours=known_hours("leftover"),
+        driver_memory_peak_bytes=tally.driver_peak_bytes,
         timeline=tally.timeline(),
     )
 
 
-def _allocation_usage(of: Allocation, tally: _Tally, last: Sample, headroom: float) -> Usage:
-    usage = _usage(tally, [of])
+def _allocation_usage(usage: Usage, of: Allocation, last: Sample, headroom: float) -> Usage:
     advice, suggested = _advice(usage, last.memory_limit_bytes, headroom)
     return attrs.evolve(
         usage,
         device_index=of.device_index,
         memory_limit_bytes=last.memory_limit_bytes,
         sm_limit_percent=last.sm_limit_percent if last.sm_limit_percent != 100 else None,
-        driver_memory_peak_bytes=tally.driver_peak_bytes,
         advice=advice,
         suggested_limit_bytes=suggested,
     )

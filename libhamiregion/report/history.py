@@ -44,6 +44,20 @@ class Allocation:
 
 
 @attrs.frozen
+class Gpu:
+    """What a share of a GPU, or of a MIG device, is a share of.
+
+    Attributes:
+        model: The driver's name, of a MIG device followed by ``MIG`` and its profile; None if not
+            known.
+        memory_bytes: All of its memory; None if not known.
+    """
+
+    model: str | None = None
+    memory_bytes: int | None = None
+
+
+@attrs.frozen
 class Sample:
     """Usage and limits of an allocation at one time.
 
@@ -118,6 +132,9 @@ class History(Protocol):
 
     def intervals(self, since_ms: int, until_ms: int) -> Iterator[ReportInterval]:
         """Yield the intervals between two moments, cut to them, in order, never overlapping."""
+
+    def devices(self, since_ms: int, until_ms: int) -> Mapping[str, Gpu]:
+        """Describe the GPUs by uuid, as far as they are known."""
 
     def facts(self) -> HistoryFacts:
         """Describe the source, once its intervals have been read."""

@@ -9,6 +9,9 @@ import attrs
 Level: TypeAlias = Literal["node", "namespace", "pod", "container", "device"]
 LEVELS: Final[tuple[Level, ...]] = get_args(Level)
 
+#: The share of a GPU that a container has without an SM limit: its memory limit's, or all of it.
+UnlimitedSm: TypeAlias = Literal["memory", "whole"]
+
 Advice: TypeAlias = Literal["lower", "raise", "keep", "limit", "unused", "too_little_seen"]
 
 
@@ -55,8 +58,8 @@ class Usage:
         last_seen_ms: Unix milliseconds, within the report.
         observed_s: How long there are figures; of a group, of at least one of its allocations.
         device_hours: How long devices were held, whatever the share.
-        allocated_gpu_hours: Device hours weighted with the SM limit, while it is known; None if it
-            never is.
+        allocated_gpu_hours: Device hours weighted with the share of the GPU, while it is known:
+            the SM limit, or `Report.unlimited_sm_as`; None if it never is.
         busy_gpu_hours: SM utilisation over time, 100 % at most for each allocation; None without
             any figure.
         driver_busy_gpu_hours: SM utilisation over time by the driver's figures.
@@ -86,6 +89,10 @@ class Usage:
             one; ``"unused"``: nothing was used at all, so the allocation itself is in question;
             ``"too_little_seen"``: for less than an hour. None for a group.
         suggested_limit_bytes: A sufficient memory limit; None with the last two.
+        allocated_ratio: Its part of all GPU hours allocated in this report, 0 to 1; None if not
+            known.
+        cost_allocated: Of the GPU hours allocated, as far as prices fit; None without a price.
+        cost_used: Of the GPU hours busy.
         timeline: Over time, if it was asked for.
     """
 
@@ -124,6 +131,9 @@ class Usage:
     driver_memory_peak_bytes: int | None = None
     advice: Advice | None = None
     suggested_limit_bytes: int | None = None
+    allocated_ratio: float | None = None
+    cost_allocated: float | None = None
+    cost_used: float | None = None
     timeline: Timeline | None = None
 
 
@@ -143,7 +153,7 @@ class Report:
         by: The kind of `rows`: nodes, namespaces, pods, devices, or containers: then one row per
             container and device.
         recorded_ratio: How much of the time was recorded, 0 to 1; the average of several
-            recordings.
+            nodes.
         gaps: When nothing was recorded by any recording, at the beginning and the end too: pairs of
             start and end, Unix milliseconds; the longest 1,000.
         gap_count: How many there are.
@@ -156,6 +166,10 @@ class Report:
         allocations: One row per container and device, whatever `by` is.
         devices: One row per device.
         warnings: One sentence each.
+        bill_by: The kind of `bill`: pods if `by` is, else namespaces.
+        bill: Hours, shares and costs by namespace or pod, in the order of their names.
+        unlimited_sm_as: The share of a GPU that a container without an SM limit has.
+        prices: Of an hour of a GPU, with the part of the model's name; empty without prices.
     """
 
     kind: str
@@ -177,3 +191,7 @@ class Report:
     allocations: tuple[Usage, ...]
     devices: tuple[Usage, ...]
     warnings: tuple[str, ...]
+    bill_by: Level = "namespace"
+    bill: tuple[Usage, ...] = ()
+    unlimited_sm_as: UnlimitedSm = "memory"
+    prices: tuple[tuple[str, float], ...] = ()

@@ -300,6 +300,10 @@ def _time_ticks(since_ms: int, until_ms: int, times: Times) -> Iterator[tuple[fl
 # ---- contents ------------------------------------------------------------------------------------
 
 
+def _allocated(row: Usage) -> tuple[float, float]:
+    return -(row.allocated_gpu_hours or 0.0), _held(row)
+
+
 def _held(row: Usage) -> float:
     return -max(row.limit_gib_hours, row.used_gib_hours)
 
@@ -348,6 +352,7 @@ def _sections(report: Report, total: Usage, times: Times) -> dict[str, Any]:
         "pod_count": len({container[:3] for container in containers}),
         "charts": charts,
         "suggested": sorted(suggested, key=change_order),
+        "bill": sorted(report.bill, key=_allocated),
         "cards": sorted((row for row in rows if row.timeline is not None), key=_held),
         "groups": list(_groups(report, times)),
     }

@@ -13,7 +13,7 @@ from urllib.parse import urlencode, urlsplit
 
 from libhamiregion.text import printable
 
-from .history import Allocation, HistoryFacts, ReportInterval, Sample
+from .history import Allocation, Gpu, HistoryFacts, ReportInterval, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +31,8 @@ QUERIES: Final = {
     # HAMi's monitor does not have it. Of a container with it, no SM limit is a whole GPU.
     "info": "max_over_time(hamiregion_container_info{match}[{inside}ms])",
 }
+#: GPUs, and MIG devices; HAMi's monitor does not have it.
+_DEVICES: Final = "max_over_time(hamiregion_gpu_memory_total_bytes{match}[{step}ms:{window}ms])"
 # Points per query, far below the 11,000 that a Prometheus gives; 2,000 series come to some MiB.
 _CHUNK_STEPS: Final = 120
 _POINTS_WANTED: Final = 1_500
@@ -126,6 +128,22 @@ class PrometheusHistory:
         step_s = self._step_ms / 1000
         return HistoryFacts("prometheus", self._url, None, step_s, warnings=tuple(warnings))
 
+    def devices(self, since_ms: int, until_ms: int) -> dict[str, Gpu]:
+        """Describe the GPUs that were exported.
+
+        Raises:
+            PrometheusError: It cannot be asked, or refuses.
+        """
+        length_ms = until_ms - since_ms
+        steps = _Steps(since_ms, length_ms, 1, until_ms - 1)
+        window_ms = max(_MINUTE_MS, length_ms // _POINTS_WANTED)
+        query = _DEVICES.format(match=self._match, step=length_ms, window=window_ms)
+        return {
+            labels.get("device_uuid", ""): Gpu(labels.get("device_type"), round(points[0]))
+            for labels, points in self._series(query, steps)
+            if points.get(0)
+        }
+
     def intervals(self, since_ms: int, until_ms: int) -> Iterator[ReportInterval]:
         """Yield one interval for each step with samples.
 
@@ -177,17 +195,18 @@ class PrometheusHistory:
             step=steps.step_ms,
             window=min(steps.step_ms, max(_WINDOW_MS, steps.step_ms // _WINDOWS_PER_STEP)),
         )
-        last_ms = steps.first_ms + (steps.number - 1) * steps.step_ms
         found: _Column = defaultdict(dict)
-        for key, points in self._query_range(query, steps, last_ms):
+        for labels, points in self._series(query, steps):
+            key = _key(labels)
             # Two exporters, or two jobs that scrape one, count once.
             for at, value in points.items():
                 found[key][at] = max(value, found[key].get(at, value))
         return found
 
-    def _query_range(
-        self, query: str, steps: _Steps, last_ms: int
-    ) -> Iterator[tuple[_Key, dict[int, float]]]:
+    def _series(
+        self, query: str, steps: _Steps
+    ) -> Iterator[tuple[dict[str, str], dict[int, float]]]:
+        last_ms = steps.first_ms + (steps.number - 1) * steps.step_ms
         times = {"start": steps.first_ms, "end": last_ms, "step": steps.step_ms}
         parameters = {"query": query, **{name: f"{ms / 1000:.3f}" for name, ms in times.items()}}
         document = self._get(f"query_range?{urlencode(parameters)}")
@@ -196,7 +215,8 @@ class PrometheusHistory:
             if data["resultType"] != "matrix":
                 raise ValueError(data["resultType"])
             for each in data["result"]:
-                yield _key(each["metric"]), _points(each["values"], steps)
+                labels = {name: str(value) for name, value in each["metric"].items()}
+                yield labels, _points(each["values"], steps)
             warnings = [printable(str(each), _SHOWN) for each in document.get("warnings") or ()]
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             raise self._error("answers, but not with series as a Prometheus does") from None

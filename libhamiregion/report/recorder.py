@@ -9,15 +9,17 @@ from libhamiregion.layouts import LAYOUTS
 from libhamiregion.observation.pairing import NO_ROW, driver_gap
 from libhamiregion.observation.processes import SLOT_STATES
 from libhamiregion.observation.rows import Join
+from libhamiregion.text import printable
 
-from .history import Allocation, Sample
+from .history import Allocation, Gpu, Sample
 from .recording import RecordingUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from libhamiregion.node.reader import Observer
     from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.driver import NvmlDevice
     from libhamiregion.observation.model import Observation
 
     from .writer import RecordingWriter, Written
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 # More than any GPU has: a container that writes such sizes into its region must not decide what
 # everybody's sums and charts look like. Its usage is not known.
 _BELIEVABLE_BYTES: Final = 1 << 46
+_MODEL_LIMIT: Final = 100
 # namespace, pod, container, pod UID
 _Names: TypeAlias = "tuple[str | None, str | None, str | None, str | None]"
 
@@ -100,6 +103,14 @@ def _driver_figures(observation: Observation, name: str) -> list[int | None]:
     ]
 
 
+def _gpus_of(device: NvmlDevice) -> Iterator[tuple[str, Gpu]]:
+    for each in (device, *device.mig_devices):
+        if each.uuid is not None:
+            model = None if device.name is None else printable(device.name, _MODEL_LIMIT)
+            model = model and (model if each is device else f"{model} MIG {each.profile or ''}")
+            yield each.uuid, Gpu(model, each.memory_total_bytes)
+
+
 class Recorder:
     """Records an observation at each interval.
 
@@ -129,7 +140,10 @@ class Recorder:
         at_ms = observation.regions_read_at_ns // 1_000_000
         devices = () if observation.sample is None else observation.sample.devices
         gpus = sum(len(device.mig_devices) or 1 for device in devices)
-        return self._writer.write(read_samples(observation), at_ms=at_ms, gpus=gpus or None)
+        known = {uuid: gpu for device in devices for uuid, gpu in _gpus_of(device)}
+        return self._writer.write(
+            read_samples(observation), at_ms=at_ms, gpus=gpus or None, devices=known
+        )
 
     def run(
         self,

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import attrs
 
-from .history import Allocation, HistoryFacts, ReportInterval, Sample
+from .history import Allocation, Gpu, HistoryFacts, ReportInterval, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 #: "HAMR", which `file` and `sqlite3` show as application id.
 APPLICATION_ID: Final = 0x48414D52
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
+# Without the table of devices; written to, it gets one.
+_SCHEMA_2: Final = 2
 
 # about: version, interval_s, node and gpus, the latter two if they are known.
 # until_ms: the time of the next look, or one interval after this one if none came in time.
@@ -43,6 +45,9 @@ SCHEMA_VERSION: Final = 2
 # allocations.last_look: the last look that wrote all of the allocation's figures, so the rows of an
 # allocation are never older than the run of this look. No id is used twice (AUTOINCREMENT): rows
 # left by one container must never become another one's.
+DEVICES: Final = """
+CREATE TABLE devices (uuid TEXT PRIMARY KEY, model TEXT, memory_bytes INTEGER) WITHOUT ROWID;
+"""
 SCHEMA: Final = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE allocations (
@@ -122,9 +127,9 @@ def check_header(fd: int, path: PathLike) -> bool:
         raise RecordingError(f"{str(path)!r} is not a recording: it is no regular file")
     # https://sqlite.org/fileformat.html
     header = os.pread(fd, 100, 0)
-    version, application_id = header[60:64], header[68:72]
-    if header and struct.pack(">II", SCHEMA_VERSION, APPLICATION_ID) != version + application_id:
-        raise RecordingError(f"{str(path)!r} is not a recording of version {SCHEMA_VERSION}")
+    found = struct.unpack(">I4xI", header[60:72]) if len(header) == 100 else None
+    if header and found not in {(each, APPLICATION_ID) for each in (_SCHEMA_2, SCHEMA_VERSION)}:
+        raise RecordingError(f"{str(path)!r} is not a recording of version 2 or {SCHEMA_VERSION}")
     return bool(header)
 
 
@@ -201,6 +206,22 @@ class Recording:
             about = dict(self._connection.execute("SELECT key, value FROM about"))
             interval_s, gpus = float(about.get("interval_s", 0)), int(about.get("gpus", 0))
         return HistoryFacts("recording", self.path, about.get("node"), interval_s, gpus or None)
+
+    def devices(self, since_ms: int, until_ms: int) -> dict[str, Gpu]:  # noqa: ARG002 (of all time)
+        """Describe the GPUs that the driver has listed; none in a recording of version 2.
+
+        Raises:
+            RecordingError: The file cannot be read.
+        """
+        found: dict[str, Gpu] = {}
+        with self._errors():
+            if self._connection.execute("PRAGMA user_version").fetchone()[0] == _SCHEMA_2:
+                return found
+            for uuid, model, size in self._connection.execute("SELECT * FROM devices"):
+                if not (isinstance(uuid, str) and isinstance(model, str | None)):
+                    raise TypeError(f"{uuid!a} is no uuid, or {model!a} no model")
+                found[uuid] = Gpu(model, None if size is None else int(size))
+        return found
 
     def intervals(self, since_ms: int, until_ms: int) -> Iterator[ReportInterval]:
         """Yield what was recorded between two moments, cut to them.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .models import Report
 
 #: Changes whenever a key of the JSON, or what it means, does.
-JSON_SCHEMA: Final = "hamiregion/report/1"
+JSON_SCHEMA: Final = "hamiregion/report/2"
 _TEXT_LIMIT: Final = 253
 
 # Spreadsheets take a cell that begins so for a formula; full-width forms are read as the same. In
@@ -30,16 +30,18 @@ _COLUMNS: Final = tuple(field.name for field in attrs.fields(Usage) if field.nam
 def report_csv(report: Report) -> str:
     """Write the rows of a report as CSV (RFC 4180): lines end with CRLF, the first has the names.
 
-    One row per container and device, or whatever `Report.by` says. Columns are the fields of
-    `Usage` but its timeline; times are UTC in ISO 8601 (``peak_at``, for ``peak_at_ms``), and what
-    is not known is empty. What a spreadsheet would take for a formula has a ``'`` before it, also
-    within a text, after each character at which it may divide the line.
+    One row per container and device, or whatever `Report.by` says, and last the total: ``level``
+    says which. The other columns are the fields of `Usage` but its timeline. Times are UTC in ISO
+    8601 (``peak_at``, for ``peak_at_ms``), and what is not known is empty. What a spreadsheet would
+    take for a formula has a ``'`` before it, also within a text, after each character at which it
+    may divide the line.
     """
     lines = io.StringIO(newline="")
     writer = csv.writer(lines, lineterminator="\r\n")
-    writer.writerow([name.removesuffix("_ms") for name in _COLUMNS])
-    for row in report.rows:
-        writer.writerow([_cell(name, getattr(row, name)) for name in _COLUMNS])
+    writer.writerow(["level", *(name.removesuffix("_ms") for name in _COLUMNS)])
+    totals = () if report.total is None else (("total", report.total),)
+    for level, row in (*((report.by, row) for row in report.rows), *totals):
+        writer.writerow([level, *(_cell(name, getattr(row, name)) for name in _COLUMNS)])
     return lines.getvalue()
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.errors import PathLike
 
-    from .history import Allocation, Sample
+    from .history import Allocation, Gpu, Sample
 
 DEFAULT_INTERVAL_S: Final = 15.0
 # Two whole months: a report of the last one is complete until its end.
@@ -173,8 +173,13 @@ class RecordingWriter:
             # All at once, and before there is a write-ahead log: the file is a recording from its
             # first page on.
             connection.executescript(
-                f"BEGIN; PRAGMA auto_vacuum = INCREMENTAL; {recording.SCHEMA}"
+                f"BEGIN; PRAGMA auto_vacuum = INCREMENTAL; {recording.SCHEMA} {recording.DEVICES}"
                 f" PRAGMA application_id = {recording.APPLICATION_ID};"
+                f" PRAGMA user_version = {recording.SCHEMA_VERSION}; COMMIT;"
+            )
+        elif _pragma(connection, "user_version") < recording.SCHEMA_VERSION:
+            connection.executescript(
+                f"BEGIN; {recording.DEVICES}"
                 f" PRAGMA user_version = {recording.SCHEMA_VERSION}; COMMIT;"
             )
         connection.execute("PRAGMA journal_mode = WAL")
@@ -227,7 +232,12 @@ class RecordingWriter:
     # ---- writing ---------------------------------------------------------------------------------
 
     def write(
-        self, samples: Mapping[Allocation, Sample], *, at_ms: int, gpus: int | None = None
+        self,
+        samples: Mapping[Allocation, Sample],
+        *,
+        at_ms: int,
+        gpus: int | None = None,
+        devices: Mapping[str, Gpu] | None = None,
     ) -> Written:
         """Add the samples of one moment.
 
@@ -236,6 +246,7 @@ class RecordingWriter:
                 escaped; of several that become the same, the one with most memory used counts.
             at_ms: When, Unix milliseconds.
             gpus: How many GPUs the node has; noted by whole looks.
+            devices: These GPUs by uuid; noted by whole looks.
 
         Raises:
             RecordingUnavailable: Nothing was written, and the next call tries again.
@@ -252,6 +263,9 @@ class RecordingWriter:
                 if gpus is not None and written.whole:
                     about = "INSERT OR REPLACE INTO about VALUES ('gpus', ?)"
                     connection.execute(about, (str(gpus),))
+                rows = [(uuid, *attrs.astuple(gpu)) for uuid, gpu in (devices or {}).items()]
+                if written.whole:
+                    connection.executemany("INSERT OR REPLACE INTO devices VALUES (?, ?, ?)", rows)
                 connection.execute("COMMIT")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):

@@ -44,13 +44,14 @@ def report(source: str, *more: str) -> str:
 
 
 def test_plain_text_is_a_table_of_words(day: str) -> None:
-    head, blank, names, *lines = report(day, "--namespace", "research").splitlines()
+    head, bill, table = report(day, "--namespace", "research").split("\n\n")
     assert head == "1 Oct 2026, 00:00 to 2 Oct 2026, 00:00 (UTC), 97 % recorded"
-    assert blank == ""
+    assert [line.split()[0] for line in bill.splitlines()] == ["NAMESPACE", "research", "TOTAL"]
+    names, *lines = table.splitlines()
     assert names.split()[:4] == ["NAMESPACE", "POD", "CONTAINER", "DEVICE"]
     assert len(lines) == 6
     assert all(len(line.split()) == len(names.split()) for line in lines)
-    by_namespace = report(day, "--by", "namespace").splitlines()[3:]
+    by_namespace = report(day, "--by", "namespace").split("\n\n")[2].splitlines()[1:]
     assert [line.split()[0] for line in by_namespace] == [
         "batch", "inference", "notebooks", "research"
     ]  # fmt: skip
@@ -65,8 +66,8 @@ def test_a_terminal_gets_bars(day: str) -> None:
 def test_the_ending_of_the_file_is_its_format(day: str, tmp_path: Path) -> None:
     for name, begins in (
         ("a.html", "<!DOCTYPE html>"),
-        ("a.csv", "node,namespace,pod,container"),
-        ("a.json", '{"schema": "hamiregion/report/1"'),
+        ("a.csv", "level,node,namespace,pod,container"),
+        ("a.json", '{"schema": "hamiregion/report/2"'),
         ("a.txt", "1 Oct 2026"),
     ):
         path = tmp_path / name
@@ -81,7 +82,7 @@ def test_what_cannot_be_replaced_is_written_to(day: str, tmp_path: Path) -> None
     # Open for both, so that neither end waits for the other.
     reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
     assert report(day, "--by", "namespace", "--to", str(pipe)) == ""
-    assert os.read(reader, 1 << 16).startswith(b"node,namespace,")
+    assert os.read(reader, 1 << 16).startswith(b"level,node,namespace,")
     os.close(reader)
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
 
@@ -89,7 +90,7 @@ def test_what_cannot_be_replaced_is_written_to(day: str, tmp_path: Path) -> None
 def test_csv_on_stdout_has_its_line_ends(day: str) -> None:
     answer = run("report", "--from", day, *SPAN, "--format", "csv")
     assert (answer.returncode, answer.stderr) == (0, "")
-    assert answer.stdout.count("\n") == 30
+    assert answer.stdout.count("\n") == 31
     assert json.loads(report(day, "--json"))["total"]["allocations"] == 29
 
 
@@ -217,9 +218,9 @@ def test_several_recordings_are_one_report_with_a_column_for_the_node(tmp_path: 
         path = tmp_path / f"{node}.db"
         words += ["--from", str(path)]
         record(path, tenants()[:2], interval_s=900, node=f"gpu-{node}")
-    by_container = call("report", *words, *SPAN).stdout.splitlines()
-    assert by_container[2].split()[:2] == ["NODE", "NAMESPACE"]
-    assert [line.split()[0] for line in by_container[3:]] == ["gpu-a"] * 2 + ["gpu-b"] * 2
+    by_container = call("report", *words, *SPAN).stdout.split("\n\n")[2].splitlines()
+    assert by_container[0].split()[:2] == ["NODE", "NAMESPACE"]
+    assert [line.split()[0] for line in by_container[1:]] == ["gpu-a"] * 2 + ["gpu-b"] * 2
     by_node = json.loads(call("report", *words, *SPAN, "--by", "node", "--json").stdout)
     assert [row["node"] for row in by_node["rows"]] == ["gpu-a", "gpu-b"]
     page = call("report", *words, *SPAN, "--by", "node", "--format", "html").stdout
@@ -232,7 +233,12 @@ def test_several_recordings_are_one_report_with_a_column_for_the_node(tmp_path: 
     [
         ((), 1, "recorded in that time"),
         (("--since", "2026-10-02", "--until", "2026-10-01"), 2, "--since"),
-        (("--since", "yesterday"), 2, "24h"),
+        (("--since", "tomorrow"), 2, "24h"),
+        ((*SPAN, "--namespace", "reserch"), 1, "there are batch, inference, notebooks, research"),
+        ((*SPAN, "--price", "A100=cheap"), 2, "no price of a GPU's hour, such as A100=2.10"),
+        ((*SPAN, "--price", "=1"), 2, "no price"),
+        ((*SPAN, "--price", "A100=-1"), 2, "no price"),
+        ((*SPAN, "--price", "/nowhere/prices"), 1, "/nowhere/prices: No such file"),
         (("--format", "csv", "--json"), 2, "contradict"),
         (("--step", "soon"), 2, "no length of time"),
         ((*SPAN, "--pod", "nobody"), 1, "nothing of this"),
@@ -304,7 +310,7 @@ def test_moments_are_read_as_people_type_them(typed: str, moment: str) -> None:
     assert parse_moment(typed, before=NOON).astimezone(dt.timezone.utc).isoformat() == moment
 
 
-@pytest.mark.parametrize("typed", ["", "h", "24", "-1h", "yesterday", "2026-13-01", "9999999w"])
+@pytest.mark.parametrize("typed", ["", "h", "24", "-1h", "tomorrow", "2026-13-01", "9999999w"])
 def test_what_is_no_moment_is_refused(typed: str) -> None:
     with pytest.raises(ValueError, match="a date"):
         parse_moment(typed, before=NOON)
@@ -320,6 +326,37 @@ def test_what_is_no_moment_is_refused(typed: str) -> None:
 def test_last_month_is_the_whole_month_before(today: str, begin: str, end: str) -> None:
     span = parse_span("last-month", None, now=dt.datetime.fromisoformat(today))
     assert [each.astimezone(dt.timezone.utc).isoformat() for each in span] == [begin, end]
+
+
+def test_days_and_months_have_names() -> None:
+    for name, begin, end in (
+        ("today", "2026-10-01T00:00:00+00:00", NOON.isoformat()),
+        ("yesterday", "2026-09-30T00:00:00+00:00", "2026-10-01T00:00:00+00:00"),
+        ("this-month", "2026-10-01T00:00:00+00:00", NOON.isoformat()),
+    ):
+        span = parse_span(name, None, now=NOON)
+        assert [each.astimezone(dt.timezone.utc).isoformat() for each in span] == [begin, end]
+        assert parse_span(name, "2026-10-01T06:00Z", now=NOON)[1].hour == 6
+
+
+def test_a_bill_has_shares_and_costs_in_every_form(day: str, tmp_path: Path) -> None:
+    prices = tmp_path / "prices"
+    prices.write_text("# an hour\nA100 = 3.00\nA100-SXM4-80GB = 2.10  # the longer name counts\n")
+    words = ("--price", str(prices), "--by", "pod", "--namespace", "inference")
+    document = json.loads(report(day, *words, "--json"))
+    assert document["prices"] == [["A100", 3.0], ["A100-SXM4-80GB", 2.1]]
+    total = document["total"]
+    assert total["cost_allocated"] == pytest.approx(2.1 * total["allocated_gpu_hours"])
+    assert total["cost_used"] == pytest.approx(2.1 * total["busy_gpu_hours"])
+    assert sum(row["allocated_ratio"] for row in document["bill"]) == pytest.approx(1)
+    cost = f"{total['cost_allocated']:,.2f}"
+    *_, last = report(day, *words).split("\n\n")[1].splitlines()
+    assert (last.split()[0], last.split()[-2]) == ("TOTAL", cost)
+    assert f"<td>{cost}</td>" in report(day, *words, "--format", "html")
+    assert f",{total['cost_allocated']:.6f}".rstrip("0") in report(day, *words, "--format", "csv")
+    # Of one model the last price counts.
+    dear = json.loads(report(day, *words, "--price", "A100-SXM4-80GB=4.20", "--json"))
+    assert dear["total"]["cost_used"] == pytest.approx(2 * total["cost_used"])
 
 
 def test_last_month_is_a_month_of_local_time_also_when_the_clocks_change(

@@ -169,7 +169,7 @@ COMMANDS: dict[str, int] = {
     "report --from none.db": 1,
     "report --from notes.txt": 1,
     "report --from ftp://prometheus": 2,
-    "report --from x --since yesterday": 2,
+    "report --from x --since tomorrow": 2,
     "report --from x --format pdf": 2,
     "report --from x --json --format csv": 2,
     "report --from x --step 5m": 2,

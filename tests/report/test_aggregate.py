@@ -1,5 +1,7 @@
 """The figures of a report, against what a plain reading of the same day comes to."""
 
+import contextlib
+import sqlite3
 from collections import defaultdict
 from pathlib import Path
 
@@ -10,11 +12,13 @@ from recorded_day import DAY_S, GAP_S, GIB, MIB, MIDNIGHT_S, looks, record, tena
 from libhamiregion.node import Selector
 from libhamiregion.report import (
     Allocation,
+    Gpu,
     Recording,
     RecordingWriter,
     Report,
     Sample,
     Timeline,
+    Usage,
     make_report,
 )
 from libhamiregion.report.models import LEVELS
@@ -78,7 +82,10 @@ class Plain:
         self.used.append(used)
         self.limit += (sample.memory_limit_bytes or 0) * INTERVAL_S
         self.busy += min(sm, 100) / 100 * INTERVAL_S
-        self.allocated += (sample.sm_limit_percent or 0) / 100 * INTERVAL_S
+        share = (sample.sm_limit_percent or 0) / 100
+        if share == 1 and sample.memory_limit_bytes is not None:
+            share = sample.memory_limit_bytes / (80 * GIB)
+        self.allocated += share * INTERVAL_S
         if used:
             self.stretch = 0
             self.last_used = second + INTERVAL_S
@@ -472,3 +479,120 @@ def test_the_capacity_is_the_nodes_gpus_or_those_that_were_held(tmp_path: Path, 
     assert of_nodes(tmp_path).gpus == 8
     assert of_day(day).gpus == 8
     assert of_day(day, select=Selector(device="GPU-0*")).gpus == 1
+
+
+# ---- the bill ------------------------------------------------------------------------------------
+
+A100, L4, SLICE = "NVIDIA A100-SXM4-80GB", "NVIDIA L4", "NVIDIA A100-SXM4-80GB MIG 1g.10gb"
+CARDS = {
+    "GPU-a": Gpu(A100, 80 * GIB),
+    "GPU-l": Gpu(L4, 24 * GIB),
+    "MIG-s": Gpu(SLICE, 10 * GIB),
+}
+# Namespace, GPU, from and until which hour; memory used and its limit in GiB; SM limit, SM percent.
+TENANTS = (
+    ("vision", "GPU-a", 0, 4, 20, 40, 50, 30),
+    ("speech", "GPU-a", 0, 2, 10, 20, 100, 10),  # no SM limit: a quarter of the card's memory
+    ("speech", "GPU-l", 1, 4, 6, 12, 25, 20),
+    ("batch", "GPU-l", 0, 4, 24, None, 100, 90),  # no limit at all: a whole card
+    ("lab", "MIG-s", 2, 4, 5, 10, 100, 40),  # all of its slice
+    ("idle", "GPU-a", 0, 4, 0, 120, 100, 0),  # more memory than the card has
+)
+
+
+def billed(path: Path, cards: dict[str, Gpu] | None = None, **more: object) -> Report:
+    """Four hours of five namespaces."""
+    with RecordingWriter(path, interval_s=60, node="node-a") as writer:
+        for minute in range(240):
+            samples = {
+                Allocation(namespace, f"{namespace}-0", "main", namespace, 0, uuid): Sample(
+                    used * GIB, None if limit is None else limit * GIB, sm_limit, sm, 1
+                )
+                for namespace, uuid, begin, end, used, limit, sm_limit, sm in TENANTS
+                if begin * 60 <= minute < end * 60
+            }
+            known = CARDS if cards is None else cards
+            writer.write(samples, at_ms=SINCE_MS + minute * 60_000, devices=known)
+    return of_day(path, until_ms=SINCE_MS + 4 * HOUR_MS, **more)
+
+
+def test_the_bill_of_five_namespaces_is_what_a_sheet_of_paper_says(path: Path) -> None:
+    report = billed(path, prices={"A100": 2.0, "l4": 0.5, "MIG 1g": 0.25})
+    lines = {
+        # GiB·h limits, GiB·h used, GPU·h allocated, GPU·h busy, cost allocated, cost used
+        "batch": (0, 96, 4.0, 3.6, 2.0, 1.8),
+        "idle": (480, 0, 6.0, 0, 12.0, 0),
+        "lab": (20, 10, 2.0, 0.8, 0.5, 0.2),
+        # Two hours of a quarter of an A100, three of a quarter of an L4.
+        "speech": (40 + 36, 20 + 18, 0.5 + 0.75, 0.2 + 0.6, 1.0 + 0.375, 0.4 + 0.3),
+        "vision": (160, 80, 2.0, 1.2, 4.0, 2.4),
+    }
+    assert (report.bill_by, report.warnings) == ("namespace", ())
+    assert [row.namespace for row in report.bill] == [*lines]
+
+    def figures(row: Usage | None) -> tuple[float | None, ...]:
+        assert row is not None
+        hours = row.limit_gib_hours, row.used_gib_hours, row.allocated_gpu_hours, row.busy_gpu_hours
+        return (*hours, row.cost_allocated, row.cost_used)
+
+    for row in report.bill:
+        assert figures(row) == pytest.approx(lines[row.namespace or ""])
+        assert row.allocated_ratio == pytest.approx(lines[row.namespace or ""][2] / 15.25)
+    assert figures(report.total) == pytest.approx(
+        [sum(each) for each in zip(*lines.values(), strict=True)]
+    )
+    by_pod = of_day(path, until_ms=SINCE_MS + 4 * HOUR_MS, by="pod")
+    assert [(row.pod, row.cost_used) for row in by_pod.bill] == [(f"{n}-0", None) for n in lines]
+
+
+def test_without_an_sm_limit_a_container_has_its_memorys_share_or_a_whole_gpu(path: Path) -> None:
+    shares = {
+        (row.namespace, row.device_uuid): row.allocated_gpu_hours
+        for row in billed(path, unlimited_sm_as="whole").allocations
+    }
+    assert shares["speech", "GPU-a"] == pytest.approx(2)
+    assert shares["idle", "GPU-a"] == pytest.approx(4)
+    assert shares["speech", "GPU-l"] == pytest.approx(0.75)
+
+
+def test_the_share_of_a_card_of_unknown_memory_is_not_known(path: Path) -> None:
+    report = billed(path, cards={}, prices={"A100": 2.0})
+    hours = {
+        (row.namespace, row.device_uuid): row.allocated_gpu_hours for row in report.allocations
+    }
+    assert (hours["speech", "GPU-a"], hours["idle", "GPU-a"]) == (None, None)
+    # An SM limit says it, and so does no limit at all.
+    assert (hours["vision", "GPU-a"], hours["batch", "GPU-l"]) == (2, 4)
+    assert report.total is not None
+    assert report.total.cost_allocated is None
+    memory, price = report.warnings
+    assert "memory of some GPUs is not known" in memory
+    assert "no price fits GPUs whose model is not known" in price
+
+
+def test_a_slice_of_a_card_does_not_cost_what_the_card_does(path: Path) -> None:
+    report = billed(path, prices={"A100": 2.0, "*": 1.0})
+    costs = {row.namespace: row.cost_allocated for row in report.bill}
+    assert costs["lab"] == pytest.approx(2 * 1.0)
+    report = of_day(path, until_ms=SINCE_MS + 4 * HOUR_MS, prices={"A100": 2.0})
+    assert {row.namespace: row.cost_allocated for row in report.bill}["lab"] is None
+    assert report.warnings == (
+        f"no price fits {SLICE}; costs leave its hours out",
+        f"no price fits {L4}; costs leave its hours out",
+    )
+
+
+def test_a_recording_of_before_has_no_cards_until_it_is_written_to(path: Path) -> None:
+    billed(path)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.executescript("DROP TABLE devices; PRAGMA user_version = 2;")
+    report = of_day(path, until_ms=SINCE_MS + 4 * HOUR_MS)
+    assert "recorded by an earlier version" in report.warnings[0]
+    assert report.total is not None
+    assert report.total.busy_gpu_hours == pytest.approx(3.6 + 0.8 + 0.8 + 1.2)
+    with RecordingWriter(path, interval_s=60) as writer:
+        writer.write({}, at_ms=SINCE_MS + 5 * HOUR_MS, devices=CARDS)
+    report = of_day(path, until_ms=SINCE_MS + 4 * HOUR_MS)
+    assert report.warnings == ()
+    assert report.total is not None
+    assert report.total.allocated_gpu_hours == pytest.approx(15.25)

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from certificates import Authority, needs_openssl
 from prometheus_server import Prometheus, needs_prometheus, prometheus_with
-from recorded_day import GAP_S, GIB, GPUS, looks, tenants
+from recorded_day import DEVICES, GAP_S, GIB, GPUS, MODEL, looks, tenants
 from support.command_line import call
 from support.wait import PATIENCE_S
 
@@ -40,6 +40,7 @@ LIMIT = "hami_vgpu_memory_limit_bytes"
 UTILIZATION = "hami_container_device_utilization_ratio"
 SM_LIMIT = "hamiregion_device_sm_limit_ratio"
 INFO = "hamiregion_container_info"
+TOTAL = "hamiregion_gpu_memory_total_bytes"
 
 Values = Iterable[tuple[float, float]]
 
@@ -54,7 +55,7 @@ class Scraped:
 
     def __init__(self) -> None:
         self._lines: dict[str, list[str]] = {
-            metric: [] for metric in (USED, LIMIT, UTILIZATION, SM_LIMIT, INFO)
+            metric: [] for metric in (USED, LIMIT, UTILIZATION, SM_LIMIT, INFO, TOTAL)
         }
 
     def add(self, metric: str, job: str, values: Values, **labels: str) -> None:
@@ -103,6 +104,11 @@ def whole_day(to: Scraped) -> None:
     for (metric, job, pairs), values in found.items():
         to.add(metric, job, values, **dict(pairs))
 
+    for job in ("plain", "exported"):
+        for uuid in GPUS:
+            labels = {"device_uuid": uuid, "device_type": MODEL}
+            to.add(TOTAL, job, steady(80 * GIB, until_s=LENGTH_S), **labels)
+
 
 def others(to: Scraped) -> None:
     # Node a has this library's exporter, node b HAMi's monitor.
@@ -144,7 +150,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Report:
     path = tmp_path_factory.mktemp("recorded") / "node.db"
     with RecordingWriter(path, interval_s=STEP_S) as writer:
         for second, samples in looks(tenants(), interval_s=STEP_S, until_s=LENGTH_S):
-            writer.write(samples, at_ms=(START_S + second) * 1000)
+            writer.write(samples, at_ms=(START_S + second) * 1000, devices=DEVICES)
     with Recording(path) as recording:
         return make_report([recording], SINCE_MS, UNTIL_MS, points=24)
 

@@ -436,7 +436,7 @@ def later_version(path: Path) -> None:
         (other_sqlite, "not a recording"),
         (other_sqlite_with_a_log, "not a recording"),
         (text_file, "not a recording"),
-        (later_version, "of version 2"),
+        (later_version, "of version 2 or 3"),
         (os.mkfifo, "no regular file"),
     ],
 )

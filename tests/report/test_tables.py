@@ -17,6 +17,7 @@ from recorded_day import DAY_S, GIB, MIDNIGHT_S, record, tenants
 
 from libhamiregion.report import (
     Allocation,
+    Gpu,
     Recording,
     RecordingWriter,
     Report,
@@ -81,8 +82,12 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def test_csv_has_one_line_per_row_and_the_fields_by_name(day: Report) -> None:
     text = report_csv(attrs.evolve(day, rows=day.allocations))
-    assert text.count("\r\n") == text.count("\n") == 1 + len(day.allocations)
-    lines = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert text.count("\r\n") == text.count("\n") == 1 + len(day.allocations) + 1
+    *lines, total = csv.DictReader(io.StringIO(text, newline=""))
+    assert {line["level"] for line in lines} == {day.by}
+    assert day.total is not None
+    assert (total["level"], total["pod"]) == ("total", "")
+    assert float(total["allocated_gpu_hours"]) == round(day.total.allocated_gpu_hours or 0, 6)
     for line, row in zip(lines, day.allocations, strict=True):
         assert (line["namespace"], line["pod"]) == (row.namespace, row.pod)
         assert int(line["memory_peak_bytes"]) == row.memory_peak_bytes
@@ -96,7 +101,7 @@ def test_csv_has_one_line_per_row_and_the_fields_by_name(day: Report) -> None:
 def test_no_text_in_csv_is_a_formula_or_steers_a_terminal(hostile: Report) -> None:
     text = report_csv(attrs.evolve(hostile, rows=hostile.allocations))
     lines = list(csv.DictReader(io.StringIO(text, newline="")))
-    assert len(lines) == len(HOSTILE)
+    assert len(lines) == len(HOSTILE) + 1
     assert all(character.isprintable() or character in "\r\n" for character in text)
     for line in lines:
         for name in ("namespace", "pod", "container", "pod_uid", "device_uuid"):
@@ -113,7 +118,7 @@ def test_no_way_to_divide_a_line_of_csv_makes_a_formula(day: Report, name: str) 
     text = report_csv(attrs.evolve(day, rows=(attrs.evolve(day.allocations[0], device_uuid=name),)))
     cells = re.split(r"[,;\t\r\n]", text)
     assert not [cell for cell in cells if re.match(r'[\s"]*[=+@\uff1d]', cell)]
-    (line,) = csv.DictReader(io.StringIO(text, newline=""))
+    line, _ = csv.DictReader(io.StringIO(text, newline=""))
     assert line["device_uuid"].replace("'", "") == name.replace("'", "")
 
 
@@ -123,7 +128,7 @@ def test_json_has_the_fields_of_the_report(day: Report, hostile: Report) -> None
     assert set(document) == {
         "schema", "kind", "source", "node", "resolution_s", "since_ms", "until_ms", "made_at_ms",
         "by", "recorded_ratio", "gaps", "gap_count", "headroom", "round_to_bytes", "gpus", "total",
-        "rows", "warnings",
+        "rows", "warnings", "bill_by", "bill", "unlimited_sm_as", "prices",
     }  # fmt: skip
     assert set(document["rows"][0]) == {field.name for field in attrs.fields(Usage)}
     assert document["rows"][0]["memory_peak_bytes"] == day.rows[0].memory_peak_bytes
@@ -256,6 +261,9 @@ class Averaged:
         allocation = Allocation("research", "pod-0", "train", None, 0, None)
         sample = Sample(GIB, 4 * GIB, sm_percent=12.5, memory_peak_bytes=2 * GIB)
         yield ReportInterval(since_ms, until_ms, True, {allocation: sample})
+
+    def devices(self, since_ms: int, until_ms: int) -> dict[str, Gpu]:  # noqa: ARG002
+        return {}
 
     def facts(self) -> HistoryFacts:
         return HistoryFacts("prometheus", "http://p:9090", None, 60.0)

@@ -1,0 +1,73 @@
+"""Shares of GPUs, and what their hours cost."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from .history import Gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from .history import Allocation, Sample
+    from .models import UnlimitedSm
+
+
+class Cards:
+    """The GPUs that allocations have shares of, and the prices of their hours."""
+
+    def __init__(
+        self,
+        devices: Mapping[str, Gpu],
+        unlimited_sm_as: UnlimitedSm,
+        prices: Mapping[str, float] | None,
+    ) -> None:
+        self._devices = devices
+        self._unlimited_sm_as = unlimited_sm_as
+        self._prices = prices
+        self._is_memory_unknown = False
+        self._without_price: set[str] = set()
+
+    def _card(self, of: Allocation) -> Gpu:
+        return self._devices.get(of.device_uuid or "", Gpu())
+
+    def share_percent(self, of: Allocation, sample: Sample) -> float | None:
+        """Return an allocation's share of its GPU; None if that is not known."""
+        limit, percent = sample.memory_limit_bytes, sample.sm_limit_percent
+        if percent != 100 or limit is None or self._unlimited_sm_as == "whole":
+            return percent
+        memory_bytes = self._card(of).memory_bytes
+        self._is_memory_unknown = self._is_memory_unknown or not memory_bytes
+        return 100 * limit / memory_bytes if memory_bytes else None
+
+    def price(self, of: Allocation) -> float | None:
+        """Return the price of an hour of an allocation's GPU; None if there is none."""
+        model = self._card(of).model
+        if self._prices is None:
+            return None
+        fits = [
+            name for name in self._prices if model is not None and _is_model(name, model.lower())
+        ]
+        if not fits:
+            self._without_price.add(model or "GPUs whose model is not known")
+            return None
+        return self._prices[max(fits, key=len)]
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what shares and costs leave out."""
+        if self._is_memory_unknown:
+            yield (
+                "the memory of some GPUs is not known (recorded by an earlier version, or without"
+                " the driver); GPU hours allocated leave out containers without an SM limit there"
+            )
+        for model in sorted(self._without_price):
+            yield f"no price fits {model}; costs leave its hours out"
+
+
+def _is_model(name: str, model: str) -> bool:
+    wanted = name.lower()
+    # A slice of a card does not cost what the card does.
+    return fnmatchcase(model, f"*{wanted}*") and (
+        " mig " not in model or "mig" in wanted or wanted == "*"
+    )
