@@ -79,7 +79,7 @@ def refresh(node: Node) -> bool:
         assert node.root_problem is not None
         assert node.root_errors
         return node.containers != before
-    assert has_changed == (node.containers != before)
+    assert has_changed == (node.containers is not before)
     return has_changed
 
 
