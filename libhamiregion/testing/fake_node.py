@@ -259,8 +259,8 @@ class FakeNode:
             uses if region else None,
         )
         _await(made)
-        if made.region is not None and idle_s is not None:
-            _set_last_launch(made.region, time.time() - idle_s)
+        if made.region is not None:
+            _set_last_launch(made.region, 0 if idle_s is None else time.time() - idle_s)
         return made
 
     def _make(

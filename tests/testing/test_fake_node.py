@@ -185,3 +185,12 @@ def test_processes_wait_for_a_lock_that_is_held_and_go_on(tmp_path: Path, held_s
         empty = node.add(region=False)
         with pytest.raises(ValueError, match="no region"), node.hold_lock(empty):
             pass
+
+
+def test_a_container_without_an_idle_time_has_never_launched() -> None:
+    with FakeNode() as fake:
+        for idle_s, expected in ((None, None), (60.0, pytest.approx(60, abs=5))):
+            region = fake.add(idle_s=idle_s).region
+            assert region is not None
+            with open_region(region) as opened:
+                assert opened.snapshot().idle_s == expected
