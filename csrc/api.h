@@ -707,6 +707,94 @@ struct hr_mapped_file {
 int hr_read_mapped_files(int process, struct hr_mapped_file *out, uint32_t capacity, char *paths,
                          uint32_t paths_bytes, uint32_t *has_libvgpu, struct hr_error *error);
 
+/* ---- Evidence ---------------------------------------------------------- */
+
+/*
+ * What is known of the processes of a region, gathered before a call that judges them: the lock and
+ * the slots as they were before, and what each process has answered since.  The calls that take it
+ * do not read /proc.  They judge only what is as it was noted.  Older than HR_EVIDENCE_NS it proves
+ * nothing.
+ *
+ *   hr_note()              the lock, the slots, and which pids matter; reads /proc/self only
+ *   hr_ask_process()       one question about one process; no handle, so that the thread which asks
+ *                          can be given up: a process can keep a reader of its maps for ever
+ *   hr_add_process()       its answer about this region's file
+ *   hr_end_evidence()      what the answers are together
+ *
+ * Evidence belongs to one thread at a time, and to the handle that it was noted by, which stays
+ * open for longer.  Any number of calls may use it.
+ */
+#define HR_EVIDENCE_NS 5000000000u
+typedef struct hr_evidence hr_evidence;
+
+/* HR_OK, HR_ESTALE, HR_ECORRUPT, HR_ESYSTEM, HR_ECLOSED, HR_EFORKED. */
+int hr_note(hr_region *region, hr_evidence **out, struct hr_error *error);
+void hr_free_evidence(hr_evidence *evidence); /* takes NULL */
+
+/* What is seen of a file in a process's maps, or why nothing is. */
+enum hr_seen {
+    HR_MAPS_NOT,
+    HR_MAPS,         /* for writing */
+    HR_MAPS_UNSURE,  /* a file with the inode number on another device: maybe the same file through
+                        another file system (an overlay's upper directory) */
+    HR_MAPS_NOTHING, /* an empty list, as kernel threads, zombies and dying processes have */
+    HR_REFUSED,
+    HR_NO_TIME,  /* the time was over before its end */
+    HR_TOO_LONG, /* it is longer than 8 MiB */
+    HR_GONE
+};
+
+/* A region's file, asked for. */
+struct hr_asked_file {
+    struct hr_file_id file;
+    uint64_t bytes; /* a process of the region maps at least so much of it */
+    uint32_t has_own_pages;
+    uint32_t seen;         /* out: enum hr_seen */
+    uint64_t unsure_bytes; /* out */
+};
+
+/* Which processes have to be asked, and for what. */
+struct hr_wanted {
+    struct hr_asked_file file;
+    uint32_t all;       /* every process, as a slot without a pid or an unsigned lock needs */
+    uint32_t count;     /* else those with one of these pids in any of their namespaces */
+    int32_t pids[1025]; /* of the slots, and the lock's owner */
+};
+void hr_get_wanted(const hr_evidence *evidence, struct hr_wanted *out);
+
+#define HR_PID_LEVELS 33 /* namespaces nest 32 deep at most, below the first one */
+
+struct hr_answer {
+    int64_t start_time_ticks;    /* negative: enum hr_no_start; a zombie has ended */
+    int32_t pids[HR_PID_LEVELS]; /* from this /proc's namespace to the innermost */
+    uint32_t levels;             /* 0: not known */
+    uint32_t has_libvgpu, is_cut, is_too_long;
+    uint32_t is_self; /* the process that asks */
+};
+
+/* Ask one process for several files.  `proc` is a descriptor of /proc. */
+void hr_ask_process(int proc, uint32_t pid, struct hr_asked_file *files, uint32_t count,
+                    uint64_t timeout_ns, struct hr_answer *out);
+/* HR_OK, HR_ESYSTEM. */
+int hr_add_process(hr_evidence *evidence, const struct hr_answer *answer, uint32_t seen,
+                   struct hr_error *error);
+
+enum hr_gathered {
+    HR_GATHERED_WANTED = 1,   /* every process that hr_get_wanted() names was found and asked */
+    HR_GATHERED_ALL = 2,      /* every process that may map the file was */
+    HR_GATHERED_CUT_SHORT = 4 /* there was no time for some */
+};
+void hr_end_evidence(hr_evidence *evidence, uint32_t flags);
+
+/* As the functions without _by, with the evidence's region. */
+int hr_get_lock_state_by(hr_evidence *evidence, struct hr_lock_state *out, struct hr_error *error);
+int hr_recover_lock_by(hr_evidence *evidence, uint64_t watch_ns, struct hr_recovery *recovery,
+                       struct hr_error *error);
+int hr_reap_by(hr_evidence *evidence, const int32_t *pids, uint32_t count, uint32_t dry_run,
+               uint64_t timeout_ns, struct hr_slot_result *out, struct hr_error *error);
+int hr_repair_slots_by(hr_evidence *evidence, uint32_t dry_run, uint64_t timeout_ns,
+                       struct hr_slot_result *out, struct hr_error *error);
+
 /*
  * Put right what moves have torn apart: a live process that writes in a slot at or above
  * proc_num, which counts no more, while its copy below is frozen.  Proof is a slot that is

@@ -84,7 +84,8 @@ int hr_run_with_view(hr_region *region, const struct hr_table_view **view, hr_gu
     if (code != HR_NEEDS_VIEW)
         return code;
     *view = &needed;
-    return hr_run_viewed(region, NULL, &needed, NULL, work, argument, timeout_ns);
+    const struct hr_source proc = {.evidence = NULL};
+    return hr_run_viewed(region, &proc, &needed, NULL, work, argument, timeout_ns);
 }
 
 struct attach_call {

@@ -11,9 +11,13 @@
 static int note_slots(void *argument)
 {
     struct hr_deaths *deaths = argument;
+    const struct hr_evidence *evidence = deaths->search.evidence;
     int code = hr_checked_table(deaths->region, &deaths->slots);
+    if (evidence != NULL)
+        deaths->slots = evidence->slots;
     for (int32_t index = 0; code == HR_OK && index < deaths->slots; index++) {
-        deaths->seen[index] = hr_look_at_slot(deaths->region, index);
+        deaths->seen[index] =
+            evidence != NULL ? evidence->seen[index] : hr_look_at_slot(deaths->region, index);
         deaths->by_byte[index] = HR_LIVENESS_UNKNOWN;
     }
     return code;
@@ -120,6 +124,7 @@ void hr_even_up(const struct hr_deaths *deaths)
 /* The process that has had the lock all the time. */
 struct owner {
     struct hr_deaths *deaths;
+    const struct hr_evidence *evidence; /* or NULL */
     uint64_t word;       /* its signature; 0: the lock is free, or signed with what is no pid */
     int64_t noted_ticks; /* since boot, as start times are */
     uint64_t began_ns;
@@ -145,14 +150,17 @@ static int note_owner(void *argument)
     return HR_OK;
 }
 
-static int64_t clock_ticks(void)
-{
-    return (int64_t)(hr_clock_ns(CLOCK_BOOTTIME) / (1000000000u / (uint64_t)sysconf(_SC_CLK_TCK)));
-}
-
 /* Whether the process that was found is older than the look at the lock, and lives. */
 static bool is_same_process(const struct owner *owner)
 {
+    const struct hr_mappers *mappers = &owner->deaths->mappers;
+    for (uint32_t i = 0; owner->evidence != NULL && i < mappers->count; i++) {
+        const int64_t start = mappers->list[i].start_time_ticks;
+        if (mappers->list[i].pids[0] == owner->pid_here)
+            return start > 0 && start < owner->noted_ticks;
+    }
+    if (owner->evidence != NULL)
+        return false;
     const char *root = owner->deaths->search.proc;
     const int proc = open(root == NULL ? "/proc" : root, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (proc < 0)
@@ -181,12 +189,19 @@ static int even_up_work(void *argument)
 
 int hr_even_up_beside_owner(struct hr_deaths *deaths)
 {
-    struct owner owner = {.deaths = deaths};
+    struct owner owner = {.deaths = deaths, .evidence = deaths->search.evidence};
     int code = hr_run_entered(deaths->region, note_owner, &owner);
     if (code != HR_OK || owner.word == 0)
         return code;
-    owner.noted_ticks = clock_ticks();
+    owner.noted_ticks = hr_clock_ticks();
     owner.began_ns = hr_clock_ns(CLOCK_MONOTONIC);
+    if (owner.evidence != NULL) {
+        owner.noted_ticks = owner.evidence->noted_ticks;
+        owner.began_ns = owner.evidence->noted_ns;
+        const struct hr_lock_words noted = owner.evidence->words;
+        if (noted.owner != owner.word || hr_sem_value(noted.sem) != 0)
+            return HR_OK;
+    }
     const int32_t pid = (int32_t)hr_owner_pid(owner.word);
     code = gather(deaths, pid, owner.began_ns + PROOF_NS);
     if (code != HR_OK ||
@@ -194,8 +209,9 @@ int hr_even_up_beside_owner(struct hr_deaths *deaths)
         owner.pid_here == 0 || !is_same_process(&owner))
         return code;
     code = hr_run_entered(deaths->region, even_up_work, &owner);
-    /* An owner that changed meanwhile may have changed the slots: they are not to be reaped now. */
-    const bool is_certain = code == HR_OK && is_same_process(&owner);
+    /* An owner that changed meanwhile may have changed the slots: they are not to be reaped now.
+     * Nor are they by evidence, which does not show that: the next one does. */
+    const bool is_certain = code == HR_OK && owner.evidence == NULL && is_same_process(&owner);
     for (int32_t index = 0; is_certain && index < deaths->slots; index++)
         deaths->seen[index].seqlock += owner.ended[index] ? 1 : 0;
     return code == HR_EBUSY ? HR_OK : code;

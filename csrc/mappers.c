@@ -103,30 +103,40 @@ int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out)
     return hr_run_entered(region, copy_slot_pids, &call);
 }
 
-int hr_find_mappers(hr_region *region, struct hr_search *search, struct hr_mappers *out)
+int hr_prepare_search(hr_region *region, struct hr_search *search)
 {
     bool by_another;
-    *out = (struct hr_mappers){.list = NULL};
     int code = hr_own_mapping(region, &by_another);
     if (code != HR_OK)
         return code;
-    search->file = region->in_maps;
     /* Where they cannot be read they prove no namespace. */
     if (hr_read_slot_pids(region, &search->slots) != HR_OK)
         search->slots.count = 0;
-    search->has_own_pages = region->has_own_pages;
-    search->file_bytes = region->mapped_bytes;
+    search->file = (struct hr_asked_file){.file = region->in_maps,
+                                          .bytes = region->mapped_bytes,
+                                          .has_own_pages = region->has_own_pages};
     search->counts_self = by_another || hr_is_used_by_process(region, search->without_own_handle);
     search->is_namespace_of_slots =
         region->own.pid != 0 && hr_names_slot(&search->slots, region->own.pid);
-    return hr_search_proc(search, out);
+    return HR_OK;
 }
 
-int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slot_pids *only,
-                        struct hr_mappers *out)
+int hr_find_mappers(hr_region *region, struct hr_search *search, struct hr_mappers *out)
 {
-    struct hr_search search = {
-        .proc = proc, .only = only, .deadline_ns = hr_deadline_ns(HR_PROC_NS)};
+    *out = (struct hr_mappers){.list = NULL};
+    if (search->evidence != NULL)
+        return hr_copy_mappers(search->evidence, out);
+    int code = hr_prepare_search(region, search);
+    return code == HR_OK ? hr_search_proc(search, out) : code;
+}
+
+int hr_look_for_mappers(hr_region *region, const struct hr_source *source,
+                        const struct hr_slot_pids *only, struct hr_mappers *out)
+{
+    struct hr_search search = {.proc = source->proc,
+                               .evidence = source->evidence,
+                               .only = only,
+                               .deadline_ns = hr_deadline_ns(HR_PROC_NS)};
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;

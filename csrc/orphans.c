@@ -159,14 +159,29 @@ static int repair_work(void *argument)
     return run(argument, false);
 }
 
-int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
-                    struct hr_slot_result *out, struct hr_error *error)
+static int repair_slots(hr_region *region, const struct hr_source *source, uint32_t dry_run,
+                        uint64_t timeout_ns, struct hr_slot_result *out, struct hr_error *error)
 {
     struct repair_call call = {.region = region, .dry_run = dry_run, .out = out};
     int code = hr_check_lockable(region);
     if (code == HR_OK && !dry_run && !region->writable)
         code = hr_fail_code(HR_EREADONLY);
     if (code == HR_OK)
-        code = hr_run_viewed(region, proc, &call.view, judge_work, repair_work, &call, timeout_ns);
+        code =
+            hr_run_viewed(region, source, &call.view, judge_work, repair_work, &call, timeout_ns);
     return hr_report(error, code);
+}
+
+int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
+                    struct hr_slot_result *out, struct hr_error *error)
+{
+    const struct hr_source source = {.proc = proc};
+    return repair_slots(region, &source, dry_run, timeout_ns, out, error);
+}
+
+int hr_repair_slots_by(hr_evidence *evidence, uint32_t dry_run, uint64_t timeout_ns,
+                       struct hr_slot_result *out, struct hr_error *error)
+{
+    const struct hr_source source = {.evidence = evidence};
+    return repair_slots(evidence->region, &source, dry_run, timeout_ns, out, error);
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "proc.h"
@@ -78,6 +79,11 @@ void hr_read_start_times(int proc, const uint32_t *pids, uint32_t count, int64_t
 {
     for (uint32_t i = 0; i < count; i++)
         out[i] = hr_read_start_time(proc, pids[i]);
+}
+
+int64_t hr_clock_ticks(void)
+{
+    return (int64_t)(hr_clock_ns(CLOCK_BOOTTIME) / (1000000000u / (uint64_t)sysconf(_SC_CLK_TCK)));
 }
 
 /* ---- Mounts ------------------------------------------------------------------------ */

@@ -21,23 +21,8 @@
 #define HR_MAPS_BYTES ((size_t)8 << 20)
 /* What one search may take. */
 #define HR_PROC_NS 2000000000u
-/* Namespaces nest 32 deep at most, below the first one. */
-#define HR_PID_LEVELS 33
 
 /* ---- One process ------------------------------------------------------------------- */
-
-/* Why something of a process is not known. */
-enum hr_seen {
-    HR_MAPS_NOT,
-    HR_MAPS,
-    HR_MAPS_UNSURE,  /* a file with the inode number on another device: maybe the same file through
-                        another file system (an overlay's upper directory) */
-    HR_MAPS_NOTHING, /* an empty list, as kernel threads, zombies and dying processes have */
-    HR_REFUSED,
-    HR_NO_TIME,  /* the time was over before its end */
-    HR_TOO_LONG, /* it is longer than HR_MAPS_BYTES */
-    HR_GONE
-};
 
 /* A shared mapping of a file. */
 struct hr_mapping {
@@ -85,7 +70,9 @@ struct hr_mapper {
     /* Its maps were refused or not read to their end, or show the file's inode number on another
      * device: it may be a process of the region. */
     bool is_unsure;
-    bool is_too_long; /* unsure because of HR_TOO_LONG: another search would not help */
+    int64_t start_time_ticks; /* in evidence; negative or 0: not known */
+    bool is_cut;              /* its maps were not read to the end, or refused */
+    bool is_too_long;         /* because of HR_TOO_LONG: another search would not help */
 };
 
 static inline int32_t hr_innermost_pid(const struct hr_mapper *mapper)
@@ -93,6 +80,8 @@ static inline int32_t hr_innermost_pid(const struct hr_mapper *mapper)
     return mapper->pids[mapper->levels - 1];
 }
 
+/* Now, as start times are. */
+int64_t hr_clock_ticks(void);
 /* As hr_read_start_times(). */
 int64_t hr_read_start_time(int proc, uint32_t pid);
 
@@ -116,6 +105,7 @@ bool hr_names_slot(const struct hr_slot_pids *slots, int32_t pid);
 struct hr_search {
     /* From the caller: */
     const char *proc;                /* NULL = "/proc" */
+    const hr_evidence *evidence;     /* slots.h: instead of /proc; or NULL */
     const struct hr_slot_pids *only; /* only processes with these pids; NULL: all */
     /* Processes that are proved to be others', sorted by pid: their maps are not read. */
     const struct hr_stranger *excluded;
@@ -124,9 +114,7 @@ struct hr_search {
     bool without_own_handle; /* as a caller searches that has the gate and not the lock */
 
     /* From the region, by hr_find_mappers(): */
-    struct hr_file_id file;
-    bool has_own_pages;  /* hr_has_own_pages() of the file */
-    uint64_t file_bytes; /* a process of the region maps at least so much of it */
+    struct hr_asked_file file;
     /* In a /proc that is not the first namespace's: the pids in the region's slots. */
     struct hr_slot_pids slots;
     bool counts_self;           /* this process is one of the region's, if it maps the file */
@@ -150,6 +138,9 @@ struct hr_mappers {
      */
     bool complete;
 };
+
+/* What was seen of one process, which may not matter.  HR_OK or HR_ESYSTEM. */
+int hr_add_answer(struct hr_mappers *out, struct hr_mapper *mapper, enum hr_seen seen);
 
 /* HR_OK or HR_ESYSTEM. */
 int hr_search_proc(const struct hr_search *search, struct hr_mappers *out);

@@ -200,15 +200,12 @@ static int reap_entered(struct reap_call *call, uint64_t timeout_ns)
                            : empty_in_batches(call, timeout_ns);
 }
 
-int hr_reap(hr_region *region, const char *proc, const struct hr_stranger *strangers,
-            uint32_t stranger_count, const int32_t *pids, uint32_t pid_count, uint32_t dry_run,
-            uint64_t timeout_ns, struct hr_slot_result *out, struct hr_error *error)
+static int reap(hr_region *region, const struct hr_search *search, const int32_t *pids,
+                uint32_t pid_count, uint32_t dry_run, uint64_t timeout_ns,
+                struct hr_slot_result *out, struct hr_error *error)
 {
     struct reap_call call = {.region = region,
-                             .deaths = {.region = region,
-                                        .search = {.proc = proc,
-                                                   .excluded = strangers,
-                                                   .excluded_count = stranger_count}},
+                             .deaths = {.region = region, .search = *search},
                              .pids = pids,
                              .pid_count = pid_count,
                              .is_dry_run = dry_run != 0,
@@ -219,4 +216,20 @@ int hr_reap(hr_region *region, const char *proc, const struct hr_stranger *stran
     code = reap_entered(&call, timeout_ns);
     hr_free_mappers(&call.deaths.mappers);
     return hr_report(error, hr_leave_after(region, code));
+}
+
+int hr_reap(hr_region *region, const char *proc, const struct hr_stranger *strangers,
+            uint32_t stranger_count, const int32_t *pids, uint32_t pid_count, uint32_t dry_run,
+            uint64_t timeout_ns, struct hr_slot_result *out, struct hr_error *error)
+{
+    const struct hr_search search = {
+        .proc = proc, .excluded = strangers, .excluded_count = stranger_count};
+    return reap(region, &search, pids, pid_count, dry_run, timeout_ns, out, error);
+}
+
+int hr_reap_by(hr_evidence *evidence, const int32_t *pids, uint32_t pid_count, uint32_t dry_run,
+               uint64_t timeout_ns, struct hr_slot_result *out, struct hr_error *error)
+{
+    const struct hr_search search = {.evidence = evidence};
+    return reap(evidence->region, &search, pids, pid_count, dry_run, timeout_ns, out, error);
 }

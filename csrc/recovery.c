@@ -74,12 +74,19 @@ static bool is_signed_with_pid(const struct hr_lock_state *state)
 }
 
 /* Search for the owner alone, or for all processes that map the region. */
-static int search(hr_region *region, const char *proc, bool without_own_handle,
+static int search(hr_region *region, const struct hr_source *source, bool without_own_handle,
                   const struct hr_lock_state *state, bool only_owner, struct hr_mappers *out)
 {
+    const struct hr_evidence *evidence = source->evidence;
+    *out = (struct hr_mappers){.cut_short = true};
+    /* Another holder than the one that was noted is not known. */
+    if (evidence != NULL && (evidence->words.owner != state->signature ||
+                             hr_sem_value(evidence->words.sem) != state->value))
+        return HR_OK;
     const struct hr_slot_pids owner = {
         .pids = {(int32_t)state->owner_pid}, .count = 1, .any_level = true};
-    struct hr_search search = {.proc = proc,
+    struct hr_search search = {.proc = source->proc,
+                               .evidence = evidence,
                                .only = only_owner ? &owner : NULL,
                                .deadline_ns = hr_deadline_ns(HR_OWNER_NS),
                                .without_own_handle = without_own_handle};
@@ -123,14 +130,14 @@ static bool is_own_pid(const hr_region *region, const struct hr_lock_state *stat
 }
 
 /* An owner that lets go meanwhile is alive, whatever was found of it afterwards. */
-static int judge_state(hr_region *region, const char *proc, struct hr_lock_state *out)
+static int judge_state(hr_region *region, const struct hr_source *source, struct hr_lock_state *out)
 {
     struct hr_lock_state after;
     struct hr_mappers mappers = {.list = NULL};
     struct hr_byte_lock kept = {NULL};
     int code = read_state(region, out);
     if (code == HR_OK && is_signed_with_pid(out))
-        code = search(region, proc, false, out, true, &mappers);
+        code = search(region, source, false, out, true, &mappers);
     if (code == HR_OK)
         judge_owner(&mappers, ask_owner_byte(region, out, &kept), out);
     hr_unlock_bytes(region, &kept);
@@ -144,8 +151,8 @@ static int judge_state(hr_region *region, const char *proc, struct hr_lock_state
     return HR_OK;
 }
 
-int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state *out,
-                      struct hr_error *error)
+static int get_lock_state(hr_region *region, const struct hr_source *source,
+                          struct hr_lock_state *out, struct hr_error *error)
 {
     int code = hr_enter(region);
     if (code != HR_OK)
@@ -153,15 +160,28 @@ int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state 
     /* Whether a byte has to be asked for depends on the owner of the moment. */
     code = hr_check_reopenable(region);
     if (code == HR_OK)
-        code = judge_state(region, proc, out);
+        code = judge_state(region, source, out);
     return hr_report(error, hr_leave_after(region, code));
+}
+
+int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state *out,
+                      struct hr_error *error)
+{
+    const struct hr_source source = {.proc = proc};
+    return get_lock_state(region, &source, out, error);
+}
+
+int hr_get_lock_state_by(hr_evidence *evidence, struct hr_lock_state *out, struct hr_error *error)
+{
+    const struct hr_source source = {.evidence = evidence};
+    return get_lock_state(evidence->region, &source, out, error);
 }
 
 /* ---- Recovery --------------------------------------------------------------- */
 
 struct recovery {
     hr_region *region;
-    const char *proc;
+    const struct hr_source *source;
     struct hr_recovery *progress; /* the caller's; its owner and value are what was judged */
     struct hr_lock_state state;
     struct hr_mappers mappers; /* empty and not complete if there was no need to search */
@@ -330,10 +350,11 @@ static int recover_main(struct recovery *recovery)
     judge_for_recovery(recovery);
     int code = hr_run_entered(region, recover_work, recovery);
     if (code == HR_OK && recovery->step != 0) {
-        recovery->deaths =
-            (struct hr_deaths){.region = region,
-                               .search = {.proc = recovery->proc, .without_own_handle = true},
-                               .only_odd = true};
+        recovery->deaths = (struct hr_deaths){.region = region,
+                                              .search = {.proc = recovery->source->proc,
+                                                         .evidence = recovery->source->evidence,
+                                                         .without_own_handle = true},
+                                              .only_odd = true};
         code = hr_gather_deaths(&recovery->deaths, hr_deadline_ns(HR_OWNER_NS));
         if (code == HR_OK)
             code = hr_run_entered(region, sign_instead, recovery);
@@ -410,16 +431,16 @@ static int search_for_recovery(struct recovery *recovery)
     if ((is_known && state->postinit == 1) || is_watch_running(recovery->progress, state))
         return HR_OK;
     const bool only_owner = is_signed_with_pid(state) && state->postinit == 1;
-    return search(recovery->region, recovery->proc, true, state, only_owner, &recovery->mappers);
+    return search(recovery->region, recovery->source, true, state, only_owner, &recovery->mappers);
 }
 
 /* With gate and host lock held. */
-static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns,
+static int recover_held(hr_region *region, const struct hr_source *source, uint64_t watch_ns,
                         struct hr_recovery *progress)
 {
     struct recovery recovery = {
         .region = region,
-        .proc = proc,
+        .source = source,
         .progress = progress,
         .watch_ns = watch_ns,
     };
@@ -453,8 +474,8 @@ static int fail_busy(void *argument)
                    .found = hr_owner_pid(hr_owner_of(region)));
 }
 
-int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
-                    struct hr_recovery *progress, struct hr_error *error)
+static int recover_lock(hr_region *region, const struct hr_source *source, uint64_t watch_ns,
+                        struct hr_recovery *progress, struct hr_error *error)
 {
     int code = hr_enter_to_lock(region);
     if (code != HR_OK)
@@ -475,7 +496,7 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
         if (code == HR_OK && region->layout->slot_seqlock == HR_ABSENT)
             code = hr_await_bytes(region, 0, (off_t)region->layout->size, deadline, &range);
         if (code == HR_OK)
-            code = recover_held(region, proc, watch_ns, progress);
+            code = recover_held(region, source, watch_ns, progress);
         hr_unlock_bytes(region, &range);
         hr_unlock_bytes(region, &host);
         hr_gate_leave(region);
@@ -483,4 +504,18 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
     if (code == HR_ETIMEOUT)
         code = hr_run_entered(region, fail_busy, region);
     return hr_report(error, hr_leave_after(region, code));
+}
+
+int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
+                    struct hr_recovery *progress, struct hr_error *error)
+{
+    const struct hr_source source = {.proc = proc};
+    return recover_lock(region, &source, watch_ns, progress, error);
+}
+
+int hr_recover_lock_by(hr_evidence *evidence, uint64_t watch_ns, struct hr_recovery *progress,
+                       struct hr_error *error)
+{
+    const struct hr_source source = {.evidence = evidence};
+    return recover_lock(evidence->region, &source, watch_ns, progress, error);
 }

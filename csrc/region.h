@@ -103,6 +103,7 @@
  *
  *   hr_attach(), hr_charge(), hr_release(), hr_detach()   for ourselves
  *   hr_edit_slot(), hr_reap(), hr_repair_slots()          from outside
+ *   hr_note(), hr_ask_process(), hr_reap_by() and others  without reading /proc
  *
  * All of these fail with HR_EREADONLY (HR_REASON_LAYOUT) in `unversioned` and
  * `unversioned-no-util`.

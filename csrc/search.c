@@ -21,12 +21,12 @@ const char *hr_initial_pid_namespace(void)
 
 /* ---- One process ------------------------------------------------------------------- */
 
-/* What a search wants to know of one process's maps. */
-struct match {
-    const struct hr_search *search;
+/* What is asked of one process's maps. */
+struct question {
+    struct hr_asked_file *files;
+    uint32_t count, found;
     int process;
-    uint64_t bytes; /* of files with the inode number on another device */
-    bool is_found, is_unsure, is_too_long, has_libvgpu;
+    uint64_t deadline_ns;
 };
 
 /*
@@ -35,11 +35,12 @@ struct match {
  * neighbour could forge the number.  A device number is one file system's, and the kernel writes
  * mountinfo.
  */
-static bool is_another_file(const struct match *match, const struct hr_file_id *file)
+static bool is_another_file(const struct question *question, const struct hr_asked_file *asked,
+                            const struct hr_file_id *file)
 {
     /* A process can have thousands of such mappings, and of mounts to read for each. */
-    return match->search->has_own_pages && !hr_is_past(match->search->deadline_ns) &&
-           hr_is_device_with_own_pages(match->process, file);
+    return asked->has_own_pages && !hr_is_past(question->deadline_ns) &&
+           hr_is_device_with_own_pages(question->process, file);
 }
 
 /*
@@ -48,36 +49,54 @@ static bool is_another_file(const struct match *match, const struct hr_file_id *
  */
 static bool match_mapping(void *argument, const struct hr_mapping *mapping)
 {
-    struct match *match = argument;
-    const struct hr_search *search = match->search;
-    if (!mapping->writable || mapping->file.inode != search->file.inode)
-        return true;
-    if (hr_is_same_file(&mapping->file, &search->file))
-        match->is_found = true;
-    else if (match->bytes < search->file_bytes && !is_another_file(match, &mapping->file))
-        match->bytes += mapping->end - mapping->start;
-    return !match->is_found;
+    struct question *question = argument;
+    for (uint32_t i = 0; mapping->writable && i < question->count; i++) {
+        struct hr_asked_file *asked = &question->files[i];
+        if (mapping->file.inode != asked->file.inode || asked->seen == HR_MAPS)
+            continue;
+        if (hr_is_same_file(&mapping->file, &asked->file)) {
+            asked->seen = HR_MAPS;
+            question->found++;
+        } else if (asked->unsure_bytes < asked->bytes &&
+                   !is_another_file(question, asked, &mapping->file)) {
+            asked->unsure_bytes += mapping->end - mapping->start;
+        }
+    }
+    return question->found < question->count;
 }
 
-static enum hr_seen match_process(int proc, const char *name, struct match *match)
+static enum hr_seen read_asked(int proc, const char *name, struct question *question,
+                               bool *has_libvgpu)
 {
-    const struct hr_search *search = match->search;
     struct hr_maps_reader reader = {
-        .take = match_mapping, .argument = match, .deadline_ns = search->deadline_ns};
-    match->process = hr_open_process(proc, name);
-    if (match->process < 0) /* what is no directory is no process */
+        .take = match_mapping, .argument = question, .deadline_ns = question->deadline_ns};
+    question->process = hr_open_process(proc, name);
+    if (question->process < 0) /* what is no directory is no process */
         return errno == ENOTDIR || errno == ELOOP ? HR_GONE : hr_after_failure(errno);
-    enum hr_seen seen = hr_read_process_maps(match->process, &reader);
-    close(match->process);
-    match->has_libvgpu = reader.has_libvgpu;
-    match->is_too_long = seen == HR_TOO_LONG;
-    if (match->is_found) {
-        match->is_unsure = seen != HR_MAPS; /* whether it has libvgpu */
-        return HR_MAPS;
+    enum hr_seen seen = hr_read_process_maps(question->process, &reader);
+    close(question->process);
+    *has_libvgpu = reader.has_libvgpu;
+    return seen;
+}
+
+static void ask(int proc, const char *name, struct hr_asked_file *files, uint32_t count,
+                uint64_t deadline_ns, struct hr_mapper *out)
+{
+    struct question question = {.files = files, .count = count, .deadline_ns = deadline_ns};
+    for (uint32_t i = 0; i < count; i++) {
+        files[i].seen = HR_MAPS_NOT;
+        files[i].unsure_bytes = 0;
     }
-    if (seen != HR_MAPS)
-        return seen;
-    return match->bytes >= search->file_bytes ? HR_MAPS_UNSURE : HR_MAPS_NOT;
+    enum hr_seen seen = read_asked(proc, name, &question, &out->has_libvgpu);
+    for (uint32_t i = 0; i < count; i++) {
+        if (files[i].seen == HR_MAPS)
+            continue;
+        files[i].seen = seen;
+        if (seen == HR_MAPS)
+            files[i].seen = files[i].unsure_bytes >= files[i].bytes ? HR_MAPS_UNSURE : HR_MAPS_NOT;
+    }
+    out->is_cut = seen != HR_MAPS;
+    out->is_too_long = seen == HR_TOO_LONG;
 }
 
 bool hr_names_slot(const struct hr_slot_pids *slots, int32_t pid)
@@ -144,6 +163,57 @@ static int add_mapper(struct hr_mappers *out, const struct hr_mapper *mapper)
     return HR_OK;
 }
 
+/* The text of a link, cut to `room`; empty where it cannot be read. */
+static void read_link(int directory, const char *name, char *out, size_t room)
+{
+    ssize_t length = readlinkat(directory, name, out, room - 1);
+    out[length < 0 ? 0 : length] = '\0';
+}
+
+static bool is_self(int proc, const char *name)
+{
+    char self[24];
+    read_link(proc, "self", self, sizeof self);
+    return strcmp(name, self) == 0;
+}
+
+void hr_ask_process(int proc, uint32_t pid, struct hr_asked_file *files, uint32_t count,
+                    uint64_t timeout_ns, struct hr_answer *out)
+{
+    struct hr_mapper mapper;
+    char name[16], status[32];
+    snprintf(name, sizeof name, "%" PRIu32, pid);
+    snprintf(status, sizeof status, "%s/status", name);
+    const int64_t started = hr_read_start_time(proc, pid);
+    hr_read_pids(proc, status, &mapper);
+    ask(proc, name, files, count, hr_deadline_ns(timeout_ns), &mapper);
+    *out = (struct hr_answer){.start_time_ticks = started,
+                              .levels = mapper.levels,
+                              .has_libvgpu = mapper.has_libvgpu,
+                              .is_cut = mapper.is_cut,
+                              .is_too_long = mapper.is_too_long,
+                              .is_self = is_self(proc, name)};
+    memcpy(out->pids, mapper.pids, sizeof out->pids);
+}
+
+int hr_add_answer(struct hr_mappers *out, struct hr_mapper *mapper, enum hr_seen seen)
+{
+    if (seen == HR_MAPS_NOT || seen == HR_MAPS_NOTHING || seen == HR_GONE)
+        return HR_OK;
+    if (mapper->levels == 0) {
+        out->incomplete = true;
+        return HR_OK;
+    }
+    /* The init of the host itself is no process of a container, also where it may not be read. */
+    if (seen == HR_REFUSED && out->initial && mapper->levels == 1 && mapper->pids[0] == 1)
+        return HR_OK;
+    mapper->is_unsure = seen != HR_MAPS;
+    out->cut_short = out->cut_short || seen == HR_NO_TIME;
+    /* Whether it has libvgpu may be unknown, too. */
+    out->has_unsure = out->has_unsure || mapper->is_unsure || mapper->is_cut;
+    return add_mapper(out, mapper);
+}
+
 static int search_process(const struct hr_search *search, int proc, const char *name,
                           struct hr_mappers *out)
 {
@@ -154,30 +224,9 @@ static int search_process(const struct hr_search *search, int proc, const char *
         hr_read_pids(proc, status, &mapper) == HR_GONE ||
         !may_matter(search, &mapper, out->initial))
         return HR_OK;
-    struct match match = {.search = search};
-    enum hr_seen seen = match_process(proc, name, &match);
-    if (seen == HR_MAPS_NOT || seen == HR_MAPS_NOTHING || seen == HR_GONE)
-        return HR_OK;
-    if (mapper.levels == 0) {
-        out->incomplete = true;
-        return HR_OK;
-    }
-    /* The init of the host itself is no process of a container, also where it may not be read. */
-    if (seen == HR_REFUSED && out->initial && mapper.levels == 1 && mapper.pids[0] == 1)
-        return HR_OK;
-    mapper.has_libvgpu = match.has_libvgpu;
-    mapper.is_unsure = seen != HR_MAPS;
-    mapper.is_too_long = match.is_too_long;
-    out->cut_short = out->cut_short || seen == HR_NO_TIME;
-    out->has_unsure = out->has_unsure || mapper.is_unsure || match.is_unsure;
-    return add_mapper(out, &mapper);
-}
-
-/* The text of a link, cut to `room`; empty where it cannot be read. */
-static void read_link(int directory, const char *name, char *out, size_t room)
-{
-    ssize_t length = readlinkat(directory, name, out, room - 1);
-    out[length < 0 ? 0 : length] = '\0';
+    struct hr_asked_file file = search->file;
+    ask(proc, name, &file, 1, search->deadline_ns, &mapper);
+    return hr_add_answer(out, &mapper, file.seen);
 }
 
 /*

@@ -77,6 +77,21 @@ bool hr_is_as_seen(const hr_region *region, const struct hr_seen_slot *before, i
 /* From the odd value that was seen to the next even one.  A swap: false if it has changed. */
 bool hr_end_seqlock(const hr_region *region, int32_t index, uint64_t seen);
 
+/* ---- Evidence ------------------------------------------------------------------------- */
+
+struct hr_evidence {
+    hr_region *region;
+    uint64_t noted_ns;
+    int64_t noted_ticks; /* since boot, as start times are */
+    struct hr_lock_words words;
+    int32_t slots; /* below proc_num */
+    bool has_pidless;
+    struct hr_seen_slot seen[HR_SLOTS];
+    struct hr_search search; /* what to look for */
+    struct hr_slot_pids wanted;
+    struct hr_mappers mappers;
+};
+
 /* ---- Marks ------------------------------------------------------------------------------- */
 
 /*
@@ -125,13 +140,13 @@ struct hr_table_view {
 };
 
 /*
- * Scan /proc, watch the table for 20 ms, and judge by `view`; if that returns HR_NEEDS_LOCK, or
- * there is no such function, take the lock and run the work, which judges anew.  While the lock is
- * waited for the view grows old: it is made anew every quarter of a second, and when the work
- * returns HR_ETIMEOUT.
+ * Scan /proc or take evidence, watch the table for 20 ms, and judge by `view`; if that returns
+ * HR_NEEDS_LOCK, or there is no such function, take the lock and run the work, which judges anew.
+ * While the lock is waited for the view grows old: it is made anew every quarter of a second, and
+ * when the work returns HR_ETIMEOUT.
  */
 #define HR_NEEDS_LOCK (HR_SLOTS + 1)
-int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *view,
+int hr_run_viewed(hr_region *region, const struct hr_source *source, struct hr_table_view *view,
                   hr_guarded_work *judge, hr_guarded_work *work, void *argument,
                   uint64_t timeout_ns);
 
@@ -171,7 +186,7 @@ int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_vi
 struct hr_deaths {
     /* From the caller: */
     hr_region *region;
-    struct hr_search search; /* proc, and the excluded */
+    struct hr_search search; /* proc, and the excluded; or evidence */
     bool only_odd;           /* ask only for the processes of slots whose seqlock is odd */
 
     int32_t slots; /* below proc_num, before the search */

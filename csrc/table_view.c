@@ -46,14 +46,24 @@ static int begin_watch(void *argument)
     return HR_OK;
 }
 
-static int look(hr_region *region, const char *proc, struct hr_table_view *view)
+static int note(const struct hr_evidence *evidence, struct hr_table_view *view)
+{
+    if (evidence == NULL)
+        return hr_run(view->region, note_slots, view);
+    view->names = evidence->wanted;
+    view->has_pidless = evidence->has_pidless;
+    memcpy(view->seen, evidence->seen, sizeof view->seen);
+    return HR_OK;
+}
+
+static int look(hr_region *region, const struct hr_source *source, struct hr_table_view *view)
 {
     memset(view, 0, sizeof *view);
     view->region = region;
-    int code = hr_run(region, note_slots, view);
+    int code = note(source->evidence, view);
     /* A process that has stored pid 0 has no name to be found by: all of them are looked at. */
     if (code == HR_OK)
-        code = hr_look_for_mappers(region, proc, view->has_pidless ? NULL : &view->names,
+        code = hr_look_for_mappers(region, source, view->has_pidless ? NULL : &view->names,
                                    &view->mappers);
     if (code == HR_OK)
         code = hr_run(region, begin_watch, view);
@@ -66,14 +76,14 @@ static int look(hr_region *region, const char *proc, struct hr_table_view *view)
     return code;
 }
 
-int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *view,
+int hr_run_viewed(hr_region *region, const struct hr_source *source, struct hr_table_view *view,
                   hr_guarded_work *judge, hr_guarded_work *work, void *argument,
                   uint64_t timeout_ns)
 {
     uint64_t deadline = hr_deadline_ns(timeout_ns);
     uint64_t left = timeout_ns;
     for (;;) {
-        int code = look(region, proc, view);
+        int code = look(region, source, view);
         if (code != HR_OK)
             return code;
         code = judge == NULL ? HR_NEEDS_LOCK : hr_run(region, judge, argument);

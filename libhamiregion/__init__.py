@@ -41,6 +41,11 @@ from .errors import RegionReadOnly as RegionReadOnly
 from .errors import RegionStale as RegionStale
 from .errors import SearchCutShort as SearchCutShort
 from .errors import SlotTableFull as SlotTableFull
+from .evidence import Evidence as Evidence
+from .evidence import Mapped as Mapped
+from .evidence import ProcessAnswer as ProcessAnswer
+from .evidence import WantedFile as WantedFile
+from .evidence import ask_process as ask_process
 from .layouts import Layout as Layout
 from .lock import LockRecovery as LockRecovery
 from .lock import LockState as LockState
@@ -79,15 +84,16 @@ from .units import parse_size as parse_size
 # For help(), which shows what is listed.
 __all__ = [
     "ANYTHING", "AmbiguousLayout", "Anything", "Change", "Columns", "Device", "DeviceColumns",
-    "DeviceRow", "DeviceUsage", "Effect", "EnvironmentLimits", "LaunchesWouldStop", "Layout",
-    "Limit", "LimitBelowUsage", "LimitChange", "LimitConflict", "LimitEdit", "LimitKind",
-    "LockLost", "LockNotRecoverable", "LockRecovery", "LockState", "LockTimeout", "MemoryKind",
-    "MemoryLimitExceeded", "NoSuchDevice", "NotARegion", "OwnerLife", "PathLike", "ProcessColumns",
-    "ProcessDeviceUsage", "ProcessNotInRegion", "ProcessStatus", "ProcessUsage", "ReapRefused",
-    "ReapedSlot", "Region", "RegionClosed", "RegionColumns", "RegionCorrupt", "RegionError",
-    "RegionLock", "RegionNotFound", "RegionNotReady", "RegionPermissionDenied", "RegionReadOnly",
-    "RegionSet", "RegionSnapshot", "RegionStale", "RegionTable", "SearchCutShort", "Slot",
-    "SlotChange", "SlotRepair", "SlotTableFull", "UndoOutcome", "UndoStatus", "UsageColumns",
-    "ValueChange", "__version__", "create_region", "format_size", "identify",
-    "limits_from_environment", "open_region", "own_region", "parse_size", "undo",
+    "DeviceRow", "DeviceUsage", "Effect", "EnvironmentLimits", "Evidence", "LaunchesWouldStop",
+    "Layout", "Limit", "LimitBelowUsage", "LimitChange", "LimitConflict", "LimitEdit", "LimitKind",
+    "LockLost", "LockNotRecoverable", "LockRecovery", "LockState", "LockTimeout", "Mapped",
+    "MemoryKind", "MemoryLimitExceeded", "NoSuchDevice", "NotARegion", "OwnerLife", "PathLike",
+    "ProcessAnswer", "ProcessColumns", "ProcessDeviceUsage", "ProcessNotInRegion", "ProcessStatus",
+    "ProcessUsage", "ReapRefused", "ReapedSlot", "Region", "RegionClosed", "RegionColumns",
+    "RegionCorrupt", "RegionError", "RegionLock", "RegionNotFound", "RegionNotReady",
+    "RegionPermissionDenied", "RegionReadOnly", "RegionSet", "RegionSnapshot", "RegionStale",
+    "RegionTable", "SearchCutShort", "Slot", "SlotChange", "SlotRepair", "SlotTableFull",
+    "UndoOutcome", "UndoStatus", "UsageColumns", "ValueChange", "WantedFile", "__version__",
+    "ask_process", "create_region", "format_size", "identify", "limits_from_environment",
+    "open_region", "own_region", "parse_size", "undo",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import attrs
 
@@ -13,6 +13,7 @@ from .errors import new_error
 
 if TYPE_CHECKING:
     from .errors import PathLike
+    from .evidence import Evidence
 
 _HOLDS_LOCK: Final = "this thread holds the lock already; it is not re-entrant"
 # What a recovery may take besides its watch: its search, and the wait for another recovery.
@@ -146,7 +147,9 @@ class Locks(Handle):
         """
         return RegionLock(self, nanoseconds(timeout_s))
 
-    def lock_state(self, *, proc: PathLike = "/proc") -> LockState:
+    def lock_state(
+        self, *, proc: PathLike = "/proc", evidence: Evidence | None = None
+    ) -> LockState:
         """Return whether the lock is held, by which process, and whether that lives.
 
         Changes nothing, and works read-only. Alive means: a process that maps this very file has
@@ -155,6 +158,7 @@ class Locks(Handle):
 
         Args:
             proc: The root of /proc, if it is mounted elsewhere.
+            evidence: Evidence about this region, instead of a search of /proc in this thread.
 
         Raises:
             RegionReadOnly: The region was opened by `own_region`: the call may open the file again,
@@ -164,7 +168,11 @@ class Locks(Handle):
         Shell: ``hamiregion lock status FILE``.
         """
         out, error = ffi.new("struct hr_lock_state *"), new_error()
-        self._check(lib.hr_get_lock_state(self._handle, proc_root(proc), out, error), error)
+        if evidence is None:
+            code = lib.hr_get_lock_state(self._handle, proc_root(proc), out, error)
+        else:
+            code = lib.hr_get_lock_state_by(evidence._raw_for(self), out, error)
+        self._check(code, error)
         return LockState(
             held=out.value == 0,
             owner_pid=None if out.is_ours else out.owner_pid or None,
@@ -177,7 +185,13 @@ class Locks(Handle):
             postinit_value=None if self.layout.offsets["sem_postinit"] is None else out.postinit,
         )
 
-    def recover_lock(self, *, proc: PathLike = "/proc", watch_s: float = 10.5) -> LockRecovery:
+    def recover_lock(
+        self,
+        *,
+        proc: PathLike = "/proc",
+        watch_s: float = 10.5,
+        evidence: Evidence | None = None,
+    ) -> LockRecovery:
         """Free a lock that no process can hold any more, never one that a live process holds.
 
         Proof is: the owner is dead; or the lock is unsigned, or its signature cannot be judged, and
@@ -187,6 +201,7 @@ class Locks(Handle):
 
         Args:
             proc: The root of /proc, if it is mounted elsewhere.
+            evidence: Evidence about this region, instead of a search of /proc in this thread.
             watch_s: How long to watch an unsigned lock while others map the file. 0 does not wait;
                 60 and more also judge the second semaphore. A signal whose handler takes longer
                 than 0.1 s begins the watch anew; 3 s after `watch_s` the call gives up.
@@ -201,13 +216,17 @@ class Locks(Handle):
 
         Source: docs, The protocol (Recovery). Shell: ``hamiregion lock recover FILE``.
         """
-        root, watch_ns = proc_root(proc), nanoseconds(watch_s)
+        watch_ns = nanoseconds(watch_s)
+        recover = lib.hr_recover_lock
+        source: tuple[Any, ...] = (self._handle, proc_root(proc))
+        if evidence is not None:
+            recover, source = lib.hr_recover_lock_by, (evidence._raw_for(self),)
         progress, error = ffi.new("struct hr_recovery *"), new_error()
         deadline_s = time.monotonic() + watch_s + _SEARCH_S
         # A signal ends the call, so that its handler runs; the next one goes on from there.
         code = lib.HR_EINTERRUPTED
         while code == lib.HR_EINTERRUPTED:
-            code = lib.hr_recover_lock(self._handle, root, watch_ns, progress, error)
+            code = recover(*source, watch_ns, progress, error)
             if time.monotonic() > deadline_s:
                 # Handlers have taken too much of the time: what is not proved now is left alone.
                 watch_ns = 0

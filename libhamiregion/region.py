@@ -10,6 +10,7 @@ from ._core import ffi, lib
 from ._handle import in_slices, nanoseconds
 from .edits import Device, Edits, find_device
 from .errors import LockTimeout, RegionNotFound, new_error, region_error, signed
+from .evidence import Evidence
 from .layouts import DEVICE_CAPACITY, LAYOUTS, Layout
 from .lock import Locks
 from .models import RegionSnapshot, device_indices, take_snapshot
@@ -104,6 +105,18 @@ class Region(Edits, Locks, Slots):
         Source: docs, Consistency and lifetimes (How a snapshot is made).
         """
         return take_snapshot(self)
+
+    def evidence(self) -> Evidence:
+        """Begin to gather evidence about this region's processes, as the lock and slots are now.
+
+        For services that must not read /proc in the thread which repairs: see `ask_process`.
+        Without it `lock_state`, `recover_lock`, `reap` and `repair_slots` search /proc in the
+        caller's thread.
+
+        Raises:
+            RegionStale, RegionCorrupt, RegionClosed: As `snapshot`.
+        """
+        return Evidence(self)
 
     def is_stale(self) -> bool:
         """Return whether the path no longer names the mapped file, or the file is too short now.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from .edits import Device
     from .errors import PathLike
+    from .evidence import Evidence
 
 #: The kind of charged memory: CUDA contexts, modules (code) or buffers.
 MemoryKind: TypeAlias = Literal["context", "module", "data"]
@@ -429,6 +430,7 @@ class Slots(Handle):
         dry_run: bool = False,
         timeout_s: float = 1.0,
         excluded: Collection[tuple[int, int]] = (),
+        evidence: Evidence | None = None,
     ) -> tuple[ReapedSlot, ...]:
         """Free the slots of dead processes, whose memory still counts against the limit.
 
@@ -444,6 +446,7 @@ class Slots(Handle):
             timeout_s: How long to wait for the lock.
             excluded: Processes that are known to use other regions only, as pid and start time in
                 clock ticks, sorted; their maps are not read.
+            evidence: Evidence about this region, instead of a search of /proc in this thread.
 
         Returns:
             The freed slots.
@@ -461,12 +464,15 @@ class Slots(Handle):
         wanted = [integer("a pid", pid, 1, _MAX_PID) for pid in pids or ()]
         if pids is not None and not wanted:
             return ()
-        strangers = ffi.new("struct hr_stranger[]", [(start, pid) for pid, start in excluded])
         out, error = ffi.new("struct hr_slot_result[]", SLOT_CAPACITY), new_error()
-        root = proc_root(proc)
-        asked = strangers, len(strangers), wanted, len(wanted), int(dry_run)
+        asked = wanted, len(wanted), int(dry_run)
+        strangers = ffi.new("struct hr_stranger[]", [(start, pid) for pid, start in excluded])
+        reap = lib.hr_reap
+        source: tuple[Any, ...] = (self._handle, proc_root(proc), strangers, len(strangers))
+        if evidence is not None:
+            reap, source = lib.hr_reap_by, (evidence._raw_for(self),)
         code = in_slices(
-            lambda slice_ns: lib.hr_reap(self._handle, root, *asked, slice_ns, out, error),
+            lambda slice_ns: reap(*source, *asked, slice_ns, out, error),
             nanoseconds(timeout_s),
         )
         slots = out[0 : self._check(code, error, _HOLDS_LOCK)]
@@ -482,7 +488,12 @@ class Slots(Handle):
         return freed
 
     def repair_slots(
-        self, *, proc: PathLike = "/proc", dry_run: bool = False, timeout_s: float = 1.0
+        self,
+        *,
+        proc: PathLike = "/proc",
+        dry_run: bool = False,
+        timeout_s: float = 1.0,
+        evidence: Evidence | None = None,
     ) -> SlotRepair:
         """Repair the slots of live processes that were moved without their knowledge.
 
@@ -497,6 +508,7 @@ class Slots(Handle):
             dry_run: Only return the processes concerned. Takes no lock, and works on a read-only
                 region.
             timeout_s: How long to wait for the lock.
+            evidence: Evidence about this region, instead of a search of /proc in this thread.
 
         Returns:
             The repaired processes, and those that may be counted wrongly and were left alone.
@@ -508,11 +520,12 @@ class Slots(Handle):
         Source: docs, The protocol (Orphaned slots).
         """
         out, error = ffi.new("struct hr_slot_result[]", SLOT_CAPACITY), new_error()
-        root = proc_root(proc)
+        repair = lib.hr_repair_slots
+        source: tuple[Any, ...] = (self._handle, proc_root(proc))
+        if evidence is not None:
+            repair, source = lib.hr_repair_slots_by, (evidence._raw_for(self),)
         code = in_slices(
-            lambda slice_ns: lib.hr_repair_slots(
-                self._handle, root, int(dry_run), slice_ns, out, error
-            ),
+            lambda slice_ns: repair(*source, int(dry_run), slice_ns, out, error),
             nanoseconds(timeout_s),
         )
         slots = out[0 : self._check(code, error, _HOLDS_LOCK)]

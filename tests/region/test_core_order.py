@@ -24,6 +24,7 @@ ORDER = (
     "mappers",
     "lock",
     "slot_table",
+    "evidence",
     "table_view",
     "deaths",
     "recovery",

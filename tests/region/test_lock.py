@@ -92,7 +92,8 @@ def test_the_lock_is_not_reentrant_and_says_so(file: RegionFile) -> None:
         with pytest.raises(RuntimeError, match="not re-entrant"), region.lock():
             pass
         assert value_of(file) == 0
-        for call in TAKES_THE_LOCK_ITSELF.values():
+        # repair_slots() takes the lock only if a slot is to be put right.
+        for call in {*TAKES_THE_LOCK_ITSELF.values()} - {Region.repair_slots}:
             with pytest.raises(RuntimeError, match="this thread holds the lock"):
                 call(region)
         assert value_of(file) == 0
