@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lock_bytes import hold, is_free
+from lock_bytes import hold, is_free, let_go
 from slot_bytes import pids
 from support.actors import MakeActor
 from support.fake_proc import FakeProc, line_of
@@ -18,6 +18,7 @@ from support.wait import eventually
 from libhamiregion import (
     Evidence,
     LockNotRecoverable,
+    LockTimeout,
     ReapedSlot,
     ReapRefused,
     Region,
@@ -228,3 +229,23 @@ def test_the_process_that_asks_is_none_of_the_region(region: Region, file: Regio
     assert own.mapped == ("yes",)
     evidence.add([(own, own.mapped[0])], found_all=True, is_all=True)
     assert region.recover_lock(evidence=evidence, watch_s=0).ownerless
+
+
+# ---- a seqlock that a killed process left odd ----
+
+
+def test_a_dead_ones_odd_seqlock_is_made_even_beside_the_live_owner_that_waits_for_it(
+    region: Region, file: RegionFile, fake_proc: FakeProc, proc: int
+) -> None:
+    """The owner was asked, and is older than the evidence."""
+    stat = fake_proc.directory / "100" / "stat"
+    stat.write_text(f"100 (x) {' '.join(['S', *['0'] * 18, '1', *['0'] * 30])}\n")
+    file.add_process(ALIVE, {0: 640})
+    file.add_process(DEAD, {0: 320})
+    file.put("slot_seqlock", 7, slot=1)
+    hold(file, ALIVE)
+    with pytest.raises(LockTimeout):
+        region.reap(timeout_s=0.05, evidence=gathered(region, proc))
+    assert file.get("slot_seqlock", slot=1) == 8
+    let_go(file)
+    assert region.reap(evidence=gathered(region, proc)) == (ReapedSlot(DEAD, 320),)
