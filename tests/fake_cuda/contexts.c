@@ -377,6 +377,9 @@ API CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice device)
     return code;
 }
 
+/* The first version, which the library does not hook. */
+ALSO(cuCtxCreate, cuCtxCreate_v2);
+
 API CUresult cuCtxCreate_v3(CUcontext *out, void *affinity, int count, unsigned flags,
                             CUdevice device)
 {

@@ -53,15 +53,18 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size,
         return code;
     if (flags != 0 || size == 0 || size % GRANULARITY != 0)
         return CUDA_ERROR_INVALID_VALUE;
-    bool on_device = wanted->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    /* 6: a part of a device, which is the low byte. */
+    int device = wanted->location.type == 6 ? wanted->location.id & 0xff : wanted->location.id;
+    bool on_device =
+        wanted->location.type == CU_MEM_LOCATION_TYPE_DEVICE || wanted->location.type == 6;
     if (on_device)
-        code = check_device(wanted->location.id);
+        code = check_device(device);
     if (code == CUDA_SUCCESS && on_device)
-        code = charge(wanted->location.id, size);
+        code = charge(device, size);
     if (code != CUDA_SUCCESS)
         return code;
     struct physical *physical = malloc(sizeof *physical);
-    *physical = (struct physical){on_device ? wanted->location.id : -1,
+    *physical = (struct physical){on_device ? device : -1,
                                   memfd_create("fake GPU memory", MFD_CLOEXEC), size, 1};
     if (physical->file < 0 || ftruncate(physical->file, (off_t)size) != 0) {
         drop(physical);

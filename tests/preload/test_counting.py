@@ -1,6 +1,8 @@
 """Every way to allocate is counted, and everything that frees is too."""
 
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -453,3 +455,62 @@ def test_memory_of_a_graph_counts_as_long_as_the_driver_keeps_it(limited: Make) 
     program.do("cuMemFree_v2", address)
     program.do("cuDeviceGraphMemTrim", 0)
     eventually(lambda: scene.used() == CONTEXT)
+
+
+def test_memory_on_a_part_of_a_device_counts_on_that_device(limited: Make) -> None:
+    """Location type 6 of CUDA 13.5: the low byte is the device."""
+    scene = limited(memory=[GIB, GIB])
+    program = scene.program().start()
+    program.do("cuMemCreate", OUT, SIZE, packed("iiiiQQ", 1, 0, 6, 0x300 + 1, 0, 0), 0)
+    assert (scene.used(0), scene.used(1)) == (CONTEXT, SIZE)
+
+
+ALLOCATE_STEADILY = """
+import ctypes, sys, threading
+cuda = ctypes.CDLL("libcuda.so.1")
+context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+cuda.cuInit(0)
+cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+cuda.cuCtxSetCurrent(context)
+cuda.fake_cuda_grow(0, ctypes.c_uint64(500 << 20))
+print(flush=True)
+while True:
+    cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 20))
+    cuda.cuMemFree_v2(pointer)
+"""
+
+
+def test_what_the_driver_takes_counts_while_a_program_allocates_steadily(limited: Make) -> None:
+    """NVML's figure and the charges are never of one moment."""
+    scene = limited(memory=[4 * GIB])
+    command = [sys.executable, "-I", "-S", "-c", ALLOCATE_STEADILY]
+    with subprocess.Popen(command, env=scene.environment(), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        eventually(lambda: scene.used() >= CONTEXT + 498 * MIB)
+        process.kill()
+
+
+def test_managed_memory_hides_no_context(limited: Make) -> None:
+    """It need not be on the device, so that NVML's figure has none of it."""
+    scene = limited(memory=[4 * GIB])
+    program = scene.program().start()
+    attach_global = 1
+    managed = program.do("cuMemAllocManaged", OUT, 2 * GIB, attach_global)
+    other = scene.program().start()
+    eventually(lambda: scene.used() == 2 * CONTEXT + 2 * GIB)
+    # After its next measurement, which comes within a second.
+    other.do("fake_cuda_grow", 0, 100 * MIB)
+    eventually(lambda: scene.used() == 2 * CONTEXT + 100 * MIB + 2 * GIB)
+    program.do("cuMemFree_v2", managed)
+    eventually(lambda: scene.used() == 2 * CONTEXT + 100 * MIB)
+
+
+def test_a_context_that_is_made_in_an_unknown_way_counts(limited: Make) -> None:
+    """The first allocation attaches, and starts the thread that measures contexts."""
+    scene = limited(memory=[4 * GIB])
+    program = scene.program()
+    program.do("cuInit", 0)
+    program.do("cuCtxCreate", OUT, 0, 0)
+    program.allocate(SIZE)
+    eventually(lambda: scene.used() == CONTEXT + SIZE)

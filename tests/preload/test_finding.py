@@ -1,12 +1,16 @@
 """However a program comes to a function of the driver, it comes to the library's."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from fake_cuda.driver import GIB, FakeGpus
 from limited import Limited
+
+from libhamiregion.run.libraries import preloaded_library
 
 Make = Callable[..., Limited]
 
@@ -82,3 +86,17 @@ def test_the_ways_are_those_of_the_driver_itself(gpus: FakeGpus, c_programs: Pat
     command = [c_programs / "finding", c_programs / "libother.so"]
     done = subprocess.run(command, env=gpus.environment(), capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
+def test_functions_that_an_older_driver_lacks_are_not_shown_by_their_name() -> None:
+    """A program that finds one by dlsym() takes the driver for one that has it."""
+    library = Path(preloaded_library()).with_name("libcuda-standin.so")
+    shown = subprocess.run(
+        ["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True
+    ).stdout
+    names = {line.split()[-1] for line in shown.splitlines()}
+    assert "cuMemAlloc_v2" in names
+    assert names.isdisjoint(
+        {"cuCtxCreate_v4", "cuGreenCtxCreate", "cuGreenCtxDestroy", "cuGraphInstantiateWithParams"}
+    )

@@ -316,3 +316,38 @@ def test_a_program_that_cannot_be_told_from_others_is_not_held_and_says_so(
         " a pid that it can be known by\n"
     )
     eventually(lambda: observer.busy_percent(0.5) > FREE)
+
+
+def test_a_captured_launch_costs_nothing(limited: Make) -> None:
+    """It only becomes a node of a graph; a launch after it would wait for minutes."""
+    program = limited(sm=[10, None]).program().start()
+    module = program.do("cuModuleLoadData", OUT, "text:any image")
+    kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_1ms")
+    stream = program.do("cuStreamCreate", OUT, 0)
+
+    def launch(width: int) -> tuple[object, ...]:
+        return ("cuLaunchKernel", kernel, width, 1, 1, 32, 1, 1, 0, stream, None, None)
+
+    relaxed = 2
+    program.do("cuStreamBeginCapture_v2", stream, relaxed)
+    for _ in range(3):
+        program.do(*launch(2**31 - 1))
+    program.do("cuStreamEndCapture", stream, OUT)
+    begun_s = time.monotonic()
+    program.do(*launch(1))
+    program.do(*launch(1))
+    assert time.monotonic() - begun_s < 5
+
+
+@pytest.mark.slow
+def test_a_launch_waits_ten_seconds_at_most(limited: Make) -> None:
+    """The kernel that it waits behind may be one that waits for it."""
+    program = limited(sm=[10, None]).program().start()
+    module = program.do("cuModuleLoadData", OUT, "text:any image")
+    kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_8000ms")
+    longest_s = 0.0
+    for _ in range(2):
+        begun_s = time.monotonic()
+        program.do("cuLaunchKernel", kernel, 1, 1, 1, 32, 1, 1, 0, None, None, None)
+        longest_s = max(longest_s, time.monotonic() - begun_s)
+    assert longest_s < 10.6
