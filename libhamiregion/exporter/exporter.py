@@ -22,7 +22,7 @@ from .families import BY_NAME, FAMILIES, check_names
 from .gone import GoneContainers
 from .labels import label_text, safe_value
 from .legacy import former_series
-from .overview import PAGE_INTERVAL_S, page_html
+from .overview import PAGE_INTERVAL_S, PageView, page_html
 from .scrape import RowTexts, Scrape
 from .text import Series, TextWriter
 
@@ -40,6 +40,7 @@ _PAUSED = "_paused"
 _READY_AGE_S = 30.0
 _LINE = 400
 _TURN_S = 15.0
+_PAGES_KEPT = 8
 
 
 class Collector(Protocol):
@@ -137,7 +138,10 @@ class NodeExporter:
         self._doctor = doctors[0] if doctors else DoctorCollector()
         self._with_slots = any(each.needs_slots for each in self._collectors)
         self._runs = {each.name: _Run() for each in self._collectors}
-        self._lock = threading.Lock()
+        self._lock, self._page_lock = threading.Lock(), threading.Lock()
+        # When the page was made last, and of what; by view what was written of it.
+        self._page: tuple[float, Scrape | None] = (0.0, None)
+        self._pages: dict[PageView, bytes] = {}
         self._texts: RowTexts | None = None
         self._writer = TextWriter()
         self._unreadable: set[str] = set()
@@ -166,7 +170,7 @@ class NodeExporter:
         )
 
     def page(self, query: str = "") -> bytes:
-        """Write the page for people, in HTML.
+        """Write the page for people, in HTML; the node is observed for it every 5 s at most.
 
         Args:
             query: Of the page's address.
@@ -175,12 +179,22 @@ class NodeExporter:
             RegionClosed: The node has been closed.
             NodeBusy: Another observation does not come back.
         """
-        observation = self._observe(PAGE_INTERVAL_S)
-        with self._turn():
-            scrape = self._scrape(observation)
-            if self._doctor in self._collectors:
-                self._run(self._doctor, scrape)
-        return page_html(scrape, self._doctor, query)
+        view = PageView.of(query)
+        # One at a time, whoever asks: pages must not keep scrapes waiting.
+        with self._turn(self._page_lock):
+            made_s, scrape = self._page
+            if scrape is None or time.monotonic() - made_s >= PAGE_INTERVAL_S:
+                observation = self._observe(PAGE_INTERVAL_S)
+                with self._turn(self._lock):
+                    scrape = self._scrape(observation)
+                    if self._doctor in self._collectors:
+                        self._run(self._doctor, scrape)
+                self._page, self._pages = (time.monotonic(), scrape), {}
+            if view not in self._pages:
+                if len(self._pages) >= _PAGES_KEPT:
+                    self._pages.clear()
+                self._pages[view] = page_html(scrape, self._doctor, view)
+            return self._pages[view]
 
     # ---- a scrape --------------------------------------------------------------------------------
 
@@ -229,7 +243,7 @@ class NodeExporter:
         """
         check_names(names)
         observation = self._observe(self._max_age_s)
-        with self._turn():
+        with self._turn(self._lock):
             scrape = self._scrape(observation)
             made = [each for one in self._collectors for each in self._run(one, scrape)]
             made += self._of_exporter(observation)
@@ -240,13 +254,13 @@ class NodeExporter:
         return sorted(wanted, key=lambda each: places[each.name])
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        if not self._lock.acquire(timeout=_TURN_S):
+    def _turn(self, lock: threading.Lock) -> Iterator[None]:
+        if not lock.acquire(timeout=_TURN_S):
             raise NodeBusy(f"another scrape has not come back for {_TURN_S:g} s")
         try:
             yield
         finally:
-            self._lock.release()
+            lock.release()
 
     def _observe(self, max_age_s: float) -> Observation:
         # Not under the lock: a file system that never answers holds up one scrape, not all.

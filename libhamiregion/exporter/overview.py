@@ -9,7 +9,7 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qs
 
 from libhamiregion import __version__
@@ -53,21 +53,38 @@ HEADERS: Final = {
 }
 
 
-def page_html(scrape: Scrape, doctor: DoctorCollector, query: str) -> bytes:
-    """Write the page: containers by their names, a bounded number of everything.
+class PageView(NamedTuple):
+    """What a page shows, by its address.
+
+    Attributes:
+        first: How many containers it leaves out: ``from``.
+        opened: The key of the container whose processes are shown, if any: ``open``.
+    """
+
+    first: int
+    opened: str | None
+
+    @classmethod
+    def of(cls, query: str) -> PageView:
+        """Read the query of an address; what makes no sense is left out."""
+        asked = {name: values[0] for name, values in parse_qs(query[:200]).items()}
+        first = int(asked["from"]) if re.fullmatch("[0-9]{1,6}", asked.get("from", "")) else 0
+        opened = asked["open"] if re.fullmatch("[0-9a-f]{16}", asked.get("open", "")) else None
+        return cls(first, opened)
+
+
+def page_html(scrape: Scrape, doctor: DoctorCollector, view: PageView) -> bytes:
+    """Write the page: problems, then containers by their names, a bounded number of everything.
 
     Args:
         scrape: The node's containers.
         doctor: Has the findings.
-        query: Of the page's address: ``from`` is how many containers to leave out, ``open`` the
-            key of the one whose processes are shown.
+        view: What is shown of them.
 
     Raises:
         ModuleNotFoundError: jinja2 is missing, which the extra ``exporter`` installs.
     """
-    asked = {name: values[0] for name, values in parse_qs(query[:200]).items()}
-    first = int(asked["from"]) if re.fullmatch("[0-9]{1,6}", asked.get("from", "")) else 0
-    opened = asked["open"] if re.fullmatch("[0-9a-f]{16}", asked.get("open", "")) else None
+    first, opened = view
     observation = scrape.observation
     by_name = sorted(scrape.texts.regions, key=lambda each: (each.labels.own, each.row))
     first = max(0, min(first, len(by_name) - 1))

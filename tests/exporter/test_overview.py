@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,8 @@ from support.scrapers import ask
 from support.wait import eventually
 
 from libhamiregion import Layout, create_region, open_region
-from libhamiregion.exporter import MetricsServer, NodeExporter
+from libhamiregion.exporter import MetricsServer, NodeExporter, overview
+from libhamiregion.exporter import exporter as exporter_module
 from libhamiregion.exporter.overview import CONTAINERS_PER_PAGE
 from libhamiregion.node import Node, NodeNames
 from libhamiregion.testing import FakeNode
@@ -94,8 +96,12 @@ def test_the_page_shows_what_top_shows_and_runs_and_loads_nothing(
         assert "no .cache file" in text
         assert "1 dead" in text
         assert "dead process still counted" in text, "what the doctor found"
-        # By name, each with a bar as long as its share of the limit.
-        assert text.index("bert-0") < text.index("llama-0") < text.index("whisper-0")
+        # Problems first, then the containers by name, each with a bar of its share of the limit.
+        problems, _, listed = text.partition("\nContainers\n")
+        assert "dead process still counted" in problems
+        assert re.findall(r"^(\S+/)(\S+-0) \w+$", listed, re.MULTILINE) == [
+            ("default/", "bert-0"), ("default/", "llama-0"), ("inference/", "whisper-0"),
+        ]  # fmt: skip
         widths = page.evaluate(
             "[...document.querySelectorAll('#containers + .panel .row')].map(row => {"
             " const bar = row.querySelector('svg');"
@@ -140,6 +146,9 @@ def test_a_click_shows_the_processes_and_they_stay_when_the_page_comes_anew(
         assert all(pid in text for pid in pids)
         assert "dead" in text
         assert "libhamiregion.testing" not in text, "no arguments, which can hold secrets"
+        # The row that was clicked keeps its place, also when the page comes anew.
+        place = page.evaluate("location.hash")
+        assert page.evaluate(f"document.querySelector('{place}').innerText").count("whisper-0") == 1
         seen = len(page.requests)
         eventually(lambda: not shows(page, "nobody") and len(page.requests) > seen)
         assert time.monotonic() - began_s > 2, "not more often than it says"
@@ -147,6 +156,29 @@ def test_a_click_shows_the_processes_and_they_stay_when_the_page_comes_anew(
         eventually(lambda: shows(page, "host PID"))
         page.evaluate(f"{link}.click()")
         eventually(lambda: shows(page, "whisper-0") and not shows(page, "host PID"))
+
+
+def test_eight_readers_of_the_page_cost_one_making_and_keep_no_scrape_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = NodeFiles(tmp_path)
+    files.region()
+    made: list[object] = []
+    written = overview.page_html
+    monkeypatch.setattr(
+        exporter_module, "page_html", lambda *args: made.append(args) or written(*args)
+    )
+    with files.open() as node, MetricsServer(NodeExporter(node), HERE) as server:
+        address = server.urls[0]
+        views = ["/", "/?open=" + "a" * 16, "/?from=x", "/"] * 2
+        with ThreadPoolExecutor(9) as pool:
+            asked = [pool.submit(ask, address, view) for view in views for _ in range(5)]
+            scraped = [ask(address, "/metrics").status for _ in range(3)]
+            assert {each.result().status for each in asked} == {200}
+        assert scraped == [200] * 3
+    # Two views: what makes no sense in an address is no view of its own.
+    assert len(made) == 2
+    assert len({id(args[0]) for args in made}) == 1, "of one pass over the node"
 
 
 def test_commands_are_code_and_missing_driver_figures_have_a_reason(url: str) -> None:
@@ -167,7 +199,7 @@ def test_nothing_but_its_own_style_is_allowed_and_nothing_is_kept(url: str) -> N
     assert (policy["frame-ancestors"], policy["form-action"]) == ("'none'", "'none'")
     assert reply.headers["cache-control"] == "no-store"
     assert " style=" not in reply.text, "an attribute would need a laxer policy"
-    assert 'http-equiv="refresh" content="5"' in reply.text
+    assert 'http-equiv="refresh" content="5; url=/"' in reply.text
 
 
 @pytest.mark.parametrize(
