@@ -15,10 +15,10 @@ def test_a_monitor_that_was_listed_before_it_maps_a_region_is_found_at_the_next_
 ) -> None:
     file = scene.container("a")
     with OtherWriter(MONITOR) as monitor:
-        node.refresh()
+        node.refresh(processes=True)
         assert find_monitors(node) == ()
         monitor.map(file)
-        node.refresh()
+        node.refresh(processes=True)
         (found,) = find_monitors(node)
         assert (found.evidence, found.pid) == ("name", monitor.pid)
 
@@ -33,5 +33,5 @@ def test_processes_of_the_containers_are_no_writers(scene: NodeScene, node: Node
             pid, _ = inside.child("spawn")
             inside.tell(f"@{pid}", "map", file.path)
         for _ in range(3):
-            node.refresh()
+            node.refresh(processes=True)
             assert find_monitors(node) == ()
