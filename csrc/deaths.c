@@ -129,7 +129,6 @@ struct owner {
     int64_t noted_ticks; /* since boot, as start times are */
     uint64_t began_ns;
     int32_t pid_here;
-    bool ended[HR_SLOTS];
 };
 
 /* A proof is valid for so long: pids do not wrap around in it. */
@@ -182,9 +181,10 @@ static int even_up_work(void *argument)
         const uint64_t age_ns = hr_clock_ns(CLOCK_MONOTONIC) - owner->began_ns;
         if (age_ns > PROOF_NS || !has_lock(owner))
             break;
-        owner->ended[index] = even_up(owner->deaths, index);
+        if (even_up(owner->deaths, index))
+            owner->deaths->is_ended[index] = true;
     }
-    return has_lock(owner) ? HR_OK : HR_EBUSY;
+    return HR_OK;
 }
 
 int hr_even_up_beside_owner(struct hr_deaths *deaths)
@@ -208,11 +208,7 @@ int hr_even_up_beside_owner(struct hr_deaths *deaths)
         hr_liveness_of(&deaths->mappers, pid, false, &owner.pid_here) != HR_ALIVE ||
         owner.pid_here == 0 || !is_same_process(&owner))
         return code;
-    code = hr_run_entered(deaths->region, even_up_work, &owner);
-    /* An owner that changed meanwhile may have changed the slots: they are not to be reaped now.
-     * Nor are they by evidence, which does not show that: the next one does. */
-    const bool is_certain = code == HR_OK && owner.evidence == NULL && is_same_process(&owner);
-    for (int32_t index = 0; is_certain && index < deaths->slots; index++)
-        deaths->seen[index].seqlock += owner.ended[index] ? 1 : 0;
-    return code == HR_EBUSY ? HR_OK : code;
+    /* The owner goes on at once.  Whether the slots are to be reaped is to be judged anew; by
+     * evidence only the next one shows that. */
+    return hr_run_entered(deaths->region, even_up_work, &owner);
 }

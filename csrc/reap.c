@@ -65,7 +65,7 @@ static void judge_slot(struct reap_call *call, int32_t index)
         return;
     if (life != HR_DEAD) {
         report_left(call, &now, life, is_used);
-    } else if (is_used) {
+    } else if (is_used || call->deaths.is_ended[index]) {
         call->is_due[index] = true;
         call->due++;
         call->has_stuck = call->has_stuck || (now.seqlock & 1) != 0;
@@ -93,6 +93,12 @@ static int judge_work(void *argument)
     for (int32_t index = 0; index < count; index++)
         judge_slot(call, index);
     return HR_OK;
+}
+
+static int judge(struct reap_call *call)
+{
+    int code = hr_gather_deaths(&call->deaths, hr_deadline_ns(HR_PROC_NS));
+    return code == HR_OK ? hr_run_entered(call->region, judge_work, call) : code;
 }
 
 /* ---- Under the lock -------------------------------------------------------------------- */
@@ -172,14 +178,14 @@ static int empty_in_batches(struct reap_call *call, uint64_t timeout_ns)
  */
 static int empty_beside_owner(struct reap_call *call, uint64_t timeout_ns)
 {
-    const uint64_t first_ns = 20000000, deadline_ns = hr_deadline_ns(timeout_ns);
+    const uint64_t first_ns = 1000000, deadline_ns = hr_deadline_ns(timeout_ns);
     int code = empty_in_batches(call, timeout_ns < first_ns ? timeout_ns : first_ns);
     if (code != HR_ETIMEOUT)
         return code;
-    /* Its proof replaces that of before. */
     code = hr_even_up_beside_owner(&call->deaths);
+    /* Others have had the lock since. */
     if (code == HR_OK)
-        code = hr_run_entered(call->region, judge_work, call);
+        code = judge(call);
     if (code != HR_OK)
         return code;
     const uint64_t now_ns = hr_clock_ns(CLOCK_MONOTONIC);
@@ -188,9 +194,7 @@ static int empty_beside_owner(struct reap_call *call, uint64_t timeout_ns)
 
 static int reap_entered(struct reap_call *call, uint64_t timeout_ns)
 {
-    int code = hr_gather_deaths(&call->deaths, hr_deadline_ns(HR_PROC_NS));
-    if (code == HR_OK)
-        code = hr_run_entered(call->region, judge_work, call);
+    int code = judge(call);
     if (code != HR_OK)
         return code;
     /* The lock is not taken if there is nothing to do. */

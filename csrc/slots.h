@@ -194,6 +194,7 @@ struct hr_deaths {
     struct hr_slot_pids names; /* to be searched for */
     struct hr_seen_slot seen[HR_SLOTS];
     enum hr_liveness by_byte[HR_SLOTS];
+    bool is_ended[HR_SLOTS]; /* its seqlock was made even beside the owner */
 };
 
 /* Outside the guard.  The mappers are the caller's to free. */

@@ -63,14 +63,14 @@ def slots_beyond(region: Region, count: int) -> dict[int, int]:
 
 
 def read_seqlocks(region: Region, slots: Collection[int]) -> dict[int, int]:
-    """Return the seqlocks of some slots, without this library's mark.
+    """Return the seqlocks of some slots, without this library's mark; in 1.1 those of 1.2's place.
 
     Raises:
         RegionStale, RegionClosed, OSError: As `slots_beyond`.
     """
-    stride, procs, seqlock = (
-        region.layout.offsets[name] or 0 for name in ("slot_stride", "procs", "slot_seqlock")
-    )
+    offsets = region.layout.offsets
+    stride, procs = offsets["slot_stride"] or 0, offsets["procs"] or 0
+    seqlock = offsets["slot_seqlock"] or Layout.V1_2.offsets["slot_seqlock"] or 0
     if not slots:
         return {}
     with _opened(region) as descriptor:

@@ -18,6 +18,7 @@ from libhamiregion.agent import (
 )
 from libhamiregion.node import NvmlSampler, Observer
 from libhamiregion.plan import PlanReconciler
+from libhamiregion.text import count_text
 
 from . import options
 from .exporter import metrics_options, metrics_server
@@ -83,8 +84,8 @@ def agent(
 ) -> None:
     """Steer and repair the regions of this node for as long as it runs.
 
-    Exit codes: 0 ended in order, 1 failed (with --once: a pass failed), 2 wrong usage, 3 another
-    program writes the feedback on this node.
+    Exit codes: 0 ended in order, 1 failed (with --once: a pass or a repair failed), 2 wrong usage,
+    3 another program writes the feedback on this node.
     """
     wanted = SimpleNamespace(**given)
     wanted.metrics = wanted.metrics or bool(wanted.listen)
@@ -107,6 +108,9 @@ def agent(
     if once:
         failed = f"{runner.failures} of {len(runner.tasks)} passes failed; the events say why"
         failure = failed if runner.failures else root_failure(node, node_choice.roots)
+        if unrepaired := runner.counters().get("repair_errors"):
+            repairs = count_text(unrepaired, "repair")
+            failure = failure or f"{repairs} failed; the events say why"
         if failure is not None:
             raise Failure(failure)
 

@@ -127,8 +127,9 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         Severity.ERROR,
         "A slot's seqlock stays odd: its writer was killed (`dead_writer`) or is stopped"
         " (`live_writer`, `unknown_writer`).",
-        "processes hang at their next allocation.",
-        f"{_REPAIR} frees a dead writer's slot; continue (`kill -CONT`) or end a live one",
+        "processes hang at their next allocation, from HAMi-core of September 2026 on all of the"
+        " container, one of them with the lock.",
+        f"{_REPAIR} frees a dead writer's slot; `kill -CONT` continues one that is stopped",
     ),
     FindingKind.SLOT_TABLE_FULL: Explanation(
         Severity.ERROR,

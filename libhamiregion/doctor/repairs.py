@@ -275,14 +275,15 @@ def _is_unsigned(finding: Finding) -> bool:
 
 
 _STEPS: dict[FindingKind, Callable[[_RegionRepair, Finding], list[str]]] = {
-    # The lock comes first, all others need it. Moved slots come before host pids, which then go
-    # into the slots that their processes write to.
+    # The lock comes first, all others need it: a dead owner's is given back once the seqlocks that
+    # the dead left odd are even. Then such seqlocks, for which a live owner may wait. Moved slots
+    # come before host pids, which then go into the slots that their processes write to.
     FindingKind.LOCK_STUCK: _RegionRepair.free_lock,
     FindingKind.SEMAPHORE_IMPOSSIBLE: _RegionRepair.free_lock,
+    FindingKind.SEQLOCK_STUCK: _RegionRepair.free_dead,
     FindingKind.SLOT_MOVED: _RegionRepair.repair_slots,
     FindingKind.HOST_PID_WRONG: _RegionRepair.store_host_pids,
     FindingKind.DEAD_PROCESS_COUNTED: _RegionRepair.free_dead,
-    FindingKind.SEQLOCK_STUCK: _RegionRepair.free_dead,
     FindingKind.SLOT_WITHOUT_PID: _RegionRepair.free_dead,
 }
 #: The kinds that `repair` repairs, in the order in which it does.

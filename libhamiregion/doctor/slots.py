@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from libhamiregion._core import lib
 from libhamiregion.errors import SearchCutShort
-from libhamiregion.layouts import SLOT_CAPACITY
+from libhamiregion.layouts import SLOT_CAPACITY, Layout
 from libhamiregion.raw_slots import read_seqlocks, slots_beyond
 from libhamiregion.text import count_text
 from libhamiregion.units import format_size
@@ -184,12 +184,16 @@ def moved_slots(context: DoctorContext, used: ObservedRegion) -> Iterator[Findin
 
 def stuck_seqlocks(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Seqlocks that stay odd."""
-    if not used.snapshot.layout.has_seqlock:
+    layout = used.snapshot.layout
+    if not (layout.has_seqlock or layout is Layout.V1_1):
         return
+    # In layout 1.1 only processes of 2.8.1 and later have them, and snapshots do not wait for them.
+    read = [usage.slot for usage, _ in used.slots if not (layout.has_seqlock and usage.settled)]
+    seqlocks = read_seqlocks(used.region, read)
     dead = []
     suspects = 0
     for usage, match in used.slots:
-        seqlock = 0 if usage.settled else _seqlock_of(used.region, usage.slot)
+        seqlock = seqlocks.get(usage.slot, 0)
         if seqlock % 2 and match.state == "dead":
             dead.append(usage.pid)
         if seqlock % 2 == 0 or match.state == "dead" or suspects == _FINDINGS_PER_REGION:
@@ -361,8 +365,9 @@ def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Fin
             f"releases between two checks are not seen; {life}; {waiters}",
             pid=pid,
             cause="live_owner" if known else "unknown_owner",
-            advice="see what the process does: if it is stopped, `kill -CONT` continues it; if it"
-            " hangs in the driver, end it, then run `hamiregion doctor --repair --root DIR`",
+            advice="see what the process does: if it is stopped, `kill -CONT` continues it; if a"
+            " seqlock is stuck as well, it waits for that: `hamiregion doctor --repair --root DIR`"
+            " frees both, and no process has to be ended",
             repairable=False,
             severity=Severity.WARNING,
             is_transient=True,

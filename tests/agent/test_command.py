@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from exposition import Exposition, parsed
 from fake_nvml.driver import FakeDriver
+from lock_bytes import NOBODY
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
 from support.agent_process import COMMAND, Agent, agents, busy_and_waiting, once, run
 from support.agent_scene import GPU, MONITOR, NodeScene, OtherWriter
@@ -24,6 +25,7 @@ from support.own_cgroups import needs_cgroups
 from support.stale_scene import StaleScene, running_pod
 from support.wait import PATIENCE_S, eventually
 
+from libhamiregion import open_region
 from libhamiregion.cli.agent import agent as agent_verb
 from libhamiregion.cli.exporter import DEFAULT_ADDRESS
 
@@ -154,6 +156,15 @@ def test_once_exits_with_1_where_the_pass_could_not_be_made(tmp_path: Path) -> N
     answer = once(tmp_path / "nowhere", "--repair")
     assert answer.returncode == 1
     assert "none of the directories given can be listed" in answer.stderr
+
+
+def test_once_exits_with_1_if_a_repair_failed(scene: NodeScene) -> None:
+    file = scene.container("a")
+    file.add_process(NOBODY, {0: 1 << 30})
+    with open_region(file.path, writable=True) as region, region.lock():
+        answer = once(scene.root, "--repair")
+    assert answer.returncode == 1
+    assert "repair failed; the events say why" in answer.stderr
 
 
 def test_once_is_one_pass_and_leaves_nothing_blocked(scene: NodeScene) -> None:

@@ -7,6 +7,7 @@ from slot_bytes import account, at_work, move_last_into
 from support.containers import needs_namespaces
 from support.region_file import SLOTS
 from support.wait import eventually
+from support.waiting_allocator import Memory
 
 from doctor.doctor_node import GIB, DoctorNode, Place
 from libhamiregion import Layout
@@ -105,6 +106,18 @@ def test_a_process_that_stands_twice(doctor_node: DoctorNode) -> None:
 
 
 # ---- Seqlocks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
+def test_a_seqlock_that_a_death_left_odd(doctor_node: DoctorNode, layout: Layout) -> None:
+    """In a file that says 1.1 too, where processes of 2.8.1 and later keep it at 1.2's place."""
+    place = doctor_node.place(layout)
+    slot = place.file.add_process(DEAD, {0: GIB})
+    memory = Memory(str(place.file.path), layout)
+    memory.put(memory.at("slot_seqlock", slot), 7)
+    eventually(lambda: FindingKind.SEQLOCK_STUCK in doctor_node.kinds())
+    heals(doctor_node)
+    assert memory.get(memory.at("slot_seqlock", slot)) % 2 == 0
 
 
 def test_a_seqlock_that_moves_is_no_finding(doctor_node: DoctorNode) -> None:
