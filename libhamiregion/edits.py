@@ -355,15 +355,14 @@ class Edits(Handle):
         return change
 
     def set_burst(self, on: bool, *, dry_run: bool = False) -> ValueChange:
-        """Make the SM limits soft, or hard again, for programs of `hamiregion run`.
+        """Lift the SM limits of programs of `hamiregion run` while no other program wants the GPU.
 
-        Under a soft limit a program uses idle time of its GPU, and returns to the limit when
-        another program needs it. Running programs see it within half a second. libvgpu's processes
-        are held to the limits. The mark is kept behind the structure that libvgpu maps; setting it
+        Running programs see it within half a second. libvgpu's processes are held to the limits.
+        The mark is kept behind the structure that libvgpu maps; setting it
         makes the file some bytes longer.
 
         Args:
-            on: Whether they are soft.
+            on: Whether the limits are lifted then.
             dry_run: Check everything, change nothing.
 
         Raises:
