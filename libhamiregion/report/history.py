@@ -48,7 +48,7 @@ class Gpu:
     """What a share of a GPU, or of a MIG device, is a share of.
 
     Attributes:
-        model: The driver's name, of a MIG device followed by ``MIG`` and its profile; None if not
+        model: The driver's name, of a MIG device with ``MIG`` and its profile; None if not
             known.
         memory_bytes: All of its memory; None if not known.
     """

@@ -25,7 +25,7 @@ class Cards:
     ) -> None:
         self._devices = devices
         self._unlimited_sm_as = unlimited_sm_as
-        self._prices = prices
+        self._prices = prices or {}
         self._is_memory_unknown = False
         self._without_price: set[str] = set()
 
@@ -44,15 +44,10 @@ class Cards:
     def price(self, of: Allocation) -> float | None:
         """Return the price of an hour of an allocation's GPU; None if there is none."""
         model = self._card(of).model
-        if self._prices is None:
-            return None
-        fits = [
-            name for name in self._prices if model is not None and _is_model(name, model.lower())
-        ]
-        if not fits:
+        fits = [name for name in self._prices if model and _is_model(name, model.lower())]
+        if self._prices and not fits:
             self._without_price.add(model or "GPUs whose model is not known")
-            return None
-        return self._prices[max(fits, key=len)]
+        return self._prices[max(fits, key=len)] if fits else None
 
     def warnings(self) -> Iterator[str]:
         """Yield what shares and costs leave out."""

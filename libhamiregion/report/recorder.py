@@ -106,8 +106,8 @@ def _driver_figures(observation: Observation, name: str) -> list[int | None]:
 def _gpus_of(device: NvmlDevice) -> Iterator[tuple[str, Gpu]]:
     for each in (device, *device.mig_devices):
         if each.uuid is not None:
-            model = None if device.name is None else printable(device.name, _MODEL_LIMIT)
-            model = model and (model if each is device else f"{model} MIG {each.profile or ''}")
+            # The name of a MIG device has its profile.
+            model = each.name and printable(each.name, _MODEL_LIMIT)
             yield each.uuid, Gpu(model, each.memory_total_bytes)
 
 

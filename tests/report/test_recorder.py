@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 from fake_nvml.driver import FakeDriver
-from fake_nvml.scenes import CARD, GPU, MIB
+from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B
 from support.agent_scene import NodeScene
 from support.answers import check_answer
 from support.command_line import call, start
@@ -29,6 +29,7 @@ from libhamiregion import Layout
 from libhamiregion.node import Node, NvmlSampler, Observer
 from libhamiregion.report import (
     Allocation,
+    Gpu,
     Recorder,
     Recording,
     RecordingUnavailable,
@@ -131,6 +132,23 @@ def test_a_driver_that_hangs_does_not_keep_the_recorder(
             fake_driver.play(CARD)
         eventually(lambda: observer.observe().sample is not None)
     sampler.close()
+
+
+def test_a_recording_has_the_models_and_memory_of_gpus_and_mig_devices(
+    path: Path, scene: NodeScene, fake_driver: FakeDriver
+) -> None:
+    fake_driver.play(CARD, *MIG)
+    with (
+        Node(scene.root) as opened,
+        NvmlSampler(fake_driver.library, host_namespace=True) as sampler,
+        RecordingWriter(path) as writer,
+    ):
+        Recorder(Observer(opened, sampler=sampler), writer).look()
+        with Recording(path) as recording:
+            found = recording.devices(0, 1)
+    assert found[GPU] == Gpu("NVIDIA H100 80GB HBM3", 81920 * MIB)
+    assert found[MIG_B] == Gpu("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb", 19968 * MIB)
+    assert len(found) == 4
 
 
 def test_of_two_regions_of_one_container_the_one_with_more_counts(tmp_path: Path) -> None:

@@ -83,9 +83,8 @@ def _totals(sample: NvmlSample, node_name: str) -> Series:
     found: dict[str, float | None] = {}
     for device in sample.devices:
         for each in (device, *device.mig_devices):
-            if each.uuid is not None and device.name is not None:
-                model = device.name if each is device else f"{device.name} MIG {each.profile or ''}"
-                values = (node_name, str(device.index), each.uuid, model)
+            if each.uuid is not None and each.name is not None:
+                values = (node_name, str(device.index), each.uuid, each.name)
                 text = label_text(HOST, *map(safe_value, values))
                 found[text] = each.memory_total_bytes
     return Series.of("hamiregion_gpu_memory_total_bytes", found)
