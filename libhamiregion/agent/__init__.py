@@ -4,12 +4,13 @@ from .driver_figures import UsageSync
 from .feedback import Feedback, OtherWriterRuns
 from .loop import PlanKeeper, RootWatch, Task, TaskRunner
 from .priority_rule import LaunchState, Verdict, decide
-from .repair import RepairLoop
+from .repair import LockWatch, RepairLoop
 from .stale_directories import StaleDirectoryCleaner
 
 __all__ = [
     "Feedback",
     "LaunchState",
+    "LockWatch",
     "OtherWriterRuns",
     "PlanKeeper",
     "RepairLoop",

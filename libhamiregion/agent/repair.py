@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from libhamiregion.doctor import FindingKind, diagnose, repair
+from libhamiregion.errors import RegionError
 from libhamiregion.services.backoff import owner_of
 from libhamiregion.services.events import silent
 
@@ -12,6 +13,7 @@ from .loop import Task
 
 if TYPE_CHECKING:
     from libhamiregion.doctor import Finding, Repair
+    from libhamiregion.node import Node
     from libhamiregion.node.reader import Observer
     from libhamiregion.observation.containers import Container
     from libhamiregion.observation.model import Observation
@@ -144,6 +146,58 @@ class RepairLoop(Task):
                 kind=kind,
                 pid=done.finding.pid,
             )
+
+
+class LockWatch(Task):
+    """Wakes the repair as soon as a lock seems to have no live owner.
+
+    A container with HAMi-core from September 2026 on cannot allocate until it is free. The lock has
+    the same owner, or none, at two observations, and that is not alive. A state of a lock wakes the
+    repair once: what that leaves comes with its next pass.
+
+    Args:
+        node: The node.
+        repairs: What is woken.
+    """
+
+    name = "lock_watch"
+    interval_s = 5.0
+
+    def __init__(self, node: Node, repairs: RepairLoop) -> None:
+        super().__init__()
+        self._node = node
+        self._repairs = repairs
+        self._held: set[tuple[Container, int]] = set()
+        self._known: set[tuple[Container, int]] = set()
+
+    def run(self, observation: Observation) -> None:
+        """Compare with the last observation."""
+        snapshot = observation.snapshot
+        regions = snapshot.table.regions
+        rows = zip(
+            snapshot.containers, regions.code, regions.semaphore, regions.owner_pid, strict=True
+        )
+        before, self._held = (
+            self._held,
+            {
+                (container, owner)
+                for container, code, semaphore, owner in rows
+                if code == 0 and semaphore & 0xFFFF_FFFF == 0 and _has_lock(container)
+            },
+        )
+        self._known &= self._held
+        found = {each for each in (self._held & before) - self._known if self._is_left(*each)}
+        if found:
+            self._known |= found
+            self._repairs.wake()
+
+    def _is_left(self, container: Container, owner: int) -> bool:
+        if not owner or container.region is None:
+            return True
+        try:
+            return container.region.lock_state(proc=self._node.proc).owner_life == "dead"
+        except RegionError:
+            return False
 
 
 def _has_lock(container: Container | None) -> bool:

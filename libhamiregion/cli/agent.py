@@ -11,6 +11,7 @@ import click
 
 from libhamiregion.agent import (
     Feedback,
+    LockWatch,
     PlanKeeper,
     RepairLoop,
     StaleDirectoryCleaner,
@@ -151,7 +152,9 @@ def _tasks(
             emit=log,
         )
     if wanted.repair:
-        yield RepairLoop(observer, dry_run=dry_run, emit=log)
+        repairs = RepairLoop(observer, dry_run=dry_run, emit=log)
+        yield repairs
+        yield LockWatch(node, repairs)
         yield UsageSync(node, dry_run=dry_run, emit=log)
     if wanted.remove_gone:
         yield StaleDirectoryCleaner(

@@ -20,7 +20,7 @@ from support.stress import scaled
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, open_region
-from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
+from libhamiregion.agent import Feedback, LockWatch, RepairLoop, TaskRunner
 from libhamiregion.cli.service import ServiceLog
 from libhamiregion.doctor import FindingKind, diagnose
 from libhamiregion.node import Node, Observer
@@ -94,6 +94,31 @@ def test_host_pids_dead_processes_and_a_dead_lock_are_put_right(
 
     one_pass(loop)
     assert len(events) == 3, "there is nothing left to do"
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_a_lock_that_was_left_wakes_the_repair_once(
+    scene: NodeScene, start: Starter, loop: RepairLoop, is_signed: bool
+) -> None:
+    file = scene.container("a")
+    process = start()
+    process.tell("attach", file.path)
+    dead, _ = child(process, file)
+    watch = LockWatch(loop._node, loop)
+    # An owner that lives is waited for.
+    hold(file, 1)
+    for _ in range(3):
+        one_pass(watch)
+    assert not loop._woken.is_set()
+    process.tell("kill", dead)
+    hold(file, dead if is_signed else 0)
+    one_pass(watch)
+    assert not loop._woken.is_set(), "it may have been taken just now"
+    one_pass(watch)
+    assert loop._woken.is_set()
+    loop._woken.clear()
+    one_pass(watch)
+    assert not loop._woken.is_set()
 
 
 def test_what_is_never_repaired_has_nobody_wait_for_it(
