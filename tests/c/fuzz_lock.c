@@ -46,7 +46,9 @@ static void lock_state(void)
     struct hr_lock_state found;
     begin_call();
     const int code = hr_get_lock_state(run.region, system_proc(), &found, &call_error);
-    if (code != HR_OK)
+    if (run.is_kept)
+        REQUIRE(code == HR_EREADONLY);
+    else if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_ESTALE, HR_ESYSTEM, HR_ECORRUPT);
     /* What another process stores meanwhile may be later than the state. */
     if (!changes_require_none() || code != HR_OK || changes_are_disturbed())

@@ -173,6 +173,7 @@ static void open_region(uint32_t flags, uint32_t layout)
         return;
     run.open_as = (uint32_t)code;
     run.writable = flags == HR_WRITE;
+    run.is_kept = flags == HR_KEEP;
     /* Perhaps not where the layout has it in which the file was made. */
     const struct hr_layout *opened = &hr_layouts[code];
     file_track(run.file, opened->proc_num, opened->size - opened->proc_num);

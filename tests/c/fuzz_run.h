@@ -82,6 +82,7 @@ struct run {
     uint32_t open_as; /* the layout that the handle has */
     uint64_t version; /* and the file's version; see struct view */
     bool writable;
+    bool is_kept; /* opened with HR_KEEP */
 };
 
 extern struct run run;
