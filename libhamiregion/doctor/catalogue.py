@@ -175,9 +175,10 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.USAGE_IMPOSSIBLE: _transient(
         Severity.ERROR,
-        "A slot counts more memory than any GPU has: its counter went below zero.",
+        "A slot counts more memory than any GPU has: its counter went below zero. Up to HAMi 2.9"
+        " the cause may be another process of the container, whose slot was moved and given away.",
         "every allocation is refused, or none.",
-        "restart the process; `hamiregion reap POD` frees a dead one's slot",
+        "restart the container; `hamiregion reap POD` frees a dead process's slot",
     ),
     FindingKind.PROCESS_ESCAPES: _transient(
         Severity.ERROR,

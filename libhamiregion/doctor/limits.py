@@ -50,7 +50,7 @@ def impossible_usage(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding
     yield used.finding(
         FindingKind.USAGE_IMPOSSIBLE,
         f"{count_text(len(wrong), 'counter')} of impossible size",
-        f"process {pid} counts {nbytes} bytes on device {index}{signed}",
+        f"the slot of process {pid} counts {nbytes} bytes on device {index}{signed}",
         device=index if len(wrong) == 1 else None,
         pid=pid if len(wrong) == 1 else None,
     )
