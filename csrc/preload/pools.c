@@ -138,12 +138,26 @@ static void leave_place_if_empty(struct pool *pool)
 
 /* ---- Charging ------------------------------------------------------------------------ */
 
+/* The driver's pools grow by pieces of this size.  Guess, see tests/gpu: a smaller one would let a
+ * pool pass the limit until it is asked for its size. */
+#define PIECE (32ull << 20)
+
+/* The size of a pool that has what was promised.  Under `changing`. */
+static uint64_t promised_size(const struct pool *pool)
+{
+    bool grows_by_pieces = pool->handle != NULL && !pool->is_destroyed;
+    if (!grows_by_pieces || pool->promised > UINT64_MAX - PIECE)
+        return pool->promised;
+    return (pool->promised + PIECE - 1) / PIECE * PIECE;
+}
+
 static CUresult promise_more(struct pool *pool, uint64_t bytes)
 {
     pthread_mutex_lock(&charging);
     pthread_mutex_lock(&changing);
     pool->promised += bytes;
-    uint64_t more = pool->promised > pool->charged ? pool->promised - pool->charged : 0;
+    uint64_t wanted = promised_size(pool);
+    uint64_t more = wanted > pool->charged ? wanted - pool->charged : 0;
     pthread_mutex_unlock(&changing);
     CUresult result = more == 0 ? CUDA_SUCCESS : hr_charge_memory(pool->row, more);
     pthread_mutex_lock(&changing);
@@ -239,7 +253,7 @@ static CUresult reconcile(int number, bool may_refuse)
     stop_asking(pool);
     if (is_known && seen.generation > pool->reconciled) {
         /* What others have been promised since they may be taking just now. */
-        uint64_t wanted = held > pool->promised ? held : pool->promised;
+        uint64_t promised = promised_size(pool), wanted = held > promised ? held : promised;
         pool->reconciled = seen.generation;
         more = wanted > pool->charged ? wanted - pool->charged : 0;
         less = wanted < pool->charged ? pool->charged - wanted : 0;

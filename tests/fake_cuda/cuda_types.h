@@ -121,20 +121,6 @@ typedef struct {
 enum { CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2 };
 
 typedef struct {
-    int type;
-    int reserved[3];
-    struct {
-        uint64_t handle;
-        int type;
-        unsigned size;
-        CUgraph *bodies;
-        CUcontext context;
-        char unused[200];
-    } conditional;
-    long long reserved_too;
-} CUgraphNodeParams;
-
-typedef struct {
     size_t Width, Height;
     int Format;
     unsigned NumChannels;

@@ -4,26 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum kind {
-    KERNEL,
-    MEMCPY,
-    MEMSET,
-    HOST,
-    GRAPH,
-    EMPTY,
-    MEM_ALLOC = 10,
-    MEM_FREE,
-    CONDITIONAL = 13
-};
-
-#define MOST_BODIES 4
+enum kind { KERNEL, MEMCPY, MEMSET, HOST, GRAPH, EMPTY, MEM_ALLOC = 10, MEM_FREE };
 
 struct graph_node {
     enum kind kind;
     CUDA_KERNEL_NODE_PARAMS kernel;
     CUDA_MEM_ALLOC_NODE_PARAMS memory;
     CUgraph child;
-    CUgraph bodies[MOST_BODIES];
     struct graph_node *next;
 };
 
@@ -71,10 +58,6 @@ static void free_nodes(struct graph_node *node)
 {
     while (node != NULL) {
         struct graph_node *next = node->next;
-        for (int body = 0; body < MOST_BODIES && node->bodies[body] != NULL; body++) {
-            free_nodes(node->bodies[body]->nodes);
-            free(node->bodies[body]);
-        }
         free(node);
         node = next;
     }
@@ -183,36 +166,6 @@ API CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgrap
     (void)after, (void)count;
     struct graph_node node = {.kind = MEM_FREE, .memory = {.dptr = address}};
     return add_node(graph, out, node);
-}
-
-/* Each body runs once with its node, whatever the condition is. */
-API CUresult cuGraphConditionalHandleCreate(uint64_t *out, CUgraph graph, CUcontext context,
-                                            unsigned value, unsigned flags)
-{
-    (void)graph, (void)context, (void)value, (void)flags;
-    *out = 1;
-    return check_initialised();
-}
-
-API CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
-                               const void *edges, size_t count, CUgraphNodeParams *wanted)
-{
-    (void)after, (void)edges, (void)count;
-    struct graph_node node = {.kind = CONDITIONAL};
-    if (wanted->type != CONDITIONAL || wanted->conditional.size > MOST_BODIES)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    for (unsigned body = 0; body < wanted->conditional.size; body++)
-        node.bodies[body] = calloc(1, sizeof *graph);
-    CUresult code = add_node(graph, out, node);
-    if (code == CUDA_SUCCESS)
-        wanted->conditional.bodies = (*out)->bodies;
-    return code;
-}
-
-API CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count,
-                            CUgraphNodeParams *wanted)
-{
-    return cuGraphAddNode_v2(out, graph, after, NULL, count, wanted);
 }
 
 API CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
@@ -355,8 +308,6 @@ static uint64_t graph_ns(const struct graph *graph)
                             (uint64_t)kernel->gridDimX * kernel->gridDimY * kernel->gridDimZ);
         else if (node->kind == GRAPH)
             ns += graph_ns(node->child);
-        for (int body = 0; body < MOST_BODIES && node->bodies[body] != NULL; body++)
-            ns += graph_ns(node->bodies[body]);
     }
     return ns;
 }

@@ -474,20 +474,3 @@ API CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function,
                           config->sharedMemBytes, config->hStream, parameters, extra);
 }
 ALSO(cuLaunchKernelEx_ptsz, cuLaunchKernelEx);
-
-/* The oldest way: the size of a block was set before. */
-API CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
-{
-    return cuLaunchKernel(function, (unsigned)width, (unsigned)height, 1, 32, 1, 1, 0, stream, NULL,
-                          NULL);
-}
-
-API CUresult cuLaunchGrid(CUfunction function, int width, int height)
-{
-    return cuLaunchGridAsync(function, width, height, NULL);
-}
-
-API CUresult cuLaunch(CUfunction function)
-{
-    return cuLaunchGridAsync(function, 1, 1, NULL);
-}

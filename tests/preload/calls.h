@@ -44,13 +44,6 @@ CUresult cuGraphCreate(CUgraph *out, unsigned flags);
 CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
                                  size_t count, const CUDA_KERNEL_NODE_PARAMS *wanted);
 /* Newer drivers do not have the oldest of these, nor older ones the newest. */
-__attribute__((weak)) CUresult cuGraphConditionalHandleCreate(uint64_t *out, CUgraph graph,
-                                                              CUcontext context, unsigned value,
-                                                              unsigned flags);
-__attribute__((weak)) CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph,
-                                                 const CUgraphNode *after, const void *edges,
-                                                 size_t count, CUgraphNodeParams *wanted);
-__attribute__((weak)) CUresult cuLaunchGrid(CUfunction function, int width, int height);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags);
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream);
 CUresult cuGraphExecDestroy(CUgraphExec exec);

@@ -87,7 +87,7 @@ def test_a_storm_of_everything_leaves_nothing(
 def test_a_storm_with_pools_is_hardly_ever_above_the_limit(
     limited: Make, gpus: FakeGpus, bare: Bare, c_programs: Path
 ) -> None:
-    """Until it is known by how much pools grow, a piece may be taken that is too much."""
+    """A piece may be larger than was charged, until its allocation is undone."""
     gpus.settings["FAKE_CUDA_CONTEXT"] = "0"
     scene = limited(memory=[2 * GIB])
     observer = bare().start()
