@@ -74,10 +74,9 @@ format: $(VENV)/.lint ## rewrite Python and C files in the house's format
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(C_FILES)
 
-texts: $(INSTALLED) ## the JSON schemas, the list of findings, and the tables of names and values
+texts: $(INSTALLED) ## the JSON schemas, the list of findings, and the table of the chart's values
 	$(BIN)/python docs/json_schema.py
 	$(BIN)/python docs/findings_list.py
-	$(BIN)/python docs/api_table.py
 	$(BIN)/python docs/values_table.py
 
 sanitize: ## the C tests under the address, undefined-behaviour and thread sanitizers
