@@ -19,6 +19,9 @@ static int note_work(void *argument)
     struct hr_evidence *evidence = argument;
     const hr_region *region = evidence->region;
     evidence->words = hr_load_lock(region);
+    /* Slots of layouts without a version are not repaired, and lack what is noted of them. */
+    if (region->layout->major_version == 0)
+        return HR_OK;
     int code = hr_checked_table(region, &evidence->slots);
     for (int32_t index = 0; code == HR_OK && index < HR_SLOTS; index++) {
         evidence->seen[index] = hr_look_at_slot(region, index);

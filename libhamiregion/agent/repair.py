@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from libhamiregion.doctor import FindingKind, diagnose, repair
 from libhamiregion.errors import RegionError
+from libhamiregion.node.evidence import gather
 from libhamiregion.services.backoff import owner_of
 from libhamiregion.services.events import silent
 
 from .loop import Task
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from libhamiregion.doctor import Finding, Repair
     from libhamiregion.node import Node
     from libhamiregion.node.reader import Observer
@@ -186,18 +190,23 @@ class LockWatch(Task):
             },
         )
         self._known &= self._held
-        found = {each for each in (self._held & before) - self._known if self._is_left(*each)}
+        found = set(self._left((self._held & before) - self._known))
         if found:
             self._known |= found
             self._repairs.wake()
 
-    def _is_left(self, container: Container, owner: int) -> bool:
-        if not owner or container.region is None:
-            return True
-        try:
-            return container.region.lock_state(proc=self._node.proc).owner_life == "dead"
-        except RegionError:
-            return False
+    def _left(self, suspects: set[tuple[Container, int]]) -> Iterator[tuple[Container, int]]:
+        """Those of these locks without an owner, or with a dead one."""
+        owned = {each.region: each for each, owner in suspects if owner and each.region}
+        evidence = gather(self._node.processes, owned) if owned else {}
+        for container, owner in suspects:
+            region = container.region
+            if region is None or not owner:
+                yield container, owner
+            elif region in evidence:
+                with contextlib.suppress(RegionError):
+                    if region.lock_state(evidence=evidence[region]).owner_life == "dead":
+                        yield container, owner
 
 
 def _has_lock(container: Container | None) -> bool:

@@ -112,7 +112,7 @@ def exporter(
         if reason is not None:
             raise Failure(reason)
         return
-    server = metrics_server(exported, listen, web_config=web_config)
+    server = metrics_server(exported, listen, web_config=web_config, healthy=exported.stuck)
     _log.info("hamiregion %s, process %d", __version__, os.getpid())
     for url in server.urls:
         _log.info("listening on %s", url)

@@ -19,7 +19,7 @@ from .targets import Targets, target_options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from libhamiregion import LockRecovery, LockState, SlotChange
+    from libhamiregion import Evidence, LockRecovery, LockState, SlotChange
 
 _common = options.all_of(options.dry_run_option, options.output_options)
 
@@ -77,10 +77,17 @@ def reap(targets: Targets, **settings: Any) -> int:
     return targets.for_each(lambda region: _reap(region, **settings), writable=True)
 
 
+def _evidence(region: Region, proc: str) -> Evidence:
+    """Ask the processes of a region, whatever one of them does to keep its readers waiting."""
+    from libhamiregion.node.evidence import gather_alone
+
+    return gather_alone(region, proc)
+
+
 def _reap(region: Region, pids: tuple[int, ...], proc: str, dry_run: bool, as_json: bool) -> None:
     failure = ""
     try:
-        reaped = region.reap(pids or None, proc=proc, dry_run=dry_run)
+        reaped = region.reap(pids or None, evidence=_evidence(region, proc), dry_run=dry_run)
     except (ReapRefused, SearchCutShort) as error:
         reaped, failure = error.done, sentence(error)
     lines = [
@@ -123,7 +130,7 @@ def status(targets: Targets, interval_s: float | None, proc: str, as_json: bool)
 
 
 def _page(region: Region, proc: str) -> Page:
-    state = region.lock_state(proc=proc)
+    state = region.lock_state(evidence=_evidence(region, proc))
     data = {"path": region.path, "layout": region.layout, **as_plain(state)}
     return Page("lock/1", data, [Lines([state_sentence(state)])])
 
@@ -155,10 +162,10 @@ def recover(targets: Targets, watch_s: float, proc: str, dry_run: bool, as_json:
     def act(region: Region) -> None:
         done: LockState | LockRecovery
         if dry_run:
-            done = region.lock_state(proc=proc)
+            done = region.lock_state(evidence=_evidence(region, proc))
             schema, sentences = "lock/1", [state_sentence(done)]
         else:
-            done = region.recover_lock(proc=proc, watch_s=watch_s)
+            done = region.recover_lock(evidence=_evidence(region, proc), watch_s=watch_s)
             schema, sentences = "lock-recovery/1", recovery_sentences(done)
         show_done(schema, region, sentences, as_json, dry_run=dry_run, **as_plain(done))
 

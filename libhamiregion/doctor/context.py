@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 
 from libhamiregion.errors import RegionClosed, RegionError
+from libhamiregion.node.evidence import EVIDENCE_S, gather
 from libhamiregion.node.slots import match_slots, unread_since
 from libhamiregion.observation.pairing import NO_ROW, devices_of
 from libhamiregion.observation.rows import Join
@@ -21,6 +22,7 @@ from .findings import finding
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from libhamiregion.evidence import Evidence
     from libhamiregion.models import ProcessUsage, RegionSnapshot
     from libhamiregion.node.node import Node
     from libhamiregion.observation.containers import Container
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     Checks: TypeAlias = dict[Callable[..., Iterator[Finding]], set[FindingKind]]
 
 
+# A lock that is held for longer than this is looked at.
+_TAKEN_S = 0.02
+_SEMAPHORE_VALUE = 0xFFFFFFFF
 #: Usual per process besides the accounted memory: modules and the driver's own.
 UNCOUNTED_BYTES = 256 << 20
 
@@ -156,6 +161,63 @@ class DoctorContext:
                 elif table.regions.code[row] == 0 and region and processes:
                     snapshot = table.snapshot(row)
                     yield ObservedRegion(container, region, snapshot, processes, row)
+
+    # ---- evidence --------------------------------------------------------------------------------
+
+    def evidence(self, used: ObservedRegion) -> Evidence:
+        """Gather evidence about a region, with what is left of the time for all of them.
+
+        Raises:
+            RegionError: The region cannot be read.
+            OSError: /proc cannot be listed.
+        """
+        known = self._suspects.get(used.region)
+        if known is not None:
+            return known
+        found = gather(
+            self.node.processes, {used.region: used.container}, until_s=self._evidence_until_s
+        )
+        return found.get(used.region) or used.region.evidence()
+
+    def has_suspect_lock(self, used: ObservedRegion) -> bool:
+        """Return whether a region's lock was taken at two moments, by the same owner."""
+        return used.region in self._suspects or used.row < 0
+
+    @cached_property
+    def _evidence_until_s(self) -> float:
+        return time.monotonic() + EVIDENCE_S
+
+    @cached_property
+    def _suspects(self) -> dict[Region, Evidence]:
+        """Evidence about the regions whose lock stays taken.
+
+        A lock that is merely taken is an everyday sight: from HAMi-core's September on every
+        allocation of a container waits for it. A second look costs less than to ask processes.
+        """
+        regions = self.observation.table.regions
+        owners: dict[Region, int] = {}
+        containers: dict[Region, Container] = {}
+        rows = zip(
+            self.observation.containers,
+            regions.code,
+            regions.semaphore,
+            regions.owner_pid,
+            strict=True,
+        )
+        for container, code, semaphore, owner in rows:
+            region = container.region
+            is_free = semaphore & _SEMAPHORE_VALUE == 1 and not owner
+            if code == 0 and region is not None and region.layout.has_lock and not is_free:
+                owners[region], containers[region] = owner, container
+        if not owners:
+            return {}
+        time.sleep(_TAKEN_S)
+        still = {}
+        for region, owner in owners.items():
+            with contextlib.suppress(RegionError):
+                if region.snapshot().owner_pid == owner:
+                    still[region] = containers[region]
+        return gather(self.node.processes, still, until_s=self._evidence_until_s)
 
     @cached_property
     def identities(self) -> dict[FileIdentity, Container]:

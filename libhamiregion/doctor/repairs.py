@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.errors import LockTimeout, RegionError
-from libhamiregion.node.slots import other_pod_processes
+from libhamiregion.node.evidence import gather
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
@@ -19,6 +19,7 @@ from .findings import FindingKind, key_of, pids_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from libhamiregion.evidence import Evidence
     from libhamiregion.node.node import Node
     from libhamiregion.observation.containers import Container
     from libhamiregion.region import Region
@@ -160,6 +161,16 @@ class _RegionRepair:
             self._writable = self._node.open(self._container)
         return self._writable
 
+    def _evidence(self, region: Region) -> Evidence:
+        """Gather evidence now.
+
+        Raises:
+            RegionError: The region cannot be read.
+            OSError: /proc cannot be listed.
+        """
+        found = gather(self._node.processes, {region: self._container})
+        return found.get(region) or region.evidence()
+
     def attempt(self, finding: Finding) -> Repair:
         """Repair one finding, or say why not."""
         step = _STEPS[finding.kind]
@@ -182,7 +193,7 @@ class _RegionRepair:
             return ["would free the region's lock, or set its semaphore right"]
         watches = self._lock_timeout_s and _is_unsigned(finding)
         done = self._region.recover_lock(
-            proc=self._node.proc, watch_s=self._watch_s if watches else 0.0
+            evidence=self._evidence(self._region), watch_s=self._watch_s if watches else 0.0
         )
         steps = {
             "the dead owner's lock was freed": done.dead_owner,
@@ -197,7 +208,9 @@ class _RegionRepair:
         region = self._container.region if self._dry_run else self._region
         assert region is not None  # noqa: S101 (`repair` has checked it)
         found = region.repair_slots(
-            proc=self._node.proc, dry_run=self._dry_run, timeout_s=self._lock_timeout_s
+            evidence=self._evidence(region),
+            dry_run=self._dry_run,
+            timeout_s=self._lock_timeout_s,
         )
         if finding.pid in found.left:
             raise _NotRepaired(
@@ -246,14 +259,8 @@ class _RegionRepair:
                 if match.state == "dead" and (memory_bytes(usage) or not usage.settled)
             ]
         if self._freed is None:
-            pids = {each.pid for each in self._region.snapshot().processes}
-            strangers = other_pod_processes(self._node.processes.view, self._container, pids)
-            # One may have mapped the region since its maps were read.
-            self._node.processes.refresh([pid for pid, _ in strangers])
             freed = self._region.reap(
-                proc=self._node.proc,
-                timeout_s=self._lock_timeout_s,
-                excluded=other_pod_processes(self._node.processes.view, self._container, pids),
+                evidence=self._evidence(self._region), timeout_s=self._lock_timeout_s
             )
             words = "slot of dead process {} emptied, {} no longer counted"
             self._freed = {

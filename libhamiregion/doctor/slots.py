@@ -144,7 +144,7 @@ def moved_slots(context: DoctorContext, used: ObservedRegion) -> Iterator[Findin
         return
     # Earlier processes leave slots there, and pids are used again: the core has the proof.
     try:
-        found = used.region.repair_slots(proc=context.node.proc, dry_run=True)
+        found = used.region.repair_slots(evidence=context.evidence(used), dry_run=True)
     except SearchCutShort as error:
         yield used.finding(
             FindingKind.PROCESSES_UNKNOWN,
@@ -301,10 +301,14 @@ _WORDS = {
 
 def locks(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Check a region's lock and start-up semaphore."""
-    state = used.region.lock_state(proc=context.node.proc)
+    # Without an answer of a process this reads no /proc.
+    suspect = context.has_suspect_lock(used)
+    state = used.region.lock_state(
+        evidence=context.evidence(used) if suspect else used.region.evidence()
+    )
     if state.damaged:
         yield _impossible(used, "the lock's semaphore", state.semaphore_value, "lock")
-    elif state.held:
+    elif state.held and suspect:
         yield _held(context, used, state)
     startup = state.postinit_value
     if startup is not None and startup > 1:
@@ -353,7 +357,7 @@ def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Fin
         )
 
         def has_moved() -> bool:
-            now = region.lock_state(proc=context.node.proc)
+            now = region.lock_state(evidence=region.evidence())
             return not now.held or now.owner_life is not None
     else:
         owner = context.processes.get(state.owner_host_pid or 0)

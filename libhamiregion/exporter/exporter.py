@@ -68,6 +68,10 @@ class _Run:
     is_failing: bool = False
 
 
+#: An observation that takes longer will not return.
+_STUCK_S = 60.0
+
+
 class NodeExporter:
     """All metrics of one node.
 
@@ -167,6 +171,16 @@ class NodeExporter:
             return None
         return printable(
             f"there is none of {', '.join(node.roots)}, and no region elsewhere", _LINE
+        )
+
+    def stuck(self) -> str | None:
+        """Why this program is to be restarted: an observation has not returned for 60 s; or None.
+
+        A driver or a container that does not answer holds up no observation.
+        """
+        taking_s = self._observer.taking_s
+        return (
+            f"an observation has not returned for {taking_s:.0f} s" if taking_s > _STUCK_S else None
         )
 
     def page(self, query: str = "") -> bytes:

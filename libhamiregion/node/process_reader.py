@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter, defaultdict, deque
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -22,6 +22,7 @@ from .workers import Call, Workers
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
     from collections.abc import Mapping as MappingOf
+    from concurrent.futures import Future
 
     from libhamiregion.observation.names import ContainerId
     from libhamiregion.observation.processes import GapReason
@@ -57,6 +58,8 @@ class ProcessReader:
         before: MappingOf[int, Entry],
         users: MappingOf[int, str],
         wanted: Collection[int] = (),
+        *,
+        only_wanted: bool = False,
     ) -> tuple[dict[int, Entry], list[int]]:
         """List all processes, and read the maps of those that are new or due.
 
@@ -65,6 +68,7 @@ class ProcessReader:
             before: The entries of the last call.
             users: Names of users.
             wanted: Pids of processes to read again, whatever their age.
+            only_wanted: Read the maps of no others.
 
         Returns:
             All processes by pid, and the pids that not even `stat` may be read of.
@@ -92,7 +96,8 @@ class ProcessReader:
                 refused.append(pid)
                 continue
             entries[pid] = entry
-            if entry.process is not None and (entry.due_s <= now_s or pid in wanted):
+            is_due = not only_wanted and entry.due_s <= now_s
+            if entry.process is not None and (is_due or pid in wanted):
                 due.append(entry)
         self._workers.keep_only(each.identity for each in entries.values() if each.process)
         # Those never read come first, then the oldest.
@@ -100,7 +105,7 @@ class ProcessReader:
         kept: Counter[str] = Counter()
         for entry in entries.values() if due else ():
             kept[entry.budget_key] += entry.kept_bytes if entry.uses else 0
-        turn = {self._call_for(directory, each): each for each in _in_turn(due)}
+        turn = {self._call_for(directory, each): each for each in in_turn(due)}
         made = dict(self._workers.call_all(turn, now_s + _REFRESH_S))
         for call, entry in turn.items():
             pid, _ = entry.identity
@@ -115,6 +120,10 @@ class ProcessReader:
                 refused.append(pid)
                 del entries[pid]
         return entries, refused
+
+    def call_all(self, calls: Iterable[Call], until_s: float) -> list[tuple[Call, Future[Any]]]:
+        """Make calls that may wait for processes; see `Workers.call_all`."""
+        return self._workers.call_all(calls, until_s)
 
     def ask(self, entry: Entry, work: Callable[[], T]) -> T:
         """Call a function that may wait for a process.
@@ -203,7 +212,7 @@ class ProcessReader:
         )
 
 
-def _in_turn(due: Iterable[Entry]) -> Iterator[Entry]:
+def in_turn(due: Iterable[Entry]) -> Iterator[Entry]:
     """One process of each container after the other."""
     waiting: defaultdict[str, deque[Entry]] = defaultdict(deque)
     for each in due:

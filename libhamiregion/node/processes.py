@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from libhamiregion.observation.processes import ProcessView, ProcVisibility, gaps_of
 
@@ -17,9 +17,12 @@ from .procfs import Gone
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from collections.abc import Mapping as MappingOf
+    from concurrent.futures import Future
 
     from libhamiregion.errors import PathLike
     from libhamiregion.observation.processes import Entry, HostProcess
+
+    from .workers import Call
 
 T = TypeVar("T")
 
@@ -59,11 +62,12 @@ class ProcessTable:
         self._user_file = Path(user_file)
         self._reader = ProcessReader()
 
-    def refresh(self, wanted: Collection[int] = ()) -> None:
+    def refresh(self, wanted: Collection[int] = (), *, only_wanted: bool = False) -> None:
         """List the processes, and read those that are new or due.
 
         Args:
             wanted: Pids of processes that are read again, whatever their age.
+            only_wanted: Read the maps of no others.
 
         Raises:
             OSError: /proc itself cannot be listed, or the system is out of descriptors or memory;
@@ -74,7 +78,9 @@ class ProcessTable:
             directory = os.open(self.proc, procfs.DIRECTORY)
             try:
                 users = _user_names(self._user_file)
-                entries, refused = self._reader.read(directory, self.view.entries, users, wanted)
+                entries, refused = self._reader.read(
+                    directory, self.view.entries, users, wanted, only_wanted=only_wanted
+                )
                 visibility = _visibility(directory, entries, refused)
                 gaps = gaps_of(entries.values())
                 self.view = ProcessView.of(
@@ -82,6 +88,10 @@ class ProcessTable:
                 )
             finally:
                 os.close(directory)
+
+    def call_all(self, calls: Iterable[Call], until_s: float) -> list[tuple[Call, Future[Any]]]:
+        """Make calls that may wait for processes; see `Workers.call_all`."""
+        return self._reader.call_all(calls, until_s)
 
     def ask(self, process: HostProcess, work: Callable[[], T]) -> T:
         """Do what may wait for a process, in a thread that is given up when it does.

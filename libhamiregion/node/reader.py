@@ -72,11 +72,18 @@ class Observer:
         self._driver = Workers(driver_timeout_s or _DRIVER_TIMEOUT_S, "hami-nvml")
         # The last one with the driver's sample, and the last one without.
         self._last: dict[bool, Observation] = {}
+        self._taking_since_s: float | None = None
 
     @property
     def asks_driver(self) -> bool:
         """Whether observations have the driver's sample, where it is wanted."""
         return self._sampler is not None
+
+    @property
+    def taking_s(self) -> float:
+        """How long the observation takes that is being taken; 0 if none is."""
+        since_s = self._taking_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     def observe(
         self,
@@ -126,7 +133,11 @@ class Observer:
         with self.node._one_look():
             if (found := newest()) is None:
                 age_s = 0.0 if self._anew else processes_max_age_s
-                found = self._last[driver] = self._take(slots, driver, age_s)
+                self._taking_since_s = time.monotonic()
+                try:
+                    found = self._last[driver] = self._take(slots, driver, age_s)
+                finally:
+                    self._taking_since_s = None
             return found
 
     def _take(self, slots: bool, driver: bool, processes_max_age_s: float) -> Observation:

@@ -18,7 +18,7 @@ from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.node import Node, slots
+from libhamiregion.node import Node, Observer, slots
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 USED = "hami_vgpu_memory_used_bytes"
@@ -409,3 +409,14 @@ def test_scrapes_from_many_threads_while_containers_come_and_go_are_all_whole(
         errors = parsed(exporter.render()).series("hamiregion_errors_total")
     assert failures == []
     assert set(errors.values()) == {0}
+
+
+def test_health_is_bad_if_an_observation_does_not_return(
+    files: NodeFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with files.open() as node:
+        observer = Observer(node)
+        exporter = NodeExporter(node, observer=observer)
+        assert exporter.stuck() is None
+        monkeypatch.setattr(Observer, "taking_s", 61.0)
+        assert exporter.stuck() == "an observation has not returned for 61 s"

@@ -10,7 +10,7 @@ from support.region_file import RegionFileFactory
 
 from libhamiregion import Region, open_region
 from libhamiregion.node import HostProcess, ProcessTable
-from libhamiregion.node.process_reader import _in_turn
+from libhamiregion.node.process_reader import in_turn
 from libhamiregion.node.procfs import file_identity
 from libhamiregion.node.slots import other_pod_processes
 from libhamiregion.observation.names import ContainerId
@@ -130,4 +130,4 @@ def test_the_users_of_a_file_are_those_that_map_it(region: Region) -> None:
 
 def test_a_container_with_many_processes_does_not_keep_others_waiting() -> None:
     due = [Entry(1, budget_key=key) for key in (*"aaaa", "b", "c", "c")]
-    assert [each.budget_key for each in _in_turn(due)] == [*"abc", *"ac", *"aa"]
+    assert [each.budget_key for each in in_turn(due)] == [*"abc", *"ac", *"aa"]

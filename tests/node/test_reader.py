@@ -433,3 +433,16 @@ def plan(directory: Path) -> Path:
     path = directory / "plan.yaml"
     path.write_text("apiVersion: hamiregion.io/v1\nkind: LimitPlan\nrules: []\n")
     return path
+
+
+def test_an_observation_that_is_being_taken_has_an_age(
+    node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root.region()
+    observer, ages = Observer(node), list[float]()
+    snapshot = node.snapshot
+    monkeypatch.setattr(node, "snapshot", lambda: ages.append(observer.taking_s) or snapshot())
+    assert observer.taking_s == 0
+    observer.observe()
+    assert ages[0] > 0
+    assert observer.taking_s == 0

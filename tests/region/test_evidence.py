@@ -17,6 +17,7 @@ from support.wait import eventually
 
 from libhamiregion import (
     Evidence,
+    Layout,
     LockNotRecoverable,
     LockTimeout,
     ReapedSlot,
@@ -249,3 +250,11 @@ def test_a_dead_ones_odd_seqlock_is_made_even_beside_the_live_owner_that_waits_f
     assert file.get("slot_seqlock", slot=1) == 8
     let_go(file)
     assert region.reap(evidence=gathered(region, proc)) == (ReapedSlot(DEAD, 320),)
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_evidence_is_noted_in_every_layout(region_file: RegionFileFactory, layout: Layout) -> None:
+    with open_region(region_file(layout).path) as region:
+        evidence = region.evidence()
+        assert evidence.pids == frozenset()
+        assert region.lock_state(evidence=evidence) == region.lock_state()

@@ -99,3 +99,21 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
             modules[".".join(parts)] = imported(PACKAGE / file, ".".join(parts))
     modules = {module: names & modules.keys() - {module} for module, names in modules.items()}
     assert circles(modules) == []
+
+
+def test_only_the_reader_and_the_library_have_the_core_search_proc() -> None:
+    """A process can keep a reader of its maps for ever: above, it is asked by the workers."""
+    searches = {"lock_state", "recover_lock", "reap", "repair_slots"}
+    found = [
+        f"{file}:{node.lineno}"
+        for file in MODULES
+        for node in ast.walk(tree_of(PACKAGE / file))
+        # The demo's processes are its own.
+        if "/" in file
+        and file != "cli/demo.py"
+        and isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in searches
+        and "evidence" not in {each.arg for each in node.keywords}
+    ]
+    assert found == []

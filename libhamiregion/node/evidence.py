@@ -1,0 +1,167 @@
+"""Evidence about regions, gathered by the workers: nothing here can wait for a process for long."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import defaultdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from libhamiregion.errors import RegionError
+from libhamiregion.evidence import ask_process
+
+from . import procfs
+from .process_reader import in_turn
+from .processes import ProcessTable
+from .slots import other_pod_processes
+from .workers import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from libhamiregion.evidence import Evidence, Mapped, ProcessAnswer
+    from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.processes import ProcessView
+    from libhamiregion.region import Region
+
+#: All questions about suspects take so long in one observation, or one repair.
+EVIDENCE_S = 2.0
+
+
+def gather(
+    table: ProcessTable,
+    regions: Mapping[Region, Container | None],
+    *,
+    until_s: float | None = None,
+    only_listed: bool = False,
+) -> dict[Region, Evidence]:
+    """Gather evidence about regions: note their locks and slots, list /proc, ask processes.
+
+    A process that keeps its worker waiting is not known, and so proves nothing dead. What there was
+    no time for is `cut_short` in the evidence.
+
+    Args:
+        table: The processes; listed again.
+        regions: Open regions, each with its container if that is known: processes of other pods
+            are left out then.
+        until_s: No question begins after it, on the monotonic clock; None means 2 s from now.
+        only_listed: Leave the table's maps as they are; for a table that has no other use.
+
+    Returns:
+        The evidence of each region that could be read.
+
+    Raises:
+        OSError: /proc cannot be listed.
+    """
+    until_s = time.monotonic() + EVIDENCE_S if until_s is None else until_s
+    noted: dict[Region, Evidence] = {}
+    for region in regions:
+        with contextlib.suppress(RegionError):
+            noted[region] = region.evidence()
+    if not noted:
+        return {}
+    # One of another pod may have mapped the region since its maps were read: that is read again.
+    strangers = {
+        pid for each in noted for pid in _strangers(table.view, regions[each], noted[each])
+    }
+    table.refresh(strangers, only_wanted=only_listed)
+    view = table.view
+    asked: defaultdict[int, list[Region]] = defaultdict(list)
+    for region, evidence in noted.items():
+        left_out = strangers & _strangers(view, regions[region], evidence)
+        for pid in _candidates(view, evidence):
+            if pid not in left_out:
+                asked[pid].append(region)
+    answers = _ask(table, view, asked, noted, until_s)
+    for region, evidence in noted.items():
+        wanted = [pid for pid, each in asked.items() if region in each]
+        found = [answers[pid][region] for pid in wanted if pid in answers]
+        is_late = len(found) < len(wanted)
+        with contextlib.suppress(RegionError):
+            evidence.add(
+                found,
+                found_all=not is_late and _sees_all(view, evidence, found),
+                is_all=evidence.pids is None and not is_late,
+                cut_short=is_late,
+            )
+    return noted
+
+
+def _candidates(view: ProcessView, evidence: Evidence) -> Iterator[int]:
+    """The processes with a pid that matters, in any of their namespaces."""
+    pids = evidence.pids
+    for pid, entry in view.entries.items():
+        process = entry.process
+        if process is not None and (pids is None or not pids.isdisjoint(process.ns_pids)):
+            yield pid
+
+
+def _strangers(view: ProcessView, container: Container | None, evidence: Evidence) -> set[int]:
+    """Processes with such a pid that are proved to be of other pods."""
+    if container is None or evidence.pids is None:
+        return set()
+    return {pid for pid, _ in other_pod_processes(view, container, evidence.pids)}
+
+
+def _ask(
+    table: ProcessTable,
+    view: ProcessView,
+    asked: Mapping[int, Iterable[Region]],
+    noted: Mapping[Region, Evidence],
+    until_s: float,
+) -> dict[int, dict[Region, tuple[ProcessAnswer, Mapped]]]:
+    calls: dict[Call, tuple[int, list[Region]]] = {}
+    for entry in in_turn(view.entries[pid] for pid in asked):
+        pid, regions = entry.identity[0], list(asked[entry.identity[0]])
+        files = [noted[region].file for region in regions]
+        work = partial(_question, table.proc, pid, files)
+        calls[Call(entry.budget_key, entry.identity, work)] = pid, regions
+    found = {}
+    for call, made in table.call_all(list(calls), until_s):
+        pid, regions = calls[call]
+        if made.exception() is None:
+            answer = made.result()
+            found[pid] = {
+                region: (answer, mapped)
+                for region, mapped in zip(regions, answer.mapped, strict=True)
+            }
+    return found
+
+
+def _question(proc: str, pid: int, files: list[Any]) -> ProcessAnswer:
+    """Ask one process, in a thread that it may block."""
+    directory = os.open(proc, procfs.DIRECTORY)
+    try:
+        return ask_process(directory, pid, files)
+    finally:
+        os.close(directory)
+
+
+def _sees_all(
+    view: ProcessView, evidence: Evidence, found: list[tuple[ProcessAnswer, Mapped]]
+) -> bool:
+    """Whether every process of the region is in this /proc."""
+    visibility = view.visibility
+    if visibility.sees_host:
+        return visibility.sees_all_pids
+    # Another namespace than the first proves nothing unless the region's processes live in it.
+    return not visibility.unreadable and any(
+        mapped == "yes"
+        and answer.has_libvgpu
+        and len(answer.pids) == 1
+        and (evidence.pids is None or answer.pids[0] in evidence.pids)
+        for answer, mapped in found
+    )
+
+
+def gather_alone(region: Region, proc: str) -> Evidence:
+    """Gather evidence about one region, without a node.
+
+    Raises:
+        RegionError: The region cannot be read.
+        OSError: /proc cannot be listed.
+    """
+    found = gather(ProcessTable(proc), {region: None}, only_listed=True)
+    return found.get(region) or region.evidence()

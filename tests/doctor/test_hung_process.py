@@ -1,0 +1,102 @@
+"""A process that keeps every reader of its maps waiting keeps no verb and no service."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from lock_bytes import hold
+from namespaces import needs_first_namespace
+from support.agent_process import Agent
+from support.bound_fifo import behind_fifo, needs_bound_fifo
+from support.command_line import COMMAND, environment
+from support.containers import needs_namespaces
+from support.wait import PATIENCE_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from doctor.doctor_node import DoctorNode, Place
+
+pytestmark = [needs_namespaces, needs_first_namespace, needs_bound_fifo]
+#: A reader is given up after 1 s, /proc and evidence have 2 s each, and a doctor looks twice.
+BOUND_S = 25.0
+
+
+@pytest.fixture
+def hung(doctor_node: DoctorNode, tmp_path: Path) -> tuple[Place, tuple[str, ...]]:
+    """A region whose lock is held by a process that never answers, and how to be its reader."""
+    place = doctor_node.place()
+    inside = place.start()
+    hold(place.file, next(iter(place.true_host_pids)))
+    other = doctor_node.place(name="other")
+    killed = other.start()
+    pid, _ = other.spawn(killed)
+    other.kill(killed, pid)
+    return place, behind_fifo(tmp_path, [inside.host_pid])
+
+
+def shown(reader: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[str]:
+    began_s = time.monotonic()
+    answer = subprocess.run(
+        [*reader, *COMMAND, *words],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert answer.returncode != 99, answer.stderr
+    assert time.monotonic() - began_s < BOUND_S, words
+    return answer
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("ps",), ("top",), ("containers",), ("observe",), ("exporter", "--once")),
+        *(("doctor",), ("doctor", "--repair"), ("doctor", "--repair", "--dry-run")),
+    ],
+)
+def test_a_verb_about_the_node_ends(
+    doctor_node: DoctorNode, hung: tuple[Place, tuple[str, ...]], words: tuple[str, ...]
+) -> None:
+    _, reader = hung
+    verb, *options = words
+    library = () if verb == "containers" else ("--library", "/none")
+    answer = shown(reader, verb, "--root", str(doctor_node.root), *library, *options)
+    assert answer.returncode in {0, 3}, answer.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("lock", "status"), ("lock", "recover", "--watch-for", "0"), ("reap",), ("show",)]
+)
+def test_a_verb_about_the_region_ends(
+    hung: tuple[Place, tuple[str, ...]], words: tuple[str, ...]
+) -> None:
+    place, reader = hung
+    shown(reader, *words, str(place.path))
+
+
+def test_the_lock_of_a_process_that_does_not_answer_is_unknown_and_not_dead(
+    hung: tuple[Place, tuple[str, ...]],
+) -> None:
+    place, reader = hung
+    answer = json.loads(shown(reader, "lock", "status", str(place.path), "--json").stdout)
+    assert (answer["held"], answer["owner_life"]) == (True, "unknown")
+    shown(reader, "lock", "recover", "--watch-for", "0", str(place.path))
+    assert json.loads(shown((), "lock", "status", str(place.path), "--json").stdout)["held"]
+
+
+def test_an_agent_repairs_the_others_and_ends_in_order(
+    doctor_node: DoctorNode, hung: tuple[Place, tuple[str, ...]], tmp_path: Path
+) -> None:
+    _, reader = hung
+    log = tmp_path / "agent.log"
+    with Agent(doctor_node.root, "--repair", log=log, inside=reader) as agent:
+        agent.wait_for("repaired", kind="dead_process_counted")
+        agent.process.terminate()
+        assert agent.process.wait(PATIENCE_S) == 0
