@@ -56,8 +56,14 @@ autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 
-# Of a signature: no user makes one.
-nitpick_ignore = [("py:class", "libhamiregion.observation.rows.ContainerFacts")]
+# Of signatures: no user makes one.
+nitpick_ignore = [
+    ("py:class", "libhamiregion.observation.rows.ContainerFacts"),
+    ("py:class", "libhamiregion.observation.processes.Entry"),
+    ("py:class", "libhamiregion.observation.processes.FileUser"),
+    ("py:class", "libhamiregion.observation.processes.Mapping"),
+    ("py:class", "libhamiregion.undo.C"),
+]
 
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
