@@ -296,7 +296,7 @@ static unsigned pass(hr_region *region, unsigned tenth)
 static void rest(unsigned tenths)
 {
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += (long)(tenths * TENTH_NS);
     until.tv_sec += until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
@@ -338,7 +338,6 @@ void hr_fork_thread(enum hr_fork at)
     /* The thread is the parent's, and so may be the locks; a list may be half made. */
     pthread_mutex_init(&in_pass, NULL);
     pthread_mutex_init(&resting, NULL);
-    pthread_cond_init(&hurried, NULL);
     busy = (struct hr_busy_list){.list = NULL};
     has_reported_pid = false;
     for (int row = 0; row < HR_DEVICES; row++) {
@@ -370,6 +369,11 @@ static void register_end(void)
 /* A thread that is never joined, and in which no signal that was sent to the program is handled. */
 static bool create_thread(void)
 {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&hurried, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     /* The kernel ends a program that blocks a signal of its own instruction: the program may have
      * a handler for it, such as that of a sandbox, which answers for system calls (SIGSYS). */
     static const int caused[] = {SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
