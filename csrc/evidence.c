@@ -114,7 +114,10 @@ void hr_end_evidence(hr_evidence *evidence, uint32_t flags)
         (flags & (HR_GATHERED_WANTED | HR_GATHERED_ALL)) != 0 && !mappers->incomplete;
 }
 
-int hr_copy_mappers(const hr_evidence *evidence, struct hr_mappers *out)
+/* ---- Where a call has its processes from ------------------------------------------ */
+
+/* A copy of what was gathered; by old evidence nothing is known. */
+static int copy_mappers(const hr_evidence *evidence, struct hr_mappers *out)
 {
     const size_t bytes = evidence->mappers.count * sizeof evidence->mappers.list[0];
     *out = (struct hr_mappers){.cut_short = true, .incomplete = true, .filtered = true};
@@ -129,4 +132,26 @@ int hr_copy_mappers(const hr_evidence *evidence, struct hr_mappers *out)
     if (bytes > 0)
         memcpy(out->list, evidence->mappers.list, bytes);
     return HR_OK;
+}
+
+int hr_find_mappers(hr_region *region, struct hr_search *search, struct hr_mappers *out)
+{
+    *out = (struct hr_mappers){.list = NULL};
+    if (search->evidence != NULL)
+        return copy_mappers(search->evidence, out);
+    int code = hr_prepare_search(region, search);
+    return code == HR_OK ? hr_search_proc(search, out) : code;
+}
+
+int hr_look_for_mappers(hr_region *region, const struct hr_source *source,
+                        const struct hr_slot_pids *only, struct hr_mappers *out)
+{
+    struct hr_search search = {.proc = source->proc,
+                               .evidence = source->evidence,
+                               .only = only,
+                               .deadline_ns = hr_deadline_ns(HR_PROC_NS)};
+    int code = hr_enter(region);
+    if (code != HR_OK)
+        return code;
+    return hr_leave_after(region, hr_find_mappers(region, &search, out));
 }

@@ -211,26 +211,9 @@ int hr_own_mapping(hr_region *region, bool *by_another);
 
 int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out);
 
-/*
- * Search for processes that map the region, as the caller's part of `search` says; the other part
- * is filled in.  This process counts if it uses the region itself: it has the lock by another
- * handle, it is attached, or another library in it maps the file.  HR_OK or HR_ESYSTEM.
- */
-int hr_find_mappers(hr_region *region, struct hr_search *search, struct hr_mappers *out);
-/* What is filled in by that. */
+/* Fill in the region's part of `search`: its file, the pids of its slots, and whether this process
+ * counts.  It does if it uses the region itself: it has the lock by another handle, it is attached,
+ * or another library in it maps the file.  HR_OK or HR_ESYSTEM. */
 int hr_prepare_search(hr_region *region, struct hr_search *search);
-
-/* Where a call has its processes from: evidence (slots.h), or /proc (NULL = "/proc"). */
-struct hr_source {
-    const char *proc;
-    const hr_evidence *evidence;
-};
-
-/* A copy of those of evidence; nothing is known by old evidence.  HR_OK or HR_ESYSTEM. */
-int hr_copy_mappers(const hr_evidence *evidence, struct hr_mappers *out);
-
-/* Enter, search with HR_PROC_NS, leave. */
-int hr_look_for_mappers(hr_region *region, const struct hr_source *source,
-                        const struct hr_slot_pids *only, struct hr_mappers *out);
 
 #endif

@@ -120,25 +120,3 @@ int hr_prepare_search(hr_region *region, struct hr_search *search)
         region->own.pid != 0 && hr_names_slot(&search->slots, region->own.pid);
     return HR_OK;
 }
-
-int hr_find_mappers(hr_region *region, struct hr_search *search, struct hr_mappers *out)
-{
-    *out = (struct hr_mappers){.list = NULL};
-    if (search->evidence != NULL)
-        return hr_copy_mappers(search->evidence, out);
-    int code = hr_prepare_search(region, search);
-    return code == HR_OK ? hr_search_proc(search, out) : code;
-}
-
-int hr_look_for_mappers(hr_region *region, const struct hr_source *source,
-                        const struct hr_slot_pids *only, struct hr_mappers *out)
-{
-    struct hr_search search = {.proc = source->proc,
-                               .evidence = source->evidence,
-                               .only = only,
-                               .deadline_ns = hr_deadline_ns(HR_PROC_NS)};
-    int code = hr_enter(region);
-    if (code != HR_OK)
-        return code;
-    return hr_leave_after(region, hr_find_mappers(region, &search, out));
-}

@@ -113,7 +113,7 @@ struct hr_search {
     uint64_t deadline_ns;
     bool without_own_handle; /* as a caller searches that has the gate and not the lock */
 
-    /* From the region, by hr_find_mappers(): */
+    /* From the region, by hr_prepare_search(): */
     struct hr_asked_file file;
     /* In a /proc that is not the first namespace's: the pids in the region's slots. */
     struct hr_slot_pids slots;

@@ -92,6 +92,22 @@ struct hr_evidence {
     struct hr_mappers mappers;
 };
 
+/* Where a call has its processes from: evidence, or /proc (NULL = "/proc"). */
+struct hr_source {
+    const char *proc;
+    const hr_evidence *evidence;
+};
+
+/*
+ * The processes that map the region, as the caller's part of `search` says: from evidence, or from
+ * /proc, for which the region's part is filled in.  HR_OK or HR_ESYSTEM.
+ */
+int hr_find_mappers(hr_region *region, struct hr_search *search, struct hr_mappers *out);
+
+/* Enter, search with HR_PROC_NS, leave. */
+int hr_look_for_mappers(hr_region *region, const struct hr_source *source,
+                        const struct hr_slot_pids *only, struct hr_mappers *out);
+
 /* ---- Marks ------------------------------------------------------------------------------- */
 
 /*
