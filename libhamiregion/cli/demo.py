@@ -157,13 +157,12 @@ def _run_node(
 ) -> None:
     """Make a node with the exporter on it, and keep it busy for so long, or until Ctrl-C."""
     from libhamiregion.exporter import NodeExporter
-    from libhamiregion.node import Node, NodeNames
 
     from .exporter import metrics_server
 
     _fill(fake)
     with (
-        Node(fake.root, names=NodeNames(fake.pod_logs)) as node,
+        fake.node() as node,
         metrics_server(NodeExporter(node), listen) as server,
     ):
         _introduce(fake, server.urls, as_json)

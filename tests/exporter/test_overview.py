@@ -20,7 +20,6 @@ from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import MetricsServer, NodeExporter, overview
 from libhamiregion.exporter import exporter as exporter_module
 from libhamiregion.exporter.overview import CONTAINERS_PER_PAGE
-from libhamiregion.node import Node, NodeNames
 from libhamiregion.testing import FakeNode
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeNode]:
 @pytest.fixture(scope="module")
 def url(fake: FakeNode) -> Iterator[str]:
     with (
-        Node(fake.root, names=NodeNames(fake.pod_logs)) as node,
+        fake.node() as node,
         MetricsServer(NodeExporter(node, node_name="gpu-node-7"), HERE) as server,
     ):
         yield server.urls[0]
@@ -219,7 +218,7 @@ def test_the_page_is_behind_the_passwords_of_the_metrics(fake: FakeNode, tmp_pat
     config = tmp_path / "web.yml"
     config.write_text(json.dumps({"basic_auth_users": {"me": word}}))
     with (
-        Node(fake.root) as node,
+        fake.node() as node,
         MetricsServer(NodeExporter(node), HERE, web_config=config) as server,
     ):
         refused = ask(server.urls[0], "/")
@@ -258,7 +257,7 @@ def test_containers_are_in_the_order_of_namespace_and_pod(tmp_path: Path) -> Non
         for namespace, pod in (("b", "job-2"), ("a", "job-4"), ("b", "job-1"), ("a", "job-3")):
             fake.add("train", pod=pod, namespace=namespace, processes=0)
         with (
-            Node(fake.root, names=NodeNames(fake.pod_logs)) as node,
+            fake.node() as node,
             MetricsServer(NodeExporter(node), HERE) as server,
         ):
             text = ask(server.urls[0], "/").text

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from support.stress import scaled
 
 from libhamiregion.node import (
-    Node,
-    NodeNames,
     NvmlSample,
     NvmlState,
     Observation,
@@ -36,7 +34,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observation]:
     with FakeNode(directory, containers=2, processes=1) as fake:
         fake.add("train", pod="bert-0", namespace="research", region=False)
         (process,) = fake.containers[0].processes
-        with Node(fake.root, names=NodeNames(fake.pod_logs)) as node:
+        with fake.node() as node:
             found = Observer(node).observe()
             columns = ProcessColumns(
                 0, GPU, (process.pid, 1), (1 << 30, 1), (50, 0), (1, 0), (0, 0), (0, 0)

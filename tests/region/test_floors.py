@@ -10,7 +10,6 @@ import libhamiregion
 PACKAGE = Path(libhamiregion.__file__).parent
 FLOORS = (
     "libhamiregion",
-    "libhamiregion.testing",
     "libhamiregion.run",
     "libhamiregion.observation",
     "libhamiregion.node",
@@ -20,6 +19,7 @@ FLOORS = (
     "libhamiregion.plan",
     "libhamiregion.report",
     "libhamiregion.agent",
+    "libhamiregion.testing",
     "libhamiregion.cli",
 )
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))

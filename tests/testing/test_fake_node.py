@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from libhamiregion import open_region
-from libhamiregion.node import Node, NodeNames
 from libhamiregion.testing import FakeContainer, FakeNode, FakeProcess
 
 if TYPE_CHECKING:
@@ -21,15 +19,13 @@ CONTEXT = 300 * 2**20
 
 
 def used(container: FakeContainer, device: int = 0) -> int:
-    assert container.region is not None
-    with open_region(container.region) as region:
+    with container.open() as region:
         return region.memory_used(device)
 
 
 def held(container: FakeContainer, process: FakeProcess) -> int:
     """What stands in the slot of a process, without its context."""
-    assert container.region is not None
-    with open_region(container.region) as region:
+    with container.open() as region:
         slots = {each.pid: each for each in region.snapshot().processes}
     return slots[process.pid].devices[process.device].memory_used_bytes - CONTEXT
 
@@ -37,8 +33,7 @@ def held(container: FakeContainer, process: FakeProcess) -> int:
 def test_the_library_finds_its_containers_by_their_names(tmp_path: Path) -> None:
     with FakeNode(tmp_path / "node", containers=2, processes=0) as fake:
         fake.add("train", pod="bert-0", namespace="research", region=False)
-        names = NodeNames(fake.pod_logs)
-        with Node(fake.root, names=names) as node:
+        with fake.node() as node:
             node.refresh()
             found = {each.pod_uid: each for each in node.containers}
             assert found.keys() == {each.pod_uid for each in fake.containers}
@@ -84,8 +79,7 @@ def test_a_limit_holds_for_its_processes(tmp_path: Path) -> None:
         for _ in range(8):
             node.step()
         assert (process.granted, process.refused) == (5, 3)
-        assert container.region is not None
-        with open_region(container.region, writable=True) as region:
+        with container.open(writable=True) as region:
             region.set_memory_limit("2GiB", device=0)
         node.step()
         assert (process.granted, process.refused) == (6, 3)
@@ -109,8 +103,7 @@ def test_a_killed_process_leaves_its_slot_and_the_others_go_on(tmp_path: Path) -
         node.step()
         assert held(container, victim) == before[0]
         assert held(container, other) > before[1]
-        assert container.region is not None
-        with open_region(container.region, writable=True) as region:
+        with container.open(writable=True) as region:
             assert [each.pid for each in region.reap()] == [victim.pid]
 
 
@@ -119,8 +112,7 @@ def test_the_end_gives_back_slots_and_its_own_directory() -> None:
         (container,) = node.containers
         (process,) = container.processes
         assert repr(container) == "<FakeContainer default/pod-0/main>"
-        assert container.region is not None
-        region = open_region(container.region)
+        region = container.open()
     assert region.snapshot().processes == ()
     region.close()
     assert not node.directory.exists()
@@ -151,8 +143,7 @@ def test_exact_uses_stay_as_they_are_and_the_last_launch_is_as_old_as_asked(
     with FakeNode(tmp_path) as node:
         container = node.add(uses=[("3GiB", 41), ("100MiB", 0)], idle_s=3600)
         node.step()
-        assert container.region is not None
-        with open_region(container.region) as region:
+        with container.open() as region:
             snapshot = region.snapshot()
     figures = [
         (each.devices[0].memory_used_bytes, each.devices[0].sm_util_percent)
@@ -190,7 +181,133 @@ def test_processes_wait_for_a_lock_that_is_held_and_go_on(tmp_path: Path, held_s
 def test_a_container_without_an_idle_time_has_never_launched() -> None:
     with FakeNode() as fake:
         for idle_s, expected in ((None, None), (60.0, pytest.approx(60, abs=5))):
-            region = fake.add(idle_s=idle_s).region
-            assert region is not None
-            with open_region(region) as opened:
+            with fake.add(idle_s=idle_s).open() as opened:
                 assert opened.snapshot().idle_s == expected
+
+
+def files_below(directory: Path) -> list[Path]:
+    return sorted(directory.rglob("*"))
+
+
+def test_no_two_containers_have_the_same_figures(tmp_path: Path) -> None:
+    with FakeNode(tmp_path, containers=3) as node:
+        made = [*node.containers, *(node.add() for _ in range(3))]
+        node.step()
+        assert len({used(container) for container in made}) == 6
+        # A made up name is not given twice either.
+        node.remove(made[0])
+        names = [each.pod for each in (*node.containers, node.add())]
+        assert len(set(names)) == 6
+
+
+def test_a_container_opens_its_region(tmp_path: Path) -> None:
+    with FakeNode(tmp_path) as node:
+        container = node.add(processes=0)
+        with container.open(writable=True) as region:
+            region.set_memory_limit("2GiB", device=0)
+        with container.open() as region:
+            assert region.memory_limit(0) == 2 * GIB
+            assert not region.writable
+        with pytest.raises(ValueError, match="no region"):
+            node.add(region=False).open()
+
+
+def test_a_process_killed_with_the_lock_leaves_it_to_a_recovery(tmp_path: Path) -> None:
+    with FakeNode(tmp_path) as node:
+        container = node.add(processes=2)
+        victim, other = container.processes
+        victim.kill(holding_lock=True)
+        with container.open(writable=True) as region:
+            state = region.lock_state()
+            assert (state.held, state.owner_pid, state.owner_life) == (True, victim.pid, "dead")
+            assert region.recover_lock().dead_owner
+        container.step()
+        assert other.granted == 1
+
+
+def test_a_process_killed_in_an_update_leaves_an_odd_seqlock_to_a_reap(tmp_path: Path) -> None:
+    with FakeNode(tmp_path) as node:
+        container = node.add(processes=2)
+        victim = container.processes[1]
+        before = held(container, victim)
+        victim.kill(in_update=True)
+        assert held(container, victim) == before
+        with container.open(writable=True) as region:
+            settled = {each.pid: each.settled for each in region.snapshot().processes}
+            assert settled == {container.processes[0].pid: True, victim.pid: False}
+            assert [each.pid for each in region.reap()] == [victim.pid]
+
+
+def test_two_hundred_containers_need_a_process_for_all_and_not_one_each(tmp_path: Path) -> None:
+    with FakeNode(tmp_path / "node", containers=200, processes=2, shared_processes=True) as node:
+        first, second = node.containers[0].processes
+        assert all(each.processes == (first, second) for each in node.containers)
+        with node.node() as opened:
+            opened.refresh(processes=True)
+            assert len(opened.containers) == 200
+        before = [used(container) for container in node.containers]
+        node.step()
+        after = [used(container) for container in node.containers]
+        assert all(was < now for was, now in zip(before, after, strict=True))
+        assert first.granted == 200
+        # Those of the other containers run on.
+        node.remove(node.containers[7])
+        node.step()
+        first.kill(holding_lock=True)
+        second.kill()
+        for container in node.containers:
+            with container.open() as region:
+                assert region.lock_state().owner_life == "dead"
+                assert {each.pid for each in region.snapshot().processes} == {
+                    first.pid,
+                    second.pid,
+                }
+
+
+def test_two_hundred_containers_are_there_within_two_seconds_of_cpu(tmp_path: Path) -> None:
+    before = os.times()
+    with FakeNode(tmp_path / "node", containers=200, shared_processes=True) as node:
+        assert len(node.containers) == 200
+    after = os.times()
+    assert sum(after[:4]) - sum(before[:4]) < 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"memory_limits": ("lots",)},
+        {"uses": [("1GiB", 10), ("lots", 10)]},
+        {"uses": [("1GiB", 10), ("1GiB", 1000)]},
+        {"idle_s": float("nan")},
+        {"pod": "a/b"},
+        {"name": "a/b"},
+        {"namespace": "a/b"},
+    ],
+)
+def test_an_add_that_raises_leaves_nothing_behind(
+    tmp_path: Path, wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[FakeProcess] = []
+    start = FakeProcess.__init__
+
+    def note(self: FakeProcess, *arguments: Any) -> None:
+        start(self, *arguments)
+        started.append(self)
+
+    monkeypatch.setattr(FakeProcess, "__init__", note)
+    with FakeNode(tmp_path) as node:
+        node.add(processes=0)
+        before = node.containers, files_below(tmp_path)
+        with pytest.raises((ValueError, ChildProcessError)):
+            node.add(**wrong)
+        assert (node.containers, files_below(tmp_path)) == before
+        for process in started:
+            with pytest.raises(ProcessLookupError):
+                os.kill(process.pid, 0)
+
+
+def test_a_node_that_cannot_be_made_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "pod-logs").mkdir()
+    with pytest.raises(FileExistsError):
+        FakeNode(tmp_path)
+    assert files_below(tmp_path) == [tmp_path / "pod-logs"]
