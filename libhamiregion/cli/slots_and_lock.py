@@ -77,11 +77,11 @@ def reap(targets: Targets, **settings: Any) -> int:
     return targets.for_each(lambda region: _reap(region, **settings), writable=True)
 
 
-def _evidence(region: Region, proc: str) -> Evidence:
+def _evidence(region: Region, proc: str, *, everyone: bool = False) -> Evidence:
     """Ask the processes of a region, whatever one of them does to keep its readers waiting."""
     from libhamiregion.node.evidence import gather_alone
 
-    return gather_alone(region, proc)
+    return gather_alone(region, proc, everyone=everyone)
 
 
 def _reap(region: Region, pids: tuple[int, ...], proc: str, dry_run: bool, as_json: bool) -> None:
@@ -165,7 +165,9 @@ def recover(targets: Targets, watch_s: float, proc: str, dry_run: bool, as_json:
             done = region.lock_state(evidence=_evidence(region, proc))
             schema, sentences = "lock/1", [state_sentence(done)]
         else:
-            done = region.recover_lock(evidence=_evidence(region, proc), watch_s=watch_s)
+            done = region.recover_lock(
+                evidence=_evidence(region, proc, everyone=True), watch_s=watch_s
+            )
             schema, sentences = "lock-recovery/1", recovery_sentences(done)
         show_done(schema, region, sentences, as_json, dry_run=dry_run, **as_plain(done))
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .findings import ContainerKey, Finding
 
 _TRIES = 3
+# Any process may hold these: all have to be asked.
+_UNSIGNED = frozenset({"startup", "ownerless"})
 # Together they fit in a line of a log.
 _ACTIONS_LIMIT = 4
 # Locks without a signature that one call watches; the others are left for the next one.
@@ -161,14 +163,14 @@ class _RegionRepair:
             self._writable = self._node.open(self._container)
         return self._writable
 
-    def _evidence(self, region: Region) -> Evidence:
+    def _evidence(self, region: Region, *, everyone: bool = False) -> Evidence:
         """Gather evidence now.
 
         Raises:
             RegionError: The region cannot be read.
             OSError: /proc cannot be listed.
         """
-        found = gather(self._node.processes, {region: self._container})
+        found = gather(self._node.processes, {region: self._container}, everyone=everyone)
         return found.get(region) or region.evidence()
 
     def attempt(self, finding: Finding) -> Repair:
@@ -193,7 +195,8 @@ class _RegionRepair:
             return ["would free the region's lock, or set its semaphore right"]
         watches = self._lock_timeout_s and _is_unsigned(finding)
         done = self._region.recover_lock(
-            evidence=self._evidence(self._region), watch_s=self._watch_s if watches else 0.0
+            evidence=self._evidence(self._region, everyone=finding.cause in _UNSIGNED),
+            watch_s=self._watch_s if watches else 0.0,
         )
         steps = {
             "the dead owner's lock was freed": done.dead_owner,

@@ -36,6 +36,7 @@ def gather(
     *,
     until_s: float | None = None,
     only_listed: bool = False,
+    everyone: bool = False,
 ) -> dict[Region, Evidence]:
     """Gather evidence about regions: note their locks and slots, list /proc, ask processes.
 
@@ -47,6 +48,7 @@ def gather(
         regions: Open regions, each with its container if that is known: processes of other pods
             are left out then.
         until_s: No question begins after it, on the monotonic clock; None means 2 s from now.
+        everyone: Ask every process: a start-up semaphore has no owner, and any process may hold it.
         only_listed: Leave the table's maps as they are; for a table that has no other use.
 
     Returns:
@@ -71,7 +73,7 @@ def gather(
     asked: defaultdict[int, list[Region]] = defaultdict(list)
     for region, evidence in noted.items():
         left_out = strangers & _strangers(view, regions[region], evidence)
-        for pid in _candidates(view, evidence):
+        for pid in _candidates(view, None if everyone else evidence.pids):
             if pid not in left_out:
                 asked[pid].append(region)
     answers = _ask(table, view, asked, noted, until_s)
@@ -83,15 +85,14 @@ def gather(
             evidence.add(
                 found,
                 found_all=not is_late and _sees_all(view, evidence, found),
-                is_all=evidence.pids is None and not is_late,
+                is_all=(everyone or evidence.pids is None) and not is_late,
                 cut_short=is_late,
             )
     return noted
 
 
-def _candidates(view: ProcessView, evidence: Evidence) -> Iterator[int]:
-    """The processes with a pid that matters, in any of their namespaces."""
-    pids = evidence.pids
+def _candidates(view: ProcessView, pids: frozenset[int] | None) -> Iterator[int]:
+    """The processes with one of these pids in any of their namespaces; None means all."""
     for pid, entry in view.entries.items():
         process = entry.process
         if process is not None and (pids is None or not pids.isdisjoint(process.ns_pids)):
@@ -156,12 +157,17 @@ def _sees_all(
     )
 
 
-def gather_alone(region: Region, proc: str) -> Evidence:
+def gather_alone(region: Region, proc: str, *, everyone: bool = False) -> Evidence:
     """Gather evidence about one region, without a node.
+
+    Args:
+        region: The region.
+        proc: The root of /proc.
+        everyone: As of `gather`.
 
     Raises:
         RegionError: The region cannot be read.
         OSError: /proc cannot be listed.
     """
-    found = gather(ProcessTable(proc), {region: None}, only_listed=True)
+    found = gather(ProcessTable(proc), {region: None}, only_listed=True, everyone=everyone)
     return found.get(region) or region.evidence()
