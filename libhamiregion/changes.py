@@ -12,7 +12,7 @@ from ._core import lib
 from .errors import REGION_FIELDS, signed
 from .layouts import DEVICE_CAPACITY, Layout
 from .text import printable
-from .units import UNLIMITED, format_size, sm_limit_or_none
+from .units import UNLIMITED, format_limit, sm_limit_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -161,7 +161,7 @@ class LimitChange(_Change):
         """Return a value of this limit for people."""
         if value is None:
             return UNLIMITED
-        return format_size(value) if self.kind == "memory" else f"{value} %"
+        return format_limit(value) if self.kind == "memory" else f"{value} %"
 
 
 @attrs.define(unsafe_hash=True, weakref_slot=False)

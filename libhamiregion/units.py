@@ -158,8 +158,8 @@ def parse_size(size: str | SupportsIndex) -> int:
 
     Units are binary in either case: `k`, `m`, `g`, `t`, as HAMi writes them, and the same with `i`
     or `iB`; no unit, or `B`, means bytes.  `3000m` is 3000 MiB, never a thousandth of something.  A
-    decimal fraction is taken when it comes to a whole number of bytes.  `GB` is refused: it means
-    10**9 to some and 2**30 to others.
+    decimal fraction of a unit is taken down to a whole byte.  `GB` is refused: it means 10**9 to
+    some and 2**30 to others.
 
     Args:
         size: Text, or a number of bytes.
@@ -168,7 +168,7 @@ def parse_size(size: str | SupportsIndex) -> int:
         Bytes, from 0 to 2**63 - 1.
 
     Raises:
-        ValueError: Not a size, negative, too large, or not a whole number of bytes.
+        ValueError: Not a size, negative, too large, or a fraction of a byte.
         TypeError: Neither text nor an integer; `bool` and `float` are neither.
 
     >>> parse_size("6GiB"), parse_size("3000m"), parse_size("1.5 Gi"), parse_size(12345)
@@ -197,8 +197,8 @@ def parse_size(size: str | SupportsIndex) -> int:
     scaled = int(match["whole"] + fraction) * unit
     nbytes: int
     nbytes, rest = divmod(scaled, 10 ** len(fraction))
-    if rest:
-        raise ValueError(f"{shown} is not a whole number of bytes: use a smaller unit")
+    if rest and unit == 1:
+        raise ValueError(f"{shown} is not a whole number of bytes: give a unit")
     if nbytes > MAX_SIZE_BYTES:
         raise ValueError(f"{shown} is too large for a size: the most is 2**63 - 1 bytes")
     return nbytes
@@ -230,6 +230,58 @@ def format_size(nbytes: SupportsIndex) -> str:
             break
         unit *= 1024
     return f"{tenths // 10}.{tenths % 10} {name}" if rest else f"{whole} {name}"
+
+
+def format_limit(nbytes: SupportsIndex) -> str:
+    """Show a memory limit so that `parse_size` reads exactly this number.
+
+    Args:
+        nbytes: Bytes, not negative.
+
+    Raises:
+        ValueError: The number is negative.
+        TypeError: It is not an integer.
+
+    >>> format_limit(6 * 2**30), format_limit(parse_size("4.2GiB")), format_limit(6 * 2**30 + 1)
+    ('6 GiB', '4.2 GiB', '6442450945 B')
+    """
+    number = integer("a number of bytes", nbytes, 0)
+    for exponent in range(len(_UNITS) - 1, 0, -1):
+        unit = 1024**exponent
+        # A fraction only in the unit that `format_size` takes.
+        for digits in range(number >= unit and (4 if number < unit * 1024 else 1)):
+            # Rounded up, since `parse_size` rounds down.
+            scaled = -(-number * 10**digits // unit)
+            if scaled * unit // 10**digits == number:
+                text = f"{scaled:0{digits + 1}}"
+                whole, fraction = text[: len(text) - digits], text[len(text) - digits :]
+                return f"{whole}{'.' if fraction else ''}{fraction} {_UNITS[exponent]}"
+    return f"{number} B"
+
+
+#: A memory limit below is a mistake, such as 6 KiB where 6 GiB was meant, unless it is forced.
+MIN_MEMORY_LIMIT_BYTES: Final = 16 << 20
+
+
+def typed_memory_limit(limit: str, force: str | None = None) -> str:
+    """Check a memory limit that a person has typed, and return it.
+
+    Args:
+        limit: As `parse_size` takes it, but with a unit: plain numbers are MiB in HAMi, bytes here.
+        force: How a limit below 16 MiB can be forced, for the message; None if it may be as low.
+
+    Raises:
+        ValueError: It has no unit, or is too low.
+    """
+    text = limit.strip()
+    # 0 has an error of its own. Longer numbers, as of damaged regions, are no MiB.
+    if re.fullmatch(r"[0-9.]{1,18}", text, re.ASCII) and text.strip("0."):
+        raise ValueError(f"{ascii(text)[:40]} is no memory limit: give a unit: 6GiB, 6000MiB")
+    match = _SIZE.fullmatch(text)
+    has_unit = match is not None and match["unit"]
+    if has_unit and force is not None and 0 < parse_size(text) < MIN_MEMORY_LIMIT_BYTES:
+        raise ValueError(f"{ascii(text)[:40]} is below 16 MiB, less than CUDA needs{force}")
+    return limit
 
 
 _UNITS_S: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}

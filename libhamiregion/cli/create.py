@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 @click.option(
     "--memory",
     "memory_limits",
-    metavar="SIZE",
     multiple=True,
     help="Memory limit of the next device; repeatable.",
+    **options.MEMORY,
 )
 @click.option(
     "--sm",
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     type=click.Choice(("2.10", "2.11")),
     help="HAMi whose reading of these variables counts; needed if 2.10 and 2.11 differ.",
 )
+@options.force_option(help="Also memory limits below 16 MiB.")
 @options.dry_run_option
 @options.output_options
 def create(
@@ -83,6 +84,7 @@ def create(
 ) -> None:
     """Make a new region FILE that libvgpu accepts; never overwrites."""
     layout: Layout = settings["layout"]
+    del settings["force"]
     if hami_version is not None and not from_environment:
         raise click.UsageError("--hami-version is about --from-environment.")
     if from_environment:

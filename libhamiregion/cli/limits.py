@@ -10,6 +10,7 @@ import click
 from libhamiregion import LimitChange, LimitEdit
 from libhamiregion.changes import ANYTHING
 from libhamiregion.edits import find_device
+from libhamiregion.units import typed_memory_limit
 
 from . import options
 from .failures import ErrorGroup, bad_arguments
@@ -98,16 +99,16 @@ def _get(region: Region, device: int | str | None, as_json: bool) -> None:
     ],
 )
 @target_options(several=True)
-@click.option("--memory", metavar="SIZE", help="6GiB, 3000m, 80% (of the limit now) or unlimited.")
+@click.option(
+    "--memory", help="6GiB, 3000m, 80% (of the limit now) or unlimited.", **options.MEMORY
+)
 @click.option("--sm", metavar="PERCENT", help="1 to 100, or unlimited.")
 @click.option(
     "--burst/--no-burst", default=None, help="Programs of `run` may use idle GPU time, or not."
 )
 @options.device_option
 @options.dry_run_option
-@click.option(
-    "--force", is_flag=True, help="Also limits below use, and SM limits that stop processes."
-)
+@options.force_option(help="Also limits below use or 16 MiB, and SM limits that stop processes.")
 @click.option("--if-equals", metavar="VALUE", help="Only if each limit has this value now.")
 @options.output_options
 def set_(
@@ -130,6 +131,8 @@ def set_(
     expected = ANYTHING if if_equals is None else if_equals
     # Wrong values are reported before the first file is changed.
     with bad_arguments():
+        if memory is not None and if_equals is not None:
+            typed_memory_limit(if_equals)
         edits = [
             LimitEdit(**{field: limit}, device=device, expected=expected)
             for field, limit in wanted.items()

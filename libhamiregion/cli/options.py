@@ -13,7 +13,7 @@ import attrs
 import click
 
 from libhamiregion import Layout
-from libhamiregion.units import parse_duration
+from libhamiregion.units import parse_duration, typed_memory_limit
 
 from .failures import in_command_words
 from .help import Option
@@ -117,6 +117,23 @@ device_option = click.option(
     callback=_device,
     help="Only this device, by CUDA ordinal or uuid.",
 )
+
+
+def typed_memory(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Check memory limits; a verb without --force takes low ones."""
+    force = None if ctx.params.get("force", True) else "; --force sets it all the same"
+    try:
+        for limit in (value,) if isinstance(value, str) else value or ():
+            typed_memory_limit(limit, force)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    return value
+
+
+#: Settings of an option whose values are memory limits.
+MEMORY: dict[str, Any] = {"metavar": "SIZE", "callback": typed_memory}
+#: Before memory limits, which may be lower with it.
+force_option = functools.partial(click.option, "--force", is_flag=True, is_eager=True)
 
 # ---- all verbs -----------------------------------------------------------------------------------
 

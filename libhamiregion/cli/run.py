@@ -28,7 +28,7 @@ _CANNOT_START = 126
 _NOT_FOUND = 127
 
 
-def _limits(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> Any:
+def _limits(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Any:
     """LIMIT for all GPUs, GPU=LIMIT for one; the last one said counts."""
     if not values:
         return None
@@ -36,6 +36,8 @@ def _limits(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> A
     for value in values:
         device, equals, limit = value.rpartition("=")
         found[device if equals else None] = limit
+        if param.name == "memory_limit":
+            options.typed_memory(ctx, param, limit)
     return found
 
 

@@ -17,7 +17,7 @@ import attrs
 
 from libhamiregion import format_size
 from libhamiregion.text import printable
-from libhamiregion.units import MAX_SIZE_BYTES
+from libhamiregion.units import MAX_SIZE_BYTES, format_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +88,7 @@ FORMATS = {
         lambda nbytes: NOTHING if nbytes > MAX_SIZE_BYTES else format_size(nbytes),
         min_width=len("1023 MiB"),
     ),
-    "size_limit": CellFormat(format_size, **_LIMIT),
+    "size_limit": CellFormat(format_limit, **_LIMIT),
     "percent": CellFormat("{} %".format, min_width=len("100 %")),
     "percent_limit": CellFormat("{} %".format, **_LIMIT),
     # A value that the layout does not have.

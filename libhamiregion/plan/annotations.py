@@ -21,6 +21,7 @@ import attrs
 from libhamiregion.layouts import DEVICE_CAPACITY
 from libhamiregion.observation.selector import Selector
 from libhamiregion.text import printable
+from libhamiregion.units import typed_memory_limit
 
 from .node_pods import ANNOTATION_PREFIX
 from .plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitPlan, Limits, Rule
@@ -143,4 +144,6 @@ def _request(key: str, text: str) -> tuple[Selector, Limits]:
     select = Selector(
         container=None if container is None else glob.escape(container), device=device
     )
+    if field == "memory_limit":
+        typed_memory_limit(text, force="")
     return select, Limits(**{field: text})

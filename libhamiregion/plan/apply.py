@@ -23,7 +23,7 @@ from libhamiregion.observation.selector import Selector
 from libhamiregion.text import printable
 
 from .plan import LIMIT_FIELDS, LimitPlan, Limits, Rule
-from .plan_file import plan_text
+from .plan_file import UNDO_NAME, plan_text
 from .state import PlanState, write_new
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def undo_plan(changes: Iterable[ContainerDiff]) -> LimitPlan:
     Each rule names one container by its pod's UID and its own name, one device, and one value. A
     value that no plan can hold, as only a damaged region has it, is left out.
     """
-    return LimitPlan(tuple(rule for each in changes for rule in _undo_rules(each)), name="undo")
+    return LimitPlan(tuple(rule for each in changes for rule in _undo_rules(each)), name=UNDO_NAME)
 
 
 def _undo_rules(change: ContainerDiff) -> list[Rule]:

@@ -15,7 +15,7 @@ from libhamiregion.edits import LimitEdit
 from libhamiregion.errors import LaunchesWouldStop, LimitBelowUsage, NoSuchDevice, RegionError
 from libhamiregion.observation.containers import MissingReason
 from libhamiregion.text import printable
-from libhamiregion.units import format_size, memory_limit_percent
+from libhamiregion.units import format_limit, format_size, memory_limit_percent
 
 from .plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitField
 
@@ -391,7 +391,7 @@ class _Comparison:
             )
         except LimitBelowUsage as error:
             reason = "below_usage"
-            used, limit = format_size(error.used_bytes), format_size(error.requested_bytes)
+            used, limit = format_size(error.used_bytes), format_limit(error.requested_bytes)
             message = f"device {edit.device} uses {used}, more than the plan's {limit}"
         self.refused.append(Unapplied(self.container, reason, message, (edit.rule,), edit.device))
 
@@ -423,7 +423,7 @@ def value_words(field: LimitField, value: int | None) -> str:
     if value is None:
         return "unlimited"
     if field == "memory_limit":
-        return format_size(value)
+        return format_limit(value)
     return f"{value} %" if field == "sm_limit" else str(value)
 
 

@@ -24,7 +24,13 @@ from libhamiregion.errors import needs_extra
 from libhamiregion.layouts import DEVICE_CAPACITY
 from libhamiregion.observation.selector import Selector
 from libhamiregion.text import printable
-from libhamiregion.units import MAX_SIZE_BYTES, UNLIMITED, format_size
+from libhamiregion.units import (
+    MAX_SIZE_BYTES,
+    MIN_MEMORY_LIMIT_BYTES,
+    UNLIMITED,
+    format_limit,
+    typed_memory_limit,
+)
 
 from .plan import LIMIT_FIELDS, LimitPlan, Limits, Rule
 
@@ -39,6 +45,9 @@ T = TypeVar("T")
 
 API_VERSION: Final = "hamiregion.io/v1"
 KIND: Final = "LimitPlan"
+#: The name of plans that put values back.
+UNDO_NAME: Final = "undo"
+_FORCE: Final = ": `force: true` in the rule sets it all the same"
 MAX_BYTES: Final = 32 << 20
 MAX_RULES: Final = 100_000
 # A name in Kubernetes has at most 253 characters; a pattern can spell each as [x].
@@ -187,6 +196,8 @@ class _Reader:
         self._source = source
         # An alias is a node that is met twice.
         self._seen: set[int] = set()
+        # Our own plans, whose older ones have plain bytes.
+        self._is_undo = False
 
     def plan(self, root: _Part) -> LimitPlan:
         parts = self._mapping(root, ("apiVersion", "kind", "rules"), ("metadata",))
@@ -195,17 +206,20 @@ class _Reader:
                 raise self._error(parts[name], f"this version reads `{wanted}`, not `{found}`")
         about = self._mapping(parts.get("metadata"), (), ("name", "description"))
         texts = {name: self._value(part, _text) for name, part in about.items()}
+        self._is_undo = texts.get("name") == UNDO_NAME
         return LimitPlan(tuple(map(self._rule, self._items(parts["rules"]))), **texts)
 
     def _rule(self, part: _Part) -> Rule:
-        parts = self._mapping(part, ("select", "set"), ("name", "only_if", "file"))
+        parts = self._mapping(part, ("select", "set"), ("name", "only_if", "file", "force"))
         known = tuple(field.name for field in attrs.fields(Selector))
         chosen = self._mapping(parts["select"], (), known)
         readers = {"pod_uid": _text, "device": _device}
         select = {
             name: self._value(each, readers.get(name, _pattern)) for name, each in chosen.items()
         }
-        limits, expected = self._limits(parts["set"]), self._limits(parts.get("only_if"))
+        forced = "force" in parts and self._value(parts["force"], _true)
+        limits = self._limits(parts["set"], None if forced else _FORCE)
+        expected = self._limits(parts.get("only_if"))
         name = self._value(parts["name"], _text) if "name" in parts else None
         file_id = self._value(parts["file"], _file_id) if "file" in parts else None
         try:
@@ -213,11 +227,16 @@ class _Reader:
         except ValueError as error:
             raise self._error(part, str(error)) from None
 
-    def _limits(self, part: _Part | None) -> dict[str, Any]:
+    def _limits(self, part: _Part | None, force: str | None = None) -> dict[str, Any]:
         given = self._mapping(part, (), LIMIT_FIELDS)
         if part is not None and not given:
             raise self._error(part, f"nothing is set; give {_FIELD_NAMES}")
         converters: Any = {field.name: field.converter for field in attrs.fields(Limits)}
+        if "memory_limit" in given and not self._is_undo:
+            self._value(
+                given["memory_limit"], lambda text: text and typed_memory_limit(text, force)
+            )
+            self._seen.discard(id(given["memory_limit"].node))
         return {name: self._value(each, converters[name]) for name, each in given.items()}
 
     # ---- nodes ----------------------------------------------------------------------------------
@@ -303,6 +322,12 @@ def _device(value: Any) -> str:
     return device
 
 
+def _true(value: Any) -> bool:
+    if value != "true":
+        raise ValueError("`force` is true, or left out")
+    return True
+
+
 def _file_id(value: Any) -> tuple[int, int]:
     found = _FILE_ID.match(_text(value))
     if found is None:
@@ -337,6 +362,9 @@ def _rule_document(rule: Rule) -> dict[str, Any]:
     document = _without_none({"name": rule.name})
     document["select"] = _without_none(attrs.asdict(rule.select))
     document["set"] = {field: _written(field, value) for field, value in rule.set}
+    limit = rule.set.memory_limit
+    if isinstance(limit, int) and limit < MIN_MEMORY_LIMIT_BYTES:
+        document["force"] = True
     expected = {field: _written(field, value) for field, value in rule.only_if}
     if expected:
         document["only_if"] = expected
@@ -354,8 +382,7 @@ def _written(field: LimitField, value: LimitValue) -> int | str:
         return UNLIMITED
     # A larger one, as only a damaged region holds, is no size with a unit, but a number.
     if field == "memory_limit" and isinstance(value, int) and value <= MAX_SIZE_BYTES:
-        text = format_size(value)
-        # A fraction is not exact, and bytes are no shorter with their unit.
-        if "." not in text and not text.endswith(" B"):
-            return text.replace(" ", "")
+        text = format_limit(value).replace(" ", "")
+        # No fraction: older versions take those of whole bytes only.
+        return f"{value}B" if "." in text else text
     return value

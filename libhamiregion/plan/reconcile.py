@@ -17,7 +17,7 @@ from libhamiregion.text import error_text, printable
 from .apply import change_container, undo_plan
 from .diff import diff_plan, equal_edits
 from .plan import LimitPlan
-from .plan_file import PlanError, parse_plan, plan_text, read_plan_file
+from .plan_file import UNDO_NAME, PlanError, parse_plan, plan_text, read_plan_file
 from .state import PlanState
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ class PlanReconciler:
 
     def _save(self, rules: tuple[Rule, ...]) -> None:
         if rules != self._saved:
-            self._state.write_watch_undo(plan_text(LimitPlan(rules, name="undo")))
+            self._state.write_watch_undo(plan_text(LimitPlan(rules, name=UNDO_NAME)))
             self._saved = rules
 
     # ---- counters and events --------------------------------------------------------------------

@@ -214,11 +214,36 @@ def test_a_device_that_one_of_several_files_lacks_does_not_stop_the_others(tmp_p
 def test_a_wrong_value_is_told_before_the_first_of_several_files_is_changed(tmp_path: Path) -> None:
     path = made(tmp_path)
     before = Path(path).read_bytes()
-    for words, code in ((("6GB",), 2), (("6", "GiB"), 1), (("80", "%"), 1)):
+    for words, code in ((("6GB",), 2), (("6", "GiB"), 2), (("80", "%"), 2)):
         answer = call("limits", "set", path, path, "--memory", *words)
         assert (answer.returncode, answer.stdout) == (code, "")
         assert answer.stderr.count("Error: ") == 1
         assert Path(path).read_bytes() == before
+
+
+def test_a_limit_below_16_mib_needs_force(path: str) -> None:
+    tiny = ("limits", "set", path, "--device", "0", "--memory", "8KiB")
+    answer = call(*tiny)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "'8KiB' is below 16 MiB, less than CUDA needs; --force sets it" in answer.stderr
+    assert memory_limits(path) == (8 * GIB, 4 * GIB)
+    for words in ((*tiny, "--force"), ("limits", "set", path, "--force", *tiny[3:])):
+        assert call(*words).returncode == 0
+    assert memory_limits(path)[0] == 8192
+
+
+def test_a_limit_that_is_printed_can_be_typed(path: str) -> None:
+    for typed in ("4.2GiB", "8152MiB", "8589934591B", "1.999g"):
+        words = ("limits", "set", path, "--device", "0", "--memory")
+        assert call(*words, typed).returncode == 0
+        there = memory_limits(path)[0]
+        shown = call("limits", "get", path, "--device", "0").stdout.split()[5]
+        assert (
+            call(*words, "1GiB").stdout.split("limit ")[1].split(" -> ")[0].replace(" ", "")
+            == shown
+        )
+        assert call(*words, shown).returncode == 0
+        assert memory_limits(path)[0] == there
 
 
 # ---- Wrong usage --------------------------------------------------------------------------------
@@ -231,7 +256,9 @@ def test_wrong_usage_is_exit_code_2_and_touches_nothing(path: str) -> None:
         ("--memory", "6GB"),
         ("--memory", "0"),
         ("--memory", "-1"),
-        ("--memory", "1.0000001k"),
+        ("--memory", "6"),
+        ("--memory", "1.5"),
+        ("--memory", "15.9MiB"),
         ("--sm", "0"),
         ("--sm", "101"),
         ("--sm", "half"),

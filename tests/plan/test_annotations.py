@@ -85,6 +85,8 @@ KNOWN = "unknown; known are [CONTAINER.]{memory-limit,sm-limit,priority}[.DEVICE
 SM = "an SM limit is 1 to 100 percent"
 BAD = [
     ("memory-limt", "6GiB", KNOWN),
+    ("memory-limit", "8000", "'8000' is no memory limit: give a unit"),
+    ("memory-limit", "8KiB", "'8KiB' is below 16 MiB"),
     ("train.sm_limit", "6", KNOWN),
     ("", "x", KNOWN),
     ("memory-limit.01", "6GiB", KNOWN),

@@ -100,8 +100,9 @@ def test_whatever_stood_there_is_restored(
     spec = {} if has_reported else {"uuids": ()}
     region = scene.container(memory_limits=memory, sm_limits=sm, **spec)
     select = "" if device is None else f"device: {device}"
-    shown = "unlimited" if limit is None else limit
-    wanted = f"{{select: {{{select}}}, set: {{memory_limit: {shown}, sm_limit: {percent or 100}}}}}"
+    shown = "unlimited" if limit is None else f"{limit}B"
+    wanted = f"select: {{{select}}}, set: {{memory_limit: {shown}, sm_limit: {percent or 100}}}"
+    wanted = f"{{{wanted}, force: true}}"
     before = region.limits()
     with scene.node() as node:
         result = apply(scene, node, plan(wanted))

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_scene import GIB, HEAD, plan
+from plan_scene import GIB, HEAD, plan, plan_yaml
 
 from libhamiregion.node import Selector
 from libhamiregion.plan import (
@@ -71,8 +71,8 @@ def test_the_values_of_a_plan_are_those_of_the_library() -> None:
     for field, text, value in (
         ("memory_limit", "6GiB", 6 * GIB),
         ("memory_limit", '"3000m"', 3000 << 20),
-        ("memory_limit", "12345", 12345),
-        ("memory_limit", '"12345"', 12345),
+        ("memory_limit", "1234567890B", 1234567890),
+        ("memory_limit", "4.2GiB", 4509715660),
         ("memory_limit", "1.5g", 3 * GIB // 2),
         ("memory_limit", str(2**64 - 1), 2**64 - 1),
         ("memory_limit", "80%", "80%"),
@@ -139,8 +139,31 @@ def test_a_name_is_the_text_that_stands_there() -> None:
         assert rule.select.namespace == text
 
 
+def test_a_plain_number_is_no_memory_limit_but_in_undo_plans_of_before() -> None:
+    rule = "{select: {}, set: {memory_limit: 8000}, only_if: {memory_limit: 4509715661}}"
+    for each in (rule, "{select: {}, set: {sm_limit: 5}, only_if: {memory_limit: 8000}}"):
+        with pytest.raises(PlanError, match=r"memory_limit: .* give a unit: 6GiB, 6000MiB"):
+            plan(each)
+    (undo,) = parse_plan(plan_yaml(rule).replace("rules:", "metadata: {name: undo}\nrules:")).rules
+    assert (undo.set.memory_limit, undo.only_if.memory_limit) == (8000, 4509715661)
+    written = plan_text(LimitPlan((undo,), name="undo"))
+    assert "memory_limit: 8000B" in written
+    assert "memory_limit: 4509715661B" in written
+
+
+def test_a_memory_limit_below_16_mib_needs_force() -> None:
+    tiny = "{select: {}, set: {memory_limit: 6KiB}%s}"
+    with pytest.raises(PlanError, match=r"below 16 MiB.*`force: true` in the rule"):
+        plan(tiny % "")
+    with pytest.raises(PlanError, match="`force` is true"):
+        plan(tiny % ", force: yes")
+    forced = plan(tiny % ", force: true")
+    assert forced.rules[0].set.memory_limit == 6144
+    assert parse_plan(plan_text(forced)) == forced
+
+
 def test_json_is_read_as_well_even_indented_by_tabs() -> None:
-    written = plan('{select: {pod: "a*", device: 1}, set: {memory_limit: 1}}')
+    written = plan('{select: {pod: "a*", device: 1}, set: {memory_limit: 1B}, force: true}')
     document = yaml.safe_load(plan_text(written))
     for indent in (None, 2, "\t"):
         assert parse_plan(json.dumps(document, indent=indent)) == written

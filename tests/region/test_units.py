@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libhamiregion import format_size, parse_size
-from libhamiregion.units import parse_duration
+from libhamiregion.units import (
+    MIN_MEMORY_LIMIT_BYTES,
+    format_limit,
+    parse_duration,
+    typed_memory_limit,
+)
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
@@ -62,9 +67,41 @@ def test_a_size_beyond_63_bits_is_refused() -> None:
 
 
 def test_a_fraction_of_a_byte_is_refused() -> None:
-    for text in ["1.5", "0.1GiB", "1.0001k"]:
-        with pytest.raises(ValueError, match="not a whole number of bytes: use a smaller unit"):
+    for text in ["1.5", "0.1", "1.5B"]:
+        with pytest.raises(ValueError, match="not a whole number of bytes: give a unit"):
             parse_size(text)
+
+
+def test_a_fraction_of_a_unit_is_rounded_down_to_a_byte() -> None:
+    assert parse_size("4.2GiB") == int(4.2 * GIB)
+    assert (parse_size("1.0001k"), parse_size("0.1GiB")) == (1024, GIB // 10)
+
+
+@given(
+    st.integers(0, 2**63 - 1)
+    | st.integers(0, 9999).map(lambda thousandths: thousandths * GIB // 1000)
+)
+def test_a_limit_that_is_shown_is_read_back_exactly(nbytes: int) -> None:
+    assert parse_size(format_limit(nbytes)) == nbytes
+    if nbytes >= MIN_MEMORY_LIMIT_BYTES:
+        assert typed_memory_limit(format_limit(nbytes), force="") == format_limit(nbytes)
+
+
+def test_limits_are_shown_in_few_digits() -> None:
+    for text in ("4.2 GiB", "8152 MiB", "7.96 GiB", "1.5 KiB", "3000 MiB", "0 B", "1023 MiB"):
+        assert format_limit(parse_size(text)) == text
+    assert format_limit(8 * GIB - 1) == f"{8 * GIB - 1} B"
+
+
+def test_a_limit_that_is_typed_needs_a_unit() -> None:
+    for text in ("6", " 8000 ", "1.5", "8589934592"):
+        with pytest.raises(ValueError, match="give a unit: 6GiB, 6000MiB"):
+            typed_memory_limit(text)
+    for text in ("80%", "unlimited", "6g", "8589934592B"):
+        assert typed_memory_limit(text, force="") == text
+    assert typed_memory_limit("6KiB") == "6KiB"
+    with pytest.raises(ValueError, match="below 16 MiB"):
+        typed_memory_limit("6KiB", force="")
 
 
 def test_other_types_are_a_type_error_that_names_them() -> None:
