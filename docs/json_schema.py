@@ -35,8 +35,8 @@ from libhamiregion import (
     RegionSnapshot,
     SlotChange,
 )
-from libhamiregion.cli.format import Names
 from libhamiregion.cli.limits import DeviceLimits
+from libhamiregion.cli.names import Names
 from libhamiregion.cli.node_page import GapRow
 from libhamiregion.cli.processes import ProcessRow
 from libhamiregion.doctor import Finding, Repair
@@ -68,6 +68,13 @@ class Fields:
     nullable: bool = False
 
 
+class Place:
+    """The container that was named; no such keys if a file was."""
+
+    parts = (Fields(Names, only=("namespace", "pod", "container")),)
+    optional = ("namespace", "pod", "container")
+
+
 class RegionFile:
     """The file that a verb works on.
 
@@ -78,6 +85,7 @@ class RegionFile:
 
     path: str
     layout: Layout
+    parts = (Place,)
 
 
 class DryRun:
@@ -119,7 +127,7 @@ class RegionAnswer:
     hamiregion show, mine, create
     """
 
-    parts = (RegionSnapshot, Burst)
+    parts = (Place, RegionSnapshot, Burst)
 
 
 class RegionError:
@@ -631,6 +639,12 @@ def _descriptions(of: type) -> dict[str, str]:
     return found
 
 
+def _optional(of: Any) -> set[str]:
+    """The keys of a class, and of its parts, that may be missing."""
+    parts = getattr(of, "parts", ()) if isinstance(of, type) and _is_here(of) else ()
+    return {*getattr(of, "optional", ()), *(name for part in parts for name in _optional(part))}
+
+
 class _Schemas:
     """Schemas of types; those of the library's classes are made once, as definitions."""
 
@@ -668,7 +682,7 @@ class _Schemas:
     def object(self, of: type) -> dict[str, Any]:
         """An object with all keys of a class."""
         properties = self.properties(of)
-        optional = getattr(of, "optional", ())
+        optional = _optional(of)
         required = [name for name in properties if name not in optional]
         return {"type": "object", "properties": properties, "required": required}
 

@@ -167,7 +167,7 @@ def _tasks(
         )
     if wanted.plan:
         sources = wanted.plan_path, wanted.from_annotations, wanted.maximum_percent
-        choice = PlanChoice(*sources, node_choice)
+        choice = PlanChoice(*sources, wanted.kubeconfig, node_choice)
         watcher = PlanReconciler(node, choice.sources(), wanted.state, emit=log)
         yield PlanKeeper(watcher, waits=wanted.metrics)
 

@@ -13,16 +13,9 @@ from libhamiregion.node import Observer
 from libhamiregion.observation.containers import missing_for
 
 from . import options
-from .format import (
-    Names,
-    fill_ratio,
-    lock_word,
-    memory_bar,
-    name_columns,
-    names_of,
-    sm_bar,
-)
+from .format import fill_ratio, lock_word, memory_bar, sm_bar
 from .help import Verb
+from .names import Names, name_columns, names_of
 from .node_page import NodeView, read_document
 from .output import show, show_all
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, Column, Page, Table
@@ -42,7 +35,7 @@ if TYPE_CHECKING:
 )
 @options.node_options
 @options.from_option
-@options.selector_options
+@options.chosen_options
 @options.watch_option
 @options.wide_output_options
 def containers(
@@ -72,10 +65,10 @@ def container_page(view: NodeView, *, wide: bool) -> Page:
     present = [row for row in rows if row.missing is None]
     missing = [row for row in rows if row.missing is not None]
     empty = "" if missing else "No container has a directory or maps a region."
-    columns = (*COLUMNS, *(WIDE_COLUMNS if wide else ()))
+    columns = (*name_columns(among=rows), *COLUMNS, *(WIDE_COLUMNS if wide else ()))
     blocks = [Table(columns, present, "devices", empty, needs_attention)]
     if missing:
-        blocks.append(Table(_MISSING_COLUMNS, missing))
+        blocks.append(Table((*name_columns(among=rows), *_MISSING_COLUMNS), missing))
     data = {"containers": [row.as_object() for row in rows]}
     return view.page("containers/1", observation, data, blocks, found=bool(rows))
 
@@ -221,7 +214,6 @@ SM_COLUMNS = (
     Column("SM-LIMIT", part="usage.sm_limit_percent", format="percent_limit", title="limit"),
 )
 COLUMNS = (
-    *name_columns(),
     Column("LAYOUT", "snapshot.layout", from_width=WIDE),
     *USAGE_COLUMNS,
     *SM_COLUMNS,
@@ -235,7 +227,6 @@ WIDE_COLUMNS = (
     Column("FILE", _file, "text", style=DIM, from_width=WIDE),
 )
 _MISSING_COLUMNS = (
-    *name_columns(),
     Column("REASON", "missing.reason", on="pipe"),
     Column("MESSAGE", "missing.message", "text", title="no region, because"),
 )

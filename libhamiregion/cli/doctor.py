@@ -15,8 +15,8 @@ from libhamiregion.text import count_text
 
 from . import options
 from .failures import DONE, PROBLEMS
-from .format import Names, names_of, some
 from .help import Verb
+from .names import Names, names_of, some
 from .node_page import devices_of, driver_answer, view_options
 from .output import as_plain, show, show_all
 from .tables import CRITICAL, DIM, GOOD, WARN, Column, Lines, Page, Table

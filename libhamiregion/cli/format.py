@@ -1,24 +1,19 @@
-"""Words for states, names, counts and ages, and bars; the same on a terminal and in a pipe."""
+"""Words for states and ages, and bars; the same on a terminal and in a pipe."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import attrs
+from typing import TYPE_CHECKING
 
 from libhamiregion import Effect, ProcessStatus
 from libhamiregion.units import MAX_SIZE_BYTES
 
-from .tables import CRITICAL, GOOD, NOTHING, WARN, Bar, Column
+from .tables import CRITICAL, GOOD, WARN, Bar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     from libhamiregion import DeviceUsage
-    from libhamiregion.node import Container
 
-_SHORT_ID = 12
-_LISTED = 10
 # A process of this library that is none of the container's signs with a number that is no pid.
 _ABOVE_EVERY_PID = 2**30
 OWN_WORDS = "a tool with libhamiregion"
@@ -51,17 +46,6 @@ def lock_word(owner_pid: int, dead: Collection[int] = ()) -> str:
 def effect_words(effect: Effect) -> str:
     """Say from when on an edit holds."""
     return _EFFECTS[effect]
-
-
-def some(words: Collection[str], separator: str = ", ", limit: int = _LISTED) -> str:
-    """Write the first few, and how many more there are.
-
-    >>> some(["a", "b", "c"], limit=2), some([])
-    ('a, b and 1 more', 'none')
-    """
-    known = list(words)
-    more = f" and {len(known) - limit} more" if len(known) > limit else ""
-    return (separator.join(known[:limit]) or "none") + more
 
 
 def age_words(seconds: int) -> str:
@@ -112,77 +96,3 @@ def sm_bar(sm_percent: int | None, limit_percent: int | None = None) -> Bar:
     sm = sm_percent or 0
     over = limit_percent is not None and sm > limit_percent + _SM_SLACK_PERCENT
     return Bar(sm / 100, CRITICAL if over else "cyan")
-
-
-# ---- containers of a node ------------------------------------------------------------------------
-
-
-@attrs.frozen(kw_only=True)
-class Names:
-    """What a container is called, raw text; None is not known.
-
-    Attributes:
-        namespace: Namespace of its pod.
-        pod: Name of its pod.
-        pod_uid: UID of its pod.
-        container: The container's name.
-        container_id: Its id, as its runtime has it.
-    """
-
-    namespace: str | None = None
-    pod: str | None = None
-    pod_uid: str | None = None
-    container: str | None = None
-    container_id: str | None = None
-
-    @property
-    def order(self) -> tuple[object, ...]:
-        """A key that sorts by name, what has none last."""
-        key = (self.namespace, self.pod or self.pod_uid, self.container or self.container_id)
-        return tuple((part is None, part or "") for part in key)
-
-    @property
-    def pod_words(self) -> str | None:
-        """``namespace/pod``, else the UID."""
-        if self.pod is None or self.namespace is None:
-            return self.pod or self.pod_uid
-        return f"{self.namespace}/{self.pod}"
-
-    @property
-    def container_words(self) -> str | None:
-        """The container's name, else the beginning of its id."""
-        if self.container is None and self.container_id is not None:
-            return self.container_id[:_SHORT_ID]
-        return self.container
-
-    @property
-    def path_words(self) -> str | None:
-        """``namespace/pod/container`` in one."""
-        return "/".join(part for part in (self.pod_words, self.container_words) if part) or None
-
-    @property
-    def words(self) -> str:
-        """Pod and container for a sentence, raw text."""
-        return f"{self.pod_words or NOTHING} {self.container_words or NOTHING}"
-
-
-def name_columns(names: Callable[[Any], Names] = lambda row: row) -> tuple[Column, ...]:
-    """Columns with a container's names; `names` gets them from a record."""
-    return (
-        Column("CONTAINER", lambda row: names(row).path_words, "path", on="terminal"),
-        Column("POD", lambda row: names(row).pod_words, "name", on="pipe"),
-        Column("CONTAINER", lambda row: names(row).container_words, "name", on="pipe"),
-    )
-
-
-def names_of(container: Container | None) -> dict[str, Any]:
-    """The fields of `Names` for a container."""
-    if container is None:
-        return {}
-    return {
-        "namespace": container.namespace,
-        "pod": container.pod,
-        "pod_uid": container.pod_uid,
-        "container": container.name,
-        "container_id": None if container.container_id is None else container.container_id.id,
-    }

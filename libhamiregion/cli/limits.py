@@ -18,7 +18,7 @@ from .format import effect_words, memory_bar
 from .help import Verb
 from .output import show, show_done
 from .tables import Column, Lines, Page, Table
-from .targets import Targets, target_options
+from .targets import Place, Targets, target_options
 
 if TYPE_CHECKING:
     from libhamiregion import Region, ValueChange
@@ -52,7 +52,7 @@ class DeviceLimits:
 
 
 _COLUMNS = (
-    Column("DEVICE", "index", "number", title="GPU", style="bold"),
+    Column("DEVICE", "index", "number", title="device", style="bold"),
     Column("", memory_bar, "drawing", title="memory"),
     Column("MEM-LIMIT", "memory_limit_bytes", "size_limit", title="limit"),
     Column("MEM-USED", "memory_used_bytes", "size", title="used"),
@@ -70,10 +70,10 @@ _COLUMNS = (
 @options.output_options
 def get(targets: Targets, **settings: Any) -> int:
     """Show the limits of a container."""
-    return targets.for_each(lambda region: _get(region, **settings))
+    return targets.for_each(lambda region, place: _get(region, place, **settings))
 
 
-def _get(region: Region, device: int | str | None, as_json: bool) -> None:
+def _get(region: Region, place: Place, device: int | str | None, as_json: bool) -> None:
     with bad_arguments():
         indices = region.device_indices if device is None else (find_device(region, device),)
     found = [
@@ -83,8 +83,14 @@ def _get(region: Region, device: int | str | None, as_json: bool) -> None:
         for index in indices
     ]
     burst = region.burst
-    data = {"path": region.path, "layout": region.layout, "burst": burst, "devices": found}
-    blocks: list[Block] = [Table(_COLUMNS, found)]
+    data = {
+        **place.data,
+        "path": region.path,
+        "layout": region.layout,
+        "burst": burst,
+        "devices": found,
+    }
+    blocks: list[Block] = [*place.block(), Table(_COLUMNS, found)]
     if burst:
         blocks.append(Lines(["burst: programs of `hamiregion run` use idle GPU time"]))
     show(Page("limits/1", data, blocks), as_json)
@@ -138,18 +144,17 @@ def set_(
             for field, limit in wanted.items()
         ]
     edited: set[tuple[int, int]] = set()
-    named = targets.takes_all or len(targets.texts) > 1
     return targets.for_each(
-        lambda region: _set(region, edits, edited, named=named, **settings), writable=True
+        lambda region, place: _set(region, place, edits, edited, **settings), writable=True
     )
 
 
 def _set(
     region: Region,
+    place: Place,
     edits: list[LimitEdit],
     edited: set[tuple[int, int]],
     *,
-    named: bool,
     burst: bool | None,
     dry_run: bool,
     force: bool,
@@ -171,8 +176,6 @@ def _set(
     if switch is not None:
         switched = {"before": bool(switch.before), "after": bool(switch.after)}
         lines.append(_sentence(switch))
-    if named:
-        lines = [f"{region.path}: {line}" for line in lines]
     answer = [
         {
             "limit": change.kind,
@@ -184,7 +187,14 @@ def _set(
         for change in changes
     ]
     show_done(
-        "limit-changes/1", region, lines, as_json, dry_run=dry_run, burst=switched, changes=answer
+        "limit-changes/1",
+        region,
+        lines,
+        as_json,
+        place=place,
+        dry_run=dry_run,
+        burst=switched,
+        changes=answer,
     )
 
 

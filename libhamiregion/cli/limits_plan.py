@@ -28,8 +28,8 @@ from libhamiregion.units import memory_limit_percent
 
 from . import options
 from .failures import DONE, PROBLEMS, USAGE, Failure
-from .format import Names, name_columns, names_of, some
 from .help import Verb
+from .names import Names, name_columns, names_of, some
 from .node_page import node_warnings
 from .output import DRY_RUN, as_plain, show
 from .service import ServiceLog, run_service
@@ -57,6 +57,7 @@ class PlanChoice:
     path: str | None
     from_annotations: bool
     maximum_percent: int | None
+    kubeconfig: str | None
     node_choice: options.NodeChoice
 
     def __attrs_post_init__(self) -> None:
@@ -112,7 +113,7 @@ class PlanChoice:
 
     def _pods(self) -> NodePods:
         choice = self.node_choice
-        return NodePods(choice.node_name, kubeconfig=choice.kubeconfig)
+        return NodePods(choice.node_name, kubeconfig=self.kubeconfig)
 
 
 _plan = functools.partial(options.option, group="Plan")
@@ -138,6 +139,7 @@ annotations_option = options.all_of(
         default=f"{DEFAULT_MAXIMUM_PERCENT}%",
         metavar="PERCENT",
     ),
+    _plan("--kubeconfig", type=options.PATH, metavar="FILE"),
 )
 state_option = _plan("--state", type=options.PATH, metavar="DIR")
 plan_options = options.all_of(
@@ -149,7 +151,9 @@ plan_options = options.all_of(
     options.directory_options,
     options.json_option,
     options.group_options(
-        "choice", ("path", "from_annotations", "maximum_percent", "node_choice"), PlanChoice
+        "choice",
+        ("path", "from_annotations", "maximum_percent", "kubeconfig", "node_choice"),
+        PlanChoice,
     ),
 )
 
@@ -300,7 +304,6 @@ def _limit_column(name: str, style: str = "") -> Column:
 
 
 _COLUMNS = (
-    *name_columns(_names),
     Column("DEVICE", part="devices"),
     Column("LIMIT", part="edit.field"),
     _limit_column("before"),
@@ -322,7 +325,9 @@ def _diff_blocks(found: PlanDiff, plan: LimitPlan) -> list[Block]:
         ]
 
     changed = [each for each in found.containers if each.edits]
-    changes = Table(_COLUMNS, changed, rows) if changed else Lines(["nothing is to be changed"])
+    changed.sort(key=lambda each: _names(each).order)
+    columns = (*name_columns(_names, found.containers), *_COLUMNS)
+    changes = Table(columns, changed, rows) if changed else Lines(["nothing is to be changed"])
     sentences = [
         (f"left as it is: {_names(skip).words}: {skip.message}{_rules(skip.rules)}", WARN)
         for skip in found.unapplied

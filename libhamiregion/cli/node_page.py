@@ -14,7 +14,7 @@ from libhamiregion.node import NvmlState, driver_gap
 
 from . import options
 from .failures import Failure
-from .format import Names, names_of, some
+from .names import Chosen, Names, means, name_texts, names_of, some, unknown_name
 from .tables import Page, Table
 
 if TYPE_CHECKING:
@@ -157,9 +157,12 @@ class NodeView:
         """Say that nothing is selected, and list what there is; None if something is."""
         selector, containers = self.selector, (*observation.containers, *observation.missing)
         chosen = [each for each in containers if selector.matches(each)]
+        texts = selector.texts if isinstance(selector, Chosen) else ()
+        for text in texts:
+            if not any(means(text, selector.namespace, each) for each in containers):
+                return unknown_name(text, selector.namespace, containers)
         if not chosen and any(attrs.astuple(selector)):
-            names = sorted({Names(**names_of(each)).words for each in containers})
-            return f"no container is selected; there is {some(names)}"
+            return f"no container is selected; there is {some(sorted(name_texts(containers)))}"
         devices = [device for each in chosen for device in devices_of(observation, each)]
         if selector.device is None or not chosen or any(map(selector.matches_device, devices)):
             return None
@@ -186,9 +189,7 @@ def _open_view(
 
 
 _VIEW = ("node_choice", "selector", "driver")
-_node_options = options.all_of(
-    options.selector_options, options.node_options, options.driver_options
-)
+_node_options = options.all_of(options.chosen_options, options.node_options, options.driver_options)
 #: Adds the options of a node, its driver and a selection; the command gets `opened`, a `View`.
 view_options = options.all_of(_node_options, options.group_options("opened", _VIEW, _open_view))
 #: Adds --from as well.
@@ -202,7 +203,7 @@ view_or_document_options = options.all_of(
 # What chooses a node, or goes on reading it.
 _OF_NODES = {
     *("roots", "outside", "proc", "pod_logs", "container_logs", "claims", "node_name"),
-    *("kubeconfig", "no_driver", "library", "interval_s", "repairs", "repair", "dry_run"),
+    *("no_driver", "library", "interval_s", "repairs", "repair", "dry_run"),
 }
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from libhamiregion.node import Node, Observer, Selector
 
+    from .names import Chosen
+
 Command = TypeVar("Command", bound="Callable[..., Any]")
 
 # A file that the system refuses is a failure when it is opened; click's own check would make it
@@ -141,7 +143,13 @@ _output = functools.partial(option, group="Output")
 json_option = _output("as_json", "--json", is_flag=True)
 output_option = _output("--output", "-o", type=click.Choice(["json", "table", "wide"]))
 watch_option = _output(
-    "--watch", "-i", "interval_s", type=Seconds(min=0.05, max=86_400), metavar="SECONDS"
+    "--watch",
+    "-i",
+    "interval_s",
+    type=Seconds(min=0.05, max=86_400),
+    metavar="[SECONDS]",
+    is_flag=False,
+    flag_value=2.0,
 )
 dry_run_option = click.option("--dry-run", is_flag=True, help="Check everything, change nothing.")
 
@@ -158,7 +166,6 @@ _name_options = all_of(
     _directory("--container-logs", default="/var/log/containers"),
     _node("--claims", type=PATH, metavar="FILE"),
     _node("--node-name", envvar="NODE_NAME", metavar="NAME"),
-    _node("--kubeconfig", type=PATH, metavar="FILE"),
 )
 
 
@@ -171,7 +178,6 @@ class NodeChoice:
     container_logs: str
     claims: str | None
     node_name: str | None
-    kubeconfig: str | None
     outside: bool = False
     proc: str = "/proc"
 
@@ -248,7 +254,7 @@ def _selector(**patterns: str | None) -> Selector:
     return Selector(**patterns)
 
 
-_NODE_CHOICE = ("roots", "pod_logs", "container_logs", "claims", "node_name", "kubeconfig")
+_NODE_CHOICE = ("roots", "pod_logs", "container_logs", "claims", "node_name")
 #: Adds --root, and the sources of names; the command gets `node_choice`, a `NodeChoice`.
 directory_options = all_of(
     root_option, _name_options, group_options("node_choice", _NODE_CHOICE, NodeChoice)
@@ -270,10 +276,26 @@ driver_options = all_of(
     group_options("driver", ("no_driver", "library"), DriverChoice),
 )
 _select = functools.partial(option, group="Select", metavar="PATTERN")
+_patterns = all_of(
+    _select("--namespace", "-n"), *map(_select, ("--pod", "--container", "--device"))
+)
+_PATTERNS = ("namespace", "pod", "container", "device")
 #: Adds --namespace, --pod, --container and --device; the command gets `selector`.
-selector_options = all_of(
-    *map(_select, ("--namespace", "--pod", "--container", "--device")),
-    group_options("selector", ("namespace", "pod", "container", "device"), _selector),
+selector_options = all_of(_patterns, group_options("selector", _PATTERNS, _selector))
+
+
+def _chosen(*, all_namespaces: bool, namespace: str | None, **patterns: Any) -> Chosen:
+    from .names import Chosen
+
+    return Chosen(namespace=None if all_namespaces else namespace, **patterns)
+
+
+#: Adds names of containers and -A as well.
+chosen_options = all_of(
+    click.argument("texts", metavar="[TARGET]...", nargs=-1),
+    _patterns,
+    option("--all-namespaces", "-A", "all_namespaces", is_flag=True, group="Select"),
+    group_options("selector", (*_PATTERNS, "texts", "all_namespaces"), _chosen),
 )
 
 

@@ -22,16 +22,28 @@ if TYPE_CHECKING:
 
     from libhamiregion import Region
 
+    from .targets import Place
+
 
 DRY_RUN = "dry run: nothing was written"
 
 
 def show_done(
-    schema: str, region: Region, lines: Sequence[str], as_json: bool, *, dry_run: bool, **data: Any
+    schema: str,
+    region: Region,
+    lines: Sequence[str],
+    as_json: bool,
+    *,
+    place: Place,
+    dry_run: bool,
+    **data: Any,
 ) -> None:
     """Show what a command has done in one region, or would have done."""
-    about = {"path": region.path, "layout": region.layout, "dry_run": dry_run}
-    show(Page(schema, about | data, [Lines([*lines, DRY_RUN] if dry_run else lines)]), as_json)
+    about = {**place.data, "path": region.path, "layout": region.layout, "dry_run": dry_run}
+    said = [*lines, DRY_RUN] if dry_run else lines
+    if not place.is_single:
+        said = [f"{place.name or place.path}: {line}" for line in said]
+    show(Page(schema, about | data, [Lines(said)]), as_json)
 
 
 def show(page: Page, as_json: bool) -> None:

@@ -17,8 +17,9 @@ from libhamiregion.text import count_text
 
 from . import options
 from .containers import SM_COLUMNS, USAGE_COLUMNS, container_rows, needs_attention
-from .format import Names, name_columns, names_of, ratio_bar, sm_bar
+from .format import ratio_bar, sm_bar
 from .help import Verb
+from .names import Names, name_columns, names_of
 from .node_page import NodeView, Replay, driver_answer, view_or_document_options
 from .output import end_by_sigterm, on_terminal, show_all
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, CellFormat, Column, Lines, Spark, Table
@@ -212,7 +213,7 @@ def _process_page(view: NodeView, observation: Observation, sort: str, *, wide: 
     driver = answer is not None and gap is None
     blocks: list[Block] = [
         Table(
-            _columns(wide, driver),
+            (*name_columns(among=rows), *_columns(wide, driver)),
             rows,
             "busy",
             attention=lambda row: row.state in {"dead", "escaped"},
@@ -282,7 +283,7 @@ class Top:
             self._samples[row.order].append(sum(each.sm_percent or 0 for each in row.devices) / 100)
         present.sort(key=_CONTAINER_ORDERS.get(sort, lambda row: row.order))
         columns = (
-            *name_columns(),
+            *name_columns(among=present),
             *USAGE_COLUMNS,
             *SM_COLUMNS,
             Column("", lambda row: Spark(tuple(self._samples[row.order])), "drawing", "trend"),
@@ -317,7 +318,6 @@ def _columns(wide: bool, driver: bool) -> Sequence[Column]:
         else tuple(attrs.evolve(each, on="terminal", from_width=WIDE) for each in (user, command))
     )
     return (
-        *name_columns(),
         Column("DEVICE", part="index", format="number", title="dev"),
         Column("GPU", part="driver_index", format="number", title="GPU", on=on, from_width=ROOMY),
         Column("PID", "pid", "number", title="PID", style="bold", from_width=ROOMY),

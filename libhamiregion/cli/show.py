@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+import attrs
 import click
 
 from libhamiregion import (
@@ -22,7 +23,7 @@ from .format import age_words, lock_word, memory_bar, sm_bar, status_word
 from .help import Verb
 from .output import as_plain, show_all
 from .tables import CRITICAL, DIM, GOOD, WARN, WIDE, Bar, Column, Facts, Lines, Page, Table
-from .targets import Targets, target_options
+from .targets import Place, Targets, target_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
 def show(targets: Targets, interval_s: float | None, as_json: bool) -> int:
     """Show the devices, limits and processes of a container, or of a region's FILE."""
 
-    def act(region: Region) -> None:
+    def act(region: Region, place: Place) -> None:
         opened = functools.partial(open_region, region.path, layout=targets.layout)
-        _show(opened, interval_s, as_json)
+        _show(opened, interval_s, as_json, place)
 
     return targets.for_each(act, only_one=interval_s is not None)
 
@@ -54,10 +55,12 @@ def show(targets: Targets, interval_s: float | None, as_json: bool) -> int:
 @options.output_options
 def mine(interval_s: float | None, as_json: bool) -> None:
     """Show the region of the container that this runs in: its own budget."""
-    _show(own_region, interval_s, as_json)
+    _show(own_region, interval_s, as_json, None)
 
 
-def _show(opened: Callable[[], Region], interval_s: float | None, as_json: bool) -> None:
+def _show(
+    opened: Callable[[], Region], interval_s: float | None, as_json: bool, place: Place | None
+) -> None:
     """Open and show a region; after the first time, a container that restarts is no failure."""
     is_first = True
 
@@ -72,7 +75,10 @@ def _show(opened: Callable[[], Region], interval_s: float | None, as_json: bool)
             data = {"path": error.path, "error": type(error).__name__, "message": str(error)}
             return Page("region-error/1", data, [Lines([(str(error), WARN)])])
         is_first = False
-        return page
+        if place is None:
+            return page
+        blocks = [*place.block(), *page.blocks]
+        return attrs.evolve(page, data=place.data | page.data, blocks=blocks)
 
     show_all(look, interval_s, as_json)
 
@@ -130,7 +136,7 @@ def device_table(snapshot: RegionSnapshot) -> Table:
     has_utilization = snapshot.layout.has_utilization
     percent = "percent" if has_utilization else "unknown"
     columns = (
-        Column("DEVICE", "index", "number", title="GPU", style="bold"),
+        Column("DEVICE", "index", "number", title="device", style="bold"),
         Column("", memory_bar, "drawing", title="memory"),
         Column(
             "MEM-USED", "memory_used_bytes", "size", "used", lambda each: memory_bar(each).style
@@ -169,7 +175,7 @@ def process_table(snapshot: RegionSnapshot) -> Table:
         Column("HOST-PID", "host_pid", "number", title="host PID"),
         Column("STATUS", lambda each: status_word(each.status), style=_status_style),
         Column("SETTLED", lambda each: "yes" if each.settled else "no", on="pipe"),
-        Column("DEVICE", part="index", format="number", title="GPU"),
+        Column("DEVICE", part="index", format="number", title="device"),
         Column("MEM-USED", part="memory_used_bytes", format="size", title="used"),
         Column("CONTEXT", part="memory_context_bytes", format="size", from_width=WIDE),
         Column("MODULE", part="memory_module_bytes", format="size", from_width=WIDE),

@@ -14,7 +14,7 @@ from .format import OWN_WORDS, effect_words, status_word
 from .help import Verb
 from .output import as_plain, show_all, show_done
 from .tables import Lines, Page
-from .targets import Targets, target_options
+from .targets import Place, Targets, target_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,9 +33,7 @@ _common = options.all_of(options.dry_run_option, options.output_options)
 @_common
 def suspend(targets: Targets, **settings: Any) -> int:
     """Block the CUDA calls of process PID of a container, within a second."""
-    return targets.for_each(
-        lambda region: _set_status(Region.suspend, region, **settings), writable=True
-    )
+    return targets.for_each(lambda *at: _set_status(Region.suspend, *at, **settings), writable=True)
 
 
 @click.command(
@@ -47,13 +45,16 @@ def suspend(targets: Targets, **settings: Any) -> int:
 @_common
 def resume(targets: Targets, **settings: Any) -> int:
     """Let the suspended process PID of a container go on, within a second."""
-    return targets.for_each(
-        lambda region: _set_status(Region.resume, region, **settings), writable=True
-    )
+    return targets.for_each(lambda *at: _set_status(Region.resume, *at, **settings), writable=True)
 
 
 def _set_status(
-    edit: Callable[..., SlotChange], region: Region, pid: int, dry_run: bool, as_json: bool
+    edit: Callable[..., SlotChange],
+    region: Region,
+    place: Place,
+    pid: int,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     change = edit(region, pid, dry_run=dry_run)
     words = f"process {pid}: {status_word(change.before)} -> {status_word(change.after)}"
@@ -61,7 +62,7 @@ def _set_status(
     if change.effect is Effect.IF_SM_LIMITED:
         lines.append(f"obeyed {effect_words(change.effect)}")
     answer = {"pid": pid, "before": change.before, "after": change.after, "effect": change.effect}
-    show_done("slot-status/1", region, lines, as_json, dry_run=dry_run, **answer)
+    show_done("slot-status/1", region, lines, as_json, place=place, dry_run=dry_run, **answer)
 
 
 @click.command(
@@ -74,7 +75,7 @@ def _set_status(
 @_common
 def reap(targets: Targets, **settings: Any) -> int:
     """Free the slots of processes of a container that are proved dead; their memory counts."""
-    return targets.for_each(lambda region: _reap(region, **settings), writable=True)
+    return targets.for_each(lambda *at: _reap(*at, **settings), writable=True)
 
 
 def _evidence(region: Region, proc: str, *, everyone: bool = False) -> Evidence:
@@ -84,7 +85,9 @@ def _evidence(region: Region, proc: str, *, everyone: bool = False) -> Evidence:
     return gather_alone(region, proc, everyone=everyone)
 
 
-def _reap(region: Region, pids: tuple[int, ...], proc: str, dry_run: bool, as_json: bool) -> None:
+def _reap(
+    region: Region, place: Place, pids: tuple[int, ...], proc: str, dry_run: bool, as_json: bool
+) -> None:
     failure = ""
     try:
         reaped = region.reap(pids or None, evidence=_evidence(region, proc), dry_run=dry_run)
@@ -96,7 +99,7 @@ def _reap(region: Region, pids: tuple[int, ...], proc: str, dry_run: bool, as_js
     ]
     if lines or not failure:
         lines = lines or ["no dead process has a slot"]
-        show_done("reaped/1", region, lines, as_json, dry_run=dry_run, reaped=reaped)
+        show_done("reaped/1", region, lines, as_json, place=place, dry_run=dry_run, reaped=reaped)
     if failure:
         raise Failure(failure)
 
@@ -124,15 +127,16 @@ def lock() -> None:
 def status(targets: Targets, interval_s: float | None, proc: str, as_json: bool) -> int:
     """Show which process holds the lock of a container's region, and whether it lives."""
     return targets.for_each(
-        lambda region: show_all(lambda: _page(region, proc), interval_s, as_json),
+        lambda *at: show_all(lambda: _page(*at, proc=proc), interval_s, as_json),
         only_one=interval_s is not None,
     )
 
 
-def _page(region: Region, proc: str) -> Page:
+def _page(region: Region, place: Place, *, proc: str) -> Page:
     state = region.lock_state(evidence=_evidence(region, proc))
-    data = {"path": region.path, "layout": region.layout, **as_plain(state)}
-    return Page("lock/1", data, [Lines([state_sentence(state)])])
+    data = {**place.data, "path": region.path, "layout": region.layout, **as_plain(state)}
+    about = "" if place.is_single else f"{place.name or place.path}: "
+    return Page("lock/1", data, [Lines([about + state_sentence(state)])])
 
 
 @lock.command(
@@ -159,7 +163,7 @@ def _page(region: Region, proc: str) -> Page:
 def recover(targets: Targets, watch_s: float, proc: str, dry_run: bool, as_json: bool) -> int:
     """Free the lock of a container's region, if there is proof that no process holds it."""
 
-    def act(region: Region) -> None:
+    def act(region: Region, place: Place) -> None:
         done: LockState | LockRecovery
         if dry_run:
             done = region.lock_state(evidence=_evidence(region, proc))
@@ -169,7 +173,9 @@ def recover(targets: Targets, watch_s: float, proc: str, dry_run: bool, as_json:
                 evidence=_evidence(region, proc, everyone=True), watch_s=watch_s
             )
             schema, sentences = "lock-recovery/1", recovery_sentences(done)
-        show_done(schema, region, sentences, as_json, dry_run=dry_run, **as_plain(done))
+        show_done(
+            schema, region, sentences, as_json, place=place, dry_run=dry_run, **as_plain(done)
+        )
 
     return targets.for_each(act, writable=not dry_run)
 

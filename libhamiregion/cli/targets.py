@@ -1,8 +1,4 @@
-"""Containers and files, as the command line names them.
-
-A text with a slash at its start or ending in ``.cache`` is a file, so that a local file never wins
-silently; everything else is POD or POD/CONTAINER, by name, UID or pattern of the shell.
-"""
+"""Containers and files, as the command line names them: which regions a verb is about."""
 
 from __future__ import annotations
 
@@ -16,15 +12,43 @@ from libhamiregion.text import printable
 
 from . import options
 from .failures import DONE, FAILED, Failure, sentence
-from .format import Names, names_of, some
+from .names import Names, containers_of, is_file, name_texts, names_of, unknown_name
+from .tables import Lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from libhamiregion import Layout, Region
-    from libhamiregion.node import Container, Node
+    from libhamiregion.node import Node
 
     from .options import NodeChoice
+
+
+@attrs.frozen
+class Place:
+    """A region's file, and whose it is.
+
+    Attributes:
+        path: The file.
+        name: The container's name, escaped; None for a file that was named itself.
+        names: The parts of it.
+        is_single: Whether it is the only one.
+    """
+
+    path: str
+    name: str | None = None
+    names: Names = attrs.field(factory=Names)
+    is_single: bool = True
+
+    @property
+    def data(self) -> dict[str, str | None]:
+        """Whose region it is, for --json; nothing of a file that was named."""
+        keys = () if self.name is None else ("namespace", "pod", "container")
+        return {key: getattr(self.names, key) for key in keys}
+
+    def block(self) -> list[Lines]:
+        """Whose region it is, above an answer about one of several."""
+        return [] if self.is_single else [Lines([f"{self.name or self.path}:"])]
 
 
 @attrs.frozen
@@ -45,31 +69,34 @@ class Targets:
     layout: Layout | None
     node_choice: NodeChoice
 
-    def paths(self) -> list[str]:
-        """The files of the regions.
+    def places(self, *, writable: bool = False) -> list[Place]:
+        """The files of the regions, with their containers.
+
+        Args:
+            writable: Whether they are to be changed: then a name has one reading.
 
         Raises:
             UsageError: A text means several containers, and that was not asked for.
             Failure: A text means no container that has a region.
         """
-        if all(map(_is_file, self.texts)):
-            return list(self.texts)
+        if all(map(is_file, self.texts)):
+            return [Place(each) for each in self.texts]
         with self.node_choice.open() as node:
             node.refresh(processes=False)
             if node.root_problem is not None:
                 raise Failure(node.root_problem)
-            found: list[str] = []
+            found: list[Place] = []
             for text in self.texts:
-                found += [text] if _is_file(text) else self._of_pod(node, text)
+                found += [Place(text)] if is_file(text) else self._named(node, text, writable)
         return found
 
     def for_each(
-        self, act: Callable[[Region], Any], *, writable: bool = False, only_one: bool = False
+        self, act: Callable[[Region, Place], Any], *, writable: bool = False, only_one: bool = False
     ) -> int:
         """Do something with each region; if there are several, a failure is a line on stderr.
 
         Args:
-            act: Gets the region, which is closed afterwards.
+            act: Gets the region, which is closed afterwards, and its place.
             writable: Whether to open it for writing.
             only_one: Whether there must be only one.
 
@@ -79,51 +106,45 @@ class Targets:
         Raises:
             UsageError: There are several, and only one is possible.
         """
-        paths, code = self.paths(), DONE
-        if only_one and len(paths) > 1:
-            raise click.UsageError("--watch shows one region; leave --all out.")
-        for path in paths:
+        places, code = self.places(writable=writable), DONE
+        if only_one and len(places) > 1:
+            raise click.UsageError("--watch shows one region; name one container.")
+        for place in places:
             try:
-                with open_region(path, writable=writable, layout=self.layout) as region:
-                    act(region)
+                with open_region(place.path, writable=writable, layout=self.layout) as region:
+                    act(region, attrs.evolve(place, is_single=len(places) == 1))
             except (RegionError, OSError, click.ClickException) as error:
-                if len(paths) == 1:
+                if len(places) == 1:
                     raise
                 code = FAILED
                 said = error.message if isinstance(error, click.ClickException) else sentence(error)
-                click.echo(f"Error: {printable(said)}", err=True)
+                about = "" if place.name is None else f"{place.name}: "
+                click.echo(f"Error: {printable(about + said)}", err=True)
         return code
 
-    def _of_pod(self, node: Node, text: str) -> list[str]:
-        from libhamiregion.node import Selector
-
-        pod, _, container = text.partition("/")
-        selector = Selector(namespace=self.namespace, pod=pod, container=container or None)
-        chosen = [each for each in node.containers if selector.matches(each)]
+    def _named(self, node: Node, text: str, writable: bool) -> list[Place]:
+        readings = containers_of(text, self.namespace, node.containers)
+        chosen = list(dict.fromkeys(each for reading in readings for each in reading))
         if not chosen:
-            there = {_words(each) for each in node.containers}
-            where = "" if self.namespace is None else f" in namespace {self.namespace}"
-            raise Failure(f"there is no pod {text}{where}; there is {some(sorted(there))}")
-        found = {each.region_path: _words(each) for each in chosen if each.region is not None}
+            raise Failure(unknown_name(text, self.namespace, node.containers))
+        names = dict(zip(node.containers, name_texts(node.containers), strict=True))
+        found = [
+            Place(each.region_path, names[each], Names(**names_of(each)))
+            for each in chosen
+            if each.region is not None and each.region_path is not None
+        ]
+        found.sort(key=lambda place: place.names.order)
         if not found:
             missing = chosen[0].missing
             why = "" if missing is None else f": {missing.message}"
-            raise Failure(f"{_words(chosen[0])} has no region{why}")
-        if len(found) > 1 and not self.takes_all:
-            names = "".join(f"\n  {printable(each)}" for each in sorted(found.values()))
+            raise Failure(f"{names[chosen[0]]} has no region{why}")
+        is_shown = not writable and len(readings) == len(chosen)
+        if len(found) > 1 and not self.takes_all and not is_shown:
+            listed = "".join(f"\n  {each.name}" for each in found)
             raise click.UsageError(
-                f"{text} is {len(found)} containers; name one of them, with -n for its namespace,"
-                f" or add --all:{names}"
+                f"{text} is {len(found)} containers; name one of them, or add --all:{listed}"
             )
-        return [path for path in found if path is not None]
-
-
-def _words(container: Container) -> str:
-    return Names(**names_of(container)).path_words or "a container without a name"
-
-
-def _is_file(text: str) -> bool:
-    return text.startswith("/") or text.endswith(".cache")
+        return found
 
 
 def _targets(

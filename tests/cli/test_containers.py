@@ -316,6 +316,6 @@ def test_a_node_without_containers_directories_is_a_failure(
 def test_a_selection_without_a_match_lists_what_there_is(verb: str, scene: Scene) -> None:
     answer = scene.run(verb, "--pod", "nosuch")
     assert answer.returncode == 1
-    assert "research/bert-0 train" in answer.stderr
+    assert "research/bert-0/train" in answer.stderr
     # One that has no process now is selected all the same.
     assert scene.run(verb, "--pod", "whole-gpu").returncode == 0

@@ -90,10 +90,10 @@ def test_findings_exit_with_3_and_are_a_line_and_a_paragraph_per_kind(region: Re
     heading, *rows = [line.split(None, 4) for line in table.splitlines()]
     assert heading == ["SEVERITY", "KIND", "FINDINGS", "REPAIR", "CONTAINERS"]
     assert rows == [
-        ["warning", "dead_process_counted", "1", "yes", f"{POD} train"],
-        ["warning", "host_pid_wrong", "1", "yes", f"{POD} train"],
+        ["warning", "dead_process_counted", "1", "yes", f"{POD}/train"],
+        ["warning", "host_pid_wrong", "1", "yes", f"{POD}/train"],
     ]
-    said = f"{POD} train, device 0, pid {DEAD}: 2 GiB of 1 dead process still counted"
+    said = f"{POD}/train, device 0, pid {DEAD}: 2 GiB of 1 dead process still counted"
     assert first.startswith(f"warning: dead_process_counted\n  {said}\n    Evidence: pid ")
     for part in ("Evidence: ", "Consequence: ", "What to do: "):
         assert part in first
@@ -213,7 +213,7 @@ def test_a_repair_that_fails_is_said_with_its_reason_and_the_finding_is_left(
         answer = call(*arguments(region, "--repair", "--only", "host_pid_wrong"))
     assert answer.returncode == 3
     failed, *_, total = answer.stdout.splitlines()
-    assert failed.startswith(f"not repaired  {POD} train")
+    assert failed.startswith(f"not repaired  {POD}/train")
     assert "host_pid_wrong: " in failed
     assert "lock" in failed
     assert "1 warning" in total
@@ -235,7 +235,7 @@ def test_a_root_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
 def test_a_selection_without_a_match_fails_and_lists_what_there_is(region: RegionFile) -> None:
     answer = call(*arguments(region, "--pod", "nosuch"))
     assert answer.returncode == 1
-    assert f"no container is selected; there is {POD} train\n" in answer.stderr
+    assert f"no container is selected; there is {POD}/train\n" in answer.stderr
     answer = call(*arguments(region, "--container", "train", "--device", "7"))
     assert answer.returncode == 1
     assert f"there is 0 ({GPU})" in answer.stderr

@@ -26,7 +26,7 @@ research/bert-0  train      1       memory_limit  4GiB       6GiB   immediate   
 research/bert-0  train      1       sm_limit      unlimited  50%    new_processes  rules[1]
 research/bert-0  train      -       priority      1          0      immediate      rules[1]
 
-no region yet: sales/gpt empty
+no region yet: sales/gpt/empty
 some rules choose no container of this node (rules[2])
 """
 
@@ -78,7 +78,7 @@ def test_diff_and_a_dry_run_show_what_would_change_and_write_nothing(full_scene:
         assert terminal.wait() == 3
         lines = [line.split() for line in terminal.text.splitlines()]
     assert lines[2][:3] == ["research/bert-0/train", "0", "memory_limit"]
-    assert any(line[:4] == ["no", "region", "yet:", "sales/gpt"] for line in lines)
+    assert any(line[:4] == ["no", "region", "yet:", "sales/gpt/empty"] for line in lines)
     assert {path: path.read_bytes() for path in before} == before
     assert not full_scene.state.exists()
     full_scene.plan_file("{select: {container: train}, set: {memory_limit: 6GiB}}")
@@ -222,7 +222,7 @@ def test_a_limit_below_use_is_refused_unless_forced(scene: PlanScene) -> None:
     scene.plan_file(SIX)
     answer = limits("apply", scene)
     assert answer.returncode == 3
-    assert "left as it is: research/bert-0 train: device 0 uses 7 GiB" in answer.stdout
+    assert "left as it is: research/bert-0/train: device 0 uses 7 GiB" in answer.stdout
     rows = [line.split() for line in answer.stdout.splitlines() if "memory_limit" in line]
     assert [row[6:] for row in rows] == [["refused:\\x20below\\x20usage", "rules[0]"]] * 2
     assert "changed 0 of 1 container\n" in answer.stdout

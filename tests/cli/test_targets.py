@@ -70,9 +70,9 @@ def test_several_matches_are_a_list_and_exit_code_2_unless_all_are_meant(fake: F
 def test_what_there_is_not_is_a_failure_that_lists_what_there_is(fake: FakeNode) -> None:
     code, _, err = asked(fake, "show", "gpt-0")
     assert code == 1
-    assert "research/bert-0/train" in err
+    assert "near it: inference/bert-0/train" in err
     code, _, err = asked(fake, "show", "-n", "research", "whisper-0")
-    assert (code, "namespace research" in err) == (1, True)
+    assert (code, "research; it is in inference" in err) == (1, True)
     code, _, err = asked(fake, "show", "llama-0")
     assert code == 1
     assert "no .cache file" in err

@@ -96,7 +96,6 @@ COMMANDS: dict[str, int] = {
     "show notes.txt": 1,
     "show link.cache": 1,
     "show a.cache --jsno": 2,
-    "show a.cache --watch": 2,
     "show a.cache --watch 5s": 2,
     "show a.cache --watch 0": 2,
     "show a.cache --layout 1.3": 2,

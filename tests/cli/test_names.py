@@ -1,0 +1,146 @@
+"""Names of containers: what is printed can be typed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.command_line import call
+
+from libhamiregion.cli.names import containers_of, name_texts, unknown_name
+from libhamiregion.observation.containers import Container, KnownNames
+from libhamiregion.observation.names import ClaimName, ContainerId, PodName
+from libhamiregion.testing import FakeNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+UIDS = [f"{digit}" * 8 + "-0000-4000-8000-" + f"{digit}" * 12 for digit in "123"]
+# Few, so that they meet; the last ones are as hostile as a directory's name can be.
+WORDS = st.sampled_from(["train", "bert-0", "research", "main", "a[b]", "*", "x\x1b[2J"])
+IDS = st.sampled_from(["a" * 64, "b" * 64, "c" * 64])
+
+
+def container(
+    at: int, pod_uid: str | None, name: str, known: PodName | None, id_: str | None, claim: bool
+) -> Container:
+    claim_name = None if known is None else ClaimName(known.namespace or "", name, ("a", "b"))
+    return Container(
+        pod_uid=None if claim else pod_uid,
+        directory_name=None if claim or id_ else name,
+        directory=None if id_ else f"/vgpu/{at}",
+        region_path=f"/vgpu/{at}/a.cache",
+        container_id=ContainerId(id_, pod_uid) if id_ else None,
+        claim_uid=f"{at}" * 8 if claim else None,
+        names=KnownNames(known, claim_name),
+    )
+
+
+POD_NAMES = st.none() | st.builds(PodName, WORDS, WORDS, st.none() | WORDS)
+NODES = st.lists(
+    st.tuples(st.sampled_from(UIDS), WORDS, POD_NAMES, st.none() | IDS, st.booleans()),
+    max_size=6,
+    unique_by=lambda each: each[:2] if each[3] is None else each[3],
+).map(lambda rows: [container(at, *row) for at, row in enumerate(rows)])
+
+
+@given(NODES)
+def test_each_name_that_is_written_is_read_as_its_container(node: list[Container]) -> None:
+    for text, each in zip(name_texts(node), node, strict=True):
+        if not text.startswith("/"):
+            assert containers_of(text, None, node)[0] == [each], text
+
+
+def test_a_name_tells_pods_of_one_name_claims_and_ids_apart() -> None:
+    known = PodName("research", "bert-0", "train")
+    node = [
+        container(1, UIDS[0], "train", known, None, False),
+        container(2, UIDS[1], "train", known, None, False),
+        container(3, UIDS[2], "side", None, None, False),
+        container(4, None, "shared", PodName("research", None, "shared"), None, True),
+        container(5, UIDS[2], "", None, "a" * 64, False),
+    ]
+    assert name_texts(node) == [
+        f"research/bert-0@{UIDS[0]}/train",
+        f"research/bert-0@{UIDS[1]}/train",
+        f"{UIDS[2]}/side",
+        "claim:44444444",
+        f"{UIDS[2]}/id:aaaaaaaaaaaa",
+    ]
+
+
+def test_an_unknown_name_is_answered_with_what_is_near_it() -> None:
+    node = [
+        container(at, UIDS[at % 3], "main", PodName(namespace, pod, "main"), None, False)
+        for at, (namespace, pod) in enumerate(
+            (("batch", "etl-7"), ("research", "bert-0"), ("research", "bert-1"))
+        )
+    ]
+    assert unknown_name("brt-0", None, node).startswith(
+        "there is no brt-0; near it: research/bert-0/main"
+    )
+    assert unknown_name("etl-7", "research", node).endswith("in namespace research; it is in batch")
+    assert unknown_name("batch/etl-7/side", None, node) == (
+        "batch/etl-7 has no container side; its containers are main"
+    )
+    assert "hamiregion containers" in unknown_name("zzz", None, node)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeNode]:
+    with FakeNode(tmp_path / "node") as node:
+        node.add("main", pod="etl-7", namespace="batch", processes=0)
+        node.add("etl-7", pod="batch", namespace="other", processes=0)
+        node.add("train", pod="bert-0", namespace="research", processes=1)
+        yield node
+
+
+def asked(fake: FakeNode, *words: str) -> tuple[int, str, str]:
+    answer = call(*words, "--root", str(fake.root), "--pod-logs", str(fake.pod_logs))
+    return answer.returncode, answer.stdout, answer.stderr
+
+
+def test_every_name_that_a_table_shows_can_be_typed_into_each_verb(fake: FakeNode) -> None:
+    _, out, _ = asked(fake, "containers")
+    rows = [line.split()[:2] for line in out.splitlines()[1:]]
+    assert len(rows) == 3
+    for pod, name in rows:
+        text = f"{pod}/{name}"
+        for verb in (("show",), ("limits", "get"), ("lock", "status")):
+            code, said, err = asked(fake, *verb, text, "--json")
+            assert (code, err) == (0, "")
+            found = json.loads(said)
+            assert f"{found['namespace']}/{found['pod']}/{found['container']}" == text
+        code, said, _ = asked(fake, "containers", text)
+        assert (code, [line.split()[:2] for line in said.splitlines()[1:]]) == (0, [[pod, name]])
+        dry_run = ("limits", "set", text, "--memory", "2GiB", "--dry-run")
+        assert asked(fake, *dry_run)[0] == 0
+
+
+def test_two_parts_are_both_readings_to_read_and_a_usage_error_to_write(fake: FakeNode) -> None:
+    code, out, err = asked(fake, "limits", "get", "batch/etl-7")
+    assert (code, err) == (0, "")
+    assert "batch/etl-7/main:\n" in out
+    assert "other/batch/etl-7:\n" in out
+    code, out, err = asked(fake, "limits", "set", "batch/etl-7", "--memory", "2GiB")
+    assert (code, out) == (2, "")
+    assert "\n  batch/etl-7/main\n  other/batch/etl-7\n" in err
+    code, out, _ = asked(fake, "limits", "set", "-n", "batch", "etl-7/main", "--memory", "2GiB")
+    assert (code, out.count(" -> ")) == (0, 1)
+
+
+def test_verbs_about_a_node_take_names_namespaces_and_a_watch_without_a_number(
+    fake: FakeNode,
+) -> None:
+    for verb in ("ps", "containers", "top", "doctor"):
+        code, out, err = asked(fake, verb, "-n", "research", "bert-0", "--json")
+        assert code in {0, 3}, err
+        assert "etl-7" not in out
+        code, _, err = asked(fake, verb, "bert-7", "-A")
+        assert (code, "near it: research/bert-0/train" in err) == (1, True)
+    answer = call("show", "none.cache", "--watch", "--json")
+    assert (answer.returncode, "none.cache" in answer.stderr) == (1, True)
