@@ -14,7 +14,7 @@ from libhamiregion.doctor.findings import finding, pids_text
 from libhamiregion.doctor.repairs import ORDER
 from libhamiregion.text import count_text
 
-MAKER = Path(__file__).parents[3] / "docs" / "findings_list.py"
+MAKER = Path(__file__).parents[2] / "docs" / "findings_list.py"
 
 
 def test_every_kind_is_explained() -> None:
