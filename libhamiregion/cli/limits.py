@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -10,17 +11,25 @@ import click
 from libhamiregion import LimitChange, LimitEdit
 from libhamiregion.changes import ANYTHING
 from libhamiregion.edits import find_device
-from libhamiregion.units import typed_memory_limit
+from libhamiregion.units import (
+    MIN_MEMORY_LIMIT_BYTES,
+    UNLIMITED,
+    format_limit,
+    memory_limit_percent,
+    typed_memory_limit,
+)
 
 from . import options
 from .failures import ErrorGroup, bad_arguments
 from .format import effect_words, memory_bar
 from .help import Verb
-from .output import show, show_done
+from .output import UNDO, show, show_done
 from .tables import Column, Lines, Page, Table
 from .targets import Place, Targets, target_options
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from libhamiregion import Region, ValueChange
 
     from .tables import Block
@@ -100,7 +109,7 @@ def _get(region: Region, place: Place, device: int | str | None, as_json: bool) 
     "set",
     cls=Verb,
     examples=[
-        "hamiregion limits set -n research bert-0 --memory 6GiB",
+        "hamiregion limits set -n research bert-0 --device 0 --memory 6GiB",
         "hamiregion limits set --all 'bert-*' --memory 80% --dry-run",
     ],
 )
@@ -113,6 +122,7 @@ def _get(region: Region, place: Place, device: int | str | None, as_json: bool) 
     "--burst/--no-burst", default=None, help="Programs of `run` may use idle GPU time, or not."
 )
 @options.device_option
+@click.option("--all-devices", is_flag=True, help="All devices, also where their limits differ.")
 @options.dry_run_option
 @options.force_option(help="Also limits below use or 16 MiB, and SM limits that stop processes.")
 @click.option("--if-equals", metavar="VALUE", help="Only if each limit has this value now.")
@@ -122,6 +132,7 @@ def set_(
     memory: str | None,
     sm: str | None,
     device: int | str | None,
+    all_devices: bool,
     if_equals: str | None,
     **settings: Any,
 ) -> int:
@@ -134,6 +145,8 @@ def set_(
         raise click.UsageError("--if-equals compares one limit: give --memory or --sm, not both.")
     if device is not None and not wanted:
         raise click.UsageError("--burst is of the whole region: leave --device out.")
+    if device is not None and all_devices:
+        raise click.UsageError("--device and --all-devices exclude each other.")
     expected = ANYTHING if if_equals is None else if_equals
     # Wrong values are reported before the first file is changed.
     with bad_arguments():
@@ -143,6 +156,10 @@ def set_(
             LimitEdit(**{field: limit}, device=device, expected=expected)
             for field, limit in wanted.items()
         ]
+    # A percentage is of each device's own limit.
+    has_percent = memory is not None and memory_limit_percent(memory) is not None
+    kinds = {"sm"} if has_percent else {"sm", "memory"}
+    settings["one_value"] = kinds if device is None and not all_devices else set()
     edited: set[tuple[int, int]] = set()
     return targets.for_each(
         lambda region, place: _set(region, place, edits, edited, **settings), writable=True
@@ -155,6 +172,7 @@ def _set(
     edits: list[LimitEdit],
     edited: set[tuple[int, int]],
     *,
+    one_value: set[str],
     burst: bool | None,
     dry_run: bool,
     force: bool,
@@ -167,11 +185,16 @@ def _set(
     with bad_arguments():
         if burst is not None:
             region.set_burst(burst, dry_run=True)
+        if one_value:
+            tried = region.edit_limits(edits, force=force, dry_run=True)
+            _refuse_raises(place, tried, one_value)
         made = region.edit_limits(edits, force=force, dry_run=dry_run)
         switch = None if burst is None else region.set_burst(burst, dry_run=dry_run)
     # None of the edits is of the priority.
     changes = [each for each in made if isinstance(each, LimitChange)]
     lines = [_sentence(each) for each in changes]
+    if not dry_run:
+        lines += [_undo_command(place, each) for each in changes if each.before != each.after]
     switched = None
     if switch is not None:
         switched = {"before": bool(switch.before), "after": bool(switch.after)}
@@ -201,4 +224,45 @@ def _set(
 def _sentence(change: LimitChange | ValueChange) -> str:
     if change.before == change.after:
         return f"{change.words} (unchanged)"
-    return f"{change.words}, {effect_words(change.effect)}"
+    words = change.words
+    if isinstance(change, LimitChange):
+        words += f" ({'raised' if _is_raised(change) else 'lowered'})"
+    return f"{words}, {effect_words(change.effect)}"
+
+
+def _is_raised(change: LimitChange) -> bool:
+    if change.before is None:
+        return False
+    return change.after is None or change.after > change.before
+
+
+def _refuse_raises(
+    place: Place, changes: Iterable[LimitChange | ValueChange], kinds: set[str]
+) -> None:
+    """Refuse one limit for devices with different ones, if it would raise some of them."""
+    limits = [each for each in changes if isinstance(each, LimitChange)]
+    for kind in sorted(kinds):
+        mine = [each for each in limits if each.kind == kind]
+        raised = [each for each in mine if _is_raised(each)]
+        if raised and len({each.before for each in mine}) > 1:
+            device = next((each.device for each in mine if not _is_raised(each)), mine[0].device)
+            command = _command(place, mine[0], raised[0].after)
+            raise click.UsageError(
+                f"the devices have different limits, and this would raise {raised[0].words};"
+                f" say which is meant:\n  {command} --device {device}\n  {command} --all-devices"
+            )
+
+
+def _undo_command(place: Place, change: LimitChange) -> str:
+    is_low = change.kind == "memory" and (change.before or 2**63) < MIN_MEMORY_LIMIT_BYTES
+    command = _command(place, change, change.before)
+    return f"{UNDO}{command} --device {change.device}{' --force' if is_low else ''}"
+
+
+def _command(place: Place, change: LimitChange, value: int | None) -> str:
+    """The command that sets a value, of the devices that are added."""
+    shown = UNLIMITED
+    if value is not None:
+        shown = str(value) if change.kind == "sm" else format_limit(value).replace(" ", "")
+    target = shlex.quote(place.name or place.path)
+    return f"hamiregion limits set {target} --{change.kind} {shown}"

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 DRY_RUN = "dry run: nothing was written"
+#: Begins a line with a command that takes an edit back.
+UNDO = "undo: "
 
 
 def show_done(
@@ -42,7 +44,8 @@ def show_done(
     about = {**place.data, "path": region.path, "layout": region.layout, "dry_run": dry_run}
     said = [*lines, DRY_RUN] if dry_run else lines
     if not place.is_single:
-        said = [f"{place.name or place.path}: {line}" for line in said]
+        of = place.name or place.path
+        said = [line if line.startswith(UNDO) else f"{of}: {line}" for line in said]
     show(Page(schema, about | data, [Lines(said)]), as_json)
 
 

@@ -93,9 +93,11 @@ def _reap(
         reaped = region.reap(pids or None, evidence=_evidence(region, proc), dry_run=dry_run)
     except (ReapRefused, SearchCutShort) as error:
         reaped, failure = error.done, sentence(error)
+    words = "slot emptied, {} no longer counted"
+    if dry_run:
+        words = "slot would be emptied, {} would no longer be counted"
     lines = [
-        f"process {slot.pid}: slot emptied, {format_size(slot.memory_bytes)} no longer counted"
-        for slot in reaped
+        f"process {slot.pid}: {words.format(format_size(slot.memory_bytes))}" for slot in reaped
     ]
     if lines or not failure:
         lines = lines or ["no dead process has a slot"]

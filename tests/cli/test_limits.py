@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -79,10 +80,14 @@ def test_set_says_before_after_and_when_it_takes_effect(path: str) -> None:
     answer = call("limits", "set", path, "--memory", "75%", "--sm", "30%")
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout == (
-        "device 0: memory limit 8 GiB -> 6 GiB, at once, also in running processes\n"
-        "device 1: memory limit 4 GiB -> 3 GiB, at once, also in running processes\n"
-        "device 0: SM limit 50 % -> 30 %, for processes started from now on\n"
-        "device 1: SM limit unlimited -> 30 %, for processes started from now on\n"
+        "device 0: memory limit 8 GiB -> 6 GiB (lowered), at once, also in running processes\n"
+        "device 1: memory limit 4 GiB -> 3 GiB (lowered), at once, also in running processes\n"
+        "device 0: SM limit 50 % -> 30 % (lowered), for processes started from now on\n"
+        "device 1: SM limit unlimited -> 30 % (lowered), for processes started from now on\n"
+        f"undo: hamiregion limits set {path} --memory 8GiB --device 0\n"
+        f"undo: hamiregion limits set {path} --memory 4GiB --device 1\n"
+        f"undo: hamiregion limits set {path} --sm 50 --device 0\n"
+        f"undo: hamiregion limits set {path} --sm unlimited --device 1\n"
     )
     assert memory_limits(path) == (6 * GIB, 3 * GIB)
     assert sm_limits(path) == (30, 30)
@@ -103,14 +108,14 @@ def test_set_as_json_and_on_a_terminal(path: str) -> None:
     }
     assert memory_limits(path) == (None, 4 * GIB)
     text = on_terminal("limits", "set", path, "--memory", "6GiB", "--device", "0").text
-    assert text.rstrip() == (
-        "device 0: memory limit unlimited -> 6 GiB, at once, also in running processes"
+    assert text.startswith(
+        "device 0: memory limit unlimited -> 6 GiB (lowered), at once, also in running processes"
     )
 
 
 def test_a_dry_run_changes_nothing_and_says_so(path: str) -> None:
     before = Path(path).read_bytes()
-    for arguments in (("--memory", "6g"), ("--sm", "20"), ("--sm", "unlimited")):
+    for arguments in (("--memory", "3g"), ("--sm", "20"), ("--sm", "70", "--device", "0")):
         answer = call("limits", "set", path, *arguments, "--dry-run")
         assert " -> " in answer.stdout
         assert answer.stdout.endswith("\ndry run: nothing was written\n")
@@ -171,7 +176,8 @@ def test_of_several_files_each_is_tried_and_each_failure_is_a_line(tmp_path: Pat
     answer = call(*given, "--if-equals", "8GiB")
     assert answer.returncode == 1
     assert answer.stdout == "".join(
-        f"{path}: device 0: memory limit 8 GiB -> 6 GiB, at once, also in running processes\n"
+        f"{path}: device 0: memory limit 8 GiB -> 6 GiB (lowered), at once, also in running"
+        f" processes\nundo: hamiregion limits set {path} --memory 8GiB --device 0\n"
         for path in (paths[0], paths[2])
     )
     wrong_limit, missing = answer.stderr.splitlines()
@@ -244,6 +250,36 @@ def test_a_limit_that_is_printed_can_be_typed(path: str) -> None:
         )
         assert call(*words, shown).returncode == 0
         assert memory_limits(path)[0] == there
+
+
+def test_one_limit_that_would_raise_one_of_several_devices_is_refused(path: str) -> None:
+    for words, value in ((("--memory", "6GiB"), "6GiB"), (("--memory", "unlimited"), "unlimited")):
+        answer = call("limits", "set", path, *words)
+        assert (answer.returncode, answer.stdout) == (2, "")
+        command = f"  hamiregion limits set {path} --memory {value} --"
+        assert f"{command}device " in answer.stderr
+        assert f"{command}all-devices\n" in answer.stderr
+        assert memory_limits(path) == (8 * GIB, 4 * GIB)
+    assert call("limits", "set", path, "--sm", "60").returncode == 2
+    for words in (
+        ("--memory", "3GiB"),
+        ("--memory", "150%"),
+        ("--memory", "6GiB", "--all-devices"),
+    ):
+        assert call("limits", "set", path, *words).returncode == 0
+    assert memory_limits(path) == (6 * GIB, 6 * GIB)
+    # Equal limits may be raised.
+    answer = call("limits", "set", path, "--memory", "7GiB")
+    assert answer.stdout.count("6 GiB -> 7 GiB (raised)") == 2
+
+
+def test_the_undo_that_is_printed_takes_an_edit_back(path: str) -> None:
+    lower = call("limits", "set", path, "--force", "--memory", "8KiB", "--device", "1")
+    back = [lower, call("limits", "set", path, "--memory", "1GiB", "--device", "1")]
+    for answer, limit in ((back[1], 8192), (back[0], 4 * GIB)):
+        undo = answer.stdout.splitlines()[1].removeprefix("undo: hamiregion ")
+        assert call(*shlex.split(undo)).returncode == 0
+        assert memory_limits(path) == (8 * GIB, limit)
 
 
 # ---- Wrong usage --------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def test_an_edited_sm_limit_is_held_by_a_running_program(
     eventually(lambda: busy_percent() > 80)
     assert call("limits", "set", region, "--device", "0", "--sm", "20").returncode == 0
     eventually(lambda: 0 < busy_percent() < 40)
-    assert call("limits", "set", region, "--sm", "unlimited").returncode == 0
+    assert call("limits", "set", region, "--sm", "unlimited", "--all-devices").returncode == 0
     eventually(lambda: busy_percent() > 80)
 
 
