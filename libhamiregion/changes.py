@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 
     from ._handle import Handle
 
+#: The fields of a slot that an edit can change, with the core's number.
+SLOT_FIELDS: Final = {
+    "host_pid": lib.HR_SLOT_HOST_PID,
+    "status": lib.HR_SLOT_STATUS,
+    "monitor_used_bytes": lib.HR_SLOT_MONITOR_USED,
+    "sm_util_percent": lib.HR_SLOT_SM,
+    "enc_util_percent": lib.HR_SLOT_ENC,
+    "dec_util_percent": lib.HR_SLOT_DEC,
+}
+
 #: The kind of a limit: memory or SM.
 LimitKind: TypeAlias = Literal["memory", "sm"]
 
@@ -239,10 +249,6 @@ def _number(low: int, high: int) -> Any:
 
 _LIMIT: Final = validators.optional(_number(1, 2**64 - 1))
 _VALUE: Final = _number(-(2**31), 2**64 - 1)
-_SLOT_FIELDS: Final = (
-    *("host_pid", "status", "monitor_used_bytes"),
-    *("sm_util_percent", "enc_util_percent", "dec_util_percent"),
-)
 # By class and field; for any class where the class is "".
 _VALID: Final[dict[tuple[str, str], Any]] = {
     ("LimitChange", "device"): _number(0, DEVICE_CAPACITY - 1),
@@ -251,7 +257,7 @@ _VALID: Final[dict[tuple[str, str], Any]] = {
     ("LimitChange", "effect"): validators.instance_of(Effect),
     ("ValueChange", "effect"): validators.instance_of(Effect),
     ("ValueChange", "field"): validators.in_((*REGION_FIELDS.values(), "burst")),
-    ("SlotChange", "field"): validators.in_(_SLOT_FIELDS),
+    ("SlotChange", "field"): validators.in_(tuple(SLOT_FIELDS)),
     ("", "device"): validators.optional(_number(0, DEVICE_CAPACITY - 1)),
     ("", "before"): _VALUE,
     ("", "after"): _VALUE,

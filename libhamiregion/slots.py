@@ -10,7 +10,7 @@ import attrs
 
 from ._core import ffi, lib
 from ._handle import SLICE_NS, Handle, in_slices, nanoseconds, proc_root
-from .changes import Effect, SlotChange
+from .changes import SLOT_FIELDS, Effect, SlotChange
 from .edits import find_device
 from .errors import ReapRefused, SearchCutShort, new_error, signed
 from .layouts import DEVICE_CAPACITY, SLOT_CAPACITY, Layout
@@ -35,15 +35,6 @@ _MAX_BYTES: Final = (1 << 62) - 1
 _MAX_PID: Final = (1 << 31) - 1
 _DETACHED: Final = "the slot is detached; attach again"
 _HOLDS_LOCK: Final = "this thread holds the lock; the call takes it itself"
-#: The fields of a slot that an edit can change, with the core's number.
-SLOT_FIELDS: Final = {
-    "host_pid": lib.HR_SLOT_HOST_PID,
-    "status": lib.HR_SLOT_STATUS,
-    "monitor_used_bytes": lib.HR_SLOT_MONITOR_USED,
-    "sm_util_percent": lib.HR_SLOT_SM,
-    "enc_util_percent": lib.HR_SLOT_ENC,
-    "dec_util_percent": lib.HR_SLOT_DEC,
-}
 
 
 @attrs.frozen

@@ -47,12 +47,6 @@ _PERCENT: Final = re.compile(r"(?P<number>[0-9]{1,6})\s*%", re.ASCII)
 _SM: Final = re.compile(r"(?P<number>[0-9]{1,3})\s*%?", re.ASCII)
 
 
-def _is_whole(value: object) -> bool:
-    """Whether this has `__index__` and is no bool, neither Python's nor numpy's."""
-    # By name: numpy need not be there. The bool of 2.2 has __index__, which only warns.
-    return hasattr(value, "__index__") and type(value).__name__ not in {"bool", "bool_"}
-
-
 def integer(
     name: str, value: SupportsIndex, low: int | None = None, high: int | None = None
 ) -> int:
@@ -70,7 +64,8 @@ def integer(
     """
     if type(value) is int:
         number = value
-    elif _is_whole(value):
+    # By name: numpy need not be there. Its bool of 2.2 has __index__, which only warns.
+    elif hasattr(value, "__index__") and type(value).__name__ not in {"bool", "bool_"}:
         number = index(value)
     else:
         raise TypeError(f"{name} is an integer, not {type(value).__name__}")
