@@ -239,7 +239,7 @@ int hr_create(const char *path, const struct hr_create_spec *spec, struct hr_err
 
 /*
  * A snapshot is one struct hr_snapshot, then `span` struct hr_device, then for
- * each of `proc_num` processes one struct hr_process and `span` struct hr_usage.
+ * each of `process_count` processes one struct hr_process and `span` struct hr_usage.
  * An emptied slot (status 0, nothing counted, an even seqlock) is no process, whatever its pid:
  * only `slot_count`, the file's own proc_num, includes it.
  * `shown` has a bit for each device to report: device_num devices; while that is
@@ -265,7 +265,7 @@ struct hr_snapshot {
     uint32_t span;
     uint32_t shown;
     uint32_t device_num;
-    int32_t proc_num; /* processes in this snapshot */
+    int32_t process_count; /* processes in this snapshot */
     int32_t priority;
     int32_t utilization_switch;
     int32_t recent_kernel;

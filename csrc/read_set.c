@@ -38,7 +38,7 @@ static int put_failure(struct hr_reading *reading, int code)
 /* Takes the processes out of a snapshot that has been read. */
 static void drop_processes(struct hr_reading *reading)
 {
-    reading->head->proc_num = 0;
+    reading->head->process_count = 0;
     reading->head->truncated = 1;
     reading->wanted = sizeof *reading->head + reading->head->span * sizeof(struct hr_device);
 }
@@ -69,13 +69,13 @@ int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t 
         if (fits) {
             const struct hr_snapshot *head = reading.head;
             const uint32_t devices = (uint32_t)__builtin_popcount(head->shown);
-            if ((uint32_t)head->proc_num * devices > max_usages)
+            if ((uint32_t)head->process_count * devices > max_usages)
                 drop_processes(&reading);
             members[i] =
                 (struct hr_member){sum.bytes, sum.devices, sum.processes, sum.usages, devices};
             sum.devices += devices;
-            sum.processes += (uint32_t)head->proc_num;
-            sum.usages += (uint32_t)head->proc_num * devices;
+            sum.processes += (uint32_t)head->process_count;
+            sum.usages += (uint32_t)head->process_count * devices;
         }
         sum.bytes += reading.wanted;
     }
@@ -126,7 +126,7 @@ static void put_region(struct table *table, const struct hr_member *member,
         head->taken_at_ns,
         head->settled,
         head->device_num,
-        (uint32_t)head->proc_num,
+        (uint32_t)head->process_count,
         head->slot_count,
         head->truncated,
         widen(head->priority),
@@ -164,7 +164,7 @@ static void put_uuids(struct table *table, const struct hr_snapshot *head)
 static void put_processes(struct table *table, const struct hr_member *member,
                           const struct hr_snapshot *head, uint32_t region)
 {
-    for (uint32_t i = 0; i < (uint32_t)head->proc_num; i++) {
+    for (uint32_t i = 0; i < (uint32_t)head->process_count; i++) {
         const struct hr_process *process = hr_snapshot_process(head, i);
         const uint64_t row[HR_PROCESS_COLUMNS] = {
             region,
@@ -182,7 +182,7 @@ static void put_processes(struct table *table, const struct hr_member *member,
 static void put_usages(struct table *table, const struct hr_member *member,
                        const struct hr_snapshot *head)
 {
-    for (uint32_t i = 0; i < (uint32_t)head->proc_num; i++) {
+    for (uint32_t i = 0; i < (uint32_t)head->process_count; i++) {
         EACH_SHOWN(head, device)
         {
             uint64_t row[HR_USAGE_COLUMNS] = {member->first_process + i, device};

@@ -151,7 +151,7 @@
 /* An offset that a layout does not have. */
 #define HR_ABSENT UINT32_MAX
 
-/* Where the parts of a snapshot lie.  `device` is below span, `index` below proc_num. */
+/* Where the parts of a snapshot lie.  `device` is below span, `index` below process_count. */
 static inline size_t hr_snapshot_process_bytes(const struct hr_snapshot *snapshot)
 {
     return sizeof(struct hr_process) + snapshot->span * sizeof(struct hr_usage);
@@ -160,7 +160,7 @@ static inline size_t hr_snapshot_process_bytes(const struct hr_snapshot *snapsho
 static inline size_t hr_snapshot_bytes(const struct hr_snapshot *snapshot)
 {
     return sizeof(struct hr_snapshot) + snapshot->span * sizeof(struct hr_device) +
-           (size_t)snapshot->proc_num * hr_snapshot_process_bytes(snapshot);
+           (size_t)snapshot->process_count * hr_snapshot_process_bytes(snapshot);
 }
 
 static inline const struct hr_device *hr_snapshot_device(const struct hr_snapshot *snapshot,

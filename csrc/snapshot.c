@@ -237,7 +237,7 @@ ALWAYS_INLINE int measure(struct hr_reading *reading)
     reading->devices = (struct hr_device *)(head + 1);
     reading->processes = (unsigned char *)(reading->devices + span);
     head->device_num = device_num;
-    head->proc_num = proc_num;
+    head->process_count = proc_num;
     head->slot_count = (uint32_t)proc_num;
     head->truncated = 0;
     head->shown = shown;
@@ -261,7 +261,7 @@ ALWAYS_INLINE bool read_twice(const struct hr_layout *layout, struct hr_reading 
     const hr_region *region = reading->region;
     const unsigned char *base = region->base;
     struct hr_snapshot *head = reading->head;
-    const size_t count = (size_t)head->proc_num, span = head->span;
+    const size_t count = (size_t)head->process_count, span = head->span;
     read_head(layout, base, head);
     for (size_t device = 0; device < span; device++)
         read_device(layout, base, device, &reading->devices[device]);
@@ -275,7 +275,7 @@ ALWAYS_INLINE bool read_twice(const struct hr_layout *layout, struct hr_reading 
     /* After the semaphore: a slot is filled before proc_num is raised to take it in, so the second
      * read finds it changed. */
     if (!lock_is_free(head) ||
-        hr_load_i32(base + layout->proc_num, memory_order_acquire) != head->proc_num)
+        hr_load_i32(base + layout->proc_num, memory_order_acquire) != head->process_count)
         return false;
 
     bool same = head_is_unchanged(layout, base, head);
@@ -293,7 +293,7 @@ ALWAYS_INLINE bool read_twice(const struct hr_layout *layout, struct hr_reading 
  */
 static void sum_up(const struct hr_reading *reading)
 {
-    const size_t span = reading->head->span, count = (size_t)reading->head->proc_num;
+    const size_t span = reading->head->span, count = (size_t)reading->head->process_count;
     for (size_t device = 0; device < span; device++) {
         struct hr_usage sums = {0};
         uint64_t *sum = &sums.total;
@@ -321,7 +321,7 @@ static bool is_emptied(const struct hr_reading *reading, size_t i)
 /* Close the gaps of emptied slots among the copies. */
 static void drop_emptied(struct hr_reading *reading)
 {
-    const size_t count = (size_t)reading->head->proc_num;
+    const size_t count = (size_t)reading->head->process_count;
     size_t kept = 0;
     for (size_t i = 0; i < count; i++) {
         if (process_at(reading, i)->status == 0 && is_emptied(reading, i))
@@ -330,7 +330,7 @@ static void drop_emptied(struct hr_reading *reading)
             memcpy(process_at(reading, kept), process_at(reading, i), reading->process_bytes);
         kept++;
     }
-    reading->head->proc_num = (int32_t)kept;
+    reading->head->process_count = (int32_t)kept;
     reading->wanted -= (count - kept) * reading->process_bytes;
 }
 

@@ -47,7 +47,7 @@ static bool is_empty(const struct hr_snapshot *snapshot, uint32_t number)
 static uint32_t find_dead(const struct hr_snapshot *snapshot, int32_t *pids)
 {
     uint32_t count = 0;
-    for (uint32_t number = 0; (int32_t)number < snapshot->proc_num; number++) {
+    for (uint32_t number = 0; (int32_t)number < snapshot->process_count; number++) {
         int32_t pid = hr_snapshot_process(snapshot, number)->pid;
         if (pid <= 0 || pid == getpid() || count == HR_SLOTS || is_empty(snapshot, number))
             continue;
@@ -84,7 +84,7 @@ void hr_reap_neighbours(hr_region *region, bool looks_at_all)
     int saved_errno = errno;
     int code;
     struct hr_snapshot *snapshot = hr_new_snapshot(region, &code);
-    bool is_alone = snapshot == NULL || snapshot->proc_num <= 1;
+    bool is_alone = snapshot == NULL || snapshot->process_count <= 1;
     bool came_free = false;
     int32_t *pids = is_alone ? NULL : malloc(HR_SLOTS * sizeof *pids);
     if (pids != NULL) {

@@ -34,7 +34,7 @@ void hr_report_host_pid(hr_region *region)
 
 static bool is_claimed(const struct hr_snapshot *snapshot, unsigned pid)
 {
-    for (uint32_t number = 0; number < (uint32_t)snapshot->proc_num; number++) {
+    for (uint32_t number = 0; number < (uint32_t)snapshot->process_count; number++) {
         if (hr_snapshot_process(snapshot, number)->host_pid == (int32_t)pid)
             return true;
     }

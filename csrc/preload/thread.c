@@ -143,7 +143,7 @@ static void step(hr_region *region, const struct hr_snapshot *snapshot, int row)
                                  .device_percent = hr_nvml_device_busy(one->device),
                                  .pids = pids,
                                  .own = hr_own_nvml_pid()};
-    for (uint32_t at = 0; (int32_t)at < snapshot->proc_num && at < HR_SLOTS; at++)
+    for (uint32_t at = 0; (int32_t)at < snapshot->process_count && at < HR_SLOTS; at++)
         pids[figures.pid_count++] = hr_slot_nvml_pid(hr_snapshot_process(snapshot, at));
     pids[figures.pid_count < HR_SLOTS ? figures.pid_count++ : 0] = figures.own;
     if (!hr_take_sample(&one->samples, &figures, now_us(), &view))
@@ -205,7 +205,7 @@ static bool is_there(int32_t pid)
 /* One process of the region looks after the others: the one with the lowest pid that is there. */
 static bool is_first(const struct hr_snapshot *snapshot)
 {
-    for (uint32_t number = 0; (int32_t)number < snapshot->proc_num; number++) {
+    for (uint32_t number = 0; (int32_t)number < snapshot->process_count; number++) {
         int32_t pid = hr_snapshot_process(snapshot, number)->pid;
         if (pid > 0 && pid < getpid() && is_there(pid))
             return false;
@@ -221,7 +221,7 @@ static void let_go_on(void)
 static void note_status(const struct hr_snapshot *snapshot)
 {
     bool is_suspended = false; /* a process whose slot was taken away could not be resumed */
-    for (uint32_t number = 0; (int32_t)number < snapshot->proc_num; number++) {
+    for (uint32_t number = 0; (int32_t)number < snapshot->process_count; number++) {
         const struct hr_process *process = hr_snapshot_process(snapshot, number);
         if (process->pid == getpid())
             is_suspended = process->status == SUSPENDED;
@@ -238,7 +238,7 @@ static void check_neighbours(hr_region *region, const struct hr_snapshot *snapsh
      * each of them looks from time to time, only at those whose pid is gone, which costs little. */
     bool is_time = tenth % SEARCH_TENTHS == 0;
     bool first = is_first(snapshot);
-    if (snapshot->proc_num > 1 && (first || is_time))
+    if (snapshot->process_count > 1 && (first || is_time))
         hr_reap_neighbours(region, first && is_time);
 }
 

@@ -159,7 +159,7 @@ static void check_whole(const struct worker *worker, const struct hr_usage *firs
 
 static void check_settled(const struct worker *worker, const struct hr_snapshot *snapshot)
 {
-    uint32_t count = (uint32_t)snapshot->proc_num;
+    uint32_t count = (uint32_t)snapshot->process_count;
     struct hr_usage sums[DEVICES] = {0};
     for (uint32_t i = 0; i < count; i++) {
         int32_t pid = hr_snapshot_process(snapshot, i)->pid;
@@ -358,7 +358,7 @@ static void check_all_released(const struct region_file *file)
     hr_region *region = open_or_fail(file->path, HR_READ);
     CHECK_EQ(hr_snapshot(region, snapshot, sizeof buffer, &call_error), HR_OK);
     CHECK(snapshot->settled);
-    CHECK_EQ(snapshot->proc_num, PROCESSES);
+    CHECK_EQ(snapshot->process_count, PROCESSES);
     for (uint32_t device = 0; device < DEVICES; device++) {
         const struct hr_usage *sums = &hr_snapshot_device(snapshot, device)->sums;
         CHECK_EQ(sums->total, 0);

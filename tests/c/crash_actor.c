@@ -140,7 +140,7 @@ void actor_look(struct actor *actor)
         atomic_load(&actor->ledger->is_orphan))
         return;
     bool found = false;
-    for (uint32_t i = 0; i < (uint32_t)snapshot->proc_num && !found; i++) {
+    for (uint32_t i = 0; i < (uint32_t)snapshot->process_count && !found; i++) {
         found = hr_snapshot_process(snapshot, i)->pid == getpid();
         for (uint32_t device = 0; found && device < DEVICES; device++) {
             const struct hr_usage *usage = hr_snapshot_usage(snapshot, i, device);

@@ -115,7 +115,8 @@ int oracle_snapshot_code(const struct view *view, size_t bytes, size_t *wanted)
     if (!has_good_counts(view))
         return HR_ECORRUPT;
     const uint32_t span = 32 - (uint32_t)__builtin_clz(shown_devices(view));
-    const struct hr_snapshot head = {.span = span, .proc_num = get32(view, view->layout->proc_num)};
+    const struct hr_snapshot head = {.span = span,
+                                     .process_count = get32(view, view->layout->proc_num)};
     *wanted = hr_snapshot_bytes(&head);
     if (bytes < *wanted)
         return HR_ENOSPACE;
@@ -179,7 +180,7 @@ void oracle_require_same(const struct hr_snapshot *snapshot, const struct view *
     for (uint32_t slot = 0; slot < snapshot->slot_count; slot++) {
         if (slot_is_emptied(view, slot))
             continue;
-        REQUIRE(i < (uint32_t)snapshot->proc_num);
+        REQUIRE(i < (uint32_t)snapshot->process_count);
         const struct hr_process *process = hr_snapshot_process(snapshot, i);
         const size_t at = slot_at(view, slot);
         REQUIRE(process->slot == slot);
@@ -196,7 +197,7 @@ void oracle_require_same(const struct hr_snapshot *snapshot, const struct view *
         }
         i++;
     }
-    REQUIRE(i == (uint32_t)snapshot->proc_num);
+    REQUIRE(i == (uint32_t)snapshot->process_count);
     REQUIRE(snapshot->settled == settled);
     for (uint32_t device = 0; device < snapshot->span; device++) {
         const struct hr_device *shown = hr_snapshot_device(snapshot, device);
@@ -213,12 +214,13 @@ void oracle_require_sane(const struct hr_snapshot *snapshot, size_t bytes)
     REQUIRE(snapshot->settled <= 1);
     REQUIRE(snapshot->device_num <= HR_DEVICES);
     REQUIRE(snapshot->slot_count <= HR_SLOTS && !snapshot->truncated);
-    REQUIRE(snapshot->proc_num >= 0 && (uint32_t)snapshot->proc_num <= snapshot->slot_count);
+    REQUIRE(snapshot->process_count >= 0 &&
+            (uint32_t)snapshot->process_count <= snapshot->slot_count);
     REQUIRE(snapshot->span >= 1 && snapshot->span <= HR_DEVICES);
     REQUIRE(snapshot->shown >> snapshot->span == 0);
     REQUIRE((snapshot->shown >> (snapshot->span - 1)) == 1);
     REQUIRE(hr_snapshot_bytes(snapshot) <= bytes);
-    for (uint32_t i = 0; i < (uint32_t)snapshot->proc_num; i++) {
+    for (uint32_t i = 0; i < (uint32_t)snapshot->process_count; i++) {
         REQUIRE(hr_snapshot_process(snapshot, i)->settled <= 1);
         REQUIRE(hr_snapshot_process(snapshot, i)->settled || !snapshot->settled);
     }

@@ -287,7 +287,7 @@ static void read_set(size_t bytes, size_t apart)
         REQUIRE(size.devices == 0 && size.processes == 0 && size.usages == 0);
     } else {
         REQUIRE(head->layout == run.open_as);
-        REQUIRE(size.processes == (uint32_t)head->proc_num);
+        REQUIRE(size.processes == (uint32_t)head->process_count);
         REQUIRE(size.usages == size.devices * size.processes);
         oracle_require_sane(head, bytes);
     }

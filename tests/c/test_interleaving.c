@@ -189,7 +189,7 @@ static uint64_t buffer[2048];
 static void read_picture(const struct hr_snapshot *snapshot, bool has_util, struct picture *out)
 {
     out->settled = snapshot->settled;
-    out->count = (uint32_t)snapshot->proc_num;
+    out->count = (uint32_t)snapshot->process_count;
     uint64_t sum = 0;
     for (uint32_t i = 0; i < out->count; i++) {
         const struct hr_process *process = hr_snapshot_process(snapshot, i);

@@ -33,7 +33,7 @@ static bool read_everything(hr_region *region, uint64_t *buffer)
         return false;
     CHECK_EQ(code, HR_OK);
     const struct hr_snapshot *snapshot = (const struct hr_snapshot *)(const void *)buffer;
-    CHECK_EQ(snapshot->proc_num, PROCESSES);
+    CHECK_EQ(snapshot->process_count, PROCESSES);
     for (uint32_t index = 0; index < PROCESSES; index++)
         CHECK_EQ(hr_snapshot_usage(snapshot, index, 1)->data, index * 1000 + 13);
 
@@ -142,7 +142,7 @@ static void *set_reader(void *argument)
         for (uint32_t i = 0; i < SET_MEMBERS; i++) {
             const struct hr_snapshot *snapshot = set_snapshot(set, i);
             closed += snapshot->code == HR_ECLOSED;
-            CHECK_EQ(snapshot->proc_num, snapshot->code == HR_OK ? PROCESSES : 0);
+            CHECK_EQ(snapshot->process_count, snapshot->code == HR_OK ? PROCESSES : 0);
             if (snapshot->code != HR_OK)
                 CHECK_EQ(set_failure(set, i)->code, HR_ECLOSED);
         }

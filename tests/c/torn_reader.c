@@ -99,7 +99,7 @@ static uint64_t buffer[(sizeof(struct hr_member) + HR_SNAPSHOT_MAX_BYTES + 7) / 
 static void judge_snapshot(const struct hr_snapshot *snapshot, bool has_util)
 {
     int32_t pids[MAX_PROCESSES];
-    const uint32_t processes = (uint32_t)snapshot->proc_num;
+    const uint32_t processes = (uint32_t)snapshot->process_count;
     if (processes > MAX_PROCESSES || snapshot->shown != FULL)
         give_up("the writers did not fill the table as they should");
     for (uint32_t index = 0; index < processes; index++) {
