@@ -416,8 +416,15 @@ def _words(path: str, detail: Any) -> dict[str, Any]:
         "wanted_text": limit_text(detail.kind, wanted),
         "here": f", pid {wanted} here" if wanted else "",
         "limit_text": limit_text(lib.HR_MEMORY, detail.limit),
-        "owner": f"owner_pid {found}" if found else "not signed",
+        "owner": _owner_words(found),
     }
+
+
+def _owner_words(signature: int) -> str:
+    """Name the owner of a lock; the kernel has no pid above 2**22, as our own signatures are."""
+    if not signature:
+        return "not signed"
+    return f"signed by pid {signature}" if signature <= 1 << 22 else "signed by no pid"
 
 
 def limit_or_value(kind: int, stored: int) -> int | None:

@@ -32,6 +32,8 @@ _PHRASES = {
     "; name the right one with layout=": "; name the right one with --layout",
     "; snapshot().processes lists": "; `hamiregion show FILE` lists",
     "hami_version ": "--hami-version ",
+    "lock_state() tells more, and recover_lock()": "`hamiregion lock status` tells more, and"
+    " `hamiregion lock recover`",
 }
 
 

@@ -34,12 +34,19 @@ def status_word(status: int) -> str:
     return _STATUSES.get(status, f"status {status}")
 
 
+def is_pid(signature: int | None) -> bool:
+    """Whether a lock's signature can be a pid: the kernel has none above 2**22."""
+    return signature is not None and 0 < signature <= 1 << 22
+
+
 def lock_word(owner_pid: int, dead: Collection[int] = ()) -> str:
     """Name the process that has signed for a region's lock; `dead` are the pids proved dead."""
     if not owner_pid:
         return "free"
     if owner_pid >= _ABOVE_EVERY_PID:
         return "tool"
+    if not is_pid(owner_pid):
+        return "unknown"
     return f"dead:{owner_pid}" if owner_pid in dead else f"pid:{owner_pid}"
 
 

@@ -192,13 +192,13 @@ def _set(
         switch = None if burst is None else region.set_burst(burst, dry_run=dry_run)
     # None of the edits is of the priority.
     changes = [each for each in made if isinstance(each, LimitChange)]
-    lines = [_sentence(each) for each in changes]
+    lines = [_sentence(each, dry_run=dry_run) for each in changes]
     if not dry_run:
         lines += [_undo_command(place, each) for each in changes if each.before != each.after]
     switched = None
     if switch is not None:
         switched = {"before": bool(switch.before), "after": bool(switch.after)}
-        lines.append(_sentence(switch))
+        lines.append(_sentence(switch, dry_run=dry_run))
     answer = [
         {
             "limit": change.kind,
@@ -221,10 +221,10 @@ def _set(
     )
 
 
-def _sentence(change: LimitChange | ValueChange) -> str:
+def _sentence(change: LimitChange | ValueChange, *, dry_run: bool) -> str:
     if change.before == change.after:
         return f"{change.words} (unchanged)"
-    words = change.words
+    words = f"would change {change.words}" if dry_run else change.words
     if isinstance(change, LimitChange):
         words += f" ({'raised' if _is_raised(change) else 'lowered'})"
     return f"{words}, {effect_words(change.effect)}"

@@ -10,7 +10,7 @@ from libhamiregion import Effect, ReapRefused, Region, SearchCutShort, format_si
 
 from . import options
 from .failures import ErrorGroup, Failure, sentence
-from .format import OWN_WORDS, effect_words, status_word
+from .format import OWN_WORDS, effect_words, is_pid, status_word
 from .help import Verb
 from .output import as_plain, show_all, show_done
 from .tables import Lines, Page
@@ -58,7 +58,11 @@ def _set_status(
 ) -> None:
     change = edit(region, pid, dry_run=dry_run)
     words = f"process {pid}: {status_word(change.before)} -> {status_word(change.after)}"
-    lines = [f"{words} (unchanged)" if change.before == change.after else words]
+    if change.before == change.after:
+        words += " (unchanged)"
+    elif dry_run:
+        words = f"would change {words}"
+    lines = [words]
     if change.effect is Effect.IF_SM_LIMITED:
         lines.append(f"obeyed {effect_words(change.effect)}")
     answer = {"pid": pid, "before": change.before, "after": change.after, "effect": change.effect}
@@ -195,7 +199,7 @@ def state_sentence(state: LockState) -> str:
         words = "held, without an owner"
     else:
         pid = state.owner_pid
-        process = f"pid {pid}" if pid and pid < 1 << 31 else "an unknown process"
+        process = f"pid {pid}" if is_pid(pid) else "an unknown process"
         owner = OWN_WORDS if state.by_library else process
         if state.owner_host_pid is not None:
             owner += f" (pid {state.owner_host_pid} here)"

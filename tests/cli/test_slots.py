@@ -66,7 +66,7 @@ def test_suspend_and_resume(path: str, attached: subprocess.Popen[bytes]) -> Non
     unsure = "obeyed up to HAMi 2.9; from 2.10 on not, as no reported device has an SM limit\n"
     words = f"process {pid}: running -> suspended\n{unsure}"
     dry = call("suspend", path, str(pid), "--dry-run")
-    assert dry.stdout == f"{words}dry run: nothing was written\n"
+    assert dry.stdout == f"would change {words}dry run: nothing was written\n"
     assert status_of(path, pid) == hami.ProcessStatus.RUNNING
 
     assert call("suspend", path, str(pid)).stdout == words

@@ -144,7 +144,7 @@ def test_a_lock_that_is_not_given_costs_a_repair_one_timeout_per_region(
     errors = [each.error for each in done if each.error is not None]
     assert len(errors) == 2
     (error,) = set(errors)
-    assert "was not free in time (owner_pid 1)" in error
+    assert "was not free in time (signed by pid 1)" in error
     inside.tell("unlock")
     assert all(each.done for each in doctor_node.repair())
     assert doctor_node.findings() == ()

@@ -45,7 +45,7 @@ def test_a_lock_that_libvgpu_holds_is_never_broken(file: RegionFile, actor: Make
             with pytest.raises(LockTimeout):
                 region.attach(timeout_s=0.001)
     assert file.content() == before
-    for part in (f"pid {holder.pid_here}", f"owner_pid {holder.pid}", "live", str(file.path)):
+    for part in (f"pid {holder.pid_here}", f"signed by pid {holder.pid}", "live", str(file.path)):
         assert part in str(caught.value)
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (type(copy), str(copy), copy.path) == (

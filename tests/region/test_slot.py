@@ -193,7 +193,7 @@ def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(
         slot = region.attach(timeout_s=0.05)
         slot.charge(0, 8)
         hold(file, holder.pid)
-        with pytest.raises(LockTimeout, match=f"owner_pid {holder.pid}"):
+        with pytest.raises(LockTimeout, match=f"signed by pid {holder.pid}"):
             slot.detach()
         assert pids(file) == [os.getpid()]
         let_go(file)
@@ -467,7 +467,7 @@ def test_a_charge_waits_for_the_holder_of_the_lock_and_up_to_2_8_0_a_release_too
                 method(0, 1)
                 assert region.memory_used(0) == 4
                 continue
-            with pytest.raises(LockTimeout, match=f"owner_pid {holder.pid}"):
+            with pytest.raises(LockTimeout, match=f"signed by pid {holder.pid}"):
                 method(0, 1)
             assert slot_bytes(file, 0) == before
         let_go(file)

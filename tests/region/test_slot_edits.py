@@ -146,7 +146,7 @@ def test_every_edit_takes_the_lock_and_a_dry_run_changes_nothing(
     with open_region(populated, writable=True) as region:
         hold(populated, holder.pid)
         before = populated.content()
-        with pytest.raises(LockTimeout, match=f"owner_pid {holder.pid}"):
+        with pytest.raises(LockTimeout, match=f"signed by pid {holder.pid}"):
             edit(region, PID, timeout_s=0.01)
         assert populated.content() == before
         let_go(populated)
