@@ -130,9 +130,7 @@ static int lock_own_byte(hr_region *region, int32_t pid)
 static void begin_signing(hr_region *region, int32_t pid)
 {
     const uint64_t mark = region->own.mark;
-    /* Milliseconds: no two processes have one pid within one. */
-    region->own.attaching_signature =
-        mark == 0 ? (uint64_t)pid : hr_attached_signature(pid, (uint32_t)(mark >> 20) & INT32_MAX);
+    region->own.attaching_signature = mark == 0 ? (uint64_t)pid : hr_marked_signature(pid, mark);
     atomic_store_explicit(&region->own.attaching_thread, hr_thread_id(), memory_order_relaxed);
 }
 

@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "lock.h"
+#include "slots.h"
 #include "testpoint.h"
 
 /* ---- The words -------------------------------------------------------------- */
@@ -220,6 +220,24 @@ static int attempt_work(void *argument)
     return HR_OK;
 }
 
+/*
+ * Killed while it charged, the dead owner has left its seqlock odd, and libvgpu would wait for that
+ * with the lock.  The byte of its pid is locked by us: a slot with its mark is of no other process.
+ */
+static void end_seqlock_of(const hr_region *region, uint64_t owner)
+{
+    if (!hr_is_attached_owner(owner) || !hr_has_seqlock(region))
+        return;
+    for (int32_t index = 0; index < HR_SLOTS && hr_lock_is_kept(region); index++) {
+        if (hr_slot_pid(region, index) != (int32_t)hr_owner_pid(owner))
+            continue;
+        const struct hr_seen_slot slot = hr_look_at_slot(region, index);
+        if (slot.mark != 0 && hr_marked_signature(slot.pid, slot.mark) == owner &&
+            (slot.seqlock & 1) != 0 && hr_end_seqlock(region, index, slot.seqlock))
+            HR_POINT(SEQLOCK_ENDED);
+    }
+}
+
 static int take_over_work(void *argument)
 {
     struct attempt *attempt = argument;
@@ -230,6 +248,7 @@ static int take_over_work(void *argument)
         return HR_EBUSY;
     hr_note_taken(region);
     HR_POINT(LOCK_TAKEN_OVER);
+    end_seqlock_of(region, attempt->seen.owner);
     return HR_OK;
 }
 

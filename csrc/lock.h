@@ -51,6 +51,12 @@ static inline uint64_t hr_attached_signature(int32_t pid, uint32_t life)
     return (uint64_t)(HR_ATTACHED_OWNER | life) << 32 | (uint32_t)pid;
 }
 
+/* Milliseconds of the mark (slots.h): no two processes have one pid within one. */
+static inline uint64_t hr_marked_signature(int32_t pid, uint64_t mark)
+{
+    return hr_attached_signature(pid, (uint32_t)(mark >> 20) & INT32_MAX);
+}
+
 static inline bool hr_is_attached_owner(uint64_t owner)
 {
     return (owner >> 32 & HR_ATTACHED_OWNER) != 0 && (uint32_t)owner - 1 < HR_PIDS;

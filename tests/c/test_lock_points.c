@@ -288,6 +288,48 @@ static void test_the_seqlock_is_odd_until_all_is_stored(void)
     }
 }
 
+/* ---- Seqlocks ------------------------------------------------------------------------- */
+
+static int charge_without_limit(hr_region *region)
+{
+    int code = hr_attach(region, ONE_SECOND, &call_error);
+    return code == HR_OK ? hr_charge(region, 0, DATA, 1000, HR_FORCE, ONE_SECOND, &call_error)
+                         : code;
+}
+
+static uint64_t seqlock_in(const struct region_file *file, uint32_t slot)
+{
+    return peek64(file, slot_at(file, slot, file->layout->slot_seqlock));
+}
+
+/* libvgpu would wait for it with the lock.  That of a live process is its own matter. */
+static void test_who_takes_a_dead_ones_lock_over_makes_its_seqlock_even(void)
+{
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
+        if (hr_layouts[id].slot_seqlock == HR_ABSENT)
+            continue;
+        struct region_file file;
+        region_file_make(&file, id);
+        pid_t alive = start(&file, charge_without_limit, HR_AT_ACCOUNT_TOTAL_STORED);
+        pid_t dead = start(&file, account, HR_AT_ACCOUNT_TOTAL_STORED);
+        CHECK(owner_of(&file) != 0);
+        CHECK_EQ(seqlock_in(&file, 0) & 1, 1);
+        CHECK_EQ(seqlock_in(&file, 1) & 1, 1);
+        end(dead);
+        hr_region *region = open_or_fail(file.path, HR_WRITE);
+        CHECK_EQ(hr_lock(region, ONE_SECOND, &call_error), HR_OK);
+        CHECK_EQ(seqlock_in(&file, 0) & 1, 1);
+        CHECK_EQ(seqlock_in(&file, 1) & 1, 0);
+        CHECK_EQ(hr_unlock(region, &call_error), HR_OK);
+        finish(alive);
+        end(alive);
+        CHECK_EQ(*result, HR_OK);
+        CHECK_EQ(seqlock_in(&file, 0) & 1, 0);
+        close_and_free(region);
+        region_file_remove(&file);
+    }
+}
+
 /* ---- Forking ------------------------------------------------------------------------ */
 
 static atomic_bool is_inside, is_about_to_fork;
@@ -401,6 +443,7 @@ int main(void)
     RUN(test_a_handle_closes_when_its_attaching_thread_has_come_out);
     RUN(test_no_other_thread_gives_back_what_a_call_has_taken);
     RUN(test_the_seqlock_is_odd_until_all_is_stored);
+    RUN(test_who_takes_a_dead_ones_lock_over_makes_its_seqlock_even);
     RUN(test_no_child_is_forked_while_forking_is_locked);
     RUN(test_a_byte_is_locked_while_no_child_can_be_forked);
     RUN(test_a_child_unmaps_nothing_of_its_own);
