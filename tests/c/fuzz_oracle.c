@@ -145,7 +145,7 @@ static bool slot_is_whole(const struct view *view, uint32_t slot, uint32_t span)
     return whole;
 }
 
-/* It holds its pids and an even seqlock, and nothing else. */
+/* It holds its pids and an even seqlock, and nothing else; what pads its status is no field. */
 static bool slot_is_emptied(const struct view *view, uint32_t slot)
 {
     const struct hr_layout *layout = view->layout;
@@ -154,7 +154,7 @@ static bool slot_is_emptied(const struct view *view, uint32_t slot)
         layout->slot_seqlock == HR_ABSENT || get64(view, start + layout->slot_seqlock) % 2 == 0;
     for (uint32_t at = 0; empty && at < layout->slot_stride; at += 4) {
         const bool is_free = at == layout->slot_pid || at == layout->slot_hostpid ||
-                             at / 8 * 8 == layout->slot_seqlock;
+                             at == layout->slot_status + 4 || at / 8 * 8 == layout->slot_seqlock;
         empty = is_free || get32(view, start + at) == 0;
     }
     return empty;
