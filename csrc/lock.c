@@ -332,6 +332,18 @@ int hr_lock_take(hr_region *region, uint64_t deadline_ns)
 
 /* ---- Giving back ------------------------------------------------------------------ */
 
+/*
+ * Who waits registers before it looks at the value again, and swap and look are full barriers.  New
+ * glibc counts waiters in the word that was swapped; old glibc has a flag there, and counts behind
+ * it, where new glibc has a flag.  Waiters of ours poll.
+ */
+static bool may_have_waiters(const hr_region *region, struct hr_lock_words swapped)
+{
+    const uint64_t shared_flag = 128;
+    const uint64_t behind = hr_load_u64(hr_sem_at(region) + 8, memory_order_seq_cst);
+    return swapped.sem >> 32 != 0 || (behind != 0 && behind != shared_flag);
+}
+
 static int give_back_work(void *argument)
 {
     hr_region *region = argument;
@@ -343,7 +355,8 @@ static int give_back_work(void *argument)
             return hr_fail_code(HR_ELOST);
     } while (!hr_swap_lock(region, now, hr_lock_with(now, 0, 1)));
     HR_POINT(UNLOCK_SEM_POSTED);
-    hr_sem_wake(hr_sem_at(region));
+    if (may_have_waiters(region, now))
+        hr_sem_wake(hr_sem_at(region));
     HR_POINT(UNLOCK_WOKEN);
     return HR_OK;
 }

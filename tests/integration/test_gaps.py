@@ -88,5 +88,5 @@ def test_a_process_that_cannot_be_looked_at_is_a_finding_of_its_container(
             assert (gap["kind"], gap["pod_uid"], gap["count"]) == ("processes", place.pod_uid, 1)
             assert gap["reason"] == found.evidence
             answer = call(verb, *where, *driver)
-            assert f"Note: {place.pod_uid} train: {gap['reason']}\n" in answer.stderr
+            assert f"Note: {place.pod_uid}/train: {gap['reason']}\n" in answer.stderr
     assert doctor_node.findings() == ()
