@@ -149,7 +149,7 @@ static int note_owner(void *argument)
     return HR_OK;
 }
 
-/* Whether the process that was found is older than the look at the lock, and lives. */
+/* Whether the owner that was found lives, and started before its signature was read. */
 static bool is_same_process(const struct owner *owner)
 {
     const struct hr_mappers *mappers = &owner->deaths->mappers;
@@ -170,9 +170,9 @@ static bool is_same_process(const struct owner *owner)
 }
 
 /*
- * Between the last look at lock and slot and the swap nothing is asked.  If this thread is stopped
- * just there for so long that the owner is killed, the container starts again and a process with
- * the dead one's pid is at its first accounting, that one's seqlock is made even too early.
+ * The check of lock and slot and the swap are two steps.  A thread that is stopped between them
+ * makes a live process's seqlock even too early if meanwhile the owner is killed, the container
+ * starts again, and a new process with the dead one's pid is in its first accounting.
  */
 static int even_up_work(void *argument)
 {

@@ -333,9 +333,10 @@ int hr_lock_take(hr_region *region, uint64_t deadline_ns)
 /* ---- Giving back ------------------------------------------------------------------ */
 
 /*
- * Who waits registers before it looks at the value again, and swap and look are full barriers.  New
- * glibc counts waiters in the word that was swapped; old glibc has a flag there, and counts behind
- * it, where new glibc has a flag.  Waiters of ours poll.
+ * A waiter of glibc registers before it reads the value again, and both steps are full barriers, as
+ * the swap is: a waiter that is not seen here sees the new value.  New glibc counts waiters in the
+ * word that was swapped.  Old glibc has a flag in that place, and counts them in the next word, in
+ * which new glibc has a flag.  Waiters of this library are not registered: they poll.
  */
 static bool may_have_waiters(const hr_region *region, struct hr_lock_words swapped)
 {

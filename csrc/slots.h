@@ -210,7 +210,7 @@ struct hr_deaths {
     struct hr_slot_pids names; /* to be searched for */
     struct hr_seen_slot seen[HR_SLOTS];
     enum hr_liveness by_byte[HR_SLOTS];
-    bool is_ended[HR_SLOTS]; /* its seqlock was made even beside the owner */
+    bool is_ended[HR_SLOTS]; /* its seqlock was made even while a live owner had the lock */
 };
 
 /* Outside the guard.  The mappers are the caller's to free. */
@@ -220,9 +220,9 @@ enum hr_liveness hr_judge_slot(const struct hr_deaths *deaths, int32_t index);
 
 /*
  * A seqlock that a killed process has left odd.  From HAMi-core of September 2026 on all processes
- * wait for an even one while they have the lock: whoever is inside never comes out, and the lock
- * is not to be had.  So it is made even before a dead owner's lock is given back, and without the
- * lock only while the same live process has it.
+ * wait for an even one while they have the lock, so that its holder waits for ever and no one else
+ * gets it.  The seqlock is made even before a dead owner's lock is given back.  Without the lock it
+ * is made even only while the same live process has the lock.
  */
 
 /* Under the lock. */

@@ -103,7 +103,7 @@ void hr_add_context(CUcontext context, CUdevice device, uint32_t owner)
     if (place >= 0) {
         atomic_store_explicit(&contexts[place].owner, owner, memory_order_relaxed);
         atomic_store_explicit(&contexts[place].device, device, memory_order_relaxed);
-        /* Release: whoever finds the context finds what was stored before. */
+        /* Release: a thread that finds the context also sees its owner and its device. */
         atomic_store_explicit(&contexts[place].context, context, memory_order_release);
         if (place == used)
             atomic_store_explicit(&contexts_used, used + 1, memory_order_release);

@@ -25,7 +25,7 @@ struct hr_row {
     struct hr_bucket bucket;
     _Atomic int rule;           /* enum hr_row_rule */
     _Atomic uint32_t limit;     /* percent; HR_NO_LIMIT if none is in force */
-    _Atomic uint32_t unit_cost; /* of a kernel beside its blocks: the device's multiprocessors */
+    _Atomic uint32_t unit_cost; /* of a kernel besides its blocks: the multiprocessors */
 };
 
 #define HR_NO_LIMIT 100u

@@ -94,7 +94,7 @@ static void note_user(struct hr_samples *samples, unsigned pid, uint64_t now_us)
     samples->users[place].until_us = now_us + USER_US;
 }
 
-/* This process included, and each pid once: a pid may stand in two places for a moment. */
+/* This process included.  Each pid counts once, also if it is in two places for a moment. */
 static double count_users(const struct hr_samples *samples, unsigned own, uint64_t now_us)
 {
     double count = 1;

@@ -194,7 +194,7 @@ class NodeExporter:
             NodeBusy: Another observation does not come back.
         """
         view = PageView.of(query)
-        # One at a time, whoever asks: pages must not keep scrapes waiting.
+        # One page is made at a time, however many clients ask: scrapes must not wait for pages.
         with self._turn(self._page_lock):
             made_s, scrape = self._page
             if scrape is None or time.monotonic() - made_s >= PAGE_INTERVAL_S:
