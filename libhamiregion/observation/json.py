@@ -250,8 +250,9 @@ class _Writer:
     def _failure(self, error: BaseException | None) -> Any:
         if error is None:
             return None
-        number = error.errno if isinstance(error, OSError) else None
-        text = error.strerror if number is not None and error.strerror else str(error)  # type: ignore[attr-defined]
+        number, text = None, str(error)
+        if isinstance(error, OSError) and error.errno is not None:
+            number, text = error.errno, error.strerror or text
         return {"class": type(error).__name__, "errno": number, "text": self._secret("", text)}
 
     def _slots(self, states: SlotStates) -> dict[str, Any]:
@@ -379,7 +380,7 @@ class _Reader:
         if attrs.has(kind):
             return self._attributes(kind, raw)
         if isinstance(kind, enum.EnumMeta):
-            values: dict[str, Any] = {each.value: each for each in kind}  # type: ignore[var-annotated]
+            values: dict[str, Any] = {each.value: each for each in list[Any](kind)}
             return values[_checked(isinstance(raw, str) and raw in values, raw)]
         return _PLAIN[kind](raw)
 
