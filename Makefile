@@ -50,6 +50,7 @@ help: ## this list
 		| awk -F '\t' '{ printf "make %-9s %s\n", $$1, $$2 }'
 
 demo: $(DEMO) ## a region, real processes that use it, and limits edited live (half a minute)
+	@echo "hamiregion is $(abspath $(BIN))/hamiregion here"
 	@$(BIN)/hamiregion demo
 
 test: $(INSTALLED) ## the test suite without the slow tests (PYTEST_ARGS=...)
