@@ -73,7 +73,7 @@ def test_rules_and_dashboard_ask_for_metrics_that_there_are() -> None:
         assert asked <= known, source
 
 
-def test_the_image_has_what_the_manifests_run() -> None:
+def test_the_image_has_what_the_chart_runs() -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     extras = set(re.findall(r"\[([a-z,]+)\]", dockerfile))
     assert extras == {"cli,exporter,kubernetes,plan"}
