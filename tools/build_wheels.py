@@ -93,7 +93,10 @@ from elftools.elf.elffile import ELFFile
 with zipfile.ZipFile(sys.argv[1]) as wheel:
     for name in wheel.namelist():
         if name.endswith(".so"):
-            dynamic = ELFFile(io.BytesIO(wheel.read(name))).get_section_by_name(".dynamic")
+            library = wheel.read(name)
+            if b"HAMIREGION_INITIAL_PID_NAMESPACE" in library:
+                sys.exit(f"{name} is of a test build")
+            dynamic = ELFFile(io.BytesIO(library)).get_section_by_name(".dynamic")
             print(*(tag.needed for tag in dynamic.iter_tags("DT_NEEDED")))
 """
 

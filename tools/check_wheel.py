@@ -27,6 +27,9 @@ PARTS = "create edits frames golden guard layouts limiter lock reap region regio
 QUICK_TESTS = [*(f"tests/region/test_{part}.py" for part in PARTS.split()), "-m", "not slow"]
 SECONDS_PER_COMMAND = 600
 
+# An environment variable that only a test build's core knows.
+OF_TESTS = b"HAMIREGION_INITIAL_PID_NAMESPACE"
+
 IN_WHEEL = [
     "libhamiregion/py.typed",
     "libhamiregion/_native.abi3.so",
@@ -108,10 +111,13 @@ def build(work: Path, dist: Path) -> tuple[Path, Path]:
         raise CheckFailed(f"{wheel.name} is not tagged cp310-abi3")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
+        cores = [archive.read(name) for name in names if name.endswith(".so")]
     require(IN_WHEEL, names, wheel.name)
     stray = [name for name in names if not name.startswith("libhamiregion")]
     if stray:
         raise CheckFailed(f"{wheel.name} would install {', '.join(stray)}")
+    if any(OF_TESTS in core for core in cores):
+        raise CheckFailed(f"{wheel.name} has the core of a test build")
     return wheel, unpacked
 
 

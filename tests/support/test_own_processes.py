@@ -1,14 +1,19 @@
-"""What the suite starts ends with it, however it ends."""
+"""What the suite starts ends with it, and no build but its own takes its namespace for the first."""
 
+import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from namespaces import why_no_new_namespace
 
 from support.wait import PATIENCE_S
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
 # Whatever is left of it keeps its standard output open.
 SUITE = """
@@ -32,6 +37,23 @@ def test_no_program_outlives_the_suite_on_the_host(number: int, code: int) -> No
 @pytest.mark.parametrize(("number", "code"), {**ENDS, signal.SIGKILL: -9}.items())
 def test_no_program_outlives_the_suite_in_its_namespace(number: int, code: int) -> None:
     _end("apart", number, code)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.skipif(not CSRC.is_dir(), reason="needs the C sources beside the tests")
+@pytest.mark.parametrize(
+    ("macros", "believed"), [([], "pid:[4026531836]"), (["-DHR_TEST_BUILD"], "of tests")]
+)
+def test_only_a_test_build_takes_the_first_namespace_from_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, macros: list[str], believed: str
+) -> None:
+    monkeypatch.setenv("HAMIREGION_INITIAL_PID_NAMESPACE", "of tests")
+    library = tmp_path / "search.so"
+    command = ["cc", "-std=gnu11", "-shared", "-fPIC", *macros, "-o", library, CSRC / "search.c"]
+    subprocess.run(command, check=True)
+    ask = ctypes.CDLL(str(library), os.RTLD_LAZY).hr_initial_pid_namespace
+    ask.restype = ctypes.c_char_p
+    assert ask() == believed.encode()
 
 
 def _end(place: str, number: int, code: int) -> None:
