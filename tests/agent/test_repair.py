@@ -63,6 +63,15 @@ def child(process: Container, file: RegionFile) -> tuple[int, int]:
     return pid, host_pid
 
 
+def container_with_child(scene: NodeScene, start: Starter) -> tuple[RegionFile, Container, int]:
+    """A container's region, its first process, and the pid of that one's child; both attached."""
+    file = scene.container("a")
+    process = start()
+    process.tell("attach", file.path)
+    pid, _ = child(process, file)
+    return file, process, pid
+
+
 @pytest.mark.parametrize("layout", [Layout.V1_2, Layout.V1_1])
 def test_host_pids_dead_processes_and_a_dead_lock_are_put_right(
     scene: NodeScene, start: Starter, loop: RepairLoop, events: Events, layout: Layout
@@ -100,10 +109,7 @@ def test_host_pids_dead_processes_and_a_dead_lock_are_put_right(
 def test_a_lock_that_was_left_wakes_the_repair_once(
     scene: NodeScene, start: Starter, loop: RepairLoop, is_signed: bool
 ) -> None:
-    file = scene.container("a")
-    process = start()
-    process.tell("attach", file.path)
-    dead, _ = child(process, file)
+    file, process, dead = container_with_child(scene, start)
     watch = LockWatch(loop._node, loop)
     # An owner that lives is waited for.
     hold(file, 1)
@@ -226,10 +232,7 @@ def test_a_container_that_refills_its_table_makes_few_and_short_lines(
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(
     scene: NodeScene, node: Node, start: Starter, events: Events
 ) -> None:
-    file = scene.container("a")
-    process = start()
-    process.tell("attach", file.path)
-    dead, _ = child(process, file)
+    file, process, dead = container_with_child(scene, start)
     process.tell("kill", dead)
     before = file.content()
     loop = RepairLoop(Observer(node), dry_run=True, emit=events.append)

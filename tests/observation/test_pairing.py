@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import attrs
 import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from support.containers import needs_namespaces
 from support.gpu_node import GpuNode, gpu_nodes
+from support.observing import with_older_sample
 
 from libhamiregion.node import NvmlSampler, Observer
 from libhamiregion.observation.pairing import NO_ROW
@@ -68,10 +68,7 @@ def test_a_process_younger_than_the_sample_has_no_figure(
     fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
     with node.open() as opened:
         seen = Observer(opened, sampler=nvml_sampler).observe()
-        assert seen.sample is not None
-        older = attrs.evolve(seen.sample, taken_s=seen.sample.taken_s - 3600)
-        before = Join(attrs.evolve(seen, sample=older))
-        assert memory(before) == {(host_pid, GPU): None}
+        assert memory(Join(with_older_sample(seen))) == {(host_pid, GPU): None}
         # The lists are the same.
         assert memory(Join(seen)) == {(host_pid, GPU): 300 * MIB}
 

@@ -11,6 +11,7 @@ from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from support.containers import needs_namespaces
 from support.gpu_node import GpuNode, container_id, gpu_nodes
+from support.observing import with_older_sample
 from support.own_cgroups import needs_cgroups
 from support.region_file import RegionFileFactory
 
@@ -170,9 +171,7 @@ def test_a_pid_that_was_used_again_after_the_sample_has_no_figures(
         seen = Observer(opened, sampler=nvml_sampler).observe()
         (row,) = node_processes(seen)
         assert driver_bytes(row) == [300 * MIB]
-        assert seen.sample is not None
-        older = attrs.evolve(seen.sample, taken_s=seen.sample.taken_s - 3600)
-        (row,) = node_processes(attrs.evolve(seen, sample=older))
+        (row,) = node_processes(with_older_sample(seen))
         assert (row.state, driver_bytes(row)) == ("alive", [None])
 
 

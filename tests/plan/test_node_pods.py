@@ -240,11 +240,7 @@ def test_a_server_that_restarts_again_and_again_is_right_within_4_s_each_time(
 def test_an_outage_of_any_length_adds_nothing_to_the_return(
     api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with api.changed:
-        api.refusals += [503] * 20
-    pods = watch(first_pause_s=0.5)
-    pauses = noted_pauses(pods, monkeypatch)
-    started(pods, api)
+    pauses = pauses_until_started(api, watch(first_pause_s=0.5), [503] * 20, monkeypatch)
     assert len(pauses) == 20
     assert 1.0 <= max(pauses) <= 2.0
 
@@ -252,11 +248,7 @@ def test_an_outage_of_any_length_adds_nothing_to_the_return(
 def test_a_server_that_goes_on_refusing_is_asked_less_and_less_often(
     api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with api.changed:
-        api.refusals += [403] * 15
-    pods = watch(first_pause_s=0.5)
-    pauses = noted_pauses(pods, monkeypatch)
-    started(pods, api)
+    pauses = pauses_until_started(api, watch(first_pause_s=0.5), [403] * 15, monkeypatch)
     assert max(pauses[:10]) <= 2.0
     assert 15.0 <= max(pauses[10:]) <= 30.0
 
@@ -264,14 +256,22 @@ def test_a_server_that_goes_on_refusing_is_asked_less_and_less_often(
 def test_a_server_that_wants_to_be_left_alone_is(
     api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with api.changed:
-        api.refusals += [(429, 7), (429, 100_000), 429]
-    pods = watch(first_pause_s=0.01)
-    pauses = noted_pauses(pods, monkeypatch)
-    started(pods, api)
+    refusals = [(429, 7), (429, 100_000), 429]
+    pauses = pauses_until_started(api, watch(first_pause_s=0.01), refusals, monkeypatch)
     assert 7.0 <= pauses[0] <= 7.0 * 1.5
     assert 120.0 <= pauses[1] <= 120.0 * 1.5
     assert 1.0 <= pauses[2] <= 1.5
+
+
+def pauses_until_started(
+    api: FakeApi, pods: NodePods, refusals: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> list[float]:
+    """The pauses after these refusals."""
+    with api.changed:
+        api.refusals += refusals
+    pauses = noted_pauses(pods, monkeypatch)
+    started(pods, api)
+    return pauses
 
 
 def noted_pauses(pods: NodePods, monkeypatch: pytest.MonkeyPatch) -> list[float]:
