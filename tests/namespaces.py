@@ -10,18 +10,18 @@ import pytest
 
 from libhamiregion.node.procfs import initial_pid_namespace
 
-# What the library takes for the first one: only there can everybody be seen.
-INITIAL = initial_pid_namespace()
-IS_FIRST = str(Path("/proc/self/ns/pid").readlink()) == INITIAL
 FOREIGN_OWNER = 0x40000000
 FOREIGN_END = 0x50000000
 
-needs_first_namespace = pytest.mark.skipif(
-    not IS_FIRST, reason="proof needs the first pid namespace, where every process can be seen"
-)
-
 # A command put behind these words runs in a new pid namespace with a /proc of its own.
 NEW_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def needs_first_namespace() -> pytest.MarkDecorator:
+    """Skip tests of a released core in a container: no other takes the suite's for the first."""
+    is_first = str(Path("/proc/self/ns/pid").readlink()) == initial_pid_namespace()
+    reason = "proof needs the first pid namespace, where every process can be seen"
+    return pytest.mark.skipif(not is_first, reason=reason)
 
 
 @lru_cache(maxsize=1)

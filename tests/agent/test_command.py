@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from exposition import Exposition, parsed
 from fake_nvml.driver import FakeDriver
 from lock_bytes import NOBODY
-from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
+from namespaces import NEW_NAMESPACE, why_no_new_namespace
 from support.agent_process import COMMAND, Agent, agents, busy_and_waiting, once, run
 from support.agent_scene import GPU, MONITOR, NodeScene, OtherWriter
 from support.own_cgroups import needs_cgroups
@@ -28,8 +28,6 @@ from support.wait import PATIENCE_S, eventually
 from libhamiregion import open_region
 from libhamiregion.cli.agent import agent as agent_verb
 from libhamiregion.cli.exporter import DEFAULT_ADDRESS
-
-pytestmark = needs_first_namespace
 
 
 @pytest.fixture

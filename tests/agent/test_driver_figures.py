@@ -6,7 +6,6 @@ from typing import Any, TypeAlias
 import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
-from namespaces import needs_first_namespace
 from support.agent_scene import Events, NodeScene
 from support.containers import Container, Starter, needs_namespaces
 from support.region_file import RegionFile
@@ -17,7 +16,7 @@ from libhamiregion.node import Node, NvmlSampler, Observer
 
 Attached: TypeAlias = tuple[RegionFile, Container]
 
-pytestmark = [needs_first_namespace, needs_namespaces]
+pytestmark = needs_namespaces
 
 
 class ObservedSync(UsageSync):

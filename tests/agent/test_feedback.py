@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from namespaces import needs_first_namespace
 from support.agent_scene import (
     GPU,
     OTHER_GPU,
@@ -26,8 +25,6 @@ from libhamiregion import Layout, create_region
 from libhamiregion.agent import Feedback, LaunchState, Verdict
 from libhamiregion.agent import feedback as feedback_module
 from libhamiregion.node import Container, Node
-
-pytestmark = needs_first_namespace
 
 LOW = (("b", 1), ("c", 1))
 

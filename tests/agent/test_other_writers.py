@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import needs_first_namespace
 from support.agent_scene import (
     GPU,
     MONITOR,
@@ -26,8 +25,6 @@ from support.region_file import RegionFile
 from libhamiregion import Layout, create_region
 from libhamiregion.agent import Feedback, OtherWriterRuns
 from libhamiregion.node import Node
-
-pytestmark = needs_first_namespace
 
 
 def test_where_hamis_monitor_runs_it_does_not_start(scene: NodeScene, feedback: Feedback) -> None:

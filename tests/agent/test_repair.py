@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from lock_bytes import hold, is_free
-from namespaces import needs_first_namespace
 from slot_bytes import LOCKABLE
 from support.agent_scene import Events, NodeScene, one_pass
 from support.containers import Container, Starter, needs_namespaces
@@ -29,7 +28,7 @@ from libhamiregion.observation.processes import ProcessView
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [needs_first_namespace, needs_namespaces]
+pytestmark = needs_namespaces
 
 MIB = 1 << 20
 SETTLE_S = 0.05

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import NEW_NAMESPACE, needs_first_namespace
+from namespaces import NEW_NAMESPACE
 from support.actors import MakeActor, ProcessFactory
 from support.agent_scene import one_pass
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
@@ -25,7 +25,7 @@ from libhamiregion.agent import StaleDirectoryCleaner, TaskRunner
 from libhamiregion.node import Observer, ProcessTable
 from libhamiregion.observation.processes import ProcessView
 
-pytestmark = [needs_first_namespace, needs_cgroups]
+pytestmark = needs_cgroups
 
 
 @pytest.fixture(scope="module")

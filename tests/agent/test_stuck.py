@@ -15,12 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import needs_first_namespace
 from support.agent_process import Agent, agents, busy_and_waiting
 from support.agent_scene import NodeScene
 from support.wait import PATIENCE_S, eventually, on_this_machine_s
-
-pytestmark = needs_first_namespace
 
 # What hangs is waited for as long as a slow pass takes, which here is none.
 SOON = {**os.environ, "TEST_LAST_PASS_S": "1"}

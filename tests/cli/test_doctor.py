@@ -11,7 +11,6 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from namespaces import needs_first_namespace
 from support.command_line import COLOUR, Terminal, call, start
 from support.region_file import RegionFile
 
@@ -20,8 +19,6 @@ import libhamiregion as hami
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-pytestmark = needs_first_namespace
 
 GIB = 2**30
 GPU = "GPU-00000000-0000-0000-0000-000000000000"

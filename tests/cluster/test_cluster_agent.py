@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chart import CHART, documents, pod_of
-from namespaces import needs_first_namespace
 from plan_scene import GIB, PlanScene, plan_scene
 from support.agent_process import Agent
 from support.agent_scene import MONITOR, OtherWriter
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
     from fake_kubernetes.server import FakeApi
 
-pytestmark = needs_first_namespace
 pytest.importorskip("jinja2")
 pytest.importorskip("ijson", reason="needs the extra kubernetes")
 

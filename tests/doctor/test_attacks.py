@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import needs_first_namespace
 from support.actors import Actor, MakeActor
 from support.agent_scene import MONITOR
 from support.containers import needs_namespaces
@@ -111,7 +110,6 @@ def missing_host_pids(doctor_node: DoctorNode, count: int) -> tuple[Place, Conta
 
 
 @needs_namespaces
-@needs_first_namespace
 def test_a_lock_that_is_not_given_costs_a_repair_one_timeout_per_region(
     doctor_node: DoctorNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +149,6 @@ def test_a_lock_that_is_not_given_costs_a_repair_one_timeout_per_region(
 
 
 @needs_namespaces
-@needs_first_namespace
 def test_containers_that_keep_their_locks_share_the_time_of_a_repair(
     doctor_node: DoctorNode,
 ) -> None:
@@ -339,13 +336,11 @@ def lives_and_deaths(layout: Layout, rounds: int, seed: int, doctor_node: Doctor
 
 
 @needs_namespaces
-@needs_first_namespace
 def test_pids_that_are_used_again_during_repairs_are_not_mistaken(doctor_node: DoctorNode) -> None:
     lives_and_deaths(Layout.V1_2, 60, 1, doctor_node)
 
 
 @needs_namespaces
-@needs_first_namespace
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_pids_that_are_used_again_for_long_during_repairs_are_not_mistaken(
@@ -358,7 +353,6 @@ def test_pids_that_are_used_again_for_long_during_repairs_are_not_mistaken(
 
 
 @needs_namespaces
-@needs_first_namespace
 def test_a_process_that_calls_itself_a_monitor_hides_no_blocked_launches(
     doctor_node: DoctorNode,
 ) -> None:

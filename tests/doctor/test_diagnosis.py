@@ -1,7 +1,6 @@
 """Each scene of the table: what is found, what a repair mends, and what it leaves alone."""
 
 import pytest
-from namespaces import needs_first_namespace
 from support.containers import needs_namespaces
 
 import doctor.scenes  # noqa: F401 (fills the table)
@@ -10,7 +9,7 @@ from doctor.scene_table import SCENES, Expected
 from libhamiregion.doctor import Finding, FindingKind, diagnose
 from libhamiregion.doctor.repairs import ORDER
 
-pytestmark = [needs_namespaces, needs_first_namespace]
+pytestmark = needs_namespaces
 
 # What takes a driver, cgroups, processes at work, or a node that cannot be observed.
 WITH_TESTS_OF_THEIR_OWN = {

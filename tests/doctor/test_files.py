@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import needs_first_namespace
 from support.containers import libvgpu, needs_namespaces
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
@@ -15,7 +14,7 @@ from libhamiregion.doctor import Finding, FindingKind, Severity
 from libhamiregion.node import MissingReason, Observer
 from libhamiregion.node import node as node_module
 
-pytestmark = [needs_namespaces, needs_first_namespace]
+pytestmark = needs_namespaces
 
 
 @pytest.fixture

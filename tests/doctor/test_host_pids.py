@@ -1,14 +1,13 @@
 """Host pids that are wrong in every way that is seen in the field: found, repaired, gone."""
 
 import pytest
-from namespaces import needs_first_namespace
 from support.containers import needs_namespaces
 
 from doctor.doctor_node import GIB, DoctorNode
 from libhamiregion import Layout
 from libhamiregion.doctor import FindingKind, repair
 
-pytestmark = [needs_namespaces, needs_first_namespace]
+pytestmark = needs_namespaces
 
 
 def test_the_namespaces_own_proc_tells_no_host_pids(doctor_node: DoctorNode) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from lock_bytes import hold
-from namespaces import needs_first_namespace
 from support.agent_process import Agent
 from support.bound_fifo import behind_fifo, needs_bound_fifo
 from support.command_line import COMMAND, environment
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from doctor.doctor_node import DoctorNode, Place
 
-pytestmark = [needs_namespaces, needs_first_namespace, needs_bound_fifo]
+pytestmark = [needs_namespaces, needs_bound_fifo]
 #: A reader is given up after 1 s, /proc and evidence have 2 s each, and a doctor looks twice.
 BOUND_S = 25.0
 

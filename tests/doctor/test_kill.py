@@ -8,7 +8,6 @@ import time
 
 import pytest
 from lock_bytes import NOBODY, hold, is_free
-from namespaces import needs_first_namespace
 from support.containers import needs_namespaces
 from support.stress import scaled
 
@@ -16,7 +15,7 @@ from doctor.doctor_node import GIB, DoctorNode, Place
 from libhamiregion import Layout
 from libhamiregion.doctor import FindingKind
 
-pytestmark = [needs_namespaces, needs_first_namespace]
+pytestmark = needs_namespaces
 
 REPAIR = """
 import sys

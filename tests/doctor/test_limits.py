@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 from fake_nvml.driver import FakeDriver
-from namespaces import needs_first_namespace
 from support.containers import needs_namespaces
 
 from doctor.doctor_node import GIB, GPU, Container, DoctorNode, Place, kinds
@@ -13,7 +12,7 @@ from libhamiregion.doctor import FindingKind
 from libhamiregion.node import NvmlSampler
 from libhamiregion.services.node_lock import LockUse, NodeLock
 
-pytestmark = [needs_namespaces, needs_first_namespace]
+pytestmark = needs_namespaces
 
 MIB = 1 << 20
 CARD = f"device 0 {GPU} {81920 * MIB} {5000 * MIB} 37 12 NVIDIA H100 80GB HBM3"

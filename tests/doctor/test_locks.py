@@ -2,7 +2,6 @@
 
 import pytest
 from lock_bytes import NOBODY, hold, is_free, set_value, value_of
-from namespaces import needs_first_namespace
 from support.containers import needs_namespaces
 from support.wait import eventually
 
@@ -10,7 +9,7 @@ from doctor.doctor_node import DoctorNode
 from libhamiregion import Layout
 from libhamiregion.doctor import FindingKind, confirmed, diagnose, repair
 
-pytestmark = [needs_namespaces, needs_first_namespace]
+pytestmark = needs_namespaces
 
 
 def test_a_lock_that_nobody_has_signed_for(doctor_node: DoctorNode) -> None:

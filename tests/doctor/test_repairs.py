@@ -2,14 +2,13 @@
 
 import shutil
 
-from namespaces import needs_first_namespace
 from support.containers import needs_namespaces
 from support.region_file import truncate
 
 from doctor.doctor_node import DoctorNode, Place
 from libhamiregion.doctor import FindingKind, repair
 
-pytestmark = [needs_namespaces, needs_first_namespace]
+pytestmark = needs_namespaces
 
 
 def with_a_wrong_host_pid(doctor_node: DoctorNode) -> tuple[Place, int]:

@@ -2,7 +2,6 @@
 
 import pytest
 from lock_bytes import NOBODY
-from namespaces import needs_first_namespace
 from slot_bytes import account, at_work, move_last_into
 from support.containers import needs_namespaces
 from support.region_file import SLOTS
@@ -14,7 +13,7 @@ from libhamiregion import Layout
 from libhamiregion.doctor import FindingKind, Severity, confirmed, diagnose, repair
 from libhamiregion.node import Observer
 
-pytestmark = [needs_namespaces, needs_first_namespace]
+pytestmark = needs_namespaces
 
 DEAD = NOBODY
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from exposition import NodeFiles, parsed
-from namespaces import needs_first_namespace
 from support.containers import UNSHARE, needs_namespaces
 from support.exporter_process import environment, exporter_process
 from support.hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
@@ -205,7 +204,6 @@ class Storms:
 @pytest.mark.slow
 @needs_cgroups
 @needs_namespaces
-@needs_first_namespace
 @pytest.mark.timeout(3600)
 def test_a_hostile_tenant_harms_only_itself(tmp_path: Path, actor: MakeActor) -> None:
     if shutil.which("cc") is None:

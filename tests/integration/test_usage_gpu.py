@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from fake_nvml.driver import STATE
-from namespaces import INITIAL
 from support.command_line import run
 
 from libhamiregion.node import NvmlSampler, NvmlState
+from libhamiregion.node.procfs import initial_pid_namespace
 
 # Becomes a process of the first GPU by the CUDA driver's own functions, with a slot in a region.
 WORKER = """
@@ -43,7 +43,7 @@ def worker(tmp_path: Path) -> Iterator[int]:
         sample = sampler.sample()
     if sample.state is not NvmlState.OK or not sample.devices:
         pytest.skip(f"no NVIDIA GPU: {sample.state.value}")
-    if INITIAL != "pid:[4026531836]" or not sample.sees_all_processes:
+    if initial_pid_namespace() != "pid:[4026531836]" or not sample.sees_all_processes:
         pytest.skip("the driver reports the host's pids: run it there with -m gpu")
     directory = tmp_path / "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f_main"
     directory.mkdir()

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from namespaces import needs_first_namespace
 from node_root import Root, only, refresh, remove
 from support.actors import MakeActor
 from support.containers import Starter, needs_namespaces
@@ -167,7 +166,6 @@ def everybody() -> list[int]:
 
 
 @pytest.mark.slow
-@needs_first_namespace
 def test_a_thousand_invented_processes_are_nobody_and_nobody_is_touched(
     node: Node, root: Root, actor: MakeActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

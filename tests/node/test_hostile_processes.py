@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import needs_first_namespace
 from support.actors import MakeActor, map_libvgpu
 from support.agent_process import Agent, agents, busy_and_waiting
 from support.agent_scene import NodeScene
@@ -35,7 +34,7 @@ from libhamiregion.node.workers import Blocked
 from libhamiregion.observation.names import ContainerId
 from libhamiregion.observation.processes import Entry
 
-pytestmark = [needs_first_namespace, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 CONTAINER_ID = "cafe" * 16
 MIB = 1 << 20

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
+from namespaces import NEW_NAMESPACE, why_no_new_namespace
 from support.actors import Actor, ProcessFactory
 from support.agent_scene import NodeScene
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
@@ -20,7 +20,7 @@ from libhamiregion.doctor import diagnose, repair
 from libhamiregion.node import Container, Node, ProcessTable, RegionProcesses, evidence, match_slots
 from libhamiregion.node.procfs import file_identity
 
-pytestmark = [needs_first_namespace, needs_cgroups, pytest.mark.root]
+pytestmark = [needs_cgroups, pytest.mark.root]
 
 OURS, OTHER = str(uuid.uuid4()), str(uuid.uuid4())
 CONTAINER_ID = "cafe" * 16

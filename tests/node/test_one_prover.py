@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from forked import unprivileged
-from namespaces import needs_first_namespace, overlay_mount
+from namespaces import overlay_mount
 from support.actors import MakeActor, map_libvgpu
 from support.containers import (
     Container,
@@ -23,7 +23,7 @@ from libhamiregion.node import ProcessTable
 
 NOBODY = 3_999_999
 
-pytestmark = [needs_namespaces, needs_first_namespace]
+pytestmark = needs_namespaces
 
 
 @pytest.fixture(params=[Layout.V1_1, Layout.V1_2])

@@ -12,7 +12,6 @@ import pytest
 from exposition import parsed
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU
-from namespaces import needs_first_namespace
 from plan_scene import plan_yaml
 from support.command_line import call
 from support.containers import Container, containers, needs_namespaces
@@ -32,7 +31,7 @@ from libhamiregion.node import (
     roots,
 )
 
-pytestmark = [needs_namespaces, needs_first_namespace, needs_cgroups]
+pytestmark = [needs_namespaces, needs_cgroups]
 
 GIB = 1 << 30
 #: Where each lies below the scene's directory, as it does below / of a node.

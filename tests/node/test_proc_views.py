@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from forked import in_child, unprivileged
-from namespaces import needs_first_namespace
 from support.container_factory import SCRIPT
 from support.containers import (
     Starter,
@@ -230,7 +229,6 @@ def test_kernel_threads_and_other_names_in_proc_are_no_processes() -> None:
 
 
 @pytest.mark.root
-@needs_first_namespace
 def test_the_first_namespace_as_root_is_complete_once_it_was_read() -> None:
     table = ProcessTable()
     assert not table.view.is_complete

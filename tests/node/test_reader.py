@@ -11,7 +11,6 @@ import attrs
 import pytest
 from fake_nvml.driver import FakeDriver
 from forked import in_child
-from namespaces import needs_first_namespace
 from node_root import Root
 from support.actors import MakeActor
 from support.region_file import RegionFile, truncate
@@ -40,8 +39,6 @@ from libhamiregion.node import (
     process_reader,
 )
 from libhamiregion.plan import PlanFile, PlanReconciler
-
-pytestmark = needs_first_namespace
 
 
 def states(observation: Observation) -> dict[int, str]:

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-from namespaces import needs_first_namespace
 from node_root import Root
 from support.actors import Actor, MakeActor
 from support.region_file import RegionFile
@@ -19,8 +18,6 @@ from libhamiregion.node import (
     procfs,
     slots,
 )
-
-pytestmark = needs_first_namespace
 
 
 def told(node: Node) -> SlotStates:

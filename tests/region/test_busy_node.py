@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 from lock_bytes import is_free
-from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
+from namespaces import NEW_NAMESPACE, why_no_new_namespace
 from support.actors import Actor, MakeActor, ProcessFactory
 from support.crowd import crowd
 from support.own_cgroups import cgroup_of_pod
@@ -18,7 +18,7 @@ from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, LockNotRecoverable, ReapedSlot, SearchCutShort, open_region
 
-pytestmark = [needs_first_namespace, pytest.mark.root]
+pytestmark = pytest.mark.root
 
 GIB = 1 << 30
 T = TypeVar("T")

@@ -5,15 +5,12 @@ from pathlib import Path
 import pytest
 from golden_regions import NAMES, GoldenRegion, unpack
 from lock_bytes import is_free
-from namespaces import needs_first_namespace
 from reaping import reap_in_time
 from recovering import NOTHING, assert_usable, did, recover
 from slot_bytes import slot_bytes, slot_range
 from support.region_file import RegionFile, locate
 
 from libhamiregion import MemoryLimitExceeded, open_region
-
-pytestmark = needs_first_namespace
 
 
 @pytest.fixture(params=[name for name in NAMES if not name.startswith("unversioned")])

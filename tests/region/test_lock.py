@@ -428,7 +428,7 @@ def test_the_holder_itself_and_its_other_handles_see_a_live_owner(
             slot.detach()
 
 
-@needs_first_namespace
+@needs_first_namespace()
 def test_a_killed_owner_is_dead_even_before_anybody_waited_for_it(file: RegionFile) -> None:
     reading, writing = os.pipe()
     child = os.fork()
@@ -450,7 +450,7 @@ def test_a_killed_owner_is_dead_even_before_anybody_waited_for_it(file: RegionFi
     os.close(writing)
 
 
-@needs_first_namespace
+@needs_first_namespace()
 def test_a_live_process_that_does_not_map_the_file_is_not_its_owner(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from lock_bytes import NOBODY, hold, is_free, let_go, owner_of, value_of
-from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace, why_no_new_namespace
+from namespaces import FOREIGN_OWNER, is_number, why_no_new_namespace
 from recovering import assert_usable, did, recover
 from slot_bytes import pids, used
 from support.actors import MakeActor
@@ -260,7 +260,6 @@ def test_an_interpreter_that_ends_gives_the_lock_back_and_leaves(
     assert used(file) == 7
 
 
-@needs_first_namespace
 def test_a_region_that_cannot_be_left_says_what_goes_on_counting(
     file: RegionFile, actor: MakeActor
 ) -> None:
@@ -285,7 +284,6 @@ def test_a_region_that_cannot_be_left_says_what_goes_on_counting(
         assert region.memory_used(0) == 0
 
 
-@needs_first_namespace
 def test_closing_without_the_lock_does_not_hide_another_exception(
     region_file: RegionFileFactory, actor: MakeActor
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from lock_bytes import LOW_HALF, NOBODY, hold, is_free, set_value, value_of
-from namespaces import needs_first_namespace, why_no_new_namespace
+from namespaces import why_no_new_namespace
 from recovering import assert_usable, did, recover
 from slot_bytes import pids
 from support.actors import MakeActor, ProcessFactory
@@ -24,8 +24,6 @@ from libhamiregion import (
     create_region,
     open_region,
 )
-
-pytestmark = needs_first_namespace
 
 
 def test_a_lock_that_libvgpu_holds_is_never_broken(file: RegionFile, actor: MakeActor) -> None:

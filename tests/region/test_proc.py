@@ -12,7 +12,6 @@ from typing import Any, TextIO
 
 import pytest
 from lock_bytes import NOBODY, hold, is_free
-from namespaces import needs_first_namespace
 from slot_bytes import pids
 from support.actors import Actor, MakeActor
 from support.fake_proc import LINE, FakeProc, line_of
@@ -460,7 +459,6 @@ def with_libvgpu(actor: MakeActor, file: RegionFile) -> Actor:
     return process
 
 
-@needs_first_namespace
 def test_a_process_with_libvgpu_does_not_reap_its_own_slot(
     with_libvgpu: Actor, file: RegionFile
 ) -> None:
@@ -468,7 +466,6 @@ def test_a_process_with_libvgpu_does_not_reap_its_own_slot(
     assert pids(file) == [with_libvgpu.pid]
 
 
-@needs_first_namespace
 def test_a_process_with_libvgpu_calls_itself_alive(with_libvgpu: Actor, file: RegionFile) -> None:
     hold(file, with_libvgpu.pid)
     assert with_libvgpu("region.lock_state").owner_life == "alive"

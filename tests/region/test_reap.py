@@ -17,7 +17,7 @@ from support.wait import eventually
 from libhamiregion import Layout, ProcessNotInRegion, ReapedSlot, open_region
 from libhamiregion.layouts import SLOT_CAPACITY
 
-pytestmark = needs_first_namespace
+pytestmark = needs_first_namespace()
 
 with_seqlock = pytest.mark.parametrize("layout", WITH_SEQLOCK)
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from lock_bytes import LOW_HALF, NOBODY, hold, is_free, owner_of, set_value, value_of
-from namespaces import FOREIGN_OWNER, needs_first_namespace
+from namespaces import FOREIGN_OWNER
 from reaping import reap_in_time
 from recovering import NOTHING, assert_usable, did, recover, recover_in_time
 from support.actors import MakeActor
@@ -16,7 +16,7 @@ from support.wait import on_this_machine_s
 from libhamiregion import Layout, LockNotRecoverable, LockRecovery, LockTimeout, open_region
 
 # Only root can read every process that may hold an unsigned lock.
-pytestmark = [needs_first_namespace, pytest.mark.root]
+pytestmark = pytest.mark.root
 
 WAITERS = 3 << 32
 

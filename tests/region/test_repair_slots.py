@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from lock_bytes import NOBODY, hold, is_free, let_go
-from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
+from namespaces import NEW_NAMESPACE, why_no_new_namespace
 from slot_bytes import (
     MARK_FLAG,
     NOBODYS,
@@ -350,7 +350,6 @@ def test_a_stale_slot_between_loses_the_name_of_the_process_that_works_elsewhere
 
 
 @pytest.mark.root
-@needs_first_namespace
 @with_newer
 @pytest.mark.parametrize(("held", "seqlock"), [(500, 2), (0, 3)], ids=["memory", "the last of it"])
 def test_a_slot_that_an_ending_process_may_still_write_to_bars_the_way(
@@ -425,7 +424,6 @@ def twins() -> Iterator[tuple[Actor, Actor]]:
             process_factory.close()
 
 
-@needs_first_namespace
 @with_newer
 def test_of_two_processes_with_the_same_pid_nothing_is_emptied(
     file: RegionFile, twins: tuple[Actor, Actor]

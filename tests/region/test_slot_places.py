@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 from lock_bytes import NOBODY, hold, let_go
-from namespaces import needs_first_namespace
 from slot_bytes import (
     NOBODYS,
     WITH_NEWER,
@@ -236,7 +235,6 @@ def fill_with_emptied(file: RegionFile, count: int) -> None:
         file.add_process(DEAD + file.get("proc_num"), status=0)
 
 
-@needs_first_namespace
 def test_a_table_full_of_emptied_slots_has_room_for_many(
     file: RegionFile, actor: MakeActor
 ) -> None:
@@ -255,7 +253,6 @@ def test_a_table_full_of_emptied_slots_has_room_for_many(
     assert slot_bytes(file, SLOTS - 1) == own
 
 
-@needs_first_namespace
 @pytest.mark.parametrize(
     "whose", ["a live process's", "one that is ending", "counted", "suspended"]
 )

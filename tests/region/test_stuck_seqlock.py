@@ -11,15 +11,12 @@ from typing import IO
 import pytest
 import support.waiting_allocator
 from lock_bytes import NOBODY, hold, is_free
-from namespaces import needs_first_namespace
 from reaping import reap_in_time
 from support.actors import MakeActor
 from support.region_file import RegionFile
 from support.waiting_allocator import Memory
 
 from libhamiregion import Layout, LockTimeout, open_region
-
-pytestmark = needs_first_namespace
 
 DEAD = NOBODY
 ALLOCATOR = Path(support.waiting_allocator.__file__)

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import needs_first_namespace, overlay_mount, own_mounts
+from namespaces import overlay_mount, own_mounts
 from support.actors import Actor, MakeActor, ProcessFactory
 from support.region_file import RegionFileFactory
 from support.wait import eventually
 
 from libhamiregion import Layout, LockNotRecoverable, LockTimeout
 
-pytestmark = [needs_first_namespace, pytest.mark.root]
+pytestmark = pytest.mark.root
 
 
 @pytest.fixture

@@ -1,13 +1,10 @@
 """Processes that are taken for HAMi's monitor."""
 
-from namespaces import needs_first_namespace
 from support.agent_scene import MONITOR, NodeScene, OtherWriter
 from support.containers import containers, needs_namespaces
 
 from libhamiregion.node import Node
 from libhamiregion.services.controllers import find_monitors
-
-pytestmark = needs_first_namespace
 
 
 def test_a_monitor_that_was_listed_before_it_maps_a_region_is_found_at_the_next_refresh(

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from namespaces import INITIAL
-
 from libhamiregion import Region
+from libhamiregion.node.procfs import initial_pid_namespace
 
 LINE = "7f0000000000-7f0000001000 rw-s 00000000 00:01 1 /somewhere/else\n"
 
@@ -15,7 +14,7 @@ class FakeProc:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         (directory / "1" / "ns").mkdir(parents=True)
-        (directory / "1" / "ns" / "pid").symlink_to(INITIAL)
+        (directory / "1" / "ns" / "pid").symlink_to(initial_pid_namespace())
         self.elsewhere = directory.parent / "maps_of_another_file"
         self.elsewhere.write_text(LINE)
         self.add(1, self.elsewhere)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 
 from libhamiregion.node import ContainerDetails, Node, Observer
-from libhamiregion.observation.model import Observation
+
+if TYPE_CHECKING:
+    from libhamiregion.observation.model import Observation
 
 
 def details(node: Node) -> tuple[ContainerDetails, ...]:
@@ -14,7 +18,7 @@ def details(node: Node) -> tuple[ContainerDetails, ...]:
 
 
 def with_older_sample(seen: Observation) -> Observation:
-    """The same, but the driver was asked an hour before: each process is younger than its sample."""
+    """An observation with the same sample, taken an hour before: all processes are younger."""
     assert seen.sample is not None
     sample = attrs.evolve(seen.sample, taken_s=seen.sample.taken_s - 3600)
     return attrs.evolve(seen, sample=sample)

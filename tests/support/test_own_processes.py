@@ -1,4 +1,4 @@
-"""What the suite starts ends with it, and no build but its own takes its namespace for the first."""
+"""The suite's own processes: they end with it, and only its own build believes its namespace."""
 
 import ctypes
 import os
