@@ -43,7 +43,7 @@ from .errors import (
     SearchCutShort,
     SlotTableFull,
 )
-from .evidence import Evidence, Mapped, ProcessAnswer, WantedFile, ask_process
+from .evidence import Evidence, ProcessAnswer, ask_process
 from .layouts import Layout
 from .lock import LockRecovery, LockState, OwnerLife, RegionLock
 from .models import DeviceUsage, ProcessDeviceUsage, ProcessStatus, ProcessUsage, RegionSnapshot
@@ -67,14 +67,13 @@ __all__ = [
     "ANYTHING", "AmbiguousLayout", "Anything", "Change", "Columns", "Device", "DeviceColumns",
     "DeviceRow", "DeviceUsage", "Effect", "EnvironmentLimits", "Evidence", "LaunchesWouldStop",
     "Layout", "Limit", "LimitBelowUsage", "LimitChange", "LimitConflict", "LimitEdit", "LimitKind",
-    "LockLost", "LockNotRecoverable", "LockRecovery", "LockState", "LockTimeout", "Mapped",
-    "MemoryKind", "MemoryLimitExceeded", "NoSuchDevice", "NotARegion", "OwnerLife", "PathLike",
-    "ProcessAnswer", "ProcessColumns", "ProcessDeviceUsage", "ProcessNotInRegion", "ProcessStatus",
-    "ProcessUsage", "ReapRefused", "ReapedSlot", "Region", "RegionClosed", "RegionColumns",
-    "RegionCorrupt", "RegionError", "RegionLock", "RegionNotFound", "RegionNotReady",
-    "RegionPermissionDenied", "RegionReadOnly", "RegionSet", "RegionSnapshot", "RegionStale",
-    "RegionTable", "SearchCutShort", "Slot", "SlotChange", "SlotRepair", "SlotTableFull",
-    "UndoOutcome", "UndoStatus", "UsageColumns", "ValueChange", "WantedFile", "__version__",
-    "ask_process", "create_region", "format_size", "identify", "limits_from_environment",
-    "open_region", "own_region", "parse_size", "undo",
+    "LockLost", "LockNotRecoverable", "LockRecovery", "LockState", "LockTimeout", "MemoryKind",
+    "MemoryLimitExceeded", "NoSuchDevice", "NotARegion", "OwnerLife", "PathLike", "ProcessAnswer",
+    "ProcessColumns", "ProcessDeviceUsage", "ProcessNotInRegion", "ProcessStatus", "ProcessUsage",
+    "ReapRefused", "ReapedSlot", "Region", "RegionClosed", "RegionColumns", "RegionCorrupt",
+    "RegionError", "RegionLock", "RegionNotFound", "RegionNotReady", "RegionPermissionDenied",
+    "RegionReadOnly", "RegionSet", "RegionSnapshot", "RegionStale", "RegionTable", "SearchCutShort",
+    "Slot", "SlotChange", "SlotRepair", "SlotTableFull", "UndoOutcome", "UndoStatus",
+    "UsageColumns", "ValueChange", "__version__", "ask_process", "create_region", "format_size",
+    "identify", "limits_from_environment", "open_region", "own_region", "parse_size", "undo",
 ]  # fmt: skip

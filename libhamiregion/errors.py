@@ -276,11 +276,8 @@ _MESSAGES: dict[int | tuple[int, int], str] = {
     lib.HR_ECLOSED: "{path} has been closed; open it again",
     lib.HR_EFORKED: "{path} was opened before fork(); open it again in the child process",
     lib.HR_EREADONLY: "{path} was opened for reading; open it with writable=True to change it",
-    (
-        lib.HR_EREADONLY,
-        lib.HR_REASON_KEPT,
-    ): "{path} was opened by own_region(): to ask for its lock "
-    "would open the file again, which drops the locks of a libvgpu in this process; ask from "
+    (lib.HR_EREADONLY, lib.HR_REASON_KEPT): "{path} was opened by own_region(): to ask for its "
+    "lock would open the file again, which drops the locks of a libvgpu in this process; ask from "
     "another process",
     (lib.HR_EREADONLY, lib.HR_REASON_VERSION): "{path} has version {version}, newer than "
     "libhamiregion {release} knows: it can be read, but not changed",

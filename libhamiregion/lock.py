@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import attrs
 
 from ._core import ffi, lib
-from ._handle import Handle, in_slices, nanoseconds, proc_root
+from ._handle import Handle, in_slices, nanoseconds
 from .errors import new_error
+from .evidence import judge
 
 if TYPE_CHECKING:
     from .errors import PathLike
@@ -168,11 +169,8 @@ class Locks(Handle):
         Shell: ``hamiregion lock status FILE``.
         """
         out, error = ffi.new("struct hr_lock_state *"), new_error()
-        if evidence is None:
-            code = lib.hr_get_lock_state(self._handle, proc_root(proc), out, error)
-        else:
-            code = lib.hr_get_lock_state_by(evidence._raw_for(self), out, error)
-        self._check(code, error)
+        search, by_evidence = lib.hr_get_lock_state, lib.hr_get_lock_state_by
+        self._check(judge(self, search, by_evidence, proc, evidence)(out, error), error)
         return LockState(
             held=out.value == 0,
             owner_pid=None if out.is_ours else out.owner_pid or None,
@@ -217,16 +215,13 @@ class Locks(Handle):
         Source: docs, The protocol (Recovery). Shell: ``hamiregion lock recover FILE``.
         """
         watch_ns = nanoseconds(watch_s)
-        recover = lib.hr_recover_lock
-        source: tuple[Any, ...] = (self._handle, proc_root(proc))
-        if evidence is not None:
-            recover, source = lib.hr_recover_lock_by, (evidence._raw_for(self),)
+        recover = judge(self, lib.hr_recover_lock, lib.hr_recover_lock_by, proc, evidence)
         progress, error = ffi.new("struct hr_recovery *"), new_error()
         deadline_s = time.monotonic() + watch_s + _SEARCH_S
         # A signal ends the call, so that its handler runs; the next one goes on from there.
         code = lib.HR_EINTERRUPTED
         while code == lib.HR_EINTERRUPTED:
-            code = recover(*source, watch_ns, progress, error)
+            code = recover(watch_ns, progress, error)
             if time.monotonic() > deadline_s:
                 # Handlers have taken too much of the time: what is not proved now is left alone.
                 watch_ns = 0

@@ -13,6 +13,7 @@ from ._handle import SLICE_NS, Handle, in_slices, nanoseconds, proc_root
 from .changes import SLOT_FIELDS, Effect, SlotChange
 from .edits import find_device
 from .errors import ReapRefused, SearchCutShort, new_error, signed
+from .evidence import judge
 from .layouts import DEVICE_CAPACITY, SLOT_CAPACITY, Layout
 from .models import ProcessStatus, take_snapshot
 from .units import integer, parse_size
@@ -511,21 +512,17 @@ class Slots(Handle):
         Source: docs, The protocol (Orphaned slots).
         """
         out, error = ffi.new("struct hr_slot_result[]", SLOT_CAPACITY), new_error()
-        repair = lib.hr_repair_slots
-        source: tuple[Any, ...] = (self._handle, proc_root(proc))
-        if evidence is not None:
-            repair, source = lib.hr_repair_slots_by, (evidence._raw_for(self),)
+        repair = judge(self, lib.hr_repair_slots, lib.hr_repair_slots_by, proc, evidence)
         code = in_slices(
-            lambda slice_ns: repair(*source, int(dry_run), slice_ns, out, error),
-            nanoseconds(timeout_s),
+            lambda slice_ns: repair(int(dry_run), slice_ns, out, error), nanoseconds(timeout_s)
         )
         slots = out[0 : self._check(code, error, _HOLDS_LOCK)]
-        repair = SlotRepair(
+        done = SlotRepair(
             repaired=tuple(slot.pid for slot in slots if slot.what == lib.HR_SLOT_DONE),
             left=tuple(slot.pid for slot in slots if slot.what == lib.HR_SLOT_UNKNOWN),
         )
-        self._check_complete(slots, repair)
-        return repair
+        self._check_complete(slots, done)
+        return done
 
     def _check_complete(self, slots: Iterable[Any], done: Any) -> None:
         """Raise SearchCutShort if slots could not be judged."""

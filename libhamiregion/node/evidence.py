@@ -21,7 +21,7 @@ from .workers import Call
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from libhamiregion.evidence import Evidence, Mapped, ProcessAnswer
+    from libhamiregion.evidence import Evidence, ProcessAnswer
     from libhamiregion.observation.containers import Container
     from libhamiregion.observation.processes import ProcessView
     from libhamiregion.region import Region
@@ -112,7 +112,7 @@ def _ask(
     asked: Mapping[int, Iterable[Region]],
     noted: Mapping[Region, Evidence],
     until_s: float,
-) -> dict[int, dict[Region, tuple[ProcessAnswer, Mapped]]]:
+) -> dict[int, dict[Region, ProcessAnswer]]:
     calls: dict[Call, tuple[int, list[Region]]] = {}
     for entry in in_turn(view.entries[pid] for pid in asked):
         pid, regions = entry.identity[0], list(asked[entry.identity[0]])
@@ -123,15 +123,11 @@ def _ask(
     for call, made in table.call_all(list(calls), until_s):
         pid, regions = calls[call]
         if made.exception() is None:
-            answer = made.result()
-            found[pid] = {
-                region: (answer, mapped)
-                for region, mapped in zip(regions, answer.mapped, strict=True)
-            }
+            found[pid] = dict(zip(regions, made.result(), strict=True))
     return found
 
 
-def _question(proc: str, pid: int, files: list[Any]) -> ProcessAnswer:
+def _question(proc: str, pid: int, files: list[Any]) -> tuple[ProcessAnswer, ...]:
     """Ask one process, in a thread that it may block."""
     directory = os.open(proc, procfs.DIRECTORY)
     try:
@@ -140,20 +136,18 @@ def _question(proc: str, pid: int, files: list[Any]) -> ProcessAnswer:
         os.close(directory)
 
 
-def _sees_all(
-    view: ProcessView, evidence: Evidence, found: list[tuple[ProcessAnswer, Mapped]]
-) -> bool:
+def _sees_all(view: ProcessView, evidence: Evidence, found: list[ProcessAnswer]) -> bool:
     """Whether every process of the region is in this /proc."""
     visibility = view.visibility
     if visibility.sees_host:
         return visibility.sees_all_pids
     # Another namespace than the first proves nothing unless the region's processes live in it.
     return not visibility.unreadable and any(
-        mapped == "yes"
+        answer.maps_file
         and answer.has_libvgpu
         and len(answer.pids) == 1
         and (evidence.pids is None or answer.pids[0] in evidence.pids)
-        for answer, mapped in found
+        for answer in found
     )
 
 

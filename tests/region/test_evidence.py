@@ -28,6 +28,7 @@ from libhamiregion import (
     ask_process,
     open_region,
 )
+from libhamiregion._core import lib
 
 ALIVE, DEAD = 5, 6
 
@@ -64,8 +65,7 @@ def proc(fake_proc: FakeProc) -> Iterator[int]:
 def gathered(region: Region, proc: int, *, found_all: bool = True) -> Evidence:
     """Evidence as a service gathers it: begun, each process asked elsewhere, and put together."""
     evidence = region.evidence()
-    answers = [ask_process(proc, pid, [evidence.file]) for pid in (1, 100)]
-    asked = [(answer, answer.mapped[0]) for answer in answers]
+    asked = [ask_process(proc, pid, [evidence.file])[0] for pid in (1, 100)]
     return evidence.add(asked, found_all=found_all, is_all=found_all)
 
 
@@ -198,26 +198,28 @@ def test_a_process_answers_for_many_files_with_its_pids_and_its_age(
     with open_region(file) as one, open_region(other) as two:
         files = [two.evidence().file, one.evidence().file]
         descriptor = os.open("/proc", os.O_PATH)
-        answer = ask_process(descriptor, process.pid_here, files)
+        answers = ask_process(descriptor, process.pid_here, files)
         own = ask_process(descriptor, os.getpid(), files)
         os.close(descriptor)
-    assert answer.mapped == ("no", "yes")
+    assert [answer.maps_file for answer in answers] == [False, True]
+    answer = answers[1]
     assert (answer.pids[0], answer.pids[-1]) == (process.pid_here, process.pid)
     stat = Path(f"/proc/{process.pid_here}/stat").read_text().rpartition(")")[2].split()
-    assert answer.start_time_ticks == int(stat[19])
-    assert (answer.is_self, own.is_self) == (False, True)
+    assert answer._raw.start_time_ticks == int(stat[19])
+    assert (answer._raw.is_self, own[1]._raw.is_self) == (False, True)
 
 
 def test_a_process_that_has_ended_has_no_age(region: Region) -> None:
     with subprocess.Popen(["true"]) as ended:
         descriptor = os.open("/proc", os.O_PATH)
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-        zombie = ask_process(descriptor, ended.pid, [region.evidence().file])
+        (zombie,) = ask_process(descriptor, ended.pid, [region.evidence().file])
         ended.wait()
-        gone = ask_process(descriptor, ended.pid, [region.evidence().file])
+        (gone,) = ask_process(descriptor, ended.pid, [region.evidence().file])
         os.close(descriptor)
-    assert (zombie.start_time_ticks, zombie.mapped) == (None, ("no",))
-    assert (gone.start_time_ticks, gone.mapped) == (None, ("gone",))
+    for answer, seen in ((zombie, lib.HR_MAPS_NOTHING), (gone, lib.HR_GONE)):
+        assert (answer._raw.start_time_ticks, answer._seen) == (lib.HR_HAS_ENDED, seen)
+        assert not answer.maps_file
 
 
 def test_the_process_that_asks_is_none_of_the_region(region: Region, file: RegionFile) -> None:
@@ -225,10 +227,10 @@ def test_the_process_that_asks_is_none_of_the_region(region: Region, file: Regio
     hold(file, 0)
     evidence = region.evidence()
     descriptor = os.open("/proc", os.O_PATH)
-    own = ask_process(descriptor, os.getpid(), [evidence.file])
+    (own,) = ask_process(descriptor, os.getpid(), [evidence.file])
     os.close(descriptor)
-    assert own.mapped == ("yes",)
-    evidence.add([(own, own.mapped[0])], found_all=True, is_all=True)
+    assert own.maps_file
+    evidence.add([own], found_all=True, is_all=True)
     assert region.recover_lock(evidence=evidence, watch_s=0).ownerless
 
 
