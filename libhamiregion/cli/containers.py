@@ -16,7 +16,7 @@ from . import options
 from .format import fill_ratio, lock_word, memory_bar, sm_bar
 from .help import Verb
 from .names import Names, name_columns, names_of
-from .node_page import NodeView, read_document
+from .node_page import NodeView, all_containers, read_document
 from .output import show, show_all
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, Column, Page, Table
 
@@ -65,10 +65,11 @@ def container_page(view: NodeView, *, wide: bool) -> Page:
     present = [row for row in rows if row.missing is None]
     missing = [row for row in rows if row.missing is not None]
     empty = "" if missing else "No container has a directory or maps a region."
-    columns = (*name_columns(among=rows), *COLUMNS, *(WIDE_COLUMNS if wide else ()))
+    names = name_columns(all_containers(observation))
+    columns = (*names, *COLUMNS, *(WIDE_COLUMNS if wide else ()))
     blocks = [Table(columns, present, "devices", empty, needs_attention)]
     if missing:
-        blocks.append(Table((*name_columns(among=rows), *_MISSING_COLUMNS), missing))
+        blocks.append(Table((*names, *_MISSING_COLUMNS), missing))
     data = {"containers": [row.as_object() for row in rows]}
     return view.page("containers/1", observation, data, blocks, found=bool(rows))
 

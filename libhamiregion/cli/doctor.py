@@ -16,15 +16,16 @@ from libhamiregion.text import count_text
 from . import options
 from .failures import DONE, PROBLEMS
 from .help import Verb
-from .names import Names, names_of, some
-from .node_page import devices_of, driver_answer, view_options
+from .names import Names, name_texts, names_of, some
+from .node_page import all_containers, devices_of, driver_answer, view_options
 from .output import as_plain, show, show_all
 from .tables import CRITICAL, DIM, GOOD, WARN, Column, Lines, Page, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from libhamiregion.doctor import Finding, Repair
+    from libhamiregion.node import Container
 
     from .node_page import NodeView, View
     from .tables import Block
@@ -154,8 +155,9 @@ class _Examination:
             "findings": list(map(_object, found)),
             "left": sum(each.severity is not Severity.INFO for each in found),
         }
-        groups = _groups(found)
-        sentences = [_repair_sentence(each, dry_run=dry_run) for each in repairs or ()]
+        texts = name_texts(all_containers(observation))
+        groups = _groups(found, texts)
+        sentences = [_repair_sentence(each, texts, dry_run=dry_run) for each in repairs or ()]
         examined = sum(map(self.view.selector.matches, self.view.node.containers))
         total = _sum(found, examined, repairs, dry_run=dry_run)
         blocks: list[Block] = [
@@ -175,9 +177,8 @@ class _Examination:
         lines: list[str | tuple[str, str]] = [
             (f"{first.severity.value}: {first.kind.value}", _STYLES[first.severity])
         ]
-        for each in shown:
-            where = _place(each)
-            where += "" if each.device is None else f", device {each.device}"
+        for each, place in zip(shown, group.places, strict=False):
+            where = place if each.device is None else f"{place}, device {each.device}"
             where += "" if each.pid is None else f", pid {each.pid}"
             lines.append(f"  {where}: {each.summary}")
             lines.append((f"    Evidence: {each.evidence}", DIM))
@@ -202,13 +203,13 @@ class _Group:
         return self.findings[0]
 
 
-def _groups(found: Sequence[Finding]) -> list[_Group]:
+def _groups(found: Sequence[Finding], texts: Mapping[Container, str]) -> list[_Group]:
     groups: defaultdict[Any, list[Finding]] = defaultdict(list)
     for each in found:
         groups[each.kind, each.severity, each.repairable].append(each)
     worst = list(Severity)
     return sorted(
-        (_Group(each, list(map(_place, each))) for each in groups.values()),
+        (_Group(each, [_place(one, texts) for one in each]) for each in groups.values()),
         key=lambda group: worst.index(group.first.severity),
     )
 
@@ -223,16 +224,19 @@ def _object(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _place(finding: Finding) -> str:
-    """The container in words; raw text."""
-    if finding.container is None:
+def _place(finding: Finding, texts: Mapping[Container, str]) -> str:
+    """The container's name."""
+    container = finding.container
+    if container is None:
         return "the node"
-    names = Names(**names_of(finding.container))
-    return names.words if names.path_words else "a container outside the roots"
+    # After repairs, a container may have changed in between.
+    return texts.get(container) or name_texts([container])[container]
 
 
-def _repair_sentence(done: Repair, *, dry_run: bool) -> tuple[str, str]:
-    where = f"{_place(done.finding)}: {done.finding.kind.value}"
+def _repair_sentence(
+    done: Repair, texts: Mapping[Container, str], *, dry_run: bool
+) -> tuple[str, str]:
+    where = f"{_place(done.finding, texts)}: {done.finding.kind.value}"
     if done.error is not None:
         return f"not repaired  {where}: {done.error}", CRITICAL
     if not done.actions:

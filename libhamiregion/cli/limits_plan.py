@@ -29,14 +29,16 @@ from libhamiregion.units import memory_limit_percent
 from . import options
 from .failures import DONE, PROBLEMS, USAGE, Failure
 from .help import Verb
-from .names import Names, name_columns, names_of, some
+from .names import Names, name_columns, name_texts, names_of, some
 from .node_page import node_warnings
 from .output import DRY_RUN, as_plain, show
 from .service import ServiceLog, run_service
 from .tables import CRITICAL, DIM, UNLIMITED, WARN, Column, Lines, Page, Table
 
 if TYPE_CHECKING:
-    from libhamiregion.node import Node
+    from collections.abc import Mapping, Sequence
+
+    from libhamiregion.node import Container, Node
     from libhamiregion.plan import LimitPlan, PlanDiff, PlanResult
     from libhamiregion.plan.diff import ContainerDiff, PlannedEdit, Unapplied
     from libhamiregion.plan.reconcile import PlanSource
@@ -222,7 +224,7 @@ def apply(
         lines = Lines([DRY_RUN])
         if not dry_run:
             result = apply_diff(node, found, undo=undo, state=state, force=force)
-            lines = _result_lines(found, result)
+            lines = _result_lines(found, result, name_texts(node.containers))
             outcomes = [
                 {**_place(each.diff), "status": each.status, "message": each.message}
                 for each in result.outcomes
@@ -255,7 +257,7 @@ def _page(node: Node, reading: SourceReading, found: PlanDiff) -> Page:
     return Page(
         "plan-diff/1",
         {**_diff_object(found), "problems": dict(reading.problems)},
-        _diff_blocks(found, reading.plan),
+        _diff_blocks(found, reading.plan, node.containers),
         notes=(kept,) if is_node_locked(node.directories, LockUse.PLAN) else (),
         warnings=(*node_warnings(node), *problems),
     )
@@ -308,16 +310,16 @@ _COLUMNS = (
     Column("LIMIT", part="edit.field"),
     _limit_column("before"),
     _limit_column("after", "bold"),
-    Column("EFFECT", part="effect", format="name", style=DIM),
+    Column("EFFECT", part="effect", style=DIM),
     Column("RULE", part="rule", format="name", style=DIM),
 )
 
 
-def _diff_blocks(found: PlanDiff, plan: LimitPlan) -> list[Block]:
+def _diff_blocks(found: PlanDiff, plan: LimitPlan, containers: Sequence[Container]) -> list[Block]:
     """Show a diff: a table of the changes, then what is left as it is, and why."""
 
     def rows(each: ContainerDiff) -> list[_Row]:
-        refused = dict.fromkeys(skip.reason.replace("_", " ") for skip in each.refused)
+        refused = dict.fromkeys(skip.reason for skip in each.refused)
         reasons = f"refused: {', '.join(refused)}"
         return [
             _Row(devices, edit, reasons if refused else edit.effect.value, _rule(plan, edit.rule))
@@ -326,23 +328,24 @@ def _diff_blocks(found: PlanDiff, plan: LimitPlan) -> list[Block]:
 
     changed = [each for each in found.containers if each.edits]
     changed.sort(key=lambda each: _names(each).order)
-    columns = (*name_columns(_names, found.containers), *_COLUMNS)
+    columns = (*name_columns(containers, _names), *_COLUMNS)
     changes = Table(columns, changed, rows) if changed else Lines(["nothing is to be changed"])
+    texts = name_texts(containers)
     sentences = [
-        (f"left as it is: {_names(skip).words}: {skip.message}{_rules(skip.rules)}", WARN)
+        (f"left as it is: {texts[skip.container]}: {skip.message}{_rules(skip.rules)}", WARN)
         for skip in found.unapplied
     ]
-    sentences += [(f"no region yet: {_names(skip).words}", DIM) for skip in found.waiting]
+    sentences += [(f"no region yet: {texts[skip.container]}", DIM) for skip in found.waiting]
     if found.unused:
         unused = f"some rules choose no container of this node{_rules(found.unused)}"
         sentences.append((unused, DIM))
     return [changes, Lines(sentences)]
 
 
-def _result_lines(found: PlanDiff, result: PlanResult) -> Lines:
+def _result_lines(found: PlanDiff, result: PlanResult, texts: Mapping[Container, str]) -> Lines:
     """Say what has become of a diff."""
     sentences: list[str | tuple[str, str]] = [
-        (f"left as it was ({each.status}): {_names(each.diff).words}: {each.message}", CRITICAL)
+        (f"left as it was ({each.status}): {texts[each.diff.container]}: {each.message}", CRITICAL)
         for each in result.outcomes
         if each.status != "applied"
     ]

@@ -20,7 +20,7 @@ from libhamiregion.text import printable
 from .tables import NOTHING, Column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from libhamiregion.node import Container
 
@@ -88,22 +88,18 @@ class Names:
         """``namespace/pod/container`` in one."""
         return "/".join(part for part in (self.pod_words, self.container_words) if part) or None
 
-    @property
-    def words(self) -> str:
-        """The name for a sentence, raw text."""
-        return self.path_words or NOTHING
-
 
 def name_columns(
-    names: Callable[[Any], Names] = lambda row: row, among: Iterable[Any] = ()
+    among: Iterable[Container], names: Callable[[Any], Names] = lambda row: row
 ) -> tuple[Column, ...]:
     """Columns with a container's names.
 
     Args:
-        names: Gets them from a record.
-        among: The records of the table: pods of one name are told apart by their UIDs.
+        among: The node's containers: pods of one name are told apart by their UIDs.
+        names: Gets the names from a record.
     """
-    known = {(each.pod_words, each.pod_uid) for each in map(names, among)}
+    found = [Names(**names_of(each)) for each in among]
+    known = {(each.pod_words, each.pod_uid) for each in found}
     times = Counter(words for words, _ in known)
 
     def pod_words(row: Any) -> str | None:
@@ -135,11 +131,14 @@ def names_of(container: Container | None) -> dict[str, Any]:
     }
 
 
-def name_texts(containers: Sequence[Container]) -> list[str]:
+def name_texts(containers: Iterable[Container]) -> dict[Container, str]:
     """Write the name of each container, so that it means no other one of them."""
-    candidates = [list(_candidates(each)) for each in containers]
-    times = Counter(text for each in candidates for text in set(each))
-    return [next((text for text in each if times[text] == 1), each[-1]) for each in candidates]
+    candidates = {each: list(_candidates(each)) for each in containers}
+    times = Counter(text for texts in candidates.values() for text in set(texts))
+    return {
+        each: next((text for text in texts if times[text] == 1), texts[-1])
+        for each, texts in candidates.items()
+    }
 
 
 def _candidates(container: Container) -> Iterator[str]:
@@ -200,9 +199,11 @@ class _Reading:
     def matches(self, container: Container) -> bool:
         pod, _, uid = (self.pod or "*").partition("@")
         names = Names(**names_of(container))
+        # A claim that several pods hold has no pod: its name is all that tables show.
+        alone = () if names.pod_words or self.container else (names.container,)
         return (
             self._fits(self.namespace, names.namespace)
-            and (self.pod is None or self._fits(pod, names.pod, names.pod_uid))
+            and (self.pod is None or self._fits(pod, names.pod, names.pod_uid, *alone))
             and (not uid or self._fits(uid, names.pod_uid))
             and self._matches_container(container, names)
         )
@@ -254,7 +255,7 @@ class Chosen(Selector):
         return named and Selector.matches(self, container)
 
 
-def unknown_name(text: str, namespace: str | None, containers: Sequence[Container]) -> str:
+def unknown_name(text: str, namespace: str | None, containers: Collection[Container]) -> str:
     """Say that no container has a name, and which are near it."""
     where = "" if namespace is None else f" in namespace {namespace}"
     everywhere = [] if namespace is None else containers_of(text, None, containers)
@@ -267,7 +268,8 @@ def unknown_name(text: str, namespace: str | None, containers: Sequence[Containe
         found = sorted({str(each.name) for reading in siblings for each in reading})
         return f"{pod} has no container {container}; its containers are {some(found)}"
     known: defaultdict[str, list[str]] = defaultdict(list)
-    for full in sorted(name_texts(containers)):
+    names, here = name_texts(containers), _Reading(namespace)
+    for full in sorted(names[each] for each in containers if here.matches(each)):
         parts = full.split("/")
         for at in range(2):
             known["/".join(parts[at:])].append(full)

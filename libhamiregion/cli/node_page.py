@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from libhamiregion import DeviceUsage
     from libhamiregion.node import Container, Node, Observation, Observer, Selector
-    from libhamiregion.observation.model import GapKind
+    from libhamiregion.observation.model import Gap, GapKind
 
     from .options import DriverChoice, NodeChoice
     from .tables import Block
@@ -136,7 +136,7 @@ class NodeView:
             },
             # A heading without rows before an error reads as an answer.
             () if failure is not None and is_empty else blocks,
-            notes=(*_gap_notes(observation, gaps), *notes),
+            notes=(*_gap_notes(observation), *notes),
             warnings=warnings,
             failure=failure,
         )
@@ -145,29 +145,34 @@ class NodeView:
         """The gaps, with the names of their containers."""
         rows = []
         for gap in observation.gaps:
-            names = names_of(gap.container)
-            if gap.container is None and gap.container_id is not None:
-                names = {"pod_uid": gap.container_id.pod_uid, "container_id": gap.container_id.id}
             # Regions that an observation leaves out because of their size are read all the same.
             if gap.kind != "slots":
+                names = attrs.asdict(_gap_names(gap))
                 rows.append(GapRow(**names, kind=gap.kind, reason=gap.reason, count=gap.count))
         return rows
 
     def _selection_failure(self, observation: Observation) -> str | None:
         """Say that nothing is selected, and list what there is; None if something is."""
-        selector, containers = self.selector, (*observation.containers, *observation.missing)
+        selector, containers = self.selector, all_containers(observation)
         chosen = [each for each in containers if selector.matches(each)]
         texts = selector.texts if isinstance(selector, Chosen) else ()
         for text in texts:
             if not any(means(text, selector.namespace, each) for each in containers):
                 return unknown_name(text, selector.namespace, containers)
         if not chosen and any(attrs.astuple(selector)):
-            return f"no container is selected; there is {some(sorted(name_texts(containers)))}"
+            names = sorted(name_texts(containers).values())
+            return f"no container is selected; there is {some(names)}"
         devices = [device for each in chosen for device in devices_of(observation, each)]
         if selector.device is None or not chosen or any(map(selector.matches_device, devices)):
             return None
         there_is = dict.fromkeys(f"{each.index} ({each.uuid or 'no uuid'})" for each in devices)
         return f"no device {selector.device} in the containers selected; there is {some(there_is)}"
+
+
+def _gap_names(gap: Gap) -> Names:
+    if gap.container is None and gap.container_id is not None:
+        return Names(pod_uid=gap.container_id.pod_uid, container_id=gap.container_id.id)
+    return Names(**names_of(gap.container))
 
 
 #: A context with a view of a node.
@@ -258,6 +263,11 @@ def root_failure(node: Node, roots: tuple[str, ...]) -> str | None:
     return node.root_problem if roots else None
 
 
+def all_containers(observation: Observation) -> tuple[Container, ...]:
+    """The containers of an observation, those without a region last."""
+    return (*observation.containers, *observation.missing)
+
+
 def devices_of(observation: Observation, container: Container) -> tuple[DeviceUsage, ...]:
     """The devices of a container's region; none if it could not be read."""
     if container not in observation.containers:
@@ -270,15 +280,16 @@ def _root_warnings(observation: Observation) -> tuple[str, ...]:
     return tuple(f"{root}: {reason}" for root, reason in sorted(observation.root_errors.items()))
 
 
-def _gap_notes(observation: Observation, gaps: Sequence[GapRow]) -> list[str]:
+def _gap_notes(observation: Observation) -> list[str]:
     """Say which processes this user cannot see from here."""
     is_complete = observation.processes.is_complete
-    # If no process may be read, one sentence says so.
-    reasons = [
-        f"{each.words}: {each.reason}" if each.path_words else each.reason
-        for each in gaps
-        if each.kind == "processes" and (is_complete or "may not be read" not in each.reason)
-    ]
+    texts = name_texts(all_containers(observation))
+    reasons = []
+    for gap in observation.gaps:
+        # If no process may be read, one sentence says so.
+        if gap.kind == "processes" and (is_complete or "may not be read" not in gap.reason):
+            where = texts.get(gap.container) if gap.container else _gap_names(gap).path_words
+            reasons.append(f"{where}: {gap.reason}" if where else gap.reason)
     notes = ([] if is_complete else [_INCOMPLETE]) + reasons[:_GAPS_SHOWN]
     if len(reasons) > _GAPS_SHOWN:
         more = len(reasons) - _GAPS_SHOWN

@@ -20,7 +20,13 @@ from .containers import SM_COLUMNS, USAGE_COLUMNS, container_rows, needs_attenti
 from .format import ratio_bar, sm_bar
 from .help import Verb
 from .names import Names, name_columns, names_of
-from .node_page import NodeView, Replay, driver_answer, view_or_document_options
+from .node_page import (
+    NodeView,
+    Replay,
+    all_containers,
+    driver_answer,
+    view_or_document_options,
+)
 from .output import end_by_sigterm, on_terminal, show_all
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, CellFormat, Column, Lines, Spark, Table
 
@@ -213,7 +219,7 @@ def _process_page(view: NodeView, observation: Observation, sort: str, *, wide: 
     driver = answer is not None and gap is None
     blocks: list[Block] = [
         Table(
-            (*name_columns(among=rows), *_columns(wide, driver)),
+            (*name_columns(all_containers(observation)), *_columns(wide, driver)),
             rows,
             "busy",
             attention=lambda row: row.state in {"dead", "escaped"},
@@ -267,13 +273,15 @@ class Top:
         foot = f"sorted by {sort}     [?] keys     [q] quit"
         blocks = [
             Table(_GPU_COLUMNS, devices),
-            self._containers(rows, sort),
+            self._containers(rows, sort, name_columns(all_containers(observation))),
             *page.blocks,
             Lines([*(_KEYS if keys_shown else ()), (foot, DIM)]),
         ]
         return attrs.evolve(page, blocks=blocks)
 
-    def _containers(self, rows: Iterable[ContainerRow], sort: str) -> Table:
+    def _containers(
+        self, rows: Iterable[ContainerRow], sort: str, names: Sequence[Column]
+    ) -> Table:
         """The containers, with the SM utilisation of their last samples."""
         present = [row for row in rows if row.missing is None]
         # Samples of containers that have gone are dropped.
@@ -283,7 +291,7 @@ class Top:
             self._samples[row.order].append(sum(each.sm_percent or 0 for each in row.devices) / 100)
         present.sort(key=_CONTAINER_ORDERS.get(sort, lambda row: row.order))
         columns = (
-            *name_columns(among=present),
+            *names,
             *USAGE_COLUMNS,
             *SM_COLUMNS,
             Column("", lambda row: Spark(tuple(self._samples[row.order])), "drawing", "trend"),

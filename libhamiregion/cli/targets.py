@@ -127,7 +127,7 @@ class Targets:
         chosen = list(dict.fromkeys(each for reading in readings for each in reading))
         if not chosen:
             raise Failure(unknown_name(text, self.namespace, node.containers))
-        names = dict(zip(node.containers, name_texts(node.containers), strict=True))
+        names = name_texts(node.containers)
         found = [
             Place(each.region_path, names[each], Names(**names_of(each)))
             for each in chosen

@@ -224,7 +224,7 @@ def test_a_limit_below_use_is_refused_unless_forced(scene: PlanScene) -> None:
     assert answer.returncode == 3
     assert "left as it is: research/bert-0/train: device 0 uses 7 GiB" in answer.stdout
     rows = [line.split() for line in answer.stdout.splitlines() if "memory_limit" in line]
-    assert [row[6:] for row in rows] == [["refused:\\x20below\\x20usage", "rules[0]"]] * 2
+    assert [row[6:] for row in rows] == [["refused:below_usage", "rules[0]"]] * 2
     assert "changed 0 of 1 container\n" in answer.stdout
     assert region.limits()["memory"][:2] == [8 * GIB, 4 * GIB]
     assert limits("apply", scene, "--force").returncode == 0

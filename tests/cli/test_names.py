@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,14 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import call
 
-from libhamiregion.cli.names import containers_of, name_texts, unknown_name
+from libhamiregion.cli.names import (
+    Names,
+    containers_of,
+    name_columns,
+    name_texts,
+    names_of,
+    unknown_name,
+)
 from libhamiregion.observation.containers import Container, KnownNames
 from libhamiregion.observation.names import ClaimName, ContainerId, PodName
 from libhamiregion.testing import FakeNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 UIDS = [f"{digit}" * 8 + "-0000-4000-8000-" + f"{digit}" * 12 for digit in "123"]
 # Few, so that they meet; the last ones are as hostile as a directory's name can be.
@@ -50,7 +57,7 @@ NODES = st.lists(
 
 @given(NODES)
 def test_each_name_that_is_written_is_read_as_its_container(node: list[Container]) -> None:
-    for text, each in zip(name_texts(node), node, strict=True):
+    for each, text in name_texts(node).items():
         if not text.startswith("/"):
             assert containers_of(text, None, node)[0] == [each], text
 
@@ -64,7 +71,7 @@ def test_a_name_tells_pods_of_one_name_claims_and_ids_apart() -> None:
         container(4, None, "shared", PodName("research", None, "shared"), None, True),
         container(5, UIDS[2], "", None, "a" * 64, False),
     ]
-    assert name_texts(node) == [
+    assert list(name_texts(node).values()) == [
         f"research/bert-0@{UIDS[0]}/train",
         f"research/bert-0@{UIDS[1]}/train",
         f"{UIDS[2]}/side",
@@ -83,11 +90,27 @@ def test_an_unknown_name_is_answered_with_what_is_near_it() -> None:
     assert unknown_name("brt-0", None, node).startswith(
         "there is no brt-0; near it: research/bert-0/main"
     )
+    assert unknown_name("brt-0", "batch", node).startswith(
+        "there is no brt-0 in namespace batch; `ham"
+    )
     assert unknown_name("etl-7", "research", node).endswith("in namespace research; it is in batch")
     assert unknown_name("batch/etl-7/side", None, node) == (
         "batch/etl-7 has no container side; its containers are main"
     )
     assert "hamiregion containers" in unknown_name("zzz", None, node)
+
+
+def test_a_claim_of_several_pods_is_named_as_tables_show_it() -> None:
+    claim = container(1, None, "shared", PodName("research", None, "shared"), None, True)
+    pod = container(2, UIDS[0], "train", PodName("research", "bert-0", "train"), None, False)
+    (shown,) = (
+        column.value(Names(**names_of(claim)))
+        for column in name_columns([claim, pod])
+        if column.on == "terminal" and column.value is not None
+    )
+    for namespace in (None, "research"):
+        assert containers_of(shown, namespace, [claim, pod]) == [[claim]]
+    assert containers_of("shared", "batch", [claim, pod]) == []
 
 
 @pytest.fixture
@@ -119,6 +142,26 @@ def test_every_name_that_a_table_shows_can_be_typed_into_each_verb(fake: FakeNod
         assert (code, [line.split()[:2] for line in said.splitlines()[1:]]) == (0, [[pod, name]])
         dry_run = ("limits", "set", text, "--memory", "2GiB", "--dry-run")
         assert asked(fake, *dry_run)[0] == 0
+
+
+def test_pods_of_one_name_are_told_apart_in_every_answer(fake: FakeNode) -> None:
+    pair = [fake.add("main", pod="etl-8", namespace="batch", processes=1) for _ in range(2)]
+    pair[1].processes[0].kill()
+    name = f"batch/etl-8@{pair[1].pod_uid}/main"
+    _, found, _ = asked(fake, "doctor", "--only", "dead_process_counted")
+    assert f"  {name}, device 0" in found
+    # A selection of one of them names it as the whole node would.
+    for verb in ("ps", "containers"):
+        _, out, _ = asked(fake, verb, name)
+        assert [line.split()[:2] for line in out.splitlines()[1:]] == [name.rsplit("/", 1)]
+    assert asked(fake, "reap", name, "--dry-run")[0] == 0
+    plan = Path(fake.root) / "plan.json"
+    plan.write_text(
+        '{"apiVersion": "hamiregion.io/v1", "kind": "LimitPlan", "rules": ['
+        '{"select": {"pod": "etl-8"}, "set": {"memory_limit": "16MiB"}}]}'
+    )
+    _, out, _ = asked(fake, "limits", "diff", str(plan))
+    assert f"left as it is: {name}: " in out
 
 
 def test_two_parts_are_both_readings_to_read_and_a_usage_error_to_write(fake: FakeNode) -> None:
