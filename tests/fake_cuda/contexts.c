@@ -377,8 +377,8 @@ API CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice device)
     return code;
 }
 
-/* The first version, which the library does not hook. */
-ALSO(cuCtxCreate, cuCtxCreate_v2);
+/* Hooked by no library, as what cuGetExportTable() gives. */
+ALSO(fake_cuda_create_context, cuCtxCreate_v2);
 
 API CUresult cuCtxCreate_v3(CUcontext *out, void *affinity, int count, unsigned flags,
                             CUdevice device)

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define API __attribute__((visibility("default")))
 
@@ -411,6 +412,8 @@ static int list_processes(const char *function, device_handle handle, enum proce
         found++;
     }
     *count = found;
+    if (scene.slow_lists)
+        usleep(20000);
     bool grown = room > 0 && ruled(&scene, function, place, true) != 0;
     return finish(found > room || grown ? INSUFFICIENT_SIZE : SUCCESS);
 }

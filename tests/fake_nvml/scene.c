@@ -164,6 +164,8 @@ static void parse_line(struct scene *scene, const char *line)
         parse_rule(scene, line, true);
     else if (strcmp(line, "quirk stale-samples") == 0)
         scene->stale_samples = true;
+    else if (strcmp(line, "quirk slow-lists") == 0)
+        scene->slow_lists = true;
     else if (strcmp(line, "quirk wide-lists") == 0)
         scene->wide_lists = true;
     else if (strcmp(line, "quirk blackwell") == 0)

@@ -15,6 +15,7 @@
  *   quirk stale-samples                    samples older than asked for, and entries not filled in
  *   quirk private                          of live GPUs, each process is shown itself only
  *   quirk blackwell                        the older function has samples of 0 %
+ *   quirk slow-lists                       a list of processes takes 20 ms
  *   quirk wide-lists                       version 3 of the lists has entries of 32 bytes
  *   error FUNCTION CODE [PLACE|* [TIMES]]  the exported function returns the code, TIMES times only
  *   grow FUNCTION TIMES                    a list that outgrows its buffer, TIMES times
@@ -82,7 +83,7 @@ struct scene {
     struct device devices[DEVICES][1 + MIG_SLOTS];
     struct rule rules[RULES];
     int process_count, sample_count, rule_count;
-    bool stale_samples, wide_lists, is_blackwell, is_private;
+    bool slow_lists, stale_samples, wide_lists, is_blackwell, is_private;
     bool is_live; /* of the fake libcuda.so.1 */
     /* As many as are counted above; the rest is not even cleared, so that it takes no memory. */
     struct process processes[PROCESSES];

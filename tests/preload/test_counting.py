@@ -4,6 +4,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed, room
@@ -480,11 +481,16 @@ while True:
 """
 
 
-def test_what_the_driver_takes_counts_while_a_program_allocates_steadily(limited: Make) -> None:
+def test_what_the_driver_takes_counts_while_a_program_allocates_steadily(
+    limited: Make, tmp_path: Path
+) -> None:
     """NVML's figure and the charges are never of one moment."""
+    rules = tmp_path / "rules"
+    rules.write_text("quirk slow-lists\n")
     scene = limited(memory=[4 * GIB])
+    environment = scene.environment(FAKE_NVML_STATE=str(rules))
     command = [sys.executable, "-I", "-S", "-c", ALLOCATE_STEADILY]
-    with subprocess.Popen(command, env=scene.environment(), stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"\n"
         eventually(lambda: scene.used() >= CONTEXT + 498 * MIB)
@@ -511,6 +517,6 @@ def test_a_context_that_is_made_in_an_unknown_way_counts(limited: Make) -> None:
     scene = limited(memory=[4 * GIB])
     program = scene.program()
     program.do("cuInit", 0)
-    program.do("cuCtxCreate", OUT, 0, 0)
+    program.do("fake_cuda_create_context", OUT, 0, 0)
     program.allocate(SIZE)
     eventually(lambda: scene.used() == CONTEXT + SIZE)

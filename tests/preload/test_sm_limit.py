@@ -319,24 +319,36 @@ def test_a_program_that_cannot_be_told_from_others_is_not_held_and_says_so(
 
 
 def test_a_captured_launch_costs_nothing(limited: Make) -> None:
-    """It only becomes a node of a graph; a launch after it would wait for minutes."""
-    program = limited(sm=[10, None]).program().start()
-    module = program.do("cuModuleLoadData", OUT, "text:any image")
-    kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_1ms")
-    stream = program.do("cuStreamCreate", OUT, 0)
-
-    def launch(width: int) -> tuple[object, ...]:
-        return ("cuLaunchKernel", kernel, width, 1, 1, 32, 1, 1, 0, stream, None, None)
-
+    """It only becomes a node of a graph; those after it would wait for half a second."""
+    scene = limited(sm=[10, None])
     relaxed = 2
-    program.do("cuStreamBeginCapture_v2", stream, relaxed)
-    for _ in range(3):
-        program.do(*launch(2**31 - 1))
-    program.do("cuStreamEndCapture", stream, OUT)
-    begun_s = time.monotonic()
-    program.do(*launch(1))
-    program.do(*launch(1))
-    assert time.monotonic() - begun_s < 5
+
+    def waited_s() -> float:
+        program = scene.program().start()
+        module = program.do("cuModuleLoadData", OUT, "text:any image")
+        kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_1ms")
+        stream = program.do("cuStreamCreate", OUT, 0)
+
+        def launch(width: int) -> None:
+            program.do("cuLaunchKernel", kernel, width, 1, 1, 32, 1, 1, 0, stream, None, None)
+
+        def has_a_rate() -> bool:
+            launch(1)
+            return sm_percent(scene, program.pid) > 0
+
+        eventually(has_a_rate)
+        time.sleep(0.3)  # tokens come: without them a captured launch has none to pay with
+        program.do("cuStreamBeginCapture_v2", stream, relaxed)
+        launch(2**31 - 1)
+        program.do("cuStreamEndCapture", stream, OUT)
+        begun_s = time.monotonic()
+        launch(1)
+        launch(1)
+        program.kill()
+        return time.monotonic() - begun_s
+
+    # A busy machine may hold up the first.
+    assert any(waited_s() < 0.3 for _ in range(3))
 
 
 @pytest.mark.slow
