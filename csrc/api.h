@@ -324,8 +324,10 @@ enum hr_value {
     HR_VALUE_LAST_KERNEL_TIME, /* HR_EINVAL where the layout has none */
     HR_VALUE_DEVICE_NUM,
     HR_VALUE_PROC_NUM,
-    HR_VALUE_PIDLESS, /* slots below proc_num with pid 0, emptied ones included */
-    HR_VALUE_DEVICES, /* one bit each: the devices that the region has, as hr_edit() says */
+    HR_VALUE_PIDLESS,  /* slots below proc_num with pid 0, emptied ones included */
+    HR_VALUE_DEVICES,  /* one bit each: the devices that the region has, as hr_edit() says */
+    HR_VALUE_SEM,      /* the lock's semaphore: 1 free, 0 taken */
+    HR_VALUE_POSTINIT, /* the start-up semaphore; 1 where the layout has none */
     /* 1: the SM limits are soft: programs that run under this library use the GPU's idle time.
      * libvgpu has no soft limits and holds its processes to them.  0 in layouts before 1.1. */
     HR_VALUE_BURST

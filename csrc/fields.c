@@ -1,7 +1,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "lock.h"
 
 int hr_stat_file(const hr_region *region, struct stat *status)
 {
@@ -236,6 +236,12 @@ static int get_work(void *argument)
         code = hr_region_devices(region, &devices);
         call->result = devices;
         return code;
+    case HR_VALUE_SEM:
+        call->result = hr_sem_value(hr_load_lock(region).sem);
+        return HR_OK;
+    case HR_VALUE_POSTINIT:
+        call->result = hr_postinit_value(region);
+        return call->result == 0 ? hr_check_end(region) : HR_OK;
     case HR_VALUE_BURST:
         call->result = hr_has_burst(layout) && hr_load_i32(region->base + hr_burst_at(layout),
                                                            memory_order_relaxed) == HR_BURST_ON;

@@ -132,6 +132,19 @@ static inline uint32_t hr_sem_value(uint64_t word)
     return (uint32_t)word;
 }
 
+static inline unsigned char *hr_postinit_at(const hr_region *region)
+{
+    return region->base + region->layout->sem_postinit;
+}
+
+/* 1 where the layout has none. */
+static inline uint32_t hr_postinit_value(const hr_region *region)
+{
+    if (region->layout->sem_postinit == HR_ABSENT)
+        return 1;
+    return hr_sem_value(hr_load_u64(hr_postinit_at(region), memory_order_acquire));
+}
+
 /* Both words, read one after the other: only a swap proves that both held at one moment. */
 struct hr_lock_words {
     uint64_t owner;

@@ -26,16 +26,6 @@ static bool is_damaged(struct hr_lock_words words)
     return hr_sem_value(words.sem) > (words.owner == 0 ? 1 : 0);
 }
 
-static unsigned char *postinit_at(const hr_region *region)
-{
-    return region->base + region->layout->sem_postinit;
-}
-
-static uint32_t postinit_value(const hr_region *region)
-{
-    return hr_sem_value(hr_load_u64(postinit_at(region), memory_order_acquire));
-}
-
 static int state_work(void *argument)
 {
     struct state_call *call = argument;
@@ -51,10 +41,9 @@ static int state_work(void *argument)
         nanosleep(&nap, NULL);
         words = hr_load_lock(region);
     }
-    bool has_postinit = region->layout->sem_postinit != HR_ABSENT;
     *call->out = (struct hr_lock_state){.value = hr_sem_value(words.sem),
                                         .waiters = (uint32_t)(words.sem >> 32),
-                                        .postinit = has_postinit ? postinit_value(region) : 1,
+                                        .postinit = hr_postinit_value(region),
                                         .is_ours = hr_is_number(words.owner),
                                         .is_damaged = is_damaged(words),
                                         .owner_pid = hr_owner_pid(words.owner),
@@ -371,15 +360,15 @@ static int recover_main(struct recovery *recovery)
 
 static bool is_postinit_taken(const struct recovery *recovery)
 {
-    return postinit_value(recovery->region) == 0;
+    return hr_postinit_value(recovery->region) == 0;
 }
 
 static int postinit_work(void *argument)
 {
     struct recovery *recovery = argument;
     struct hr_recovery *progress = recovery->progress;
-    unsigned char *sem = postinit_at(recovery->region);
-    const uint32_t judged = postinit_value(recovery->region);
+    unsigned char *sem = hr_postinit_at(recovery->region);
+    const uint32_t judged = hr_postinit_value(recovery->region);
     if (judged == 1)
         return HR_OK;
     if (judged == 0 && !is_mapped_by_nobody(recovery)) {

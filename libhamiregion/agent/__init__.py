@@ -4,13 +4,12 @@ from .driver_figures import UsageSync
 from .feedback import Feedback, OtherWriterRuns
 from .loop import PlanKeeper, RootWatch, Task, TaskRunner
 from .priority_rule import LaunchState, Verdict, decide
-from .repair import LockWatch, RepairLoop
+from .repair import RepairLoop
 from .stale_directories import StaleDirectoryCleaner
 
 __all__ = [
     "Feedback",
     "LaunchState",
-    "LockWatch",
     "OtherWriterRuns",
     "PlanKeeper",
     "RepairLoop",

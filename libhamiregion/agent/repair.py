@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from libhamiregion.doctor import FindingKind, diagnose, repair
-from libhamiregion.errors import RegionError
-from libhamiregion.node.evidence import gather
 from libhamiregion.services.backoff import owner_of
 from libhamiregion.services.events import silent
 
 from .loop import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from libhamiregion.doctor import Finding, Repair
-    from libhamiregion.node import Node
     from libhamiregion.node.reader import Observer
     from libhamiregion.observation.containers import Container
     from libhamiregion.observation.model import Observation
@@ -51,7 +45,6 @@ class RepairLoop(Task):
     """
 
     name = "repair"
-    interval_s = 120.0
     counted = ("runs", "errors", *sorted(kind.value for kind in SAFE_KINDS))
     needs = "slots"
     #: How long to wait for a region's lock.
@@ -150,63 +143,6 @@ class RepairLoop(Task):
                 kind=kind,
                 pid=done.finding.pid,
             )
-
-
-class LockWatch(Task):
-    """Wakes the repair as soon as a lock seems to have no live owner.
-
-    A container with HAMi-core from September 2026 on cannot allocate until it is free. The lock has
-    the same owner, or none, at two observations, and that is not alive. A state of a lock wakes the
-    repair once: what that leaves comes with its next pass.
-
-    Args:
-        node: The node.
-        repairs: What is woken.
-    """
-
-    name = "lock_watch"
-    interval_s = 5.0
-
-    def __init__(self, node: Node, repairs: RepairLoop) -> None:
-        super().__init__()
-        self._node = node
-        self._repairs = repairs
-        self._held: set[tuple[Container, int]] = set()
-        self._known: set[tuple[Container, int]] = set()
-
-    def run(self, observation: Observation) -> None:
-        """Compare with the last observation."""
-        snapshot = observation.snapshot
-        regions = snapshot.table.regions
-        rows = zip(
-            snapshot.containers, regions.code, regions.semaphore, regions.owner_pid, strict=True
-        )
-        before, self._held = (
-            self._held,
-            {
-                (container, owner)
-                for container, code, semaphore, owner in rows
-                if code == 0 and semaphore & 0xFFFF_FFFF == 0 and _has_lock(container)
-            },
-        )
-        self._known &= self._held
-        found = set(self._left((self._held & before) - self._known))
-        if found:
-            self._known |= found
-            self._repairs.wake()
-
-    def _left(self, suspects: set[tuple[Container, int]]) -> Iterator[tuple[Container, int]]:
-        """Those of these locks without an owner, or with a dead one."""
-        owned = {each.region: each for each, owner in suspects if owner and each.region}
-        evidence = gather(self._node.processes, owned) if owned else {}
-        for container, owner in suspects:
-            region = container.region
-            if region is None or not owner:
-                yield container, owner
-            elif region in evidence:
-                with contextlib.suppress(RegionError):
-                    if region.lock_state(evidence=evidence[region]).owner_life == "dead":
-                        yield container, owner
 
 
 def _has_lock(container: Container | None) -> bool:

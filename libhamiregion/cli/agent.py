@@ -11,7 +11,6 @@ import click
 
 from libhamiregion.agent import (
     Feedback,
-    LockWatch,
     PlanKeeper,
     RepairLoop,
     StaleDirectoryCleaner,
@@ -152,9 +151,7 @@ def _tasks(
             emit=log,
         )
     if wanted.repair:
-        repairs = RepairLoop(observer, dry_run=dry_run, emit=log)
-        yield repairs
-        yield LockWatch(node, repairs)
+        yield RepairLoop(observer, dry_run=dry_run, emit=log)
         yield UsageSync(node, dry_run=dry_run, emit=log)
     if wanted.remove_gone:
         yield StaleDirectoryCleaner(

@@ -206,8 +206,11 @@ class DoctorContext:
         )
         for container, code, semaphore, owner in rows:
             region = container.region
-            is_free = semaphore & _SEMAPHORE_VALUE == 1 and not owner
-            if code == 0 and region is not None and region.layout.has_lock and not is_free:
+            value = semaphore & _SEMAPHORE_VALUE
+            is_free = value == 1 and not owner
+            # Locks of layouts without a version are only checked for impossible values.
+            is_judged = region is not None and (region.layout.has_lock or value > 1)
+            if code == 0 and region is not None and is_judged and not is_free:
                 owners[region], containers[region] = owner, container
         if not owners:
             return {}

@@ -301,17 +301,14 @@ _WORDS = {
 
 def locks(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Check a region's lock and start-up semaphore."""
-    # Without an answer of a process this reads no /proc.
-    suspect = context.has_suspect_lock(used)
-    state = used.region.lock_state(
-        evidence=context.evidence(used) if suspect else used.region.evidence()
-    )
-    if state.damaged:
-        yield _impossible(used, "the lock's semaphore", state.semaphore_value, "lock")
-    elif state.held and suspect:
-        yield _held(context, used, state)
-    startup = state.postinit_value
-    if startup is not None and startup > 1:
+    if context.has_suspect_lock(used):
+        state = used.region.lock_state(evidence=context.evidence(used))
+        if state.damaged:
+            yield _impossible(used, "the lock's semaphore", state.semaphore_value, "lock")
+        elif state.held:
+            yield _held(context, used, state)
+    startup = used.region._live(lib.HR_VALUE_POSTINIT)
+    if startup > 1:
         yield _impossible(used, "the start-up semaphore", startup, "startup")
     elif startup == 0 and context.is_unused(used):
         yield used.finding(
@@ -357,8 +354,7 @@ def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Fin
         )
 
         def has_moved() -> bool:
-            now = region.lock_state(evidence=region.evidence())
-            return not now.held or now.owner_life is not None
+            return region._live(lib.HR_VALUE_SEM) != 0 or region.snapshot().owner_pid != 0
     else:
         owner = context.processes.get(state.owner_host_pid or 0)
         known = state.owner_life == "alive"

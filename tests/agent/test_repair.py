@@ -19,7 +19,7 @@ from support.stress import scaled
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, open_region
-from libhamiregion.agent import Feedback, LockWatch, RepairLoop, TaskRunner
+from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
 from libhamiregion.cli.service import ServiceLog
 from libhamiregion.doctor import FindingKind, diagnose
 from libhamiregion.node import Node, Observer
@@ -104,26 +104,29 @@ def test_host_pids_dead_processes_and_a_dead_lock_are_put_right(
     assert len(events) == 3, "there is nothing left to do"
 
 
-@pytest.mark.parametrize("is_signed", [False, True])
-def test_a_lock_that_was_left_wakes_the_repair_once(
-    scene: NodeScene, start: Starter, loop: RepairLoop, is_signed: bool
+@pytest.mark.slow
+def test_what_a_killed_process_leaves_is_repaired_within_30_s(
+    scene: NodeScene, start: Starter, loop: RepairLoop
 ) -> None:
-    file, process, dead = container_with_child(scene, start)
-    watch = LockWatch(loop._node, loop)
-    # An owner that lives is waited for.
-    hold(file, 1)
-    for _ in range(3):
-        one_pass(watch)
-    assert not loop._woken.is_set()
-    process.tell("kill", dead)
-    hold(file, dead if is_signed else 0)
-    one_pass(watch)
-    assert not loop._woken.is_set(), "it may have been taken just now"
-    one_pass(watch)
-    assert loop._woken.is_set()
-    loop._woken.clear()
-    one_pass(watch)
-    assert not loop._woken.is_set()
+    """Its lock and its memory, in the agent's own time."""
+    file = scene.container("a")
+    process = start()
+    process.tell("attach", file.path)
+    runner = TaskRunner(loop._observer, [loop])
+    runner.start()
+    try:
+        eventually(lambda: loop.counters()["repair_runs"] > 0)
+        for _ in range(2):
+            dead, _ = child(process, file)
+            eventually(lambda: dead in host_pids(file))  # noqa: B023
+            process.tell("kill", dead)
+            hold(file, dead)
+            killed_s = time.monotonic()
+            while used(file) or not is_free(file):
+                assert time.monotonic() - killed_s < 32.0
+                time.sleep(0.1)
+    finally:
+        assert runner.stop() == ()
 
 
 def test_what_is_never_repaired_has_nobody_wait_for_it(

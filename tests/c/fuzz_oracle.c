@@ -308,6 +308,14 @@ int oracle_value(const struct view *view, uint32_t value, uint32_t device, uint6
         *out = counts_devices ? uncounted_devices(view)
                               : (UINT64_C(1) << get64(view, layout->device_num)) - 1;
         break;
+    case HR_VALUE_SEM:
+        *out = (uint32_t)get32(view, layout->sem);
+        break;
+    case HR_VALUE_POSTINIT:
+        *out = 1;
+        if (layout->sem_postinit != HR_ABSENT)
+            *out = (uint32_t)get32(view, layout->sem_postinit);
+        break;
     default:
         REQUIRE(!"a value that does not exist");
     }

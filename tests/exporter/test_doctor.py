@@ -11,19 +11,12 @@ from lock_bytes import NOBODY
 from slot_bytes import at_work, move_last_into
 from support.actors import Actor
 from support.region_file import RegionFile
-from support.wait import eventually
+from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout
 from libhamiregion.doctor.findings import FindingKind
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.services.node_lock import LockUse, NodeLock
-
-
-@pytest.fixture(autouse=True)
-def _at_each_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Diagnose at each scrape, and not once a minute."""
-    monkeypatch.setattr("libhamiregion.exporter.collectors.doctor._INTERVAL_S", 0.0)
-
 
 UUIDS = ["GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-1111-111111111111"]
 
@@ -77,6 +70,24 @@ def test_what_can_pass_is_believed_when_it_is_seen_twice(
         found = parsed(exporter.render())
         assert found.value("hamiregion_findings", kind=kind.value) == 0
         assert parsed(exporter.render()).value("hamiregion_findings", kind=kind.value) == 1
+
+
+def test_an_observation_that_is_shown_twice_confirms_nothing(
+    tmp_path: Path, actor: Callable[..., Actor]
+) -> None:
+    """As by a scrape and by the page."""
+    files = NodeFiles(tmp_path)
+    path = files.region(uuids=UUIDS)
+    process = actor(path)
+    process("attach")
+    RegionFile(path, Layout.V1_2).put("slot_hostpid", 0)
+    kind = FindingKind.HOST_PID_WRONG.value
+    with files.open() as node:
+        exporter = NodeExporter(node, max_age_s=PATIENCE_S)
+        for _ in range(3):
+            found = parsed(exporter.render())
+            assert found.value("hamiregion_findings", kind=kind) == 0
+            exporter.page()
 
 
 def test_an_orphaned_slot_is_told_with_what_it_froze(

@@ -23,13 +23,12 @@ from support.wait import PATIENCE_S, eventually
 # Its intervals are no options, and HAMi's monitor is called as in these tests.
 PROGRAM = f"""
 import faulthandler, os, signal
-from libhamiregion.agent import UsageSync, Feedback, PlanKeeper, RepairLoop, loop
+from libhamiregion.agent import UsageSync, Feedback, PlanKeeper, loop
 from libhamiregion.cli.app import main
 from libhamiregion.observation import processes
 for each in (UsageSync, Feedback, PlanKeeper):
     each.interval_s = 0.02
 loop.Task.interval_s = float(os.environ.get("TEST_INTERVAL_S", "10"))
-RepairLoop.interval_s = loop.Task.interval_s
 loop.STUCK_AFTER_S = float(os.environ.get("TEST_STUCK_AFTER_S", "60"))
 loop._LAST_PASS_S = float(os.environ.get("TEST_LAST_PASS_S", "15"))
 processes.MONITOR_NAMES = frozenset({{{MONITOR!r}}})

@@ -18,17 +18,15 @@ if TYPE_CHECKING:
     from libhamiregion.doctor import Finding
     from libhamiregion.exporter.scrape import Scrape
 
-_INTERVAL_S = 180.0
-
 
 class DoctorCollector:
-    """Diagnoses every three minutes, in an observation of a scrape.
+    """Diagnoses each observation once.
 
-    A finding that a healthy node can show for a moment counts only if it is in two diagnoses.
+    A finding that a healthy node can show for a moment counts only if it is in two observations.
 
     Attributes:
         findings: What counts, as of the last diagnosis.
-        diagnosed_s: Monotonic time of that; None before the first.
+        diagnosed_s: Monotonic time at which that observation began; None before the first.
     """
 
     name = "doctor"
@@ -41,9 +39,9 @@ class DoctorCollector:
         self.diagnosed_s: float | None = None
 
     def collect(self, scrape: Scrape) -> tuple[Series, ...]:
-        """Return the series of the last diagnosis."""
-        began_s = time.monotonic()
-        if self.diagnosed_s is None or began_s - self.diagnosed_s >= _INTERVAL_S:
+        """Return the series of the scrape's observation."""
+        began_s = scrape.observation.began_s
+        if began_s != self.diagnosed_s:
             found = diagnose(scrape.node, observation=scrape.observation, settle_s=0)
             # What a healthy node can show for a moment counts if the last diagnosis had it too.
             self.findings = tuple(confirmed(found, self._before))
