@@ -5,7 +5,6 @@
 6442450944
 """
 
-from . import frames  # noqa: F401 (gives tables and snapshots methods)
 from ._version import __version__
 from .changes import (
     ANYTHING,
@@ -48,17 +47,17 @@ from .layouts import Layout
 from .lock import LockRecovery, LockState, OwnerLife, RegionLock
 from .models import DeviceUsage, ProcessDeviceUsage, ProcessStatus, ProcessUsage, RegionSnapshot
 from .region import Region, create_region, identify, open_region, own_region
-from .region_set import (
+from .region_set import RegionSet
+from .slots import MemoryKind, ReapedSlot, Slot, SlotRepair
+from .tables import (
     Columns,
     DeviceColumns,
     DeviceRow,
     ProcessColumns,
     RegionColumns,
-    RegionSet,
     RegionTable,
     UsageColumns,
 )
-from .slots import MemoryKind, ReapedSlot, Slot, SlotRepair
 from .undo import UndoOutcome, UndoStatus, undo
 from .units import EnvironmentLimits, format_size, limits_from_environment, parse_size
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.layouts import Layout
     from libhamiregion.node import Container, Node, Observation
-    from libhamiregion.region_set import RegionTable
+    from libhamiregion.tables import RegionTable
 
 #: Reasons why a container is not shown, besides those of `MissingReason`.
 SAME_NAMES = "same_names"

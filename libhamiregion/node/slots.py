@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from libhamiregion.observation.containers import Container
     from libhamiregion.observation.processes import FileIdentity, FileUser, HostProcess, ProcessView
     from libhamiregion.region import Region
-    from libhamiregion.region_set import RegionTable
+    from libhamiregion.tables import RegionTable
 
     from .processes import ProcessTable
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.errors import RegionError
     from libhamiregion.models import RegionSnapshot
-    from libhamiregion.region_set import RegionTable
+    from libhamiregion.tables import RegionTable
 
     from .containers import Container
     from .driver import NvmlSample
@@ -78,10 +78,6 @@ class NodeSnapshot:
         """
         for row, container in enumerate(self.containers):
             yield container, self.table.error(row) or self.table.snapshot(row)
-
-    def _repr_html_(self) -> str:
-        """Show the devices in a notebook."""
-        return self.named_table()._repr_html_()
 
 
 @attrs.frozen

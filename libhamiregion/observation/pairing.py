@@ -13,7 +13,7 @@ from .processes import SLOT_STATES
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from libhamiregion.region_set import RegionTable
+    from libhamiregion.tables import RegionTable
 
     from .driver import NvmlProcess, NvmlSample
     from .model import Observation

@@ -13,7 +13,7 @@ from libhamiregion.models import (
     ProcessUsage,
     RegionSnapshot,
 )
-from libhamiregion.region_set import (
+from libhamiregion.tables import (
     UNSIGNED_COLUMNS,
     Columns,
     DeviceColumns,

@@ -1,9 +1,8 @@
-"""Data frames and notebooks get what stands in the regions, typed, with null for nothing."""
+"""Data frames get what is in the regions, typed, with null for nothing."""
 
 from __future__ import annotations
 
 import json
-from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -149,44 +148,6 @@ def test_identity_columns_stand_beside_the_path(region_file: RegionFileFactory) 
         table.with_identity(pod=["bert-0"])
 
 
-class Text(HTMLParser):
-    """The text of a piece of HTML, and every tag that it opens."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-        self.tags: set[str] = set()
-        self.feed(text)
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-    def handle_starttag(self, tag: str, _attributes: object) -> None:
-        self.tags.add(tag)
-
-
-def test_a_notebook_shows_sizes_and_unlimited_and_escapes_the_rest(tmp_path: Path) -> None:
-    path = tmp_path / "<script>.cache"
-    create_region(path, memory_limits=["6GiB", None], uuids=["GPU-<b>", "GPU-1"])
-    with open_region(path) as region, RegionSet([path]) as regions:
-        shown = [each._repr_html_() for each in (region.snapshot(), regions.read())]
-    for each in shown:
-        page = Text(each)
-        assert page.tags <= {"table", "thead", "tbody", "tr", "th", "td", "p"}
-        assert {"6 GiB", "unlimited", "GPU-<b>"} <= set(page.texts)
-        assert any("<script>.cache" in text for text in page.texts)
-
-
-def test_a_notebook_shows_the_first_rows_of_a_long_table(region_file: RegionFileFactory) -> None:
-    region = region_file()
-    for pid in range(1, 31):
-        region.add_process(pid)
-    with RegionSet([region.path]) as regions:
-        shown = regions.read().processes._repr_html_()
-    assert "20 of 30 rows" in Text(shown).texts
-    assert shown.count("<tr>") == 21
-
-
 def test_a_dict_of_a_snapshot_is_what_json_takes(snapshots: list[RegionSnapshot]) -> None:
     for snapshot in snapshots:
         found = json.loads(json.dumps(snapshot.to_dict()))
@@ -205,7 +166,6 @@ def test_a_nodes_frames_say_whose_each_row_is(tmp_path: Path) -> None:
     with files.open() as node:
         node.refresh(processes=False)
         snapshot = node.snapshot()
-        shown = Text(snapshot._repr_html_())
     found = rows(snapshot.named_table().devices.to_pandas())
     assert {each["container"]: each["pod"] for each in found} == {"train": "train-0", "serve": None}
-    assert {"6 GiB", "team-a"} <= set(shown.texts)
+    assert {each["namespace"] for each in found} == {"team-a", None}

@@ -7,8 +7,8 @@ import libhamiregion
 
 ORDER = (
     *("_version", "_core", "layouts", "text", "units", "errors", "_handle", "models", "changes"),
-    *("evidence", "edits", "lock", "slots", "region", "raw_slots", "region_set"),
-    *("frames", "undo", "limiter", "__init__"),
+    *("evidence", "edits", "lock", "slots", "region", "raw_slots", "tables"),
+    *("region_set", "undo", "limiter", "__init__"),
 )
 # Of no one's order: built apart, the command line's start, and helpers that import none of these.
 APART = {"_build", "__main__", "bounded_file", "html_template"}
