@@ -6,6 +6,7 @@
 #define CHECK_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,6 +102,19 @@ static inline void *share_memory(size_t bytes)
     void *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     NEED(shared != MAP_FAILED);
     return shared;
+}
+
+/* Waiting in the kernel. */
+static inline bool is_asleep(int pid)
+{
+    char path[64], state = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *stat = fopen(path, "re");
+    if (stat == NULL)
+        return false;
+    const int fields = fscanf(stat, "%*d (%*[^)]) %c", &state);
+    fclose(stat);
+    return fields == 1 && state == 'S';
 }
 
 /* ---- The end -------------------------------------------------------------------- */

@@ -47,7 +47,7 @@ static inline int glibc_lock_init(const struct glibc_lock *lock)
     if (!lock->is_old)
         return sem_init(lock->sem, 1, 1);
     atomic_store(&lock->old->value, 1);
-    lock->old->flag = FUTEX_PRIVATE_FLAG; /* means: not private */
+    lock->old->flag = 0; /* not private */
     atomic_store(&lock->old->waiters, 0);
     return 0;
 }

@@ -156,16 +156,9 @@ static void sleep_with_glibc(const struct glibc_lock *lock)
 }
 
 /* Asleep in the kernel, and counted in the semaphore. */
-static bool is_asleep(pid_t pid, const struct glibc_lock *lock)
+static bool is_waiting(pid_t pid, const struct glibc_lock *lock)
 {
-    char path[64], state = 0;
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    FILE *stat = fopen(path, "re");
-    if (stat == NULL)
-        return false;
-    int fields = fscanf(stat, "%*d (%*[^)]) %c", &state);
-    fclose(stat);
-    return fields == 1 && state == 'S' && glibc_lock_waiters(lock) == 1;
+    return is_asleep(pid) && glibc_lock_waiters(lock) == 1;
 }
 
 static pid_t start_sleeper(const struct glibc_lock *lock)
@@ -174,9 +167,9 @@ static pid_t start_sleeper(const struct glibc_lock *lock)
     if (pid == 0)
         sleep_with_glibc(lock);
     uint64_t deadline = now_ns() + 10 * ONE_SECOND;
-    while (!is_asleep(pid, lock) && now_ns() < deadline)
+    while (!is_waiting(pid, lock) && now_ns() < deadline)
         nap_us(200);
-    CHECK(is_asleep(pid, lock));
+    CHECK(is_waiting(pid, lock));
     CHECK_EQ(shared->woken_ns, 0);
     return pid;
 }

@@ -17,6 +17,7 @@
 
 #include "lock.h"
 #include "check.h"
+#include "glibc_lock.h"
 #include "internal.h"
 #include "region.h"
 #include "region_file.h"
@@ -53,11 +54,15 @@ static int recover(hr_region *region)
     return hr_recover_lock(region, NULL, 0, &progress, &call_error);
 }
 
-static int account(hr_region *region)
+static int charge(hr_region *region)
 {
     int code = hr_attach(region, ONE_SECOND, &call_error);
-    if (code == HR_OK)
-        code = hr_charge(region, 0, DATA, 1000, 0, ONE_SECOND, &call_error);
+    return code == HR_OK ? hr_charge(region, 0, DATA, 1000, 0, ONE_SECOND, &call_error) : code;
+}
+
+static int account(hr_region *region)
+{
+    int code = charge(region);
     return code == HR_OK ? hr_release(region, 0, DATA, 1000, ONE_SECOND, &call_error) : code;
 }
 
@@ -330,6 +335,74 @@ static void test_who_takes_a_dead_ones_lock_over_makes_its_seqlock_even(void)
     }
 }
 
+/* ---- Waking --------------------------------------------------------------------------- */
+
+/* Longer than a busy machine needs. */
+enum { SLEEP_S = 20 };
+
+static void await_sleep(pid_t pid)
+{
+    while (!is_asleep(pid) && kill(pid, 0) == 0)
+        nap_us(200);
+}
+
+/* Ours are not registered, and this one does not poll. */
+static void test_a_release_wakes_a_waiter_that_is_not_registered(void)
+{
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        region_file_make(&file, id);
+        hr_region *region = open_or_fail(file.path, HR_WRITE);
+        CHECK_EQ(hr_lock(region, ONE_SECOND, &call_error), HR_OK);
+        const pid_t sleeper = fork();
+        NEED(sleeper >= 0);
+        if (sleeper == 0) {
+            const struct timespec most = {.tv_sec = SLEEP_S};
+            _exit(syscall(SYS_futex, file.bytes + file.layout->sem, FUTEX_WAIT, 0, &most, NULL, 0));
+        }
+        await_sleep(sleeper);
+        CHECK_EQ(hr_unlock(region, &call_error), HR_OK);
+        int status;
+        NEED(waitpid(sleeper, &status, 0) == sleeper);
+        CHECK_EQ(status, 0);
+        close_and_free(region);
+        region_file_remove(&file);
+    }
+}
+
+/* Of glibc's waiters each is registered, by its old form in another word than by its new one. */
+static void test_a_charge_wakes_a_waiter_of_glibc(void)
+{
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
+        for (int is_old = 0; is_old <= 1; is_old++) {
+            struct region_file file;
+            region_file_make(&file, id);
+            const struct glibc_lock lock =
+                glibc_lock_in(file.bytes, file.layout->sem, file.layout->owner_pid, is_old != 0);
+            NEED(glibc_lock_init(&lock) == 0);
+            const pid_t charging = start(&file, charge, HR_AT_ACCOUNT_TOTAL_STORED);
+            const pid_t sleeper = fork();
+            NEED(sleeper >= 0);
+            if (sleeper == 0) {
+                const int error = glibc_lock_take(&lock, SLEEP_S);
+                if (error == 0)
+                    glibc_lock_drop(&lock);
+                _exit(error);
+            }
+            while (glibc_lock_waiters(&lock) == 0)
+                nap_us(200);
+            await_sleep(sleeper);
+            finish(charging);
+            int status;
+            NEED(waitpid(sleeper, &status, 0) == sleeper);
+            CHECK_EQ(status, 0);
+            CHECK_EQ(*result, HR_OK);
+            end(charging);
+            region_file_remove(&file);
+        }
+    }
+}
+
 /* ---- Forking ------------------------------------------------------------------------ */
 
 static atomic_bool is_inside, is_about_to_fork;
@@ -444,6 +517,8 @@ int main(void)
     RUN(test_no_other_thread_gives_back_what_a_call_has_taken);
     RUN(test_the_seqlock_is_odd_until_all_is_stored);
     RUN(test_who_takes_a_dead_ones_lock_over_makes_its_seqlock_even);
+    RUN(test_a_release_wakes_a_waiter_that_is_not_registered);
+    RUN(test_a_charge_wakes_a_waiter_of_glibc);
     RUN(test_no_child_is_forked_while_forking_is_locked);
     RUN(test_a_byte_is_locked_while_no_child_can_be_forked);
     RUN(test_a_child_unmaps_nothing_of_its_own);
