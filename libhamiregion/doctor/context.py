@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
+from libhamiregion._core import lib
 from libhamiregion.errors import RegionClosed, RegionError
 from libhamiregion.node.evidence import EVIDENCE_S, gather
 from libhamiregion.node.slots import match_slots, unread_since
 from libhamiregion.observation.pairing import NO_ROW, devices_of
 from libhamiregion.observation.rows import Join
+from libhamiregion.raw_slots import slots_beyond
 from libhamiregion.services.controllers import find_monitors, region_files
 from libhamiregion.services.node_lock import LockUse, is_node_locked
 
@@ -102,6 +104,22 @@ class ObservedRegion:
         return (*self.processes.alive.values(), *self.processes.unlisted)
 
 
+def _slots_behind(region: Region, count: int, processes: RegionProcesses) -> dict[int, int] | None:
+    """Find live processes with a slot behind those that count, or with two that count.
+
+    Returns:
+        Pid to the slot behind the others; None if no process may write to a slot of these.
+
+    Raises:
+        RegionError, OSError: As `slots_beyond`.
+    """
+    living = {each.ns_pids[-1] for each in (*processes.alive.values(), *processes.unlisted)}
+    behind = slots_beyond(region, count) if living else {}
+    found = {pid: slot for pid, slot in behind.items() if pid in living}
+    counting = list(filter(living.__contains__, processes.pids))
+    return found if found or len(counting) > len(set(counting)) else None
+
+
 def look(node: Node, container: Container) -> ObservedRegion:
     """Read a region now and /proc after it, the order that proves a process dead.
 
@@ -171,7 +189,7 @@ class DoctorContext:
             RegionError: The region cannot be read.
             OSError: /proc cannot be listed.
         """
-        known = self._suspects.get(used.region)
+        known = self._gathered.get(used.region)
         if known is not None:
             return known
         found = gather(
@@ -179,24 +197,53 @@ class DoctorContext:
         )
         return found.get(used.region) or used.region.evidence()
 
-    def has_suspect_lock(self, used: ObservedRegion) -> bool:
-        """Return whether a region's lock was taken at two moments, by the same owner."""
-        return used.region in self._suspects or used.row < 0
+    @cached_property
+    def _gathered(self) -> dict[Region, Evidence]:
+        """Evidence about all suspects: in one pass, no region is always the last."""
+        rows = {*self._taken, *self._moved}
+        containers = map(self.observation.containers.__getitem__, rows)
+        regions = {each.region: each for each in containers if each.region is not None}
+        return gather(self.node.processes, regions)
 
     @cached_property
     def _evidence_until_s(self) -> float:
         return time.monotonic() + EVIDENCE_S
 
+    def has_suspect_lock(self, used: ObservedRegion) -> bool:
+        """Return whether a region's lock was taken at two moments, by the same owner."""
+        return used.row in self._taken or used.row < 0
+
+    def slots_behind(self, used: ObservedRegion) -> dict[int, int] | None:
+        """Return the slots behind those that count, by pid; None if none can have been moved.
+
+        Raises:
+            RegionError, OSError: The region cannot be read.
+        """
+        if used.row >= 0:
+            return self._moved.get(used.row)
+        return _slots_behind(used.region, used.snapshot.slot_count, used.processes)
+
     @cached_property
-    def _suspects(self) -> dict[Region, Evidence]:
-        """Evidence about the regions whose lock stays taken.
+    def _moved(self) -> dict[int, dict[int, int]]:
+        """Rows of regions in which slots may have been moved, to those behind the others."""
+        counts, found = self.observation.table.regions.slot_count, {}
+        for row, processes in self.observation.proved().proved.items():
+            region = self.observation.containers[row].region
+            with contextlib.suppress(RegionError, OSError):
+                behind = None if region is None else _slots_behind(region, counts[row], processes)
+                if behind is not None:
+                    found[row] = behind
+        return found
+
+    @cached_property
+    def _taken(self) -> set[int]:
+        """Rows of regions whose lock stays taken.
 
         A lock that is merely taken is an everyday sight: from HAMi-core's September on every
         allocation of a container waits for it. A second look costs less than to ask processes.
         """
         regions = self.observation.table.regions
-        owners: dict[Region, int] = {}
-        containers: dict[Region, Container] = {}
+        owners: dict[int, tuple[Region, int]] = {}
         rows = zip(
             self.observation.containers,
             regions.code,
@@ -204,23 +251,23 @@ class DoctorContext:
             regions.owner_pid,
             strict=True,
         )
-        for container, code, semaphore, owner in rows:
+        for row, (container, code, semaphore, owner) in enumerate(rows):
             region = container.region
             value = semaphore & _SEMAPHORE_VALUE
             is_free = value == 1 and not owner
             # Locks of layouts without a version are only checked for impossible values.
             is_judged = region is not None and (region.layout.has_lock or value > 1)
             if code == 0 and region is not None and is_judged and not is_free:
-                owners[region], containers[region] = owner, container
-        if not owners:
-            return {}
-        time.sleep(_TAKEN_S)
-        still = {}
-        for region, owner in owners.items():
+                owners[row] = region, owner
+        if owners:
+            time.sleep(_TAKEN_S)
+        still = set()
+        for row, (region, owner) in owners.items():
             with contextlib.suppress(RegionError):
-                if region.snapshot().owner_pid == owner:
-                    still[region] = containers[region]
-        return gather(self.node.processes, still, until_s=self._evidence_until_s)
+                is_free = region._live(lib.HR_VALUE_SEM) == 1 and not owner
+                if region.snapshot().owner_pid == owner and not is_free:
+                    still.add(row)
+        return still
 
     @cached_property
     def identities(self) -> dict[FileIdentity, Container]:

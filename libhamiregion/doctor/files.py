@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import Counter, defaultdict
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from libhamiregion.errors import RegionClosed
 from libhamiregion.layouts import LAYOUTS, Layout, mapped_length
+from libhamiregion.node.evidence import EVIDENCE_S
 from libhamiregion.node.outside import mapped_regions, resolve
 from libhamiregion.observation.containers import MissingReason, missing_for
 from libhamiregion.observation.names import is_pod_uid
@@ -104,11 +106,14 @@ def _lost_regions(
                 key = status.st_ino, PurePath(each.region_path).name
                 files[key] = each, status.st_size
     tried: Counter[str] = Counter()
+    until_s = time.monotonic() + EVIDENCE_S
     for mapped in mapped_regions(processes, without=context.identities.keys()):
         tried[mapped.payer] += 1
         if tried[mapped.payer] > _LOST_PER_CONTAINER:
             continue
-        now = resolve(context.node.processes, mapped)
+        # Where there is no time, it has the name of when its maps were read.
+        has_time = time.monotonic() < until_s
+        now = resolve(context.node.processes, mapped) if has_time else mapped
         own, size = files.get(now.inode_and_name, (None, 0))
         if own is None and not now.deleted:
             continue

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from libhamiregion._core import lib
 from libhamiregion.errors import SearchCutShort
 from libhamiregion.layouts import SLOT_CAPACITY, Layout
-from libhamiregion.raw_slots import read_seqlocks, slots_beyond
+from libhamiregion.raw_slots import read_seqlocks
 from libhamiregion.text import count_text
 from libhamiregion.units import format_size
 
@@ -136,11 +136,13 @@ def unknown_processes(context: DoctorContext) -> Iterator[Finding]:
 
 def moved_slots(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Live processes that write behind the last slot that counts, or have two that count."""
+    behind = context.slots_behind(used)
+    if behind is None:
+        return
     living = {process.ns_pids[-1]: process for process in used.users}
     counting = Counter(usage.pid for usage, _ in used.slots if memory_bytes(usage))
     twice = {pid for pid, slots in counting.items() if slots > 1 and pid in living}
-    behind = slots_beyond(used.region, used.snapshot.slot_count) if living else {}
-    if not (twice or living.keys() & behind.keys()):
+    if not (twice or behind):
         return
     # Earlier processes leave slots there, and pids are used again: the core has the proof.
     try:

@@ -13,17 +13,16 @@ from libhamiregion.errors import RegionError
 from libhamiregion.evidence import ask_process
 
 from . import procfs
-from .process_reader import in_turn
 from .processes import ProcessTable
 from .slots import other_pod_processes
-from .workers import Call
+from .workers import TIMEOUT_S, Call
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from libhamiregion.evidence import Evidence, ProcessAnswer
     from libhamiregion.observation.containers import Container
-    from libhamiregion.observation.processes import ProcessView
+    from libhamiregion.observation.processes import Entry, ProcessView
     from libhamiregion.region import Region
 
 #: All questions about suspects take so long in one observation, or one repair.
@@ -47,7 +46,8 @@ def gather(
         table: The processes; listed again.
         regions: Open regions, each with its container if that is known: processes of other pods
             are left out then.
-        until_s: No question begins after it, on the monotonic clock; None means 2 s from now.
+        until_s: No question begins after it, on the monotonic clock; None means 2 s after /proc was
+            listed, which takes another 2 s at most.
         everyone: Ask every process: a start-up semaphore has no owner, and any process may hold it.
         only_listed: Leave the table's maps as they are; for a table that has no other use.
 
@@ -57,35 +57,38 @@ def gather(
     Raises:
         OSError: /proc cannot be listed.
     """
-    until_s = time.monotonic() + EVIDENCE_S if until_s is None else until_s
     noted: dict[Region, Evidence] = {}
     for region in regions:
         with contextlib.suppress(RegionError):
             noted[region] = region.evidence()
+    if until_s is not None and time.monotonic() >= until_s:
+        for evidence in noted.values():
+            evidence.add((), found_all=False, cut_short=True)
+        return noted
     if not noted:
         return {}
+    pids = {each: None if everyone else found.pids for each, found in noted.items()}
     # One of another pod may have mapped the region since its maps were read: that is read again.
-    strangers = {
-        pid for each in noted for pid in _strangers(table.view, regions[each], noted[each])
-    }
+    strangers = {pid for each in noted for pid in _strangers(table.view, regions[each], pids[each])}
     table.refresh(strangers, only_wanted=only_listed)
     view = table.view
+    until_s = time.monotonic() + EVIDENCE_S if until_s is None else until_s
+    wanted: dict[Region, list[int]] = {}
     asked: defaultdict[int, list[Region]] = defaultdict(list)
-    for region, evidence in noted.items():
-        left_out = strangers & _strangers(view, regions[region], evidence)
-        for pid in _candidates(view, None if everyone else evidence.pids):
-            if pid not in left_out:
-                asked[pid].append(region)
+    for region in noted:
+        left_out = strangers & _strangers(view, regions[region], pids[region])
+        wanted[region] = [pid for pid in _candidates(view, pids[region]) if pid not in left_out]
+        for pid in wanted[region]:
+            asked[pid].append(region)
     answers = _ask(table, view, asked, noted, until_s)
     for region, evidence in noted.items():
-        wanted = [pid for pid, each in asked.items() if region in each]
-        found = [answers[pid][region] for pid in wanted if pid in answers]
-        is_late = len(found) < len(wanted)
+        found = [answers[pid][region] for pid in wanted[region] if pid in answers]
+        is_late = len(found) < len(wanted[region])
         with contextlib.suppress(RegionError):
             evidence.add(
                 found,
                 found_all=not is_late and _sees_all(view, evidence, found),
-                is_all=(everyone or evidence.pids is None) and not is_late,
+                is_all=pids[region] is None and not is_late,
                 cut_short=is_late,
             )
     return noted
@@ -99,11 +102,14 @@ def _candidates(view: ProcessView, pids: frozenset[int] | None) -> Iterator[int]
             yield pid
 
 
-def _strangers(view: ProcessView, container: Container | None, evidence: Evidence) -> set[int]:
-    """Processes with such a pid that are proved to be of other pods."""
-    if container is None or evidence.pids is None:
+def _strangers(
+    view: ProcessView, container: Container | None, pids: frozenset[int] | None
+) -> set[int]:
+    """Processes with one of these pids that are proved to be of other pods; None means all."""
+    if container is None:
         return set()
-    return {pid for pid, _ in other_pod_processes(view, container, evidence.pids)}
+    asked = view.by_ns_pid if pids is None else pids
+    return {pid for pid, _ in other_pod_processes(view, container, asked)}
 
 
 def _ask(
@@ -114,10 +120,18 @@ def _ask(
     until_s: float,
 ) -> dict[int, dict[Region, ProcessAnswer]]:
     calls: dict[Call, tuple[int, list[Region]]] = {}
-    for entry in in_turn(view.entries[pid] for pid in asked):
+    spent_s = table.spent_s
+    for gone in spent_s.keys() - {each.budget_key for each in view.entries.values()}:
+        del spent_s[gone]
+    # Containers that have answered slowly come last, so that they hide only their own regions. A
+    # region needs the answers of all its processes: those of a container follow each other.
+    for entry in sorted(
+        (view.entries[pid] for pid in asked),
+        key=lambda each: (spent_s[each.budget_key], each.budget_key),
+    ):
         pid, regions = entry.identity[0], list(asked[entry.identity[0]])
         files = [noted[region].file for region in regions]
-        work = partial(_question, table.proc, pid, files)
+        work = partial(_question, table, entry, files)
         calls[Call(entry.budget_key, entry.identity, work)] = pid, regions
     found = {}
     for call, made in table.call_all(list(calls), until_s):
@@ -127,13 +141,17 @@ def _ask(
     return found
 
 
-def _question(proc: str, pid: int, files: list[Any]) -> tuple[ProcessAnswer, ...]:
+def _question(table: ProcessTable, entry: Entry, files: list[Any]) -> tuple[ProcessAnswer, ...]:
     """Ask one process, in a thread that it may block."""
-    directory = os.open(proc, procfs.DIRECTORY)
+    key, began_s = entry.budget_key, time.monotonic()
+    # Taken back with an answer.
+    table.spent_s[key] += TIMEOUT_S
+    directory = os.open(table.proc, procfs.DIRECTORY)
     try:
-        return ask_process(directory, pid, files)
+        return ask_process(directory, entry.identity[0], files)
     finally:
         os.close(directory)
+        table.spent_s[key] += time.monotonic() - began_s - TIMEOUT_S
 
 
 def _sees_all(view: ProcessView, evidence: Evidence, found: list[ProcessAnswer]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,6 +54,7 @@ class ProcessTable:
     Attributes:
         proc: The root of /proc, absolute.
         view: The last complete state.
+        spent_s: Budget key to the seconds that its processes have taken to answer for evidence.
     """
 
     def __init__(self, proc: PathLike = "/proc", *, user_file: PathLike = "/etc/passwd") -> None:
@@ -61,6 +63,7 @@ class ProcessTable:
         self.view = ProcessView(self.proc)
         self._user_file = Path(user_file)
         self._reader = ProcessReader()
+        self.spent_s: defaultdict[str, float] = defaultdict(float)
 
     def refresh(self, wanted: Collection[int] = (), *, only_wanted: bool = False) -> None:
         """List the processes, and read those that are new or due.

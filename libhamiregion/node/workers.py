@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Reading the largest maps takes half a second.
-_TIMEOUT_S = 1.0
+#: How long a call may take: reading the largest maps takes half a second.
+TIMEOUT_S = 1.0
 # A thread that is abandoned stays until its call returns: so many at most, in all and per party.
 _ABANDONED_LIMIT = 64
 _LIMIT_PER_PARTY = 2
@@ -57,7 +57,7 @@ class Workers:
         name: Of the threads.
     """
 
-    def __init__(self, timeout_s: float = _TIMEOUT_S, name: str = "hami-reader") -> None:
+    def __init__(self, timeout_s: float = TIMEOUT_S, name: str = "hami-reader") -> None:
         self._timeout_s = timeout_s
         self._name = name
         self._calling = threading.Lock()
