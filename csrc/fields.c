@@ -237,7 +237,7 @@ static int get_work(void *argument)
         call->result = devices;
         return code;
     case HR_VALUE_SEM:
-        call->result = hr_sem_value(hr_load_lock(region).sem);
+        call->result = hr_sem_value(hr_load_u64(hr_sem_at(region), memory_order_acquire));
         return HR_OK;
     case HR_VALUE_POSTINIT:
         call->result = hr_postinit_value(region);

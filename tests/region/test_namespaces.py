@@ -9,7 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 from lock_bytes import hold, is_free, let_go, owner_of, set_value, value_of
-from namespaces import IS_FIRST, NEW_NAMESPACE, is_number, why_no_new_namespace
+from namespaces import (
+    NEW_NAMESPACE,
+    is_number,
+    needs_first_namespace,
+    why_no_new_namespace,
+)
 from slot_bytes import at_work, forget_marks, pids
 from support.actors import Actor, MakeActor, ProcessFactory
 from support.region_file import RegionFile, RegionFileFactory
@@ -23,10 +28,11 @@ from libhamiregion import (
     open_region,
 )
 
-_reason = why_no_new_namespace() or (
-    "" if IS_FIRST else "needs the first pid namespace, which sees into all others"
-)
-pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(_reason), reason=_reason)]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(bool(why_no_new_namespace()), reason=why_no_new_namespace()),
+    needs_first_namespace(),
+]
 
 
 @pytest.fixture(scope="module")
