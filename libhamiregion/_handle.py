@@ -128,6 +128,11 @@ class Handle:
 _writable: Final[weakref.WeakSet[Handle]] = weakref.WeakSet()
 
 
+def attached_regions() -> list[Handle]:
+    """Return the open regions in which this process has a slot."""
+    return [region for region in list(_writable) if lib.hr_attachment(region._handle)]
+
+
 @atexit.register
 def _leave_regions() -> None:
     """Give back this thread's locks and detach all slots, at the end of the program."""

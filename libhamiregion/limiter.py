@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from .region import Region
 
 _MAX_BLOCKS: Final = 2**63 - 1
-_UNLIMITED: Final = 100
 # As libvgpu's launches.
 _NAP_S: Final = 0.01
 
@@ -78,7 +77,7 @@ class CoreLimiter:
     ) -> None:
         sm_count = integer("sm_count", sm_count, 1, 65536)
         max_threads_per_sm = integer("max_threads_per_sm", max_threads_per_sm, 1, 65536)
-        limit = _UNLIMITED if sm_limit is None else integer("sm_limit", sm_limit, 0, 2**32 - 1)
+        limit = 0 if sm_limit is None else integer("sm_limit", sm_limit, 0, 2**32 - 1)
         device = integer("device", device, 0, DEVICE_CAPACITY - 1)
         # The C limiter reads the region through its handle, which lives as long as the Region.
         self._region = region

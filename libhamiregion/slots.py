@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import attrs
@@ -93,7 +92,7 @@ class Slot:
         region: The region that it belongs to.
     """
 
-    __slots__ = ("__weakref__", "_number", "_timeout_ns", "pid", "region")
+    __slots__ = ("_number", "_timeout_ns", "pid", "region")
 
     def __init__(self, region: Handle, timeout_ns: int) -> None:
         self.region = region
@@ -107,7 +106,6 @@ class Slot:
             code = in_slices(lambda slice_ns: lib.hr_attach(handle, slice_ns, error), timeout_ns)
             region._check(code, error, _HOLDS_LOCK)
             self._number = lib.hr_attachment(handle)
-            _slots.add(self)
         except BaseException:
             # A signal's handler may have run as the slot was taken.
             if error.code != lib.HR_EATTACHED:
@@ -216,27 +214,16 @@ class Slot:
         if not self._attached:
             return
         handle, number, error = self.region._handle, self._number, new_error()
-
-        def detach(timeout_ns: int) -> int:
-            code: int = lib.hr_detach(handle, number, timeout_ns, error)
-            return code
-
         try:
-            code = in_slices(detach, self._timeout_ns)
+            code = in_slices(
+                lambda slice_ns: lib.hr_detach(handle, number, slice_ns, error), self._timeout_ns
+            )
         except BaseException:
             # A signal's handler: the slot goes all the same, if the lock is free.
-            detach(SLICE_NS)
+            lib.hr_detach(handle, number, SLICE_NS, error)
             raise
         if code != lib.HR_EDETACHED:
             self.region._check(code, error, _HOLDS_LOCK)
-
-
-_slots: weakref.WeakSet[Slot] = weakref.WeakSet()
-
-
-def attached_slots() -> list[Slot]:
-    """Return the slots that this process has now."""
-    return [slot for slot in _slots if slot._attached]
 
 
 class Slots(Handle):
@@ -292,7 +279,8 @@ class Slots(Handle):
             ProcessNotInRegion: No slot has that pid.
             LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As `lock`.
         """
-        return self._edit_slot(pid, {"host_pid": host_pid}, None, dry_run, timeout_s)[0]
+        values = {"host_pid": integer("a host pid", host_pid, 0, _MAX_PID)}
+        return self._edit_slot(pid, values, None, dry_run, timeout_s)[0]
 
     def set_utilization(
         self,
@@ -385,15 +373,14 @@ class Slots(Handle):
         self,
         pid: SupportsIndex,
         values: Mapping[str, SupportsIndex],
-        device: SupportsIndex | None,
+        device: int | None,
         dry_run: bool,
         timeout_s: float,
     ) -> tuple[SlotChange, ...]:
         """Store values by field, all under one lock."""
         pid = integer("a pid", pid, 1, _MAX_PID)
-        index = None if device is None else integer("a device", device, 0, DEVICE_CAPACITY - 1)
         edits = [
-            (SLOT_FIELDS[field], index or 0, integer(field, to, 0, _MAX_BYTES), 0)
+            (SLOT_FIELDS[field], device or 0, integer(field, to, 0, _MAX_BYTES), 0)
             for field, to in values.items()
         ]
         raw, error = ffi.new("struct hr_slot_edit[]", edits), new_error()
@@ -403,14 +390,11 @@ class Slots(Handle):
             ),
             nanoseconds(timeout_s),
         )
-        if code == lib.HR_EINVAL:
-            names = ", ".join(values)
-            raise ValueError(f"{self.path!r}: the value of {names} is too large")
         self._check(code, error, _HOLDS_LOCK)
         changes = []
         for field, edit in zip(values, raw, strict=True):
             before = signed(edit.before) if field in {"host_pid", "status"} else edit.before
-            where = pid, field, index
+            where = pid, field, device
             changes.append(SlotChange(*where, before, edit.to, None, self.path, self.file_id))
         return tuple(changes)
 

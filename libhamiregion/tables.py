@@ -6,6 +6,7 @@ so that differences of columns are right.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import attrs
@@ -231,14 +232,10 @@ class DeviceColumns(Columns, _Figures):
     memory_limit_bytes: memoryview
     sm_limit_percent: memoryview
 
-    @property
+    @cached_property
     def uuid_bytes(self) -> memoryview:
         """The uuids as the regions have them, 96 bytes a row, padded with NUL."""
-        if "_uuid_cells" not in self.__dict__:
-            size_bytes = self._rows * lib.HR_UUID_BYTES
-            self.__dict__["_uuid_cells"] = self._cells(lib.HR_TABLE_UUIDS, size_bytes, 0)
-        cells: memoryview = self.__dict__["_uuid_cells"]
-        return cells
+        return self._cells(lib.HR_TABLE_UUIDS, self._rows * lib.HR_UUID_BYTES, 0)
 
     def uuids(self) -> list[str | None]:
         """Return the uuids of all devices; None where one is unset."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import attrs
 
+from libhamiregion._handle import attached_regions
 from libhamiregion.errors import RegionClosed, RegionStale
 from libhamiregion.observation.names import is_pod_uid
 from libhamiregion.observation.processes import SLOT_STATES, RegionProcesses, SlotStates
-from libhamiregion.slots import attached_slots
 
 from .procfs import file_identity
 
@@ -175,9 +175,9 @@ def _dead(
 
 def _is_attached(identity: FileIdentity) -> bool:
     """Whether this process has a slot in that region."""
-    for slot in attached_slots():
+    for region in attached_regions():
         with contextlib.suppress(RegionClosed, RegionStale):
-            if file_identity(slot.region) == identity:
+            if file_identity(region) == identity:
                 return True
     return False
 

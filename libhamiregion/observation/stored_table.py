@@ -70,7 +70,7 @@ class StoredTable(RegionTable):
         self.processes = _filled(ProcessColumns, columns["processes"])
         self.usages = _filled(UsageColumns, columns["usages"])
         cells = b"".join((uuid or "").encode("ascii").ljust(UUID_BYTES, b"\0") for uuid in uuids)
-        self.devices.__dict__["_uuid_cells"] = memoryview(cells)
+        self.devices.uuid_bytes = memoryview(cells)
         if not len(self.paths) == len(self.regions) == len(errors) == len(layouts_newer):
             raise ValueError("regions")
         if len(uuids) != len(self.devices):
