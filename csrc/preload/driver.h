@@ -92,10 +92,8 @@ bool hr_is_ended(uint32_t owner, uint32_t ended);
 
 /* ---- NVML (nvml.c) -------------------------------------------------------------------- */
 
-/* Whether there is an NVML that works.  Loaded and initialised at the first question. */
-bool hr_has_nvml(void);
-
-/* NVML's handle of a row's device, MIG devices included.  False: there is none. */
+/* NVML's handle of a row's device, MIG devices included.  False: there is none.  NVML is loaded and
+ * initialised at the first question. */
 bool hr_nvml_device(int row, nvmlDevice_t *out);
 
 /* The processes with a context on a device, in a list that the caller frees; NULL: NVML does not

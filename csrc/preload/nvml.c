@@ -78,11 +78,6 @@ static const struct nvml_functions *nvml(void)
     return known == &none ? NULL : known;
 }
 
-bool hr_has_nvml(void)
-{
-    return nvml() != NULL;
-}
-
 bool hr_nvml_device(int row, nvmlDevice_t *out)
 {
     static const char *const kinds[] = {"GPU-", "MIG-"};

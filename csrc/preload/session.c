@@ -30,7 +30,6 @@ _Atomic unsigned hr_holds = HR_HOLD_UNPREPARED;
 static _Atomic enum hr_session_state state;
 static hr_region *region;
 static enum policy policy;
-static bool is_lost;
 static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
 
 static hr_region *inherited; /* in a forked child: the parent's handle */
@@ -47,7 +46,6 @@ static void fork_session(enum hr_fork at)
         if (inherited == NULL)
             inherited = region;
         region = NULL;
-        is_lost = false;
         atomic_store_explicit(&hr_holds, HR_HOLD_UNPREPARED, memory_order_relaxed);
         atomic_store_explicit(&state, HR_SESSION_NONE, memory_order_release);
     }
