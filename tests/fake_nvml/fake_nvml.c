@@ -413,7 +413,7 @@ static int list_processes(const char *function, device_handle handle, enum proce
     }
     *count = found;
     if (scene.slow_lists)
-        usleep(20000);
+        usleep(200000);
     bool grown = room > 0 && ruled(&scene, function, place, true) != 0;
     return finish(found > room || grown ? INSUFFICIENT_SIZE : SUCCESS);
 }

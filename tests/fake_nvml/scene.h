@@ -15,7 +15,7 @@
  *   quirk stale-samples                    samples older than asked for, and entries not filled in
  *   quirk private                          of live GPUs, each process is shown itself only
  *   quirk blackwell                        the older function has samples of 0 %
- *   quirk slow-lists                       a list of processes takes 20 ms
+ *   quirk slow-lists                       a list of processes takes 0.2 s
  *   quirk wide-lists                       version 3 of the lists has entries of 32 bytes
  *   error FUNCTION CODE [PLACE|* [TIMES]]  the exported function returns the code, TIMES times only
  *   grow FUNCTION TIMES                    a list that outgrows its buffer, TIMES times

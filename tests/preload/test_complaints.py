@@ -52,6 +52,21 @@ def test_a_long_line_is_cut_and_ends_as_a_line(limited: Make, tmp_path: Path) ->
     assert LONGEST_LINE - 8 < len(said) <= LONGEST_LINE
 
 
+def test_a_program_that_can_start_no_thread_says_so_and_goes_on(
+    limited: Make, c_programs: Path
+) -> None:
+    scene = limited(sm=[1, None])
+    program = scene.program(LD_PRELOAD=str(c_programs / "libthreadless.so")).start()
+    module = program.do("cuModuleLoadData", OUT, "text:any image")
+    kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_1ms")
+    for _ in range(200):
+        program.do("cuLaunchKernel", kernel, 1, 1, 1, 32, 1, 1, 0, None, None, None)
+    status, said = program.end()
+    assert status == 0
+    assert said.startswith("libhamiregion: no thread could be started: SM limits are not held")
+    assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [(b"no region\n" * 1000, "it is not a region"), (b"", "it is still being made")],

@@ -473,6 +473,8 @@ context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
 cuda.cuInit(0)
 cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
 cuda.cuCtxSetCurrent(context)
+cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 30))
+cuda.cuMemFree_v2(pointer)
 cuda.fake_cuda_grow(0, ctypes.c_uint64(500 << 20))
 print(flush=True)
 while True:
@@ -489,11 +491,16 @@ def test_what_the_driver_takes_counts_while_a_program_allocates_steadily(
     rules.write_text("quirk slow-lists\n")
     scene = limited(memory=[4 * GIB])
     environment = scene.environment(FAKE_NVML_STATE=str(rules))
+
+    def context_bytes() -> int:
+        return scene.region.snapshot().processes[0].devices[0].memory_context_bytes
+
     command = [sys.executable, "-I", "-S", "-c", ALLOCATE_STEADILY]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"\n"
-        eventually(lambda: scene.used() >= CONTEXT + 498 * MIB)
+        eventually(lambda: context_bytes() >= CONTEXT + 499 * MIB)
+        assert context_bytes() <= CONTEXT + 500 * MIB
         process.kill()
 
 

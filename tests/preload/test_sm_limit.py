@@ -318,19 +318,22 @@ def test_a_program_that_cannot_be_told_from_others_is_not_held_and_says_so(
     eventually(lambda: observer.busy_percent(0.5) > FREE)
 
 
-def test_a_captured_launch_costs_nothing(limited: Make) -> None:
+@pytest.mark.parametrize("name", ["cuLaunchKernel", "cuLaunchKernel_ptsz"])
+def test_a_captured_launch_costs_nothing(limited: Make, name: str) -> None:
     """It only becomes a node of a graph; those after it would wait for half a second."""
     scene = limited(sm=[10, None])
-    relaxed = 2
+    relaxed, per_thread_stream = 2, 2
 
     def waited_s() -> float:
         program = scene.program().start()
         module = program.do("cuModuleLoadData", OUT, "text:any image")
         kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_1ms")
-        stream = program.do("cuStreamCreate", OUT, 0)
+        captured = stream = program.do("cuStreamCreate", OUT, 0)
+        if name.endswith("_ptsz"):
+            captured, stream = per_thread_stream, None
 
         def launch(width: int) -> None:
-            program.do("cuLaunchKernel", kernel, width, 1, 1, 32, 1, 1, 0, stream, None, None)
+            program.do(name, kernel, width, 1, 1, 32, 1, 1, 0, stream, None, None)
 
         def has_a_rate() -> bool:
             launch(1)
@@ -338,9 +341,9 @@ def test_a_captured_launch_costs_nothing(limited: Make) -> None:
 
         eventually(has_a_rate)
         time.sleep(0.3)  # tokens come: without them a captured launch has none to pay with
-        program.do("cuStreamBeginCapture_v2", stream, relaxed)
+        program.do("cuStreamBeginCapture_v2", captured, relaxed)
         launch(2**31 - 1)
-        program.do("cuStreamEndCapture", stream, OUT)
+        program.do("cuStreamEndCapture", captured, OUT)
         begun_s = time.monotonic()
         launch(1)
         launch(1)
