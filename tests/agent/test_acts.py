@@ -1,5 +1,6 @@
 """Regions that stay open for writing from one act to the next."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -69,12 +70,32 @@ def test_an_act_is_on_the_file_that_is_there_or_on_none(
     assert file.get("recent_kernel") == (1 if is_seen else 2)
 
 
+def test_an_act_is_on_the_newest_file_of_a_container(
+    scene: NodeScene, node: Node, writable: WritableRegions
+) -> None:
+    older = scene.container("a")
+    node.refresh(processes=False)
+    (container,) = node.containers
+    with writable.open(container) as region:
+        region.set_recent_kernel(2)
+    newer = RegionFile(older.path.with_name("newer.cache"), older.layout)
+    newer.path.write_bytes(older.content())
+    os.utime(newer.path, (2**31, 2**31))
+    node.refresh(processes=False)
+    (container,) = node.containers
+    with writable.open(container) as region:
+        region.set_recent_kernel(1)
+    assert (older.get("recent_kernel"), newer.get("recent_kernel")) == (2, 1)
+
+
 def test_nothing_stays_open_of_an_act_that_fails(
     scene: NodeScene, node: Node, writable: WritableRegions
 ) -> None:
     file = scene.container("a")
     node.refresh(processes=False)
     (container,) = node.containers
+    with writable.open(container) as region:
+        region.set_recent_kernel(2)
     for _ in range(2):
         with pytest.raises(OSError, match="full"), writable.open(container) as region:
             raise OSError("full")
