@@ -19,6 +19,9 @@ from support.exporter_process import ExporterProcess, environment, exporter_proc
 from support.scrapers import GOOD_REQUEST, Scraper, ask, connect, read_to_end
 from support.wait import PATIENCE_S, eventually
 
+from libhamiregion.exporter import MetricsServer
+from libhamiregion.node import Observer
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -200,6 +203,22 @@ def test_wrong_usage_exits_with_2(wrong: tuple[str, str], message: str) -> None:
     done = call("exporter", *wrong)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_its_health_is_that_of_its_observations(
+    files: NodeFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str | None] = []
+
+    def run(server: MetricsServer) -> None:
+        found.append(server.healthy())
+        monkeypatch.setattr(Observer, "taking_s", 61.0)
+        found.append(server.healthy())
+        server.stop()
+
+    monkeypatch.setattr(MetricsServer, "run", run)
+    call("exporter", "--root", str(files.root), "--listen", "127.0.0.1:0")
+    assert found == [None, "an observation has not returned for 61 s"]
 
 
 @pytest.mark.slow(keep=2)
