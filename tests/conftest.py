@@ -21,10 +21,9 @@ from support.node_scene import NodeScene
 from support.own_processes import move_into_own_processes
 from support.region_file import RegionFile, RegionFileFactory
 from support.run_summary import pytest_terminal_summary
-from support.wait import PATIENCE_S, on_this_machine_s
+from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, create_region
-from libhamiregion.node import process_reader
 
 if TYPE_CHECKING:
     from fake_kubernetes.server import FakeApi
@@ -63,15 +62,6 @@ def pytest_configure(config: pytest.Config) -> None:
         move_into_own_processes(is_on_host=config.option.markexpr == "gpu")
     if config.getoption("timeout", None) is None:
         config.option.timeout = 4 * PATIENCE_S
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _time_for_an_observation() -> None:
-    """Give an observation as much more time for processes as this machine is slower.
-
-    In one that ends early, processes are unknown: right, and not what most tests are about.
-    """
-    process_reader._REFRESH_S = on_this_machine_s(process_reader._REFRESH_S)
 
 
 @pytest.fixture(scope="session")
