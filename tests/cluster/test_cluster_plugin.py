@@ -6,9 +6,11 @@ starts the program on the fake node of that pod.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import os
+import runpy
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -48,7 +50,8 @@ done = subprocess.run(
     [sys.executable, "-m", "libhamiregion", *command[1:], *node["place"]],
     capture_output=True,
 )
-sys.stdout.buffer.write(done.stdout[: node.get("bytes", len(done.stdout))])
+out = node["out"].encode() if "out" in node else done.stdout
+sys.stdout.buffer.write(out[: node.get("bytes", len(out))])
 sys.stderr.buffer.write(done.stderr)
 sys.exit(node.get("code", done.returncode))
 """
@@ -109,16 +112,26 @@ class Scene:
         )
 
 
-def our_pod(cluster: Cluster, node: str, mode: str) -> None:
-    """A pod as the chart's DaemonSet makes it on a node, running."""
+def our_pod(
+    cluster: Cluster,
+    node: str,
+    mode: str,
+    *,
+    name: str = "",
+    namespace: str = NAMESPACE,
+    phase: str = "Running",
+    **changes: Any,
+) -> str:
+    """A pod as the chart's DaemonSet makes it on a node; returns its path."""
     values = {"mode": mode, "hamiMonitor": "absent"}
     template = pod_of(documents(values))
-    name = f"hamiregion-{node}"
+    name = name or f"hamiregion-{node}"
     metadata = {**template["metadata"], "name": name}
-    body = {"metadata": metadata, "spec": {**template["spec"], "nodeName": node}}
-    cluster.must("POST", pods_path(NAMESPACE), body)
-    running = {"status": {"phase": "Running"}}
-    cluster.must("PATCH", f"{pods_path(NAMESPACE, name)}/status", running, kind=PATCH)
+    spec = {**template["spec"], "nodeName": node, **changes}
+    cluster.must("POST", pods_path(namespace), {"metadata": metadata, "spec": spec})
+    path = pods_path(namespace, name)
+    cluster.must("PATCH", f"{path}/status", {"status": {"phase": phase}}, kind=PATCH)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +187,7 @@ def test_a_limit_is_set_on_the_node_of_the_named_pod(scene: Scene) -> None:
     [
         ("ps", "-n", "research", "bert-0"),
         ("containers", "research/bert-0/train"),
+        ("ps", "research/bert-0"),
         ("show", "-A", "bert-1"),
         ("limits", "get", "bert-0/train", "-n", "research", "-o", "json"),
     ],
@@ -199,10 +213,10 @@ def test_exit_codes_of_the_verb_are_those_of_the_plugin(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("ps", "-n", "research", "bert-9"), 'pods "bert-9" not found'),
+        (("ps", "-n", "research", "bert-9"), "no pods are called bert-9"),
         (("show", "-A", "bert-0"), "2 pods are called bert-0: give -n NAMESPACE"),
         (("show", "-n", "research", "waiting"), "is on no node yet"),
-        (("ps", "--node", "cpu-1"), "no pod of ours runs there"),
+        (("ps", "--node", "gpu-1", "--node", "cpu-1"), "no pod of ours is on cpu-1"),
         (("ps", "--context", "nothing"), "context"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -213,6 +227,41 @@ def test_a_failed_look_up_is_one_line(scene: Scene, words: tuple[str, ...], mess
     assert done.stderr.startswith("Error: ")
     assert message in done.stderr
     assert scene.asked() == []
+
+
+def test_a_name_is_typed_as_it_is_printed(scene: Scene) -> None:
+    (container,) = scene.fakes["gpu-1"].containers
+    for printed in ("research/bert-0", f"research/bert-0@{container.pod_uid}/train"):
+        done = scene.run("limits", "get", printed)
+        assert done.returncode == 0, done.stderr
+    assert scene.asked() == ["hamiregion-gpu-1"] * 2
+
+
+def test_of_several_pods_none_is_left_out_in_silence(scene: Scene) -> None:
+    for verb in ("doctor", "ps"):
+        done = scene.run(verb, "-n", "research", "bert-0", "bert-1")
+        assert (done.returncode, "name one pod, not 2" in done.stderr) == (2, True)
+    assert scene.asked() == []
+    done = scene.run("containers", "--all", "bert-[12]")
+    assert [line.split()[:2] for line in done.stdout.splitlines()[1:]] == [
+        ["gpu-2", "research/bert-1"],
+        ["gpu-3", "research/bert-2"],
+    ]
+    assert "gpu-1: Error: there is no bert-[12]" in done.stderr
+
+
+def test_a_pod_that_a_tenant_has_labelled_as_ours_is_asked_nothing(scene: Scene) -> None:
+    """It would answer in our name, and a Job would take its image."""
+    template = pod_of(documents({}))["spec"]
+    spec = {"hostPID": False, "volumes": [], "containers": []}
+    for each in template["containers"]:
+        spec["containers"] = [{**each, "name": "agent", "volumeMounts": []}]
+    path = our_pod(scene.cluster, "gpu-1", "agent", name="zzz", namespace="sales", **spec)
+    try:
+        done = scene.run("containers", "--node", "gpu-1")
+        assert (done.returncode, scene.asked()) == (0, ["hamiregion-gpu-1"]), done.stderr
+    finally:
+        scene.cluster.must("DELETE", f"{path}?gracePeriodSeconds=0")
 
 
 # ---- all nodes -----------------------------------------------------------------------------------
@@ -269,6 +318,37 @@ def test_a_node_that_is_late_or_cut_short_is_named_and_the_others_are_shown(
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["NODE", "gpu-2", "gpu-3"]
 
 
+def test_a_node_whose_pod_of_ours_does_not_run_is_named(scene: Scene) -> None:
+    path = our_pod(scene.cluster, "gpu-4", "exporter", phase="Pending")
+    try:
+        done = scene.run("containers")
+        assert done.returncode == 1
+        assert "gpu-4: pod hamiregion/hamiregion-gpu-4 does not run" in done.stderr
+        assert len(done.stdout.splitlines()) == 1 + len(NODES)
+    finally:
+        scene.cluster.must("DELETE", f"{path}?gracePeriodSeconds=0")
+
+
+@pytest.mark.parametrize("option", ["--watch", "--watch=1", "-i1"])
+def test_several_nodes_are_not_watched(scene: Scene, option: str) -> None:
+    done = scene.run("ps", option)
+    assert (done.returncode, done.stdout, scene.asked()) == (2, "", [])
+    assert "--watch shows one node" in done.stderr
+
+
+def test_an_answer_moves_no_cursor_and_has_a_largest_size(scene: Scene) -> None:
+    scene.change(gpu_1={"out": "POD  CONTAINER\n\x1b[2Jresearch/bert-0  train\r\n"})
+    done = scene.run("containers")
+    assert "gpu-1  ?[2Jresearch/bert-0" in done.stdout
+    assert not set(done.stdout) & {"\x1b", "\r"}
+    kubectl = runpy.run_path(str(PLUGIN))["Kubectl"]
+    kubectl.run.__globals__.update(LARGEST_BYTES=1000, DEADLINE_S=1.0)
+    shell = kubectl(argparse.Namespace(context=None, kubeconfig=None))
+    shell.command = ["sh", "-c"]
+    assert shell.run(["yes"]) == (None, "", "did not answer within 1 s")
+    assert shell.run(["head -c 5000 /dev/zero"]) == (0, "\0" * 1000, "")
+
+
 def test_a_node_is_observed_as_a_document_that_the_program_shows_again(scene: Scene) -> None:
     done = scene.run("observe", "-n", "research", "bert-1")
     assert done.returncode == 0, done.stderr
@@ -313,6 +393,8 @@ def test_where_only_the_exporter_runs_a_job_may_write_what_the_pod_may_not(scene
     assert "add --job to run this once, in a Job on that node" in done.stderr
     done = scene.run(*words, "--job")
     assert done.returncode == 0, done.stderr
+    # It reaches the same cluster.
+    assert f"--kubeconfig={scene.directory / 'config'}" in done.stdout
     name = done.stdout.strip().rpartition("/")[2]
     job = scene.cluster.must("GET", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{name}")
     spec = job["spec"]["template"]["spec"]
@@ -344,8 +426,6 @@ def test_it_is_python_3_9_of_the_standard_library_and_short() -> None:
 
 
 def test_each_verb_and_option_with_a_value_is_one_of_the_program() -> None:
-    import runpy
-
     import click
 
     from libhamiregion.cli.verbs import hamiregion
