@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,12 @@ import click
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+#: Names of the option with seconds that may be left out.
+WATCH = ["--watch", "-i"]
+# With a wrong unit too; UIDs of pods begin with digits.
+_NUMBER = r"\.?[0-9][0-9.]*[a-z]*$"
 
 
 class Option(click.Option):
@@ -34,6 +41,17 @@ class Verb(click.Command):
     def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._examples = examples
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; see click, which takes any word after ``--watch`` for its number."""
+        for each in self.params:
+            if isinstance(each, click.Option) and each.opts == WATCH:
+                alone = f"{WATCH[0]}={each.flag_value}"
+                args = [
+                    alone if word in WATCH and not re.match(_NUMBER, following) else word
+                    for word, following in itertools.pairwise([*args, ""])
+                ]
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help; see click."""

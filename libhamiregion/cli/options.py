@@ -16,7 +16,7 @@ from libhamiregion import Layout
 from libhamiregion.units import parse_duration, typed_memory_limit
 
 from .failures import in_command_words
-from .help import Option
+from .help import WATCH, Option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,8 +143,7 @@ _output = functools.partial(option, group="Output")
 json_option = _output("as_json", "--json", is_flag=True)
 output_option = _output("--output", "-o", type=click.Choice(["json", "table", "wide"]))
 watch_option = _output(
-    "--watch",
-    "-i",
+    *WATCH,
     "interval_s",
     type=Seconds(min=0.05, max=86_400),
     metavar="[SECONDS]",

@@ -185,5 +185,7 @@ def test_verbs_about_a_node_take_names_namespaces_and_a_watch_without_a_number(
         assert "etl-7" not in out
         code, _, err = asked(fake, verb, "bert-7", "-A")
         assert (code, "near it: research/bert-0/train" in err) == (1, True)
-    answer = call("show", "none.cache", "--watch", "--json")
-    assert (answer.returncode, "none.cache" in answer.stderr) == (1, True)
+    for words in (("none.cache", "--watch", "--json"), ("--watch", "none.cache")):
+        answer = call("show", *words)
+        assert (answer.returncode, "none.cache" in answer.stderr) == (1, True)
+    assert "is not in the range" in call("show", "--watch", "0", "none.cache").stderr

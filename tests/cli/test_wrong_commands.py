@@ -144,7 +144,7 @@ COMMANDS: dict[str, int] = {
     "run --driver node --sm 0=half -- true": 2,
     "run --driver node -- true": 1,
     "ps --root node --sort size": 2,
-    "ps --root node --watch fast": 2,
+    "ps --root node --watch 2s": 2,
     "ps --root node --proc none": 1,
     "containers --root node --pods x": 2,
     "doctor --root node --dry-run": 2,
