@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 from forked import unprivileged
-from support.command_line import COMMAND, call, environment, run, without_notes
+from support.command_line import COMMAND, call, environment, run, start, without_notes
 from support.wait import PATIENCE_S
 
 import libhamiregion as hami
@@ -40,7 +40,7 @@ def test_help_names_every_verb_and_the_exit_codes_and_imports_none() -> None:
         answer = CliRunner().invoke(hamiregion, [flag])
         for path, _ in commands():
             assert f"  {path[0]} " in answer.output
-        for words in ("0 done", "1 failed", "2 wrong usage", "3 problems remain"):
+        for words in ("0 done", "1 failed", "2 wrong usage", "3 refused or problems remain"):
             assert words in " ".join(answer.output.split())
     code = (
         "import sys; sys.argv = ['hamiregion', '--help']\n"
@@ -51,6 +51,21 @@ def test_help_names_every_verb_and_the_exit_codes_and_imports_none() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert answer.stdout.endswith("set()\n"), answer.stderr
+
+
+@pytest.mark.parametrize("watch", [(), ("--watch", "0.05")], ids=["once", "watch"])
+def test_a_pipe_that_is_closed_ends_a_verb_without_a_word(
+    tmp_path: Path, watch: tuple[str, ...]
+) -> None:
+    hami.create_region(path := tmp_path / "usage.cache", memory_limits=("8GiB",))
+    with start("show", str(path), *watch) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        if watch:
+            assert process.stdout.readline().startswith("path ")
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(PATIENCE_S) == 1
 
 
 def test_an_agent_without_metrics_does_not_load_the_exporter() -> None:
