@@ -42,7 +42,7 @@ def _drop_unwritten() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line and exit: 0 done, 1 failed, 2 wrong usage, 3 problems remain."""
+    """Run the command line and exit with its code."""
     _open_standard_streams()
     # A path that the terminal's encoding lacks is shown escaped; it is no reason to fail.
     for stream in (sys.stdout, sys.stderr):

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 
-from libhamiregion import NoSuchDevice, RegionError
+from libhamiregion import (
+    LaunchesWouldStop,
+    LimitBelowUsage,
+    LimitConflict,
+    LockNotRecoverable,
+    NoSuchDevice,
+    ReapRefused,
+    RegionError,
+)
 from libhamiregion.text import error_text, printable
 
 if TYPE_CHECKING:
@@ -20,7 +28,7 @@ if TYPE_CHECKING:
 DONE = 0
 FAILED = 1
 USAGE = 2
-#: Done, and problems remain.
+#: Refused; or done, and problems remain.
 PROBLEMS = 3
 INTERRUPTED = 130
 
@@ -52,6 +60,21 @@ class Failure(click.ClickException):
     """The command failed: one paragraph on stderr, exit code 1."""
 
     exit_code = FAILED
+
+
+class Refused(Failure):
+    """The command was refused for safety, and nothing was changed: exit code 3."""
+
+    exit_code = PROBLEMS
+
+
+_REFUSALS = (LimitBelowUsage, LaunchesWouldStop, LimitConflict, LockNotRecoverable, ReapRefused)
+
+
+def failure(error: RegionError | OSError) -> Failure:
+    """Make the failure of an error."""
+    kind = Refused if isinstance(error, _REFUSALS) else Failure
+    return kind(sentence(error))
 
 
 def sentence(error: RegionError | OSError) -> str:
@@ -99,7 +122,7 @@ class ErrorGroup(click.Group):
         except BrokenPipeError:
             raise
         except (RegionError, OSError) as error:
-            raise Failure(sentence(error)) from None
+            raise failure(error) from None
 
     def run(self) -> NoReturn:
         """Do what the command line says and exit."""

@@ -99,10 +99,10 @@ def _get(region: Region, place: Place, device: int | str | None, as_json: bool) 
         "burst": burst,
         "devices": found,
     }
-    blocks: list[Block] = [*place.block(), Table(_COLUMNS, found)]
+    blocks: list[Block] = [Table(_COLUMNS, found)]
     if burst:
         blocks.append(Lines(["burst: programs of `hamiregion run` use idle GPU time"]))
-    show(Page("limits/1", data, blocks), as_json)
+    show(Page("limits/1", data, blocks, heading=place.heading), as_json)
 
 
 @limits.command(

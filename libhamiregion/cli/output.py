@@ -43,9 +43,7 @@ def show_done(
     """Show what a command has done in one region, or would have done."""
     about = {**place.data, "path": region.path, "layout": region.layout, "dry_run": dry_run}
     said = [*lines, DRY_RUN] if dry_run else lines
-    if not place.is_single:
-        of = place.name or place.path
-        said = [line if line.startswith(UNDO) else f"{of}: {line}" for line in said]
+    said = [line if line.startswith(UNDO) else place.label + line for line in said]
     show(Page(schema, about | data, [Lines(said)]), as_json)
 
 
@@ -122,7 +120,7 @@ def _write_page(page: Page, as_json: bool, said: Sequence[str] = ()) -> list[str
     if as_json:
         write_json(page.schema, page.data)
     else:
-        write("\n".join(filter(None, (block.text() for block in page.blocks))))
+        write(page.heading + "\n".join(filter(None, (block.text() for block in page.blocks))))
         asides += [f"Note: {each}" for each in page.notes]
     for aside in asides:
         if aside not in said:

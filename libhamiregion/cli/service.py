@@ -20,7 +20,7 @@ import attrs
 from libhamiregion.services.events import Event, EventReporter
 from libhamiregion.text import printable
 
-from .failures import FAILED, PROBLEMS, Failure
+from .failures import FAILED, Failure, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -210,12 +210,6 @@ def end_unfinished(left: Iterable[str]) -> NoReturn:
 # ---- tasks until the end -------------------------------------------------------------------------
 
 
-class OtherWriterFailure(Failure):
-    """Another program writes the feedback: exit code 3."""
-
-    exit_code = PROBLEMS
-
-
 def collect_rarely() -> None:
     """Have fewer garbage collections: a tenth less time, for 11 MiB of memory."""
     gc.set_threshold(50_000)
@@ -286,7 +280,7 @@ def run_service(
             log.emit(name, "stopped", "not in order" if left else "ended in order")
     for refusal in refusals:
         if isinstance(refusal, OtherWriterRuns):
-            raise OtherWriterFailure(f"the feedback does not start: {refusal}") from None
+            raise Refused(f"the feedback does not start: {refusal}") from None
         if isinstance(refusal, PlanLocked):
             raise Failure(str(refusal)) from None
         raise refusal

@@ -77,8 +77,7 @@ def _show(
         is_first = False
         if place is None:
             return page
-        blocks = [*place.block(), *page.blocks]
-        return attrs.evolve(page, data=place.data | page.data, blocks=blocks)
+        return attrs.evolve(page, data=place.data | page.data, heading=place.heading)
 
     show_all(look, interval_s, as_json)
 
@@ -185,7 +184,7 @@ def process_table(snapshot: RegionSnapshot) -> Table:
         Column("ENC", part="enc_util_percent", format=percent, on="pipe"),
         Column("DEC", part="dec_util_percent", format=percent, on="pipe"),
     )
-    return Table(columns, snapshot.processes, _busy_devices, "No process uses this region.")
+    return Table(columns, snapshot.processes, _busy_devices, "No process has a slot.")
 
 
 def _busy_devices(process: ProcessUsage) -> list[ProcessDeviceUsage]:

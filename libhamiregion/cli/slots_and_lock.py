@@ -9,7 +9,7 @@ import click
 from libhamiregion import Effect, ReapRefused, Region, SearchCutShort, format_size
 
 from . import options
-from .failures import ErrorGroup, Failure, sentence
+from .failures import ErrorGroup, failure
 from .format import OWN_WORDS, effect_words, is_pid, status_word
 from .help import Verb
 from .output import as_plain, show_all, show_done
@@ -92,22 +92,22 @@ def _evidence(region: Region, proc: str, *, everyone: bool = False) -> Evidence:
 def _reap(
     region: Region, place: Place, pids: tuple[int, ...], proc: str, dry_run: bool, as_json: bool
 ) -> None:
-    failure = ""
+    failed = None
     try:
         reaped = region.reap(pids or None, evidence=_evidence(region, proc), dry_run=dry_run)
     except (ReapRefused, SearchCutShort) as error:
-        reaped, failure = error.done, sentence(error)
+        reaped, failed = error.done, failure(error)
     words = "slot emptied, {} no longer counted"
     if dry_run:
         words = "slot would be emptied, {} would no longer be counted"
     lines = [
         f"process {slot.pid}: {words.format(format_size(slot.memory_bytes))}" for slot in reaped
     ]
-    if lines or not failure:
-        lines = lines or ["no dead process has a slot"]
+    if lines or failed is None:
+        lines = lines or ["no process with a slot is proved dead"]
         show_done("reaped/1", region, lines, as_json, place=place, dry_run=dry_run, reaped=reaped)
-    if failure:
-        raise Failure(failure)
+    if failed is not None:
+        raise failed
 
 
 # ---- the lock ------------------------------------------------------------------------------------
@@ -141,8 +141,7 @@ def status(targets: Targets, interval_s: float | None, proc: str, as_json: bool)
 def _page(region: Region, place: Place, *, proc: str) -> Page:
     state = region.lock_state(evidence=_evidence(region, proc))
     data = {**place.data, "path": region.path, "layout": region.layout, **as_plain(state)}
-    about = "" if place.is_single else f"{place.name or place.path}: "
-    return Page("lock/1", data, [Lines([about + state_sentence(state)])])
+    return Page("lock/1", data, [Lines([place.label + state_sentence(state)])])
 
 
 @lock.command(
@@ -173,7 +172,7 @@ def recover(targets: Targets, watch_s: float, proc: str, dry_run: bool, as_json:
         done: LockState | LockRecovery
         if dry_run:
             done = region.lock_state(evidence=_evidence(region, proc))
-            schema, sentences = "lock/1", [state_sentence(done)]
+            schema, sentences = "lock/1", [_would_do(done, watch_s), state_sentence(done)]
         else:
             done = region.recover_lock(
                 evidence=_evidence(region, proc, everyone=True), watch_s=watch_s
@@ -215,6 +214,19 @@ _LIVES = {
     "unknown": "which may be dead: /proc does not show it",
     None: "whose life is not known",
 }
+
+
+def _would_do(state: LockState, watch_s: float) -> str:
+    """Say in one line what a recovery would do."""
+    if state.damaged:
+        return "would set the semaphore back to 1"
+    if state.owner_life == "dead":
+        return "would give the dead owner's lock back"
+    if state.held and state.owner_life is None:
+        return f"would watch the lock for {watch_s:g} s, and give it back with proof"
+    if state.postinit_value not in (None, 1):
+        return f"would watch the second semaphore for {watch_s:g} s of 60"
+    return "would leave the lock as it is"
 
 
 def recovery_sentences(recovery: LockRecovery) -> list[str]:

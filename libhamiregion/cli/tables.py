@@ -260,6 +260,7 @@ class Page:
         notes: Remarks for people, a sentence each, raw text.
         warnings: What could not be read, a sentence each, raw text.
         failure: Why the command has failed, if it has.
+        heading: Begins the answer for people: whose it is, if there are several.
     """
 
     schema: str
@@ -268,3 +269,4 @@ class Page:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     failure: str | None = None
+    heading: str = ""

@@ -11,9 +11,8 @@ from libhamiregion import RegionError, open_region
 from libhamiregion.text import printable
 
 from . import options
-from .failures import DONE, FAILED, Failure, sentence
+from .failures import DONE, FAILED, PROBLEMS, Failure, Refused, failure
 from .names import Names, containers_of, is_file, name_texts, names_of, unknown_name
-from .tables import Lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,13 +31,13 @@ class Place:
         path: The file.
         name: The container's name, escaped; None for a file that was named itself.
         names: The parts of it.
-        is_single: Whether it is the only one.
+        position: Its number among several; None if it is the only one.
     """
 
     path: str
     name: str | None = None
     names: Names = attrs.field(factory=Names)
-    is_single: bool = True
+    position: int | None = None
 
     @property
     def data(self) -> dict[str, str | None]:
@@ -46,9 +45,17 @@ class Place:
         keys = () if self.name is None else ("namespace", "pod", "container")
         return {key: getattr(self.names, key) for key in keys}
 
-    def block(self) -> list[Lines]:
-        """Whose region it is, above an answer about one of several."""
-        return [] if self.is_single else [Lines([f"{self.name or self.path}:"])]
+    @property
+    def label(self) -> str:
+        """Whose region it is, at the beginning of a sentence about one of several; else empty."""
+        return "" if self.position is None else f"{self.name or self.path}: "
+
+    @property
+    def heading(self) -> str:
+        """The same above a table."""
+        if self.position is None:
+            return ""
+        return ("\n" if self.position else "") + f"{printable(self.label).rstrip()}\n"
 
 
 @attrs.frozen
@@ -109,17 +116,18 @@ class Targets:
         places, code = self.places(writable=writable), DONE
         if only_one and len(places) > 1:
             raise click.UsageError("--watch shows one region; name one container.")
-        for place in places:
+        for number, place in enumerate(places):
             try:
                 with open_region(place.path, writable=writable, layout=self.layout) as region:
-                    act(region, attrs.evolve(place, is_single=len(places) == 1))
+                    act(region, attrs.evolve(place, position=number if len(places) > 1 else None))
             except (RegionError, OSError, click.ClickException) as error:
                 if len(places) == 1:
                     raise
-                code = FAILED
-                said = error.message if isinstance(error, click.ClickException) else sentence(error)
+                said = error if isinstance(error, click.ClickException) else failure(error)
+                is_refused = isinstance(said, Refused) and code != FAILED
+                code = PROBLEMS if is_refused else FAILED
                 about = "" if place.name is None else f"{place.name}: "
-                click.echo(f"Error: {printable(about + said)}", err=True)
+                click.echo(f"Error: {printable(about + said.message)}", err=True)
         return code
 
     def _named(self, node: Node, text: str, writable: bool) -> list[Place]:

@@ -112,11 +112,9 @@ def draw_page(page: Page, width: int, rows: Sequence[int] | None = None) -> Rend
     asides += [Text(printable(each), style=DIM) for each in page.notes]
     if asides:
         blocks.append(Group(*asides))
-    parts: list[RenderableType] = []
-    for block in blocks:
-        if block is not None:
-            parts += [Text(), block] if parts else [block]
-    return Group(*parts)
+    shown = [block for block in blocks if block is not None]
+    parts = [part for block in shown for part in (Text(), block)][1:]
+    return Group(*([Text(page.heading.rstrip(), "bold")] if page.heading else []), *parts)
 
 
 def fit_page(page: Page, screen: Console) -> RenderableType:

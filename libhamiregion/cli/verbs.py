@@ -50,7 +50,8 @@ class _Verbs(ErrorGroup):
     cls=_Verbs,
     modules={verb: module for verbs in VERBS.values() for verb, (module, _) in verbs.items()},
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 problems remain, 130 ended by Ctrl-C.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused or problems remain,"
+    " 130 ended by Ctrl-C.",
 )
 @click.version_option(__version__, prog_name="hamiregion")
 def hamiregion() -> None:

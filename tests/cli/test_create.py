@@ -92,7 +92,7 @@ def test_a_dry_run_shows_what_is_made_and_makes_nothing(
 def test_a_terminal_gets_the_table(tmp_path: Path) -> None:
     terminal = on_terminal("create", str(tmp_path / "new.cache"), "--memory", "1g")
     assert "╭" in terminal.text
-    assert "No process uses this region." in terminal.text
+    assert "No process has a slot." in terminal.text
 
 
 def test_what_is_there_is_never_overwritten_and_a_directory_has_to_be_there(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_limit_below_usage_is_refused_unless_forced(path: str) -> None:
         lower = ("limits", "set", path, "--device", "0", "--memory", "3GiB")
         for more in ((), ("--dry-run",), ("--sm", "10")):
             answer = call(*lower, *more)
-            assert (answer.returncode, answer.stdout) == (1, "")
+            assert (answer.returncode, answer.stdout) == (3, "")
             assert "device 0 uses 5 GiB" in answer.stderr
             assert (memory_limits(path), sm_limits(path)) == ((8 * GIB, 4 * GIB), (50, None))
         assert call(*lower, "--force").returncode == 0
@@ -156,7 +156,7 @@ def test_a_limit_below_usage_is_refused_unless_forced(path: str) -> None:
 def test_if_equals_compares_and_sets(path: str, arguments: tuple[str, ...], *, holds: bool) -> None:
     before = Path(path).read_bytes()
     answer = call("limits", "set", path, *arguments)
-    assert answer.returncode == (0 if holds else 1), answer.stderr
+    assert answer.returncode == (0 if holds else 3), answer.stderr
     assert holds or Path(path).read_bytes() == before
 
 
@@ -184,6 +184,9 @@ def test_of_several_files_each_is_tried_and_each_failure_is_a_line(tmp_path: Pat
     assert wrong_limit.startswith(f"Error: '{paths[1]}': the memory limit of device 0 is 2 GiB")
     assert missing.startswith(f"Error: '{none}' does not exist")
     assert [memory_limits(path)[0] for path in paths] == [6 * GIB, 2 * GIB, 6 * GIB]
+
+    refused = call("limits", "set", *paths, "--sm", "20", "--if-equals", "99")
+    assert (refused.returncode, refused.stderr.count("Error: ")) == (3, 3)
 
     as_json = call(*given, "--json")
     assert (as_json.returncode, as_json.stderr) == (1, f"{missing}\n")
@@ -345,11 +348,11 @@ def test_what_can_be_forced_is_said_in_the_words_of_the_command_line(
         slot.charge(0, 3 * GIB)
         below = call("limits", "set", path, "--device", "0", "--memory", "1GiB")
     missing = call("suspend", path, "99")
-    for answer, words in (
-        (below, "; --force sets it all the same"),
-        (missing, "; `hamiregion show FILE` lists them"),
+    for answer, code, words in (
+        (below, 3, "; --force sets it all the same"),
+        (missing, 1, "; `hamiregion show FILE` lists them"),
     ):
-        assert answer.returncode == 1
+        assert answer.returncode == code
         assert words in answer.stderr
         assert "=True" not in answer.stderr
         assert "()" not in answer.stderr

@@ -65,7 +65,7 @@ def test_a_held_lock_is_told_with_its_living_owner_and_not_broken(path: str) -> 
         assert status.stdout == "held by a tool with libhamiregion, which is alive\n"
         assert "lock         tool\n" in call("show", path).stdout
         recover = call("lock", "recover", path)
-        assert recover.returncode == 1
+        assert recover.returncode == 3
         assert recover.stdout == ""
         assert "live" in recover.stderr
         assert json.loads(call("lock", "status", path, "--json").stdout)["held"] is True
@@ -120,7 +120,8 @@ def test_a_dead_owners_lock_is_recovered(golden: Path, tmp_path: Path) -> None:
     assert status.startswith(f"held by pid {owner}, which is dead")
     before = path.read_bytes()
     dry = call("lock", "recover", str(path), "--dry-run")
-    assert dry.stdout == f"{status}dry run: nothing was written\n"
+    would = "would give the dead owner's lock back\n"
+    assert dry.stdout == f"{would}{status}dry run: nothing was written\n"
     assert path.read_bytes() == before
     recovered = call("lock", "recover", str(path))
     assert recovered.returncode == 0, recovered.stderr
@@ -128,6 +129,21 @@ def test_a_dead_owners_lock_is_recovered(golden: Path, tmp_path: Path) -> None:
     assert call("lock", "status", str(path)).stdout == "free\n"
     again = call("lock", "recover", str(path))
     assert (again.returncode, again.stdout) == (0, "nothing was wrong\n")
+
+
+def test_a_dry_run_says_what_a_recovery_would_do(region_file: RegionFileFactory) -> None:
+    file = region_file(hami.Layout.V1_2)
+
+    def would() -> str:
+        return call("lock", "recover", str(file.path), "--dry-run").stdout.splitlines()[0]
+
+    assert would() == "would leave the lock as it is"
+    file.put("sem_postinit", 0)
+    assert would() == "would watch the second semaphore for 10.5 s of 60"
+    file.put("sem", 0)
+    assert would() == "would watch the lock for 10.5 s, and give it back with proof"
+    file.put("sem", 2)
+    assert would() == "would set the semaphore back to 1"
 
 
 def test_recover_as_json_has_the_fields_of_the_recovery(path: str) -> None:

@@ -117,13 +117,13 @@ def test_reap_frees_what_the_dead_held(path: str, attached: subprocess.Popen[byt
     }
     assert call("reap", path).stdout == words
     assert used(path) == 0
-    assert call("reap", path).stdout == "no dead process has a slot\n"
+    assert call("reap", path).stdout == "no process with a slot is proved dead\n"
 
 
 def test_the_living_are_never_reaped(path: str, attached: subprocess.Popen[bytes]) -> None:
-    assert call("reap", path).stdout == "no dead process has a slot\n"
+    assert call("reap", path).stdout == "no process with a slot is proved dead\n"
     named = call("reap", path, str(attached.pid))
-    assert named.returncode == 1
+    assert named.returncode == 3
     assert "alive" in named.stderr
     assert used(path) == 3 * GIB
     assert status_of(path, attached.pid) == hami.ProcessStatus.RUNNING
@@ -136,7 +136,7 @@ def test_what_was_reaped_is_reported_also_if_another_process_lives(
     file = RegionFile(Path(path), hami.Layout.V1_2)
     file.add_process(dead, {0: 5})
     answer = call("reap", path, str(dead), str(attached.pid))
-    assert answer.returncode == 1
+    assert answer.returncode == 3
     assert answer.stdout.startswith(f"process {dead}: slot emptied")
     assert "alive" in answer.stderr
     assert used(path) == 3 * GIB

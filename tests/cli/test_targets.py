@@ -67,6 +67,14 @@ def test_several_matches_are_a_list_and_exit_code_2_unless_all_are_meant(fake: F
     assert limit(fake, 2) == 8 * GIB
 
 
+def test_each_of_several_containers_is_named_above_its_table(fake: FakeNode) -> None:
+    _, out, _ = asked(fake, "limits", "get", "bert-0", "--all")
+    first, second = out.split("\n\n")
+    assert first.startswith("inference/bert-0/train:\nDEVICE ")
+    assert second.startswith("research/bert-0/train:\nDEVICE ")
+    assert asked(fake, "limits", "get", "whisper-0", "--all")[1].startswith("DEVICE ")
+
+
 def test_what_there_is_not_is_a_failure_that_lists_what_there_is(fake: FakeNode) -> None:
     code, _, err = asked(fake, "show", "gpt-0")
     assert code == 1

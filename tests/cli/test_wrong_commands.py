@@ -120,7 +120,7 @@ COMMANDS: dict[str, int] = {
     "limits set a.cache --sm 0.5": 2,
     "limits set a.cache --sm half": 2,
     "limits set a.cache --sm 50 --device 9": 2,
-    "limits set a.cache --memory 6GiB --if-equals 1GiB": 1,
+    "limits set a.cache --memory 6GiB --if-equals 1GiB": 3,
     "limits set a.cache --memory 6GiB --sm 5 --if-equals 1": 2,
     "limits set none.cache --memory 6GiB": 1,
     "suspend a.cache": 2,
