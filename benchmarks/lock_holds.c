@@ -74,7 +74,7 @@ static void reap(hr_region *region)
 {
     static struct hr_slot_result out[HR_SLOTS];
     fill(region);
-    need(hr_reap(region, NULL, NULL, 0, NULL, 0, 0, PATIENCE_NS, out, &error), "reap");
+    need(hr_reap(region, NULL, NULL, 0, 0, PATIENCE_NS, out, &error), "reap");
 }
 
 static void recover(hr_region *region)

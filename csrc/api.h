@@ -649,12 +649,6 @@ struct hr_slot_result {
     int32_t process; /* of HR_SLOT_TOO_LONG, in the /proc that was searched; else 0 */
 };
 
-/* A process that is known to be none of the region's, whatever its pids are. */
-struct hr_stranger {
-    uint64_t start_time_ticks; /* after boot, field 22 of its stat: with the pid, its identity */
-    uint32_t pid;              /* in the /proc that is searched */
-};
-
 /*
  * Empty the slots of dead processes: those of `pids`, or with count 0 all.  Seqlocks that the dead
  * left odd are made even.  `out` takes HR_SLOTS entries; returns their number.  Explicit pids that
@@ -664,14 +658,10 @@ struct hr_stranger {
  * /proc is searched before the lock is taken, for 2 s at most.  What counts and could not be judged
  * because that was not enough is reported as HR_SLOT_CUT_SHORT; because of a process with more than
  * 8 MiB of maps, as HR_SLOT_TOO_LONG: another search would not help while that one lives.
- *
- * `strangers`, sorted by pid, need not be asked for their maps, because the caller knows them to be
- * of other containers.  Without them a neighbour with many mappings and the pid of a slot decides
- * how long a call takes, and whether it can tell.
  */
-int hr_reap(hr_region *region, const char *proc, const struct hr_stranger *strangers,
-            uint32_t stranger_count, const int32_t *pids, uint32_t count, uint32_t dry_run,
-            uint64_t timeout_ns, struct hr_slot_result *out, struct hr_error *error);
+int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t count,
+            uint32_t dry_run, uint64_t timeout_ns, struct hr_slot_result *out,
+            struct hr_error *error);
 
 /*
  * What /proc tells of processes.

@@ -337,7 +337,7 @@ int hr_lock_take(hr_region *region, uint64_t deadline_ns)
  * Whether a waiter of glibc may sleep.  It registers before it reads the value again, and both are
  * full barriers, as the swap is: a waiter that is not seen here sees the new value.  New glibc
  * counts waiters in the word that was swapped.  Old glibc counts them in the next word, in which
- * new glibc has a flag of 128: so many waiters of old glibc are left to the next release.
+ * new glibc has a flag of 128: 128 waiters of old glibc are left to the next release.
  */
 static bool has_registered_waiters(const hr_region *region, struct hr_lock_words swapped)
 {

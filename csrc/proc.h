@@ -107,9 +107,6 @@ struct hr_search {
     const char *proc;                /* NULL = "/proc" */
     const hr_evidence *evidence;     /* slots.h: instead of /proc; or NULL */
     const struct hr_slot_pids *only; /* only processes with these pids; NULL: all */
-    /* Processes that are proved to be others', sorted by pid: their maps are not read. */
-    const struct hr_stranger *excluded;
-    uint32_t excluded_count;
     uint64_t deadline_ns;
     bool without_own_handle; /* as a caller searches that has the gate and not the lock */
 

@@ -222,12 +222,11 @@ static int reap(hr_region *region, const struct hr_search *search, const int32_t
     return hr_report(error, hr_leave_after(region, code));
 }
 
-int hr_reap(hr_region *region, const char *proc, const struct hr_stranger *strangers,
-            uint32_t stranger_count, const int32_t *pids, uint32_t pid_count, uint32_t dry_run,
-            uint64_t timeout_ns, struct hr_slot_result *out, struct hr_error *error)
+int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t pid_count,
+            uint32_t dry_run, uint64_t timeout_ns, struct hr_slot_result *out,
+            struct hr_error *error)
 {
-    const struct hr_search search = {
-        .proc = proc, .excluded = strangers, .excluded_count = stranger_count};
+    const struct hr_search search = {.proc = proc};
     return reap(region, &search, pids, pid_count, dry_run, timeout_ns, out, error);
 }
 

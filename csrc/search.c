@@ -128,23 +128,6 @@ static bool has_any_pid(const struct hr_mapper *mapper, const struct hr_slot_pid
 
 /* ---- Searching --------------------------------------------------------------------- */
 
-static int compare_pids(const void *one, const void *other)
-{
-    const struct hr_stranger *a = one, *b = other;
-    return (a->pid > b->pid) - (a->pid < b->pid);
-}
-
-/* It must be the very process: its pid can be another's by now. */
-static bool is_excluded(const struct hr_search *search, int proc, uint32_t pid)
-{
-    const struct hr_stranger wanted = {.pid = pid};
-    const struct hr_stranger *found =
-        search->excluded_count == 0 ? NULL
-                                    : bsearch(&wanted, search->excluded, search->excluded_count,
-                                              sizeof wanted, compare_pids);
-    return found != NULL && hr_read_start_time(proc, pid) == (int64_t)found->start_time_ticks;
-}
-
 /* If unsure, yes: reading its maps says what is in the way. */
 static bool may_matter(const struct hr_search *search, const struct hr_mapper *mapper,
                        bool is_initial)
@@ -220,8 +203,7 @@ static int search_process(const struct hr_search *search, int proc, const char *
     struct hr_mapper mapper;
     char status[32];
     snprintf(status, sizeof status, "%.10s/status", name);
-    if (is_excluded(search, proc, (uint32_t)strtoul(name, NULL, 10)) ||
-        hr_read_pids(proc, status, &mapper) == HR_GONE ||
+    if (hr_read_pids(proc, status, &mapper) == HR_GONE ||
         !may_matter(search, &mapper, out->initial))
         return HR_OK;
     struct hr_asked_file file = search->file;

@@ -202,7 +202,7 @@ int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_vi
 struct hr_deaths {
     /* From the caller: */
     hr_region *region;
-    struct hr_search search; /* proc, and the excluded; or evidence */
+    struct hr_search search; /* proc, or evidence */
     bool only_odd;           /* ask only for the processes of slots whose seqlock is odd */
 
     int32_t slots; /* below proc_num, before the search */

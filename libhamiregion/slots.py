@@ -18,7 +18,7 @@ from .models import ProcessStatus, take_snapshot
 from .units import integer, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from typing import SupportsIndex
 
     from typing_extensions import Self
@@ -405,7 +405,6 @@ class Slots(Handle):
         proc: PathLike = "/proc",
         dry_run: bool = False,
         timeout_s: float = 1.0,
-        excluded: Collection[tuple[int, int]] = (),
         evidence: Evidence | None = None,
     ) -> tuple[ReapedSlot, ...]:
         """Free the slots of dead processes, whose memory still counts against the limit.
@@ -420,8 +419,6 @@ class Slots(Handle):
             proc: The root of /proc, if it is mounted elsewhere.
             dry_run: Change nothing.
             timeout_s: How long to wait for the lock.
-            excluded: Processes that are known to use other regions only, as pid and start time in
-                clock ticks, sorted; their maps are not read.
             evidence: Evidence about this region, instead of a search of /proc in this thread.
 
         Returns:
@@ -442,9 +439,8 @@ class Slots(Handle):
             return ()
         out, error = ffi.new("struct hr_slot_result[]", SLOT_CAPACITY), new_error()
         asked = wanted, len(wanted), int(dry_run)
-        strangers = ffi.new("struct hr_stranger[]", [(start, pid) for pid, start in excluded])
         reap = lib.hr_reap
-        source: tuple[Any, ...] = (self._handle, proc_root(proc), strangers, len(strangers))
+        source: tuple[Any, ...] = (self._handle, proc_root(proc))
         if evidence is not None:
             reap, source = lib.hr_reap_by, (evidence._raw_for(self),)
         code = in_slices(

@@ -64,12 +64,12 @@ static bool reap(hr_region *region, const int32_t *pids, uint32_t count)
     uint64_t bytes = 0;
     if (reaped == NULL)
         return false;
-    int found = hr_reap(region, NULL, NULL, 0, pids, count, 0, REAP_NS, reaped, NULL);
+    int found = hr_reap(region, NULL, pids, count, 0, REAP_NS, reaped, NULL);
     if (found == HR_ETIMEOUT) {
         /* One of the dead may hold the lock. */
         struct hr_recovery recovery = {0};
         if (hr_recover_lock(region, NULL, 0, &recovery, NULL) == HR_OK)
-            found = hr_reap(region, NULL, NULL, 0, pids, count, 0, REAP_NS, reaped, NULL);
+            found = hr_reap(region, NULL, pids, count, 0, REAP_NS, reaped, NULL);
     }
     for (int at = 0; at < found; at++) {
         if (reaped[at].what == HR_SLOT_DONE)

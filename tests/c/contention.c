@@ -226,7 +226,7 @@ static void mend_nothing(struct worker *worker)
         CHECK(code == 0 || code == HR_ENOTRECOVERABLE);
         return;
     }
-    int count = hr_reap(region, NULL, NULL, 0, NULL, 0, 0, PATIENCE, reaped, &call_error);
+    int count = hr_reap(region, NULL, NULL, 0, 0, PATIENCE, reaped, &call_error);
     CHECK(count >= 0);
     int mended = 0;
     for (int i = 0; i < count; i++) {
@@ -376,7 +376,7 @@ static void check_all_gone(const struct region_file *file)
     hr_region *region = open_or_fail(file->path, HR_WRITE);
     for (uint32_t device = 0; device < DEVICES; device++)
         CHECK_EQ(live_value(region, HR_VALUE_MEMORY_USED, device), 0);
-    int count = hr_reap(region, NULL, NULL, 0, NULL, 0, 0, PATIENCE, reaped, &call_error);
+    int count = hr_reap(region, NULL, NULL, 0, 0, PATIENCE, reaped, &call_error);
     CHECK(count >= 0 && count <= PROCESSES);
     for (int i = 0; i < count; i++)
         CHECK_EQ(reaped[i].bytes, 0);

@@ -166,8 +166,8 @@ void actor_reap(struct actor *actor)
         pid = 0;
     atomic_store(&actor->ledger->has_reaped, 1);
     begin(actor, REAPING);
-    int code = hr_reap(actor->region, NULL, NULL, 0, pid == 0 ? NULL : &pid, pid != 0, 0,
-                       actor->timeout_ns, reaped, &call_error);
+    int code = hr_reap(actor->region, NULL, pid == 0 ? NULL : &pid, pid != 0, 0, actor->timeout_ns,
+                       reaped, &call_error);
     EXPECT(code, HR_ENOPROCESS);
     end(actor);
 }

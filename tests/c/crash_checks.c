@@ -268,7 +268,7 @@ static bool check_snapshot(struct scene *scene)
 bool check_reaped(struct scene *scene)
 {
     static struct hr_slot_result reaped[HR_SLOTS];
-    int count = hr_reap(scene->doctor, NULL, NULL, 0, NULL, 0, 0, ONE_SECOND, reaped, &call_error);
+    int count = hr_reap(scene->doctor, NULL, NULL, 0, 0, ONE_SECOND, reaped, &call_error);
     if (count < 0)
         return scene_fail(scene, "hr_reap() returned %d", count);
     return check_what_was_reaped(scene, reaped, count) && check_nobody_else(scene) &&

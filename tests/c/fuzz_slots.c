@@ -199,8 +199,8 @@ static void reap(struct input *input)
         pids[i] = (int32_t)take_value(input);
     const uint64_t timeout_ns = take_ms(input);
     begin_call();
-    const int code = hr_reap(run.region, system_proc(), NULL, 0, pids, count, dry_run, timeout_ns,
-                             out, &call_error);
+    const int code =
+        hr_reap(run.region, system_proc(), pids, count, dry_run, timeout_ns, out, &call_error);
     if (code < 0)
         REQUIRE_ONE_OF(code, HR_ENOPROCESS, LOCK_CODES);
     if (require_refused(code))

@@ -104,7 +104,7 @@ static void test_detaching_does_not_write_over_a_lowered_number(void)
 static int reap(hr_region *region)
 {
     static struct hr_slot_result reaped[HR_SLOTS];
-    return hr_reap(region, NULL, NULL, 0, NULL, 0, 0, ONE_SECOND, reaped, &call_error);
+    return hr_reap(region, NULL, NULL, 0, 0, ONE_SECOND, reaped, &call_error);
 }
 
 static void test_a_slot_that_comes_while_others_are_reaped_stays(void)

@@ -300,13 +300,11 @@ def test_a_recovery_ends_in_time_while_signals_come(
 # ---- who maps the region ----
 
 
-def dead(
-    region: Region, file: RegionFile, proc: FakeProc, asked: list[int], **options: Any
-) -> set[int]:
+def dead(region: Region, file: RegionFile, proc: FakeProc, asked: list[int]) -> set[int]:
     """Those of some pids in slots that are proved dead."""
     for pid in set(asked).difference(pids(file)):
         file.add_process(pid, {0: 640})
-    found = region.reap(proc=proc.directory, dry_run=True, timeout_s=PATIENCE_S, **options)
+    found = region.reap(proc=proc.directory, dry_run=True, timeout_s=PATIENCE_S)
     return {each.pid for each in found}
 
 
@@ -363,26 +361,6 @@ def test_its_inode_number_on_a_device_is_another_file_if_that_keeps_its_pages_it
     (fake_proc.directory / "100" / "mountinfo").write_text(text)
     found = dead(region, file, fake_proc, [5])
     assert found == ({5} if is_another else set())
-
-
-def test_a_stranger_is_not_asked_what_it_maps_but_its_successor_is(
-    region: Region, file: RegionFile, fake_proc: FakeProc, ours: Path
-) -> None:
-    """Its pid may be another's by now, and where nobody knows since when it runs, it may be too."""
-    fake_proc.add(100, ours, 5)
-    fake_proc.add(101, ours, 6)
-    strangers = [(99, 1), (100, 4321), (101, 4321), (102, 0)]
-
-    def found() -> set[int]:
-        return dead(region, file, fake_proc, [5, 6], excluded=strangers)
-
-    assert found() == set()
-    fields = " ".join(["S", *["0"] * 18, "{}", *["0"] * 30])
-    stat = fake_proc.directory / "100" / "stat"
-    stat.write_text(f"100 (x) {fields.format(4321)}\n")
-    assert found() == {5}
-    stat.write_text(f"100 (x) {fields.format(4322)}\n")
-    assert found() == set()
 
 
 def test_a_process_whose_pids_are_not_told_is_looked_at(
