@@ -18,7 +18,7 @@ NEW_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 def needs_first_namespace() -> pytest.MarkDecorator:
-    """Skip tests of a released core in a container: no other takes the suite's for the first."""
+    """Skip tests of a wheel's core in a container: it takes the suite's namespace for no first."""
     is_first = str(Path("/proc/self/ns/pid").readlink()) == initial_pid_namespace()
     reason = "proof needs the first pid namespace, where every process can be seen"
     return pytest.mark.skipif(not is_first, reason=reason)

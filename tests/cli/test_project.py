@@ -110,3 +110,18 @@ def test_constraints_pin_each_dependency() -> None:
     pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     assert {"attrs", "click", "pytest", "setuptools"} <= wanted
     assert wanted - pinned == set()
+
+
+@needs_tree
+def test_all_that_make_installs_is_pinned_and_what_builds_it_too() -> None:
+    said = subprocess.run(
+        ["make", "--dry-run", "VENV=none", "none/.installed", "none/.lint", "none/.docs"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    installs = [line for line in said.splitlines() if " -m pip " in line]
+    assert len(installs) >= 4
+    for name in ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"):
+        assert [line for line in installs if f"{name}=constraints.txt " not in line] == []

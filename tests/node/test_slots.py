@@ -1,7 +1,9 @@
 """`Node.slots`: which slots are of live processes, told often and at little cost."""
 
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from node_root import Root
@@ -45,10 +47,17 @@ def attached(actor: MakeActor, *paths: Path) -> list[Actor]:
     return found
 
 
+@pytest.fixture
+def listed_25_s_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question comes 25 s after the last listing of /proc: a figure may be 30 s old."""
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 25)
+    monkeypatch.setattr(slots, "time", later)
+
+
+@pytest.mark.usefixtures("listed_25_s_ago")
 def test_what_starts_and_ends_is_told_at_the_next_listing(
-    actor: MakeActor, node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
+    actor: MakeActor, node: Node, root: Root
 ) -> None:
-    monkeypatch.setattr(slots, "LISTING_S", 0.0)
     path = root.region()
     first, second = attached(actor, path, path)
     assert states(node) == {first.pid: "alive", second.pid: "alive"}
@@ -77,16 +86,15 @@ def test_while_nothing_changes_proc_is_not_read_however_busy_the_processes_are(
 
 
 @pytest.fixture
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """/proc is listed, and maps are read, each time."""
-    monkeypatch.setattr(slots, "LISTING_S", 0.0)
+def maps_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maps are read at each listing."""
     monkeypatch.setattr(process_reader, "_KEPT_S", 0.0)
 
 
 MAP_MORE = "import mmap; scene.more = mmap.mmap(-1, 1 << 22); scene.more[0] = 1"
 
 
-@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.usefixtures("listed_25_s_ago", "maps_not_kept")
 def test_a_process_with_a_slot_that_becomes_another_program_is_dead(
     actor: MakeActor, node: Node, root: Root
 ) -> None:
@@ -169,11 +177,11 @@ def watching() -> set[str]:
     return {name for name, link in links.items() if "pidfd" in link or "eventpoll" in link}
 
 
+@pytest.mark.usefixtures("listed_25_s_ago")
 def test_a_process_that_gets_the_pid_of_a_dead_one_is_alive_at_the_next_listing(
-    actor: MakeActor, node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
+    actor: MakeActor, node: Node, root: Root
 ) -> None:
     """As in a container that is started again; nothing in the region changes at first."""
-    monkeypatch.setattr(slots, "LISTING_S", 0.0)
     path = root.region()
     user = actor()
     RegionFile(path, Layout.V1_2).add_process(user.pid, {0: 1 << 20})

@@ -9,12 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from lock_bytes import hold, is_free, let_go, owner_of, set_value, value_of
-from namespaces import (
-    NEW_NAMESPACE,
-    is_number,
-    needs_first_namespace,
-    why_no_new_namespace,
-)
+from namespaces import NEW_NAMESPACE, is_number, why_no_new_namespace
 from slot_bytes import at_work, forget_marks, pids
 from support.actors import Actor, MakeActor, ProcessFactory
 from support.region_file import RegionFile, RegionFileFactory
@@ -31,7 +26,6 @@ from libhamiregion import (
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(bool(why_no_new_namespace()), reason=why_no_new_namespace()),
-    needs_first_namespace(),
 ]
 
 

@@ -187,6 +187,17 @@ def test_a_value_that_someone_else_has_set_to_one_in_between_stays(file: RegionF
         assert statuses(undo(changes)) == ["not_needed"] * 3
 
 
+def test_a_value_that_someone_else_has_set_between_two_of_ours_comes_back(
+    file: RegionFile,
+) -> None:
+    with open_region(file.path, writable=True) as region:
+        first = region.set_memory_limit("7GiB", device=0)
+        region.set_memory_limit("9GiB", device=0)
+        second = region.set_memory_limit("6GiB", device=0)
+        assert statuses(undo([first, second])) == ["conflict", "undone"]
+        assert region.memory_limit(0) == 9 * GIB
+
+
 def test_one_that_cannot_be_undone_does_not_stop_the_others(
     region_file: RegionFileFactory,
 ) -> None:
