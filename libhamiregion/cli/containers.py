@@ -9,52 +9,39 @@ import attrs
 import click
 
 from libhamiregion import RegionSnapshot
-from libhamiregion.node import Observer
 from libhamiregion.observation.containers import missing_for
 
 from . import options
 from .format import fill_ratio, lock_word, memory_bar, sm_bar
 from .help import Verb
 from .names import Names, name_columns, names_of
-from .node_page import NodeView, all_containers, read_document
-from .output import show, show_all
+from .node_page import all_containers, view_or_document_options
+from .output import show_all
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, Column, Page, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from libhamiregion import DeviceUsage
-    from libhamiregion.node import Container, Observation, Selector
+    from libhamiregion.node import Container, Observation
     from libhamiregion.observation.containers import MissingRegion
     from libhamiregion.observation.model import ContainerDetails
+    from libhamiregion.observation.selector import HasDevice
 
-    from .options import NodeChoice
+    from .node_page import NodeView, View
+    from .tables import On
 
 
 @click.command(
     cls=Verb,
     examples=["hamiregion containers", "hamiregion containers --namespace research --watch 2"],
 )
-@options.node_options
-@options.from_option
-@options.chosen_options
+@view_or_document_options
 @options.watch_option
 @options.wide_output_options
-def containers(
-    node_choice: NodeChoice,
-    document: str | None,
-    selector: Selector,
-    wide: bool,
-    interval_s: float | None,
-    as_json: bool,
-) -> None:
+def containers(opened: View, wide: bool, interval_s: float | None, as_json: bool) -> None:
     """Show the containers of this node: usage, limits, processes, or why there is no region."""
-    if document is not None:
-        show(
-            container_page(NodeView(read_document(document), selector, node_choice), wide=wide),
-            as_json,
-        )
-        return
-    with node_choice.open() as node:
-        view = NodeView(Observer(node, anew=True), selector, node_choice)
+    with opened as view:
         show_all(lambda: container_page(view, wide=wide), interval_s, as_json)
 
 
@@ -66,7 +53,13 @@ def container_page(view: NodeView, *, wide: bool) -> Page:
     missing = [row for row in rows if row.missing is not None]
     empty = "" if missing else "No container has a directory or maps a region."
     names = name_columns(all_containers(observation))
-    columns = (*names, *COLUMNS, *(WIDE_COLUMNS if wide else ()))
+    columns = (
+        *names,
+        Column("LAYOUT", "snapshot.layout", from_width=WIDE),
+        *device_columns(observation),
+        *COLUMNS,
+        *(WIDE_COLUMNS if wide else ()),
+    )
     blocks = [Table(columns, present, "devices", empty, needs_attention)]
     if missing:
         blocks.append(Table((*names, *_MISSING_COLUMNS), missing))
@@ -81,10 +74,12 @@ class DeviceRow:
     Attributes:
         usage: As the region counts it, with its limits.
         sm_percent: SM utilisation as the region has it; None if its layout has none.
+        gpu: NVML index of its GPU; None if not known.
     """
 
     usage: DeviceUsage
     sm_percent: int | None
+    gpu: int | None
 
 
 @attrs.frozen(kw_only=True)
@@ -132,17 +127,23 @@ def needs_attention(row: ContainerRow) -> bool:
 
 def container_rows(view: NodeView, observation: Observation) -> list[ContainerRow]:
     """Gather the selected containers, by name."""
+    test, sample = view.device_test(observation), observation.sample
+    gpus = {} if sample is None else sample.gpu_indexes
     rows = [
-        _container_row(details, view.selector)
+        _container_row(details, test, gpus)
         for details in observation.details()
         if view.selector.matches(details.container)
     ]
-    if view.selector.device is not None:
+    if test is not None:
         rows = [row for row in rows if row.devices]
     return sorted(rows, key=lambda row: row.order)
 
 
-def _container_row(details: ContainerDetails, selector: Selector) -> ContainerRow:
+def _container_row(
+    details: ContainerDetails,
+    test: Callable[[HasDevice], bool] | None,
+    gpus: Mapping[str | None, int],
+) -> ContainerRow:
     container, snapshot = details.container, details.snapshot
     names = names_of(container)
     if snapshot is None or details.processes is None:
@@ -159,9 +160,11 @@ def _container_row(details: ContainerDetails, selector: Selector) -> ContainerRo
         lock=lock_word(snapshot.owner_pid, details.processes.dead),
         states=states,
         devices=tuple(
-            DeviceRow(device, device.sm_util_percent if has_utilization else None)
+            DeviceRow(
+                device, device.sm_util_percent if has_utilization else None, gpus.get(device.uuid)
+            )
             for device in snapshot.devices
-            if selector.device is None or selector.matches_device(device)
+            if test is None or test(device)
         ),
     )
 
@@ -191,8 +194,16 @@ def _count_of(state: str) -> Column:
     return Column(state.upper(), lambda row: row.states and row.states[state], "number", on="pipe")
 
 
+def device_columns(observation: Observation) -> tuple[Column, Column]:
+    """Columns that say which device it is."""
+    on: On = "both" if observation.sample is not None and observation.sample.devices else "pipe"
+    return (
+        Column("DEVICE", part="usage.index", format="number", title="dev", style="bold"),
+        Column("GPU", part="gpu", format="number", title="GPU", on=on, from_width=ROOMY),
+    )
+
+
 USAGE_COLUMNS = (
-    Column("DEVICE", part="usage.index", format="number", title="dev", style="bold"),
     Column("", part=lambda each: memory_bar(each.usage), format="drawing", title="memory"),
     Column(
         "MEM-USED",
@@ -215,7 +226,6 @@ SM_COLUMNS = (
     Column("SM-LIMIT", part="usage.sm_limit_percent", format="percent_limit", title="limit"),
 )
 COLUMNS = (
-    Column("LAYOUT", "snapshot.layout", from_width=WIDE),
     *USAGE_COLUMNS,
     *SM_COLUMNS,
     *map(_count_of, ("alive", "dead", "unknown")),

@@ -18,11 +18,12 @@ from .names import Chosen, Names, means, name_texts, names_of, some, unknown_nam
 from .tables import Page, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from libhamiregion import DeviceUsage
     from libhamiregion.node import Container, Node, Observation, Observer, Selector
     from libhamiregion.observation.model import Gap, GapKind
+    from libhamiregion.observation.selector import HasDevice
 
     from .options import DriverChoice, NodeChoice
     from .tables import Block
@@ -79,11 +80,13 @@ class NodeView:
         observer: Observes the node.
         selector: Selects containers and devices.
         node_choice: The options that chose the node.
+        gpus: Selects devices by the driver's index of their GPU; empty for all.
     """
 
     observer: Observer | Replay
     selector: Selector
     node_choice: NodeChoice
+    gpus: tuple[int, ...] = ()
 
     @property
     def node(self) -> Node:
@@ -95,6 +98,17 @@ class NodeView:
         """The observer of a node; a document has none."""
         assert not isinstance(self.observer, Replay)  # noqa: S101 (verbs that need it refuse it)
         return self.observer
+
+    def device_test(self, observation: Observation) -> Callable[[HasDevice], bool] | None:
+        """Return a function that says whether a device is selected; None if all are."""
+        if self.selector.device is None and not self.gpus:
+            return None
+        sample = observation.sample
+        indexes = {} if sample is None else sample.gpu_indexes
+        return lambda device: (
+            self.selector.matches_device(device)
+            and (not self.gpus or indexes.get(device.uuid) in self.gpus)
+        )
 
     def page(
         self,
@@ -122,6 +136,7 @@ class NodeView:
         failure = observation.root_problem
         if failure is not None and not self.node_choice.roots:
             failure += "; name it with --root, or look for regions elsewhere with --outside"
+        failure = failure or self._unknown_gpus(observation)
         if failure is None and not found:
             failure = self._selection_failure(observation)
         is_empty = not any(isinstance(block, Table) and block.records for block in blocks)
@@ -168,6 +183,17 @@ class NodeView:
         there_is = dict.fromkeys(f"{each.index} ({each.uuid or 'no uuid'})" for each in devices)
         return f"no device {selector.device} in the containers selected; there is {some(there_is)}"
 
+    def _unknown_gpus(self, observation: Observation) -> str | None:
+        sample = observation.sample
+        there_are = {} if sample is None else {each.index: each.name for each in sample.devices}
+        wrong = [number for number in self.gpus if number not in there_are]
+        if not wrong:
+            return None
+        _, gap = driver_answer(self.observer, observation)
+        named = some(f"{index} ({name or 'no name'})" for index, name in there_are.items())
+        why = f"there is {named}" if there_are else gap or "the driver was not asked"
+        return f"GPU {wrong[0]} is not known: {why}"
+
 
 def _gap_names(gap: Gap) -> Names:
     if gap.container is None and gap.container_id is not None:
@@ -185,23 +211,25 @@ def _open_view(
     selector: Selector,
     driver: DriverChoice,
     document: str | None = None,
+    gpus: tuple[int, ...] = (),
 ) -> Iterator[NodeView]:
     if document is not None:
-        yield NodeView(read_document(document), selector, node_choice)
+        yield NodeView(read_document(document), selector, node_choice, gpus)
         return
     with driver.observe(node_choice) as observer:
-        yield NodeView(observer, selector, node_choice)
+        yield NodeView(observer, selector, node_choice, gpus)
 
 
 _VIEW = ("node_choice", "selector", "driver")
 _node_options = options.all_of(options.chosen_options, options.node_options, options.driver_options)
 #: Adds the options of a node, its driver and a selection; the command gets `opened`, a `View`.
 view_options = options.all_of(_node_options, options.group_options("opened", _VIEW, _open_view))
-#: Adds --from as well.
+#: Adds --gpu and --from as well.
 view_or_document_options = options.all_of(
     _node_options,
+    options.gpu_option,
     options.from_option,
-    options.group_options("opened", (*_VIEW, "document"), _open_view),
+    options.group_options("opened", (*_VIEW, "document", "gpus"), _open_view),
 )
 
 

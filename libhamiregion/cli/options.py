@@ -283,6 +283,12 @@ _PATTERNS = ("namespace", "pod", "container", "device")
 selector_options = all_of(_patterns, group_options("selector", _PATTERNS, _selector))
 
 
+#: Adds --gpu; the command gets `gpus`.
+gpu_option = option(
+    "--gpu", "gpus", type=click.IntRange(0), multiple=True, metavar="N", group="Select"
+)
+
+
 def _chosen(*, all_namespaces: bool, namespace: str | None, **patterns: Any) -> Chosen:
     from .names import Chosen
 

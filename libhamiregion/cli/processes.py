@@ -16,7 +16,13 @@ from libhamiregion.observation.containers import KnownNames
 from libhamiregion.text import count_text
 
 from . import options
-from .containers import SM_COLUMNS, USAGE_COLUMNS, container_rows, needs_attention
+from .containers import (
+    SM_COLUMNS,
+    USAGE_COLUMNS,
+    container_rows,
+    device_columns,
+    needs_attention,
+)
 from .format import ratio_bar, sm_bar
 from .help import Verb
 from .names import Names, name_columns, names_of
@@ -234,17 +240,17 @@ def _process_page(view: NodeView, observation: Observation, sort: str, *, wide: 
 def _chosen(
     view: NodeView, processes: Iterable[NodeProcess], observation: Observation
 ) -> Iterator[ProcessRow]:
-    selector = view.selector
+    test = view.device_test(observation)
     for process in processes:
         owner = process.owner
         if owner is not process.container and owner.container_id is not None:
             known = KnownNames(observation.names.get(owner.container_id.id))
             owner = attrs.evolve(owner, names=known)
-        if not selector.matches(owner):
+        if not view.selector.matches(owner):
             continue
         row = _process_row(owner, process)
-        if selector.device is not None:
-            chosen = [each for each in row.busy if selector.matches_device(each)]
+        if test is not None:
+            chosen = list(filter(test, row.busy))
             if not chosen:
                 continue
             row = attrs.evolve(row, devices=tuple(chosen))
@@ -269,11 +275,14 @@ class Top:
         observation = self._view.observer.observe()
         page = _process_page(self._view, observation, sort, wide=self._wide)
         devices = () if observation.sample is None else observation.sample.devices
+        gpus = self._view.gpus
+        shown = [each for each in devices if not gpus or each.index in gpus]
         rows = container_rows(self._view, observation)
+        names = (*name_columns(all_containers(observation)), *device_columns(observation))
         foot = f"sorted by {sort}     [?] keys     [q] quit"
         blocks = [
-            Table(_GPU_COLUMNS, devices),
-            self._containers(rows, sort, name_columns(all_containers(observation))),
+            Table(_GPU_COLUMNS, shown),
+            self._containers(rows, sort, names),
             *page.blocks,
             Lines([*(_KEYS if keys_shown else ()), (foot, DIM)]),
         ]

@@ -218,6 +218,16 @@ class NvmlSample:
         return {each.device_uuid: each for each in self.columns}
 
     @cached_property
+    def gpu_indexes(self) -> dict[str | None, int]:
+        """Uuid of a GPU or MIG device to the NVML index of the GPU."""
+        return {
+            each.uuid: device.index
+            for device in self.devices
+            for each in (device, *device.mig_devices)
+            if each.uuid
+        }
+
+    @cached_property
     def _devices(self) -> dict[str | None, NvmlDevice]:
         return {
             each.uuid: each for device in self.devices for each in (device, *device.mig_devices)

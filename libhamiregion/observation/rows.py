@@ -287,7 +287,8 @@ class Join(Pairing):
             is_sampled = process is not None and process.start_time_ticks <= self._sampled_ticks
             if sample is not None and process is not None and is_sampled and named:
                 entry = sample.process(named, process.pid)
-            index, gpu = table.devices.device[row], self._gpu_indexes.get(uuid)
+            index = table.devices.device[row]
+            gpu = None if sample is None else sample.gpu_indexes.get(uuid)
             yield (
                 ProcessDeviceRow(index, uuid, used, None, sm, driver_index=gpu)
                 if entry is None
@@ -297,16 +298,6 @@ class Join(Pairing):
         if process is not None:
             for entry in self._entries(process, self.index.of_region[region]):
                 yield _driver_row(entry, None)
-
-    @cached_property
-    def _gpu_indexes(self) -> dict[str | None, int]:
-        """Uuid of a GPU or MIG device to the NVML index of the GPU."""
-        return {
-            each.uuid: device.index
-            for device in (() if self._sample is None else self._sample.devices)
-            for each in (device, *device.mig_devices)
-            if each.uuid
-        }
 
     @cached_property
     def uncounted(self) -> tuple[NodeProcess, ...]:

@@ -36,8 +36,7 @@ class Scene:
         return (verb, "--root", str(self.node.root), "--pod-logs", str(self.node.logs), *more)
 
     def run(self, verb: str, *more: str) -> "subprocess.CompletedProcess[str]":
-        library = ("--library", str(self.driver.library)) if verb != "containers" else ()
-        return call(*self.arguments(verb, *library, *more))
+        return call(*self.arguments(verb, "--library", str(self.driver.library), *more))
 
     def json(self, verb: str, *more: str) -> dict[str, Any]:
         answer = self.run(verb, "--json", *more)

@@ -265,6 +265,7 @@ def test_containers_in_a_pipe_are_two_tables(scene: Scene) -> None:
         "CONTAINER": "train",
         "LAYOUT": "1.2",
         "DEVICE": "0",
+        "GPU": "0",
         "MEM-USED": "6GiB",
         "MEM-LIMIT": "8GiB",
         "SM": "41%",
@@ -303,13 +304,12 @@ def test_a_node_without_containers_directories_is_a_failure(
     monkeypatch.setattr("libhamiregion.node.roots.run_bases", lambda _: [])
     for variable in ("HOOK_PATH", "CONTAINER_VGPU_MOUNT"):
         monkeypatch.delenv(variable, raising=False)
-    quiet = () if verb == "containers" else ("--no-driver",)
-    answer = call(verb, *quiet)
+    answer = call(verb, "--no-driver")
     assert answer.returncode == 1
     assert f"looked for {tmp_path}/none" in answer.stderr
     assert "--outside" in answer.stderr
     # Other programs of this machine may have regions, with something wrong.
-    assert call(verb, "--outside", *quiet).returncode in (0, 3)
+    assert call(verb, "--outside", "--no-driver").returncode in (0, 3)
 
 
 @pytest.mark.parametrize("verb", ["ps", "containers", "top"])
@@ -319,3 +319,34 @@ def test_a_selection_without_a_match_lists_what_there_is(verb: str, scene: Scene
     assert "research/bert-0/train" in answer.stderr
     # One that has no process now is selected all the same.
     assert scene.run(verb, "--pod", "whole-gpu").returncode == 0
+
+
+def test_gpu_selects_by_the_drivers_index_and_device_by_the_containers(scene: Scene) -> None:
+    """The second container has the node's GPU 1 as its device 0."""
+    (serve,) = [
+        row
+        for row in table(scene.run("containers", "--gpu", "1").stdout.partition("\n\n")[0])
+        if row["POD"].startswith("inference/")
+    ]
+    assert (serve["DEVICE"], serve["GPU"]) == ("0", "1")
+    for verb in ("ps", "top"):
+        found = {}
+        for gpu in ("0", "1"):
+            rows = table(scene.run(verb, "--gpu", gpu).stdout)
+            assert {row["GPU"] for row in rows} == {gpu}
+            found[gpu] = [row["HOST-PID"] for row in rows]
+        assert str(scene.pids["working"]) in found["0"]
+        assert str(scene.pids["escaped"]) in found["1"]
+        both = table(scene.run(verb, "--gpu", "0", "--gpu", "1").stdout)
+        assert sorted(row["HOST-PID"] for row in both) == sorted(found["0"] + found["1"])
+
+
+@pytest.mark.parametrize("verb", ["ps", "containers", "top"])
+def test_a_gpu_that_the_driver_does_not_have_is_a_failure_that_lists_its_own(
+    verb: str, scene: Scene
+) -> None:
+    answer = scene.run(verb, "--gpu", "0", "--gpu", "7")
+    assert (answer.returncode, "GPU 7 is not known: there is 0 (" in answer.stderr) == (1, True)
+    assert "1 (" in answer.stderr
+    answer = scene.run(verb, "--gpu", "0", "--no-driver")
+    assert (answer.returncode, "the driver was not asked" in answer.stderr) == (1, True)
