@@ -136,13 +136,15 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
     CUresult result = HR_CUDA(cuMemPoolTrimTo)(pool, keep);
-    hr_reconcile_pools();
+    if (result == CUDA_SUCCESS)
+        hr_reconcile_pools();
     return result;
 }
 
 CUresult cuDeviceGraphMemTrim(CUdevice device)
 {
     CUresult result = HR_CUDA(cuDeviceGraphMemTrim)(device);
-    hr_reconcile_pools();
+    if (result == CUDA_SUCCESS)
+        hr_reconcile_pools();
     return result;
 }

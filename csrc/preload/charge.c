@@ -121,11 +121,6 @@ static bool recover_lock(hr_region *region)
     return hr_recover_lock(region, NULL, RECOVERY_NS, &recovery, NULL) == HR_OK;
 }
 
-static CUresult result_of_state(void)
-{
-    return hr_open_session() == HR_SESSION_REFUSED ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
-}
-
 static int charge_slowly(hr_region *region, int row, enum hr_kind kind, uint64_t bytes,
                          uint32_t flags, int code)
 {
@@ -147,20 +142,18 @@ static CUresult end_charge(int code)
         return CUDA_ERROR_OUT_OF_MEMORY;
     default:
         /* Also where the process is about to end, and has left the region. */
-        if (code != HR_EDETACHED && code != HR_EFORKED)
+        if (code != HR_EDETACHED)
             hr_lose_session(code);
-        return result_of_state();
+        return hr_session_result(hr_session_state());
     }
 }
 
 static inline CUresult take(int row, enum hr_kind kind, uint64_t bytes, uint32_t flags)
 {
-    if (row < 0)
-        return result_of_state();
     enum hr_session_state state = hr_attach_session();
     hr_region *region = hr_session_region();
-    if (__builtin_expect(state != HR_SESSION_ATTACHED || region == NULL, 0))
-        return result_of_state();
+    if (__builtin_expect(row < 0 || state != HR_SESSION_ATTACHED || region == NULL, 0))
+        return hr_session_result(state);
     int code = hr_charge(region, (uint32_t)row, kind, bytes, flags, HR_CHARGE_NS, NULL);
     if (__builtin_expect(code != HR_OK, 0))
         code = charge_slowly(region, row, kind, bytes, flags, code);
@@ -186,6 +179,6 @@ void hr_give_back_bytes(int row, enum hr_kind kind, uint64_t bytes)
     int code = hr_release(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS, NULL);
     if (code == HR_ETIMEOUT && recover_lock(region))
         code = hr_release(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS, NULL);
-    if (code != HR_OK && code != HR_EDETACHED && code != HR_EFORKED)
+    if (code != HR_OK && code != HR_EDETACHED)
         hr_lose_session(code);
 }

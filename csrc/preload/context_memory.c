@@ -5,7 +5,6 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdbool.h>
-#include <string.h>
 #include <time.h>
 
 #include "memory.h"
@@ -23,20 +22,8 @@ enum { TRIES = 3, PATIENT_TRIES = 100 };
 static uint64_t charged[HR_DEVICES];  /* bytes */
 static bool has_contexts[HR_DEVICES]; /* this process has made some, and not seen their end */
 
-/* Held while the driver is asked and the answer counted, so that each answer is counted once.  Not
- * taken before a fork: the driver may take locks of its own then, which it may hold as it
- * answers. */
+/* Held while the driver is asked and the answer counted, so that each answer is counted once. */
 static pthread_mutex_t measuring = PTHREAD_MUTEX_INITIALIZER;
-
-void hr_fork_context_memory(enum hr_fork at)
-{
-    if (at != HR_IN_CHILD)
-        return;
-    pthread_mutex_init(&measuring, NULL);
-    memset(charged, 0, sizeof charged);
-    memset(has_contexts, 0, sizeof has_contexts);
-    hr_forget_own_pid();
-}
 
 /* ---- The driver's figure ------------------------------------------------------------ */
 

@@ -72,19 +72,6 @@ static struct {
 static _Atomic int contexts_used; /* how many places were ever taken */
 static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 
-void hr_fork_contexts(enum hr_fork at)
-{
-    if (at == HR_BEFORE_FORK) {
-        pthread_mutex_lock(&changing);
-        return;
-    }
-    if (at == HR_IN_CHILD) {
-        for (int slot = 0; slot < MOST_CONTEXTS; slot++)
-            atomic_store_explicit(&contexts[slot].context, NULL, memory_order_relaxed);
-    }
-    pthread_mutex_unlock(&changing);
-}
-
 void hr_add_context(CUcontext context, CUdevice device, uint32_t owner)
 {
     pthread_mutex_lock(&changing);
@@ -114,6 +101,8 @@ void hr_add_context(CUcontext context, CUdevice device, uint32_t owner)
 bool hr_find_context(CUcontext context, struct hr_context *out)
 {
     int used = atomic_load_explicit(&contexts_used, memory_order_acquire);
+    if (__builtin_expect(hr_session_state() == HR_SESSION_FORKED, 0))
+        return false;
     for (int at = 0; at < used; at++) {
         if (atomic_load_explicit(&contexts[at].context, memory_order_acquire) != context)
             continue;

@@ -19,12 +19,6 @@ static bool names_devices;
 /* Row + 2 of each device; 0: not asked yet. */
 static _Atomic int rows[MOST_DEVICES];
 
-void hr_fork_devices(enum hr_fork at)
-{
-    for (int device = 0; at == HR_IN_CHILD && device < MOST_DEVICES; device++)
-        atomic_store_explicit(&rows[device], 0, memory_order_relaxed);
-}
-
 bool hr_read_rows(hr_region *region)
 {
     int code;

@@ -147,11 +147,9 @@ void hr_note_others(CUdevice device);
  * above.  False: it was not found. */
 bool hr_learn_own_pid(int row, nvmlDevice_t device);
 
-/* NVML has listed this process, by hr_own_nvml_pid(); whether it ever has; and, in a forked child,
- * that it has not. */
+/* NVML has listed this process, by hr_own_nvml_pid(); and whether it ever has. */
 void hr_confirm_own_pid(void);
 bool hr_is_own_pid_known(void);
-void hr_forget_own_pid(void);
 
 /* Write the pid by which the outermost visible namespace knows this process into the slot. */
 void hr_report_host_pid(hr_region *region);

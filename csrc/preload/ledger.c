@@ -1,5 +1,3 @@
-#include <string.h>
-
 #include "complain.h"
 #include "memory.h"
 #include "session.h"
@@ -10,12 +8,6 @@
 static struct {
     _Atomic uint64_t bytes, most_bytes, managed_bytes, begun, ended;
 } __attribute__((aligned(64))) row_states[HR_DEVICES];
-
-void hr_fork_ledger(enum hr_fork at)
-{
-    if (at == HR_IN_CHILD)
-        memset(row_states, 0, sizeof row_states);
-}
 
 struct hr_row_state hr_state_of_row(int row)
 {
@@ -106,8 +98,7 @@ CUresult hr_enter_memory_call(void)
 {
     if (__builtin_expect((hr_current_holds() & HR_HOLD_SUSPENDED) != 0, 0))
         hr_wait_while_suspended();
-    return __builtin_expect(hr_attach_session() == HR_SESSION_REFUSED, 0) ? CUDA_ERROR_NOT_PERMITTED
-                                                                          : CUDA_SUCCESS;
+    return hr_session_result(hr_attach_session());
 }
 
 CUresult hr_begin_allocation(struct hr_allocation *allocation, uint64_t bytes)

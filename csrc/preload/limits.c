@@ -174,23 +174,6 @@ int hr_read_limits(hr_region *region)
 
 /* ---- Beginning ------------------------------------------------------------------------ */
 
-void hr_fork_limits(enum hr_fork at)
-{
-    if (at == HR_BEFORE_FORK) {
-        pthread_mutex_lock(&reading);
-        return;
-    }
-    if (at == HR_IN_CHILD) {
-        for (int row = 0; row < HR_DEVICES; row++) {
-            rules[row] = HR_ROW_NEW;
-            atomic_store_explicit(&hr_rows[row].rule, HR_ROW_FREE, memory_order_relaxed);
-        }
-        is_over = false;
-        atomic_store_explicit(&only_row, SEVERAL_ROWS, memory_order_relaxed);
-    }
-    pthread_mutex_unlock(&reading);
-}
-
 /* Before the first launch of the process, so that the limit holds from the first one on. */
 static void prepare(void)
 {

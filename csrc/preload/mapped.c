@@ -29,21 +29,6 @@ static struct memory *memories;
 static uint32_t room, first_free; /* a number, NO_MEMORY: none */
 static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 
-void hr_fork_mapped(enum hr_fork at)
-{
-    if (at == HR_BEFORE_FORK) {
-        pthread_mutex_lock(&changing);
-        return;
-    }
-    if (at == HR_IN_CHILD) {
-        free(memories);
-        memories = NULL;
-        room = 0;
-        first_free = NO_MEMORY;
-    }
-    pthread_mutex_unlock(&changing);
-}
-
 /* Under `changing`. */
 static bool make_room(void)
 {

@@ -236,17 +236,15 @@ unsigned hr_nvml_device_busy(nvmlDevice_t device)
 
 /* ---- The own pid ------------------------------------------------------------------------ */
 
-/* Together with the pid that it is for: a forked child starts anew. */
-static _Atomic uint64_t learnt;
+static _Atomic unsigned learnt; /* 0: none */
 
 unsigned hr_own_nvml_pid(void)
 {
-    unsigned own = (unsigned)getpid();
-    uint64_t known = atomic_load_explicit(&learnt, memory_order_relaxed);
-    return (unsigned)(known >> 32) == own ? (unsigned)known : own;
+    unsigned known = atomic_load_explicit(&learnt, memory_order_relaxed);
+    return known != 0 ? known : (unsigned)getpid();
 }
 
 void hr_set_own_nvml_pid(unsigned pid)
 {
-    atomic_store_explicit(&learnt, (uint64_t)getpid() << 32 | pid, memory_order_relaxed);
+    atomic_store_explicit(&learnt, pid, memory_order_relaxed);
 }

@@ -67,13 +67,6 @@ bool hr_is_own_pid_known(void)
     return atomic_load_explicit(&is_known, memory_order_relaxed);
 }
 
-void hr_forget_own_pid(void)
-{
-    atomic_store_explicit(&is_known, false, memory_order_relaxed);
-    for (int row = 0; row < HR_DEVICES; row++)
-        atomic_store_explicit(&others_of_rows[row], NULL, memory_order_relaxed);
-}
-
 void hr_note_others(CUdevice device)
 {
     nvmlDevice_t handle;

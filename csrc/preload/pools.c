@@ -37,21 +37,6 @@ static pthread_cond_t asked = PTHREAD_COND_INITIALIZER; /* some pool has no aske
  * before `changing`. */
 static pthread_mutex_t charging = PTHREAD_MUTEX_INITIALIZER;
 
-void hr_fork_pools(enum hr_fork at)
-{
-    if (at == HR_BEFORE_FORK) {
-        pthread_mutex_lock(&changing);
-        return;
-    }
-    if (at == HR_IN_CHILD) {
-        /* A charge may be in progress in another thread: what it leaves is not the child's. */
-        pthread_mutex_init(&charging, NULL);
-        memset(pools, 0, sizeof pools);
-        pthread_cond_init(&asked, NULL);
-    }
-    pthread_mutex_unlock(&changing);
-}
-
 /* Under `changing`. */
 static int find_pool(CUmemoryPool handle, CUdevice graphs_of)
 {
@@ -356,8 +341,10 @@ void hr_empty_pools(CUdevice device)
 int hr_end_pool(CUmemoryPool handle)
 {
     struct timespec deadline;
+    if (handle == NULL || hr_session_state() == HR_SESSION_FORKED)
+        return -1;
     pthread_mutex_lock(&changing);
-    int number = handle == NULL ? -1 : find_pool(handle, -1);
+    int number = find_pool(handle, -1);
     if (number >= 0)
         pools[number].is_destroyed = true;
     clock_gettime(CLOCK_REALTIME, &deadline);

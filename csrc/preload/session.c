@@ -32,57 +32,41 @@ static hr_region *region;
 static enum policy policy;
 static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
 
-static hr_region *inherited; /* in a forked child: the parent's handle */
+static void publish(enum hr_session_state now)
+{
+    atomic_store_explicit(&state, now, memory_order_release);
+}
+
+enum hr_session_state hr_session_state(void)
+{
+    return atomic_load_explicit(&state, memory_order_acquire);
+}
 
 /* ---- Forks ------------------------------------------------------------------------- */
 
-static void fork_session(enum hr_fork at)
-{
-    if (at == HR_BEFORE_FORK) {
-        pthread_mutex_lock(&beginning);
-        return;
-    }
-    if (at == HR_IN_CHILD) {
-        if (inherited == NULL)
-            inherited = region;
-        region = NULL;
-        atomic_store_explicit(&hr_holds, HR_HOLD_UNPREPARED, memory_order_relaxed);
-        atomic_store_explicit(&state, HR_SESSION_NONE, memory_order_release);
-    }
-    pthread_mutex_unlock(&beginning);
-}
-
-/* A thread that holds one of these locks takes no other of them, so their order does not matter. */
-static void (*const files[])(enum hr_fork) = {
-    hr_fork_thread, fork_session,  hr_fork_limits, hr_fork_context_memory, hr_fork_contexts,
-    hr_fork_mapped, hr_fork_table, hr_fork_pools,  hr_fork_ledger,         hr_fork_devices,
-};
-
-static void fork_all(enum hr_fork at)
-{
-    for (size_t file = 0; file < sizeof files / sizeof *files; file++)
-        files[file](at);
-}
-
 static void before_fork(void)
 {
-    fork_all(HR_BEFORE_FORK);
+    pthread_mutex_lock(&beginning);
 }
 
 static void after_fork_in_parent(void)
 {
-    fork_all(HR_IN_PARENT);
+    pthread_mutex_unlock(&beginning);
 }
 
 static void after_fork_in_child(void)
 {
-    fork_all(HR_IN_CHILD);
+    if (hr_session_state() != HR_SESSION_NONE) {
+        atomic_store_explicit(&hr_holds, 0, memory_order_relaxed);
+        publish(HR_SESSION_FORKED);
+    }
+    pthread_mutex_unlock(&beginning);
 }
 
 __attribute__((constructor)) static void watch_forks(void)
 {
-    /* Before ours, so that a fork takes these locks first and the core's after them, in the order
-     * in which the region is opened; where this fails, opening it fails too. */
+    /* Before ours, so that a fork takes `beginning` first and the core's lock after it, as the
+     * region is opened; where this fails, opening it fails too. */
     hr_watch_forks();
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
@@ -97,11 +81,6 @@ static enum policy read_policy(void)
     if (text != NULL && strcmp(text, "refuse") == 0)
         return POLICY_REFUSE;
     return POLICY_DEFAULT;
-}
-
-static void publish(enum hr_session_state now)
-{
-    atomic_store_explicit(&state, now, memory_order_release);
 }
 
 /* Why attaching has failed; under the lock of the session's beginning. */
@@ -152,8 +131,6 @@ static int open_region(const char *path)
 static void begin(void)
 {
     hr_guard_spaced_runs();
-    hr_free(&inherited);
-    inherited = NULL;
     policy = read_policy();
     const char *path = getenv(HR_REGION_VARIABLE);
     if (path == NULL || path[0] == '\0') {
@@ -169,20 +146,15 @@ static void begin(void)
         fail_to_begin(code, path);
 }
 
-static enum hr_session_state current_state(void)
-{
-    return atomic_load_explicit(&state, memory_order_acquire);
-}
-
 enum hr_session_state hr_open_session(void)
 {
-    if (__builtin_expect(current_state() == HR_SESSION_NONE, 0)) {
+    if (__builtin_expect(hr_session_state() == HR_SESSION_NONE, 0)) {
         pthread_mutex_lock(&beginning);
-        if (current_state() == HR_SESSION_NONE)
+        if (hr_session_state() == HR_SESSION_NONE)
             begin();
         pthread_mutex_unlock(&beginning);
     }
-    return current_state();
+    return hr_session_state();
 }
 
 /* Under `beginning`. */
@@ -209,17 +181,17 @@ enum hr_session_state hr_attach_session(void)
 {
     if (__builtin_expect(hr_open_session() == HR_SESSION_OPEN, 0)) {
         pthread_mutex_lock(&beginning);
-        if (current_state() == HR_SESSION_OPEN)
+        if (hr_session_state() == HR_SESSION_OPEN)
             attach();
         pthread_mutex_unlock(&beginning);
         hr_start_thread();
     }
-    return current_state();
+    return hr_session_state();
 }
 
 hr_region *hr_session_region(void)
 {
-    enum hr_session_state now = current_state();
+    enum hr_session_state now = hr_session_state();
     return now == HR_SESSION_OPEN || now == HR_SESSION_ATTACHED ? region : NULL;
 }
 
@@ -243,7 +215,7 @@ void hr_lose_session(int code)
 __attribute__((destructor)) static void leave(void)
 {
     const uint64_t patience_ns = 1000000000;
-    if (current_state() != HR_SESSION_ATTACHED)
+    if (hr_session_state() != HR_SESSION_ATTACHED)
         return;
     publish(HR_SESSION_FREE);
     atomic_store_explicit(&hr_holds, 0, memory_order_relaxed);

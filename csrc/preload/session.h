@@ -6,8 +6,10 @@
  * memory, and attached to by the first context, allocation or launch.  Then the thread of thread.c
  * starts.
  *
- * A forked child does not use CUDA yet: in the child everything is as at the start, and its first
- * use of CUDA attaches under its own pid.
+ * The driver refuses the child of a process that has used CUDA (CUDA_ERROR_NOT_INITIALIZED).  So
+ * the session of such a child is over before it begins: memory and contexts get the driver's
+ * answer, and everything else goes on to the driver.  The child of a process without a session
+ * begins its own.
  *
  * The core's fault guard installs a handler for SIGBUS when the region is opened: any process of
  * the container can shorten the file, and the kernel would end the program for it.  A fault outside
@@ -36,7 +38,8 @@ enum hr_session_state {
     HR_SESSION_OPEN,     /* the region is open; this process has no slot in it yet */
     HR_SESSION_ATTACHED, /* this process has a slot */
     HR_SESSION_FREE,     /* there is no region to use, and the policy lets everything through */
-    HR_SESSION_REFUSED   /* there is none, and the policy refuses contexts and memory */
+    HR_SESSION_REFUSED,  /* there is none, and the policy refuses contexts and memory */
+    HR_SESSION_FORKED    /* the parent had begun one before it forked */
 };
 
 /*
@@ -46,6 +49,16 @@ enum hr_session_state {
 enum hr_session_state hr_open_session(void);
 enum hr_session_state hr_attach_session(void);
 
+enum hr_session_state hr_session_state(void);
+
+/* What a state means for a call that wants memory or a context. */
+static inline CUresult hr_session_result(enum hr_session_state state)
+{
+    if (__builtin_expect(state < HR_SESSION_REFUSED, 1))
+        return CUDA_SUCCESS;
+    return state == HR_SESSION_FORKED ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_NOT_PERMITTED;
+}
+
 /* The region as long as the session is open or attached, else NULL. */
 hr_region *hr_session_region(void);
 
@@ -54,22 +67,6 @@ hr_region *hr_session_region(void);
  * the policy was set to that.
  */
 void hr_lose_session(int code);
-
-/* ---- Forks ---------------------------------------------------------------------------- */
-
-/* Locks are taken before a fork and released after it; the child has then forgotten the state of
- * its parent. */
-enum hr_fork { HR_BEFORE_FORK, HR_IN_PARENT, HR_IN_CHILD };
-
-void hr_fork_thread(enum hr_fork at);
-void hr_fork_limits(enum hr_fork at);
-void hr_fork_context_memory(enum hr_fork at);
-void hr_fork_contexts(enum hr_fork at);
-void hr_fork_mapped(enum hr_fork at);
-void hr_fork_table(enum hr_fork at);
-void hr_fork_pools(enum hr_fork at);
-void hr_fork_ledger(enum hr_fork at);
-void hr_fork_devices(enum hr_fork at);
 
 /* ---- Holds ---------------------------------------------------------------------------- */
 

@@ -6,11 +6,7 @@
 
 #include "session.h"
 
-#ifndef SHARD_BITS
-#define SHARD_BITS 6
-#endif
-
-enum { SHARDS = 1 << SHARD_BITS, FIRST_ROOM = 64 };
+enum { SHARD_BITS = 6, SHARDS = 1 << SHARD_BITS, FIRST_ROOM = 64 };
 
 struct shard {
     pthread_mutex_t lock;
@@ -22,25 +18,6 @@ struct shard {
 static struct shard shards[SHARDS] = {
     [0 ... SHARDS - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER},
 };
-
-/* ---- Forks ------------------------------------------------------------------------- */
-
-void hr_fork_table(enum hr_fork at)
-{
-    for (struct shard *shard = shards; shard < shards + SHARDS; shard++) {
-        if (at == HR_BEFORE_FORK) {
-            pthread_mutex_lock(&shard->lock);
-            continue;
-        }
-        if (at == HR_IN_CHILD) {
-            free(shard->entries);
-            shard->entries = NULL;
-            shard->room = 0;
-            shard->count = 0;
-        }
-        pthread_mutex_unlock(&shard->lock);
-    }
-}
 
 /* ---- One shard --------------------------------------------------------------------- */
 
@@ -125,6 +102,8 @@ static bool look_up(enum hr_space space, uint64_t key, bool remove, struct hr_en
 {
     struct shard *shard = shard_of(hash(space, key));
     bool found = false;
+    if (__builtin_expect(hr_session_state() == HR_SESSION_FORKED, 0))
+        return false;
     pthread_mutex_lock(&shard->lock);
     if (shard->count != 0) {
         size_t at = find_place(shard->entries, shard->room, space, key);

@@ -4,7 +4,7 @@
  * sums; an entry says how much is given back with it.
  *
  * A hash table in shards, each with a lock that is held for some ten nanoseconds and never while
- * the driver or the core is called.  A forked child's table is empty.
+ * the driver or the core is called.  A forked child finds nothing in it.
  */
 #ifndef HR_TABLE_H
 #define HR_TABLE_H

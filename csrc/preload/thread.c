@@ -331,28 +331,14 @@ static void *run(void *argument)
 
 /* ---- Its life ------------------------------------------------------------------------- */
 
-void hr_fork_thread(enum hr_fork at)
-{
-    if (at != HR_IN_CHILD)
-        return;
-    /* The thread is the parent's, and so may be the locks; a list may be half made. */
-    pthread_mutex_init(&in_pass, NULL);
-    pthread_mutex_init(&resting, NULL);
-    busy = (struct hr_busy_list){.list = NULL};
-    has_reported_pid = false;
-    for (int row = 0; row < HR_DEVICES; row++) {
-        paced[row].has_begun = paced[row].is_impossible = paced[row].is_listed = false;
-        paced[row].shown_percent = shown_bytes[row] = 0;
-    }
-    atomic_store_explicit(&is_ending, false, memory_order_relaxed);
-    atomic_store_explicit(&runs, false, memory_order_relaxed);
-}
-
 /* Wait for a pass in progress, and begin no other; launches are not held up any more.  By atexit(),
  * as the driver may end by that, before any destructor. */
 static void end_thread(void)
 {
     struct timespec deadline;
+    /* In a forked child there is no thread, and its locks may look taken. */
+    if (hr_session_state() == HR_SESSION_FORKED)
+        return;
     atomic_store_explicit(&is_ending, true, memory_order_relaxed);
     clock_gettime(CLOCK_REALTIME, &deadline);
     deadline.tv_sec += END_S;

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from cuda_program import OUT, CudaProgram
-from fake_cuda.driver import GIB
+from fake_cuda.driver import GIB, FakeGpus, gpu_uuid
 from limited import Limited
 
 Make = Callable[..., Limited]
@@ -25,19 +25,26 @@ def say(scene: Limited, path: Path, inject: str = "standin") -> str:
     return said
 
 
-def test_a_program_and_its_children_say_three_lines_at_most(limited: Make, inject: str) -> None:
-    """Each of them begins anew, and would say the same again."""
-    scene = limited(memory=[GIB], inject=inject)
-    scene.path.unlink()
-    program = scene.program()
-    retain = ["cuDevicePrimaryCtxRetain", OUT, 0]
-    program.calls(retain, *(["fork"], retain) * 5)
+def test_a_program_says_three_lines_at_most(
+    limited: Make, gpus: FakeGpus, tmp_path: Path, inject: str
+) -> None:
+    devices = 4
+    rules = tmp_path / "rules"
+    names = ("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo")
+    rules.write_text("".join(f"error {name} 3 *\n" for name in names))
+    gpus.settings["FAKE_CUDA_DEVICES"] = str(devices)
+    scene = limited(sm=[20] * devices, uuids=map(gpu_uuid, range(devices)), inject=inject)
+    program = scene.program(FAKE_NVML_STATE=str(rules))
+    for device in range(devices):
+        program.start(device)
+        module = program.do("cuModuleLoadData", OUT, "text:any image")
+        kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_1ms")
+        program.do("cuLaunchKernel", kernel, *(1,) * 6, 0, None, None, None)
     status, said = program.end()
     assert status == 0
     lines = said.splitlines(keepends=True)
     assert len(lines) == 3
-    assert len(set(lines)) == 1
-    assert lines[0].startswith("libhamiregion: the region ")
+    assert all(line.startswith("libhamiregion: the SM limit of device ") for line in lines)
     assert lines[0].endswith("\n")
 
 

@@ -20,6 +20,8 @@ import libhamiregion as hami
 
 Make = Callable[..., Limited]
 
+NOT_INITIALIZED = 3
+
 
 class Allocating:
     """A program that allocates and frees without a pause; `count` says how often."""
@@ -179,6 +181,38 @@ def test_a_capture_goes_on_while_the_library_asks_about_pools(limited: Make) -> 
     program.do("cuStreamEndCapture", stream, OUT)
 
 
+def test_the_child_of_a_program_that_uses_cuda_gets_the_drivers_answer(
+    limited: Make, bare: Callable[[], CudaProgram]
+) -> None:
+    scene = limited(memory=[GIB], sm=[1, None])
+    codes = []
+    for program in (bare().start(), scene.program().start()):
+        address, pool = program.allocate(MIB), program.do("cuDeviceGetDefaultMemPool", OUT, 0)
+        context = program.do("cuCtxGetCurrent", OUT)
+        module = program.do("cuModuleLoadData", OUT, "text:any image")
+        kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_1ms")
+        launch = ["cuLaunchKernel", kernel, *(1,) * 6, 0, None, None, None]
+        program.call(*launch)
+        status, found = program.calls(
+            ["fork"],
+            ["cuMemAlloc_v2", OUT, MIB],
+            ["cuMemAllocAsync", OUT, MIB, None],
+            ["cuMemFree_v2", address],
+            ["cuDevicePrimaryCtxRetain", OUT, 0],
+            ["cuCtxDestroy_v2", context],
+            ["cuMemPoolTrimTo", pool, 0],
+            ["cuMemPoolDestroy", pool],
+            launch,
+            launch,
+        )[0]
+        assert status == 0
+        codes.append([code for code, *_ in found])
+        program.free(address)
+        assert program.end() == (0, "")
+    assert codes[0] == codes[1]
+    assert set(codes[0]) == {NOT_INITIALIZED}
+
+
 def test_a_fork_takes_each_lock_that_it_gives_back(
     limited: Make, c_programs: Path, inject: str
 ) -> None:
@@ -190,7 +224,7 @@ def test_a_fork_takes_each_lock_that_it_gives_back(
     program = CudaProgram(environment).start()
     program.allocate(MIB)
     program.nvml_memory(0)
-    status, _ = program.calls(("fork", ["cuMemFree_v2", 0]))[0]
+    status, _ = program.calls(["fork"], ["cuMemFree_v2", 0])[0]
     assert status == 0
     assert program.info()[1] == GIB
     assert program.end() == (0, "")
