@@ -25,6 +25,7 @@ extensions = [
     "column_list",
     "command_help",
     "json_answers",
+    "planted_faults",
 ]
 exclude_patterns = ["_build", "_ext"]
 

@@ -25,7 +25,12 @@ from exposition import NodeFiles, parsed
 from support.containers import UNSHARE, needs_namespaces
 from support.exporter_process import environment, exporter_process
 from support.hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
-from support.own_cgroups import cgroup_of_pod, needs_cgroups
+from support.own_cgroups import (
+    cgroup_of_pod,
+    chart_memory_limit_bytes,
+    highest_resident_bytes,
+    needs_cgroups,
+)
 from support.region_file import RegionFile
 from support.scrapers import ask
 from support.stress import scaled
@@ -39,8 +44,6 @@ if TYPE_CHECKING:
     from support.actors import Actor, MakeActor
 
 MIB = 1 << 20
-#: What deploy/ gives each of the two.
-MEMORY_LIMIT_BYTES = 192 * MIB
 OLDEST_S = 30.0
 END_S = 15.0
 GPU, TENANTS_GPU = (f"GPU-{digit * 8}-0000-0000-0000-000000000000" for digit in "01")
@@ -50,13 +53,6 @@ AGENT = (sys.executable, "-m", "libhamiregion", "agent")
 SHIPPED = ("--metrics", "--listen=127.0.0.1:0", "--feedback", "--repair")
 TENANT = Path(__file__).with_name("hostile_tenant.py")
 CONTAINER_ID = "bad0" * 16
-
-
-def resident_bytes(pid: int) -> int:
-    """The most that a process has had in memory so far."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    (line,) = (each for each in status.splitlines() if each.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
 
 
 def address_in(events: Path) -> str:
@@ -267,8 +263,12 @@ def test_a_hostile_tenant_harms_only_itself(tmp_path: Path, actor: MakeActor) ->
                     honest.check_mark()
                     for name, process in daemons.items():
                         assert process.poll() is None, f"the {name} ended"
-                        assert resident_bytes(process.pid) < MEMORY_LIMIT_BYTES, name
-                highest = {name: resident_bytes(each.pid) // MIB for name, each in daemons.items()}
+                        assert highest_resident_bytes(process.pid) < chart_memory_limit_bytes(), (
+                            name
+                        )
+                highest = {
+                    name: highest_resident_bytes(each.pid) // MIB for name, each in daemons.items()
+                }
                 made = len(moves.read_text().split())
                 # For `pytest -s`; few moves would prove little.
                 print(f"seed {seed}: {made} moves, MiB at the highest: {highest}")

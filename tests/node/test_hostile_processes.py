@@ -16,7 +16,12 @@ from support.agent_scene import NodeScene
 from support.containers import container_with
 from support.exporter_process import ExporterProcess, exporter_process
 from support.hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
-from support.own_cgroups import cgroup_of_pod, memory_limit, needs_cgroups
+from support.own_cgroups import (
+    cgroup_of_pod,
+    container_memory,
+    highest_resident_bytes,
+    needs_cgroups,
+)
 from support.region_file import RegionFile
 from support.scrapers import ask
 from support.wait import PATIENCE_S, eventually, on_this_machine_s
@@ -38,8 +43,6 @@ pytestmark = pytest.mark.slow
 
 CONTAINER_ID = "cafe" * 16
 MIB = 1 << 20
-# What the manifests give it.
-EXPORTER_LIMIT_BYTES = 192 * MIB
 # A look at the node may take a third of this, however slow the machine is.
 SLOW = {**os.environ, "TEST_STUCK_AFTER_S": "600"}
 
@@ -52,12 +55,6 @@ def start(scene: NodeScene, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
 
 def pod_of(region: RegionFile) -> str:
     return region.path.parent.name.partition("_")[0]
-
-
-def highest_resident_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    (line,) = (each for each in status.splitlines() if each.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
 
 
 def processor_s(pid: int) -> float:
@@ -216,7 +213,7 @@ def test_a_storm_of_processes_does_not_keep_the_exporter_from_the_others(
 ) -> None:
     hostile = scene.container("hostile")
     with (
-        memory_limit(EXPORTER_LIMIT_BYTES) as inside,
+        container_memory() as inside,
         cgroup_of_pod(pod_of(hostile), CONTAINER_ID) as cgroup,
         mapping_storm(
             tmp_path,
@@ -242,7 +239,7 @@ def test_mappings_of_long_paths_do_not_fill_the_exporters_memory(
 ) -> None:
     hostile = scene.container("hostile")
     with (
-        memory_limit(EXPORTER_LIMIT_BYTES) as inside,
+        container_memory() as inside,
         cgroup_of_pod(pod_of(hostile), CONTAINER_ID) as cgroup,
         mapping_storm(
             tmp_path,

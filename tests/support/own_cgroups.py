@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from libhamiregion import parse_size
 from support.wait import eventually
+
+CHART_VALUES = Path(__file__).parents[2] / "deploy/helm/libhamiregion/values.yaml"
 
 # Where version 2 is mounted: beside version 1, and alone.
 _MOUNTS = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
@@ -79,9 +83,22 @@ def _memory_cgroup() -> tuple[Path, str] | None:
     return None
 
 
+def chart_memory_limit_bytes() -> int:
+    """The memory limit of exporter and agent, as the chart has it."""
+    values = yaml.safe_load(CHART_VALUES.read_text())
+    return parse_size(values["resources"]["limits"]["memory"])
+
+
+def highest_resident_bytes(pid: int) -> int:
+    """The most that a process has had in memory so far."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = (each for each in status.splitlines() if each.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
 @contextlib.contextmanager
-def memory_limit(limit_bytes: int) -> Iterator[tuple[str, ...]]:
-    """A cgroup as that of a container with a memory limit: beyond it the kernel kills.
+def container_memory() -> Iterator[tuple[str, ...]]:
+    """A cgroup with the memory limit of the chart: beyond it the kernel kills.
 
     Yields what to put before a command that shall run in it.
     """
@@ -98,7 +115,7 @@ def memory_limit(limit_bytes: int) -> Iterator[tuple[str, ...]]:
         return not made.exists()
 
     try:
-        (made / limit).write_text(str(limit_bytes))
+        (made / limit).write_text(str(chart_memory_limit_bytes()))
         yield "sh", "-c", 'echo 0 > "$0" && exec "$@"', str(made / "cgroup.procs")
     finally:
         eventually(is_removed)
