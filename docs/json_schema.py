@@ -290,6 +290,20 @@ class Reaped:
     parts = (RegionFile, DryRun)
 
 
+class LockTool:
+    """A process that may hold a lock.
+
+    Attributes:
+        pid: Its pid in that /proc.
+        user: Its user.
+        command: Its command line, raw.
+    """
+
+    pid: int
+    user: str
+    command: str
+
+
 class Lock:
     """Who holds a region's lock.
 
@@ -297,9 +311,11 @@ class Lock:
 
     Attributes:
         dry_run: With ``lock recover --dry-run`` only.
+        tools: Processes of which one has signed the lock with a number; empty for any other owner.
     """
 
     dry_run: bool
+    tools: list[LockTool]
     parts = (RegionFile, LockState)
     optional = ("dry_run",)
 

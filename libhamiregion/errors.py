@@ -417,11 +417,17 @@ def _words(path: str, detail: Any) -> dict[str, Any]:
     }
 
 
+def signed_pid(signature: int) -> int | None:
+    """Return the pid that has signed a lock; None if it is not signed, or by a number of ours."""
+    # The kernel has no pid above that.
+    return signature if 0 < signature <= 1 << 22 else None
+
+
 def _owner_words(signature: int) -> str:
-    """Name the owner of a lock; the kernel has no pid above 2**22, as our own signatures are."""
     if not signature:
         return "not signed"
-    return f"signed by pid {signature}" if signature <= 1 << 22 else "signed by no pid"
+    pid = signed_pid(signature)
+    return "signed by no pid" if pid is None else f"signed by pid {pid}"
 
 
 def limit_or_value(kind: int, stored: int) -> int | None:

@@ -9,7 +9,7 @@ import attrs
 
 from ._core import ffi, lib
 from ._handle import Handle, in_slices, nanoseconds
-from .errors import new_error
+from .errors import new_error, signed_pid
 from .evidence import judge
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class LockState:
     Attributes:
         held: Whether the semaphore is taken.
         owner_pid: The owner's pid in the container's namespace; None if the lock is not signed, or
-            signed by this library for a process that has no pid there.
+            signed with a number that is no pid, as by this library for a process outside.
         owner_host_pid: The owner's pid in this process's /proc; None if it is not known.
         owner_life: ``"alive"``, ``"dead"`` or ``"unknown"``; None if the lock is not signed.
         by_library: Signed by this library for a process that is not attached.
@@ -173,7 +173,7 @@ class Locks(Handle):
         self._check(judge(self, search, by_evidence, proc, evidence)(out, error), error)
         return LockState(
             held=out.value == 0,
-            owner_pid=None if out.is_ours else out.owner_pid or None,
+            owner_pid=signed_pid(out.owner_pid),
             owner_host_pid=out.owner_pid_here or None,
             owner_life=_OWNER_LIVES[out.owner_liveness] if out.owner_pid else None,
             by_library=bool(out.is_ours),

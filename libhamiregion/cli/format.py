@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from libhamiregion import Effect, ProcessStatus
+from libhamiregion.errors import signed_pid
 from libhamiregion.units import MAX_SIZE_BYTES
 
 from .tables import CRITICAL, GOOD, WARN, Bar
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 # A process of this library that is none of the container's signs with a number that is no pid.
 _ABOVE_EVERY_PID = 2**30
-OWN_WORDS = "a tool with libhamiregion"
 # libvgpu keeps a process near its SM limit, not under it: a little above is how it works.
 _SM_SLACK_PERCENT = 10
 
@@ -34,18 +34,13 @@ def status_word(status: int) -> str:
     return _STATUSES.get(status, f"status {status}")
 
 
-def is_pid(signature: int | None) -> bool:
-    """Whether a lock's signature can be a pid: the kernel has none above 2**22."""
-    return signature is not None and 0 < signature <= 1 << 22
-
-
 def lock_word(owner_pid: int, dead: Collection[int] = ()) -> str:
     """Name the process that has signed for a region's lock; `dead` are the pids proved dead."""
     if not owner_pid:
         return "free"
     if owner_pid >= _ABOVE_EVERY_PID:
         return "tool"
-    if not is_pid(owner_pid):
+    if signed_pid(owner_pid) is None:
         return "unknown"
     return f"dead:{owner_pid}" if owner_pid in dead else f"pid:{owner_pid}"
 

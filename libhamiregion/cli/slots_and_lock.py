@@ -10,16 +10,19 @@ from libhamiregion import Effect, ReapRefused, Region, SearchCutShort, format_si
 
 from . import options
 from .failures import ErrorGroup, failure
-from .format import OWN_WORDS, effect_words, is_pid, status_word
+from .format import effect_words, status_word
 from .help import Verb
 from .output import as_plain, show_all, show_done
 from .tables import Lines, Page
 from .targets import Place, Targets, target_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from libhamiregion import Evidence, LockRecovery, LockState, SlotChange
+
+# Characters of a command.
+_COMMAND_SHOWN = 80
 
 _common = options.all_of(options.dry_run_option, options.output_options)
 
@@ -139,9 +142,10 @@ def status(targets: Targets, interval_s: float | None, proc: str, as_json: bool)
 
 
 def _page(region: Region, place: Place, *, proc: str) -> Page:
-    state = region.lock_state(evidence=_evidence(region, proc))
+    state, tools = _state(region, proc)
     data = {**place.data, "path": region.path, "layout": region.layout, **as_plain(state)}
-    return Page("lock/1", data, [Lines([place.label + state_sentence(state)])])
+    sentence = place.label + state_sentence(state, tools)
+    return Page("lock/1", data | {"tools": tools}, [Lines([sentence])])
 
 
 @lock.command(
@@ -170,22 +174,43 @@ def recover(targets: Targets, watch_s: float, proc: str, dry_run: bool, as_json:
 
     def act(region: Region, place: Place) -> None:
         done: LockState | LockRecovery
+        data: dict[str, Any] = {}
         if dry_run:
-            done = region.lock_state(evidence=_evidence(region, proc))
-            schema, sentences = "lock/1", [_would_do(done, watch_s), state_sentence(done)]
+            done, data["tools"] = _state(region, proc)
+            schema, sentences = "lock/1", [_would_do(done, watch_s), state_sentence(done, **data)]
         else:
             done = region.recover_lock(
                 evidence=_evidence(region, proc, everyone=True), watch_s=watch_s
             )
             schema, sentences = "lock-recovery/1", recovery_sentences(done)
         show_done(
-            schema, region, sentences, as_json, place=place, dry_run=dry_run, **as_plain(done)
+            schema,
+            region,
+            sentences,
+            as_json,
+            place=place,
+            dry_run=dry_run,
+            **as_plain(done),
+            **data,
         )
 
     return targets.for_each(act, writable=not dry_run)
 
 
-def state_sentence(state: LockState) -> str:
+def _state(region: Region, proc: str) -> tuple[LockState, list[dict[str, Any]]]:
+    """Judge the lock, and find the tools that may hold it."""
+    state = region.lock_state(evidence=_evidence(region, proc))
+    if not state.by_library or not state.held or state.owner_life == "dead":
+        return state, []
+    from libhamiregion.node.evidence import lock_tools
+
+    return state, [
+        {"pid": each.pid, "user": each.user, "command": each.command}
+        for each in lock_tools(region, proc)
+    ]
+
+
+def state_sentence(state: LockState, tools: Sequence[dict[str, Any]] = ()) -> str:
     """Say in one line who holds a lock.
 
     Damage comes first: such a lock excludes no one.
@@ -198,8 +223,10 @@ def state_sentence(state: LockState) -> str:
         words = "held, without an owner"
     else:
         pid = state.owner_pid
-        process = f"pid {pid}" if is_pid(pid) else "an unknown process"
-        owner = OWN_WORDS if state.by_library else process
+        owner = "an unknown process" if pid is None else f"pid {pid}"
+        if state.by_library:
+            named = [f"pid {each['pid']} ({each['command'][:_COMMAND_SHOWN]})" for each in tools]
+            owner = " or ".join(named) or "a tool with libhamiregion"
         if state.owner_host_pid is not None:
             owner += f" (pid {state.owner_host_pid} here)"
         words = f"held by {owner}, {_LIVES[state.owner_life]}"

@@ -334,7 +334,7 @@ def _impossible(used: ObservedRegion, which: str, value: int, cause: str) -> Fin
 def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Finding:
     pid, region, before = state.owner_pid, used.region, used.snapshot.owner_pid
     on_host = "" if state.owner_host_pid is None else f" ({state.owner_host_pid} on the host)"
-    process = f"process {pid}{on_host}" if pid and pid < 1 << 31 else "an unknown process"
+    process = f"process {pid}{on_host}" if pid else "an unknown process"
     who = "a tool with libhamiregion" if state.by_library else process
     waiters = f"{count_text(state.waiters, 'waiter')} asleep on it"
     if state.owner_life == "dead":

@@ -59,10 +59,11 @@ def test_a_free_lock_is_called_free(path: str) -> None:
 
 
 def test_a_held_lock_is_told_with_its_living_owner_and_not_broken(path: str) -> None:
-    with holder(path):
+    with holder(path) as pid:
         status = call("lock", "status", path)
         assert status.returncode == 0
-        assert status.stdout == "held by a tool with libhamiregion, which is alive\n"
+        assert status.stdout.startswith(f"held by pid {pid} ({sys.executable} -c ")
+        assert status.stdout.endswith("), which is alive\n")
         assert "lock         tool\n" in call("show", path).stdout
         recover = call("lock", "recover", path)
         assert recover.returncode == 3
@@ -70,6 +71,26 @@ def test_a_held_lock_is_told_with_its_living_owner_and_not_broken(path: str) -> 
         assert "live" in recover.stderr
         assert json.loads(call("lock", "status", path, "--json").stdout)["held"] is True
     assert call("lock", "status", path).stdout == "free\n"
+
+
+def test_a_tool_that_only_has_the_region_open_or_a_slot_is_not_named(path: str) -> None:
+    with hami.open_region(path, writable=True) as region, region.attach(), holder(path) as pid:
+        state = json.loads(call("lock", "status", path, "--json").stdout)
+    assert [each["pid"] for each in state["tools"]] == [pid]
+    assert state["owner_pid"] is None
+
+
+@pytest.mark.parametrize("number", [2**22 + 1, 0x5000_0007, 0x6000_0000])
+def test_a_signature_that_is_no_pid_is_not_printed_as_one(
+    region_file: RegionFileFactory, number: int
+) -> None:
+    file = region_file(hami.Layout.V1_2)
+    file.put("sem", 0)
+    file.put("owner_pid", number)
+    path = str(file.path)
+    for verb in (("show",), ("lock", "status"), ("lock", "recover", "--watch-for", "0")):
+        answer = call(*verb, path)
+        assert str(number) not in answer.stdout.replace(path, "") + answer.stderr.replace(path, "")
 
 
 def test_status_tells_a_lock_without_an_owner_and_the_second_semaphore(
@@ -95,7 +116,7 @@ def test_status_tells_a_lock_without_an_owner_and_the_second_semaphore(
 def test_status_as_json_has_the_fields_of_the_state(path: str) -> None:
     answer = json.loads(call("lock", "status", path, "--json").stdout)
     fields = [field.name for field in attrs.fields(hami.LockState)]
-    assert list(answer) == ["schema", "path", "layout", *fields]
+    assert list(answer) == ["schema", "path", "layout", *fields, "tools"]
     assert (answer["path"], answer["layout"], answer["held"]) == (path, "1.2", False)
 
 

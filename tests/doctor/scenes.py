@@ -20,6 +20,8 @@ from libhamiregion import Layout, open_region
 from libhamiregion.doctor import FindingKind, Severity
 
 GONE = NOBODY + 1
+# The last one that the kernel gives.
+LAST_PID = (1 << 22) - 1
 OTHER_GPU = GPU.replace("0000", "1111")
 # One of the generations that lock for everything, one of those that do not.
 BOTH = (Layout.V1_1, Layout.V1_2)
@@ -260,12 +262,22 @@ def two_processes_that_one_slot_can_mean(node: DoctorNode, layout: Layout) -> No
 
 @scene(
     Expected(
-        FindingKind.LOCK_STUCK, "dead_owner", pid=NOBODY, says=(f"held by process {NOBODY},",)
+        FindingKind.LOCK_STUCK, "dead_owner", pid=LAST_PID, says=(f"held by process {LAST_PID},",)
     ),
     mended=("the dead owner's lock was freed",),
     layouts=BOTH,
 )
 def a_lock_whose_owner_is_gone(node: DoctorNode, layout: Layout) -> None:
+    place = node.place(layout)
+    place.start()
+    hold(place.file, LAST_PID)
+
+
+@scene(
+    Expected(FindingKind.LOCK_STUCK, "dead_owner", says=("held by an unknown process, which is",)),
+    mended=("the dead owner's lock was freed",),
+)
+def a_lock_that_is_signed_by_no_pid(node: DoctorNode, layout: Layout) -> None:
     place = node.place(layout)
     place.start()
     hold(place.file, NOBODY)
