@@ -12,7 +12,7 @@ GROUPS = {
     "Host pids": FindingKind.HOST_PID_WRONG,
     "Slots": FindingKind.DEAD_PROCESS_COUNTED,
     "The lock": FindingKind.LOCK_STUCK,
-    "Memory, devices, limits": FindingKind.USAGE_ABOVE_LIMIT,
+    "Memory, devices, limits": FindingKind.GPU_FAILED,
     "Files": FindingKind.LAYOUT_MIXED,
 }
 

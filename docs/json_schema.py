@@ -37,7 +37,7 @@ from libhamiregion import (
 )
 from libhamiregion.cli.limits import DeviceLimits
 from libhamiregion.cli.names import Names
-from libhamiregion.cli.node_page import GapRow
+from libhamiregion.cli.node_page import GapRow, GpuState
 from libhamiregion.cli.processes import ProcessRow
 from libhamiregion.doctor import Finding, Repair
 from libhamiregion.node import Container
@@ -374,12 +374,14 @@ class Seen:
         complete: Whether all processes of the node could be seen.
         warnings: What could not be looked at, one sentence each.
         gaps: What could not be looked at, and of which container; what it hides is unknown.
+        gpus: The driver's GPUs; empty if it was not asked.
     """
 
     taken_at_ns: int
     complete: bool
     warnings: list[str]
     gaps: list[GapRow]
+    gpus: list[GpuState]
 
 
 class Driver:

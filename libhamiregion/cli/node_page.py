@@ -53,6 +53,21 @@ class GapRow(Names):
 
 
 @attrs.frozen
+class GpuState:
+    """Whether a GPU works.
+
+    Attributes:
+        index: NVML index.
+        uuid: ``GPU-…``; None if not known.
+        state: ``ok``, or how it fails.
+    """
+
+    index: int
+    uuid: str | None
+    state: NvmlState
+
+
+@attrs.frozen
 class Replay:
     """In place of an observer: one observation, of a document.
 
@@ -147,11 +162,12 @@ class NodeView:
                 "complete": observation.processes.is_complete,
                 "warnings": warnings,
                 "gaps": gaps,
+                "gpus": _gpus(observation),
                 **data,
             },
             # A heading without rows before an error reads as an answer.
             () if failure is not None and is_empty else blocks,
-            notes=(*_gap_notes(observation), *notes),
+            notes=(*_failed_gpus(observation), *_gap_notes(observation), *notes),
             warnings=warnings,
             failure=failure,
         )
@@ -306,6 +322,21 @@ def devices_of(observation: Observation, container: Container) -> tuple[DeviceUs
 
 def _root_warnings(observation: Observation) -> tuple[str, ...]:
     return tuple(f"{root}: {reason}" for root, reason in sorted(observation.root_errors.items()))
+
+
+def _gpus(observation: Observation) -> list[GpuState]:
+    devices = () if observation.sample is None else observation.sample.devices
+    return [GpuState(each.index, each.uuid, each.state) for each in devices]
+
+
+def _failed_gpus(observation: Observation) -> list[str]:
+    """Say which GPUs do not work."""
+    failed = () if observation.sample is None else observation.sample.failed
+    return [
+        f"GPU {each.index} ({each.uuid or 'no uuid known'}) does not work: {each.state.value},"
+        f" {each.state.explanation}"
+        for each in failed
+    ]
 
 
 def _gap_notes(observation: Observation) -> list[str]:

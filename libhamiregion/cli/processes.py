@@ -11,7 +11,7 @@ import attrs
 import click
 
 from libhamiregion import ProcessStatus, format_size
-from libhamiregion.node import node_processes
+from libhamiregion.node import NvmlState, node_processes
 from libhamiregion.observation.containers import KnownNames
 from libhamiregion.text import count_text
 
@@ -315,7 +315,12 @@ def _gpu_ratio(device: NvmlDevice) -> float | None:
 
 _GPU_COLUMNS = (
     Column("GPU", "index", "number", title="GPU", style="bold"),
-    Column("NAME", lambda device: device.name or device.state.value, "name", style=DIM),
+    Column(
+        "NAME",
+        lambda device: (device.name or "") if device.state is NvmlState.OK else device.state.value,
+        "name",
+        style=lambda device: CRITICAL if device.state.is_failure else DIM,
+    ),
     Column("", lambda device: ratio_bar(_gpu_ratio(device)), "drawing", title="memory"),
     Column("USED", "memory_used_bytes", "size"),
     Column("TOTAL", "memory_total_bytes", "size"),

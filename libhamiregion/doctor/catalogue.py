@@ -41,6 +41,7 @@ class FindingKind(enum.Enum):
     LOCK_STUCK = "lock_stuck"
     SEMAPHORE_IMPOSSIBLE = "semaphore_impossible"
 
+    GPU_FAILED = "gpu_failed"
     USAGE_ABOVE_LIMIT = "usage_above_limit"
     USAGE_IMPOSSIBLE = "usage_impossible"
     PROCESS_ESCAPES = "process_escapes"
@@ -165,6 +166,14 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "The lock's semaphore (`lock`) or the start-up semaphore (`startup`) is above 1.",
         "several processes are inside at once and damage each other's accounting.",
         f"{_REPAIR} sets it right",
+    ),
+    FindingKind.GPU_FAILED: _transient(
+        Severity.ERROR,
+        "A GPU does not work: it cannot be reached (`gpu_is_lost`), has to be reset"
+        " (`reset_required`), is no longer listed by the driver (`not_found`), or gives another"
+        " error.",
+        "programs on it fail or hang, and it has no figures.",
+        "see dmesg for an Xid; reset the GPU, or drain and restart the node",
     ),
     FindingKind.USAGE_ABOVE_LIMIT: _transient(
         Severity.ERROR,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from libhamiregion.observation.driver import NvmlState
 from libhamiregion.text import count_text, printable
 from libhamiregion.units import format_size
 
@@ -144,6 +145,24 @@ _LOADED = {
 }
 
 
+def failed_gpus(context: DoctorContext) -> Iterator[Finding]:
+    """GPUs that do not work, with the containers that have them."""
+    observation = context.observation
+    table = observation.table
+    for gpu in () if observation.sample is None else observation.sample.failed:
+        uuids = gpu.uuids - {None}
+        pairs = zip(table.devices.region, table.devices.uuids(), strict=True)
+        users = count_text(len({region for region, uuid in pairs if uuid in uuids}), "region")
+        yield finding(
+            FindingKind.GPU_FAILED,
+            f"GPU {gpu.index} does not work: {gpu.state.value}",
+            f"{gpu.state.explanation}; "
+            + (f"{printable(gpu.uuid, 48)}, in {users}" if gpu.uuid else "its uuid is not known"),
+            cause=gpu.state.value,
+            is_transient=gpu.state not in {NvmlState.GPU_IS_LOST, NvmlState.RESET_REQUIRED},
+        )
+
+
 def escaping_processes(context: DoctorContext) -> Iterator[Finding]:
     """Processes that use a GPU in a container whose region does not count them."""
     join = context.join
@@ -230,7 +249,10 @@ def unrecorded_utilization(context: DoctorContext, used: ObservedRegion) -> Iter
                 )
 
 
-CHECKS_OF_NODE: Checks = {escaping_processes: {FindingKind.PROCESS_ESCAPES}}
+CHECKS_OF_NODE: Checks = {
+    failed_gpus: {FindingKind.GPU_FAILED},
+    escaping_processes: {FindingKind.PROCESS_ESCAPES},
+}
 CHECKS: Checks = {
     usage_above_limit: {FindingKind.USAGE_ABOVE_LIMIT},
     impossible_usage: {FindingKind.USAGE_IMPOSSIBLE},

@@ -95,6 +95,9 @@ _HAMI: dict[tuple[str, ...], dict[str, str]] = {
 
 _OWN: dict[tuple[str, ...], dict[str, str]] = {
     HOST: {"hamiregion_gpu_memory_total_bytes": "Memory of the GPU, or of the MIG device, in all."},
+    ("uuid", "index", "state"): {
+        "hamiregion_gpu_state": "1; the state is ok, or how the GPU fails, such as gpu_is_lost."
+    },
     (*CONTAINER, "container_id", "layout"): {
         "hamiregion_container_info": "A container with a region; its id where it is known."
     },

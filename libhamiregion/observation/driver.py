@@ -27,7 +27,9 @@ class NvmlState(str, enum.Enum):
     LIBRARY_NOT_FOUND = "library_not_found"
     FUNCTION_NOT_FOUND = "function_not_found"
     GPU_IS_LOST = "gpu_is_lost"
+    RESET_REQUIRED = "reset_required"
     LIB_RM_VERSION_MISMATCH = "lib_rm_version_mismatch"
+    UNKNOWN_ERROR = "unknown_error"
 
     #: Any other error of the driver.
     FAILED = "failed"
@@ -45,10 +47,16 @@ class NvmlState(str, enum.Enum):
         """What it means, and what to do about it."""
         return _EXPLANATIONS.get(self) or f"the driver says: {self.value.replace('_', ' ')}"
 
+    @property
+    def is_failure(self) -> bool:
+        """Whether a GPU in this state does not work; a figure that it does not have is no fault."""
+        return self not in _NO_FAILURES
+
 
 # If there is more to say than the state's own name.
 _EXPLANATIONS = {
     NvmlState.NOT_SUPPORTED: "this device, or its present mode, does not have the figure",
+    NvmlState.NOT_FOUND: "the driver does not list it, or not any more",
     NvmlState.NO_PERMISSION: "the driver refuses this user; run as root",
     NvmlState.DRIVER_NOT_LOADED: "the NVIDIA kernel driver is not loaded; load it: modprobe nvidia",
     NvmlState.LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 cannot be loaded: there is no NVIDIA driver, or"
@@ -56,10 +64,17 @@ _EXPLANATIONS = {
     NvmlState.FUNCTION_NOT_FOUND: "this driver, or this release of nvidia-ml-py, is too old",
     NvmlState.GPU_IS_LOST: "the GPU cannot be reached; see dmesg for its Xid, and reset it or"
     " restart the node",
+    NvmlState.RESET_REQUIRED: "the GPU has to be reset: `nvidia-smi --gpu-reset`, or restart the"
+    " node",
+    NvmlState.UNKNOWN_ERROR: "the driver gives error 999, unknown; see dmesg for an Xid of the GPU",
     NvmlState.LIB_RM_VERSION_MISMATCH: "the NVML library and the kernel driver have different"
     " versions, as after an update; restart the node, or this program",
     NvmlState.PACKAGE_MISSING: "nvidia-ml-py is not installed: pip install nvidia-ml-py",
     NvmlState.OUT_OF_RANGE: "the driver gave a number that cannot be right",
+}
+_NO_FAILURES = {
+    *(NvmlState.OK, NvmlState.NOT_ASKED, NvmlState.NOT_SUPPORTED, NvmlState.FUNCTION_NOT_FOUND),
+    *(NvmlState.NO_PERMISSION, NvmlState.INSUFFICIENT_SIZE),
 }
 
 
@@ -71,7 +86,8 @@ class NvmlDevice:
         index: NVML index of the GPU, as in ``nvidia-smi``.
         uuid: ``GPU-…`` or ``MIG-…``; None if not known. That of a lost GPU is remembered.
         name: The driver's name of it.
-        state: ``OK``, or why nothing more can be read of it, such as ``GPU_IS_LOST``.
+        state: ``OK``, or how it fails, such as ``GPU_IS_LOST``; ``NOT_FOUND`` for a GPU that the
+            driver has listed before and does not list any more.
         memory_total_bytes: Its memory.
         memory_used_bytes: Memory in use, with the driver's own.
         gpu_util_percent: Share of the last sample period in which a kernel ran.
@@ -110,6 +126,11 @@ class NvmlDevice:
     profile: str | None = None
     gpu_instance_id: int | None = None
     compute_instance_id: int | None = None
+
+    @property
+    def uuids(self) -> frozenset[str | None]:
+        """Its own uuid, and those of its MIG devices."""
+        return frozenset(each.uuid for each in (self, *self.mig_devices))
 
 
 @attrs.frozen
@@ -232,6 +253,11 @@ class NvmlSample:
         return {
             each.uuid: each for device in self.devices for each in (device, *device.mig_devices)
         }
+
+    @property
+    def failed(self) -> tuple[NvmlDevice, ...]:
+        """The GPUs that do not work."""
+        return tuple(each for each in self.devices if each.state.is_failure)
 
     def of_pid(self, pid: int, *, without: Collection[str | None] = ()) -> tuple[NvmlProcess, ...]:
         """Return the entries of one process, one per device.

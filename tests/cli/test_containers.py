@@ -8,7 +8,8 @@ from pathlib import Path
 
 import attrs
 import pytest
-from fake_nvml.scenes import GPU, MIB, OTHER
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from support.command_line import (
     COMMAND,
     call,
@@ -31,7 +32,7 @@ pytestmark = needs_namespaces
 def test_ps_tells_what_uses_the_gpus(scene: Scene) -> None:
     found = scene.json("ps")
     assert set(found) == {
-        *("schema", "taken_at_ns", "complete", "driver", "warnings", "gaps", "processes")
+        *("schema", "taken_at_ns", "complete", "driver", "warnings", "gaps", "gpus", "processes")
     }
     assert found["driver"] == {"state": "ok", "message": None, "version": "570.0-fake"}
     assert found["warnings"] == []
@@ -146,6 +147,22 @@ def test_where_there_is_no_driver_the_rest_is_shown_and_a_note_says_why(scene: S
     assert "driver  " not in shown.text.splitlines()[0]
 
 
+@pytest.mark.parametrize("verb", ["ps", "containers"])
+def test_a_gpu_that_fails_is_said_and_can_be_read_by_programs(
+    verb: str, tmp_path: Path, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NVML_STATE", str(fake_driver.state))
+    fake_driver.play(CARD, SECOND, "error nvmlDeviceGetHandleByIndex_v2 15 1")
+    options = (verb, "--root", str(tmp_path), "--library", str(fake_driver.library))
+    said = call(*options).stderr
+    assert "Note: GPU 1 (no uuid known) does not work: gpu_is_lost, " in said
+    found = json.loads(call(*options, "--json").stdout)
+    assert found["gpus"] == [
+        {"index": 0, "uuid": GPU, "state": "ok"},
+        {"index": 1, "uuid": None, "state": "gpu_is_lost"},
+    ]
+
+
 @pytest.mark.slow
 def test_ps_from_a_container_says_that_it_cannot_see_all(scene: Scene) -> None:
     """A process of another pid namespace is unknown, never dead."""
@@ -219,7 +236,8 @@ def test_a_region_elsewhere_is_looked_for_only_when_asked(tmp_path: Path) -> Non
 
 def test_containers_tells_limits_usage_and_why_there_is_no_region(scene: Scene) -> None:
     found = scene.json("containers")
-    assert list(found) == ["schema", "taken_at_ns", "complete", "warnings", "gaps", "containers"]
+    keys = ["schema", "taken_at_ns", "complete", "warnings", "gaps", "gpus", "containers"]
+    assert list(found) == keys
     containers = found["containers"]
     by_pod = {each["pod"]: each for each in containers}
     assert [each["pod"] for each in containers] == [POD_LONG, "bert-0", "whole-gpu", None]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import OTHER, SECOND
 from support.containers import needs_namespaces
 
 from doctor.doctor_node import GIB, GPU, Container, DoctorNode, Place, kinds
@@ -103,6 +104,21 @@ def test_utilisation_that_the_region_does_not_record(
     # Where the host pid is wrong, that is the reason.
     place.set_host_pid(1, 0)
     assert doctor_node.kinds(sampler=nvml_sampler) == [FindingKind.HOST_PID_WRONG]
+
+
+def test_a_gpu_that_fails_is_one_finding_with_the_containers_that_have_it(
+    doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    doctor_node.place()
+    doctor_node.place(uuids=[OTHER])
+    for code, state in ((15, "gpu_is_lost"), (16, "reset_required"), (999, "unknown_error")):
+        fake_driver.play(CARD, SECOND, f"error nvmlDeviceGetMemoryInfo {code} 1")
+        (found,) = doctor_node.findings(sampler=nvml_sampler)
+        assert (found.kind, found.cause) == (FindingKind.GPU_FAILED, state)
+        assert found.summary.startswith("GPU 1 does not work")
+        assert found.evidence.endswith(f"{OTHER}, in 1 region")
+        # An exporter counts what lasts at once.
+        assert found.is_transient == (code == 999)
 
 
 # ---- SM limits ----------------------------------------------------------------------------------

@@ -49,6 +49,20 @@ def exported(node: Node, sampler: NvmlSampler, **options: object) -> Exposition:
     return parsed(exporter.render())
 
 
+def test_each_gpu_has_its_state_also_one_that_cannot_be_asked(
+    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
+) -> None:
+    with NodeFiles(tmp_path).open() as node:
+        for lost in (None, OTHER):
+            fake_driver.play(CARD, SECOND, "error nvmlDeviceGetHandleByIndex_v2 15 1")
+            found = exported(node, sampler).series("hamiregion_gpu_state")
+            states = {(GPU, "0", "ok"), (lost or "", "1", "gpu_is_lost")}
+            keys = [{*zip(("uuid", "index", "state"), each, strict=True)} for each in states]
+            assert found == {frozenset(each): 1 for each in keys}
+            fake_driver.play(CARD, SECOND)
+            exported(node, sampler)
+
+
 def test_the_gpus_have_the_monitors_labels_and_the_drivers_figures(
     tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from libhamiregion.exporter.families import HOST
+from libhamiregion.exporter.families import BY_NAME, HOST
 from libhamiregion.exporter.labels import label_text, safe_value
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import NvmlState
@@ -54,6 +54,7 @@ class NvmlCollector:
             yield from _gpus(sample, scrape.node_name, scrape.hami_version == "2.10")
             yield _mig_devices(scrape, sample)
             yield _totals(sample, scrape.node_name)
+            yield _states(sample)
 
 
 def _gpus(sample: NvmlSample, node_name: str, is_hami_210: bool) -> Iterator[Series]:
@@ -88,6 +89,13 @@ def _totals(sample: NvmlSample, node_name: str) -> Series:
                 text = label_text(HOST, *map(safe_value, values))
                 found[text] = each.memory_total_bytes
     return Series.of("hamiregion_gpu_memory_total_bytes", found)
+
+
+def _states(sample: NvmlSample) -> Series:
+    name = "hamiregion_gpu_state"
+    rows = ((each.uuid or "", str(each.index), each.state.value) for each in sample.devices)
+    texts = [label_text(BY_NAME[name].labels, *map(safe_value, row)) for row in rows]
+    return Series(name, texts, [1] * len(texts))
 
 
 def _mig_devices(scrape: Scrape, sample: NvmlSample) -> Series:

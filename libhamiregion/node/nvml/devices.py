@@ -26,6 +26,9 @@ _LISTS = (
     "nvmlDeviceGetGraphicsRunningProcesses",
     "nvmlDeviceGetMPSComputeRunningProcesses",
 )
+# Questions that every GPU answers, or says that it does not support: others fail on working ones.
+_VITAL = re.compile("nvmlDeviceGet(UUID|Name|MemoryInfo|UtilizationRates|ComputeRunning.*)")
+_BROKEN = (NvmlState.GPU_IS_LOST, NvmlState.RESET_REQUIRED)
 _ABSENT = (NvmlState.NOT_SUPPORTED, NvmlState.FUNCTION_NOT_FOUND)
 _MAX_BYTES = (1 << 62) - 1
 _UNKNOWN = (-1,) * 4
@@ -82,7 +85,10 @@ class _Device:
             return read(*args, **options)
         except NvmlCallFailed as failure:
             if failure.state is NvmlState.GPU_IS_LOST:
-                self._lost, self.state = failure, failure.state
+                self._lost = failure
+            is_vital = failure.state.is_failure and _VITAL.match(failure.call)
+            if failure.state in _BROKEN or (is_vital and self.state is NvmlState.OK):
+                self.state = failure.state
             raise
 
     def call(self, name: str, *args: Any) -> Any:
@@ -126,11 +132,13 @@ class DeviceReader:
         self._processes = processes
         # A lost GPU does not answer any more; its index keeps its meaning while NVML is open.
         self._identities: dict[int, tuple[str | None, str | None]] = {}
+        self._listed: dict[str, NvmlDevice] = {}
         self.driver_version: str | None = None
 
     def forget(self) -> None:
         """Forget the GPUs: NVML was closed, and an index may mean another one."""
         self._identities.clear()
+        self._listed.clear()
         self.driver_version = None
 
     def read(self, index: int) -> tuple[NvmlDevice, list[ProcessColumns]]:
@@ -139,11 +147,7 @@ class DeviceReader:
         try:
             handle = self._driver.call("nvmlDeviceGetHandleByIndex", index)
         except NvmlCallFailed as failure:
-            state = failure.state
-            lost = NvmlDevice(
-                *(index, uuid, name, state), processes_state=state, utilization_state=state
-            )
-            return lost, []
+            return _without_figures(index, uuid, name, failure.state), []
         gpu = _Device(self._driver, handle)
         fields = self._basics(gpu)
         uuid, name = fields.pop("uuid") or uuid, fields.pop("name") or name
@@ -172,6 +176,15 @@ class DeviceReader:
         if migs:
             listed = _without(listed, device.mig_devices, on_migs)
         return device, [self._columns(device, listed, usage), *on_migs]
+
+    def no_longer_listed(self, devices: list[NvmlDevice]) -> tuple[NvmlDevice, ...]:
+        """Return the GPUs that earlier samples had and that are not among these."""
+        known = {each.uuid: each for each in devices if each.uuid is not None}
+        gone = [each for uuid, each in self._listed.items() if uuid not in known]
+        self._listed |= known
+        return tuple(
+            _without_figures(each.index, each.uuid, each.name, NvmlState.NOT_FOUND) for each in gone
+        )
 
     def _basics(self, device: _Device) -> dict[str, Any]:
         memory = {"memory_total_bytes": "total", "memory_used_bytes": "used"}
@@ -286,6 +299,13 @@ class DeviceReader:
         ]
         columns = dict(zip(("pids", *FIGURES), zip(*rows, strict=True), strict=False))
         return ProcessColumns(device.index, device.uuid, sampled=frozenset(usage.newest), **columns)
+
+
+def _without_figures(
+    index: int, uuid: str | None, name: str | None, state: NvmlState
+) -> NvmlDevice:
+    """A GPU that cannot be asked."""
+    return NvmlDevice(*(index, uuid, name, state), processes_state=state, utilization_state=state)
 
 
 def _without(listed: _List, migs: tuple[NvmlDevice, ...], on_migs: list[ProcessColumns]) -> _List:

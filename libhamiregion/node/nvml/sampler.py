@@ -145,12 +145,13 @@ class NvmlSampler:
             with contextlib.suppress(NvmlCallFailed):
                 self._reader.driver_version = self._driver.call("nvmlSystemGetDriverVersion")
             readings = [self._reader.read(index) for index in range(count)]
+            devices = [device for device, _ in readings]
             return NvmlSample(
                 taken_at_ns,
                 NvmlState.OK,
                 None,
                 self._reader.driver_version,
-                tuple(device for device, _ in readings),
+                (*devices, *self._reader.no_longer_listed(devices)),
                 tuple(each for _, columns in readings for each in columns),
                 self._sees_all,
                 taken_s,

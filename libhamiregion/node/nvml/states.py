@@ -9,11 +9,13 @@ class NvmlCallFailed(Exception):
     """A call that failed; never leaves the modules about NVML.
 
     Attributes:
+        call: The function.
         state: The answer.
         message: What failed, how, and what to do, as one sentence.
     """
 
     def __init__(self, call: str, state: NvmlState, detail: str | None = None) -> None:
+        self.call = call
         self.state = state
         self.message = f"{call}: {detail or state.explanation}"
         super().__init__(self.message)
@@ -32,7 +34,9 @@ _BY_CODE = {
     12: NvmlState.LIBRARY_NOT_FOUND,
     13: NvmlState.FUNCTION_NOT_FOUND,
     15: NvmlState.GPU_IS_LOST,
+    16: NvmlState.RESET_REQUIRED,
     18: NvmlState.LIB_RM_VERSION_MISMATCH,
+    999: NvmlState.UNKNOWN_ERROR,
 }
 
 

@@ -191,3 +191,63 @@ def test_a_gpu_lost_in_mid_run_keeps_its_name_and_does_not_touch_the_others(
         assert sample.process(GPU, 101) is None
     fake_driver.play(*scene)
     assert [device.state for device in nvml_sampler.sample().devices] == [NvmlState.OK] * 2
+
+
+VITAL = ("HandleByIndex_v2", "UUID", "Name", "MemoryInfo", "UtilizationRates")
+
+
+@pytest.mark.parametrize("call", [*VITAL, "ComputeRunningProcesses_v3"])
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        (15, NvmlState.GPU_IS_LOST),
+        (16, NvmlState.RESET_REQUIRED),
+        (999, NvmlState.UNKNOWN_ERROR),
+        (17, NvmlState.FAILED),
+    ],
+)
+def test_a_gpu_that_does_not_answer_what_each_one_can_has_failed(
+    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, call: str, code: int, state: NvmlState
+) -> None:
+    for index in (0, 1):
+        fake_driver.play(CARD, SECOND, f"error nvmlDeviceGet{call} {code} {index}")
+        sample = nvml_sampler.sample()
+        assert [(each.index, each.state) for each in sample.failed] == [(index, state)]
+
+
+@pytest.mark.parametrize("code", [3, 4, 13])
+def test_a_gpu_without_a_figure_or_a_right_to_it_has_not_failed(
+    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, code: int
+) -> None:
+    for call in VITAL:
+        fake_driver.play(CARD, f"error nvmlDeviceGet{call} {code} *")
+        assert nvml_sampler.sample().failed == ()
+    optional = ("ProcessUtilization", "GraphicsRunningProcesses_v3", "MigMode")
+    fake_driver.play(CARD, *(f"error nvmlDeviceGet{call} 999 *" for call in optional))
+    assert nvml_sampler.sample().failed == ()
+
+
+def test_any_answer_of_a_gpu_can_say_that_it_is_lost(
+    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    for call in ("ProcessUtilization", "GraphicsRunningProcesses_v3", "MigMode"):
+        fake_driver.play(CARD, f"error nvmlDeviceGet{call} 16 0")
+        (failed,) = nvml_sampler.sample().failed
+        assert failed.state is NvmlState.RESET_REQUIRED
+
+
+@pytest.mark.parametrize("gone", [CARD, SECOND])
+def test_a_gpu_that_is_no_longer_listed_is_missed_until_nvml_is_opened_anew(
+    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, gone: str
+) -> None:
+    fake_driver.play(CARD, SECOND)
+    assert nvml_sampler.sample().failed == ()
+    left = (SECOND if gone == CARD else CARD).replace("device 1", "device 0")
+    fake_driver.play(left)
+    for _ in range(2):
+        sample = nvml_sampler.sample()
+        (missed,) = sample.failed
+        assert (missed.state, len(sample.devices)) == (NvmlState.NOT_FOUND, 2)
+        assert (missed.uuid, missed.index) == ((GPU, 0) if gone == CARD else (OTHER, 1))
+    nvml_sampler.close()
+    assert len(nvml_sampler.sample().devices) == 1
