@@ -98,16 +98,6 @@ ALLOCATE_ASYNC(cuMemAllocAsync_ptsz, cuMemFreeAsync_ptsz, hr_own_default(stream)
 ALLOCATE_FROM_POOL(cuMemAllocFromPoolAsync, cuMemFreeAsync, stream)
 ALLOCATE_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, cuMemFreeAsync_ptsz, hr_own_default(stream))
 
-#define FREE_ASYNC(name)                                                                           \
-    CUresult name(CUdeviceptr pointer, CUstream stream)                                            \
-    {                                                                                              \
-        struct hr_freeing freeing;                                                                 \
-        hr_begin_freeing(&freeing, HR_POINTER, pointer);                                           \
-        return hr_end_freeing(&freeing, HR_CUDA(name)(pointer, stream));                           \
-    }
-FREE_ASYNC(cuMemFreeAsync)
-FREE_ASYNC(cuMemFreeAsync_ptsz)
-
 CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *properties)
 {
     CUresult result = HR_CUDA(cuMemPoolCreate)(out, properties);

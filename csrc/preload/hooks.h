@@ -85,8 +85,6 @@
        unsigned long long flags),                                                                  \
       (out, bytes, properties, flags))                                                             \
     X(cuMemRelease, (CUmemGenericAllocationHandle handle), (handle))                               \
-    X(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * out, void *address),            \
-      (out, address))                                                                              \
     X(cuMemMap,                                                                                    \
       (CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,      \
        unsigned long long flags),                                                                  \

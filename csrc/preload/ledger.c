@@ -101,30 +101,17 @@ CUresult hr_enter_memory_call(void)
     return hr_session_result(hr_attach_session());
 }
 
-CUresult hr_begin_allocation(struct hr_allocation *allocation, uint64_t bytes)
+CUresult hr_begin_allocation(struct hr_allocation *allocation)
 {
     CUresult result = hr_enter_memory_call();
     if (result != CUDA_SUCCESS)
         return result;
-    *allocation = (struct hr_allocation){.bytes = bytes};
     if (!hr_current_context(&allocation->context))
         allocation->context.row = HR_NO_ROW;
     hr_begin_change(allocation->context.row);
-    result = hr_take_memory(allocation->context.row, bytes);
+    result = hr_take_memory(allocation->context.row, allocation->bytes);
     if (__builtin_expect(result != CUDA_SUCCESS, 0))
         hr_end_change(allocation->context.row);
-    return result;
-}
-
-CUresult hr_adjust_allocation(struct hr_allocation *allocation, uint64_t bytes)
-{
-    CUresult result = CUDA_SUCCESS;
-    if (bytes > allocation->bytes)
-        result = hr_take_memory(allocation->context.row, bytes - allocation->bytes);
-    else
-        hr_give_back_memory(allocation->context.row, allocation->bytes - bytes);
-    if (result == CUDA_SUCCESS)
-        allocation->bytes = bytes;
     return result;
 }
 

@@ -8,30 +8,6 @@
 #include "hooks.h"
 #include "memory.h"
 
-/* The padding of a row of pitched memory on today's devices; the driver then says. */
-enum { USUAL_PITCH = 512 };
-
-CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
-{
-    struct hr_allocation allocation;
-    CUresult result = hr_begin_allocation(&allocation, bytes);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = HR_CUDA(cuMemAlloc_v2)(out, bytes);
-    return hr_end_allocation(&allocation, result, HR_POINTER, result == CUDA_SUCCESS ? *out : 0);
-}
-
-CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags)
-{
-    struct hr_allocation allocation;
-    CUresult result = hr_begin_allocation(&allocation, bytes);
-    if (result != CUDA_SUCCESS)
-        return result;
-    allocation.is_managed = true;
-    result = HR_CUDA(cuMemAllocManaged)(out, bytes, flags);
-    return hr_end_allocation(&allocation, result, HR_POINTER, result == CUDA_SUCCESS ? *out : 0);
-}
-
 /* The largest number if the product is larger. */
 static uint64_t multiply(uint64_t one, uint64_t other)
 {
@@ -39,33 +15,12 @@ static uint64_t multiply(uint64_t one, uint64_t other)
     return __builtin_mul_overflow(one, other, &product) ? UINT64_MAX : product;
 }
 
-CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height,
-                            unsigned element)
+/* A row of pitched memory, with the padding that it has on today's devices. */
+static uint64_t pitched(uint64_t width)
 {
-    struct hr_allocation allocation;
-    uint64_t padded = width > UINT64_MAX - USUAL_PITCH
-                          ? UINT64_MAX
-                          : (width + USUAL_PITCH - 1) / USUAL_PITCH * USUAL_PITCH;
-    CUresult result = hr_begin_allocation(&allocation, multiply(padded, height));
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = HR_CUDA(cuMemAllocPitch_v2)(out, pitch, width, height, element);
-    if (result == CUDA_SUCCESS) {
-        result = hr_adjust_allocation(&allocation, multiply(*pitch, height));
-        if (result != CUDA_SUCCESS)
-            HR_CUDA(cuMemFree_v2)(*out);
-    }
-    return hr_end_allocation(&allocation, result, HR_POINTER, result == CUDA_SUCCESS ? *out : 0);
+    const uint64_t unit = 512;
+    return width > UINT64_MAX - unit ? UINT64_MAX : (width + unit - 1) / unit * unit;
 }
-
-CUresult cuMemFree_v2(CUdeviceptr pointer)
-{
-    struct hr_freeing freeing;
-    hr_begin_freeing(&freeing, HR_POINTER, pointer);
-    return hr_end_freeing(&freeing, HR_CUDA(cuMemFree_v2)(pointer));
-}
-
-/* ---- Arrays ---------------------------------------------------------------------------- */
 
 /* Of one channel; an unknown format counts one byte. */
 static uint64_t bytes_of_channel(int format)
@@ -109,54 +64,56 @@ static uint64_t bytes_of_levels(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned l
     return bytes;
 }
 
-CUresult cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *array)
+static uint64_t bytes_of_flat(const CUDA_ARRAY_DESCRIPTOR *array)
 {
-    struct hr_allocation allocation;
-    CUDA_ARRAY3D_DESCRIPTOR same = {0};
-    if (array != NULL)
-        same = (CUDA_ARRAY3D_DESCRIPTOR){array->Width,  array->Height,      0,
-                                         array->Format, array->NumChannels, 0};
-    CUresult result = hr_begin_allocation(&allocation, bytes_of_levels(&same, array != NULL));
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = HR_CUDA(cuArrayCreate_v2)(out, array);
-    return hr_end_allocation(&allocation, result, HR_ARRAY,
-                             result == CUDA_SUCCESS ? (uintptr_t)*out : 0);
+    if (array == NULL)
+        return 0;
+    const CUDA_ARRAY3D_DESCRIPTOR same = {array->Width,  array->Height,      0,
+                                          array->Format, array->NumChannels, 0};
+    return bytes_of_levels(&same, 1);
 }
 
-CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *array)
-{
-    struct hr_allocation allocation;
-    CUresult result = hr_begin_allocation(&allocation, bytes_of_levels(array, 1));
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = HR_CUDA(cuArray3DCreate_v2)(out, array);
-    return hr_end_allocation(&allocation, result, HR_ARRAY,
-                             result == CUDA_SUCCESS ? (uintptr_t)*out : 0);
-}
+/* ---- The hooks ------------------------------------------------------------------------- */
 
-CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *array,
-                                unsigned levels)
-{
-    struct hr_allocation allocation;
-    CUresult result = hr_begin_allocation(&allocation, bytes_of_levels(array, levels));
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = HR_CUDA(cuMipmappedArrayCreate)(out, array, levels);
-    return hr_end_allocation(&allocation, result, HR_MIPMAPPED,
-                             result == CUDA_SUCCESS ? (uintptr_t)*out : 0);
-}
+#define ALLOCATION_HOOK(name, parameters, arguments, size, space, managed)                         \
+    CUresult name parameters                                                                       \
+    {                                                                                              \
+        struct hr_allocation allocation = {.bytes = size, .is_managed = managed};                  \
+        CUresult result = hr_begin_allocation(&allocation);                                        \
+        if (result != CUDA_SUCCESS)                                                                \
+            return result;                                                                         \
+        result = HR_CUDA(name) arguments;                                                          \
+        return hr_end_allocation(&allocation, result, space,                                       \
+                                 result == CUDA_SUCCESS ? (uintptr_t)*out : 0);                    \
+    }
+ALLOCATION_HOOK(cuMemAlloc_v2, (CUdeviceptr * out, size_t bytes), (out, bytes), bytes, HR_POINTER,
+                false)
+ALLOCATION_HOOK(cuMemAllocManaged, (CUdeviceptr * out, size_t bytes, unsigned flags),
+                (out, bytes, flags), bytes, HR_POINTER, true)
+ALLOCATION_HOOK(cuMemAllocPitch_v2,
+                (CUdeviceptr * out, size_t *pitch, size_t width, size_t height, unsigned element),
+                (out, pitch, width, height, element), multiply(pitched(width), height), HR_POINTER,
+                false)
+ALLOCATION_HOOK(cuArrayCreate_v2, (CUarray * out, const CUDA_ARRAY_DESCRIPTOR *array), (out, array),
+                bytes_of_flat(array), HR_ARRAY, false)
+ALLOCATION_HOOK(cuArray3DCreate_v2, (CUarray * out, const CUDA_ARRAY3D_DESCRIPTOR *array),
+                (out, array), bytes_of_levels(array, 1), HR_ARRAY, false)
+ALLOCATION_HOOK(cuMipmappedArrayCreate,
+                (CUmipmappedArray * out, const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned levels),
+                (out, array, levels), bytes_of_levels(array, levels), HR_MIPMAPPED, false)
 
-CUresult cuArrayDestroy(CUarray array)
-{
-    struct hr_freeing freeing;
-    hr_begin_freeing(&freeing, HR_ARRAY, (uintptr_t)array);
-    return hr_end_freeing(&freeing, HR_CUDA(cuArrayDestroy)(array));
-}
-
-CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
-{
-    struct hr_freeing freeing;
-    hr_begin_freeing(&freeing, HR_MIPMAPPED, (uintptr_t)array);
-    return hr_end_freeing(&freeing, HR_CUDA(cuMipmappedArrayDestroy)(array));
-}
+#define FREE_HOOK(name, parameters, arguments, space, key)                                         \
+    CUresult name parameters                                                                       \
+    {                                                                                              \
+        struct hr_freeing freeing;                                                                 \
+        hr_begin_freeing(&freeing, space, key);                                                    \
+        return hr_end_freeing(&freeing, HR_CUDA(name) arguments);                                  \
+    }
+FREE_HOOK(cuMemFree_v2, (CUdeviceptr pointer), (pointer), HR_POINTER, pointer)
+FREE_HOOK(cuMemFreeAsync, (CUdeviceptr pointer, CUstream stream), (pointer, stream), HR_POINTER,
+          pointer)
+FREE_HOOK(cuMemFreeAsync_ptsz, (CUdeviceptr pointer, CUstream stream), (pointer, stream),
+          HR_POINTER, pointer)
+FREE_HOOK(cuArrayDestroy, (CUarray array), (array), HR_ARRAY, (uintptr_t)array)
+FREE_HOOK(cuMipmappedArrayDestroy, (CUmipmappedArray array), (array), HR_MIPMAPPED,
+          (uintptr_t)array)

@@ -1,7 +1,8 @@
 /*
- * Physical memory, and where it is mapped (cuMemCreate, cuMemMap).  It stays until its last handle
- * is released and its last mapping is gone, in whatever order that happens.  What was imported from
- * another process is counted by the process that made it.
+ * Physical memory, and where it is mapped (cuMemCreate, cuMemMap).  It counts until its handle is
+ * released and its last mapping is gone, in whatever order that happens.  A second handle to it is
+ * not known: what it alone keeps counts as context memory.  What was imported from another process
+ * is counted by the process that made it.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -18,8 +19,7 @@
 struct memory {
     uint64_t bytes;
     int row;
-    uint32_t handles; /* how often cuMemRelease() may still be called */
-    uint32_t mappings;
+    uint32_t users; /* its handle and its mappings */
     uint32_t next_free;
 };
 
@@ -45,7 +45,7 @@ static bool make_room(void)
     return true;
 }
 
-/* With one handle.  NO_MEMORY: there is no room to note it. */
+/* With its handle as the only user.  NO_MEMORY: there is no room to note it. */
 static uint32_t add_memory(int row, uint64_t bytes)
 {
     pthread_mutex_lock(&changing);
@@ -53,40 +53,37 @@ static uint32_t add_memory(int row, uint64_t bytes)
     if (first_free != NO_MEMORY || make_room()) {
         number = first_free;
         first_free = memories[number - 1].next_free;
-        memories[number - 1] = (struct memory){.bytes = bytes, .row = row, .handles = 1};
+        memories[number - 1] = (struct memory){.bytes = bytes, .row = row, .users = 1};
     }
     pthread_mutex_unlock(&changing);
     return number;
 }
 
-/* Add to its handles and mappings, or take away.  Memory without any is given back.  Returns the
- * number of its handles. */
-static uint32_t change_memory(uint32_t number, int handles, int mappings)
+static void add_user(uint32_t number)
 {
     if (number == NO_MEMORY)
-        return 0;
+        return;
+    pthread_mutex_lock(&changing);
+    memories[number - 1].users++;
+    pthread_mutex_unlock(&changing);
+}
+
+/* Memory without any is given back. */
+static void remove_user(uint32_t number)
+{
+    if (number == NO_MEMORY)
+        return;
     pthread_mutex_lock(&changing);
     struct memory *memory = &memories[number - 1];
-    memory->handles += (uint32_t)handles;
-    memory->mappings += (uint32_t)mappings;
     struct memory left = *memory;
-    bool is_over = left.handles == 0 && left.mappings == 0;
-    if (is_over) {
+    memory->users = --left.users;
+    if (left.users == 0) {
         memory->next_free = first_free;
         first_free = number;
     }
     pthread_mutex_unlock(&changing);
-    if (is_over)
+    if (left.users == 0)
         hr_give_back_memory(left.row, left.bytes);
-    return left.handles;
-}
-
-static uint32_t count_handles(uint32_t number)
-{
-    pthread_mutex_lock(&changing);
-    uint32_t handles = memories[number - 1].handles;
-    pthread_mutex_unlock(&changing);
-    return handles;
 }
 
 /* ---- Its handles ------------------------------------------------------------------------ */
@@ -100,8 +97,8 @@ static bool enter_handle(CUmemGenericAllocationHandle handle, uint32_t number)
     if (!hr_table_put(&entry, &displaced))
         return false;
     /* The driver has taken the other one back unseen. */
-    if (displaced.space != HR_NOTHING && displaced.owner != number)
-        change_memory(displaced.owner, -1, 0);
+    if (displaced.space != HR_NOTHING)
+        remove_user(displaced.owner);
     return true;
 }
 
@@ -114,7 +111,7 @@ static void enter_memory(int row, uint64_t bytes, CUmemGenericAllocationHandle h
     if (number == NO_MEMORY)
         hr_give_back_memory(row, bytes);
     else
-        change_memory(number, -1, 0);
+        remove_user(number);
 }
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes,
@@ -145,20 +142,13 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes,
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     struct hr_entry entry;
-    if (!hr_table_find(HR_HANDLE, handle, &entry))
-        return HR_CUDA(cuMemRelease)(handle);
     /* Before the driver may give other memory the same handle. */
-    bool is_last = count_handles(entry.owner) == 1;
-    if (is_last && !hr_table_take(HR_HANDLE, handle, &entry))
-        return HR_CUDA(cuMemRelease)(handle);
+    bool is_ours = hr_table_take(HR_HANDLE, handle, &entry);
     CUresult result = HR_CUDA(cuMemRelease)(handle);
-    if (result != CUDA_SUCCESS) {
-        if (is_last)
-            enter_handle(handle, entry.owner);
-        return result;
-    }
-    if (change_memory(entry.owner, -1, 0) == 0 && !is_last)
-        hr_table_take(HR_HANDLE, handle, &entry);
+    if (is_ours && result == CUDA_SUCCESS)
+        remove_user(entry.owner);
+    else if (is_ours)
+        enter_handle(handle, entry.owner);
     return result;
 }
 
@@ -172,18 +162,18 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
     if (hr_table_find(HR_HANDLE, handle, &of_handle))
         number = of_handle.owner;
     /* First, so that a release at the same time is not the end of it. */
-    change_memory(number, 0, 1);
+    add_user(number);
     CUresult result = HR_CUDA(cuMemMap)(address, bytes, offset, handle, flags);
     if (result != CUDA_SUCCESS) {
-        change_memory(number, 0, -1);
+        remove_user(number);
         return result;
     }
     const struct hr_entry entry = {
         .key = address, .bytes = bytes, .owner = number, .row = HR_NO_ROW, .space = HR_MAPPING};
     if (!hr_table_put(&entry, &displaced))
-        change_memory(number, 0, -1);
+        remove_user(number);
     else if (displaced.space != HR_NOTHING)
-        change_memory(displaced.owner, 0, -1);
+        remove_user(displaced.owner);
     return result;
 }
 
@@ -194,40 +184,8 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
     uint64_t at = address, end = address + bytes;
     struct hr_entry entry;
     while (result == CUDA_SUCCESS && at < end && hr_table_take(HR_MAPPING, at, &entry)) {
-        change_memory(entry.owner, 0, -1);
+        remove_user(entry.owner);
         at += entry.bytes;
-    }
-    return result;
-}
-
-struct search {
-    uint64_t address;
-    uint32_t number;
-};
-
-/* Chooses nothing: it only looks. */
-static bool look_for_address(const struct hr_entry *entry, void *argument)
-{
-    struct search *search = argument;
-    if (entry->space == HR_MAPPING && search->address - entry->key < entry->bytes)
-        search->number = entry->owner;
-    return false;
-}
-
-CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *out, void *address)
-{
-    CUresult result = HR_CUDA(cuMemRetainAllocationHandle)(out, address);
-    if (result != CUDA_SUCCESS)
-        return result;
-    struct search search = {.address = (uintptr_t)address, .number = NO_MEMORY};
-    struct hr_entry entry;
-    if (hr_table_find(HR_HANDLE, *out, &entry))
-        search.number = entry.owner;
-    else
-        hr_table_sweep(look_for_address, NULL, &search);
-    if (search.number != NO_MEMORY) {
-        change_memory(search.number, 1, 0);
-        enter_handle(*out, search.number);
     }
     return result;
 }

@@ -75,14 +75,9 @@ struct hr_allocation {
  */
 CUresult hr_enter_memory_call(void);
 
-/* Before the driver allocates `bytes` in the current context; the rest as above. */
-CUresult hr_begin_allocation(struct hr_allocation *allocation, uint64_t bytes);
-
-/*
- * The driver took more or less than was asked for: charge the difference.  If that is refused,
- * the caller frees what the driver gave, and ends the allocation with this result.
- */
-CUresult hr_adjust_allocation(struct hr_allocation *allocation, uint64_t bytes);
+/* Before the driver allocates `bytes` in the current context; the rest as above.  Fills in the
+ * context. */
+CUresult hr_begin_allocation(struct hr_allocation *allocation);
 
 /* After the driver's `result`: enter what it gave, or give back.  Returns the result. */
 CUresult hr_end_allocation(const struct hr_allocation *allocation, CUresult result,

@@ -272,8 +272,7 @@ API CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, s
                                 unsigned element)
 {
     (void)element;
-    const char *text = getenv("FAKE_CUDA_PITCH");
-    size_t multiple = text == NULL ? 512 : strtoull(text, NULL, 10);
+    const size_t multiple = 512;
     size_t row = (width + multiple - 1) / multiple * multiple;
     CUresult code = allocate(out, row * height);
     if (code == CUDA_SUCCESS)

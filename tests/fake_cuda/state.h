@@ -12,8 +12,7 @@
  *   FAKE_CUDA_PID_OFFSET    what NVML's pids are above those of the processes, as in a container
  *                           whose driver shows the pids of the host; 0
  *
- * FAKE_CUDA_END_MS is a process's own: how long the driver takes to end with it; and so is
- * FAKE_CUDA_PITCH: what a row of pitched memory is a multiple of, 512.
+ * FAKE_CUDA_END_MS is a process's own: how long the driver takes to end with it.
  *
  * A GPU works for all processes with queued work at once, each at an equal share of its speed.
  * Nothing runs in the background: whoever looks first advances the GPU to the present.

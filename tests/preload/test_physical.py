@@ -19,17 +19,17 @@ Make = Callable[..., Limited]
 
 @dataclass
 class Memory:
-    """One piece: it is there for as long as a handle or a mapping needs it."""
+    """One piece: it is there for as long as its handle or a mapping needs it."""
 
     size: int
     handle: int
-    handles: int = 1
+    is_held: bool = True
     mapped: dict[int, int] = field(default_factory=dict)
     """Sizes of its mappings, by address."""
 
     @property
     def is_there(self) -> bool:
-        return self.handles > 0 or bool(self.mapped)
+        return self.is_held or bool(self.mapped)
 
 
 class Physical:
@@ -55,7 +55,7 @@ class Physical:
             self.memories.append(Memory(size, handle))
 
     def map(self) -> None:
-        usable = [each for each in self.memories if each.handles > 0]
+        usable = [each for each in self.memories if each.is_held]
         if not usable:
             return
         memory = self.chance.choice(usable)
@@ -83,32 +83,24 @@ class Physical:
             for each in self.memories:
                 each.mapped.pop(address, None)
 
-    def retain(self) -> None:
-        mapped = [(address, each) for each in self.memories for address in each.mapped]
-        if mapped:
-            address, memory = self.chance.choice(mapped)
-            inside = address + self.chance.choice((0, 1, GRANULE - 1))
-            assert self.program.do("cuMemRetainAllocationHandle", OUT, inside) == memory.handle
-            memory.handles += 1
-
     def release(self) -> None:
-        held = [each for each in self.memories if each.handles > 0]
+        held = [each for each in self.memories if each.is_held]
         if held:
             memory = self.chance.choice(held)
             self.program.do("cuMemRelease", memory.handle)
-            memory.handles -= 1
+            memory.is_held = False
 
     def step(self) -> None:
-        steps = (self.create, self.map, self.map, self.unmap, self.retain, self.release)
+        steps = (self.create, self.map, self.map, self.unmap, self.release)
         self.chance.choice((*steps, self.release))()
         self.memories = [each for each in self.memories if each.is_there]
 
     def end(self) -> None:
         """Let go of all, the handles of what is mapped first."""
         for each in self.memories:
-            for _ in range(each.handles):
+            if each.is_held:
                 self.program.do("cuMemRelease", each.handle)
-            each.handles = 0
+            each.is_held = False
             for address, size in each.mapped.items():
                 self.program.do("cuMemUnmap", address, size)
 
