@@ -53,8 +53,9 @@ int64_t hr_read_start_time(int proc, uint32_t pid)
     uint64_t threads = 0;
     snprintf(name, sizeof name, "%" PRIu32 "/stat", pid);
     int fd = openat(proc, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    /* This process may have no descriptors left, which says nothing of the other. */
     if (fd < 0)
-        return errno == EACCES || errno == EPERM ? HR_START_REFUSED : HR_HAS_ENDED;
+        return hr_after_failure(errno) == HR_GONE ? HR_HAS_ENDED : HR_START_REFUSED;
     ssize_t length = read(fd, text, sizeof text - 1);
     close(fd);
     if (length <= 0)

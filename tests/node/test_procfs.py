@@ -1,6 +1,7 @@
 """What is read of a process under /proc, and where reading ends."""
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,3 +117,15 @@ def test_zombies_and_damaged_files_have_no_start_time(proc: Proc) -> None:
     for text in ("", "7", "7 (a", "7 (a) S 1 2", f"7 (a) Z{FIELDS[1:]}\n"):
         stat.write_text(text)
         assert starts() == []
+
+
+def test_without_free_descriptors_no_process_is_taken_for_ended(proc: Proc) -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, most[1]))
+    try:
+        starts = list(procfs.read_start_times(proc.descriptor, [7, 8]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+    assert starts == [(7, None), (8, None)]
