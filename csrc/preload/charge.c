@@ -1,13 +1,11 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "../proc.h"
 #include "memory.h"
 #include "session.h"
 
@@ -16,23 +14,6 @@
 #define SEARCH_NS 1000000000
 
 /* ---- Reaping ----------------------------------------------------------------------- */
-
-/* A zombie's memory is free, and its pid is not. */
-static bool is_zombie(pid_t pid)
-{
-    char name[32], text[512];
-    snprintf(name, sizeof name, "/proc/%d/stat", (int)pid);
-    int file = open(name, O_RDONLY | O_CLOEXEC);
-    if (file < 0)
-        return false;
-    ssize_t bytes = read(file, text, sizeof text - 1);
-    close(file);
-    if (bytes <= 0)
-        return false;
-    text[bytes] = '\0';
-    const char *behind_name = strrchr(text, ')');
-    return behind_name != NULL && (behind_name[2] == 'Z' || behind_name[2] == 'X');
-}
 
 /* A process that has left, whose slot is to be used again: it holds nothing, and to prove that
  * would cost a search of /proc with each refused charge. */
@@ -47,13 +28,16 @@ static bool is_empty(const struct hr_snapshot *snapshot, uint32_t number)
 static uint32_t find_dead(const struct hr_snapshot *snapshot, int32_t *pids)
 {
     uint32_t count = 0;
+    int proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
     for (uint32_t number = 0; (int32_t)number < snapshot->process_count; number++) {
         int32_t pid = hr_snapshot_process(snapshot, number)->pid;
         if (pid <= 0 || pid == getpid() || count == HR_SLOTS || is_empty(snapshot, number))
             continue;
-        if ((kill(pid, 0) != 0 && errno == ESRCH) || is_zombie(pid))
+        /* A zombie has ended too: its memory is free, and its pid is not. */
+        if (hr_read_start_time(proc, (uint32_t)pid) == HR_HAS_ENDED)
             pids[count++] = pid;
     }
+    close(proc);
     return count;
 }
 

@@ -28,9 +28,10 @@ bool hr_find_library(struct hr_library *library)
     if (atomic_load_explicit(&library->is_found, memory_order_acquire))
         return true;
     /* Never unloaded, however often the program closes it: its functions are called from here. */
-    void *handle = dlopen(library->stand_in_for, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+    int flags = RTLD_LAZY | RTLD_NODELETE | (library->is_loaded_by_us ? 0 : RTLD_NOLOAD);
+    void *handle = dlopen(library->stand_in_for, flags);
     if (handle == NULL)
-        handle = dlopen(library->name, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+        handle = dlopen(library->name, flags);
     if (handle == NULL)
         return false;
     /* No lock: dlopen() takes the loader's, under which others may be calling us. */

@@ -24,14 +24,15 @@ struct hr_function {
 struct hr_library {
     const char *stand_in_for; /* the real one's name for the stand-in, */
     const char *name;         /* and for all others */
+    bool is_loaded_by_us;     /* if the program has not */
     const struct hr_function *functions;
     size_t count;
     _Atomic bool is_found;
 };
 
 /*
- * Look for the library among those that are loaded, and for its functions.  Loads nothing.  May
- * be called by several threads at once: all of them find the same.  False: it is not loaded.
+ * Look for the library among those that are loaded, and for its functions.  May be called by
+ * several threads at once: all of them find the same.  False: it is not loaded.
  */
 bool hr_find_library(struct hr_library *library);
 

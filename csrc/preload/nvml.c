@@ -3,7 +3,6 @@
  * GPU is.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,56 +25,35 @@
       (nvmlDevice_t device, nvmlProcessesUtilizationInfo_t * out))
 
 /* Each can be called: one that this NVML does not have returns NVML_ERROR_FUNCTION_NOT_FOUND. */
-struct nvml_functions {
-#define MEMBER(name, parameters) nvmlReturn_t(*name) parameters;
+static struct {
+#define MEMBER(name, parameters) nvmlReturn_t(*_Atomic name) parameters;
     CALLED(MEMBER)
-};
+} nvml;
 
 static nvmlReturn_t missing(void)
 {
     return NVML_ERROR_FUNCTION_NOT_FOUND;
 }
 
-static void *find_or_missing(void *library, const char *name)
-{
-    void *found = hr_real_dlsym()(library, name);
-    return found != NULL ? found : (void *)missing;
-}
+#define FUNCTION(called, parameters)                                                               \
+    {.name = #called, .missing = (void *)missing, .real = (_Atomic(void *) *)(void *)&nvml.called},
+static const struct hr_function functions[] = {CALLED(FUNCTION)};
+static struct hr_library library = {
+    .stand_in_for = "libnvidia-ml.so.1",
+    .name = "libnvidia-ml.so.1",
+    .is_loaded_by_us = true,
+    .functions = functions,
+    .count = sizeof functions / sizeof functions[0],
+};
 
-/* What is published where NVML cannot be used. */
-static const struct nvml_functions none;
-
-static const struct nvml_functions *load(void)
+/* Loads and initialises it at the first question. */
+static bool has_nvml(void)
 {
-    void *library = dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_NODELETE);
-    struct nvml_functions *found = library == NULL ? NULL : malloc(sizeof *found);
-    if (found != NULL) {
-#define FIND(name, parameters)                                                                     \
-    found->name = (nvmlReturn_t(*) parameters)find_or_missing(library, #name);
-        CALLED(FIND)
-    }
-    dlerror();
-    if (found != NULL && found->nvmlInit_v2() == NVML_SUCCESS)
-        return found;
-    free(found);
-    return &none;
-}
-
-static const struct nvml_functions *nvml(void)
-{
-    /* Stored with release and read with acquire: the functions were stored before. */
-    static _Atomic(const struct nvml_functions *) loaded;
-    const struct nvml_functions *known = atomic_load_explicit(&loaded, memory_order_acquire);
-    if (__builtin_expect(known == NULL, 0)) {
-        /* No lock: dlopen() takes the loader's, under which others may be calling us. */
-        const struct nvml_functions *mine = load();
-        if (atomic_compare_exchange_strong_explicit(&loaded, &known, mine, memory_order_acq_rel,
-                                                    memory_order_acquire))
-            known = mine;
-        else if (mine != &none)
-            free((void *)(uintptr_t)mine);
-    }
-    return known == &none ? NULL : known;
+    enum { UNKNOWN, WORKS, FAILS };
+    static _Atomic int answer = UNKNOWN;
+    if (__builtin_expect(answer == UNKNOWN, 0))
+        answer = hr_find_library(&library) && nvml.nvmlInit_v2() == NVML_SUCCESS ? WORKS : FAILS;
+    return answer == WORKS;
 }
 
 bool hr_nvml_device(int row, nvmlDevice_t *out)
@@ -83,11 +61,11 @@ bool hr_nvml_device(int row, nvmlDevice_t *out)
     static const char *const kinds[] = {"GPU-", "MIG-"};
     char uuid[HR_UUID_TEXT + 4];
     CUdevice device = hr_device_of_row(row);
-    if (device < 0 || nvml() == NULL || !hr_uuid_of_device(device, uuid + 4))
+    if (device < 0 || !has_nvml() || !hr_uuid_of_device(device, uuid + 4))
         return false;
     for (size_t at = 0; at < sizeof kinds / sizeof *kinds; at++) {
         memcpy(uuid, kinds[at], 4);
-        if (nvml()->nvmlDeviceGetHandleByUUID(uuid, out) == NVML_SUCCESS)
+        if (nvml.nvmlDeviceGetHandleByUUID(uuid, out) == NVML_SUCCESS)
             return true;
     }
     return false;
@@ -95,9 +73,9 @@ bool hr_nvml_device(int row, nvmlDevice_t *out)
 
 static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *list)
 {
-    nvmlReturn_t result = nvml()->nvmlDeviceGetComputeRunningProcesses_v3(device, count, list);
+    nvmlReturn_t result = nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, count, list);
     if (result == NVML_ERROR_FUNCTION_NOT_FOUND)
-        result = nvml()->nvmlDeviceGetComputeRunningProcesses_v2(device, count, list);
+        result = nvml.nvmlDeviceGetComputeRunningProcesses_v2(device, count, list);
     return result;
 }
 
@@ -162,7 +140,7 @@ static nvmlReturn_t ask(nvmlDevice_t device, uint64_t since_us, struct hr_busy_l
                         unsigned *count)
 {
     *count = busy->room;
-    return nvml()->nvmlDeviceGetProcessUtilization(device, busy->list, count, since_us);
+    return nvml.nvmlDeviceGetProcessUtilization(device, busy->list, count, since_us);
 }
 
 static nvmlReturn_t ask_newer(nvmlDevice_t device, uint64_t since_us, struct hr_busy_list *busy,
@@ -174,7 +152,7 @@ static nvmlReturn_t ask_newer(nvmlDevice_t device, uint64_t since_us, struct hr_
         .lastSeenTimeStamp = since_us,
         .procUtilArray = busy->newer,
     };
-    nvmlReturn_t result = nvml()->nvmlDeviceGetProcessesUtilizationInfo(device, &info);
+    nvmlReturn_t result = nvml.nvmlDeviceGetProcessesUtilizationInfo(device, &info);
     *count = info.processSamplesCount;
     for (unsigned at = 0; result == NVML_SUCCESS && at < *count && at < busy->room; at++) {
         const nvmlProcessUtilizationInfo_t *from = &busy->newer[at];
@@ -218,7 +196,7 @@ static bool shows_work(const struct hr_busy_list *busy)
 
 bool hr_nvml_busy(nvmlDevice_t device, uint64_t since_us, struct hr_busy_list *out)
 {
-    if (nvml() == NULL)
+    if (!has_nvml())
         return false;
     bool is_read = read_with(ask, device, since_us, out);
     if (is_read && shows_work(out))
@@ -230,7 +208,7 @@ bool hr_nvml_busy(nvmlDevice_t device, uint64_t since_us, struct hr_busy_list *o
 unsigned hr_nvml_device_busy(nvmlDevice_t device)
 {
     nvmlUtilization_t whole;
-    bool is_known = nvml()->nvmlDeviceGetUtilizationRates(device, &whole) == NVML_SUCCESS;
+    bool is_known = nvml.nvmlDeviceGetUtilizationRates(device, &whole) == NVML_SUCCESS;
     return is_known && whole.gpu <= MOST_PERCENT ? whole.gpu : 0;
 }
 

@@ -2,16 +2,14 @@
  * NVML's answers about memory.  NVML's order of devices is not CUDA's: a region that names no
  * device is taken to be in NVML's order here, as its first writer would have named them.
  *
- * The region is opened for reading only: a program that asks NVML is not a process of the region.
+ * The region is opened for reading only, and for one answer: a program that asks NVML is not a
+ * process of the region.
  */
-#define _GNU_SOURCE
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-#include "../internal.h"
 #include "api.h"
 #include "budget.h"
 #include "find.h"
@@ -51,53 +49,6 @@ struct hr_library hr_nvml_library = {
 
 /* ---- The region ------------------------------------------------------------------------- */
 
-static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic(hr_region *) opened;
-
-static void before_fork(void)
-{
-    pthread_mutex_lock(&opening);
-}
-
-static void after_fork_in_parent(void)
-{
-    pthread_mutex_unlock(&opening);
-}
-
-static void after_fork_in_child(void)
-{
-    /* The handle is the parent's.  It is left alone, as a thread may have been using it. */
-    atomic_store_explicit(&opened, NULL, memory_order_relaxed);
-    pthread_mutex_unlock(&opening);
-}
-
-static void watch_forks(void)
-{
-    /* Before ours: a fork then takes `opening` first and the core's lock after it, as below. */
-    hr_watch_forks();
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-}
-
-/* NULL: none that can be read. */
-static hr_region *nvml_region(void)
-{
-    static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
-    hr_region *region = atomic_load_explicit(&opened, memory_order_acquire);
-    if (region != NULL)
-        return region;
-    const char *path = getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
-    if (path == NULL || path[0] == '\0')
-        return NULL;
-    pthread_once(&fork_watch, watch_forks);
-    pthread_mutex_lock(&opening);
-    region = atomic_load_explicit(&opened, memory_order_acquire);
-    /* A failure is no complaint of NVML's: the next question tries again. */
-    if (region == NULL && hr_open(path, HR_READ, HR_LAYOUTS, 0, &region, NULL) >= 0)
-        atomic_store_explicit(&opened, region, memory_order_release);
-    pthread_mutex_unlock(&opening);
-    return region;
-}
-
 /* The row of the device with this uuid, or with this index if the region names no device; -1: none.
  */
 static int nvml_row(hr_region *region, const char *uuid, unsigned index)
@@ -126,13 +77,18 @@ static void apply(nvmlDevice_t device, struct hr_budget *budget)
 {
     char uuid[HR_UUID_BYTES] = "";
     unsigned index = HR_DEVICES;
-    hr_region *region = nvml_region();
-    if (region == NULL || ((get_uuid *)real_uuid)(device, uuid, sizeof uuid) != NVML_SUCCESS)
+    const char *path = getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
+    hr_region *region;
+    /* A failure is no complaint of NVML's: the next question tries again. */
+    if (path == NULL || path[0] == '\0' ||
+        ((get_uuid *)real_uuid)(device, uuid, sizeof uuid) != NVML_SUCCESS ||
+        hr_open(path, HR_READ, HR_LAYOUTS, 0, &region, NULL) < 0)
         return;
     ((get_index *)real_index)(device, &index);
     int row = nvml_row(region, uuid, index);
     if (row >= 0)
         hr_apply_budget(region, row, budget);
+    hr_free(&region);
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
