@@ -121,13 +121,32 @@ class Failure:
     message: str
 
 
+class Program:
+    """A process of /proc.
+
+    Attributes:
+        pid: Its pid.
+        user: Its user.
+        command: Its command line, raw.
+    """
+
+    pid: int
+    user: str
+    command: str
+
+
 class RegionAnswer:
     """A region.
 
     hamiregion show, mine, create
+
+    Attributes:
+        programs: With ``mine`` only: the processes of the slots that this /proc shows.
     """
 
+    programs: list[Program]
     parts = (Place, RegionSnapshot, Burst)
+    optional = ("programs",)
 
 
 class RegionError:
@@ -290,20 +309,6 @@ class Reaped:
     parts = (RegionFile, DryRun)
 
 
-class LockTool:
-    """A process that may hold a lock.
-
-    Attributes:
-        pid: Its pid in that /proc.
-        user: Its user.
-        command: Its command line, raw.
-    """
-
-    pid: int
-    user: str
-    command: str
-
-
 class Lock:
     """Who holds a region's lock.
 
@@ -315,7 +320,7 @@ class Lock:
     """
 
     dry_run: bool
-    tools: list[LockTool]
+    tools: list[Program]
     parts = (RegionFile, LockState)
     optional = ("dry_run",)
 

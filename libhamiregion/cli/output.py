@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from libhamiregion import Region
+    from libhamiregion.node import HostProcess
 
     from .targets import Place
 
@@ -151,6 +152,11 @@ def _as_plain(value: Any) -> Any:
     if attrs.has(type(value)):
         return {field.name: getattr(value, field.name) for field in attrs.fields(type(value))}
     raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def program(process: HostProcess, pid: int) -> dict[str, Any]:
+    """Return a process as an object; `pid` as the answer has it."""
+    return {"pid": pid, "user": process.user, "command": process.command}
 
 
 def as_plain(instance: attrs.AttrsInstance) -> dict[str, Any]:

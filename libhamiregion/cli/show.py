@@ -21,14 +21,15 @@ from libhamiregion import (
 from . import options
 from .format import age_words, lock_word, memory_bar, sm_bar, status_word
 from .help import Verb
-from .output import as_plain, show_all
+from .output import as_plain, program, show_all
 from .tables import CRITICAL, DIM, GOOD, WARN, WIDE, Bar, Column, Facts, Lines, Page, Table
 from .targets import Place, Targets, target_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from libhamiregion import DeviceUsage, ProcessDeviceUsage, ProcessUsage, Region
+    from libhamiregion.node import HostProcess, ProcessTable
 
     from .tables import Block
 
@@ -54,12 +55,18 @@ def show(targets: Targets, interval_s: float | None, as_json: bool) -> int:
 @options.watch_option
 @options.output_options
 def mine(interval_s: float | None, as_json: bool) -> None:
-    """Show the region of the container that this runs in: its own budget."""
-    _show(own_region, interval_s, as_json, None)
+    """Show the region of the container that this runs in, with its processes' commands."""
+    from libhamiregion.node import ProcessTable
+
+    _show(own_region, interval_s, as_json, None, ProcessTable())
 
 
 def _show(
-    opened: Callable[[], Region], interval_s: float | None, as_json: bool, place: Place | None
+    opened: Callable[[], Region],
+    interval_s: float | None,
+    as_json: bool,
+    place: Place | None,
+    programs: ProcessTable | None = None,
 ) -> None:
     """Open and show a region; after the first time, a container that restarts is no failure."""
     is_first = True
@@ -68,7 +75,9 @@ def _show(
         nonlocal is_first
         try:
             with opened() as region:
-                page = region_page(region.snapshot(), burst=region.burst)
+                snapshot = region.snapshot()
+                found = None if programs is None else _programs(programs, region, snapshot)
+                page = region_page(snapshot, burst=region.burst, programs=found)
         except (RegionNotFound, RegionNotReady, RegionStale, RegionCorrupt) as error:
             if is_first:
                 raise
@@ -82,17 +91,44 @@ def _show(
     show_all(look, interval_s, as_json)
 
 
-def region_page(snapshot: RegionSnapshot, *more: Block, burst: bool = False) -> Page:
-    """Show a whole region: facts, devices, processes; `burst` is `Region.burst`."""
+def _programs(
+    table: ProcessTable, region: Region, snapshot: RegionSnapshot
+) -> dict[int, HostProcess]:
+    """The processes of a region's slots in this process's own pid namespace, by pid."""
+    from libhamiregion.node.procfs import file_identity
+
+    table.refresh()
+    users = table.view.users_of(file_identity(region))
+    by_pid = {each.pid: each.process for each in users}
+    return {each.pid: by_pid[each.pid] for each in snapshot.processes if each.pid in by_pid}
+
+
+def region_page(
+    snapshot: RegionSnapshot,
+    *more: Block,
+    burst: bool = False,
+    programs: Mapping[int, HostProcess] | None = None,
+) -> Page:
+    """Show a whole region: facts, devices, processes.
+
+    Args:
+        snapshot: The region.
+        more: What is shown below it.
+        burst: As `Region.burst`.
+        programs: The processes of its slots by pid; None if they are not looked for.
+    """
+    data = as_plain(snapshot) | {"burst": burst}
+    if programs is not None:
+        data["programs"] = [program(each, pid) for pid, each in programs.items()]
     uuids = [(f"{each.index:>3}  {each.uuid}", DIM) for each in snapshot.devices if each.uuid]
     return Page(
         "region/1",
-        as_plain(snapshot) | {"burst": burst},
+        data,
         [
             region_facts(snapshot, burst=burst),
             device_table(snapshot),
             Lines(uuids, on="terminal"),
-            process_table(snapshot),
+            process_table(snapshot, programs),
             *more,
         ],
     )
@@ -165,8 +201,14 @@ def _sm_bar(device: DeviceUsage) -> Bar:
 _STATUS_STYLES = {0: DIM, 1: GOOD, 2: WARN}
 
 
-def process_table(snapshot: RegionSnapshot) -> Table:
-    """One row per process and device that it uses."""
+def process_table(
+    snapshot: RegionSnapshot, programs: Mapping[int, HostProcess] | None = None
+) -> Table:
+    """One row per process and device that it uses; with programs, who runs what."""
+
+    def about(name: str) -> Callable[[ProcessUsage], str | None]:
+        return lambda process: getattr((programs or {}).get(process.pid), name, None)
+
     percent = "percent" if snapshot.layout.has_utilization else "unknown"
     columns = (
         Column("PID", "pid", "number", on="pipe"),
@@ -183,6 +225,10 @@ def process_table(snapshot: RegionSnapshot) -> Table:
         Column("SM", part="sm_util_percent", format=percent, title="SM"),
         Column("ENC", part="enc_util_percent", format=percent, on="pipe"),
         Column("DEC", part="dec_util_percent", format=percent, on="pipe"),
+        *(
+            Column(name.upper(), about(name), "name")
+            for name in (() if programs is None else ("user", "command"))
+        ),
     )
     return Table(columns, snapshot.processes, _busy_devices, "No process has a slot.")
 

@@ -12,7 +12,7 @@ from . import options
 from .failures import ErrorGroup, failure
 from .format import effect_words, status_word
 from .help import Verb
-from .output import as_plain, show_all, show_done
+from .output import as_plain, program, show_all, show_done
 from .tables import Lines, Page
 from .targets import Place, Targets, target_options
 
@@ -204,10 +204,7 @@ def _state(region: Region, proc: str) -> tuple[LockState, list[dict[str, Any]]]:
         return state, []
     from libhamiregion.node.evidence import lock_tools
 
-    return state, [
-        {"pid": each.pid, "user": each.user, "command": each.command}
-        for each in lock_tools(region, proc)
-    ]
+    return state, [program(each, each.pid) for each in lock_tools(region, proc)]
 
 
 def state_sentence(state: LockState, tools: Sequence[dict[str, Any]] = ()) -> str:

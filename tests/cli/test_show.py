@@ -6,9 +6,11 @@ import gzip
 import io
 import json
 import os
+import pwd
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import attrs
@@ -56,7 +58,33 @@ def test_mine_shows_the_region_that_the_environment_names(
         own, named = call("mine", *arguments), call("show", path, *arguments)
         taken_at = re.compile(rf'"taken_at_ns": \d+|{AGE.pattern}')
         assert (own.returncode, own.stderr) == (0, "")
-        assert taken_at.sub("", own.stdout) == taken_at.sub("", named.stdout)
+        rest = re.sub(r"(?m)(?<=ENC  DEC)$", "  USER  COMMAND", named.stdout)
+        rest = rest.replace("}\n", ', "programs": []}\n')
+        assert taken_at.sub("", own.stdout) == taken_at.sub("", rest)
+
+
+def test_mine_says_which_process_is_whose(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MEMORY_SHARED_CACHE", path)
+    attach = (
+        "import sys, libhamiregion as hami\n"
+        "with hami.open_region(sys.argv[1], writable=True) as region, region.attach():\n"
+        "    print(flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", attach, path, "train.py"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        row = call("mine").stdout.splitlines()[-1]
+        data = json.loads(call("mine", "--json").stdout)
+        process.communicate()
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert row.split()[0] == str(process.pid)
+    assert f"  {user}  {sys.executable} -c import" in row
+    assert row.endswith(" train.py")
+    (found,) = data["programs"]
+    assert (found["pid"], found["user"]) == (process.pid, user)
+    assert found["command"].endswith("train.py")
 
 
 def test_mine_outside_of_a_container_says_what_was_looked_for(
