@@ -17,7 +17,7 @@ import attrs
 from libhamiregion.observation.selector import Selector
 from libhamiregion.text import printable
 
-from .tables import NOTHING, Column
+from .tables import BLANK, NOTHING, Column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -219,9 +219,10 @@ class _Reading:
 
     def _fits(self, pattern: str | None, *names: str | None) -> bool:
         return pattern is None or any(
-            name is not None
-            and (pattern == printable(name) or (self.takes_patterns and fnmatchcase(name, pattern)))
+            pattern in (shown := printable(name), shown.replace(" ", BLANK))
+            or (self.takes_patterns and fnmatchcase(name, pattern))
             for name in names
+            if name is not None
         )
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 NOTHING = "-"
+#: Stands for a blank in a pipe; as a pattern it means one.
+BLANK = "?"
 UNLIMITED = "unlimited"
 
 DIM = "dim"
@@ -70,7 +72,7 @@ _LIMIT: dict[str, Any] = {"none": UNLIMITED, "min_width": len(UNLIMITED)}
 # Text from outside: names, uuids, commands; escaped, and cut where it is long.
 _NAME = CellFormat(
     lambda text: printable(text, _LONGEST_TEXT),
-    blank=r"\x20",
+    blank=BLANK,
     right=False,
     min_width=6,
     narrow="end",

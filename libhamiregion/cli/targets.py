@@ -142,6 +142,9 @@ class Targets:
             if each.region is not None and each.region_path is not None
         ]
         found.sort(key=lambda place: place.names.order)
+        for each in chosen if found else ():
+            if each.region is None:
+                click.echo(f"Note: {names[each]} has no region yet", err=True)
         if not found:
             missing = chosen[0].missing
             why = "" if missing is None else f": {missing.message}"

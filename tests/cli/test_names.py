@@ -19,6 +19,7 @@ from libhamiregion.cli.names import (
     names_of,
     unknown_name,
 )
+from libhamiregion.cli.tables import Table
 from libhamiregion.observation.containers import Container, KnownNames
 from libhamiregion.observation.names import ClaimName, ContainerId, PodName
 from libhamiregion.testing import FakeNode
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 UIDS = [f"{digit}" * 8 + "-0000-4000-8000-" + f"{digit}" * 12 for digit in "123"]
 # Few, so that they meet; the last ones are as hostile as a directory's name can be.
-WORDS = st.sampled_from(["train", "bert-0", "research", "main", "a[b]", "*", "x\x1b[2J"])
+WORDS = st.sampled_from(["train", "bert-0", "research", "main", "a[b]", "a[b] c", "*", "x\x1b[2J"])
 IDS = st.sampled_from(["a" * 64, "b" * 64, "c" * 64])
 
 
@@ -60,6 +61,17 @@ def test_each_name_that_is_written_is_read_as_its_container(node: list[Container
     for each, text in name_texts(node).items():
         if not text.startswith("/"):
             assert containers_of(text, None, node)[0] == [each], text
+
+
+@given(NODES)
+def test_each_name_in_a_pipe_is_read_as_its_container(node: list[Container]) -> None:
+    rows = [Names(**names_of(each)) for each in node]
+    columns = [each for each in name_columns(node) if each.on == "pipe"]
+    lines = Table(columns, rows).text().splitlines()[1:]
+    for each, line in zip(node, lines, strict=True):
+        pod, name = line.split(None, 1)
+        found = containers_of(f"{pod}/{name}", None, node)
+        assert pod == "-" or any(each in reading for reading in found), line
 
 
 def test_a_name_tells_pods_of_one_name_claims_and_ids_apart() -> None:

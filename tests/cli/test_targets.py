@@ -67,6 +67,15 @@ def test_several_matches_are_a_list_and_exit_code_2_unless_all_are_meant(fake: F
     assert limit(fake, 2) == 8 * GIB
 
 
+def test_a_container_without_a_region_among_several_is_a_note(fake: FakeNode) -> None:
+    fake.add(pod="bert-1", namespace="research", region=False)
+    for verb in (("limits", "get"), ("limits", "set", "--sm", "40")):
+        answer = asked(fake, *verb, "bert-*", "--all")
+        assert (answer[0], answer[2]) == (0, "Note: research/bert-1/main has no region yet\n")
+        code, out, err = asked(fake, *verb, "bert-1")
+        assert (code, out, "no .cache file" in err) == (1, "", True)
+
+
 def test_each_of_several_containers_is_named_above_its_table(fake: FakeNode) -> None:
     _, out, _ = asked(fake, "limits", "get", "bert-0", "--all")
     first, second = out.split("\n\n")
