@@ -45,6 +45,7 @@ class FindingKind(enum.Enum):
     USAGE_ABOVE_LIMIT = "usage_above_limit"
     USAGE_IMPOSSIBLE = "usage_impossible"
     PROCESS_ESCAPES = "process_escapes"
+    SHARE_NOT_LIMITED = "share_not_limited"
     DRIVER_MEMORY_DIFFERS = "driver_memory_differs"
     UTILIZATION_NOT_RECORDED = "utilization_not_recorded"
     DEVICE_COUNT_ZERO = "device_count_zero"
@@ -195,6 +196,13 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " (`no_library`), as after a login over SSH, or is switched off (`other`).",
         "no limit holds for it, and others on that GPU run out of memory below their limits.",
         "start it with libvgpu in LD_PRELOAD, without CUDA_DISABLE_CONTROL",
+    ),
+    FindingKind.SHARE_NOT_LIMITED: _transient(
+        Severity.ERROR,
+        "The container was given a share of a GPU and uses one, and none of its processes maps a"
+        " region: libvgpu is not loaded (`no_library`), or could not make it (`no_region`).",
+        "no limit holds, and others on that GPU run out of memory below their limits.",
+        "mount libvgpu.so and the region's directory into the container, and restart it",
     ),
     FindingKind.DRIVER_MEMORY_DIFFERS: _transient(
         Severity.WARNING,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from libhamiregion.errors import RegionError
 from libhamiregion.node.reader import Observer
 
-from . import files, limits, slots
+from . import files, limits, shares, slots
 from .context import DoctorContext
 from .findings import Finding, FindingKind, Severity, confirmed
 
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 _WATCH_S = 0.1
 _POLL_S = 0.005
 
-_CHECKS_OF_NODE = {**files.CHECKS_OF_NODE, **slots.CHECKS_OF_NODE, **limits.CHECKS_OF_NODE}
+_CHECKS_OF_NODE = {
+    **files.CHECKS_OF_NODE,
+    **slots.CHECKS_OF_NODE,
+    **limits.CHECKS_OF_NODE,
+    **shares.CHECKS_OF_NODE,
+}
 _CHECKS_OF_REGION = {**slots.CHECKS, **limits.CHECKS, **files.CHECKS}
 _SEVERITIES = list(Severity)
 

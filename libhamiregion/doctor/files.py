@@ -13,7 +13,7 @@ from libhamiregion.errors import RegionClosed
 from libhamiregion.layouts import LAYOUTS, Layout, mapped_length
 from libhamiregion.node.evidence import EVIDENCE_S
 from libhamiregion.node.outside import mapped_regions, resolve
-from libhamiregion.observation.containers import MissingReason, missing_for
+from libhamiregion.observation.containers import WITHOUT_FILE, missing_for
 from libhamiregion.observation.names import is_pod_uid
 from libhamiregion.observation.processes import is_monitor
 from libhamiregion.text import count_text, printable
@@ -61,7 +61,7 @@ def missing_regions(context: DoctorContext) -> Iterator[Finding]:
     yield from lost
     explained = {each.container for each in lost}
     for container, missing in unreadable.items():
-        if missing.reason is MissingReason.NO_FILE or container in explained:
+        if missing.reason in WITHOUT_FILE or container in explained:
             continue
         reason = missing.reason.value
         file = PurePath(container.region_path or "").name

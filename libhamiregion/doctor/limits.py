@@ -179,6 +179,8 @@ def escaping_processes(context: DoctorContext) -> Iterator[Finding]:
         process = row.process
         if row.state != "escaped" or process is None:
             continue
+        if row.container is not None and row.container.missing is not None:
+            continue  # that container has a finding of its own
         cause, why = _LOADED[context.processes.has_libvgpu(process)]
         driver = sum(device.memory_driver_bytes or 0 for device in row.devices)
         where = ", ".join(printable(device.uuid or "?", limit=48) for device in row.devices)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.errors import RegionError, RegionStale
-from libhamiregion.layouts import LAYOUTS, mapped_length
 from libhamiregion.observation.containers import Container, missing_for
+from libhamiregion.observation.without_region import looks_like_a_region
 from libhamiregion.region import open_region
 
 from . import procfs
-from .directories import REGION_SUFFIX, is_readable
+from .directories import is_readable
 from .procfs import Gone
 from .workers import Blocked
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 _LIMIT = 4_096
 _LIMIT_PER_CONTAINER = 16
 _LINKS_LIMIT = 8
-_MAPPED_LENGTHS = frozenset(mapped_length(layout.size_bytes) for layout in LAYOUTS)
 _NO_CAPABILITY = (
     "following /proc/<pid>/map_files needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE, the only way to"
     " open a region outside HAMi's directories"
@@ -79,12 +78,6 @@ class MappedRegion:
         return self.identity[1], self.path_in_namespace.rpartition("/")[2]
 
 
-def _looks_like_a_region(mapping: Mapping) -> bool:
-    return mapping.writable and (
-        mapping.path.endswith(REGION_SUFFIX) or mapping.length_bytes in _MAPPED_LENGTHS
-    )
-
-
 def mapped_regions(
     view: ProcessView, *, without: AbstractSet[FileIdentity] = frozenset()
 ) -> Iterator[MappedRegion]:
@@ -102,7 +95,7 @@ def mapped_regions(
     counts: Counter[int] = Counter()
     for user in chain.from_iterable(view.by_inode.values()):
         process, mapping = user.process, user.mapping
-        if _looks_like_a_region(mapping) and process.pid != own:
+        if looks_like_a_region(mapping) and process.pid != own:
             counts[process.pid] += 1
             if mapping.identity not in without:
                 users.setdefault(mapping.identity, []).append((process, mapping))

@@ -13,6 +13,7 @@ import attrs
 
 from libhamiregion.layouts import LAYOUTS
 from libhamiregion.observation.processes import Entry, FileUser, HostProcess, is_monitor
+from libhamiregion.observation.share import Share
 
 from . import procfs
 from .cgroups import budget_key, parse_cgroup
@@ -44,9 +45,13 @@ class ProcessReader:
     """Reads processes, and keeps their mappings for five minutes.
 
     Threads: one refresh at a time; `ask` may be called meanwhile.
+
+    Attributes:
+        gpu_pids: Pids on the driver's lists: what their environment says of shares is read.
     """
 
     def __init__(self) -> None:
+        self.gpu_pids: frozenset[int] = frozenset()
         self._workers = Workers()
         self._users: MappingOf[int, str] = {}
         # Text of cgroup to the container and the budget's key, within one refresh.
@@ -170,7 +175,7 @@ class ProcessReader:
         pid, start_time_ticks = known.identity
         maps: procfs.Maps | None = None
         unread: GapReason | None = None
-        command, namespace, sm_policy = "", None, "default"
+        command, namespace, sm_policy, share = "", None, "default", None
         with procfs.opened_process(directory, pid) as descriptor:
             fresh = self._identify(descriptor, pid)
             process = fresh.process
@@ -186,11 +191,17 @@ class ProcessReader:
             with contextlib.suppress(AccessDenied):
                 command = procfs.read_command(descriptor)
             files = () if maps is None else maps.files
+            is_on_gpu = pid in self.gpu_pids and process.container is not None
             if files:
                 namespace = procfs.read_link(descriptor, "ns/pid")
-                # Linux 6.16 shows no environ of a process whose first thread has ended.
-                with contextlib.suppress(AccessDenied, Gone):
-                    sm_policy = procfs.read_sm_policy(descriptor)
+            if is_on_gpu:
+                share = Share(is_known=False)
+            # Linux 6.16 shows no environ of a process whose first thread has ended.
+            with contextlib.suppress(AccessDenied, Gone):
+                if files or is_on_gpu:
+                    environment = procfs.read_environment(descriptor)
+                    sm_policy = procfs.sm_policy_in(environment) if files else sm_policy
+                    share = procfs.share_in(environment) if is_on_gpu else None
         process = attrs.evolve(process, command=command or process.command)
         # The same objects say that nothing has changed.
         process = known.process if process == known.process else process
@@ -203,6 +214,7 @@ class ProcessReader:
             known.uses if uses == known.uses else uses,
             None if maps is None else maps.has_libvgpu,
             sm_policy,
+            share,
             maps is not None or unread is not None,
             unread,
             now_s,

@@ -92,6 +92,23 @@ class ProcessTable:
             finally:
                 os.close(directory)
 
+    def note_listed(self, pids: Collection[int]) -> set[int]:
+        """Note the pids on the driver's lists, and find those to be read again.
+
+        Maps that were read before do not show whether libvgpu limits the process.
+        """
+        self._reader.gpu_pids = frozenset(pids)
+        entries = self.view.entries
+        return {
+            pid
+            for pid in pids
+            if (entry := entries.get(pid)) is not None
+            and entry.process is not None
+            and entry.process.container is not None
+            and entry.unread != "blocked"
+            and not (entry.uses or entry.share)
+        }
+
     def call_all(self, calls: Iterable[Call], until_s: float) -> list[tuple[Call, Future[Any]]]:
         """Make calls that may wait for processes; see `Workers.call_all`."""
         return self._reader.call_all(calls, until_s)

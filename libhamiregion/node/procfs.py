@@ -16,12 +16,14 @@ import attrs
 from libhamiregion._core import ffi, lib
 from libhamiregion.errors import new_error, region_error
 from libhamiregion.observation.processes import Mapping
+from libhamiregion.observation.share import share_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from libhamiregion._handle import Handle
     from libhamiregion.observation.processes import FileIdentity
+    from libhamiregion.observation.share import Share
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 #: To open /proc itself.
@@ -51,6 +53,10 @@ _DELETED = " (deleted)"
 # As libvgpu compares them: these spellings and no others. Of two that are called the same, getenv()
 # sees the first.
 _POLICY = b"\0GPU_CORE_UTILIZATION_POLICY="
+_OF_SHARES = re.compile(
+    rb"\0(CUDA_(?:DEVICE_MEMORY_LIMIT(?:_[0-9]{1,2})?|DEVICE_SM_LIMIT|DISABLE_CONTROL"
+    rb"|MPS_PIPE_DIRECTORY))=([!-~]{0,64})(?=[^!-~])"
+)
 _POLICIES = {b"force", b"FORCE", b"disable", b"DISABLE"}
 
 
@@ -216,11 +222,23 @@ def read_command(process: int) -> str:
     return _text(raw.rstrip(b"\0").replace(b"\0", b" "))[:COMMAND_LIMIT]
 
 
-def read_sm_policy(process: int) -> str:
-    """Read whether libvgpu limits SMs, by the environment: force, disable or default."""
-    environment = b"\0" + read_file(process, "environ", _ENVIRONMENT_LIMIT)
+def read_environment(process: int) -> bytes:
+    """Read the environment: variables, each after a zero byte."""
+    return b"\0" + read_file(process, "environ", _ENVIRONMENT_LIMIT)
+
+
+def sm_policy_in(environment: bytes) -> str:
+    """Whether libvgpu limits SMs, by the environment: force, disable or default."""
     policy = environment.partition(_POLICY)[2].partition(b"\0")[0]
     return policy.decode().lower() if policy in _POLICIES else "default"
+
+
+def share_in(environment: bytes) -> Share:
+    """The share of GPUs that an environment names."""
+    found: dict[str, str] = {}
+    for name, value in _OF_SHARES.findall(environment):
+        found.setdefault(name.decode(), value.decode())
+    return share_of(found)
 
 
 def read_link(directory: int, name: str) -> str | None:

@@ -9,7 +9,10 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import attrs
+
 from libhamiregion.observation.model import Gap, Observation
+from libhamiregion.observation.without_region import explained
 from libhamiregion.text import count_text, printable
 
 from .roots import RootsUnreadable
@@ -143,6 +146,7 @@ class Observer:
     def _take(self, slots: bool, driver: bool, processes_max_age_s: float) -> Observation:
         node, began_s = self.node, time.monotonic()
         sample, driver_error = self._ask_driver() if driver else (None, None)
+        unread = set() if sample is None else node.processes.note_listed(sample.pids)
         states, processes_error = None, None
         # Daemons go on: directories can appear later, and each one is a gap.
         with contextlib.suppress(RootsUnreadable):
@@ -157,29 +161,20 @@ class Observer:
         snapshot = node.snapshot()
         try:
             # Reads /proc if `Node.slots` might not, and a task wants it.
-            if began_s - node.processes.view.ended_s > processes_max_age_s:
-                node.processes.refresh()
+            is_old = began_s - node.processes.view.ended_s > processes_max_age_s
+            if is_old or (slots and unread):
+                node.processes.refresh(unread)
             if slots and processes_error is None:
                 states = node.slots(snapshot)
                 snapshot = node.renamed(snapshot)
         except OSError as error:
             processes_error = error
         processes = node.processes.view
-        gaps = [
-            *(Gap("root", f"{root}: {error}") for root, error in node.root_errors.items()),
-            *_gaps_of_slots(snapshot),
-            *_gaps_of_processes(processes, snapshot, states),
-        ]
-        if driver and sample is None:
-            failed = f"asking the driver failed: {driver_error}"
-            gaps.append(Gap("driver", failed if driver_error else "the driver does not answer"))
-        if processes_error is not None:
-            gaps.append(Gap("processes", f"{node.proc} could not be read: {processes_error}"))
-        return Observation(
+        observation = Observation(
             snapshot=snapshot,
             states=states,
             sample=sample,
-            gaps=tuple(gaps),
+            gaps=(),
             processes=processes,
             driver_error=driver_error,
             processes_error=processes_error,
@@ -196,6 +191,18 @@ class Observer:
             },
             root_problem=node.root_problem,
         )
+        snapshot = explained(observation)
+        gaps = [
+            *(Gap("root", f"{root}: {error}") for root, error in node.root_errors.items()),
+            *_gaps_of_slots(snapshot),
+            *_gaps_of_processes(processes, snapshot, states),
+        ]
+        if driver and sample is None:
+            failed = f"asking the driver failed: {driver_error}"
+            gaps.append(Gap("driver", failed if driver_error else "the driver does not answer"))
+        if processes_error is not None:
+            gaps.append(Gap("processes", f"{node.proc} could not be read: {processes_error}"))
+        return attrs.evolve(observation, snapshot=snapshot, gaps=tuple(gaps))
 
     def _ask_driver(self) -> tuple[NvmlSample | None, Exception | None]:
         assert self._sampler is not None  # noqa: S101 (else no driver is wanted)
@@ -254,8 +261,7 @@ def _ended(node: Node, sample: NvmlSample | None, states: SlotStates | None) -> 
     """Pids of processes without a slot that the driver lists and that have ended."""
     if sample is None or states is None:
         return frozenset()
-    listed = {pid for columns in sample.columns for pid in columns.pids}
-    listed -= {each.pid for each in states.processes.values()}
+    listed = sample.pids - {each.pid for each in states.processes.values()}
     known = [each for each in map(node.processes.view.get, listed) if each is not None]
     return frozenset(each.pid for each in node.processes.ended(known)) if known else frozenset()
 
@@ -267,7 +273,7 @@ def _names(
 
     That is of processes that the driver lists, and of those that share a claim's region.
     """
-    listed = {pid for each in (() if sample is None else sample.columns) for pid in each.pids}
+    listed = () if sample is None else sample.pids
     processes = [each for pid in listed if (each := node.processes.view.get(pid)) is not None]
     for row, found in ({} if states is None else states.proved).items():
         if snapshot.containers[row].claim_uid is not None:

@@ -27,9 +27,18 @@ if TYPE_CHECKING:
 class MissingReason(enum.Enum):
     """Why a container has no region that can be read."""
 
-    #: The directory holds no ``.cache`` file: nothing in the container has used CUDA yet, it has a
-    #: whole GPU or a MIG device, for which HAMi makes none, or the file was removed.
+    #: The directory holds no ``.cache`` file; the message says what is known of the cause.
     NO_FILE = "no_file"
+    #: It uses a GPU, and no share was given: HAMi or another plugin gave it whole GPUs.
+    WHOLE_GPU = "whole_gpu"
+    #: The same with a GPU that others use too, by time slicing or MPS.
+    SHARED_GPU = "shared_gpu"
+    #: It uses a MIG device.
+    MIG_DEVICE = "mig_device"
+    #: It was given a share, and uses a GPU without libvgpu's limits.
+    NOT_LIMITED = "not_limited"
+    #: The same, because CUDA_DISABLE_CONTROL is set.
+    SWITCHED_OFF = "switched_off"
     #: The file is being created; it is empty, or without its magic.
     NOT_READY = "not_ready"
     #: The file has its magic, but is too short: it was cut.
@@ -205,10 +214,42 @@ def missing_for(error: RegionError | OSError) -> MissingRegion:
 
 NO_FILE = MissingRegion(
     MissingReason.NO_FILE,
-    "no .cache file: nothing in the container has used CUDA yet, it has a whole GPU or a MIG"
-    " device, or the file was removed",
+    "no .cache file; it is not known whether the container uses a GPU",
 )
 REMOVED = MissingRegion(
     MissingReason.STALE,
     "no .cache file, but processes of the pod map one that was removed: restart the container",
 )
+NOT_USED = MissingRegion(MissingReason.NO_FILE, "CUDA not used yet: no process of it uses a GPU")
+WHOLE_GPU = MissingRegion(
+    MissingReason.WHOLE_GPU, "whole GPU: no share was given; the figures are the driver's"
+)
+SHARED_GPU = MissingRegion(
+    MissingReason.SHARED_GPU, "GPU shared by time slicing: the figures are the driver's"
+)
+MPS_CLIENT = MissingRegion(
+    MissingReason.SHARED_GPU, "GPU shared by MPS: memory is the driver's, SM all clients' together"
+)
+MIG_DEVICE = MissingRegion(MissingReason.MIG_DEVICE, "MIG device: the figures are the driver's")
+NOT_LIMITED = MissingRegion(
+    MissingReason.NOT_LIMITED, "a share was given, but libvgpu does not limit this container"
+)
+SWITCHED_OFF = MissingRegion(
+    MissingReason.SWITCHED_OFF, "a share was given, and CUDA_DISABLE_CONTROL switches libvgpu off"
+)
+ELSEWHERE = MissingRegion(
+    MissingReason.NO_FILE, "its region is outside these directories: --outside looks for it"
+)
+UNREADABLE = MissingRegion(
+    MissingReason.NO_FILE,
+    "it uses a GPU; whether libvgpu limits it is not known: its processes cannot be read",
+)
+#: Reasons of containers that have no file to be read.
+WITHOUT_FILE = {
+    MissingReason.NO_FILE,
+    MissingReason.WHOLE_GPU,
+    MissingReason.SHARED_GPU,
+    MissingReason.MIG_DEVICE,
+    MissingReason.NOT_LIMITED,
+    MissingReason.SWITCHED_OFF,
+}

@@ -234,6 +234,11 @@ class NvmlSample:
         """The processes on the GPUs, by GPU and pid; one entry for each device of a process."""
         return tuple(each.process(row) for each in self.columns for row in range(len(each.pids)))
 
+    @property
+    def pids(self) -> frozenset[int]:
+        """The processes on the driver's lists."""
+        return frozenset(pid for each in self.columns for pid in each.pids)
+
     @cached_property
     def _by_uuid(self) -> dict[str | None, ProcessColumns]:
         return {each.device_uuid: each for each in self.columns}
@@ -258,6 +263,11 @@ class NvmlSample:
     def failed(self) -> tuple[NvmlDevice, ...]:
         """The GPUs that do not work."""
         return tuple(each for each in self.devices if each.state.is_failure)
+
+    def memory_of(self, device_uuid: str | None) -> int | None:
+        """Return the memory of a GPU or MIG device; None if that is not known."""
+        device = self._devices.get(device_uuid)
+        return None if device is None else device.memory_total_bytes
 
     def of_pid(self, pid: int, *, without: Collection[str | None] = ()) -> tuple[NvmlProcess, ...]:
         """Return the entries of one process, one per device.

@@ -40,6 +40,7 @@ from .processes import (
     RegionProcesses,
     SlotStates,
 )
+from .share import Share
 from .stored_table import UUID_BYTES, StoredTable
 
 if TYPE_CHECKING:
@@ -271,7 +272,7 @@ class _Writer:
     def _view(self, seen: Observation) -> dict[str, Any]:
         """The processes that map a file like a region, and those that the driver lists."""
         view, sample = seen.processes, seen.sample
-        listed = {pid for each in (() if sample is None else sample.columns) for pid in each.pids}
+        listed = () if sample is None else sample.pids
         entries = [
             self._attributes(each)
             for pid, each in view.entries.items()
@@ -305,6 +306,7 @@ _NAMES = {
     "MissingReason": MissingReason,
     "NvmlDevice": NvmlDevice,
     "ProcessColumns": ProcessColumns,
+    "Share": Share,
 }
 
 

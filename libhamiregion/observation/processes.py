@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping as MappingOf
 
     from .names import ContainerId
+    from .share import Share
 
 GapReason: TypeAlias = Literal["no_time", "blocked", "too_large"]
 
@@ -161,7 +162,9 @@ class Entry:
         budget_key: Whose share of a budget it takes.
         uses: Itself with each file that it maps, in a region's size or more.
         has_libvgpu: Whether it has libvgpu loaded; None if not known.
-        sm_policy: As `procfs.read_sm_policy`, of processes that map such a file.
+        sm_policy: As `procfs.sm_policy_in`, of processes that map such a file.
+        share: What its environment says of its share of GPUs; None if it was not read since the
+            driver lists the process. Its maps are then as old as that.
         is_readable: Whether its maps may be read.
         unread: Why its maps have not been read; None if they were, or may not be.
         read_s: When it was last read, on the monotonic clock; 0 if never.
@@ -174,6 +177,7 @@ class Entry:
     uses: tuple[FileUser, ...] = ()
     has_libvgpu: bool | None = None
     sm_policy: str = "default"
+    share: Share | None = None
     is_readable: bool = True
     unread: GapReason | None = None
     read_s: float = 0.0

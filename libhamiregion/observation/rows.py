@@ -11,7 +11,7 @@ import attrs
 
 from libhamiregion.layouts import LAYOUTS
 
-from .containers import Container, MissingReason
+from .containers import NOT_LIMITED, WITHOUT_FILE, Container
 from .pairing import NO_ROW, Pairing, devices_of
 
 if TYPE_CHECKING:
@@ -86,8 +86,9 @@ class NodeProcess:
             slot. Without one: ``"unlisted"`` maps the region as its users do, and does not use a
             GPU; ``"escaped"`` uses a GPU in a container that has a region, uncounted and
             unlimited, or with a slot only in a region that the container has made itself outside
-            the roots; ``"unmanaged"`` uses a GPU outside all containers that have a region;
-            ``"unknown"`` uses a GPU, and nothing proves which of these it is.
+            the roots, or in a container whose share libvgpu does not limit; ``"unmanaged"`` uses a
+            GPU outside all of these; ``"unknown"`` uses a GPU, and nothing proves which of these
+            it is.
         process: The process in /proc; None if it is dead, unknown or not shown there.
         status: Of the slot; a `ProcessStatus`, or any other number in the file.
         devices: One entry per device of the region, in its order, then further devices on which
@@ -386,7 +387,9 @@ class Join(Pairing):
         have_region = {facts.has_region for facts in candidates}
         state: ProcessState = "unknown"
         if not any(inside in facts.unknown_pids or facts.is_unreadable for facts in candidates):
-            if True not in have_region:
+            if any(facts.is_unlimited for facts in candidates):
+                state = "escaped"
+            elif True not in have_region:
                 state = "unmanaged"
             elif False not in have_region:
                 state = "escaped"
@@ -445,6 +448,7 @@ class ContainerFacts:
         ids: Its id, by its processes' cgroups; several if they share a claim's region.
         has_region: Whether its region was read.
         is_unreadable: Whether it has one that could not be read.
+        is_unlimited: Whether it was given a share that libvgpu does not limit.
         unlisted: The processes that use its region without a slot.
         unknown_pids: Pids in slots whose processes are not known.
         indexes: Uuid of a device to its index in the region.
@@ -467,9 +471,10 @@ class ContainerFacts:
             ranking = (seen | more if shares else seen or more).most_common(None if shares else 1)
             self.ids = [each for each, _ in ranking]
         missing = container.missing
-        has_file = missing is None or missing.reason is not MissingReason.NO_FILE
+        has_file = missing is None or missing.reason not in WITHOUT_FILE
         self.has_region = indexes is not None
         self.is_unreadable = indexes is None and has_file
+        self.is_unlimited = missing == NOT_LIMITED
         self.indexes = indexes or {}
         self.unlisted = () if proof is None else proof.unlisted
         pids = () if proof is None else proof.pids

@@ -17,6 +17,7 @@ WITH_TESTS_OF_THEIR_OWN = {
     FindingKind.DRIVER_MEMORY_DIFFERS,
     FindingKind.NOT_OBSERVED,
     FindingKind.PROCESS_ESCAPES,
+    FindingKind.SHARE_NOT_LIMITED,
     FindingKind.UTILIZATION_NOT_RECORDED,
 }
 

@@ -25,6 +25,7 @@ from libhamiregion.node import (
     driver_gap,
     node_processes,
 )
+from libhamiregion.observation.containers import WHOLE_GPU
 
 pytestmark = needs_namespaces
 
@@ -324,7 +325,9 @@ def test_another_container_of_the_pod_is_not_managed(
     node.move(bystander, pod, id_=sidecar)
     fake_driver.play(CARD, f"process 0 compute {bystander} {MIB}")
     row = by_host_pid(node.processes(nvml_sampler))[bystander]
-    assert (row.state, row.container) == ("unmanaged", None)
+    assert row.state == "unmanaged"
+    assert row.container is not None
+    assert row.container.missing == WHOLE_GPU
     assert row.container_id is not None
     assert (row.container_id.id, row.owner.pod_uid) == (sidecar, pod.pod_uid)
 

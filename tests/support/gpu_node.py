@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,12 @@ class GpuNode:
             cgroup = cgroup_of_pod(*key, qos="burstable")
             self._cgroups[key] = self._made.enter_context(cgroup)
         (self._cgroups[key] / "cgroup.procs").write_text(str(host_pid))
+
+    def enter(self, environment: Mapping[str, str]) -> Container:
+        """A first process with an environment of its own."""
+        made = Container(environment=environment)
+        self._made.callback(made.end)
+        return made
 
     def open(self, **options: Any) -> Node:
         names = NodeNames(self.logs)

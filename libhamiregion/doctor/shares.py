@@ -1,0 +1,83 @@
+"""Checks of containers that were given a share of a GPU and have no region."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from libhamiregion.observation.containers import NOT_LIMITED
+from libhamiregion.text import count_text
+from libhamiregion.units import format_size
+
+from .findings import FindingKind, command_of, finding, only_or_none, pids_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.model import Observation
+    from libhamiregion.observation.rows import Join, NodeProcess
+    from libhamiregion.observation.share import Share
+
+    from .context import Checks, DoctorContext
+    from .findings import Finding
+
+_LOADED = {
+    True: ("no_region", "libvgpu.so is loaded in it, but it maps no region"),
+    False: ("no_library", "libvgpu.so is not loaded in it"),
+}
+_ADVICE = {
+    "no_region": "see the container's first lines of output: the directory that"
+    " CUDA_DEVICE_MEMORY_SHARED_CACHE names has to be mounted and writable; then restart the pod",
+    "no_library": "mount libvgpu.so where the container's /etc/ld.so.preload says, built for its C"
+    " library; ld.so prints why it ignores it when a program starts; then restart the pod",
+}
+
+
+def unlimited_shares(context: DoctorContext) -> Iterator[Finding]:
+    """Containers that use GPUs, were given a share, and are not limited."""
+    if context.join is not None:
+        yield from not_limited(context.observation, context.join)
+
+
+def not_limited(observation: Observation, join: Join) -> Iterator[Finding]:
+    """Find the containers whose share no libvgpu holds.
+
+    Args:
+        observation: The node.
+        join: Of that observation.
+    """
+    users: defaultdict[Container, list[NodeProcess]] = defaultdict(list)
+    for row in join.uncounted:
+        if row.container is not None and row.container.missing == NOT_LIMITED:
+            users[row.container].append(row)
+    for container, rows in users.items():
+        first = rows[0].process
+        assert first is not None  # noqa: S101 (its cgroup names the container)
+        entry = observation.processes.entry_of(first)
+        driver = sum(each.memory_driver_bytes or 0 for row in rows for each in row.devices)
+        cause, why = _LOADED[bool(observation.processes.has_libvgpu(first))]
+        pids = [row.host_pid for row in rows if row.host_pid is not None]
+        yield finding(
+            FindingKind.SHARE_NOT_LIMITED,
+            f"{NOT_LIMITED.message}: {count_text(len(rows), 'process')}"
+            f" {'use' if len(rows) > 1 else 'uses'} {format_size(driver)}",
+            f"the driver lists {pids_text(pids)} of the host{command_of(first)};"
+            f" {_given(None if entry is None else entry.share)}; {why}",
+            container=container,
+            pid=only_or_none([row.process.ns_pids[-1] for row in rows if row.process is not None]),
+            cause=cause,
+            advice=_ADVICE[cause],
+        )
+
+
+def _given(share: Share | None) -> str:
+    """Say what a share is."""
+    limits = () if share is None else share.memory_limits_bytes
+    memory = f"a memory limit of {', '.join(map(format_size, limits))}" if limits else ""
+    has_sm = share is not None and share.sm_limit_percent
+    sm = f"an SM limit of {share.sm_limit_percent} %" if share is not None and has_sm else ""
+    return f"it was given {' and '.join(filter(None, (memory, sm))) or 'a share'}"
+
+
+CHECKS_OF_NODE: Checks = {unlimited_shares: {FindingKind.SHARE_NOT_LIMITED}}

@@ -1,0 +1,99 @@
+"""Shares of GPUs that no libvgpu holds, in real containers."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD, MIB
+from support.containers import needs_namespaces
+from support.gpu_node import GpuNode, Pod, gpu_nodes
+from support.own_cgroups import needs_cgroups
+
+from libhamiregion.doctor import Finding, FindingKind, diagnose
+from libhamiregion.node import NvmlSampler, Observer
+
+pytestmark = [needs_namespaces, needs_cgroups]
+SETTLE_S = 0.03
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[GpuNode]:
+    with gpu_nodes(tmp_path) as made:
+        yield made
+
+
+SHARE = {"CUDA_DEVICE_MEMORY_LIMIT_0": "1024m", "CUDA_DEVICE_SM_LIMIT": "30"}
+
+
+def findings(node: GpuNode, sampler: NvmlSampler, settle_s: float = SETTLE_S) -> list[Finding]:
+    with node.open() as opened:
+        found = diagnose(opened, sampler=sampler, settle_s=settle_s)
+    return [each for each in found if each.kind is FindingKind.SHARE_NOT_LIMITED]
+
+
+def start(node: GpuNode, variables: Mapping[str, str], *, file: bool = False) -> tuple[Pod, int]:
+    """A container whose process has these variables, and that process on the host."""
+    pod = node.add(pod="llm-0", file=file, process=False, uuids=["GPU-x"])
+    pod.process = node.enter({**os.environ, **variables})
+    node.move(pod.process.host_pid, pod)
+    return pod, pod.process.host_pid
+
+
+def test_a_share_without_a_region_is_an_error(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    _, host_pid = start(node, SHARE)
+    fake_driver.play(CARD, f"process 0 compute {host_pid} {500 * MIB}")
+    (found,) = findings(node, nvml_sampler)
+    assert (found.severity.value, found.cause, found.pid) == ("error", "no_library", 1)
+    assert found.container is not None
+    assert found.container.pod == "llm-0"
+    assert "500 MiB" in found.summary
+    assert f"pid {host_pid}" in found.evidence
+    assert "a memory limit of 1 GiB and an SM limit of 30 %" in found.evidence
+
+
+def test_a_whole_gpu_and_an_idle_container_are_no_finding(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    _, host_pid = start(node, {})
+    start(node, SHARE)
+    fake_driver.play(CARD, f"process 0 compute {host_pid} {500 * MIB}")
+    assert findings(node, nvml_sampler) == []
+
+
+def test_a_region_that_was_mapped_before_the_gpu_was_used_is_seen(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    """Maps are kept for minutes: those of a process that is new on the driver's list are not."""
+    pod, host_pid = start(node, SHARE, file=True)
+    fake_driver.play(CARD)
+    with node.open() as opened:
+        observer = Observer(opened, sampler=nvml_sampler)
+        for _ in range(2):  # one that has just started is read twice
+            observer.observe(processes_max_age_s=0.0)
+        pod.inside.tell("attach", pod.region.path)
+        hidden = pod.region.path.rename(pod.directory.parent / "elsewhere.cache")
+        fake_driver.play(CARD, f"process 0 compute {host_pid} {500 * MIB}")
+        found = diagnose(opened, observer=observer, settle_s=SETTLE_S)
+        kinds = {each.kind for each in found}
+    assert hidden.exists()
+    assert FindingKind.SHARE_NOT_LIMITED not in kinds
+
+
+def test_environments_are_read_once(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    """A process without a region has /proc listed once, not at every observation."""
+    _, host_pid = start(node, SHARE)
+    fake_driver.play(CARD, f"process 0 compute {host_pid} {500 * MIB}")
+    with node.open() as opened:
+        observer = Observer(opened, sampler=nvml_sampler)
+        first = observer.observe()
+        second = observer.observe()
+    entry = first.processes.entries[host_pid]
+    assert entry.share is not None
+    assert entry.share.sm_limit_percent == 30
+    assert second.processes is first.processes

@@ -1,0 +1,223 @@
+"""Why a container has no region: by its processes, the driver's lists, and its environment."""
+
+import attrs
+import pytest
+
+from libhamiregion import RegionSet
+from libhamiregion.node import NodeProcess, NvmlSample, NvmlState, Observation, node_processes
+from libhamiregion.observation.containers import (
+    ELSEWHERE,
+    MIG_DEVICE,
+    MPS_CLIENT,
+    NO_FILE,
+    NOT_LIMITED,
+    NOT_USED,
+    SHARED_GPU,
+    SWITCHED_OFF,
+    UNREADABLE,
+    WHOLE_GPU,
+    Container,
+    MissingRegion,
+)
+from libhamiregion.observation.driver import NvmlDevice, ProcessColumns
+from libhamiregion.observation.json import from_json, to_json
+from libhamiregion.observation.model import NodeSnapshot
+from libhamiregion.observation.names import ContainerId, PodName
+from libhamiregion.observation.processes import (
+    Entry,
+    FileUser,
+    HostProcess,
+    Mapping,
+    ProcessView,
+    ProcVisibility,
+    SlotStates,
+)
+from libhamiregion.observation.share import Share, share_of
+from libhamiregion.observation.without_region import explained
+
+GIB = 1 << 30
+GPU, MIG = "GPU-a", "MIG-a"
+POD, OTHER_POD = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f", "1b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
+ID = ContainerId("a" * 64, POD)
+OTHER = ContainerId("b" * 64, OTHER_POD)
+SHARE = share_of({"CUDA_DEVICE_MEMORY_LIMIT_0": "4096m", "CUDA_DEVICE_SM_LIMIT": "30"})
+HOST = ProcVisibility(sees_host=True, sees_all_pids=True, own_pid=9, is_own_namespace=True)
+
+
+def entry(pid: int, container: ContainerId | None = ID, **more: object) -> Entry:
+    process = HostProcess(pid, 1, (pid, 1), 0, "root", "python", container)
+    facts = {"share": Share(), "has_libvgpu": False, "read_s": 1.0, **more}
+    return Entry(1, process, "", **facts)  # type: ignore[arg-type]
+
+
+def seen(
+    *entries: Entry,
+    listed: tuple[int, ...] = (1,),
+    uuid: str = GPU,
+    directory: str | None = f"/c/{POD}_main",
+    **more: object,
+) -> Observation:
+    """One container without a region, and processes on a card of 24 GiB."""
+    missing = Container(POD, "main", directory, missing=NO_FILE)
+    mig = (NvmlDevice(0, MIG, "MIG 1g.5gb", NvmlState.OK, 5 * GIB),) if uuid == MIG else ()
+    card = NvmlDevice(0, GPU, "A30", NvmlState.OK, 24 * GIB, mig_devices=mig)
+    zeros = (0,) * len(listed)
+    columns = ProcessColumns(0, uuid, listed, (5 * GIB,) * len(listed), *[zeros] * 4)
+    sample = NvmlSample(1, NvmlState.OK, None, "570.0", (card,), (columns,), True, 100.0)
+    known = {each.identity[0]: each for each in entries}
+    empty = NodeSnapshot((), () if directory is None else (missing,), RegionSet().read(), 1.0)
+    facts = {
+        "snapshot": empty,
+        "sample": sample,
+        "states": SlotStates(b"", {}, {}),
+        "processes": ProcessView.of("/proc", 100.0, 101.0, known, HOST, ()),
+        "gaps": (),
+        "driver_error": None,
+        "processes_error": None,
+        "began_s": 100.0,
+        "processes_read_s": 101.0,
+        "regions_read_at_ns": 1,
+        **more,
+    }
+    return Observation(**facts)  # type: ignore[arg-type]
+
+
+def result(observation: Observation) -> tuple[Observation, list[MissingRegion | None]]:
+    found = attrs.evolve(observation, snapshot=explained(observation))
+    assert from_json(to_json(found)).missing == found.missing
+    return found, [each.missing for each in found.missing]
+
+
+def rows(observation: Observation) -> tuple[NodeProcess, ...]:
+    return node_processes(result(observation)[0])
+
+
+def mapped(path: str, nbytes: int) -> FileUser:
+    process = HostProcess(2, 1, (2, 2), 0, "root", "python", ID)
+    return FileUser(process, None, Mapping(1, 5, 0, nbytes, nbytes, True, path, False))
+
+
+@pytest.mark.parametrize(
+    ("users", "reason"),
+    [
+        pytest.param([entry(1, share=SHARE)], NOT_LIMITED, id="a share"),
+        pytest.param([entry(1, share=SHARE, has_libvgpu=True)], NOT_LIMITED, id="no file made"),
+        pytest.param(
+            [entry(1, share=SHARE, uses=(mapped("/tmp/cudevshr.cache", 4096),))],
+            ELSEWHERE,
+            id="Koordinator",
+        ),
+        pytest.param(
+            [entry(1, share=SHARE), entry(2, uses=(mapped("/tmp/cudevshr.cache", 4096),))],
+            ELSEWHERE,
+            id="another process of it maps a region",
+        ),
+        pytest.param(
+            [entry(1, share=SHARE, is_readable=False, has_libvgpu=None)],
+            UNREADABLE,
+            id="maps refused",
+        ),
+        pytest.param(
+            [entry(1, share=SHARE), entry(2, unread="blocked")], UNREADABLE, id="maps blocked"
+        ),
+        pytest.param([entry(1, share=Share(is_known=False))], UNREADABLE, id="no environment"),
+        pytest.param([entry(1, share=None)], UNREADABLE, id="environment not read yet"),
+        pytest.param(
+            [entry(1, share=attrs.evolve(SHARE, is_switched_off=True))],
+            SWITCHED_OFF,
+            id="CUDA_DISABLE_CONTROL",
+        ),
+        pytest.param([entry(1)], WHOLE_GPU, id="no share"),
+        pytest.param(
+            [entry(1, share=Share((24 * GIB,), 100))], WHOLE_GPU, id="a share of a whole card"
+        ),
+        pytest.param([entry(1, share=Share((24 * GIB,), 50))], NOT_LIMITED, id="only SM"),
+        pytest.param([entry(1, share=Share(uses_mps=True))], MPS_CLIENT, id="MPS"),
+        pytest.param([entry(1, None)], NOT_USED, id="a display server"),
+        pytest.param([entry(1, OTHER)], NOT_USED, id="another pod's"),
+        pytest.param([], NO_FILE, id="a process that /proc does not show"),
+    ],
+)
+def test_a_container_without_a_region_has_the_reason_that_is_proved(
+    users: list[Entry], reason: MissingRegion
+) -> None:
+    assert result(seen(*users))[1][0] == reason
+
+
+def test_a_mig_device_is_none_of_a_whole_gpu() -> None:
+    assert result(seen(entry(1), uuid=MIG))[1] == [MIG_DEVICE]
+    assert result(seen(entry(1, share=SHARE), uuid=MIG))[1] == [NOT_LIMITED]
+
+
+def test_containers_of_one_gpu_share_it() -> None:
+    found = result(seen(entry(1), entry(2, OTHER), listed=(1, 2)))
+    assert found[1] == [SHARED_GPU, SHARED_GPU]
+
+
+def test_nothing_is_said_without_the_drivers_lists() -> None:
+    blind = seen(entry(1, share=SHARE), sample=None)
+    assert result(blind)[1] == [NO_FILE]
+    inside = attrs.evolve(HOST, is_own_namespace=False)
+    view = attrs.evolve(seen(entry(1, share=SHARE)).processes, visibility=inside)
+    assert result(seen(entry(1, share=SHARE), processes=view))[1] == [NO_FILE]
+
+
+def test_a_process_that_began_after_the_sample_proves_nothing() -> None:
+    late = attrs.evolve(entry(1, share=SHARE), start_time_ticks=100 * 100 + 1)
+    assert result(seen(late))[1] == [NO_FILE]
+
+
+def test_an_idle_container_is_not_known_to_be_idle_if_a_list_is_incomplete() -> None:
+    whole = seen(entry(1, None))
+    assert whole.sample is not None
+    (card,) = whole.sample.devices
+    cut = attrs.evolve(card, processes_state=NvmlState.INSUFFICIENT_SIZE)
+    sample = attrs.evolve(whole.sample, devices=(cut,))
+    assert result(whole)[1] == [NOT_USED]
+    assert result(attrs.evolve(whole, sample=sample))[1] == [NO_FILE]
+
+
+def test_a_container_that_has_no_directory_is_added_with_its_names() -> None:
+    names = {ID.id: PodName("rag", "llm-0", "serve")}
+    found, reasons = result(seen(entry(1, share=SHARE), directory=None, names=names))
+    assert reasons == [NOT_LIMITED]
+    (container,) = found.missing
+    assert (container.namespace, container.pod, container.name) == ("rag", "llm-0", "serve")
+    assert (container.pod_uid, container.container_id) == (POD, ID)
+
+
+def test_of_two_containers_of_a_pod_the_name_decides() -> None:
+    containers = [
+        Container(POD, name, f"/c/{POD}_{name}", missing=NO_FILE) for name in ("main", "side")
+    ]
+    pod = NodeSnapshot((), tuple(containers), RegionSet().read(), 1.0)
+    users = seen(entry(1, share=SHARE), snapshot=pod)
+    assert result(users)[1] == [NO_FILE, NO_FILE]
+    named = attrs.evolve(users, names={ID.id: PodName("rag", "llm-0", "side")})
+    assert result(named)[1] == [NOT_USED, NOT_LIMITED]
+
+
+def test_its_processes_have_escaped_and_those_of_a_whole_gpu_have_not() -> None:
+    def state(user: Entry) -> tuple[str, str | None]:
+        (row,) = rows(seen(user))
+        return row.state, row.container and row.container.name
+
+    assert state(entry(1, share=SHARE)) == ("escaped", "main")
+    assert state(entry(1)) == ("unmanaged", "main")
+    assert state(entry(1, None)) == ("unmanaged", None)
+
+
+@pytest.mark.parametrize(
+    ("variables", "share"),
+    [
+        ({}, Share()),
+        ({"CUDA_DEVICE_MEMORY_LIMIT": "2g"}, Share((2 * GIB,))),
+        ({"CUDA_DEVICE_MEMORY_LIMIT_0": "0", "CUDA_DEVICE_SM_LIMIT": "0"}, Share((), 0)),
+        ({"CUDA_DEVICE_MEMORY_LIMIT_1": "-1m", "CUDA_DEVICE_SM_LIMIT": "x"}, Share()),
+        ({"CUDA_DEVICE_MEMORY_LIMIT_0": "9" * 40}, Share()),
+        ({"CUDA_DISABLE_CONTROL": "false"}, Share()),
+        ({"CUDA_DISABLE_CONTROL": "true"}, Share(is_switched_off=True)),
+    ],
+)
+def test_shares_are_read_from_variables(variables: dict[str, str], share: Share) -> None:
+    assert share_of(variables) == share
