@@ -26,7 +26,7 @@ from .failures import Failure, bad_arguments
 from .help import Verb
 from .limits_plan import PlanChoice, annotations_option, state_option
 from .node_page import root_failure
-from .service import run_service
+from .service import run_service, serve_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -197,6 +197,7 @@ def _export(
         # As in the exporter. Without metrics there is nothing to read again, and the agent ends.
         signal.signal(signal.SIGHUP, lambda *_: server.reload())
     server.start()
+    serve_documents(observer)
     for url in server.urls:
         log.emit("agent", "listening", f"metrics at {url}/metrics", url=url)
     return server.stop

@@ -15,9 +15,9 @@ from . import options
 from .format import fill_ratio, lock_word, memory_bar, sm_bar
 from .help import Verb
 from .names import Names, name_columns, names_of
-from .node_page import all_containers, view_or_document_options
-from .output import show_all
+from .node_page import all_containers
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, Column, Page, Table
+from .views import view_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,21 +28,22 @@ if TYPE_CHECKING:
     from libhamiregion.observation.model import ContainerDetails
     from libhamiregion.observation.selector import HasDevice
 
-    from .node_page import NodeView, View
+    from .node_page import NodeView
     from .tables import On
+    from .views import Opened
 
 
 @click.command(
     cls=Verb,
     examples=["hamiregion containers", "hamiregion containers --namespace research --watch 2"],
 )
-@view_or_document_options
+@view_options
 @options.watch_option
 @options.wide_output_options
-def containers(opened: View, wide: bool, interval_s: float | None, as_json: bool) -> None:
+def containers(opened: Opened, wide: bool, interval_s: float | None, as_json: bool) -> None:
     """Show the containers of this node: usage, limits, processes, or why there is no region."""
     with opened as view:
-        show_all(lambda: container_page(view, wide=wide), interval_s, as_json)
+        view.show(lambda node: container_page(node, wide=wide), interval_s, as_json)
 
 
 def container_page(view: NodeView, *, wide: bool) -> Page:

@@ -17,9 +17,10 @@ from . import options
 from .failures import DONE, PROBLEMS
 from .help import Verb
 from .names import Names, name_texts, names_of, some
-from .node_page import all_containers, devices_of, driver_answer, view_options
+from .node_page import all_containers, devices_of, driver_answer
 from .output import as_plain, show, show_all
 from .tables import CRITICAL, DIM, GOOD, WARN, Column, Lines, Page, Table
+from .views import node_view_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from libhamiregion.doctor import Finding, Repair
     from libhamiregion.node import Container
 
-    from .node_page import NodeView, View
+    from .node_page import NodeView
     from .tables import Block
+    from .views import OpenedNode
 
 # How long what may pass by itself is watched before it is a finding.
 SETTLE_S = 1.5
@@ -53,7 +55,7 @@ def _kind(typed: str) -> FindingKind:
 @click.command(
     cls=Verb, examples=["hamiregion doctor", "hamiregion doctor --repair --dry-run --pod 'bert-*'"]
 )
-@view_options
+@node_view_options
 @click.option(
     "--only",
     "kinds",
@@ -69,7 +71,7 @@ def _kind(typed: str) -> FindingKind:
 @options.watch_option
 @options.output_options
 def doctor(
-    opened: View,
+    opened: OpenedNode,
     kinds: tuple[FindingKind, ...],
     repairs_wanted: bool,
     dry_run: bool,
@@ -140,9 +142,8 @@ class _Examination:
     ) -> Page:
         """Show findings, or what is left of them after repairs."""
         # The one that was diagnosed.
-        observer = self.view.observer
-        observation = observer.observe(max_age_s=math.inf)
-        answer, gap = driver_answer(observer, observation)
+        observation = self.view.observer.observe(max_age_s=math.inf)
+        answer, gap = driver_answer(observation)
         repaired = [
             _object(each.finding)
             | {"done": each.done, "actions": each.actions, "error": each.error}

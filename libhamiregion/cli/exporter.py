@@ -16,7 +16,7 @@ from . import options
 from .failures import Failure, bad_arguments
 from .help import Verb
 from .output import write
-from .service import LEVELS, ServiceLog, collect_rarely
+from .service import LEVELS, ServiceLog, collect_rarely, serve_documents
 
 if TYPE_CHECKING:
     from libhamiregion.exporter import MetricsServer, NodeExporter
@@ -86,7 +86,7 @@ def exporter(
 ) -> None:
     """Export the metrics of this node's GPU containers, in place of HAMi's monitor."""
     from libhamiregion.exporter import COLLECTORS, NodeExporter
-    from libhamiregion.node import NvmlSampler
+    from libhamiregion.node import NvmlSampler, Observer
 
     ServiceLog(as_json=as_json).capture_logging(log_level)
     with bad_arguments():
@@ -98,9 +98,10 @@ def exporter(
                 each.needs_slots for name, each in COLLECTORS.items() if name in chosen
             )
             sampler = NvmlSampler(library, sensors=True, processes=by_process)
+        observer = Observer(node_choice.open(), sampler=sampler)
         exported = NodeExporter(
-            node_choice.open(),
-            sampler=sampler,
+            observer.node,
+            observer=observer,
             node_name=node_choice.node_name,
             legacy=legacy_metrics,
             collectors=chosen,
@@ -113,6 +114,7 @@ def exporter(
             raise Failure(reason)
         return
     server = metrics_server(exported, listen, web_config=web_config, healthy=exported.stuck)
+    serve_documents(observer)
     _log.info("hamiregion %s, process %d", __version__, os.getpid())
     for url in server.urls:
         _log.info("listening on %s", url)

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
-import click
-from click.core import ParameterSource
 
-from libhamiregion.bounded_file import read_bounded
-from libhamiregion.node import NvmlState, driver_gap
+from libhamiregion.node import NvmlState, Observer, driver_gap
 
-from . import options
-from .failures import Failure
 from .names import Chosen, Names, means, name_texts, names_of, some, unknown_name
 from .tables import Page, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from libhamiregion import DeviceUsage
-    from libhamiregion.node import Container, Node, Observation, Observer, Selector
+    from libhamiregion.node import Container, Node, Observation, Selector
     from libhamiregion.observation.model import Gap, GapKind
     from libhamiregion.observation.selector import HasDevice
 
-    from .options import DriverChoice, NodeChoice
+    from .options import NodeChoice
     from .tables import Block
 
 _GAPS_SHOWN = 3
-# How long a program may take that writes a document into a pipe.
-_SILENCE_S = 30.0
 _INCOMPLETE = (
     "not all of the node's processes can be seen from here, so states may be unknown; run as root"
     " in the host's pid namespace"
@@ -67,24 +59,11 @@ class GpuState:
     state: NvmlState
 
 
-@attrs.frozen
-class Replay:
-    """In place of an observer: one observation, of a document.
+class Observes(Protocol):
+    """Gives observations of a node: an `Observer`, a document, or the service of this pod."""
 
-    Attributes:
-        observation: The observation.
-    """
-
-    observation: Observation
-
-    @property
-    def asks_driver(self) -> bool:
-        """Whether the driver was asked."""
-        return self.observation.driver_asked
-
-    def observe(self, **_: object) -> Observation:
-        """Return the observation."""
-        return self.observation
+    def observe(self, *, max_age_s: float = ...) -> Observation:
+        """Return an observation that is young enough."""
 
 
 @attrs.frozen
@@ -98,7 +77,7 @@ class NodeView:
         gpus: Selects devices by the driver's index of their GPU; empty for all.
     """
 
-    observer: Observer | Replay
+    observer: Observes
     selector: Selector
     node_choice: NodeChoice
     gpus: tuple[int, ...] = ()
@@ -111,7 +90,7 @@ class NodeView:
     @property
     def live(self) -> Observer:
         """The observer of a node; a document has none."""
-        assert not isinstance(self.observer, Replay)  # noqa: S101 (verbs that need it refuse it)
+        assert isinstance(self.observer, Observer)  # noqa: S101 (`doctor` takes no document)
         return self.observer
 
     def device_test(self, observation: Observation) -> Callable[[HasDevice], bool] | None:
@@ -205,7 +184,7 @@ class NodeView:
         wrong = [number for number in self.gpus if number not in there_are]
         if not wrong:
             return None
-        _, gap = driver_answer(self.observer, observation)
+        _, gap = driver_answer(observation)
         named = some(f"{index} ({name or 'no name'})" for index, name in there_are.items())
         why = f"there is {named}" if there_are else gap or "the driver was not asked"
         return f"GPU {wrong[0]} is not known: {why}"
@@ -217,75 +196,12 @@ def _gap_names(gap: Gap) -> Names:
     return Names(**names_of(gap.container))
 
 
-#: A context with a view of a node.
-View: TypeAlias = "contextlib.AbstractContextManager[NodeView]"
-
-
-@contextlib.contextmanager
-def _open_view(
-    node_choice: NodeChoice,
-    selector: Selector,
-    driver: DriverChoice,
-    document: str | None = None,
-    gpus: tuple[int, ...] = (),
-) -> Iterator[NodeView]:
-    if document is not None:
-        yield NodeView(read_document(document), selector, node_choice, gpus)
-        return
-    with driver.observe(node_choice) as observer:
-        yield NodeView(observer, selector, node_choice, gpus)
-
-
-_VIEW = ("node_choice", "selector", "driver")
-_node_options = options.all_of(options.chosen_options, options.node_options, options.driver_options)
-#: Adds the options of a node, its driver and a selection; the command gets `opened`, a `View`.
-view_options = options.all_of(_node_options, options.group_options("opened", _VIEW, _open_view))
-#: Adds --gpu and --from as well.
-view_or_document_options = options.all_of(
-    _node_options,
-    options.gpu_option,
-    options.from_option,
-    options.group_options("opened", (*_VIEW, "document", "gpus"), _open_view),
-)
-
-
-# What chooses a node, or goes on reading it.
-_OF_NODES = {
-    *("roots", "outside", "proc", "pod_logs", "container_logs", "claims", "node_name"),
-    *("no_driver", "library", "interval_s", "repairs", "repair", "dry_run"),
-}
-
-
-def read_document(path: str) -> Replay:
-    """Read an observation that `hamiregion observe` has written.
-
-    Raises:
-        UsageError: Another option needs a node.
-        Failure: The file is none.
-    """
-    from libhamiregion.observation.json import MAX_BYTES, DocumentError, from_json
-
-    context = click.get_current_context()
-    for each in context.command.params:
-        source = context.get_parameter_source(each.name or "")
-        if each.name in _OF_NODES and source is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{each.opts[0]} needs a node, and --from has none")
-    try:
-        return Replay(from_json(read_bounded(path, MAX_BYTES, silence_s=_SILENCE_S)))
-    except (DocumentError, OSError) as error:
-        raise Failure(
-            f"{path}: {error.strerror if isinstance(error, OSError) else error}"
-        ) from None
-
-
-def driver_answer(
-    observer: Observer | Replay, observation: Observation
-) -> tuple[dict[str, Any] | None, str | None]:
+def driver_answer(observation: Observation) -> tuple[dict[str, Any] | None, str | None]:
     """Whether the driver answered, for --json, and why there are no figures of it.
 
     None and None if it was not asked.
     """
-    if not observer.asks_driver:
+    if not observation.driver_asked:
         return None, None
     gaps = (gap.reason for gap in observation.gaps if gap.kind == "driver")
     message = next(gaps, None) or driver_gap(observation.processes, observation.sample)

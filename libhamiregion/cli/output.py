@@ -75,7 +75,7 @@ def show_all(look: Callable[[], Page], interval_s: float | None, as_json: bool) 
         show(look(), as_json)
         return
     end_by_sigterm()
-    pages = (look() for _ in _ticks(interval_s))
+    pages = (look() for _ in ticks(interval_s))
     try:
         if on_terminal() and not as_json:
             from .terminal import console, fit_page, live
@@ -96,7 +96,7 @@ def end_by_sigterm() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-def _ticks(interval_s: float) -> Iterator[None]:
+def ticks(interval_s: float) -> Iterator[None]:
     """Yield again and again; a slow tick skips those that it missed."""
     due_s = time.monotonic()
     while True:
@@ -140,10 +140,13 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def write_json(schema: str, answer: Any) -> None:
+def write_json(schema: str, answer: Any, *, node: str | None = None) -> None:
     """Write one object on one line.  ASCII only, so no path and no uuid steers a terminal."""
     fields = answer if isinstance(answer, dict) else _as_plain(answer)
-    write(json.dumps({"schema": f"hamiregion/{schema}", **fields}, default=_as_plain) + "\n")
+    whole = {"schema": f"hamiregion/{schema}", **fields}
+    if node is not None:
+        whole = {"node": node, "answer": whole}
+    write(json.dumps(whole, default=_as_plain) + "\n")
 
 
 def _as_plain(value: Any) -> Any:

@@ -28,13 +28,12 @@ from .help import Verb
 from .names import Names, name_columns, names_of
 from .node_page import (
     NodeView,
-    Replay,
     all_containers,
     driver_answer,
-    view_or_document_options,
 )
-from .output import end_by_sigterm, on_terminal, show_all
+from .output import end_by_sigterm, on_terminal
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, CellFormat, Column, Lines, Spark, Table
+from .views import NodesView, view_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,8 +42,8 @@ if TYPE_CHECKING:
     from libhamiregion.node.nvml import NvmlDevice
 
     from .containers import ContainerRow
-    from .node_page import View
     from .tables import Block, On, Page
+    from .views import Opened
 
 _SORTS = ("name", "memory", "sm", "pid")
 # What a live table is sorted by after a key.
@@ -75,7 +74,7 @@ def _common_options(sort: str) -> Callable[[options.Command], options.Command]:
         help="By name, memory in use, SM or host pid.",
     )
     return options.all_of(
-        sort_option, view_or_document_options, options.watch_option, options.wide_output_options
+        sort_option, view_options, options.watch_option, options.wide_output_options
     )
 
 
@@ -84,21 +83,23 @@ def _common_options(sort: str) -> Callable[[options.Command], options.Command]:
     examples=["hamiregion ps --pod 'bert-*' --watch 1", "hamiregion ps -o wide --sort memory"],
 )
 @_common_options("name")
-def ps(opened: View, sort: str, wide: bool, interval_s: float | None, as_json: bool) -> None:
+def ps(opened: Opened, sort: str, wide: bool, interval_s: float | None, as_json: bool) -> None:
     """Show the processes of this node that use a region or a GPU."""
     with opened as view:
-        show_all(lambda: process_page(view, sort, wide=wide), interval_s, as_json)
+        view.show(lambda node: process_page(node, sort, wide=wide), interval_s, as_json)
 
 
 @click.command(
     cls=Verb, examples=["hamiregion top", "hamiregion top --namespace research --sort sm"]
 )
 @_common_options("memory")
-def top(opened: View, sort: str, wide: bool, interval_s: float | None, as_json: bool) -> None:
+def top(opened: Opened, sort: str, wide: bool, interval_s: float | None, as_json: bool) -> None:
     """Show the GPUs of this node, its containers and the processes that use most of them, live."""
     with opened as view:
-        if as_json or not on_terminal() or isinstance(view.observer, Replay):
-            show_all(lambda: process_page(view, sort, wide=wide), interval_s, as_json)
+        if isinstance(view, NodesView) and not as_json:
+            view.show(lambda node: Top(node, wide=wide).page(sort), interval_s, as_json)
+        elif isinstance(view, NodesView) or as_json or not on_terminal() or not view.is_live:
+            view.show(lambda node: process_page(node, sort, wide=wide), interval_s, as_json)
         else:
             end_by_sigterm()
             with contextlib.suppress(KeyboardInterrupt):
@@ -221,7 +222,7 @@ def process_page(view: NodeView, sort: str, *, wide: bool = False) -> Page:
 
 def _process_page(view: NodeView, observation: Observation, sort: str, *, wide: bool) -> Page:
     rows = sorted(_chosen(view, node_processes(observation), observation), key=_ORDERS[sort])
-    answer, gap = driver_answer(view.observer, observation)
+    answer, gap = driver_answer(observation)
     driver = answer is not None and gap is None
     blocks: list[Block] = [
         Table(

@@ -210,6 +210,14 @@ def end_unfinished(left: Iterable[str]) -> NoReturn:
 # ---- tasks until the end -------------------------------------------------------------------------
 
 
+def serve_documents(observer: Observer) -> None:
+    """Serve the node's latest observation by the socket of this pod, if it has one."""
+    from libhamiregion.services import document_socket
+
+    if path := os.environ.get(document_socket.VARIABLE):
+        document_socket.serve_documents(path, observer)
+
+
 def collect_rarely() -> None:
     """Have fewer garbage collections: a tenth less time, for 11 MiB of memory."""
     gc.set_threshold(50_000)

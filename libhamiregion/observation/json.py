@@ -44,11 +44,13 @@ from .share import Share
 from .stored_table import UUID_BYTES, StoredTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 SCHEMA: Final = "hamiregion/observation/1"
 #: Bytes of a document at most: that of 1,024 containers with 4,096 processes takes 8 MiB.
 MAX_BYTES: Final = 64 << 20
+#: Of several nodes together: they are shown under the memory limit of one node's exporter.
+MAX_LINES_BYTES: Final = 16 << 20
 _ITEMS_LIMIT = 1 << 20
 _TEXT_LIMIT = 1 << 16
 # Larger numbers are written as text: many programs read numbers as doubles.
@@ -81,12 +83,42 @@ def from_json(text: str | bytes) -> Observation:
     Raises:
         DocumentError: The text is none, is larger than 64 MiB, or has an impossible number.
     """
+    return _observation(_parsed(text))
+
+
+def from_lines(lines: Iterable[bytes]) -> Iterator[tuple[str, Observation | DocumentError]]:
+    """Read documents of several nodes, each ``{"node": NAME, "observation": DOCUMENT}`` in a line.
+
+    Yields:
+        A node's name, and its observation or why it cannot be read.
+
+    Raises:
+        DocumentError: A line is no such object.
+    """
+    size = 0
+    for line in lines:
+        size += len(line)
+        raw = _dict(_parsed(line))
+        node = _text(raw.get("node"))
+        try:
+            if size > MAX_LINES_BYTES:
+                full = f"it is more than {MAX_LINES_BYTES >> 20} MiB with those before it"
+                raise DocumentError(f"{full}: choose fewer nodes")
+            yield node, _observation(raw.get("observation"))
+        except DocumentError as error:
+            yield node, error
+
+
+def _parsed(text: str | bytes) -> Any:
     if len(text) > MAX_BYTES:
         raise DocumentError(f"a document has {MAX_BYTES >> 20} MiB at most")
     try:
-        raw = json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise DocumentError(f"no JSON: {type(error).__name__}") from None
+
+
+def _observation(raw: Any) -> Observation:
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if schema != SCHEMA:
         raise DocumentError(f"the schema is {str(schema)[:80]!r}, not {SCHEMA!r}")

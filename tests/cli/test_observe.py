@@ -1,15 +1,22 @@
 """`hamiregion observe`, and the verbs that show its document again."""
 
 import json
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_nvml.scenes import GPU, OTHER
-from support.command_line import call
+from support.command_line import COMMAND, call
 from support.containers import needs_namespaces
+from support.exporter_process import exporter_process
 
 from cli.cli_scene import POD_LONG, Scene
+from libhamiregion.observation.json import MAX_LINES_BYTES, from_lines
+from libhamiregion.services.document_socket import VARIABLE
 
 pytestmark = needs_namespaces
 #: What names a container, a process or a place of the scene.
@@ -95,3 +102,154 @@ def test_a_file_that_is_no_document_is_refused(tmp_path: Path) -> None:
         assert answer.returncode == 1
         assert str(path) in answer.stderr
     assert call("ps", "--from", str(tmp_path / "none")).returncode == 1
+
+
+# ---- several nodes -------------------------------------------------------------------------------
+
+
+def from_stdin(text: str, verb: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*COMMAND, verb, "--from", "-", *options],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def lines_of(**documents: str) -> str:
+    return "".join(
+        f'{{"node": "{node}", "observation": {document.strip()}}}\n'
+        for node, document in documents.items()
+    )
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A node without containers."""
+    root = tmp_path_factory.mktemp("empty")
+    return call("observe", "--no-driver", "--root", str(root)).stdout
+
+
+@pytest.mark.parametrize("verb", ["ps", "containers"])
+def test_documents_of_several_nodes_are_one_table(document: Path, verb: str) -> None:
+    text = document.read_text()
+    answer = from_stdin(lines_of(a=text, b=text), verb)
+    assert answer.returncode == 0, answer.stderr
+    one = [block.splitlines() for block in shown(verb, "--from", str(document)).split("\n\n")]
+    both = [block.splitlines() for block in answer.stdout.split("\n\n")]
+    assert len(both) == len(one)
+    for alone, together in zip(one, both, strict=True):
+        heading, *rows = [line.split() for line in alone]
+        assert [line.split() for line in together] == [
+            ["NODE", *heading],
+            *(["a", *row] for row in rows),
+            *(["b", *row] for row in rows),
+        ]
+    objects = from_stdin(lines_of(a=text, b=text), verb, "--json").stdout.splitlines()
+    assert [json.loads(each)["node"] for each in objects] == ["a", "b"]
+    alone = json.loads(shown(verb, "--from", str(document), "--json"))
+    assert json.loads(objects[1])["answer"] == alone
+
+
+def test_top_of_several_nodes_has_their_gpus_and_no_keys(document: Path) -> None:
+    text = document.read_text()
+    answer = from_stdin(lines_of(a=text, b=text), "top")
+    tables = [block.splitlines()[0].split()[:2] for block in answer.stdout.split("\n\n")]
+    assert tables == [["NODE", "GPU"], ["NODE", "POD"], ["NODE", "POD"]]
+    assert "[q]" not in answer.stdout
+
+
+def test_a_selection_is_of_all_nodes_together(document: Path, empty: str) -> None:
+    lines = lines_of(a=document.read_text(), b=empty)
+    answer = from_stdin(lines, "containers", "--pod", "bert-0")
+    assert answer.returncode == 0, answer.stderr
+    assert {line.split()[0] for line in answer.stdout.splitlines()} == {"NODE", "a"}
+    answer = from_stdin(lines, "containers", "--pod", "gpt-*")
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert "no container is selected" in answer.stderr
+
+
+def test_a_node_that_cannot_be_shown_is_named(document: Path, tmp_path: Path) -> None:
+    text = document.read_text()
+    unreadable = call("observe", "--no-driver", "--root", str(tmp_path / "none")).stdout
+    answer = from_stdin(lines_of(a=text, b='{"schema": "other"}', c=unreadable), "ps")
+    assert answer.returncode == 1
+    assert {line.split()[0] for line in answer.stdout.splitlines()} == {"NODE", "a"}
+    assert "Warning: b: the schema is 'other'" in answer.stderr
+    assert f"c: {tmp_path}/none" in answer.stderr
+    for nothing in ("", "[]\n", '{"observation": {}}\n', "no JSON\n"):
+        answer = from_stdin(nothing, "ps")
+        assert (answer.returncode, answer.stdout) == (1, "")
+        assert "Error: stdin" in answer.stderr
+
+
+def test_documents_that_are_too_long_together_are_named() -> None:
+    size = MAX_LINES_BYTES // 2
+    lines = [b'{"node": "%s", "observation": {}}' % node + b" " * size for node in (b"a", b"b")]
+    reasons = [str(error) for _, error in from_lines(lines)]
+    assert "the schema is" in reasons[0]
+    assert "choose fewer nodes" in reasons[1]
+
+
+# ---- the service of a pod ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def service(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment in the pod of an exporter of the scene."""
+    path = tmp_path_factory.mktemp("service") / "observe.sock"
+    env = {VARIABLE: str(path), **scene.driver.environment()}
+    with exporter_process(*scene.arguments("")[1:], env=env) as exporter:
+        exporter.wait_until_ready()
+        yield env
+
+
+@pytest.mark.parametrize(
+    "words", [("ps",), ("containers",), ("top",), ("ps", "--pod", "bert-*", "-o", "wide")]
+)
+def test_in_a_pod_verbs_show_what_the_service_sees(
+    scene: Scene, service: dict[str, str], words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = scene.run(*words).stdout
+    monkeypatch.setenv(VARIABLE, service[VARIABLE])
+    assert shown(*words) == live
+
+
+def test_in_a_pod_an_observation_is_the_services(
+    scene: Scene, service: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, service[VARIABLE])
+    text = shown("observe")
+    assert text.count("\n") == 1
+    assert "research" in text
+    assert not [each for each in SECRETS if each in shown("observe", "--redact")]
+    # An option that chooses a node is heard; without a service the node is read.
+    assert "research" not in shown("observe", "--no-driver", "--root", str(tmp_path))
+    assert scene.json("ps")["processes"]
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "none"))
+    assert "research" not in shown("observe", "--no-driver")
+
+
+def test_a_service_that_has_ended_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "left"))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "left"))
+    for verb in ("observe", "ps"):
+        answer = call(verb)
+        assert (answer.returncode, answer.stdout) == (1, "")
+        assert "gives no document: Connection refused" in answer.stderr
+
+
+def test_a_watched_observation_is_a_line_each_time(service: dict[str, str]) -> None:
+    env = {**os.environ, **service}
+    with subprocess.Popen(
+        [*COMMAND, "observe", "--watch=0.1"], env=env, stdout=subprocess.PIPE, text=True
+    ) as watching:
+        assert watching.stdout is not None
+        first, second = (json.loads(watching.stdout.readline()) for _ in range(2))
+        assert first["schema"] == second["schema"]
+        watching.terminate()
+    assert watching.returncode == 0

@@ -220,9 +220,9 @@ def check_pod(pod: Document, case: Case) -> None:
     capabilities |= {"SYS_ADMIN"} if case["mig"] == "on" else set()
     capabilities |= {"DAC_OVERRIDE", "FOWNER"} if removes else set()
     assert set(first["securityContext"]["capabilities"]["add"]) == capabilities
-    expected = set()
+    expected = {"/run/hamiregion"}
     if is_agent:
-        expected = {"/usr/local/vgpu", "/run/hamiregion-locks"}
+        expected |= {"/usr/local/vgpu", "/run/hamiregion-locks"}
         expected |= {"/tmp/vgpu"} if case["flavor"] == "volcano" else set()
         expected |= {"/var/lib/hamiregion"} if plans else set()
     assert writable(first) == expected
@@ -326,8 +326,11 @@ def test_a_flavor_looks_on_its_nodes_in_its_directories(
     spec = pod_of(documents({"flavor": flavor, "paths": paths}))["spec"]
     (container,) = spec["containers"]
     assert spec.get("nodeSelector") == selector
-    assert {each["name"] for each in container["env"]} - {"NODE_NAME"} == environment
-    hosts = {each["name"]: each["hostPath"]["path"] for each in spec["volumes"]}
+    assert {each["name"] for each in container["env"]} - {
+        "NODE_NAME",
+        "HAMIREGION_SOCKET",
+    } == environment
+    hosts = {each["name"]: each.get("hostPath", {}).get("path") for each in spec["volumes"]}
     mounts = {each["mountPath"]: hosts[each["name"]] for each in container["volumeMounts"]}
     assert mounts["/usr/local/vgpu"] == "/opt/vgpu"
     assert mounts.get("/tmp/vgpu") == ("/opt/earlier" if flavor == "volcano" else None)

@@ -1,0 +1,74 @@
+"""Several people watch a node while its exporter serves: all of them under the chart's limit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+from support.exporter_process import COMMAND as EXPORTER
+from support.exporter_process import exporter_process
+from support.node_scene import GPUS, NodeScene
+from support.own_cgroups import memory_limit
+from support.scrapers import ask
+from support.wait import PATIENCE_S, eventually
+
+from libhamiregion import parse_size
+from libhamiregion.services.document_socket import VARIABLE
+
+VALUES = Path(__file__).parents[2] / "deploy" / "helm" / "libhamiregion" / "values.yaml"
+COMMAND = EXPORTER[:-1]
+CONTAINERS, PROCESSES, PICTURES = 256, 4, 3
+VIEWERS = 3
+
+
+def watch(inside: tuple[str, ...], env: dict[str, str], done: list[int]) -> None:
+    """What `kubectl hamiregion top` runs in a pod: one stream, and each picture of it."""
+    with subprocess.Popen(
+        [*inside, *COMMAND, "observe", "--watch=1"], env=env, stdout=subprocess.PIPE
+    ) as stream:
+        assert stream.stdout is not None
+        for _ in range(PICTURES):
+            document = stream.stdout.readline()
+            shown = subprocess.run(
+                [*inside, *COMMAND, "top", "--from", "-"],
+                input=b'{"node": "n", "observation": %s}\n' % document.strip(),
+                capture_output=True,
+                timeout=PATIENCE_S,
+                check=False,
+            )
+            is_whole = shown.stdout.count(b"research/") >= CONTAINERS
+            done.append(shown.returncode if is_whole else -1)
+        stream.terminate()
+    done.append(stream.returncode)
+
+
+@pytest.mark.slow
+def test_three_viewers_fit_beside_the_exporter(tmp_path: Path) -> None:
+    limit = yaml.safe_load(VALUES.read_text())["resources"]["limits"]["memory"]
+    scene = NodeScene(tmp_path / "node")
+    for number in range(CONTAINERS):
+        region = scene.container("train", pod=f"bert-{number}", uuids=GPUS)
+        for pid in range(PROCESSES):
+            region.add_process(1000 + pid, dict.fromkeys(range(len(GPUS)), 300 << 20))
+    env = {**os.environ, VARIABLE: str(tmp_path / "observe.sock")}
+    done: list[int] = []
+    with (
+        memory_limit(parse_size(limit)) as inside,
+        exporter_process(*scene.options, env=env, inside=inside) as exporter,
+    ):
+        exporter.wait_until_ready()
+        assert ask(exporter.url, "/metrics").status == 200
+        viewers = [threading.Thread(target=watch, args=(inside, env, done)) for _ in range(VIEWERS)]
+        for each in viewers:
+            each.start()
+        eventually(lambda: len(done) == VIEWERS * (PICTURES + 1))
+        for each in viewers:
+            each.join()
+        assert done == [0] * len(done)
+        assert exporter.process.poll() is None, exporter.log
+        assert ask(exporter.url, "/metrics").status == 200
+    scene.close()
