@@ -400,7 +400,8 @@ static int list_processes(const char *function, device_handle handle, enum proce
         if (found < room) {
             const struct device *device = device_at(&scene, process->place);
             bool mig = process->place.slot != WHOLE;
-            struct process_info info = {process->pid, process->used,
+            struct process_info info = {process->pid,
+                                        scene.is_memory_unknown ? UNAVAILABLE : process->used,
                                         mig ? device->gpu_instance : NO_INSTANCE,
                                         mig ? device->compute_instance : NO_INSTANCE};
             if (scene.wide_lists && strstr(function, "_v3") != NULL)

@@ -7,8 +7,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define UNAVAILABLE (~0ULL)
-
 /* How often a rule with TIMES has been used: by its line and file, which name it uniquely. */
 static struct {
     char key[TEXT];
@@ -170,6 +168,8 @@ static void parse_line(struct scene *scene, const char *line)
         scene->wide_lists = true;
     else if (strcmp(line, "quirk blackwell") == 0)
         scene->is_blackwell = true;
+    else if (strcmp(line, "quirk unknown-memory") == 0)
+        scene->is_memory_unknown = true;
     else if (strcmp(line, "quirk private") == 0)
         scene->is_private = true;
     else

@@ -16,6 +16,7 @@
  *   quirk private                          of live GPUs, each process is shown itself only
  *   quirk blackwell                        the older function has samples of 0 %
  *   quirk slow-lists                       a list of processes takes 0.2 s
+ *   quirk unknown-memory                   a list of processes has no memory, as on some systems
  *   quirk wide-lists                       version 3 of the lists has entries of 32 bytes
  *   error FUNCTION CODE [PLACE|* [TIMES]]  the exported function returns the code, TIMES times only
  *   grow FUNCTION TIMES                    a list that outgrows its buffer, TIMES times
@@ -38,6 +39,7 @@
 #define RULES 64
 #define TEXT 256
 #define WHOLE (-1)
+#define UNAVAILABLE (~0ULL)
 
 enum mig_mode { MIG_UNSUPPORTED, MIG_OFF, MIG_ON };
 enum process_kind { COMPUTE, GRAPHICS, MPS };
@@ -83,7 +85,7 @@ struct scene {
     struct device devices[DEVICES][1 + MIG_SLOTS];
     struct rule rules[RULES];
     int process_count, sample_count, rule_count;
-    bool slow_lists, stale_samples, wide_lists, is_blackwell, is_private;
+    bool slow_lists, stale_samples, wide_lists, is_blackwell, is_private, is_memory_unknown;
     bool is_live; /* of the fake libcuda.so.1 */
     /* As many as are counted above; the rest is not even cleared, so that it takes no memory. */
     struct process processes[PROCESSES];

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from cuda_program import NOT_INITIALIZED, OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, room
-from fake_cuda.driver import GIB, MIB, FakeGpus, gpu_uuid
+from fake_cuda.driver import GIB, MIB, FakeGpus, gpu_uuid, stop
 from limited import Limited
+from lock_bytes import hold, is_free
+from support.region_file import RegionFile
 from support.wait import eventually
 
 import libhamiregion as hami
@@ -35,6 +37,32 @@ def test_memory_is_granted_up_to_the_limit_and_not_a_byte_more(limited: Make, in
     program.free(address)
     assert refused(program, GIB - CONTEXT + 1)
     assert not refused(program, GIB - CONTEXT)
+
+
+def test_a_size_beyond_any_number_is_refused_and_the_limit_holds_on(limited: Make) -> None:
+    scene = limited(memory=[4 * GIB])
+    program = scene.program().start()
+    for size in (2**63, 2**64 - 1):
+        assert refused(program, size)
+    # Rows of 1 GiB, of which the number of bytes is 2^64 + 1 GiB.
+    assert program.call("cuMemAllocPitch_v2", OUT, OUT, GIB, 2**34 + 1, 4)[0] == OUT_OF_MEMORY
+    assert scene.used() == CONTEXT
+    assert not refused(program, GIB)
+    assert refused(program, 3 * GIB)
+
+
+def test_memory_that_nvml_does_not_know_is_not_taken_for_use(limited: Make, tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    rules.write_text("quirk unknown-memory\n")
+    scene = limited(memory=[4 * GIB])
+    program = scene.program(FAKE_NVML_STATE=str(rules)).start()
+    assert not refused(program, GIB)
+    measured = scene.program().start()
+    # By the second measurement of one program, a second later, the other has had one as well.
+    for grown in (100 * MIB, 200 * MIB):
+        measured.do("fake_cuda_grow", 0, 100 * MIB)
+        eventually(lambda grown=grown: scene.used() == GIB + CONTEXT + grown)
+    assert not refused(program, GIB)
 
 
 def test_two_programs_share_one_limit(limited: Make) -> None:
@@ -145,6 +173,21 @@ def test_a_killed_neighbour_is_reaped_by_those_who_stay(limited: Make) -> None:
     first.kill()
     eventually(lambda: scene.used() == CONTEXT)
     assert second.info()[0] == 2 * GIB - CONTEXT
+
+
+def test_a_neighbour_that_was_killed_with_the_lock_is_reaped_by_those_who_stay(
+    limited: Make,
+) -> None:
+    scene = limited(memory=[2 * GIB])
+    first, second = scene.program().start(), scene.program().start()
+    first.allocate(GIB)
+    assert second.info()[0] == GIB - 2 * CONTEXT
+    file = RegionFile(scene.path, hami.Layout.V1_2)
+    stop(first.pid, scene.gpus.state)
+    hold(file, first.pid)
+    first.kill()
+    eventually(lambda: scene.used() == CONTEXT)
+    assert is_free(file)
 
 
 def test_a_program_that_ends_leaves_no_slot(limited: Make) -> None:
