@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 from support.exporter_process import COMMAND as EXPORTER
 from support.exporter_process import exporter_process
 from support.node_scene import GPUS, NodeScene
-from support.own_cgroups import memory_limit
+from support.own_cgroups import container_memory
 from support.scrapers import ask
 from support.wait import PATIENCE_S, eventually
 
-from libhamiregion import parse_size
 from libhamiregion.services.document_socket import VARIABLE
 
-VALUES = Path(__file__).parents[2] / "deploy" / "helm" / "libhamiregion" / "values.yaml"
+if TYPE_CHECKING:
+    from pathlib import Path
+
 COMMAND = EXPORTER[:-1]
 CONTAINERS, PROCESSES, PICTURES = 256, 4, 3
 VIEWERS = 3
@@ -48,7 +48,6 @@ def watch(inside: tuple[str, ...], env: dict[str, str], done: list[int]) -> None
 
 @pytest.mark.slow
 def test_three_viewers_fit_beside_the_exporter(tmp_path: Path) -> None:
-    limit = yaml.safe_load(VALUES.read_text())["resources"]["limits"]["memory"]
     scene = NodeScene(tmp_path / "node")
     for number in range(CONTAINERS):
         region = scene.container("train", pod=f"bert-{number}", uuids=GPUS)
@@ -57,7 +56,7 @@ def test_three_viewers_fit_beside_the_exporter(tmp_path: Path) -> None:
     env = {**os.environ, VARIABLE: str(tmp_path / "observe.sock")}
     done: list[int] = []
     with (
-        memory_limit(parse_size(limit)) as inside,
+        container_memory() as inside,
         exporter_process(*scene.options, env=env, inside=inside) as exporter,
     ):
         exporter.wait_until_ready()
