@@ -31,6 +31,7 @@ from libhamiregion import (
     LimitChange,
     LockRecovery,
     LockState,
+    ProcessDeviceUsage,
     ReapedSlot,
     RegionSnapshot,
     SlotChange,
@@ -43,6 +44,7 @@ from libhamiregion.doctor import Finding, Repair
 from libhamiregion.node import Container
 from libhamiregion.node.nvml import NvmlState
 from libhamiregion.observation.containers import MissingReason
+from libhamiregion.observation.figures import LARGEST
 from libhamiregion.plan.apply import ContainerOutcome
 from libhamiregion.plan.diff import PlannedEdit, Unapplied
 from libhamiregion.report.history import Allocation, Sample
@@ -648,7 +650,11 @@ def _hints(of: type) -> dict[str, Any]:
     for cls in reversed(of.__mro__):
         hints |= inspect.get_annotations(cls)
     names = hints if _is_here(of) else [field.name for field in attrs.fields(of)]
-    return {name: eval(hints[name], {**_NAMES, **module}) for name in names}
+    types = {name: eval(hints[name], {**_NAMES, **module}) for name in names}
+    if of in (DeviceUsage, ProcessDeviceUsage):
+        # The library has what is in the file; the command line shows no figure that cannot be.
+        types |= {name: types[name] | None for name in LARGEST}
+    return types
 
 
 def _descriptions(of: type) -> dict[str, str]:

@@ -10,6 +10,7 @@ import click
 
 from libhamiregion import RegionSnapshot
 from libhamiregion.observation.containers import missing_for
+from libhamiregion.observation.figures import without_impossible
 
 from . import options
 from .format import fill_ratio, lock_word, memory_bar, sm_bar
@@ -145,7 +146,8 @@ def _container_row(
     test: Callable[[HasDevice], bool] | None,
     gpus: Mapping[str | None, int],
 ) -> ContainerRow:
-    container, snapshot = details.container, details.snapshot
+    container = details.container
+    snapshot = None if details.snapshot is None else without_impossible(details.snapshot)
     names = names_of(container)
     if snapshot is None or details.processes is None:
         missing = container.missing if details.error is None else missing_for(details.error)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from libhamiregion import Effect, ProcessStatus
 from libhamiregion.errors import signed_pid
-from libhamiregion.units import MAX_SIZE_BYTES
 
 from .tables import CRITICAL, GOOD, WARN, Bar
 
@@ -68,10 +67,9 @@ def age_words(seconds: int) -> str:
 
 
 def fill_ratio(device: DeviceUsage) -> float | None:
-    """Used memory as a share of the limit; None without a limit, or if the sum is no size."""
-    if device.memory_limit_bytes is None or device.memory_used_bytes > MAX_SIZE_BYTES:
-        return None
-    return device.memory_used_bytes / device.memory_limit_bytes
+    """Used memory as a share of the limit; None without a limit, or if the sum cannot be."""
+    used, limit = device.memory_used_bytes, device.memory_limit_bytes
+    return None if limit is None or used is None else used / limit
 
 
 def ratio_style(ratio: float | None) -> str:

@@ -11,6 +11,7 @@ import click
 from libhamiregion import LimitChange, LimitEdit
 from libhamiregion.changes import ANYTHING
 from libhamiregion.edits import find_device
+from libhamiregion.observation.figures import size_or_none
 from libhamiregion.units import (
     MIN_MEMORY_LIMIT_BYTES,
     UNLIMITED,
@@ -50,13 +51,13 @@ class DeviceLimits:
     Attributes:
         index: Index of the device (CUDA ordinal).
         memory_limit_bytes: None if unlimited.
-        memory_used_bytes: What counts against the limit.
+        memory_used_bytes: What counts against the limit; None if it cannot be.
         sm_limit_percent: 1 to 99, or None if unlimited.
     """
 
     index: int
     memory_limit_bytes: int | None
-    memory_used_bytes: int
+    memory_used_bytes: int | None
     sm_limit_percent: int | None
 
 
@@ -87,7 +88,10 @@ def _get(region: Region, place: Place, device: int | str | None, as_json: bool) 
         indices = region.device_indices if device is None else (find_device(region, device),)
     found = [
         DeviceLimits(
-            index, region.memory_limit(index), region.memory_used(index), region.sm_limit(index)
+            index,
+            region.memory_limit(index),
+            size_or_none(region.memory_used(index)),
+            region.sm_limit(index),
         )
         for index in indices
     ]

@@ -192,7 +192,7 @@ _ORDERS: dict[str, Callable[[ProcessRow], Any]] = {
     "pid": lambda row: row.host_pid or 0,
 }
 _CONTAINER_ORDERS: dict[str, Callable[[ContainerRow], Any]] = {
-    "memory": lambda row: -sum(each.usage.memory_used_bytes for each in row.devices),
+    "memory": lambda row: -sum(each.usage.memory_used_bytes or 0 for each in row.devices),
     "sm": lambda row: -sum(each.sm_percent or 0 for each in row.devices),
 }
 

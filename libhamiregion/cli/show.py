@@ -17,9 +17,10 @@ from libhamiregion import (
     open_region,
     own_region,
 )
+from libhamiregion.observation.figures import without_impossible
 
 from . import options
-from .format import age_words, lock_word, memory_bar, sm_bar, status_word
+from .format import age_words, fill_ratio, lock_word, memory_bar, sm_bar, status_word
 from .help import Verb
 from .output import as_plain, program, show_all
 from .tables import CRITICAL, DIM, GOOD, WARN, WIDE, Bar, Column, Facts, Lines, Page, Table
@@ -75,7 +76,7 @@ def _show(
         nonlocal is_first
         try:
             with opened() as region:
-                snapshot = region.snapshot()
+                snapshot = without_impossible(region.snapshot())
                 found = None if programs is None else _programs(programs, region, snapshot)
                 page = region_page(snapshot, burst=region.burst, programs=found)
         except (RegionNotFound, RegionNotReady, RegionStale, RegionCorrupt) as error:
@@ -177,7 +178,7 @@ def device_table(snapshot: RegionSnapshot) -> Table:
             "MEM-USED", "memory_used_bytes", "size", "used", lambda each: memory_bar(each).style
         ),
         Column("MEM-LIMIT", "memory_limit_bytes", "size_limit", title="limit"),
-        Column("MEM-FREE", "memory_free_bytes", "size", on="pipe"),
+        Column("MEM-FREE", _free_bytes, "size", on="pipe"),
         Column("CONTEXT", "memory_context_bytes", "size", on="pipe"),
         Column("MODULE", "memory_module_bytes", "size", on="pipe"),
         Column("DATA", "memory_data_bytes", "size", on="pipe"),
@@ -190,6 +191,10 @@ def device_table(snapshot: RegionSnapshot) -> Table:
         Column("UUID", "uuid", "name", on="pipe"),
     )
     return Table(columns, snapshot.devices)
+
+
+def _free_bytes(device: DeviceUsage) -> int | None:
+    return None if fill_ratio(device) is None else device.memory_free_bytes
 
 
 def _sm_bar(device: DeviceUsage) -> Bar:

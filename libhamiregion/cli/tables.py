@@ -17,7 +17,7 @@ import attrs
 
 from libhamiregion import format_size
 from libhamiregion.text import printable
-from libhamiregion.units import MAX_SIZE_BYTES, format_limit
+from libhamiregion.units import format_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -85,11 +85,7 @@ FORMATS = {
     # Sentences; best the last column.
     "text": attrs.evolve(_NAME, narrow="fold"),
     "number": CellFormat(str),
-    # A counter of 2**63 or more has wrapped around, and is no size.
-    "size": CellFormat(
-        lambda nbytes: NOTHING if nbytes > MAX_SIZE_BYTES else format_size(nbytes),
-        min_width=len("1023 MiB"),
-    ),
+    "size": CellFormat(format_size, min_width=len("1023 MiB")),
     "size_limit": CellFormat(format_limit, **_LIMIT),
     "percent": CellFormat("{} %".format, min_width=len("100 %")),
     "percent_limit": CellFormat("{} %".format, **_LIMIT),

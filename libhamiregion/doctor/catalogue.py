@@ -44,6 +44,7 @@ class FindingKind(enum.Enum):
     GPU_FAILED = "gpu_failed"
     USAGE_ABOVE_LIMIT = "usage_above_limit"
     USAGE_IMPOSSIBLE = "usage_impossible"
+    FIGURE_IMPOSSIBLE = "figure_impossible"
     PROCESS_ESCAPES = "process_escapes"
     SHARE_NOT_LIMITED = "share_not_limited"
     DRIVER_MEMORY_DIFFERS = "driver_memory_differs"
@@ -189,6 +190,13 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " the cause may be another process of the container, whose slot was moved and given away.",
         "every allocation is refused, or none.",
         "restart the container; `hamiregion reap POD` frees a dead process's slot",
+    ),
+    FindingKind.FIGURE_IMPOSSIBLE: _transient(
+        Severity.WARNING,
+        "A slot's utilisation is above 100 %, or its driver memory is more than any GPU has"
+        " (`region`); or the `driver` gave such a figure (a note).",
+        "it is shown as unknown; libvgpu skips its SM control while the sum is not 0 to 100.",
+        "`hamiregion agent` writes the driver's figures; else restart the process",
     ),
     FindingKind.PROCESS_ESCAPES: _transient(
         Severity.ERROR,

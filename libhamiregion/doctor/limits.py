@@ -6,12 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from libhamiregion.observation.driver import NvmlState
+from libhamiregion.observation.figures import IMPOSSIBLE_BYTES, impossible
 from libhamiregion.text import count_text, printable
 from libhamiregion.units import format_size
 
 from .context import UNCOUNTED_BYTES, memory_bytes
-from .findings import FindingKind, command_of, finding, only_or_none, pids_text
-from .slots import IMPOSSIBLE_BYTES
+from .findings import FindingKind, Severity, command_of, finding, only_or_none, pids_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +54,28 @@ def impossible_usage(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding
         f"the slot of process {pid} counts {nbytes} bytes on device {index}{signed}",
         device=index if len(wrong) == 1 else None,
         pid=pid if len(wrong) == 1 else None,
+    )
+
+
+def impossible_figures(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
+    """Slots with another figure than their counter that cannot be right."""
+    wrong = [
+        (usage.pid, device.index, name, value)
+        for usage, _ in used.slots
+        for device in usage.devices
+        for name, value in impossible(device).items()
+        if name != "memory_used_bytes"
+    ]
+    if not wrong:
+        return
+    pid, index, name, value = wrong[0]
+    yield used.finding(
+        FindingKind.FIGURE_IMPOSSIBLE,
+        f"{count_text(len(wrong), 'figure')} that cannot be",
+        f"{name} of process {pid} on device {index} is {value}",
+        device=index if len(wrong) == 1 else None,
+        pid=pid if len(wrong) == 1 else None,
+        cause="region",
     )
 
 
@@ -163,6 +185,23 @@ def failed_gpus(context: DoctorContext) -> Iterator[Finding]:
         )
 
 
+def impossible_driver_figures(context: DoctorContext) -> Iterator[Finding]:
+    """GPUs and MIG devices of which the driver gave a figure that cannot be."""
+    sample = context.observation.sample
+    for gpu in () if sample is None else sample.devices:
+        for device in (gpu, *gpu.mig_devices):
+            for name, value in device.out_of_range[:1]:
+                yield finding(
+                    FindingKind.FIGURE_IMPOSSIBLE,
+                    f"the driver gives a figure of GPU {gpu.index} that cannot be",
+                    f"{name} is {value} on {printable(device.uuid or 'a device', limit=48)}",
+                    severity=Severity.INFO,
+                    cause="driver",
+                    consequence="it is left out",
+                    advice="none is needed; update the driver if it lasts",
+                )
+
+
 def escaping_processes(context: DoctorContext) -> Iterator[Finding]:
     """Processes that use a GPU in a container whose region does not count them."""
     join = context.join
@@ -253,11 +292,13 @@ def unrecorded_utilization(context: DoctorContext, used: ObservedRegion) -> Iter
 
 CHECKS_OF_NODE: Checks = {
     failed_gpus: {FindingKind.GPU_FAILED},
+    impossible_driver_figures: {FindingKind.FIGURE_IMPOSSIBLE},
     escaping_processes: {FindingKind.PROCESS_ESCAPES},
 }
 CHECKS: Checks = {
     usage_above_limit: {FindingKind.USAGE_ABOVE_LIMIT},
     impossible_usage: {FindingKind.USAGE_IMPOSSIBLE},
+    impossible_figures: {FindingKind.FIGURE_IMPOSSIBLE},
     device_count_zero: {FindingKind.DEVICE_COUNT_ZERO},
     driver_memory: {FindingKind.DRIVER_MEMORY_DIFFERS},
     unrecorded_utilization: {FindingKind.UTILIZATION_NOT_RECORDED},

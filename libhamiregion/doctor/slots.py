@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from libhamiregion._core import lib
 from libhamiregion.errors import SearchCutShort
 from libhamiregion.layouts import SLOT_CAPACITY, Layout
+from libhamiregion.observation.figures import IMPOSSIBLE_BYTES
 from libhamiregion.raw_slots import read_seqlocks
 from libhamiregion.text import count_text
 from libhamiregion.units import format_size
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from .context import Checks, DoctorContext, ObservedRegion
     from .findings import Finding
 
-#: No GPU has as much: above, a counter has gone below zero.
-IMPOSSIBLE_BYTES = 1 << 50
 _NEARLY_FULL = SLOT_CAPACITY * 9 // 10
 # A container can have a thousand processes, each with something wrong.
 _FINDINGS_PER_REGION = 16

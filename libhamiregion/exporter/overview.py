@@ -16,6 +16,7 @@ from libhamiregion import __version__
 from libhamiregion.doctor import Severity
 from libhamiregion.html_template import html_template
 from libhamiregion.node import SLOT_STATES, driver_gap
+from libhamiregion.observation.figures import size_or_none
 from libhamiregion.text import printable
 from libhamiregion.units import format_size, sm_limit_or_none
 
@@ -151,15 +152,15 @@ def _container(scrape: Scrape, shown: ShownRegion, opened: str | None) -> dict[s
 
 def _device(scrape: Scrape, shown: ShownRegion, row: int) -> dict[str, Any]:
     devices = scrape.observation.table.devices
-    used, limit = devices.memory_used_bytes[row], devices.memory_limit_bytes[row]
+    used, limit = size_or_none(devices.memory_used_bytes[row]), devices.memory_limit_bytes[row]
     return {
         "index": devices.device[row],
         "uuid": devices.uuid(row),
         "used": used,
         "limit": limit or None,
-        "ratio": used / limit if limit else None,
+        "ratio": used / limit if limit and used is not None else None,
         "driver": scrape.driver_memory[row],
-        "sm": devices.sm_util_percent[row] if shown.has_utilization else None,
+        "sm": scrape.device_percents[row] if shown.has_utilization else None,
         "sm_limit": sm_limit_or_none(devices.sm_limit_percent[row]),
     }
 
@@ -173,7 +174,7 @@ def _processes(scrape: Scrape, shown: ShownRegion) -> list[dict[str, Any]]:
             "pid": table.processes.pid[at],
             "state": "unknown" if slots is None else SLOT_STATES[slots.states[at]],
             "process": None if slots is None else slots.processes.get(at),
-            "used": used[at],
+            "used": size_or_none(used[at]),
         }
         for at in sorted(used, key=lambda at: -used[at])[:_PROCESSES]
     ]
@@ -186,7 +187,7 @@ def _template() -> jinja2.Template:
         style=_STYLE,
         text_limit=_TEXT_LIMIT,
         filters={
-            "size": lambda nbytes: "unlimited" if nbytes is None else format_size(nbytes),
+            "size": lambda nbytes: "\u2013" if nbytes is None else format_size(nbytes),
             "name": lambda text: printable(text, _NAME_LIMIT) if text else "\u2013",
             "program": program_of,
             "age": _age,

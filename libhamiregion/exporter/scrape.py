@@ -9,6 +9,7 @@ import attrs
 
 from libhamiregion.layouts import LAYOUTS
 from libhamiregion.node import driver_gap
+from libhamiregion.observation.figures import device_percents
 from libhamiregion.observation.pairing import NO_ROW, ProcessDeviceIndex, devices_of
 from libhamiregion.observation.rows import Join
 
@@ -190,6 +191,11 @@ class Scrape:
             OSError: /proc could not be listed.
         """
         return Join(self.observation, self.texts.pairs)
+
+    @cached_property
+    def device_percents(self) -> Sequence[int | None]:
+        """By row of a device the SM utilisation in the region; None if it cannot be."""
+        return device_percents(self.observation.table)
 
     @cached_property
     def driver_memory(self) -> Sequence[int | None]:

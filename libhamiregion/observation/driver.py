@@ -105,6 +105,8 @@ class NvmlDevice:
         profile: Of a MIG device, such as ``1g.5gb`` or ``1c.3g.20gb``.
         gpu_instance_id: Of a MIG device, the number of its GPU instance.
         compute_instance_id: Of a MIG device, the number of its compute instance.
+        out_of_range: Figures that the driver gave and that cannot be, of it or of a process, by
+            name. They are None, or -1 in columns.
     """
 
     index: int
@@ -126,6 +128,7 @@ class NvmlDevice:
     profile: str | None = None
     gpu_instance_id: int | None = None
     compute_instance_id: int | None = None
+    out_of_range: tuple[tuple[str, int], ...] = ()
 
     @property
     def uuids(self) -> frozenset[str | None]:

@@ -12,6 +12,7 @@ import attrs
 from libhamiregion.layouts import LAYOUTS
 
 from .containers import NOT_LIMITED, WITHOUT_FILE, Container
+from .figures import percent_or_none, size_or_none
 from .pairing import NO_ROW, Pairing, devices_of
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class ProcessDeviceRow:
     Attributes:
         index: Index of the device in the container's region; None if it is not in the region.
         uuid: ``GPU-…`` or ``MIG-…``; None if neither the region nor the driver has it.
-        memory_used_bytes: Memory that the region counts against the limit; None without a slot.
+        memory_used_bytes: Memory that the region counts against the limit; None without a slot,
+            and as every figure here if it cannot be.
         memory_driver_bytes: Memory by the driver.
         sm_util_percent: As the region has it; None without a slot, and if the layout has none.
         driver_sm_percent: By the driver, of the last second.
@@ -281,8 +283,9 @@ class Join(Pairing):
         has_utilization = LAYOUTS[table.regions.layout[region]].has_utilization
         usage = table.processes.first_usage[slot]
         for row in devices_of(table, region):
-            used = table.usages.memory_used_bytes[usage]
-            sm = table.usages.sm_util_percent[usage] if has_utilization else None
+            used = size_or_none(table.usages.memory_used_bytes[usage])
+            percent = table.usages.sm_util_percent[usage]
+            sm = percent_or_none(percent) if has_utilization else None
             uuid, named = table.devices.uuid(row), self.index.uuids[row]
             entry = None
             is_sampled = process is not None and process.start_time_ticks <= self._sampled_ticks

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
+from libhamiregion.layouts import SLOT_CAPACITY
 from libhamiregion.observation.names import PodName
 
 from .history import Sample
@@ -179,6 +180,8 @@ def _rates(sample: Sample | None, share: float | None = None) -> dict[str, float
     used, limit = sample.memory_used_bytes, sample.memory_limit_bytes or 0
     peak = used if sample.memory_peak_bytes is None else sample.memory_peak_bytes
     sm, driver = sample.sm_percent, sample.driver_sm_percent
+    if sm is not None and sm > 100 * SLOT_CAPACITY:
+        sm = None  # recorded before such figures were left out
     return {
         "present": 1,
         "used": used,

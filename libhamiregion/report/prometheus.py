@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from urllib.parse import urlencode, urlsplit
 
+from libhamiregion.observation.figures import size_or_none
 from libhamiregion.text import printable
 
 from .history import Allocation, Gpu, HistoryFacts, ReportInterval, Sample
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
 #: The query of each figure by step. {match}: matchers. {inside}: the step without its last
 #: millisecond, so that a sample on the border counts once. {window}: the resolution of the average
-#: of utilisation, which is cut at 100 % before.
+#: of utilisation, which is cut at 100 % before. 1,024 processes cannot have more than 102,400 %.
 QUERIES: Final = {
     "peak": "max_over_time(hami_vgpu_memory_used_bytes{match}[{inside}ms])",
     "used": "avg_over_time(hami_vgpu_memory_used_bytes{match}[{inside}ms])",
     "limit": "max_over_time(hami_vgpu_memory_limit_bytes{match}[{inside}ms])",
-    "sm": "avg_over_time(clamp_max(hami_container_device_utilization_ratio{match}, 100)"
+    "sm": "avg_over_time(clamp_max(hami_container_device_utilization_ratio{match} <= 102400, 100)"
     "[{step}ms:{window}ms])",
     "sm_limit": "max_over_time(hamiregion_device_sm_limit_ratio{match}[{inside}ms])",
     # HAMi's monitor does not have it. Of a container with it, no SM limit is a whole GPU.
@@ -165,7 +166,7 @@ class PrometheusHistory:
         found: dict[Allocation, Sample | None] = {}
         for key, peaks in columns["peak"].items():
             peak = peaks.get(at)
-            if peak is None:
+            if peak is None or size_or_none(round(peak)) is None:
                 continue
             used, limit, sm, sm_limit = (
                 columns[name].get(key, {}).get(at) for name in ("used", "limit", "sm", "sm_limit")

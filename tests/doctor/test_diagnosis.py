@@ -15,6 +15,7 @@ pytestmark = needs_namespaces
 WITH_TESTS_OF_THEIR_OWN = {
     FindingKind.DIRECTORY_BORROWED,
     FindingKind.DRIVER_MEMORY_DIFFERS,
+    FindingKind.FIGURE_IMPOSSIBLE,
     FindingKind.GPU_FAILED,
     FindingKind.NOT_OBSERVED,
     FindingKind.PROCESS_ESCAPES,

@@ -121,6 +121,15 @@ def test_a_gpu_that_fails_is_one_finding_with_the_containers_that_have_it(
         assert found.is_transient == (code == 999)
 
 
+def test_a_figure_of_the_driver_that_cannot_be_is_a_note(
+    doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    fake_driver.play(CARD.replace(" 37 12 ", " 101 12 "))
+    (found,) = doctor_node.findings(sampler=nvml_sampler)
+    assert (found.kind, found.cause) == (FindingKind.FIGURE_IMPOSSIBLE, "driver")
+    assert (found.severity.value, found.evidence) == ("info", f"gpu_util_percent is 101 on {GPU}")
+
+
 # ---- SM limits ----------------------------------------------------------------------------------
 
 

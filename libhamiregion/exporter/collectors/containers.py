@@ -10,6 +10,7 @@ from libhamiregion.exporter.labels import OTHER, ContainerLabels, label_text, sa
 from libhamiregion.exporter.scrape import slot_sums
 from libhamiregion.exporter.text import Series
 from libhamiregion.observation.containers import MissingReason, missing_for
+from libhamiregion.observation.figures import size_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +83,7 @@ def _of_devices(scrape: Scrape) -> Iterator[Series]:
     limits, sm_limits = devices.memory_limit_bytes, devices.sm_limit_percent
     yield texts.named.series("hami_vgpu_memory_limit_bytes", limits)
     yield texts.unnamed.series("hamiregion_unnamed_device_memory_limit_bytes", limits)
-    used = devices.memory_used_bytes
+    used = [size_or_none(each) for each in devices.memory_used_bytes]
     yield texts.devices.series("hamiregion_device_memory_counted_bytes", used)
     ratios = [percent / 100 if 0 < percent < 100 else None for percent in sm_limits]
     yield texts.devices.series("hamiregion_device_sm_limit_ratio", ratios)

@@ -11,6 +11,7 @@ from libhamiregion.exporter.families import BY_NAME
 from libhamiregion.exporter.labels import label_text
 from libhamiregion.exporter.scrape import slot_sums
 from libhamiregion.exporter.text import Series
+from libhamiregion.observation.figures import size_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -76,5 +77,5 @@ def _series(scrape: Scrape, findings: tuple[Finding, ...]) -> Iterator[Series]:
     table, containers = scrape.observation.table, scrape.observation.containers
     slots = zip(table.processes.region, table.processes.pid, strict=True) if orphans else ()
     orphaned = [at for at, (row, pid) in enumerate(slots) if (containers[row], pid) in orphans]
-    sums = slot_sums(table, orphaned, "memory_used_bytes")
+    sums = [size_or_none(each) for each in slot_sums(table, orphaned, "memory_used_bytes")]
     yield scrape.texts.devices.series("hamiregion_device_memory_orphaned_bytes", sums)

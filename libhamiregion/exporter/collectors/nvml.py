@@ -69,7 +69,11 @@ def _gpus(sample: NvmlSample, node_name: str, is_hami_210: bool) -> Iterator[Ser
         values = (str(device.index), safe_value(device.uuid), device_type)
         text = label_text(HOST, safe_value(node_name), *values)
         for name, figure in (_FIGURES if is_hami_210 else _FIGURES | _NEWER_FIGURES).items():
-            found[f"hami_host_gpu_{name}"][text] = getattr(device, figure)
+            # As HAMi's monitor has it, also if it cannot be.
+            wrong = dict(device.out_of_range).get(figure)
+            found[f"hami_host_gpu_{name}"][text] = (
+                getattr(device, figure) if wrong is None else wrong
+            )
         for kind in () if is_hami_210 else ("corrected", "uncorrected"):
             errors = getattr(device, f"ecc_{kind}_errors")
             found["hami_host_gpu_ecc_errors_total"][f'{text},error_type="{kind}"'] = errors

@@ -11,6 +11,7 @@ from libhamiregion.exporter.labels import OTHER
 from libhamiregion.exporter.scrape import MAX_PAIRS, TextRows, slot_sums
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import SLOT_STATES, driver_gap
+from libhamiregion.observation.figures import percent_or_none, size_or_none
 from libhamiregion.observation.pairing import NO_ROW
 
 from .containers import container_id_of
@@ -49,13 +50,14 @@ class ProcessesCollector:
             self._texts, self._rows = scrape.texts, _ProcessRows.of(scrape)
         rows = self._rows
         dead = [slot for slot, state in enumerate(states) if state == _DEAD]
-        sums = slot_sums(table, dead, "memory_used_bytes")
+        sums = [size_or_none(each) for each in slot_sums(table, dead, "memory_used_bytes")]
         yield devices.series("hamiregion_device_memory_dead_bytes", sums)
         yield from _counts(scrape)
         yield Series.of("hamiregion_container_processes_folded", rows.folded)
-        used = table.usages.memory_used_bytes
+        used = [size_or_none(each) for each in table.usages.memory_used_bytes]
         yield rows.used.series("hamiregion_process_memory_used_bytes", used)
-        ratios = [percent / 100 for percent in table.usages.sm_util_percent]
+        known = map(percent_or_none, table.usages.sm_util_percent)
+        ratios = [None if percent is None else percent / 100 for percent in known]
         yield rows.measured.series("hamiregion_process_sm_utilization_ratio", ratios)
         if driver_gap(observation.processes, observation.sample) is None:
             for name, column in _DRIVER.items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import attrs
 
 from libhamiregion.observation.driver import FIGURES, NvmlDevice, NvmlState, ProcessColumns
+from libhamiregion.observation.figures import IMPOSSIBLE_BYTES
 
 from .states import NvmlCallFailed
 
@@ -30,7 +31,9 @@ _LISTS = (
 _VITAL = re.compile("nvmlDeviceGet(UUID|Name|MemoryInfo|UtilizationRates|ComputeRunning.*)")
 _BROKEN = (NvmlState.GPU_IS_LOST, NvmlState.RESET_REQUIRED)
 _ABSENT = (NvmlState.NOT_SUPPORTED, NvmlState.FUNCTION_NOT_FOUND)
-_MAX_BYTES = (1 << 62) - 1
+_MAX_BYTES = IMPOSSIBLE_BYTES - 1
+# The driver's word for a size that it does not have.
+_NOT_AVAILABLE = (1 << 64) - 1
 _UNKNOWN = (-1,) * 4
 _IDLE = (0,) * 4
 
@@ -71,6 +74,7 @@ class _Device:
         self.driver = driver
         self.handle = handle
         self._lost: NvmlCallFailed | None = None
+        self.out_of_range: dict[str, int] = {}
         self.state = NvmlState.OK
 
     def run(self, read: Callable[..., T], *args: Any, **options: Any) -> T:
@@ -102,14 +106,16 @@ class _Device:
         """Return numbers of a structure that one call returns, by figure and field."""
         answer = self.call(name)
         return {
-            figure: answer and _checked(getattr(answer, field), most)
+            figure: answer and self.checked(figure, getattr(answer, field), most)
             for figure, field in fields.items()
         }
 
-
-def _checked(value: int | None, most: int) -> int | None:
-    """Return a number that can be right: drivers are known to return ones of ten digits."""
-    return value if value is not None and 0 <= value <= most else None
+    def checked(self, figure: str, value: int | None, most: int | None) -> int | None:
+        """Return a number that can be right: drivers are known to return ones of ten digits."""
+        if value is None or 0 <= value <= (_MAX_BYTES if most is None else most):
+            return value
+        self.out_of_range[figure] = value
+        return None
 
 
 class DeviceReader:
@@ -155,11 +161,11 @@ class DeviceReader:
         rates = {"gpu_util_percent": "gpu", "memory_util_percent": "memory"}
         fields |= gpu.numbers("nvmlDeviceGetUtilizationRates", 100, **rates)
         for figure, call, most, *args in self._sensors:
-            fields[figure] = _checked(gpu.call(call, *args), most)
+            fields[figure] = gpu.checked(figure, gpu.call(call, *args), most)
         if fields.get("power_usage_watts") is not None:
             fields["power_usage_watts"] /= 1000
         mig_enabled = self._mig_enabled(gpu)
-        listed, state = self._list(gpu)
+        listed, state = self._list(gpu, fields["memory_total_bytes"])
         on_gpu = listed if state is NvmlState.OK else None
         handles = self._mig_handles(gpu) if mig_enabled else []
         migs = [self._read_mig(index, mig, on_gpu) for mig in handles]
@@ -170,6 +176,7 @@ class DeviceReader:
             mig_devices=tuple(mig for mig, _ in migs),
             processes_state=state,
             utilization_state=usage.state,
+            out_of_range=tuple(gpu.out_of_range.items()),
             **fields,
         )
         on_migs = [columns for _, columns in migs]
@@ -187,12 +194,15 @@ class DeviceReader:
         )
 
     def _basics(self, device: _Device) -> dict[str, Any]:
-        memory = {"memory_total_bytes": "total", "memory_used_bytes": "used"}
-        return {
+        fields: dict[str, Any] = {
             "uuid": device.call("nvmlDeviceGetUUID") or None,
             "name": device.call("nvmlDeviceGetName") or None,
-            **device.numbers("nvmlDeviceGetMemoryInfo", _MAX_BYTES, **memory),
         }
+        memory = {"memory_total_bytes": "total", "memory_used_bytes": "used"}
+        fields |= device.numbers("nvmlDeviceGetMemoryInfo", _MAX_BYTES, **memory)
+        used, total = fields["memory_used_bytes"], fields["memory_total_bytes"]
+        fields["memory_used_bytes"] = device.checked("memory_used_bytes", used, total)
+        return fields
 
     # ---- MIG ------------------------------------------------------------------------------------
 
@@ -219,7 +229,7 @@ class DeviceReader:
         gpu_instance = mig.call("nvmlDeviceGetGpuInstanceId")
         compute_instance = mig.call("nvmlDeviceGetComputeInstanceId")
         own = gpu_instance, compute_instance
-        listed, state = self._list(mig)
+        listed, state = self._list(mig, fields["memory_total_bytes"])
         if state is not NvmlState.OK and on_gpu is not None and None not in own:
             listed = {key: used for key, used in on_gpu.items() if key[1:] == own}
             state = NvmlState.OK
@@ -233,14 +243,15 @@ class DeviceReader:
             profile=profile and profile[1],
             gpu_instance_id=gpu_instance,
             compute_instance_id=compute_instance,
+            out_of_range=tuple(mig.out_of_range.items()),
             **fields,
         )
         return device, self._columns(device, listed, usage)
 
     # ---- processes ------------------------------------------------------------------------------
 
-    def _list(self, device: _Device) -> tuple[_List, NvmlState]:
-        """Return the processes of a device, and whether they are all."""
+    def _list(self, device: _Device, total_bytes: int | None) -> tuple[_List, NvmlState]:
+        """Return the processes of a device with that much memory, and whether they are all."""
         found: _List = {}
         if not self._processes:
             return found, NvmlState.NOT_ASKED
@@ -256,8 +267,10 @@ class DeviceReader:
             for pid, used, gpu_instance, compute_instance in rows:
                 key = pid, gpu_instance, compute_instance
                 # A process in two lists has the same memory in both: it is all that it uses.
-                known = used if used <= _MAX_BYTES else -1
-                found[key] = max(known, found.get(key, -1))
+                known = None
+                if used != _NOT_AVAILABLE:
+                    known = device.checked("process memory_used_bytes", used, total_bytes)
+                found[key] = max(-1 if known is None else known, found.get(key, -1))
         return {key: used for key, used in found.items() if key[0]}, state
 
     def _usage(self, device: _Device, mig_enabled: bool | None, *, is_busy: bool = True) -> _Usage:
@@ -277,7 +290,11 @@ class DeviceReader:
         rows = [row for row in rows if row[0] and row[1] <= now_us + _AHEAD_US]
         for pid, at_us, *percents in sorted(rows, key=lambda row: row[1]):
             if at_us > since_us:
-                usage.newest[pid] = tuple(each if each <= 100 else -1 for each in percents)
+                known = [
+                    device.checked(f"process {name}", percent, 100)
+                    for name, percent in zip(FIGURES[1:], percents, strict=True)
+                ]
+                usage.newest[pid] = tuple(-1 if each is None else each for each in known)
         usage.before = frozenset(row[0] for row in rows if row[1] > since_us - _WINDOW_US)
         if mig_enabled is not False:
             # With MIG on, the driver samples no processes, and silence means nothing.

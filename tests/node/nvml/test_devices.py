@@ -313,3 +313,39 @@ def test_a_name_that_is_no_utf_8_is_escaped(
 ) -> None:
     fake_driver.play(f"device 0 {GPU} {MIB} {MIB} 0 0 red\udcff\udcfe")
     assert nvml_sampler.sample().devices[0].name == "red\\xff\\xfe"
+
+
+@pytest.mark.parametrize(
+    ("line", "figure", "value"),
+    [
+        (CARD.replace(f" {5000 * MIB} ", f" {81921 * MIB} "), "memory_used_bytes", 81921 * MIB),
+        (CARD.replace(f" {81920 * MIB} ", f" {1 << 50} "), "memory_total_bytes", 1 << 50),
+        (CARD.replace(" 37 12 ", " 101 12 "), "gpu_util_percent", 101),
+        (CARD.replace(" 37 12 ", " 37 101 "), "memory_util_percent", 101),
+        (f"process 0 compute 101 {81921 * MIB}", "process memory_used_bytes", 81921 * MIB),
+        ("sample 0 101 100 101 2 3 4", "process sm_util_percent", 101),
+        ("sample 0 101 100 1 101 3 4", "process memory_util_percent", 101),
+        ("sample 0 101 100 1 2 3019901152 4", "process enc_util_percent", 3019901152),
+        ("sample 0 101 100 1 2 3 101", "process dec_util_percent", 101),
+    ],
+)
+def test_a_figure_of_the_driver_that_cannot_be_is_unknown_and_kept_as_evidence(
+    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, line: str, figure: str, value: int
+) -> None:
+    lines = {"device": CARD, "process": f"process 0 compute 101 {MIB}", "sample": ""}
+    lines[line.split(maxsplit=1)[0]] = line
+    fake_driver.play(*lines.values())
+    sample = nvml_sampler.sample()
+    (device,) = sample.devices
+    assert device.out_of_range == ((figure, value),)
+    process, name = one(sample, 101), figure.removeprefix("process ")
+    assert getattr(process if name != figure else device, name) is None
+
+
+def test_memory_that_the_driver_does_not_have_is_no_impossible_figure(
+    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    fake_driver.play(CARD, "process 0 compute 101 unavailable")
+    sample = nvml_sampler.sample()
+    assert one(sample, 101).memory_used_bytes is None
+    assert sample.devices[0].out_of_range == ()

@@ -1,0 +1,89 @@
+"""Which figures can be: a container can write its own, and drivers are known to give wrong ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from libhamiregion.models import ProcessDeviceUsage, RegionSnapshot
+    from libhamiregion.tables import RegionTable
+
+#: No GPU has as much memory: above, a counter has gone below zero.
+IMPOSSIBLE_BYTES: Final = 1 << 50
+_PERCENT = 100
+_SIZES = (
+    *("memory_used_bytes", "memory_context_bytes", "memory_module_bytes", "memory_data_bytes"),
+    "memory_monitor_bytes",
+)
+_PERCENTS = ("sm_util_percent", "enc_util_percent", "dec_util_percent")
+#: The figures of a region, to the largest that can be of one process.
+LARGEST: Final = {**dict.fromkeys(_SIZES, IMPOSSIBLE_BYTES - 1), **dict.fromkeys(_PERCENTS, 100)}
+
+
+def size_or_none(nbytes: int) -> int | None:
+    """Return a size; None if no GPU has it."""
+    return nbytes if 0 <= nbytes < IMPOSSIBLE_BYTES else None
+
+
+def percent_or_none(percent: int) -> int | None:
+    """Return the percentage of one process; None if it cannot be."""
+    return percent if 0 <= percent <= _PERCENT else None
+
+
+def impossible(usage: ProcessDeviceUsage) -> dict[str, int]:
+    """Return the figures of a process on a device that cannot be, by name."""
+    values = {name: getattr(usage, name) for name in LARGEST}
+    return {name: value for name, value in values.items() if not 0 <= value <= LARGEST[name]}
+
+
+def without_impossible(snapshot: RegionSnapshot) -> RegionSnapshot:
+    """Return a snapshot whose figures are None where they cannot be, also in the sums."""
+    wrong: set[tuple[int, str]] = set()
+    processes = []
+    for process in snapshot.processes:
+        devices = []
+        for usage in process.devices:
+            found = impossible(usage)
+            wrong.update((usage.index, name) for name in found if name in _PERCENTS)
+            devices.append(_evolved(usage, found) if found else usage)
+        processes.append(attrs.evolve(process, devices=tuple(devices)))
+    # Sums of sizes are modulo 2^64, as libvgpu compares them; those of percentages can pass 100.
+    most = dict.fromkeys(_SIZES, IMPOSSIBLE_BYTES - 1)
+    most |= dict.fromkeys(_PERCENTS, _PERCENT * snapshot.slot_count)
+    sums = []
+    for device in snapshot.devices:
+        names = [n for n in most if (device.index, n) in wrong or getattr(device, n) > most[n]]
+        sums.append(_evolved(device, names) if names else device)
+    return attrs.evolve(snapshot, devices=tuple(sums), processes=tuple(processes))
+
+
+def _evolved(usage: Any, names: Any) -> Any:
+    return attrs.evolve(usage, **dict.fromkeys(names))
+
+
+def device_percents(table: RegionTable) -> list[int | None]:
+    """Return the SM utilisation of all devices; None where that of a process cannot be."""
+    found: list[int | None] = list(table.devices.sm_util_percent)
+    for row in _rows_with_impossible_percents(table):
+        found[row] = None
+    return found
+
+
+def _rows_with_impossible_percents(table: RegionTable) -> Iterator[int]:
+    percents, processes = table.usages.sm_util_percent, table.processes
+    for usage, percent in enumerate(percents):
+        if percent > _PERCENT:
+            slot = table.usages.process[usage]
+            first = table.regions.first_device[processes.region[slot]]
+            yield first + usage - processes.first_usage[slot]
+    # Of a region whose processes were left out, the sum alone can be judged.
+    regions = table.regions
+    for row, (region, total) in enumerate(
+        zip(table.devices.region, table.devices.sm_util_percent, strict=True)
+    ):
+        if total > _PERCENT * regions.slot_count[region]:
+            yield row
