@@ -25,6 +25,23 @@ _UNCAPPED: Final = 0xFFFF_FFFF
 _CAPPED_USAGES: Final = 1024
 
 
+def read_whole(region: Region) -> RegionTable:
+    """Read one region, whatever its size: all slots and devices take 2 MiB.
+
+    Raises:
+        RegionClosed: After `Region.close`.
+    """
+    region._mapping()
+    size, room, failed = ffi.new("struct hr_set_size *"), 0, -1
+    handles = ffi.new("hr_region *[]", [region._handle])
+    while failed < 0:
+        room = size.bytes + size.bytes // 4
+        memory = new_memory("char[]", room)
+        failed = lib.hr_read_set(handles, 1, memory, room, _UNCAPPED, size, ffi.NULL)
+    newer = (region.layout_newer,)
+    return RegionTable(ReadResult((region.path,), newer, memory, size, failed))
+
+
 class RegionSet:
     """Many regions, read together.
 

@@ -440,6 +440,10 @@ class RegionTable:
         ffi.memmove(raw, memory + start, end - start)
         return lazy_snapshot(raw, self.paths[row], LAYOUTS[head.layout], self._read.newer[row])
 
+    def layout_newer(self, row: int) -> tuple[int, int] | None:
+        """Return the version of the region in that row, if it is newer than its layout's."""
+        return self._read.newer[row]
+
     def error(self, row: int) -> RegionError | OSError | None:
         """Return why the region in that row could not be read; None if it was.
 

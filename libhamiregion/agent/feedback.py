@@ -14,11 +14,11 @@ from libhamiregion.errors import (
     LimitConflict,
     RegionError,
 )
+from libhamiregion.node.node_lock import LockUse, NodeLock, NodeLocked
 from libhamiregion.observation.containers import MissingReason, missing_for
 from libhamiregion.region import open_in_container
 from libhamiregion.services.controllers import CompetingController, find_monitors
 from libhamiregion.services.events import container_words, silent
-from libhamiregion.services.node_lock import LockUse, NodeLock, NodeLocked
 
 from .acts import WritableRegions
 from .loop import RegionKey, Task, region_key, run_each
@@ -194,7 +194,8 @@ class Feedback(Task):
         view, containers = self._node.processes.view, self._node.containers
         # They are replaced as a whole where something has changed.
         if view is not self._searched[0] or containers is not self._searched[1]:
-            self._searched, self._monitors = (view, containers), find_monitors(self._node)
+            self._searched = view, containers
+            self._monitors = find_monitors(view, containers)
         found = list(self._monitors)
         if not (self._assume_alone or self._node.processes.view.visibility.sees_all_pids):
             message = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from libhamiregion.doctor import FindingKind, diagnose, repair
+from libhamiregion.doctor import FindingKind, examine, repair
 from libhamiregion.services.backoff import owner_of
 from libhamiregion.services.events import silent
 
@@ -65,12 +65,8 @@ class RepairLoop(Task):
         Raises:
             OSError: /proc cannot be listed.
         """
-        found = diagnose(
-            self._node,
-            observation=observation,
-            observer=self._observer,
-            kinds=SAFE_KINDS,
-            settle_s=self.settle_s,
+        found = examine(
+            self._observer, observation=observation, kinds=SAFE_KINDS, settle_s=self.settle_s
         )
         self.count("runs")
         self._note_visibility()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from libhamiregion.doctor import FindingKind, Severity, diagnose, repair
+from libhamiregion.doctor import FindingKind, Severity, examine, repair
 from libhamiregion.text import count_text
 
 from . import options
@@ -116,7 +116,7 @@ class _Examination:
         view = self.view
         return [
             each
-            for each in diagnose(view.node, observer=view.live, settle_s=SETTLE_S)
+            for each in examine(view.live, settle_s=SETTLE_S)
             if (not self.kinds or each.kind in self.kinds) and self._is_chosen(each)
         ]
 

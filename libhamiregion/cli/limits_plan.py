@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
+from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.plan import (
     KubernetesError,
     NodePods,
@@ -22,7 +23,6 @@ from libhamiregion.plan import (
 from libhamiregion.plan.annotations import DEFAULT_MAXIMUM_PERCENT
 from libhamiregion.plan.diff import equal_edits, value_words
 from libhamiregion.plan.reconcile import SourceReading, join_readings
-from libhamiregion.services.node_lock import LockUse, is_node_locked
 from libhamiregion.text import count_text
 from libhamiregion.units import memory_limit_percent
 

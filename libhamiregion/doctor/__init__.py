@@ -1,7 +1,7 @@
 """What is wrong on a node, and its repair."""
 
 from .catalogue import Explanation, FindingKind, Severity
-from .diagnosis import diagnose
+from .diagnosis import diagnose, examine
 from .findings import Finding, confirmed
 from .repairs import Repair, repair
 
@@ -13,5 +13,6 @@ __all__ = [
     "Severity",
     "confirmed",
     "diagnose",
+    "examine",
     "repair",
 ]

@@ -2,54 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion._core import lib
-from libhamiregion.errors import RegionClosed, RegionError
-from libhamiregion.node.evidence import EVIDENCE_S, gather
-from libhamiregion.node.slots import match_slots, unread_since
+from libhamiregion.observation.evidence import NodeEvidence, RegionEvidence, RegionSlots
 from libhamiregion.observation.pairing import NO_ROW, devices_of
 from libhamiregion.observation.rows import Join
-from libhamiregion.raw_slots import slots_beyond
-from libhamiregion.services.controllers import find_monitors, region_files
-from libhamiregion.services.node_lock import LockUse, is_node_locked
+from libhamiregion.observation.suspicions import rows_for_feedback, suspicious_rows
+from libhamiregion.services.controllers import find_monitors
 
 from .findings import finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from libhamiregion.evidence import Evidence
-    from libhamiregion.models import ProcessUsage, RegionSnapshot
-    from libhamiregion.node.node import Node
+    from libhamiregion.models import ProcessUsage
     from libhamiregion.observation.containers import Container
     from libhamiregion.observation.model import Observation
-    from libhamiregion.observation.processes import (
-        FileIdentity,
-        HostProcess,
-        ProcessView,
-        RegionProcesses,
-        SlotMatch,
-    )
+    from libhamiregion.observation.processes import FileIdentity, HostProcess, ProcessView
     from libhamiregion.observation.rows import NodeProcess
-    from libhamiregion.region import Region
 
-    from .findings import Finding, FindingKind
+    from .findings import Finding
 
-    # Each check with the kinds that it can find.
-    Checks: TypeAlias = dict[Callable[..., Iterator[Finding]], set[FindingKind]]
-
-
-# A lock that is held for longer than this is looked at.
-_TAKEN_S = 0.02
-_SEMAPHORE_VALUE = 0xFFFFFFFF
 #: Usual per process besides the accounted memory: modules and the driver's own.
 UNCOUNTED_BYTES = 256 << 20
+_IN_ORDER = RegionEvidence()
 
 
 def memory_bytes(usage: ProcessUsage) -> int:
@@ -58,22 +37,18 @@ def memory_bytes(usage: ProcessUsage) -> int:
 
 
 @attrs.frozen(slots=False, eq=False)
-class ObservedRegion:
-    """A region that was read, and the processes of its slots.
+class ObservedRegion(RegionSlots):
+    """A region, the processes of its slots, and the evidence about it.
 
     Attributes:
         container: The container.
-        region: The region, open for reading.
-        snapshot: Its content.
-        processes: The processes of its slots, and others that map it.
-        row: Its row in the observation's table; -1 if it was read later.
+        row: Its row in the observation's table.
+        evidence: The evidence about it.
     """
 
     container: Container
-    region: Region
-    snapshot: RegionSnapshot
-    processes: RegionProcesses
-    row: int = -1
+    row: int
+    evidence: RegionEvidence
 
     @property
     def identity(self) -> FileIdentity:
@@ -86,61 +61,10 @@ class ObservedRegion:
         """Makes findings of its container, as `findings.finding` does."""
         return partial(finding, container=self.container)
 
-    @cached_property
-    def slots(self) -> tuple[tuple[ProcessUsage, SlotMatch], ...]:
-        """Each slot with its process."""
-        return tuple(zip(self.snapshot.processes, self.processes.slots, strict=True))
-
-    @cached_property
-    def alive(self) -> tuple[tuple[ProcessUsage, HostProcess], ...]:
-        """Live processes with the slot that they write to."""
-        # Of two slots with one pid the last is the original, the other one a copy of it.
-        last = {usage.pid: (usage, match.process) for usage, match in self.slots}
-        return tuple((usage, process) for usage, process in last.values() if process is not None)
-
     @property
     def users(self) -> tuple[HostProcess, ...]:
         """The live processes that use the region, with a slot or without."""
         return (*self.processes.alive.values(), *self.processes.unlisted)
-
-
-def _slots_behind(region: Region, count: int, processes: RegionProcesses) -> dict[int, int] | None:
-    """Find live processes with a slot behind those that count, or with two that count.
-
-    Returns:
-        Pid to the slot behind the others; None if no process may write to a slot of these.
-
-    Raises:
-        RegionError, OSError: As `slots_beyond`.
-    """
-    living = {each.ns_pids[-1] for each in (*processes.alive.values(), *processes.unlisted)}
-    behind = slots_beyond(region, count) if living else {}
-    found = {pid: slot for pid, slot in behind.items() if pid in living}
-    counting = list(filter(living.__contains__, processes.pids))
-    return found if found or len(counting) > len(set(counting)) else None
-
-
-def look(node: Node, container: Container) -> ObservedRegion:
-    """Read a region now and /proc after it, the order that proves a process dead.
-
-    Raises:
-        RegionError: The region cannot be read.
-        OSError: /proc cannot be listed.
-    """
-    region = container.region
-    if region is None:
-        raise RegionClosed("the container has no region any more")
-    snapshot = region.snapshot()
-    read_s = time.monotonic()
-    # What these map is kept for minutes, and so is what others with a slot's pid map.
-    users = () if container.identity is None else node.processes.view.mappers(container.identity)
-    node.processes.refresh({each.pid for each in users})
-    pids = [process.pid for process in snapshot.processes]
-    processes = match_slots(node.processes.view, container, pids, read_s)
-    if unread := unread_since(node.processes.view, container, processes.unknown, read_s):
-        node.processes.refresh(unread)
-        processes = match_slots(node.processes.view, container, pids, read_s)
-    return ObservedRegion(container, region, snapshot, processes)
 
 
 @attrs.define(slots=False)
@@ -148,132 +72,45 @@ class DoctorContext:
     """One observation of a node, and what it proves about several regions together.
 
     Attributes:
-        node: The node.
         observation: The observation, with its slots.
-        suspects: Findings that count only if a value stays the same, with a function that returns
-            whether it has changed.
     """
 
-    node: Node
     observation: Observation
-    suspects: dict[Finding, Callable[[], bool]] = attrs.field(factory=dict)
 
     @property
     def processes(self) -> ProcessView:
         """The processes of the node."""
         return self.observation.processes
 
-    def regions(self) -> Iterator[ObservedRegion]:
-        """Yield all regions, one at a time: a container can fill all slots of its own.
+    @property
+    def evidence(self) -> NodeEvidence:
+        """The evidence about suspects; none without the slots."""
+        return self.observation.evidence or NodeEvidence()
 
-        Regions whose slots the observation has left out are read now.
+    @cached_property
+    def containers(self) -> tuple[Container, ...]:
+        """All containers, those with a region first."""
+        return (*self.observation.containers, *self.observation.missing)
+
+    def regions(self) -> Iterator[ObservedRegion]:
+        """Yield the regions with something to examine, one at a time.
+
+        A container can fill all slots of its own.
         """
-        states, table = self.observation.proved(), self.observation.table
-        unread = {gap.container for gap in self.observation.gaps if gap.kind == "slots"}
-        for row, container in enumerate(self.observation.containers):
-            processes, region = states.proved.get(row), container.region
-            # What is closed meanwhile is the next observation's.
-            with contextlib.suppress(RegionError):
-                if container in unread:
-                    yield look(self.node, container)
-                elif table.regions.code[row] == 0 and region and processes:
-                    snapshot = table.snapshot(row)
-                    yield ObservedRegion(container, region, snapshot, processes, row)
+        seen, evidence = self.observation, self.evidence
+        rows = suspicious_rows(seen) | self.differing
+        if not self.writer_may_run:
+            rows |= rows_for_feedback(seen.table)
+        for row in sorted(rows):
+            table, at, processes = seen.table, row, seen.proved().proved.get(row)
+            if (large := evidence.large.get(row)) is not None:
+                table, at, processes = large.table, 0, large.processes
+            if processes is not None and table.regions.code[at] == 0:
+                own = evidence.regions.get(row, _IN_ORDER)
+                snapshot = table.snapshot(at)
+                yield ObservedRegion(snapshot, processes, seen.containers[row], row, own)
 
     # ---- evidence --------------------------------------------------------------------------------
-
-    def evidence(self, used: ObservedRegion) -> Evidence:
-        """Gather evidence about a region, with what is left of the time for all of them.
-
-        Raises:
-            RegionError: The region cannot be read.
-            OSError: /proc cannot be listed.
-        """
-        known = self._gathered.get(used.region)
-        if known is not None:
-            return known
-        found = gather(
-            self.node.processes, {used.region: used.container}, until_s=self._evidence_until_s
-        )
-        return found.get(used.region) or used.region.evidence()
-
-    @cached_property
-    def _gathered(self) -> dict[Region, Evidence]:
-        """Evidence about all suspects: in one pass, no region is always the last."""
-        rows = {*self._taken, *self._moved}
-        containers = map(self.observation.containers.__getitem__, rows)
-        regions = {each.region: each for each in containers if each.region is not None}
-        return gather(self.node.processes, regions)
-
-    @cached_property
-    def _evidence_until_s(self) -> float:
-        return time.monotonic() + EVIDENCE_S
-
-    def has_suspect_lock(self, used: ObservedRegion) -> bool:
-        """Return whether a region's lock was taken at two moments, by the same owner."""
-        return used.row in self._taken or used.row < 0
-
-    def slots_behind(self, used: ObservedRegion) -> dict[int, int] | None:
-        """Return the slots behind those that count, by pid; None if none can have been moved.
-
-        Raises:
-            RegionError, OSError: The region cannot be read.
-        """
-        if used.row >= 0:
-            return self._moved.get(used.row)
-        return _slots_behind(used.region, used.snapshot.slot_count, used.processes)
-
-    @cached_property
-    def _moved(self) -> dict[int, dict[int, int]]:
-        """Rows of regions in which slots may have been moved, to those behind the others."""
-        counts, found = self.observation.table.regions.slot_count, {}
-        for row, processes in self.observation.proved().proved.items():
-            region = self.observation.containers[row].region
-            with contextlib.suppress(RegionError, OSError):
-                behind = None if region is None else _slots_behind(region, counts[row], processes)
-                if behind is not None:
-                    found[row] = behind
-        return found
-
-    @cached_property
-    def _taken(self) -> set[int]:
-        """Rows of regions whose lock stays taken.
-
-        A lock that is merely taken is an everyday sight: from HAMi-core's September on every
-        allocation of a container waits for it. A second look costs less than to ask processes.
-        """
-        regions = self.observation.table.regions
-        owners: dict[int, tuple[Region, int]] = {}
-        rows = zip(
-            self.observation.containers,
-            regions.code,
-            regions.semaphore,
-            regions.owner_pid,
-            strict=True,
-        )
-        for row, (container, code, semaphore, owner) in enumerate(rows):
-            region = container.region
-            value = semaphore & _SEMAPHORE_VALUE
-            is_free = value == 1 and not owner
-            # Locks of layouts without a version are only checked for impossible values.
-            is_judged = region is not None and (region.layout.has_lock or value > 1)
-            if code == 0 and region is not None and is_judged and not is_free:
-                owners[row] = region, owner
-        if owners:
-            time.sleep(_TAKEN_S)
-        still = set()
-        for row, (region, owner) in owners.items():
-            with contextlib.suppress(RegionError):
-                is_free = region._live(lib.HR_VALUE_SEM) == 1 and not owner
-                if region.snapshot().owner_pid == owner and not is_free:
-                    still.add(row)
-        return still
-
-    @cached_property
-    def identities(self) -> dict[FileIdentity, Container]:
-        """The readable regions, by the identity of their file."""
-        rows = zip(self.observation.table.regions.code, self.observation.containers, strict=True)
-        return region_files([each for code, each in rows if code == 0])
 
     @cached_property
     def with_slot(self) -> dict[int, tuple[Container, int]]:
@@ -329,10 +166,10 @@ class DoctorContext:
     def competes(self, used: ObservedRegion) -> bool:
         """Return whether live processes of another region use one of a region's GPUs."""
         uuids = {device.uuid for device in used.snapshot.devices} - {None}
-        containers, table = self.observation.containers, self.observation.table
+        table = self.observation.table
         return any(
             found.alive
-            and containers[row] is not used.container
+            and row != used.row
             and any(table.devices.uuid(each) in uuids for each in devices_of(table, row))
             for row, found in self.observation.proved().proved.items()
         )
@@ -341,7 +178,8 @@ class DoctorContext:
     def writer_may_run(self) -> bool:
         """Whether a program that writes launch marks and SM switches runs, or may run unseen."""
         # A process of a pod that has a region of its own is no monitor.
-        tenants = {each.pod_uid for each in self.identities.values()} - {None}
+        rows = zip(self.observation.table.regions.code, self.observation.containers, strict=True)
+        tenants = {each.pod_uid for code, each in rows if code == 0} - {None}
         hidden = any(
             gap.container is None or gap.container.pod_uid not in tenants
             for gap in self.processes.gaps
@@ -349,6 +187,6 @@ class DoctorContext:
         return (
             hidden
             or not self.processes.is_complete
-            or bool(find_monitors(self.node))
-            or is_node_locked(self.node.directories, LockUse.FEEDBACK)
+            or self.evidence.has_feedback
+            or bool(find_monitors(self.processes, self.containers))
         )

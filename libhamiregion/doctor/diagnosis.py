@@ -1,66 +1,73 @@
-"""The doctor: find everything that can be proved to be wrong on a node."""
+"""The doctor: find everything that an observation proves to be wrong on a node."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from libhamiregion.errors import RegionError
-from libhamiregion.node.reader import Observer
-
 from . import files, limits, shares, slots
 from .context import DoctorContext
 from .findings import Finding, FindingKind, Severity, confirmed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Collection, Iterator
 
-    from libhamiregion.node.node import Node
-    from libhamiregion.node.nvml import NvmlSampler
+    from libhamiregion.node.reader import Observer
     from libhamiregion.observation.model import Observation
 
-# A lock or a seqlock is held for microseconds, or milliseconds while the driver is asked under it.
-_WATCH_S = 0.1
-_POLL_S = 0.005
-
-_CHECKS_OF_NODE = {
-    **files.CHECKS_OF_NODE,
-    **slots.CHECKS_OF_NODE,
-    **limits.CHECKS_OF_NODE,
-    **shares.CHECKS_OF_NODE,
-}
-_CHECKS_OF_REGION = {**slots.CHECKS, **limits.CHECKS, **files.CHECKS}
+_CHECKS_OF_NODE = (
+    *files.CHECKS_OF_NODE,
+    *slots.CHECKS_OF_NODE,
+    *limits.CHECKS_OF_NODE,
+    *shares.CHECKS_OF_NODE,
+)
+_CHECKS_OF_REGION = (*slots.CHECKS, *limits.CHECKS, *files.CHECKS)
 _SEVERITIES = list(Severity)
 
 
-def diagnose(
-    node: Node,
-    *,
-    observation: Observation | None = None,
-    observer: Observer | None = None,
-    sampler: NvmlSampler | None = None,
-    kinds: Collection[FindingKind] | None = None,
-    settle_s: float = 1.5,
-) -> tuple[Finding, ...]:
-    """Find everything that is wrong on a node, in one observation. Changes nothing, takes no lock.
+def diagnose(observation: Observation, previous: Observation | None = None) -> tuple[Finding, ...]:
+    """Find everything that is wrong on a node. Reads nothing but the observation.
 
-    A healthy node gives no finding. A transient finding, such as a held lock or a host pid that is
-    not yet known, counts only if a second observation after `settle_s` has it too and nothing has
-    moved in between. Without one there is no second observation.
-
-    With ``settle_s=0`` there is one observation, and at most 0.1 s of watching locks: for an
-    exporter that diagnoses again and again and compares `Finding.key` of transient findings itself.
+    A healthy node gives no finding, but for transient ones: a held lock, or a host pid that is not
+    yet known. These count only if two observations have them.
 
     Args:
-        node: The node.
-        observation: An observation of that node, with its slots; None takes one.
-        observer: Takes observations; None makes an observer that proves all slots anew.
-        sampler: Asks the driver if no `observer` is given; None leaves out what needs it.
-        kinds: Only these kinds; None means all. Others found on the way are returned too.
-        settle_s: How long to wait before the second observation, seconds.
+        observation: Taken with the slots, or read from a document.
+        previous: An earlier observation of the node: transient findings that it does not have are
+            left out. None leaves none out: compare `Finding.key`, as `confirmed` does.
 
     Returns:
         By severity, then in the order of the node's containers.
+
+    Raises:
+        OSError: /proc could not be listed.
+
+    Shell: ``hamiregion doctor``.
+    """
+    context = DoctorContext(observation)
+    found: list[Finding] = sorted(
+        _check(context), key=lambda each: _SEVERITIES.index(each.severity)
+    )
+    if previous is not None:
+        found = confirmed(found, {each.key for each in diagnose(previous)})
+    return tuple(found)
+
+
+def examine(
+    observer: Observer,
+    *,
+    observation: Observation | None = None,
+    kinds: Collection[FindingKind] = tuple(FindingKind),
+    settle_s: float = 1.5,
+) -> tuple[Finding, ...]:
+    """Observe a node, and once more if there are findings that may pass, and diagnose it.
+
+    Args:
+        observer: Observes the node.
+        observation: The first observation; None takes one.
+        kinds: Only these kinds.
+        settle_s: How long to wait before the second one, seconds; 0 takes none, and leaves no
+            transient finding out.
 
     Raises:
         ValueError: A negative time.
@@ -68,51 +75,23 @@ def diagnose(
         OSError: /proc cannot be listed.
 
     Threads: may be called from several.
-
-    Shell: ``hamiregion doctor``.
     """
     if not settle_s >= 0:
         raise ValueError(f"a time is 0 or more seconds, not {settle_s!r}")
-    wanted = frozenset(FindingKind if kinds is None else kinds)
-    node.check_open()
-    observer = observer or Observer(node, sampler=sampler, anew=True)
-    context = DoctorContext(node, observation or observer.observe())
-    found = list(_check(context, wanted))
-    until_s = time.monotonic() + (settle_s or _WATCH_S)
-    found = _unmoved(found, context.suspects, until_s)
+
+    def find(seen: Observation) -> tuple[Finding, ...]:
+        return tuple(each for each in diagnose(seen) if each.kind in kinds)
+
+    found = find(observation or observer.observe())
     if settle_s and any(each.is_transient for each in found):
-        time.sleep(max(0.0, until_s - time.monotonic()))
-        context = DoctorContext(node, observer.observe())
-        found = confirmed(_check(context, wanted), {each.key for each in found})
-    return tuple(sorted(found, key=lambda each: _SEVERITIES.index(each.severity)))
+        time.sleep(settle_s)
+        found = tuple(confirmed(find(observer.observe()), {each.key for each in found}))
+    return found
 
 
-def _check(context: DoctorContext, wanted: frozenset[FindingKind]) -> Iterator[Finding]:
-    for check_node, kinds in _CHECKS_OF_NODE.items():
-        if not wanted.isdisjoint(kinds):
-            yield from check_node(context)
-    checks = [each for each, kinds in _CHECKS_OF_REGION.items() if not wanted.isdisjoint(kinds)]
+def _check(context: DoctorContext) -> Iterator[Finding]:
+    for check_node in _CHECKS_OF_NODE:
+        yield from check_node(context)
     for used in context.regions():
-        for check_region in checks:
-            try:
-                yield from check_region(context, used)
-            except (RegionError, OSError):
-                continue  # one that goes away meanwhile is the next observation's
-
-
-def _unmoved(
-    found: list[Finding], suspects: dict[Finding, Callable[[], bool]], until_s: float
-) -> list[Finding]:
-    """Watch all suspects together, and drop those that move."""
-    still = dict(suspects)
-    while still and time.monotonic() < until_s:
-        time.sleep(_POLL_S)
-        still = {each: moved for each, moved in still.items() if not _has_moved(moved)}
-    return [each for each in found if each in still or each not in suspects]
-
-
-def _has_moved(moved: Callable[[], bool]) -> bool:
-    try:
-        return moved()
-    except (RegionError, OSError):
-        return True
+        for check_region in _CHECKS_OF_REGION:
+            yield from check_region(context, used)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from libhamiregion.errors import RegionClosed
-from libhamiregion.layouts import LAYOUTS, Layout, mapped_length
-from libhamiregion.node.evidence import EVIDENCE_S
-from libhamiregion.node.outside import mapped_regions, resolve
+from libhamiregion.layouts import mapped_length
 from libhamiregion.observation.containers import WITHOUT_FILE, missing_for
 from libhamiregion.observation.names import is_pod_uid
 from libhamiregion.observation.processes import is_monitor
+from libhamiregion.observation.suspicions import WHOLE_BYTES, other_layouts
 from libhamiregion.text import count_text, printable
 
 from .findings import FindingKind, command_of, finding, only_or_none, pids_text, shown
@@ -26,16 +22,11 @@ if TYPE_CHECKING:
     from libhamiregion.observation.containers import Container, MissingRegion
     from libhamiregion.observation.processes import HostProcess
 
-    from .context import Checks, DoctorContext, ObservedRegion
+    from .context import DoctorContext, ObservedRegion
     from .findings import Finding
 
-# The length that maps shows for a layout that is mapped as a whole.
-_WHOLE = {layout: mapped_length(layout.size_bytes) for layout in LAYOUTS}
-_LAYOUTS = {length: layout for layout, length in _WHOLE.items()}
 _MESSAGE_LIMIT = 400
 _PATH_LIMIT = 300
-# A process can map any number of files that look like regions.
-_LOST_PER_CONTAINER = 16
 
 
 def unobserved(context: DoctorContext) -> Iterator[Finding]:
@@ -90,57 +81,37 @@ def _lost_regions(
 ) -> Iterator[Finding]:
     """Files that processes map as a region, and that were deleted or truncated."""
     processes = context.processes
-    # Not by the device: on overlay and btrfs maps and stat have different numbers for it.
-    files: dict[tuple[int, str], tuple[Container, int]] = {}
     by_pod: defaultdict[str | None, list[Container]] = defaultdict(list)
-    for each in (*context.observation.containers, *context.observation.missing):
+    for each in context.containers:
         if each.directory is not None:
             by_pod[each.pod_uid].append(each)
-    outside: dict[int, Container] = {}
-    for each in unreadable:
-        if each.directory is None:
-            outside.update(dict.fromkeys(each.pids, each))
-        elif each.region_path is not None:
-            with contextlib.suppress(OSError):
-                status = os.lstat(each.region_path)
-                key = status.st_ino, PurePath(each.region_path).name
-                files[key] = each, status.st_size
-    tried: Counter[str] = Counter()
-    until_s = time.monotonic() + EVIDENCE_S
-    for mapped in mapped_regions(processes, without=context.identities.keys()):
-        tried[mapped.payer] += 1
-        if tried[mapped.payer] > _LOST_PER_CONTAINER:
-            continue
-        # Where there is no time, it has the name of when its maps were read.
-        has_time = time.monotonic() < until_s
-        now = resolve(context.node.processes, mapped) if has_time else mapped
-        own, size = files.get(now.inode_and_name, (None, 0))
-        if own is None and not now.deleted:
-            continue
+    outside = {pid: each for each in unreadable if each.directory is None for pid in each.pids}
+    for lost in context.evidence.lost_files:
         users = {
             process: mapping
-            for process, mapping in processes.mappings(now.identity)
+            for process, mapping in processes.mappings(lost.identity)
             # A monitor maps the region of a container that has gone for a while.
             if mapping.writable and process not in context.onlookers and not is_monitor(process)
         }
+        size = lost.size_bytes
         cut = any(mapped_length(size) < mapping.length_bytes for mapping in users.values())
         pods = {each.container.pod_uid for each in users if each.container is not None} - {None}
         of_pods = [each for pod in pods for each in by_pod[pod]]
-        only = of_pods[0] if len(of_pods) == 1 else outside.get(now.pids[0])
-        container = own or only
+        only = of_pods[0] if len(of_pods) == 1 else outside.get(lost.pid)
+        container = lost.container or only
         # Without a container this node does not look at that region.
-        if not users or not (now.deleted or cut) or container is None:
+        if not users or not (lost.deleted or cut) or container is None:
             continue
-        state = "/proc shows as deleted" if now.deleted else f"is {size} bytes long now"
+        state = "/proc shows as deleted" if lost.deleted else f"is {size} bytes long now"
         yield finding(
             FindingKind.REGION_LOST,
             f"the region of {count_text(len(users), 'process')} was"
-            f" {'deleted' if now.deleted else 'cut short'}",
+            f" {'deleted' if lost.deleted else 'cut short'}",
             f"{pids_text([each.pid for each in users])} of the host{command_of(next(iter(users)))}"
-            f" mapped {shown(now.path_in_namespace, _PATH_LIMIT)}, which {state}",
+            f" mapped {shown(lost.path, _PATH_LIMIT)}, which {state}",
             container=container,
             pid=only_or_none([process.ns_pids[-1] for process in users]),
-            cause="deleted" if now.deleted else "cut_short",
+            cause="deleted" if lost.deleted else "cut_short",
         )
 
 
@@ -175,7 +146,7 @@ def borrowed_directories(context: DoctorContext, used: ObservedRegion) -> Iterat
             by_pod[pod].append(process)
     if not by_pod:
         return
-    first, *others = [_pod_words(context, pod) for pod in by_pod]
+    first, *others = [_pod_words(context, each[0]) for each in by_pod.values()]
     pods = f"{first} and {count_text(len(others), 'other')}" if others else first
     users = [process for each in by_pod.values() for process in each]
     yield used.finding(
@@ -186,47 +157,37 @@ def borrowed_directories(context: DoctorContext, used: ObservedRegion) -> Iterat
     )
 
 
-def _pod_words(context: DoctorContext, pod_uid: str) -> str:
-    name = context.node.names.resolve(pod_uid)
-    return f"pod {pod_uid if name is None or name.pod is None else f'{name.namespace}/{name.pod}'}"
+def _pod_words(context: DoctorContext, process: HostProcess) -> str:
+    id_ = process.container
+    name = None if id_ is None else context.observation.names.get(id_.id)
+    known = None if name is None or name.pod is None else f"{name.namespace}/{name.pod}"
+    return f"pod {known or process.pod_uid}"
 
 
 def mixed_layouts(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Regions that several generations of libvgpu use."""
     layout = used.snapshot.layout
-    whole = _WHOLE[layout]
-    processes = context.processes
-    for process, mapping in processes.mappings(used.identity):
-        other = _LAYOUTS.get(mapping.length_bytes)
-        if other is not None and mapping.length_bytes % whole and process in used.users:
+    for process, length_bytes, other in other_layouts(context.observation, used.row):
+        if process in used.users:
             yield used.finding(
                 FindingKind.LAYOUT_MIXED,
                 f"process {process.ns_pids[-1]} maps the region as another layout",
-                f"the region is of layout {layout.value}, {whole} bytes in pages; process"
-                f" {process.pid}{command_of(process)} maps {mapping.length_bytes} of it, as layout"
+                f"the region is of layout {layout.value}, {WHOLE_BYTES[layout]} bytes in pages;"
+                f" process {process.pid}{command_of(process)} maps {length_bytes} of it, as layout"
                 f" {other.value} is long",
                 pid=process.ns_pids[-1],
                 cause="mapped_length",
             )
             return
-    # Of a region outside the roots this is the length of a link.
-    size_bytes = os.lstat(used.region.path).st_size if layout is Layout.V1_1 else 0
-    if size_bytes >= Layout.V1_1_POSTINIT.size_bytes:
+    if used.evidence.size_bytes:
         yield used.finding(
             FindingKind.LAYOUT_MIXED,
             "a later libvgpu has opened a region of layout 1.1",
-            f"the file is {size_bytes} bytes long; layout 1.1 needs {layout.size_bytes + 1}, and"
-            " libvgpu 2.8.1 makes it longer when it opens it",
+            f"the file is {used.evidence.size_bytes} bytes long; layout 1.1 needs"
+            f" {layout.size_bytes + 1}, and libvgpu 2.8.1 makes it longer when it opens it",
             cause="file_size",
         )
 
 
-CHECKS_OF_NODE: Checks = {
-    unobserved: {FindingKind.ROOT_UNREADABLE, FindingKind.NOT_OBSERVED},
-    missing_regions: {FindingKind.REGION_LOST, FindingKind.REGION_MISSING},
-}
-CHECKS: Checks = {
-    mixed_layouts: {FindingKind.LAYOUT_MIXED},
-    newer_layouts: {FindingKind.LAYOUT_NEWER},
-    borrowed_directories: {FindingKind.DIRECTORY_BORROWED},
-}
+CHECKS_OF_NODE = (unobserved, missing_regions)
+CHECKS = (mixed_layouts, newer_layouts, borrowed_directories)

@@ -16,7 +16,7 @@ from .findings import FindingKind, Severity, command_of, finding, only_or_none, 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .context import Checks, DoctorContext, ObservedRegion
+    from .context import DoctorContext, ObservedRegion
     from .findings import Finding
 
 
@@ -290,18 +290,14 @@ def unrecorded_utilization(context: DoctorContext, used: ObservedRegion) -> Iter
                 )
 
 
-CHECKS_OF_NODE: Checks = {
-    failed_gpus: {FindingKind.GPU_FAILED},
-    impossible_driver_figures: {FindingKind.FIGURE_IMPOSSIBLE},
-    escaping_processes: {FindingKind.PROCESS_ESCAPES},
-}
-CHECKS: Checks = {
-    usage_above_limit: {FindingKind.USAGE_ABOVE_LIMIT},
-    impossible_usage: {FindingKind.USAGE_IMPOSSIBLE},
-    impossible_figures: {FindingKind.FIGURE_IMPOSSIBLE},
-    device_count_zero: {FindingKind.DEVICE_COUNT_ZERO},
-    driver_memory: {FindingKind.DRIVER_MEMORY_DIFFERS},
-    unrecorded_utilization: {FindingKind.UTILIZATION_NOT_RECORDED},
-    sm_limits_off: {FindingKind.SM_LIMIT_OFF},
-    blocked_launches: {FindingKind.LAUNCHES_BLOCKED},
-}
+CHECKS_OF_NODE = (failed_gpus, impossible_driver_figures, escaping_processes)
+CHECKS = (
+    usage_above_limit,
+    impossible_usage,
+    impossible_figures,
+    device_count_zero,
+    driver_memory,
+    unrecorded_utilization,
+    sm_limits_off,
+    blocked_launches,
+)

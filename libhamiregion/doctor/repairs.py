@@ -10,10 +10,12 @@ import attrs
 
 from libhamiregion.errors import LockTimeout, RegionError
 from libhamiregion.node.evidence import gather
+from libhamiregion.node.suspects import match_anew
+from libhamiregion.observation.evidence import RegionSlots
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
-from .context import look, memory_bytes
+from .context import memory_bytes
 from .findings import FindingKind, key_of, pids_text
 
 if TYPE_CHECKING:
@@ -173,6 +175,20 @@ class _RegionRepair:
         found = gather(self._node.processes, {region: self._container}, everyone=everyone)
         return found.get(region) or region.evidence()
 
+    def _read_slots(self) -> RegionSlots:
+        """Read the region and its processes now.
+
+        Raises:
+            RegionError: The region cannot be read.
+            OSError: /proc cannot be listed.
+        """
+        region = self._container.region
+        assert region is not None  # noqa: S101 (`repair` has checked it)
+        snapshot = region.snapshot()
+        pids = [each.pid for each in snapshot.processes]
+        processes = match_anew(self._node, {self._container: pids})[self._container]
+        return RegionSlots(snapshot, processes)
+
     def attempt(self, finding: Finding) -> Repair:
         """Repair one finding, or say why not."""
         step = _STEPS[finding.kind]
@@ -235,7 +251,7 @@ class _RegionRepair:
         for _ in range(_TRIES):
             alive = [
                 (usage, process)
-                for usage, process in look(self._node, self._container).alive
+                for usage, process in self._read_slots().alive
                 if finding.pid in {None, usage.pid} and not processes.ended([process])
             ]
             wrong = [(usage, process) for usage, process in alive if usage.host_pid != process.pid]
@@ -258,7 +274,7 @@ class _RegionRepair:
             return [
                 f"would free the slot of dead process {usage.pid},"
                 f" {format_size(memory_bytes(usage))}"
-                for usage, match in look(self._node, self._container).slots
+                for usage, match in self._read_slots().slots
                 if match.state == "dead" and (memory_bytes(usage) or not usage.settled)
             ]
         if self._freed is None:
@@ -272,7 +288,7 @@ class _RegionRepair:
         pid = finding.pid
         actions = [text for each, text in self._freed.items() if pid in {None, each}]
         if not actions:
-            for usage, match in look(self._node, self._container).slots:
+            for usage, match in self._read_slots().slots:
                 if pid in {None, usage.pid} and match.state != "alive" and memory_bytes(usage):
                     raise _NotRepaired(
                         f"process {usage.pid} cannot be proved dead; its slot was left"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from libhamiregion.observation.rows import Join, NodeProcess
     from libhamiregion.observation.share import Share
 
-    from .context import Checks, DoctorContext
+    from .context import DoctorContext
     from .findings import Finding
 
 _LOADED = {
@@ -80,4 +80,4 @@ def _given(share: Share | None) -> str:
     return f"it was given {' and '.join(filter(None, (memory, sm))) or 'a share'}"
 
 
-CHECKS_OF_NODE: Checks = {unlimited_shares: {FindingKind.SHARE_NOT_LIMITED}}
+CHECKS_OF_NODE = (unlimited_shares,)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from functools import partial
 from typing import TYPE_CHECKING
 
-from libhamiregion._core import lib
-from libhamiregion.errors import SearchCutShort
-from libhamiregion.layouts import SLOT_CAPACITY, Layout
+from libhamiregion.layouts import SLOT_CAPACITY
 from libhamiregion.observation.figures import IMPOSSIBLE_BYTES
-from libhamiregion.raw_slots import read_seqlocks
+from libhamiregion.observation.suspicions import NEARLY_FULL
 from libhamiregion.text import count_text
 from libhamiregion.units import format_size
 
@@ -24,12 +20,10 @@ if TYPE_CHECKING:
     from libhamiregion.lock import LockState
     from libhamiregion.models import ProcessUsage
     from libhamiregion.observation.processes import HostProcess
-    from libhamiregion.region import Region
 
-    from .context import Checks, DoctorContext, ObservedRegion
+    from .context import DoctorContext, ObservedRegion
     from .findings import Finding
 
-_NEARLY_FULL = SLOT_CAPACITY * 9 // 10
 # A container can have a thousand processes, each with something wrong.
 _FINDINGS_PER_REGION = 16
 _PATH_LIMIT = 200
@@ -72,7 +66,7 @@ def slots_without_pid(_: DoctorContext, used: ObservedRegion) -> Iterator[Findin
     # Generations with seqlocks take it for a dead one; only what it holds does harm.
     late = used.snapshot.layout.has_seqlock
     holding = [held for usage, _ in used.slots if usage.pid == 0 and (held := memory_bytes(usage))]
-    found = len(holding) if late else used.region._live(lib.HR_VALUE_PIDLESS)
+    found = len(holding) if late else used.evidence.pidless_slots
     if found:
         yield used.finding(
             FindingKind.SLOT_WITHOUT_PID,
@@ -87,7 +81,7 @@ def slots_without_pid(_: DoctorContext, used: ObservedRegion) -> Iterator[Findin
 def slot_table_fill(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """A table that is full, or nearly."""
     taken = used.snapshot.slot_count
-    if taken >= _NEARLY_FULL:
+    if taken >= NEARLY_FULL:
         of = Counter(match.state for _, match in used.slots)
         yield used.finding(
             FindingKind.SLOT_TABLE_FULL,
@@ -116,7 +110,7 @@ def unknown_processes(context: DoctorContext) -> Iterator[Finding]:
         yield finding(
             FindingKind.PROCESSES_UNKNOWN,
             f"{count_text(slots, 'slot')} in {count_text(len(unknown), 'region')} cannot be judged",
-            f"{context.node.proc} {hidden}",
+            f"{processes.proc} {hidden}",
             cause="sight",
         )
         return
@@ -133,48 +127,44 @@ def unknown_processes(context: DoctorContext) -> Iterator[Finding]:
         )
 
 
-def moved_slots(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
+def moved_slots(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Live processes that write behind the last slot that counts, or have two that count."""
-    behind = context.slots_behind(used)
-    if behind is None:
-        return
+    evidence = used.evidence
     living = {process.ns_pids[-1]: process for process in used.users}
     counting = Counter(usage.pid for usage, _ in used.slots if memory_bytes(usage))
     twice = {pid for pid, slots in counting.items() if slots > 1 and pid in living}
-    if not (twice or behind):
+    if not (twice or evidence.slots_behind):
         return
     # Earlier processes leave slots there, and pids are used again: the core has the proof.
-    try:
-        found = used.region.repair_slots(evidence=context.evidence(used), dry_run=True)
-    except SearchCutShort as error:
+    if evidence.unproved:
         yield used.finding(
             FindingKind.PROCESSES_UNKNOWN,
-            f"{count_text(len(error.pids), 'slot')} cannot be judged",
-            f"{pids_text(error.pids)}: there was no time to read all processes",
-            pid=only_or_none(error.pids),
+            f"{count_text(len(evidence.unproved), 'slot')} cannot be judged",
+            f"{pids_text(evidence.unproved)}: there was no time to read all processes",
+            pid=only_or_none(evidence.unproved),
             cause="no_time",
             advice="run it again; if it lasts, reading some process of the node takes very long",
         )
-        found = error.done
-    moved = [pid for pid in dict.fromkeys((*found.repaired, *found.left)) if pid in living]
+    moved = [pid for pid in dict.fromkeys((*evidence.moved, *evidence.idle)) if pid in living]
     for pid in moved[:_FINDINGS_PER_REGION]:
         cause, what = "orphaned", "writes to a slot that does not count"
-        where = f"slot {behind.get(pid)}, and only the first {used.snapshot.slot_count} count"
+        slot = evidence.slots_behind.get(pid)
+        where = f"slot {slot}, and only the first {used.snapshot.slot_count} count"
         if pid in twice:
             cause, what = "doubled", "has two slots that count"
             where = f"{counting[pid]} of the {len(used.slots)} slots that count"
         process = living[pid]
-        evidence = f"pid {pid} has {where}; process {process.pid}{command_of(process)} is alive"
+        proof = f"pid {pid} has {where}; process {process.pid}{command_of(process)} is alive"
         severity = Severity.WARNING if cause == "doubled" else None
-        is_idle, advice = pid not in found.repaired, None
+        is_idle, advice = pid not in evidence.moved, None
         if is_idle:
             cause, severity, what = "idle", Severity.INFO, "may be counted wrongly"
-            evidence += " and idle: which of its slots it writes to is not known"
+            proof += " and idle: which of its slots it writes to is not known"
             advice = "repair while it allocates or frees memory, or restart it"
         yield used.finding(
             FindingKind.SLOT_MOVED,
             f"process {pid} {what}",
-            evidence,
+            proof,
             severity=severity,
             pid=pid,
             cause=cause,
@@ -183,31 +173,19 @@ def moved_slots(context: DoctorContext, used: ObservedRegion) -> Iterator[Findin
         )
 
 
-def stuck_seqlocks(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
+def stuck_seqlocks(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Seqlocks that stay odd."""
-    layout = used.snapshot.layout
-    if not (layout.has_seqlock or layout is Layout.V1_1):
-        return
-    # In layout 1.1 only processes of 2.8.1 and later have them, and snapshots do not wait for them.
-    read = [usage.slot for usage, _ in used.slots if not (layout.has_seqlock and usage.settled)]
-    seqlocks = read_seqlocks(used.region, read)
-    dead = []
-    suspects = 0
-    for usage, match in used.slots:
-        seqlock = seqlocks.get(usage.slot, 0)
-        if seqlock % 2 and match.state == "dead":
-            dead.append(usage.pid)
-        if seqlock % 2 == 0 or match.state == "dead" or suspects == _FINDINGS_PER_REGION:
-            continue
-        suspects += 1
+    odd = [each for each in used.slots if each[0].slot in used.evidence.seqlocks]
+    living = [(usage, match) for usage, match in odd if match.state != "dead"]
+    for usage, match in living[:_FINDINGS_PER_REGION]:
         process = match.process
         life = "whether its process lives is not known"
         if process is not None:
             life = f"its process {process.pid}{command_of(process)} is alive"
-        suspect = used.finding(
+        yield used.finding(
             FindingKind.SEQLOCK_STUCK,
             f"seqlock of process {usage.pid} stays odd",
-            f"it was {seqlock} at every check; {life}",
+            f"it was {used.evidence.seqlocks[usage.slot]} at every check; {life}",
             pid=usage.pid,
             cause="unknown_writer" if process is None else "live_writer",
             advice="if the process is stopped, `kill -CONT` continues it; if not, two of its"
@@ -215,8 +193,7 @@ def stuck_seqlocks(context: DoctorContext, used: ObservedRegion) -> Iterator[Fin
             repairable=False,
             is_transient=True,
         )
-        context.suspects[suspect] = partial(_has_written, used.region, usage.slot, seqlock)
-        yield suspect
+    dead = [usage.pid for usage, match in odd if match.state == "dead"]
     if dead:
         yield used.finding(
             FindingKind.SEQLOCK_STUCK,
@@ -225,14 +202,6 @@ def stuck_seqlocks(context: DoctorContext, used: ObservedRegion) -> Iterator[Fin
             pid=only_or_none(dead),
             cause="dead_writer",
         )
-
-
-def _has_written(region: Region, slot: int, seqlock: int) -> bool:
-    return _seqlock_of(region, slot) != seqlock
-
-
-def _seqlock_of(region: Region, slot: int) -> int:
-    return read_seqlocks(region, [slot])[slot]
 
 
 # ---- host pids ----------------------------------------------------------------------------------
@@ -273,9 +242,7 @@ def _cause(context: DoctorContext, usage: ProcessUsage) -> str:
         return "container_pid"
     if stored in context.with_slot:
         return "swapped"
-    # The table leaves kernel threads out, and threads of processes.
-    exists = stored > 0 and os.path.exists(f"{context.node.proc}/{stored}/stat")  # noqa: PTH110
-    return "foreign" if exists else "dead"
+    return "foreign" if stored in context.evidence.existing_pids else "dead"
 
 
 def _words(context: DoctorContext, used: ObservedRegion, cause: str, stored: int) -> str:
@@ -302,13 +269,11 @@ _WORDS = {
 
 def locks(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Check a region's lock and start-up semaphore."""
-    if context.has_suspect_lock(used):
-        state = used.region.lock_state(evidence=context.evidence(used))
-        if state.damaged:
-            yield _impossible(used, "the lock's semaphore", state.semaphore_value, "lock")
-        elif state.held:
-            yield _held(context, used, state)
-    startup = used.region._live(lib.HR_VALUE_POSTINIT)
+    state, startup = used.evidence.lock, used.evidence.startup_value
+    if state is not None and state.damaged:
+        yield _impossible(used, "the lock's semaphore", state.semaphore_value, "lock")
+    elif state is not None and state.held:
+        yield _held(context, used, state)
     if startup > 1:
         yield _impossible(used, "the start-up semaphore", startup, "startup")
     elif startup == 0 and context.is_unused(used):
@@ -331,7 +296,7 @@ def _impossible(used: ObservedRegion, which: str, value: int, cause: str) -> Fin
 
 
 def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Finding:
-    pid, region, before = state.owner_pid, used.region, used.snapshot.owner_pid
+    pid = state.owner_pid
     on_host = "" if state.owner_host_pid is None else f" ({state.owner_host_pid} on the host)"
     process = f"process {pid}{on_host}" if pid else "an unknown process"
     who = "a tool with libhamiregion" if state.by_library else process
@@ -346,49 +311,38 @@ def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Fin
             cause="dead_owner",
         )
     if state.owner_life is None:
-        suspect = used.finding(
+        return used.finding(
             FindingKind.LOCK_STUCK,
             "the lock is taken without a signature",
             "the semaphore is 0 and owner_pid is 0, and nothing has moved",
             cause="ownerless",
             is_transient=True,
         )
-
-        def has_moved() -> bool:
-            return region._live(lib.HR_VALUE_SEM) != 0 or region.snapshot().owner_pid != 0
-    else:
-        owner = context.processes.get(state.owner_host_pid or 0)
-        known = state.owner_life == "alive"
-        life = f"it is alive{command_of(owner)}" if known else "whether it lives is not known"
-        suspect = used.finding(
-            FindingKind.LOCK_STUCK,
-            f"the lock was held by {who} at every check",
-            f"releases between two checks are not seen; {life}; {waiters}",
-            pid=pid,
-            cause="live_owner" if known else "unknown_owner",
-            advice="see what the process does: if it is stopped, `kill -CONT` continues it; if a"
-            " seqlock is stuck as well, it waits for that: `hamiregion doctor --repair --root DIR`"
-            " frees both, and no process has to be ended",
-            repairable=False,
-            severity=Severity.WARNING,
-            is_transient=True,
-        )
-
-        def has_moved() -> bool:
-            # `lock_state` would search /proc for the owner each time.
-            return region.snapshot().owner_pid != before
-
-    context.suspects[suspect] = has_moved
-    return suspect
+    owner = context.processes.get(state.owner_host_pid or 0)
+    known = state.owner_life == "alive"
+    life = f"it is alive{command_of(owner)}" if known else "whether it lives is not known"
+    return used.finding(
+        FindingKind.LOCK_STUCK,
+        f"the lock was held by {who} at every check",
+        f"releases between two checks are not seen; {life}; {waiters}",
+        pid=pid,
+        cause="live_owner" if known else "unknown_owner",
+        advice="see what the process does: if it is stopped, `kill -CONT` continues it; if a"
+        " seqlock is stuck as well, it waits for that: `hamiregion doctor --repair --root DIR`"
+        " frees both, and no process has to be ended",
+        repairable=False,
+        severity=Severity.WARNING,
+        is_transient=True,
+    )
 
 
-CHECKS_OF_NODE: Checks = {unknown_processes: {FindingKind.PROCESSES_UNKNOWN}}
-CHECKS: Checks = {
-    locks: {FindingKind.LOCK_STUCK, FindingKind.SEMAPHORE_IMPOSSIBLE},
-    stuck_seqlocks: {FindingKind.SEQLOCK_STUCK},
-    slots_without_pid: {FindingKind.SLOT_WITHOUT_PID},
-    moved_slots: {FindingKind.SLOT_MOVED, FindingKind.PROCESSES_UNKNOWN},
-    dead_processes: {FindingKind.DEAD_PROCESS_COUNTED},
-    slot_table_fill: {FindingKind.SLOT_TABLE_FULL},
-    wrong_host_pids: {FindingKind.HOST_PID_WRONG},
-}
+CHECKS_OF_NODE = (unknown_processes,)
+CHECKS = (
+    locks,
+    stuck_seqlocks,
+    slots_without_pid,
+    moved_slots,
+    dead_processes,
+    slot_table_fill,
+    wrong_host_pids,
+)

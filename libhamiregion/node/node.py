@@ -49,6 +49,21 @@ class NodeBusy(TimeoutError):
     """Another thread's refresh of the node has not returned: the system may never answer it."""
 
 
+@contextlib.contextmanager
+def exclusively(lock: threading.Lock | threading.RLock) -> Iterator[None]:
+    """Hold a lock. A file system that never answers must hang only one refresh.
+
+    Raises:
+        NodeBusy: Another thread has held it for 30 s.
+    """
+    if not lock.acquire(timeout=_LOOK_TIMEOUT_S):
+        raise NodeBusy(f"another refresh of this node has not returned for {_LOOK_TIMEOUT_S:g} s")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 class Node:
     """The containers of one node, kept up to date by `refresh`.
 
@@ -160,17 +175,9 @@ class Node:
         state = "closed" if self._is_closed else f"{len(self._containers)} containers"
         return f"<Node {', '.join(self.roots)}: {state}>"
 
-    @contextlib.contextmanager
-    def _one_look(self) -> Iterator[None]:
-        """Exclude other refreshes. A file system that never answers must hang only one."""
-        if not self._refreshing.acquire(timeout=_LOOK_TIMEOUT_S):
-            raise NodeBusy(
-                f"another refresh of this node has not returned for {_LOOK_TIMEOUT_S:g} s"
-            )
-        try:
-            yield
-        finally:
-            self._refreshing.release()
+    def _one_look(self) -> contextlib.AbstractContextManager[None]:
+        """Exclude other refreshes."""
+        return exclusively(self._refreshing)
 
     def close(self) -> None:
         """Close all regions; may be called again. A refresh that does not return keeps its own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -15,7 +16,9 @@ from libhamiregion.observation.model import Gap, Observation
 from libhamiregion.observation.without_region import explained
 from libhamiregion.text import count_text, printable
 
+from .node import exclusively
 from .roots import RootsUnreadable
+from .suspects import SuspectReader
 from .workers import Blocked, Workers
 
 if TYPE_CHECKING:
@@ -45,7 +48,7 @@ class Observer:
 
     The order is fixed: the driver first, because a process that uses a GPU has its slot by the time
     the regions are read; then the directories and the regions; then /proc, because a slot that was
-    read before /proc can be proved dead by it.
+    read before /proc can be proved dead by it; last, evidence about what is suspicious in these.
 
     Threads: may be shared; one observation is taken at a time. Fork: a child makes its own.
 
@@ -75,7 +78,10 @@ class Observer:
         self._driver = Workers(driver_timeout_s or _DRIVER_TIMEOUT_S, "hami-nvml")
         # The last one with the driver's sample, and the last one without.
         self._last: dict[bool, Observation] = {}
-        self._taking_since_s: float | None = None
+        # Of what is done at this moment; each is done by one thread at a time.
+        self._began_s: dict[str, float] = {}
+        self._taking_slots = threading.Lock()
+        self._suspects = SuspectReader(node)
 
     @property
     def asks_driver(self) -> bool:
@@ -85,8 +91,8 @@ class Observer:
     @property
     def taking_s(self) -> float:
         """How long the observation takes that is being taken; 0 if none is."""
-        since_s = self._taking_since_s
-        return 0.0 if since_s is None else time.monotonic() - since_s
+        now_s = time.monotonic()
+        return max((now_s - each for each in self._began_s.copy().values()), default=0.0)
 
     def observe(
         self,
@@ -119,7 +125,7 @@ class Observer:
         def fits(last: Observation) -> bool:
             return (
                 last.began_s >= asked_s - max_age_s
-                and (not slots or last.states is not None or last.processes_error is not None)
+                and (not slots or last.evidence is not None or last.processes_error is not None)
                 and (
                     last.processes_read_s >= asked_s - processes_max_age_s
                     or last.processes_error is not None
@@ -133,15 +139,39 @@ class Observer:
         self.node.check_open()
         if (found := newest()) is not None:
             return found
-        with self.node._one_look():
-            if (found := newest()) is None:
+        # Those who want the regions alone do not wait for evidence.
+        with exclusively(self._taking_slots) if slots else contextlib.nullcontext():
+            if (found := newest()) is not None:
+                return found
+            with self.node._one_look():
+                if (found := newest()) is not None:
+                    return found
                 age_s = 0.0 if self._anew else processes_max_age_s
-                self._taking_since_s = time.monotonic()
-                try:
-                    found = self._last[driver] = self._take(slots, driver, age_s)
-                finally:
-                    self._taking_since_s = None
+                with self._timed("regions"):
+                    found = self._take(slots, driver, age_s)
+            if slots:
+                with self._timed("evidence"):
+                    found = self._with_evidence(found)
+            self._last[driver] = found
             return found
+
+    @contextlib.contextmanager
+    def _timed(self, work: str) -> Iterator[None]:
+        self._began_s[work] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._began_s[work]
+
+    def _with_evidence(self, found: Observation) -> Observation:
+        """Add evidence about suspects, if their processes are known."""
+        if found.states is None:
+            return found
+        try:
+            return attrs.evolve(found, evidence=self._suspects.read(found))
+        except OSError as error:
+            gap = Gap("processes", f"{self.node.proc} could not be read: {error}")
+            return attrs.evolve(found, processes_error=error, gaps=(*found.gaps, gap))
 
     def _take(self, slots: bool, driver: bool, processes_max_age_s: float) -> Observation:
         node, began_s = self.node, time.monotonic()
@@ -271,13 +301,15 @@ def _names(
 ) -> dict[str, PodName]:
     """Names by container id, where a container of the node does not give a process its name.
 
-    That is of processes that the driver lists, and of those that share a claim's region.
+    That is of processes that the driver lists, of those that share a claim's region, and of those
+    with libvgpu that use the region of another pod.
     """
     listed = () if sample is None else sample.pids
     processes = [each for pid in listed if (each := node.processes.view.get(pid)) is not None]
     for row, found in ({} if states is None else states.proved).items():
         if snapshot.containers[row].claim_uid is not None:
             processes += (*found.alive.values(), *found.unlisted)
+        processes += filter(node.processes.view.has_libvgpu, found.onlookers)
     ids = {each.container for each in processes if each.container is not None}
     named = {each.id: node.names.resolve(each.pod_uid, None, each.id) for each in ids}
     return {id_: name for id_, name in named.items() if name is not None}

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from .containers import Container
     from .driver import NvmlSample
+    from .evidence import NodeEvidence
     from .names import ContainerId, PodName
     from .processes import ProcessView, RegionProcesses, SlotStates
 
@@ -128,6 +129,7 @@ class Observation:
         names: Names by container id, of processes that the driver lists.
         root_errors: Root to reason, of directories of containers that could not be listed.
         root_problem: Why no directory of containers could be listed; None if one could.
+        evidence: What the columns do not have about suspects; None without the slots.
     """
 
     snapshot: NodeSnapshot
@@ -147,6 +149,7 @@ class Observation:
     names: Mapping[str, PodName] = attrs.field(factory=dict)
     root_errors: Mapping[str, str] = attrs.field(factory=dict)
     root_problem: str | None = None
+    evidence: NodeEvidence | None = None
 
     @property
     def containers(self) -> tuple[Container, ...]:

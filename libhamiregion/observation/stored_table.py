@@ -117,6 +117,10 @@ class StoredTable(RegionTable):
     def __repr__(self) -> str:
         return f"<StoredTable of {len(self)} regions>"
 
+    def layout_newer(self, row: int) -> tuple[int, int] | None:
+        """Return the version of the region in that row, if it is newer than its layout's."""
+        return self._newer[row]
+
     def error(self, row: int) -> RegionError | OSError | None:
         """Return why the region in that row could not be read; None if it was.
 

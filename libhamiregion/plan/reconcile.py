@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from libhamiregion.node.node_lock import LockUse, NodeLock, NodeLocked
 from libhamiregion.services.backoff import Backoff, owner_of
 from libhamiregion.services.events import EventReporter, silent
-from libhamiregion.services.node_lock import LockUse, NodeLock, NodeLocked
 from libhamiregion.text import error_text, printable
 
 from .apply import change_container, undo_plan

@@ -10,9 +10,8 @@ from libhamiregion.observation.processes import is_monitor
 from libhamiregion.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from libhamiregion.node.node import Node
     from libhamiregion.observation.containers import Container
     from libhamiregion.observation.processes import FileIdentity, HostProcess, ProcessView
 
@@ -41,8 +40,10 @@ class CompetingController:
     message: str
 
 
-def find_monitors(node: Node) -> tuple[CompetingController, ...]:
-    """Find programs that do what HAMi's monitor does, by the node's last refresh.
+def find_monitors(
+    view: ProcessView, containers: Sequence[Container]
+) -> tuple[CompetingController, ...]:
+    """Find programs that do what HAMi's monitor does.
 
     A monitor maps every region of the roots for writing: a process that maps regions of two pods is
     one, whatever its name; one with the monitor's name is one with a single region. Processes of
@@ -52,9 +53,9 @@ def find_monitors(node: Node) -> tuple[CompetingController, ...]:
     the root, one that no process of its pod maps.
 
     Args:
-        node: The node.
+        view: The node's processes.
+        containers: Its containers.
     """
-    view, containers = node.processes.view, node.containers
     claims = [each.claim for each in containers if each.claim_uid is not None]
     holders = (each.pod_uids for each in claims if each is not None)
     tenants = {each.pod_uid for each in containers}.union(*holders) - {None}

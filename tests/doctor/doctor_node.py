@@ -12,8 +12,8 @@ from support.region_file import RegionFile
 from support.wait import eventually
 
 from libhamiregion import Layout, create_region, open_region
-from libhamiregion.doctor import Finding, FindingKind, Repair, diagnose, repair
-from libhamiregion.node import Node
+from libhamiregion.doctor import Finding, FindingKind, Repair, examine, repair
+from libhamiregion.node import Node, NvmlSampler, Observer
 
 GIB = 1 << 30
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
@@ -119,8 +119,11 @@ class DoctorNode:
         self.places.append(Place(self.root, layout, name, **spec))
         return self.places[-1]
 
-    def findings(self, **options: Any) -> tuple[Finding, ...]:
-        return diagnose(self.node, **{"settle_s": SETTLE_S, **options})
+    def findings(
+        self, *, sampler: NvmlSampler | None = None, **options: Any
+    ) -> tuple[Finding, ...]:
+        observer = Observer(self.node, sampler=sampler, anew=True)
+        return examine(observer, **{"settle_s": SETTLE_S, **options})
 
     def undisturbed_findings(self) -> tuple[Finding, ...]:
         """The findings of a look at which no other test had a process that cannot be read.

@@ -29,8 +29,7 @@ from libhamiregion import (
     open_region,
 )
 from libhamiregion.doctor import FindingKind, Repair, diagnose, repair
-from libhamiregion.doctor import files as doctor_files
-from libhamiregion.node import Node, ProcessTable
+from libhamiregion.node import Node, Observer, ProcessTable, suspects
 from libhamiregion.node.outside import MappedRegion, resolve
 from libhamiregion.observation import containers as node_containers
 
@@ -59,7 +58,7 @@ def test_deleted_files_cost_the_doctor_a_bounded_number_of_looks(
         looked.append(mapped.pids[0])
         return resolve(table, mapped)
 
-    monkeypatch.setattr(doctor_files, "resolve", counted)
+    monkeypatch.setattr(suspects, "resolve", counted)
     assert doctor_node.findings(settle_s=0) == ()
     assert looked.count(hostile.pid_here) == 16
 
@@ -363,7 +362,7 @@ def test_a_process_that_calls_itself_a_monitor_hides_no_blocked_launches(
 
     def found() -> list[FindingKind]:
         with Node(doctor_node.root) as node:
-            return [each.kind for each in diagnose(node, settle_s=0)]
+            return [each.kind for each in diagnose(Observer(node, anew=True).observe())]
 
     try:
         # Of another test's process that cannot be read, it is not known what it is.

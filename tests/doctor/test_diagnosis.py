@@ -6,7 +6,7 @@ from support.containers import needs_namespaces
 import doctor.scenes  # noqa: F401 (fills the table)
 from doctor.doctor_node import DoctorNode, Place
 from doctor.scene_table import SCENES, Expected
-from libhamiregion.doctor import Finding, FindingKind, diagnose
+from libhamiregion.doctor import Finding, FindingKind
 from libhamiregion.doctor.repairs import ORDER
 
 pytestmark = needs_namespaces
@@ -66,7 +66,7 @@ def test_a_scene_is_found_and_mended_or_left_alone(name: str, doctor_node: Docto
         assert doctor_node.content() == before
         if not scene.found:
             # Nor does anything seem wrong to who looks once.
-            assert diagnose(doctor_node.node, settle_s=0) == ()
+            assert doctor_node.findings(settle_s=0) == ()
     else:
         assert all(each.repairable for each in found)
         done = doctor_node.repair()

@@ -20,10 +20,10 @@ pytestmark = needs_namespaces
 REPAIR = """
 import sys
 from libhamiregion.doctor import diagnose, repair
-from libhamiregion.node import Node
+from libhamiregion.node import Node, Observer
 with Node(sys.argv[1]) as node:
     while True:
-        found = diagnose(node, settle_s=0)
+        found = diagnose(Observer(node, anew=True).observe())
         print(flush=True)
         repair(node, found)
 """

@@ -11,7 +11,7 @@ from support.containers import needs_namespaces
 from doctor.doctor_node import GIB, GPU, Container, DoctorNode, Place, kinds
 from libhamiregion.doctor import FindingKind
 from libhamiregion.node import NvmlSampler
-from libhamiregion.services.node_lock import LockUse, NodeLock
+from libhamiregion.node.node_lock import LockUse, NodeLock
 
 pytestmark = needs_namespaces
 

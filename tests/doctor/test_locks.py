@@ -7,7 +7,7 @@ from support.wait import eventually
 
 from doctor.doctor_node import DoctorNode
 from libhamiregion import Layout
-from libhamiregion.doctor import FindingKind, confirmed, diagnose, repair
+from libhamiregion.doctor import FindingKind, confirmed, repair
 
 pytestmark = needs_namespaces
 
@@ -81,7 +81,7 @@ def test_a_lock_in_the_way_is_an_error_of_each_repair_and_no_more(doctor_node: D
     inside = place.start(host_pid=False)
     inside.tell("lock")
     before = doctor_node.content()
-    found = [each for each in diagnose(doctor_node.node, settle_s=0) if each.repairable]
+    found = [each for each in doctor_node.findings(settle_s=0) if each.repairable]
     (done,) = repair(doctor_node.node, found, timeout_s=0.02)
     assert not done.done
     assert done.error is not None

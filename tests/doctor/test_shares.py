@@ -11,7 +11,7 @@ from support.containers import needs_namespaces
 from support.gpu_node import GpuNode, Pod, gpu_nodes
 from support.own_cgroups import needs_cgroups
 
-from libhamiregion.doctor import Finding, FindingKind, diagnose
+from libhamiregion.doctor import Finding, FindingKind, examine
 from libhamiregion.node import NvmlSampler, Observer
 
 pytestmark = [needs_namespaces, needs_cgroups]
@@ -29,7 +29,7 @@ SHARE = {"CUDA_DEVICE_MEMORY_LIMIT_0": "1024m", "CUDA_DEVICE_SM_LIMIT": "30"}
 
 def findings(node: GpuNode, sampler: NvmlSampler, settle_s: float = SETTLE_S) -> list[Finding]:
     with node.open() as opened:
-        found = diagnose(opened, sampler=sampler, settle_s=settle_s)
+        found = examine(Observer(opened, sampler=sampler, anew=True), settle_s=settle_s)
     return [each for each in found if each.kind is FindingKind.SHARE_NOT_LIMITED]
 
 
@@ -77,7 +77,7 @@ def test_a_region_that_was_mapped_before_the_gpu_was_used_is_seen(
         pod.inside.tell("attach", pod.region.path)
         hidden = pod.region.path.rename(pod.directory.parent / "elsewhere.cache")
         fake_driver.play(CARD, f"process 0 compute {host_pid} {500 * MIB}")
-        found = diagnose(opened, observer=observer, settle_s=SETTLE_S)
+        found = examine(observer, settle_s=SETTLE_S)
         kinds = {each.kind for each in found}
     assert hidden.exists()
     assert FindingKind.SHARE_NOT_LIMITED not in kinds

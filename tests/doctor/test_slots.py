@@ -10,7 +10,7 @@ from support.waiting_allocator import Memory
 
 from doctor.doctor_node import GIB, DoctorNode, Place
 from libhamiregion import Layout
-from libhamiregion.doctor import FindingKind, Severity, confirmed, diagnose, repair
+from libhamiregion.doctor import FindingKind, Severity, confirmed, repair
 from libhamiregion.node import Observer
 
 pytestmark = needs_namespaces
@@ -180,7 +180,7 @@ def test_a_thousand_invented_processes_are_one_finding_and_nobody_is_mistaken(
 
 def test_a_negative_time_is_refused(doctor_node: DoctorNode) -> None:
     with pytest.raises(ValueError, match="0 or more seconds"):
-        diagnose(doctor_node.node, settle_s=-1)
+        doctor_node.findings(settle_s=-1)
 
 
 def test_a_process_that_leaves_during_the_second_look_is_no_finding(

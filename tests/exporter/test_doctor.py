@@ -16,7 +16,7 @@ from support.wait import PATIENCE_S, eventually
 from libhamiregion import Layout
 from libhamiregion.doctor.findings import FindingKind
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.services.node_lock import LockUse, NodeLock
+from libhamiregion.node.node_lock import LockUse, NodeLock
 
 UUIDS = ["GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-1111-111111111111"]
 

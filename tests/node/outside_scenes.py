@@ -24,8 +24,8 @@ from support.command_line import with_notes
 from support.observing import details
 
 from libhamiregion import Layout, create_region, open_region
-from libhamiregion.doctor import diagnose
-from libhamiregion.node import Container, Node
+from libhamiregion.doctor import examine
+from libhamiregion.node import Container, Node, Observer
 
 _CLONE_NEWNS = 0x20000
 _MS_BIND = 4096
@@ -69,7 +69,7 @@ def only_region(directory: Path) -> Container:
         assert len(details(node)) == 1
         # Nor does anything of these hang.
         node.slots(node.snapshot())
-        diagnose(node, settle_s=0.1)
+        examine(Observer(node, anew=True), settle_s=0.1)
     return found
 
 

@@ -16,8 +16,16 @@ from support.region_file import RegionFile, RegionFileFactory
 from support.wait import eventually
 
 from libhamiregion import open_region
-from libhamiregion.doctor import diagnose, repair
-from libhamiregion.node import Container, Node, ProcessTable, RegionProcesses, evidence, match_slots
+from libhamiregion.doctor import examine, repair
+from libhamiregion.node import (
+    Container,
+    Node,
+    Observer,
+    ProcessTable,
+    RegionProcesses,
+    evidence,
+    match_slots,
+)
 from libhamiregion.node.procfs import file_identity
 
 pytestmark = [needs_cgroups, pytest.mark.root]
@@ -129,7 +137,7 @@ def test_a_repair_frees_the_slot_of_the_dead_without_reading_a_neighbours_maps(
     with Node(scene.root) as node:
 
         def is_repaired() -> bool:
-            return any(each.done for each in repair(node, diagnose(node)))
+            return any(each.done for each in repair(node, examine(Observer(node, anew=True))))
 
         eventually(is_repaired)
         assert neighbour.pid_here not in asked

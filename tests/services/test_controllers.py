@@ -13,10 +13,10 @@ def test_a_monitor_that_was_listed_before_it_maps_a_region_is_found_at_the_next_
     file = scene.container("a")
     with OtherWriter(MONITOR) as monitor:
         node.refresh(processes=True)
-        assert find_monitors(node) == ()
+        assert find_monitors(node.processes.view, node.containers) == ()
         monitor.map(file)
         node.refresh(processes=True)
-        (found,) = find_monitors(node)
+        (found,) = find_monitors(node.processes.view, node.containers)
         assert (found.evidence, found.pid) == ("name", monitor.pid)
 
 
@@ -31,4 +31,4 @@ def test_processes_of_the_containers_are_no_writers(scene: NodeScene, node: Node
             inside.tell(f"@{pid}", "map", file.path)
         for _ in range(3):
             node.refresh(processes=True)
-            assert find_monitors(node) == ()
+            assert find_monitors(node.processes.view, node.containers) == ()

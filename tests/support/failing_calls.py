@@ -23,8 +23,8 @@ import libhamiregion as hami
 from libhamiregion import cli  # noqa: F401 (what it imports is there before a call fails)
 from libhamiregion.cli import doctor
 from libhamiregion.cli.verbs import hamiregion
-from libhamiregion.doctor import diagnose
-from libhamiregion.node import Node, ProcessTable
+from libhamiregion.doctor import examine
+from libhamiregion.node import Node, Observer, ProcessTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -162,7 +162,7 @@ def diagnosing(scene: Scene) -> Iterator[None]:
     with Node(scene.root, proc=f"/proc/{os.getpid()}/task") as node:
         yield
         node.refresh()
-        diagnose(node, settle_s=0.01)
+        examine(Observer(node, anew=True), settle_s=0.01)
 
 
 class VerbFailed(Exception):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from libhamiregion.services.node_lock import LockUse, NodeLock, NodeLocked, is_node_locked
+from libhamiregion.node.node_lock import LockUse, NodeLock, NodeLocked, is_node_locked
 
 
 @pytest.fixture
