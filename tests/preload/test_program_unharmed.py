@@ -70,6 +70,30 @@ def goes_on(allocating: Allocating) -> None:
         raise
 
 
+def test_a_program_that_is_resumed_goes_on_within_a_quarter_of_a_second(
+    suspended: tuple[Limited, Allocating],
+) -> None:
+    """Without a load from elsewhere: once is enough."""
+    scene, allocating = suspended
+    pid = allocating.program.pid
+
+    def goes_on_soon() -> bool:
+        scene.region.resume(pid)
+        goes_on(allocating)
+        scene.region.suspend(pid)
+        before = -1
+        while allocating.count > before:
+            before = allocating.count
+            time.sleep(0.05)
+        # The library has just seen its status.
+        scene.region.resume(pid)
+        began_s = time.monotonic()
+        goes_on(allocating)
+        return time.monotonic() - began_s < 0.25
+
+    eventually(goes_on_soon)
+
+
 def test_a_suspended_program_goes_on_when_its_slot_is_taken_away(
     suspended: tuple[Limited, Allocating],
 ) -> None:
