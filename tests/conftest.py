@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_cuda.driver import build
-from golden_regions import NAMES, GoldenRegion, unpack
 from hypothesis import settings
 from support.actors import Actor, ProcessFactory
+from support.golden_regions import NAMES, GoldenRegion, unpack
 from support.node_scene import NodeScene
 from support.own_processes import move_into_own_processes
 from support.region_file import RegionFile, RegionFileFactory

@@ -11,8 +11,8 @@ import datetime as dt
 import tempfile
 from pathlib import Path
 
-from browser import chromium
-from recorded_day import DAY_S, MIDNIGHT_S, record, tenants
+from support.browser import chromium
+from support.recorded_day import DAY_S, MIDNIGHT_S, record, tenants
 
 from libhamiregion.report import Recording, make_report, report_html
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from exposition import Exposition, parsed
 from fake_nvml.driver import FakeDriver
-from lock_bytes import NOBODY
-from namespaces import NEW_NAMESPACE, why_no_new_namespace
 from support.agent_process import COMMAND, Agent, agents, busy_and_waiting, once, run
 from support.agent_scene import GPU, MONITOR, NodeScene, OtherWriter
+from support.exposition import Exposition, parsed
+from support.lock_bytes import NOBODY
+from support.namespaces import NEW_NAMESPACE, why_no_new_namespace
 from support.own_cgroups import needs_cgroups
 from support.stale_scene import StaleScene, running_pod
 from support.wait import PATIENCE_S, eventually

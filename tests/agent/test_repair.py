@@ -10,11 +10,11 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from lock_bytes import hold, is_free
-from slot_bytes import LOCKABLE
 from support.agent_scene import Events, NodeScene, one_pass
 from support.containers import Container, Starter, needs_namespaces
+from support.lock_bytes import hold, is_free
 from support.region_file import RegionFile
+from support.slot_bytes import LOCKABLE
 from support.stress import scaled
 from support.wait import PATIENCE_S, eventually
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import NEW_NAMESPACE
 from support.actors import MakeActor, ProcessFactory
 from support.agent_scene import one_pass
+from support.namespaces import NEW_NAMESPACE
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 from support.stale_scene import SOON_S, StaleScene, gone, names, process_in, running_pod, until
 from support.wait import eventually

@@ -8,8 +8,8 @@ the semaphore at 1, no waiter left behind.
 from pathlib import Path
 
 import pytest
-from slot_bytes import LOCKABLE
 from support import c_tools
+from support.slot_bytes import LOCKABLE
 from support.stress import scaled
 from support.wait import eventually
 

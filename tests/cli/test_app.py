@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
-from forked import unprivileged
 from support.command_line import COMMAND, call, environment, run, start, without_notes
+from support.forked import unprivileged
 from support.wait import PATIENCE_S
 
 import libhamiregion as hami

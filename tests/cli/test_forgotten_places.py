@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 import pytest
-from plan_scene import PlanScene, plan, plan_nodes, plan_scene
+from support.plan_scene import PlanScene, plan, plan_nodes, plan_scene
 
 import libhamiregion
 import libhamiregion.cli

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
-from certificates import Authority
+from support.certificates import Authority
 from support.command_line import call
 from support.region_file import truncate
 from support.wait import PATIENCE_S

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from fake_kubernetes.server import FakeApi
-from plan_scene import GIB, PlanScene, plan_yaml
 from support.command_line import COMMAND, Terminal, call, environment, run, start
+from support.plan_scene import GIB, PlanScene, plan_yaml
 from support.wait import PATIENCE_S
 
 from libhamiregion.node import Node

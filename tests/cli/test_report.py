@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from recorded_day import DAY_S, MIDNIGHT_S, record, tenants
 from support.command_line import call, on_terminal, run
+from support.recorded_day import DAY_S, MIDNIGHT_S, record, tenants
 from support.wait import PATIENCE_S
 
 from libhamiregion.cli.report import parse_moment, parse_span

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import yaml
 from build_apiserver import cache
-from certificates import Authority
+from support.certificates import Authority
 from support.wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import os
 import signal
 
 import attrs
-from lock_bytes import NOBODY, hold, set_value
-from slot_bytes import WITH_SEQLOCK, move_last_into
+from support.lock_bytes import NOBODY, hold, set_value
 from support.region_file import SLOTS
+from support.slot_bytes import WITH_SEQLOCK, move_last_into
 
 from doctor.doctor_node import GIB, GPU, DoctorNode
 from doctor.scene_table import Expected, scene

@@ -8,11 +8,11 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from lock_bytes import hold
 from support.agent_process import Agent
 from support.bound_fifo import behind_fifo, needs_bound_fifo
 from support.command_line import COMMAND, environment
 from support.containers import needs_namespaces
+from support.lock_bytes import hold
 from support.wait import PATIENCE_S
 
 if TYPE_CHECKING:

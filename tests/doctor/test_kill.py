@@ -7,8 +7,8 @@ import sys
 import time
 
 import pytest
-from lock_bytes import NOBODY, hold, is_free
 from support.containers import needs_namespaces
+from support.lock_bytes import NOBODY, hold, is_free
 from support.stress import scaled
 
 from doctor.doctor_node import GIB, DoctorNode, Place

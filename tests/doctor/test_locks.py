@@ -1,8 +1,8 @@
 """Locks: of the dead, of nobody, held too long, broken; and those that are just in use."""
 
 import pytest
-from lock_bytes import NOBODY, hold, is_free, set_value, value_of
 from support.containers import needs_namespaces
+from support.lock_bytes import NOBODY, hold, is_free, set_value, value_of
 from support.wait import eventually
 
 from doctor.doctor_node import DoctorNode

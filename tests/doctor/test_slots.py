@@ -1,10 +1,10 @@
 """Slots: the dead, the orphaned, the doubled, the torn; each found, repaired where it can be."""
 
 import pytest
-from lock_bytes import NOBODY
-from slot_bytes import account, at_work, move_last_into
 from support.containers import needs_namespaces
+from support.lock_bytes import NOBODY
 from support.region_file import SLOTS
+from support.slot_bytes import account, at_work, move_last_into
 from support.wait import eventually
 from support.waiting_allocator import Memory
 

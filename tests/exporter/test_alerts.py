@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from prometheus_server import Prometheus, needs_prometheus, prometheus_server
+from support.prometheus_server import Prometheus, needs_prometheus, prometheus_server
 from support.wait import eventually
 
 from libhamiregion.doctor import FindingKind, Severity

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from exposition import WITHOUT_DOCTOR, NodeFiles, parsed
 from support.actors import Actor
 from support.exporter_process import exporter_process
+from support.exposition import WITHOUT_DOCTOR, NodeFiles, parsed
 from support.region_file import DEVICES, SLOTS, RegionFile
 from support.scrapers import Scraper
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from exposition import NodeFiles, parsed
 from support.command_line import call
 from support.exporter_process import ExporterProcess, environment, exporter_process, once, run
+from support.exposition import NodeFiles, parsed
 from support.scrapers import GOOD_REQUEST, Scraper, ask, connect, read_to_end
 from support.wait import PATIENCE_S, eventually
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exposition import Exposition, NodeFiles, exporter_of, parsed, pod_of
-from golden_regions import NAMES, GoldenRegion
+from support.exposition import Exposition, NodeFiles, exporter_of, parsed, pod_of
+from support.golden_regions import NAMES, GoldenRegion
 from support.region_file import RegionFile
 
 from libhamiregion import Layout, __version__, open_region

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from exposition import NodeFiles, parsed
-from lock_bytes import NOBODY
-from slot_bytes import at_work, move_last_into
 from support.actors import Actor
+from support.exposition import NodeFiles, parsed
+from support.lock_bytes import NOBODY
 from support.region_file import RegionFile
+from support.slot_bytes import at_work, move_last_into
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from exposition import Exposition, NodeFiles, exporter_of, parsed, scrape
 from support.actors import Actor
+from support.exposition import Exposition, NodeFiles, exporter_of, parsed, scrape
 from support.region_file import RegionFile, truncate
 from support.stress import scaled
 from support.wait import PATIENCE_S, eventually

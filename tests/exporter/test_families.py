@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from exposition import NodeFiles
+from support.exposition import NodeFiles
 
 from libhamiregion.exporter import FAMILIES, NodeExporter
 

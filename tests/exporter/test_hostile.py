@@ -8,8 +8,8 @@ from pathlib import Path
 
 import attrs
 import pytest
-from exposition import NodeFiles, exporter_of, parsed
 from support.actors import Actor
+from support.exposition import NodeFiles, exporter_of, parsed
 from support.region_file import DEVICES, SLOTS, RegionFile
 from support.wait import on_this_machine_s
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import bcrypt
 import pytest
-from certificates import Authority, needs_openssl
 from hypothesis import given
 from hypothesis import strategies as st
+from support.certificates import Authority, needs_openssl
 from support.scrapers import (
     GOOD_REQUEST,
     Crowd,

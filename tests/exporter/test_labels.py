@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from exposition import parsed
 from hypothesis import given
 from hypothesis import strategies as st
+from support.exposition import parsed
 
 from libhamiregion.exporter import families
 from libhamiregion.exporter.labels import label_text, read_labels, safe_value

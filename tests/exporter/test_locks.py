@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from exposition import NodeFiles, parsed
-from lock_bytes import hold
 from support.actors import Actor
+from support.exposition import NodeFiles, parsed
+from support.lock_bytes import hold
 from support.region_file import RegionFile
 
 from libhamiregion import Layout

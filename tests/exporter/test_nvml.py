@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from exposition import WITHOUT_DOCTOR, Exposition, NodeFiles, exporter_of, parsed
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from support.containers import needs_namespaces
+from support.exposition import WITHOUT_DOCTOR, Exposition, NodeFiles, exporter_of, parsed
 from support.gpu_node import GpuNode, container_id, gpu_nodes
 from support.own_cgroups import needs_cgroups
 from support.wait import PATIENCE_S, eventually

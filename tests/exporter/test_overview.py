@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from browser import Browser, BrowserError, Page, chromium, is_blank, needs_chromium
-from exposition import NodeFiles
+from support.browser import Browser, BrowserError, Page, chromium, is_blank, needs_chromium
+from support.exposition import NodeFiles
 from support.region_file import RegionFile
 from support.scrapers import ask
 from support.wait import eventually

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from exposition import NodeFiles
 from fake_nvml.scenes import CARD, GPU, MIB
-from golden_regions import NAMES
-from prometheus_server import Prometheus, needs_prometheus, prometheus_server
 from support.exporter_process import exporter_process
+from support.exposition import NodeFiles
+from support.golden_regions import NAMES
+from support.prometheus_server import Prometheus, needs_prometheus, prometheus_server
 from support.wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:

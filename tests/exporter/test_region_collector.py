@@ -6,12 +6,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from exposition import Exposition, NodeFiles, parsed
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, MIB, MIG
-from golden_regions import NAMES
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from support.exposition import Exposition, NodeFiles, parsed
+from support.golden_regions import NAMES
 
 from libhamiregion import RegionClosed
 from libhamiregion.exporter import (

@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from exposition import NodeFiles, parsed
 from support.exporter_process import ExporterProcess, exporter_process
+from support.exposition import NodeFiles, parsed
 from support.region_file import RegionFile, patch, truncate
 from support.scrapers import Crowd, Scraper, ask, descriptors, in_threads, resident_bytes
 from support.stress import scaled

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from exposition import parsed
 from hypothesis import given
 from hypothesis import strategies as st
+from support.exposition import parsed
 
 from libhamiregion.exporter import families
 from libhamiregion.exporter.labels import label_text

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 import yaml
-from exposition import NodeFiles, parsed
 from support.containers import Starter
+from support.exposition import NodeFiles, parsed
 from support.region_file import RegionFile, truncate
 from support.run_scene import RunScene
 from support.wait import PATIENCE_S

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_server import free_port
 from support.agent_scene import NodeScene
+from support.prometheus_server import free_port
 from support.wait import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.skipif(

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from exposition import NodeFiles, parsed
 from support.containers import UNSHARE, needs_namespaces
 from support.exporter_process import environment, exporter_process
+from support.exposition import NodeFiles, parsed
 from support.hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
 from support.own_cgroups import (
     cgroup_of_pod,

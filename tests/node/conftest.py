@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from node_root import Root
 from support.node_fixtures import (  # noqa: F401
     _container_factory,
     events,
@@ -16,6 +15,7 @@ from support.node_fixtures import (  # noqa: F401
     scene,
     start,
 )
+from support.node_root import Root
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from forked import in_child
 from support import fuse_mount
 from support.command_line import with_notes
+from support.forked import in_child
 from support.observing import details
 
 from libhamiregion import Layout, create_region, open_region

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import unprivileged
-from node_root import Root, only, opened, pod_uid, reason, refresh, remove, settle
+from support.forked import unprivileged
+from support.node_root import Root, only, opened, pod_uid, reason, refresh, remove, settle
 from support.region_file import RegionFile, truncate
 
 from libhamiregion import Layout, create_region, open_region

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from node_root import Root, refresh, touch
+from support.node_root import Root, refresh, touch
 from support.region_file import RegionFile, truncate
 from support.stress import scaled
 

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from node_root import Root, only, opened, reason, refresh, touch
+from support.node_root import Root, only, opened, reason, refresh, touch
 from support.region_file import RegionFile, truncate
 
 from libhamiregion import Layout, RegionClosed, RegionNotFound, create_region

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node_root import Root
 from support.actors import MakeActor
 from support.containers import Starter, look, match, needs_namespaces, states
+from support.node_root import Root
 from support.observing import details
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import PATIENCE_S, eventually

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_root import Root, only, refresh, remove
 from support.actors import MakeActor
 from support.containers import Starter, needs_namespaces
+from support.node_root import Root, only, refresh, remove
 from support.observing import details
 from support.region_file import SLOTS, RegionFile, locate
 from support.stress import scaled

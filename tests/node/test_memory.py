@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from namespaces import NEW_NAMESPACE
-from node_root import Root
 from support.containers import needs_namespaces
+from support.namespaces import NEW_NAMESPACE
+from support.node_root import Root
 from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, create_region

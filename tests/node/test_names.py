@@ -10,9 +10,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from node_root import Root, only, refresh
-from pod_names import HOSTILE, ID, OTHER_ID, OTHER_UID, STATIC, UID
 from support.kubelet import NodeFiles
+from support.node_root import Root, only, refresh
+from support.pod_names import HOSTILE, ID, OTHER_ID, OTHER_UID, STATIC, UID
 
 from libhamiregion.node import ClaimName, Node, NodeNames, PodName, Selector
 

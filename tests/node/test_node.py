@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import in_child
-from node_root import Root, only, refresh, remove, settle
+from support.forked import in_child
+from support.node_root import Root, only, refresh, remove, settle
 from support.observing import details
 from support.region_file import RegionFile, truncate
 from support.wait import PATIENCE_S, eventually

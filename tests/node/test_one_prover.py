@@ -5,8 +5,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from forked import unprivileged
-from namespaces import overlay_mount
 from support.actors import MakeActor, map_libvgpu
 from support.containers import (
     Container,
@@ -16,6 +14,8 @@ from support.containers import (
     needs_namespaces,
     states,
 )
+from support.forked import unprivileged
+from support.namespaces import overlay_mount
 from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, create_region, open_region

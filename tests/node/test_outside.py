@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import NEW_NAMESPACE
-from node_root import Root
 from support.actors import MakeActor
 from support.containers import Container as Processes
 from support.containers import Starter, needs_namespaces
+from support.namespaces import NEW_NAMESPACE
+from support.node_root import Root
 from support.observing import details
 from support.own_cgroups import cgroup_of_pod
 from support.region_file import RegionFile, RegionFileFactory

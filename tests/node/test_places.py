@@ -9,15 +9,15 @@ from typing import Any
 
 import attrs
 import pytest
-from exposition import parsed
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU
-from plan_scene import plan_yaml
 from support.command_line import call
 from support.containers import Container, containers, needs_namespaces
+from support.exposition import parsed
 from support.kubelet import NodeFiles, container_id
 from support.observing import details
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
+from support.plan_scene import plan_yaml
 from support.region_file import RegionFile
 from support.wait import eventually
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked import in_child, unprivileged
 from support.container_factory import SCRIPT
 from support.containers import (
     Starter,
@@ -18,6 +17,7 @@ from support.containers import (
     needs_namespaces,
     states,
 )
+from support.forked import in_child, unprivileged
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import eventually
 

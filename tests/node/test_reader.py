@@ -10,9 +10,9 @@ from typing import Any
 import attrs
 import pytest
 from fake_nvml.driver import FakeDriver
-from forked import in_child
-from node_root import Root
 from support.actors import MakeActor
+from support.forked import in_child
+from support.node_root import Root
 from support.region_file import RegionFile, truncate
 from support.wait import PATIENCE_S, eventually
 

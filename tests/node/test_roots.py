@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from node_root import Root, only, pod_uid, refresh, settle
+from support.node_root import Root, only, pod_uid, refresh, settle
 
 from libhamiregion.node import Node, Observer, RootsUnreadable, roots
 from libhamiregion.run.run_directory import run_bases

@@ -14,7 +14,6 @@ import uuid
 from pathlib import Path
 
 import pytest
-from forked import unprivileged
 from support.containers import (
     Starter,
     container_with,
@@ -25,6 +24,7 @@ from support.containers import (
     pids,
     states,
 )
+from support.forked import unprivileged
 from support.own_cgroups import cgroup_of_pod
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import eventually

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from node_root import Root
 from support.actors import Actor, MakeActor
+from support.node_root import Root
 from support.region_file import RegionFile
 from support.wait import eventually
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
-from exposition import NodeFiles, exporter_of, parsed
 from support.containers import containers, needs_namespaces
+from support.exposition import NodeFiles, exporter_of, parsed
 from support.kubelet import container_id
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 

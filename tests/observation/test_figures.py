@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exposition import parsed
 from support.command_line import call
+from support.exposition import parsed
 from support.region_file import RegionFile
 
 from libhamiregion import Layout, open_region

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from node_root import Root
+from support.node_root import Root
 
 from libhamiregion.models import DeviceUsage
 from libhamiregion.node import Container, Node, PodName, PodNamesUnknown, Selector

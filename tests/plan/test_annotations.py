@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_scene import PlanScene, plan
+from support.plan_scene import PlanScene, plan
 
 from libhamiregion.plan import (
     LimitPlan,

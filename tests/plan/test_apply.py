@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from plan_scene import GIB, PlanScene, plan, plan_nodes, plan_scene
+from support.plan_scene import GIB, PlanScene, plan, plan_nodes, plan_scene
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import Node

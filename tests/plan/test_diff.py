@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 import attrs
 import pytest
-from golden_regions import NAMES, unpack
-from plan_scene import GIB, GPUS, PlanScene, plan, plan_scene
+from support.golden_regions import NAMES, unpack
+from support.plan_scene import GIB, GPUS, PlanScene, plan, plan_scene
 
 from libhamiregion import Effect, Layout, open_region
 from libhamiregion.node import MissingReason, Node

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from plan_scene import GIB, PlannedRegion, PlanScene, plan, plan_yaml
+from support.plan_scene import GIB, PlannedRegion, PlanScene, plan, plan_yaml
 from support.stress import scaled
 from support.wait import eventually
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from certificates import Authority, needs_openssl
 from fake_kubernetes.server import TOKEN, FakeApi
+from support.certificates import Authority, needs_openssl
 from support.wait import PATIENCE_S
 
 from libhamiregion.plan import KubernetesError, kubernetes

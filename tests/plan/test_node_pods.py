@@ -7,8 +7,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from certificates import Authority, needs_openssl
 from fake_kubernetes.server import FakeApi
+from support.certificates import Authority, needs_openssl
 from support.wait import eventually
 
 from libhamiregion.plan import KubernetesError, NodePods

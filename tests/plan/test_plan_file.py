@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_scene import GIB, HEAD, plan, plan_yaml
+from support.plan_scene import GIB, HEAD, plan, plan_yaml
 
 from libhamiregion.node import Selector
 from libhamiregion.plan import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_kubernetes.server import FakeApi
-from plan_scene import GIB, PlanScene
+from support.plan_scene import GIB, PlanScene
 from support.plan_watching import ObservedReconciler
 from support.wait import PATIENCE_S, eventually
 

@@ -4,8 +4,8 @@ import errno
 from typing import Any
 
 import pytest
-from plan_scene import GIB, GPUS, PlannedRegion, PlanScene, plan_nodes, plan_scene
 from support.agent_scene import Events
+from support.plan_scene import GIB, GPUS, PlannedRegion, PlanScene, plan_nodes, plan_scene
 from support.plan_watching import FIVE, SIX, Watch, memory, set_plan, watches
 
 from libhamiregion import create_region

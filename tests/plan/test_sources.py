@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from plan_scene import GIB, PlanScene, plan, plan_nodes, plan_scene, plan_yaml
 from support.agent_scene import Events
+from support.plan_scene import GIB, PlanScene, plan, plan_nodes, plan_scene, plan_yaml
 from support.plan_watching import FIVE, SIX, Changing, Watch, aged, memory, set_plan, watches
 
 from libhamiregion.plan import (

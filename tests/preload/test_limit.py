@@ -8,7 +8,7 @@ import pytest
 from cuda_program import NOT_INITIALIZED, OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, room
 from fake_cuda.driver import GIB, MIB, FakeGpus, gpu_uuid, stop
 from limited import Limited
-from lock_bytes import hold, is_free
+from support.lock_bytes import hold, is_free
 from support.region_file import RegionFile
 from support.wait import eventually
 

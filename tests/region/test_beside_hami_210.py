@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import libvgpu_210
 import pytest
-from slot_bytes import MARK_FLAG, attached, pids
+from support import libvgpu_210
 from support.actors import MakeActor
 from support.region_file import RegionFile, RegionFileFactory
+from support.slot_bytes import MARK_FLAG, attached, pids
 
 from libhamiregion import Layout, MemoryLimitExceeded, ReapedSlot, open_region
 

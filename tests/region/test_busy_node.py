@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from lock_bytes import is_free
-from namespaces import NEW_NAMESPACE, why_no_new_namespace
 from support.actors import Actor, MakeActor, ProcessFactory
 from support.crowd import crowd
+from support.lock_bytes import is_free
+from support.namespaces import NEW_NAMESPACE, why_no_new_namespace
 from support.own_cgroups import cgroup_of_pod
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import PATIENCE_S

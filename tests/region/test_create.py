@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import in_child, unprivileged
-from golden_regions import unpack
+from support.forked import in_child, unprivileged
+from support.golden_regions import unpack
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import PATIENCE_S
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from region_calls import EDITS, GIB, READS, Call
+from support.region_calls import EDITS, GIB, READS, Call
 from support.region_file import MAGIC, RegionFile, RegionFileFactory, locate
 
 from libhamiregion import (

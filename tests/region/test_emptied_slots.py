@@ -1,9 +1,9 @@
 """An emptied slot is no process, whatever its pid; only the table's own count includes it."""
 
 import pytest
-from lock_bytes import NOBODY
-from slot_bytes import NOBODYS
+from support.lock_bytes import NOBODY
 from support.region_file import SLOTS, RegionFile, RegionFileFactory
+from support.slot_bytes import NOBODYS
 
 from libhamiregion import LaunchesWouldStop, Layout, RegionSet, open_region
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lock_bytes import hold, is_free, let_go
-from slot_bytes import pids
 from support.actors import MakeActor
 from support.fake_proc import FakeProc, line_of
+from support.lock_bytes import hold, is_free, let_go
 from support.region_file import RegionFile, RegionFileFactory
+from support.slot_bytes import pids
 from support.wait import eventually
 
 from libhamiregion import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
-from exposition import NodeFiles
+from support.exposition import NodeFiles
 from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, RegionSet, RegionSnapshot, RegionTable, create_region, open_region
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
-    from golden_regions import GoldenRegion
+    from support.golden_regions import GoldenRegion
 
 GIB = 2**30
 TABLES = ("regions", "devices", "processes", "usages")

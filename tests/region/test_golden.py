@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from golden_regions import GoldenRegion
+from support.golden_regions import GoldenRegion
 
 from libhamiregion import (
     Layout,

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from golden_regions import NAMES, GoldenRegion, unpack
-from lock_bytes import is_free
-from reaping import reap_in_time
-from recovering import NOTHING, assert_usable, did, recover
-from slot_bytes import slot_bytes, slot_range
+from support.golden_regions import NAMES, GoldenRegion, unpack
+from support.lock_bytes import is_free
+from support.reaping import reap_in_time
+from support.recovering import NOTHING, assert_usable, did, recover
 from support.region_file import RegionFile, locate
+from support.slot_bytes import slot_bytes, slot_range
 
 from libhamiregion import MemoryLimitExceeded, open_region
 

@@ -4,7 +4,7 @@ import itertools
 
 import attrs
 import pytest
-from golden_regions import GoldenRegion
+from support.golden_regions import GoldenRegion
 from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import (

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import attrs
 import pytest
-from lock_bytes import (
+from support.actors import MakeActor
+from support.lock_bytes import (
     LOW_HALF,
     NOBODY,
     SEMAPHORES,
@@ -23,8 +24,7 @@ from lock_bytes import (
     semaphore_bytes,
     value_of,
 )
-from namespaces import is_own_signature, needs_first_namespace
-from support.actors import MakeActor
+from support.namespaces import is_own_signature, needs_first_namespace
 from support.region_file import RegionFile, RegionFileFactory, locate
 from support.wait import PATIENCE_S, eventually
 

@@ -9,12 +9,12 @@ import sys
 import time
 
 import pytest
-from lock_bytes import NOBODY, hold, is_free, let_go, owner_of, value_of
-from namespaces import FOREIGN_OWNER, is_number, why_no_new_namespace
-from recovering import assert_usable, did, recover
-from slot_bytes import pids, used
 from support.actors import MakeActor
+from support.lock_bytes import NOBODY, hold, is_free, let_go, owner_of, value_of
+from support.namespaces import FOREIGN_OWNER, is_number, why_no_new_namespace
+from support.recovering import assert_usable, did, recover
 from support.region_file import RegionFile, RegionFileFactory
+from support.slot_bytes import pids, used
 from support.wait import PATIENCE_S
 
 from libhamiregion import Layout, LockTimeout, RegionStale, open_region

@@ -8,11 +8,11 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from lock_bytes import hold, is_free, let_go, owner_of, set_value, value_of
-from namespaces import NEW_NAMESPACE, is_number, why_no_new_namespace
-from slot_bytes import at_work, forget_marks, pids
 from support.actors import Actor, MakeActor, ProcessFactory
+from support.lock_bytes import hold, is_free, let_go, owner_of, set_value, value_of
+from support.namespaces import NEW_NAMESPACE, is_number, why_no_new_namespace
 from support.region_file import RegionFile, RegionFileFactory
+from support.slot_bytes import at_work, forget_marks, pids
 from support.wait import eventually
 
 from libhamiregion import (

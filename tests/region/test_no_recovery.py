@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lock_bytes import LOW_HALF, NOBODY, hold, is_free, set_value, value_of
-from namespaces import why_no_new_namespace
-from recovering import assert_usable, did, recover
-from slot_bytes import pids
 from support.actors import MakeActor, ProcessFactory
+from support.lock_bytes import LOW_HALF, NOBODY, hold, is_free, set_value, value_of
+from support.namespaces import why_no_new_namespace
+from support.recovering import assert_usable, did, recover
 from support.region_file import RegionFile
+from support.slot_bytes import pids
 from support.wait import eventually, goes_on
 
 from libhamiregion import (

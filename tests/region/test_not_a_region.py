@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import unprivileged
+from support.forked import unprivileged
 from support.region_file import RegionFile, RegionFileFactory, truncate
 from support.wait import PATIENCE_S
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lock_bytes import hold
+from support.lock_bytes import hold
 from support.region_file import RegionFileFactory
 
 from libhamiregion import (

@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
-from namespaces import why_no_new_namespace
-from slot_bytes import move_last_into, pids, put_seqlock
 from support.actors import Actor, ProcessFactory
+from support.namespaces import why_no_new_namespace
 from support.region_file import RegionFile
+from support.slot_bytes import move_last_into, pids, put_seqlock
 
 pytestmark = pytest.mark.root
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
-from lock_bytes import NOBODY, hold, is_free
-from slot_bytes import pids
 from support.actors import Actor, MakeActor
 from support.fake_proc import LINE, FakeProc, line_of
+from support.lock_bytes import NOBODY, hold, is_free
 from support.region_file import RegionFile, RegionFileFactory
+from support.slot_bytes import pids
 from support.wait import PATIENCE_S, eventually, on_this_machine_s
 
 from libhamiregion import (

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lock_bytes import NOBODY, is_free
-from namespaces import needs_first_namespace
-from reaping import reap_in_time
-from slot_bytes import NOBODYS, WITH_SEQLOCK, pids, slot_bytes
 from support.actors import Actor, MakeActor, map_libvgpu
+from support.lock_bytes import NOBODY, is_free
+from support.namespaces import needs_first_namespace
+from support.reaping import reap_in_time
 from support.region_file import RegionFile, RegionFileFactory
+from support.slot_bytes import NOBODYS, WITH_SEQLOCK, pids, slot_bytes
 from support.wait import eventually
 
 from libhamiregion import Layout, ProcessNotInRegion, ReapedSlot, open_region

@@ -5,11 +5,11 @@ import os
 import time
 
 import pytest
-from lock_bytes import LOW_HALF, NOBODY, hold, is_free, owner_of, set_value, value_of
-from namespaces import FOREIGN_OWNER
-from reaping import reap_in_time
-from recovering import NOTHING, assert_usable, did, recover, recover_in_time
 from support.actors import MakeActor
+from support.lock_bytes import LOW_HALF, NOBODY, hold, is_free, owner_of, set_value, value_of
+from support.namespaces import FOREIGN_OWNER
+from support.reaping import reap_in_time
+from support.recovering import NOTHING, assert_usable, did, recover, recover_in_time
 from support.region_file import RegionFile, RegionFileFactory
 from support.wait import on_this_machine_s
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import attrs
 import pytest
-from forked import in_child
-from region_calls import EDITS, READS
+from support.forked import in_child
+from support.region_calls import EDITS, READS
 from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_regions import GoldenRegion
+from support.golden_regions import GoldenRegion
 from support.region_file import SLOTS, RegionFile, RegionFileFactory
 from support.wait import PATIENCE_S
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lock_bytes import NOBODY, hold, is_free, let_go
-from namespaces import NEW_NAMESPACE, why_no_new_namespace
-from slot_bytes import (
+from support.actors import Actor, MakeActor, ProcessFactory, map_libvgpu
+from support.lock_bytes import NOBODY, hold, is_free, let_go
+from support.namespaces import NEW_NAMESPACE, why_no_new_namespace
+from support.region_file import SLOTS, RegionFile, RegionFileFactory
+from support.slot_bytes import (
     MARK_FLAG,
     NOBODYS,
     WITH_NEWER,
@@ -26,8 +28,6 @@ from slot_bytes import (
     slot_bytes,
     used,
 )
-from support.actors import Actor, MakeActor, ProcessFactory, map_libvgpu
-from support.region_file import SLOTS, RegionFile, RegionFileFactory
 from support.wait import eventually
 
 from libhamiregion import Layout, LockTimeout, SlotRepair, open_region

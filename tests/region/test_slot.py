@@ -15,9 +15,11 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from forked import in_child
-from lock_bytes import NOBODY, hold, is_free, let_go
-from slot_bytes import (
+from support.actors import MakeActor
+from support.forked import in_child
+from support.lock_bytes import NOBODY, hold, is_free, let_go
+from support.region_file import DEVICES, SLOTS, RegionFile, RegionFileFactory, locate
+from support.slot_bytes import (
     MARK_FLAG,
     WITH_SEQLOCK,
     WITHOUT_SEQLOCK,
@@ -28,8 +30,6 @@ from slot_bytes import (
     slot_range,
     unmarked,
 )
-from support.actors import MakeActor
-from support.region_file import DEVICES, SLOTS, RegionFile, RegionFileFactory, locate
 from support.wait import PATIENCE_S
 
 from libhamiregion import (

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lock_bytes import hold, is_free, owner_of
-from namespaces import NEW_NAMESPACE, own_mounts, why_no_new_namespace
-from slot_bytes import NOBODYS, attached, move_last_into, pids, put_slot, slot_bytes
 from support.actors import MakeActor, ProcessFactory
+from support.lock_bytes import hold, is_free, owner_of
+from support.namespaces import NEW_NAMESPACE, own_mounts, why_no_new_namespace
 from support.region_file import RegionFile, RegionFileFactory, locate
+from support.slot_bytes import NOBODYS, attached, move_last_into, pids, put_slot, slot_bytes
 from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import (

@@ -4,10 +4,10 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from lock_bytes import NOBODY, hold, is_free, let_go
-from slot_bytes import LOCKABLE, differences, put_slot, slot_bytes
 from support.actors import MakeActor
+from support.lock_bytes import NOBODY, hold, is_free, let_go
 from support.region_file import RegionFile, RegionFileFactory, locate
+from support.slot_bytes import LOCKABLE, differences, put_slot, slot_bytes
 
 from libhamiregion import (
     Effect,

@@ -8,10 +8,10 @@ import contextlib
 import os
 
 import pytest
-from lock_bytes import NOBODY, is_free
-from slot_bytes import at_work, move_last_into, pids, put_slot, slot_bytes
 from support.actors import MakeActor
+from support.lock_bytes import NOBODY, is_free
 from support.region_file import RegionFile, RegionFileFactory
+from support.slot_bytes import at_work, move_last_into, pids, put_slot, slot_bytes
 
 from libhamiregion import Layout, Region, Slot, SlotRepair, open_region
 

@@ -8,8 +8,10 @@ import os
 from collections.abc import Callable
 
 import pytest
-from lock_bytes import NOBODY, hold, let_go
-from slot_bytes import (
+from support.actors import Actor, MakeActor
+from support.lock_bytes import NOBODY, hold, let_go
+from support.region_file import SLOTS, RegionFile, RegionFileFactory
+from support.slot_bytes import (
     NOBODYS,
     WITH_NEWER,
     account,
@@ -21,8 +23,6 @@ from slot_bytes import (
     slot_bytes,
     used,
 )
-from support.actors import Actor, MakeActor
-from support.region_file import SLOTS, RegionFile, RegionFileFactory
 from support.wait import eventually
 
 from libhamiregion import Layout, Region, Slot, SlotTableFull, open_region

@@ -10,9 +10,9 @@ from typing import IO
 
 import pytest
 import support.waiting_allocator
-from lock_bytes import NOBODY, hold, is_free
-from reaping import reap_in_time
 from support.actors import MakeActor
+from support.lock_bytes import NOBODY, hold, is_free
+from support.reaping import reap_in_time
 from support.region_file import RegionFile
 from support.waiting_allocator import Memory
 

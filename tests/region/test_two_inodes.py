@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import overlay_mount, own_mounts
 from support.actors import Actor, MakeActor, ProcessFactory
+from support.namespaces import overlay_mount, own_mounts
 from support.region_file import RegionFileFactory
 from support.wait import eventually
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from forked import in_child
+from support.forked import in_child
 from support.region_file import RegionFile, RegionFileFactory
 
 from libhamiregion import (

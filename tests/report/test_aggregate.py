@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from recorded_day import DAY_S, GAP_S, GIB, MIB, MIDNIGHT_S, looks, record, tenants
+from support.recorded_day import DAY_S, GAP_S, GIB, MIB, MIDNIGHT_S, looks, record, tenants
 
 from libhamiregion.node import Selector
 from libhamiregion.report import (

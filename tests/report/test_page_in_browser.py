@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Browser, Page, chromium, is_blank, needs_chromium
-from recorded_day import DAY_S, GIB, MIDNIGHT_S, record, tenants
+from support.browser import Browser, Page, chromium, is_blank, needs_chromium
+from support.recorded_day import DAY_S, GIB, MIDNIGHT_S, record, tenants
 
 from libhamiregion.report import (
     Allocation,

@@ -12,10 +12,10 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from certificates import Authority, needs_openssl
-from prometheus_server import Prometheus, needs_prometheus, prometheus_with
-from recorded_day import DEVICES, GAP_S, GIB, GPUS, MODEL, looks, tenants
+from support.certificates import Authority, needs_openssl
 from support.command_line import call
+from support.prometheus_server import Prometheus, needs_prometheus, prometheus_with
+from support.recorded_day import DEVICES, GAP_S, GIB, GPUS, MODEL, looks, tenants
 from support.wait import PATIENCE_S
 
 from libhamiregion.report import (

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from recording_victim import T0, samples_of, start_writer
 from support.actors import Actor
+from support.recording_victim import T0, samples_of, start_writer
 from support.stress import scaled
 from support.wait import eventually
 
@@ -20,7 +20,7 @@ from libhamiregion.report import Recording
 # What the victim does: look after look, each one's number noted in shared memory when it is done.
 VICTIM = f"""
 import mmap, struct
-from recording_victim import samples_of, start_writer
+from support.recording_victim import samples_of, start_writer
 with open(progress, "r+b") as file:
     shared = mmap.mmap(file.fileno(), 16)
 writer = start_writer(path)
@@ -111,7 +111,7 @@ def test_a_writer_killed_while_it_makes_the_file_leaves_one_that_can_be_continue
     actor: Callable[..., Actor], tmp_path: Path
 ) -> None:
     dice = random.Random(3)
-    source = "from recording_victim import start_writer\nstart_writer(path)"
+    source = "from support.recording_victim import start_writer\nstart_writer(path)"
     for number in range(14):
         path = tmp_path / f"{number}.db"
         victim = actor()

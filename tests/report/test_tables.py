@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from recorded_day import DAY_S, GIB, MIDNIGHT_S, record, tenants
+from support.recorded_day import DAY_S, GIB, MIDNIGHT_S, record, tenants
 
 from libhamiregion.report import (
     Allocation,

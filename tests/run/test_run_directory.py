@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from forked import NOBODY
-from namespaces import NEW_NAMESPACE, why_no_new_namespace
+from support.forked import NOBODY
+from support.namespaces import NEW_NAMESPACE, why_no_new_namespace
 from support.run_scene import REGION
 from support.wait import eventually
 

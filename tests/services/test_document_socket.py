@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from forked import unprivileged
+from support.forked import unprivileged
 from support.node_scene import NodeScene
 from support.wait import PATIENCE_S, on_this_machine_s
 

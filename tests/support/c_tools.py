@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from namespaces import NEW_NAMESPACE, why_no_new_namespace
+
+from support.namespaces import NEW_NAMESPACE, why_no_new_namespace
 
 SOURCES = Path(__file__).resolve().parents[1] / "c"
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reaping import reap_in_time
 
 from libhamiregion import Region, RegionSnapshot, open_region
 from libhamiregion.doctor.context import memory_bytes
@@ -22,6 +21,7 @@ from libhamiregion.node import Container as NodeContainer
 from libhamiregion.node import HostProcess, ProcessTable, RegionProcesses, match_slots
 from libhamiregion.node.procfs import file_identity
 from support.container_factory import ForkedProcess, factory
+from support.reaping import reap_in_time
 from support.wait import PATIENCE_S
 
 SCRIPT = Path(__file__).with_name("container_process.py")

@@ -11,9 +11,8 @@ import signal
 from pathlib import Path
 from typing import NoReturn
 
-from namespaces import why_no_new_namespace
-
 from libhamiregion._core import ffi, lib
+from support.namespaces import why_no_new_namespace
 
 _INITIAL = "HAMIREGION_INITIAL_PID_NAMESPACE"
 _CLONE_NEWNS, _CLONE_NEWPID = 0x20000, 0x20000000

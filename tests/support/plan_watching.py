@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from plan_scene import PlannedRegion, PlanScene, plan_yaml
-
 from libhamiregion.node import Node, RootsUnreadable
 from libhamiregion.plan import (
     LimitPlan,
@@ -17,6 +15,7 @@ from libhamiregion.plan import (
 )
 from libhamiregion.plan.reconcile import PlanSource, SourceReading
 from support.agent_scene import Events
+from support.plan_scene import PlannedRegion, PlanScene, plan_yaml
 
 SIX = "{select: {}, set: {memory_limit: 6GiB}}"
 FIVE = "{select: {}, set: {memory_limit: 5GiB}}"

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from namespaces import why_no_new_namespace
 
+from support.namespaces import why_no_new_namespace
 from support.wait import PATIENCE_S
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"

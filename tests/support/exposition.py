@@ -6,12 +6,12 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from golden_regions import GoldenRegion, unpack
 from prometheus_client import parser
 
 from libhamiregion import create_region
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.node import Node, NodeNames
+from support.golden_regions import GoldenRegion, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ import attrs
 
 from libhamiregion import Layout
 
-DIRECTORY = Path(__file__).parent / "golden"
+DIRECTORY = Path(__file__).parents[1] / "golden"
 NAMES = sorted(path.name.removesuffix(".cache.gz") for path in DIRECTORY.glob("*.cache.gz"))
 
 

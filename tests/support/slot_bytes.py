@@ -5,11 +5,10 @@ import struct
 import threading
 from collections.abc import Iterator
 
+from libhamiregion import Layout, open_region
 from support.actors import Actor
 from support.region_file import RegionFile, locate
 from support.wait import eventually
-
-from libhamiregion import Layout, open_region
 
 WITH_SEQLOCK = [Layout.V1_2]
 WITHOUT_SEQLOCK = [Layout.V1_1]

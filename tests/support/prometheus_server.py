@@ -12,6 +12,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from support.wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:

@@ -6,11 +6,10 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from support.region_file import RegionFile
-
 from libhamiregion import Layout, create_region
 from libhamiregion.node import Node, NodeNames
 from libhamiregion.plan import LimitPlan, parse_plan
+from support.region_file import RegionFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,10 +7,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from support.wait import eventually
-
 from libhamiregion import create_region
 from libhamiregion.node import Container, MissingReason, Node, RootsUnreadable
+from support.wait import eventually
 
 # Any number of seconds that lies well in the past: a directory is not settled while it is young.
 _clock = itertools.count(1_700_000_000)

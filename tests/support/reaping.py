@@ -4,9 +4,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from support.wait import PATIENCE_S
-
 from libhamiregion import ReapedSlot, Region, SearchCutShort
+from support.wait import PATIENCE_S
 
 
 def reap_in_time(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from support.wait import PATIENCE_S
 
 if TYPE_CHECKING:

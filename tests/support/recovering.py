@@ -4,12 +4,12 @@ import os
 import time
 
 import attrs
-from lock_bytes import is_free
-from slot_bytes import pids
-from support.region_file import RegionFile
-from support.wait import PATIENCE_S
 
 from libhamiregion import LockNotRecoverable, LockRecovery, Region, open_region
+from support.lock_bytes import is_free
+from support.region_file import RegionFile
+from support.slot_bytes import pids
+from support.wait import PATIENCE_S
 
 NOTHING = LockRecovery(
     dead_owner=False,
