@@ -11,7 +11,7 @@ from support.exposition import parsed
 from support.region_file import RegionFile
 
 from libhamiregion import Layout, open_region
-from libhamiregion.doctor import FindingKind, diagnose
+from libhamiregion.doctor import FindingKind, examine
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.node import Node, Observer
 from libhamiregion.observation.figures import device_percents, without_impossible
@@ -81,7 +81,7 @@ def test_a_figure_that_cannot_be_is_null_everywhere_and_found(
         assert "PiB" not in said
         assert "EiB" not in said
     with Node(scene.fake.root) as node:
-        kinds = [each.kind for each in diagnose(node, settle_s=0.03)]
+        kinds = [each.kind for each in examine(Observer(node, anew=True), settle_s=0.03)]
         page = NodeExporter(node, max_age_s=0.0)
         series = parsed(page.render())
         assert f"{value} %" not in page.page("").decode()
