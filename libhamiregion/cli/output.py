@@ -83,7 +83,7 @@ def show_all(look: Callable[[], Page], interval_s: float | None, as_json: bool) 
             screen = console()
             with live(screen) as picture:
                 for page in pages:
-                    picture.update(fit_page(page, screen), refresh=True)
+                    picture.update(fit_page(page, screen)[0], refresh=True)
         else:
             _write_all(pages, as_json)
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import click
 from libhamiregion import ProcessStatus, format_size
 from libhamiregion.node import NvmlState, node_processes
 from libhamiregion.observation.containers import KnownNames
-from libhamiregion.text import count_text
+from libhamiregion.text import count_text, printable
 
 from . import options
 from .containers import (
@@ -47,11 +48,10 @@ if TYPE_CHECKING:
 
 _SORTS = ("name", "memory", "sm", "pid")
 # What a live table is sorted by after a key.
-_SORT_KEYS = {"m": "memory", "s": "sm", "n": "name", "p": "pid"}
+_SORT_KEYS = {"m": "memory", "g": "sm", "n": "name", "p": "pid"}
 _KEYS = (
-    "m  sort by memory        n  sort by name of pod and container",
-    "s  sort by SM            p  sort by host pid",
-    "?  show or hide this     q  quit",
+    "m g n p  sort by memory, GPU use, name or host pid     ?  show or hide this",
+    "arrows, page up and down, home, end  scroll            /  filter; esc: all",
 )
 _SAMPLES = 60
 _STATE_STYLES = {
@@ -97,7 +97,7 @@ def top(opened: Opened, sort: str, wide: bool, interval_s: float | None, as_json
     """Show the GPUs of this node, its containers and the processes that use most of them, live."""
     with opened as view:
         if isinstance(view, NodesView) and not as_json:
-            view.show(lambda node: Top(node, wide=wide).page(sort), interval_s, as_json)
+            view.show(lambda node: Top(node, wide=wide).page(TopKeys(sort)), interval_s, as_json)
         elif isinstance(view, NodesView) or as_json or not on_terminal() or not view.is_live:
             view.show(lambda node: process_page(node, sort, wide=wide), interval_s, as_json)
         else:
@@ -109,16 +109,64 @@ def top(opened: Opened, sort: str, wide: bool, interval_s: float | None, as_json
 def _top_live(top: Top, interval_s: float, sort: str) -> None:
     from .terminal import console, fit_page, keyboard, live
 
-    screen = console()
-    with keyboard() as key_within, live(screen) as picture:
-        key, keys_shown = "", False
-        while key != "q":
-            due = time.monotonic() + interval_s
-            sort = _SORT_KEYS.get(key, sort)
-            keys_shown ^= key == "?"
-            page = top.page(sort, keys_shown=keys_shown)
-            picture.update(fit_page(page, screen), refresh=True)
-            key = key_within(due - time.monotonic())
+    screen, chosen = console(), TopKeys(sort)
+    due = time.monotonic() + interval_s
+    with keyboard() as keys_within, live(screen) as picture:
+        while not chosen.has_ended:
+            # Between observations, a key shows the last one in another way.
+            if time.monotonic() >= due:
+                due = time.monotonic() + interval_s
+                top.observe()
+            drawn, chosen.offset = fit_page(top.page(chosen), screen, chosen.offset)
+            picture.update(drawn, refresh=True)
+            for key in keys_within(due - time.monotonic()):
+                chosen.press(key, screen.height // 2)
+
+
+@attrs.define
+class TopKeys:
+    """What the keys have chosen.
+
+    Attributes:
+        sort: What the tables are sorted by.
+        offset: How many of their rows are above the picture.
+        filter: Part of the names that are shown, or of the commands.
+        is_typing: Whether keys are letters of the filter.
+        are_shown: Whether the keys are explained.
+        has_ended: Whether it was q.
+    """
+
+    sort: str
+    offset: int = 0
+    filter: str = ""
+    is_typing: bool = False
+    are_shown: bool = False
+    has_ended: bool = False
+
+    def press(self, key: str, rows: int) -> None:
+        """Take a key; a page has so many rows."""
+        if key == "esc":
+            self.filter, self.is_typing = "", False
+        elif self.is_typing and key in {"\r", "\n"}:
+            self.is_typing = False
+        elif self.is_typing and key in {"\x7f", "\b"}:
+            self.filter = self.filter[:-1]
+        elif self.is_typing and key.isprintable() and len(key) == 1:
+            self.filter += key
+        else:
+            self.sort = _SORT_KEYS.get(key, self.sort)
+            self.is_typing |= key == "/"
+            self.are_shown ^= key == "?"
+            self.has_ended |= key == "q"
+            steps = {"up": -1, "down": 1, "page up": -rows, "page down": rows}
+            steps |= {"home": -self.offset, "end": sys.maxsize}
+            self.offset = max(0, self.offset + steps.get(key, 0))
+
+    def words(self) -> str:
+        """The foot of the picture."""
+        typed = f"     /{printable(self.filter)}{'_' if self.is_typing else ''}"
+        shown = typed if self.filter or self.is_typing else ""
+        return f"sorted by {self.sort}{shown}     [?] keys     [q] quit"
 
 
 @attrs.frozen(kw_only=True)
@@ -217,11 +265,15 @@ def _process_row(owner: Container, process: NodeProcess) -> ProcessRow:
 
 def process_page(view: NodeView, sort: str, *, wide: bool = False) -> Page:
     """Observe the node, and show its processes."""
-    return _process_page(view, view.observer.observe(), sort, wide=wide)
+    observation = view.observer.observe()
+    rows = _chosen(view, node_processes(observation), observation)
+    return _process_page(view, observation, rows, sort, wide=wide)
 
 
-def _process_page(view: NodeView, observation: Observation, sort: str, *, wide: bool) -> Page:
-    rows = sorted(_chosen(view, node_processes(observation), observation), key=_ORDERS[sort])
+def _process_page(
+    view: NodeView, observation: Observation, found: Iterable[ProcessRow], sort: str, *, wide: bool
+) -> Page:
+    rows = sorted(found, key=_ORDERS[sort])
     answer, gap = driver_answer(observation)
     driver = answer is not None and gap is None
     blocks: list[Block] = [
@@ -270,43 +322,54 @@ class Top:
         self._view = view
         self._wide = wide
         self._samples: defaultdict[Any, deque[float]] = defaultdict(lambda: deque(maxlen=_SAMPLES))
+        self.observe()
 
-    def page(self, sort: str, *, keys_shown: bool = False) -> Page:
-        """Observe the node, and show it."""
-        observation = self._view.observer.observe()
-        page = _process_page(self._view, observation, sort, wide=self._wide)
-        devices = () if observation.sample is None else observation.sample.devices
-        gpus = self._view.gpus
-        shown = [each for each in devices if not gpus or each.index in gpus]
+    def observe(self) -> None:
+        """Observe the node again."""
+        self._observation = observation = self._view.observer.observe()
+        self._processes = list(_chosen(self._view, node_processes(observation), observation))
         rows = container_rows(self._view, observation)
-        names = (*name_columns(all_containers(observation)), *device_columns(observation))
-        foot = f"sorted by {sort}     [?] keys     [q] quit"
+        self._containers = [row for row in rows if row.missing is None]
+        # Samples of containers that have gone are dropped.
+        for key in self._samples.keys() - {row.order for row in self._containers}:
+            del self._samples[key]
+        for row in self._containers:
+            self._samples[row.order].append(sum(each.sm_percent or 0 for each in row.devices) / 100)
+
+    def page(self, keys: TopKeys) -> Page:
+        """Show what was observed."""
+        observation, gpus = self._observation, self._view.gpus
+        text = keys.filter.casefold()
+
+        def is_shown(row: Names) -> bool:
+            words = (row.path_words, getattr(row, "command", None))
+            return not text or any(text in (each or "").casefold() for each in words)
+
+        processes = filter(is_shown, self._processes)
+        page = _process_page(self._view, observation, processes, keys.sort, wide=self._wide)
+        devices = () if observation.sample is None else observation.sample.devices
+        containers = sorted(
+            filter(is_shown, self._containers),
+            key=_CONTAINER_ORDERS.get(keys.sort, lambda row: row.order),
+        )
         blocks = [
-            Table(_GPU_COLUMNS, shown),
-            self._containers(rows, sort, names),
+            Table(_GPU_COLUMNS, [each for each in devices if not gpus or each.index in gpus]),
+            self._container_table(containers),
             *page.blocks,
-            Lines([*(_KEYS if keys_shown else ()), (foot, DIM)]),
+            Lines([*(_KEYS if keys.are_shown else ()), (keys.words(), DIM)]),
         ]
         return attrs.evolve(page, blocks=blocks)
 
-    def _containers(
-        self, rows: Iterable[ContainerRow], sort: str, names: Sequence[Column]
-    ) -> Table:
+    def _container_table(self, rows: Sequence[ContainerRow]) -> Table:
         """The containers, with the SM utilisation of their last samples."""
-        present = [row for row in rows if row.missing is None]
-        # Samples of containers that have gone are dropped.
-        for key in self._samples.keys() - {row.order for row in present}:
-            del self._samples[key]
-        for row in present:
-            self._samples[row.order].append(sum(each.sm_percent or 0 for each in row.devices) / 100)
-        present.sort(key=_CONTAINER_ORDERS.get(sort, lambda row: row.order))
         columns = (
-            *names,
+            *name_columns(all_containers(self._observation)),
+            *device_columns(self._observation),
             *USAGE_COLUMNS,
             *SM_COLUMNS,
             Column("", lambda row: Spark(tuple(self._samples[row.order])), "drawing", "trend"),
         )
-        return Table(columns, present, "devices", attention=needs_attention)
+        return Table(columns, rows, "devices", attention=needs_attention)
 
 
 def _gpu_ratio(device: NvmlDevice) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import select
 import sys
 import termios
@@ -31,7 +32,7 @@ from .tables import DIM, NOTHING, ROOMY, UNLIMITED, WARN, Bar, Facts, Lines, Spa
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from rich.console import ConsoleOptions, RenderableType, RenderResult
+    from rich.console import ConsoleOptions, OverflowMethod, RenderableType, RenderResult
 
     from .tables import Block, Column, Page
 
@@ -60,69 +61,106 @@ def live(on: Console) -> Live:
 
 
 @contextmanager
-def keyboard() -> Iterator[Callable[[float], str]]:
+def keyboard() -> Iterator[Callable[[float], list[str]]]:
     """A context in which keys are not shown; Ctrl-C is still Ctrl-C.
 
     Yields:
-        A function that waits for a key for some seconds, and returns "" if there is none.
+        A function that waits for keys for some seconds, and returns their letters or names.
     """
     if sys.stdin is None or not sys.stdin.isatty():
-        yield _no_key
+        yield _no_keys
         return
     modes = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
     try:
-        yield _key
+        yield _keys
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, modes)
 
 
-def _no_key(seconds: float) -> str:
+def _no_keys(seconds: float) -> list[str]:
     time.sleep(max(0.0, seconds))
-    return ""
+    return []
 
 
-def _key(seconds: float) -> str:
+# A key that is no letter, as terminals send it: in both of their modes.
+_KEY = re.compile(r"\x1b(?:\[[0-9;]*|O)[~A-Za-z]|.", re.DOTALL)
+_KEY_NAMES = {
+    **dict.fromkeys(("\x1b[A", "\x1bOA"), "up"),
+    **dict.fromkeys(("\x1b[B", "\x1bOB"), "down"),
+    **dict.fromkeys(("\x1b[H", "\x1bOH", "\x1b[1~", "\x1b[7~"), "home"),
+    **dict.fromkeys(("\x1b[F", "\x1bOF", "\x1b[4~", "\x1b[8~"), "end"),
+    "\x1b[5~": "page up",
+    "\x1b[6~": "page down",
+    "\x1b": "esc",
+}
+
+
+def _keys(seconds: float) -> list[str]:
     descriptor = sys.stdin.fileno()
     ready, _, _ = select.select([descriptor], [], [], max(0.0, seconds))
     if not ready:
-        return ""
-    typed = os.read(descriptor, 64).decode("ascii", "replace")
+        return []
+    typed = os.read(descriptor, 1024).decode("utf-8", "ignore")
     # A terminal that has gone is empty for ever.
-    return typed[-1:] or _no_key(seconds)
+    return [_KEY_NAMES.get(key, key) for key in _KEY.findall(typed)] or _no_keys(seconds)
 
 
 # ---- pages ---------------------------------------------------------------------------------------
 
 
-def draw_page(page: Page, width: int, rows: Sequence[int] | None = None) -> RenderableType:
+def draw_page(page: Page, width: int, rows: Sequence[range] | None = None) -> RenderableType:
     """Draw all blocks of a page with empty lines between, and its warnings and notes.
 
     Args:
         page: What to draw.
         width: Columns of the terminal.
-        rows: How many rows each table has at most; None: all.
+        rows: Which rows each table shows in a live picture; None: all.
     """
-    limits = itertools.repeat(None) if rows is None else iter(rows)
-    blocks = [
-        draw(block, width, next(limits) if isinstance(block, Table) else None)
-        for block in page.blocks
-    ]
-    asides = [Text(printable(each), style=WARN) for each in page.warnings]
-    asides += [Text(printable(each), style=DIM) for each in page.notes]
-    if asides:
-        blocks.append(Group(*asides))
-    shown = [block for block in blocks if block is not None]
-    parts = [part for block in shown for part in (Text(), block)][1:]
-    return Group(*([Text(page.heading.rstrip(), "bold")] if page.heading else []), *parts)
+    is_live, parts = rows is not None, itertools.repeat(None) if rows is None else iter(rows)
+    drawn: list[RenderableType] = []
+    for block in page.blocks:
+        one = draw(block, width, next(parts) if isinstance(block, Table) else None)
+        if one is not None:
+            # In a live picture, lines of text stand together.
+            drawn += [Text()] if drawn and (isinstance(block, Table) or not is_live) else []
+            drawn.append(one)
+    asides = [(printable(each), WARN) for each in page.warnings]
+    asides += [(printable(each), DIM) for each in page.notes]
+    if is_live:
+        # One line, whatever there is to be said.
+        more = f" (and {len(asides) - 1} more)" if len(asides) > 1 else ""
+        asides = [(words + more, style) for words, style in asides[:1]]
+    elif asides:
+        drawn.append(Text())
+    overflow: OverflowMethod = "ellipsis" if is_live else "fold"
+    drawn += [Text(*each, no_wrap=is_live, overflow=overflow) for each in asides]
+    return Group(*([Text(page.heading.rstrip(), "bold")] if page.heading else []), *drawn)
 
 
-def fit_page(page: Page, screen: Console) -> RenderableType:
-    """Draw a page with as many rows in its tables as the terminal has room for."""
+def fit_page(page: Page, screen: Console, offset: int = 0) -> tuple[RenderableType, int]:
+    """Draw a page with as many rows in its tables as the terminal has room for.
+
+    Args:
+        page: What to draw.
+        screen: The terminal.
+        offset: How many rows, of the first tables, are above the picture.
+
+    Returns:
+        The picture, and the offset if there are that many rows.
+    """
     tables = [block for block in page.blocks if isinstance(block, Table)]
     wanted = [sum(1 for _ in table.rows()) for table in tables]
-    frame = len(screen.render_lines(draw_page(page, screen.width, [0] * len(tables))))
-    return draw_page(page, screen.width, fair_shares(max(3, screen.height - frame - 1), wanted))
+    frame = len(screen.render_lines(draw_page(page, screen.width, [range(0)] * len(tables))))
+    room = max(3, screen.height - frame - 1)
+    offset = left = max(0, min(offset, sum(wanted) - room))
+    starts = []
+    for number in wanted:
+        starts.append(min(left, number))
+        left -= starts[-1]
+    shares = fair_shares(room, [a - b for a, b in zip(wanted, starts, strict=True)])
+    rows = [range(start, start + share) for start, share in zip(starts, shares, strict=True)]
+    return draw_page(page, screen.width, rows), offset
 
 
 def fair_shares(room: int, wanted: Sequence[int]) -> list[int]:
@@ -140,13 +178,13 @@ def fair_shares(room: int, wanted: Sequence[int]) -> list[int]:
     return shares
 
 
-def draw(block: Block, width: int, rows: int | None = None) -> RenderableType | None:
+def draw(block: Block, width: int, rows: range | None = None) -> RenderableType | None:
     """Draw a block for a terminal of that many columns; None if it is not shown there.
 
     Args:
         block: What to draw.
         width: Columns of the terminal.
-        rows: How many rows a table has at most; None: all.
+        rows: Which rows a table shows; None: all.
     """
     if isinstance(block, Facts):
         return _draw_facts(block, min(width, _LONGEST_FACTS))
@@ -181,14 +219,15 @@ def _draw_lines(styled: Sequence[tuple[str, str]]) -> RenderableType | None:
 # ---- tables --------------------------------------------------------------------------------------
 
 
-def _draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
+def _draw_table(table: Table, width: int, shown_rows: range | None) -> RenderableType:
     shown = [
         column for column in table.columns if column.on != "pipe" and column.from_width <= width
     ]
     drawn = RichTable(
-        box=box.SIMPLE_HEAD,
+        # A live picture has more rows instead of a rule.
+        box=None if shown_rows is not None else box.SIMPLE_HEAD,
         show_edge=False,
-        padding=(0, 1 if width >= ROOMY else 0, 0, 0),
+        padding=(0, (width >= ROOMY) + (shown_rows is not None), 0, 0),
         header_style="bold",
         border_style=DIM,
     )
@@ -201,8 +240,9 @@ def _draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
             min_width=column.format.min_width or None,
         )
     rows = list(table.rows(sorted(table.records, key=lambda each: not table.attention(each))))
+    shown_rows = range(len(rows)) if shown_rows is None else shown_rows
     before = None
-    for record, part in rows[:limit]:
+    for record, part in rows[shown_rows.start : shown_rows.stop]:
         # The names of a record are written once.
         drawn.add_row(
             *(
@@ -213,10 +253,9 @@ def _draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
             )
         )
         before = record
-    hidden = 0 if limit is None else len(rows) - limit
-    if hidden <= 0:
-        return drawn
-    return Group(drawn, Text(f"{count_text(hidden, 'row')} hidden; enlarge the window", style=DIM))
+    beyond = {"above": shown_rows.start, "below": len(rows) - shown_rows.stop}
+    words = [f"{count_text(count, 'row')} {where}" for where, count in beyond.items() if count > 0]
+    return Group(drawn, Text(", ".join(words), style=DIM)) if words else drawn
 
 
 def _cell(column: Column, record: object, part: object, width: int) -> RenderableType:

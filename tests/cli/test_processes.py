@@ -9,6 +9,7 @@ import sys
 import termios
 from pathlib import Path
 
+import attrs
 import pytest
 from fake_nvml.scenes import GPU, MIB
 from rich.console import Console
@@ -27,10 +28,11 @@ from cli.cli_scene import POD_LONG, Scene, table
 from libhamiregion.cli.containers import container_page, container_rows, needs_attention
 from libhamiregion.cli.node_page import NodeView
 from libhamiregion.cli.options import DriverChoice, NodeChoice
-from libhamiregion.cli.processes import Top, process_page
+from libhamiregion.cli.processes import Top, TopKeys, process_page
 from libhamiregion.cli.tables import Page
 from libhamiregion.cli.terminal import draw_page, fit_page
 from libhamiregion.node import Selector
+from libhamiregion.testing import FakeNode
 
 pytestmark = needs_namespaces
 
@@ -58,7 +60,7 @@ def place_of(scene: Scene) -> NodeChoice:
 
 def text_of(page: Page, columns: int, rows: int = 60, *, live: bool = False) -> str:
     screen = Console(file=io.StringIO(), width=columns, height=rows, color_system=None)
-    screen.print(fit_page(page, screen) if live else draw_page(page, columns))
+    screen.print(fit_page(page, screen)[0] if live else draw_page(page, columns))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
 
@@ -93,8 +95,9 @@ def drawn(scene: Scene, columns: int, *, driver: bool = True, looks: int = 1) ->
     place = place_of(scene)
     with DriverChoice(not driver, str(scene.driver.library)).observe(place) as observer:
         top = Top(NodeView(observer, Selector(namespace="*"), place))
-        for _ in range(looks):
-            page = top.page("memory")
+        for _ in range(looks - 1):
+            top.observe()
+        page = top.page(TopKeys("memory"))
     return text_of(page, columns, live=True).splitlines()
 
 
@@ -108,7 +111,7 @@ def test_top_has_a_bar_of_used_against_limit_for_each_container_and_device(scene
         lines = drawn(scene, columns)
         assert max(len(line.rstrip()) for line in lines) <= columns
         heading = next(at for at, line in enumerate(lines) if "limit" in line)
-        first, second = lines[heading + 2], lines[heading + 3]
+        first, second = lines[heading + 1], lines[heading + 2]
         assert "bert-0" in first, "a process of it is dead"
         for figure in ("6 GiB", "8 GiB", "41 %", "50 %"):
             assert figure in first, columns
@@ -214,16 +217,83 @@ def test_top_on_a_terminal_takes_keys_and_leaves_the_terminal_as_it_was(scene: S
         terminal.wait_for(lambda screen: any("counted" in each for each in pictures(screen)))
         assert termios.tcgetattr(terminal.master)[3] & termios.ICANON == 0
         assert "NVIDIA H100 80GB HBM3" in terminal.text
-        assert "sort by name of pod" not in terminal.text
+        assert "name or host pid" not in terminal.text
         terminal.type("?")
-        terminal.wait_for(lambda screen: "sort by name of pod" in pictures(screen)[-1])
-        terminal.type("\x1b[A")
+        terminal.wait_for(lambda screen: "name or host pid" in pictures(screen)[-1])
+        terminal.type("\x1b[B\x1b[6~\x1bOF/bert\r")
+        terminal.wait_for(lambda screen: "/bert  " in pictures(screen)[-1])
+        assert "inference/" not in pictures(terminal.screen)[-1]
         terminal.type("n")
         terminal.wait_for(lambda screen: "sorted by name" in pictures(screen)[-1])
         terminal.type("q")
         assert terminal.wait() == 0
         assert termios.tcgetattr(terminal.master) == before
         assert terminal.screen.count("\x1b[?25l") == terminal.screen.count("\x1b[?25h")
+
+
+def picture(top: Top, keys: TopKeys, columns: int, rows: int) -> list[str]:
+    """The picture of a terminal of that size, as lines."""
+    screen = Console(file=io.StringIO(), width=columns, height=rows, color_system=None)
+    drawn, keys.offset = fit_page(top.page(keys), screen, keys.offset)
+    screen.print(drawn)
+    assert isinstance(screen.file, io.StringIO)
+    return [line.rstrip() for line in screen.file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (160, 50)])
+def test_top_beside_300_containers_scrolls_and_filters(
+    tmp_path: Path, columns: int, rows: int
+) -> None:
+    with FakeNode(tmp_path / "node", containers=300, shared_processes=True) as fake:
+        ill = fake.add("main", pod="ill", processes=2)
+        ill.processes[1].kill()
+        logs = str(fake.pod_logs)
+        place = NodeChoice((str(fake.root),), logs, logs, None, None, None)
+        with DriverChoice(True, None).observe(place) as observer:
+            top = Top(NodeView(observer, Selector(), place))
+            keys = TopKeys("name")
+            lines = picture(top, keys, columns, rows)
+            assert rows - 2 <= len(lines) <= rows
+            names = [line.split()[0] for line in lines if line.startswith("default/")]
+            assert len(names) >= rows - 10, "most of the picture is rows"
+            assert names[0] == "default/ill/main", "its process is dead"
+            seen: list[str] = []
+            shown, before = lines, -1
+            while keys.offset > before:
+                seen += [line.split()[0] for line in shown if line.startswith("default/")]
+                before = keys.offset
+                keys.press("page down", rows // 2)
+                shown = picture(top, keys, columns, rows)
+            assert {f"default/pod-{number}/main" for number in range(300)} < set(seen)
+            assert not any("below" in line for line in shown), "the last row"
+            keys.press("up", rows // 2)
+            assert any("1 row below" in line for line in picture(top, keys, columns, rows))
+            keys.press("home", rows // 2)
+            assert picture(top, keys, columns, rows) == lines
+            keys.press("end", rows // 2)
+            assert picture(top, keys, columns, rows) == shown
+
+            for key in "/pod-17q\x7f":
+                keys.press(key, rows // 2)
+            lines = picture(top, keys, columns, rows)
+            assert "/pod-17_" in lines[-1]
+            assert "11 processes of 11 containers" in lines[-2]
+            keys.press("\r", rows // 2)
+            keys.press("m", rows // 2)
+            assert picture(top, keys, columns, rows)[-1].startswith("sorted by memory     /pod-17 ")
+            keys.press("esc", rows // 2)
+            assert "302 processes" in picture(top, keys, columns, rows)[-2]
+
+
+def test_a_picture_has_one_line_for_all_notes(scene: Scene) -> None:
+    place = place_of(scene)
+    with DriverChoice(True, None).observe(place) as observer:
+        top = Top(NodeView(observer, Selector(), place))
+        page = attrs.evolve(top.page(TopKeys("name")), notes=("a long note " * 20, "two", "three"))
+        lines = text_of(page, 80, live=True).splitlines()
+    assert lines[-1].startswith("a long note")
+    assert lines[-1].rstrip().endswith("…")
+    assert "[q] quit" in lines[-2]
 
 
 @pytest.mark.slow
