@@ -15,12 +15,11 @@ import pytest
 from scene import compiler, working_directory_root
 
 TESTS = Path(__file__).parent.parent / "tests"
-for place in (TESTS, TESTS / "preload"):
-    if str(place) not in sys.path:
-        sys.path.append(str(place))
+if str(TESTS) not in sys.path:
+    sys.path.append(str(TESTS))
 
 from fake_cuda.driver import GIB, MIB, FakeGpus, build  # noqa: E402
-from limited import Limited  # noqa: E402
+from support.limited import Limited  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.cli_scene import Scene, busy_scene
 from support.node_fixtures import (  # noqa: F401
     _container_factory,
     fake_driver,
     nvml_library,
 )
-
-from cli.cli_scene import Scene, busy_scene
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
+from support.cli_verbs import commands
 from support.command_line import COMMAND, call, environment, run, start, without_notes
 from support.forked import unprivileged
 from support.wait import PATIENCE_S
 
 import libhamiregion as hami
-from cli.verbs import commands
 from libhamiregion.cli.verbs import hamiregion
 
 if TYPE_CHECKING:

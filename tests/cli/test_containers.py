@@ -10,6 +10,7 @@ import attrs
 import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
+from support.cli_scene import GIB, POD_LONG, Scene, table
 from support.command_line import (
     COMMAND,
     call,
@@ -19,7 +20,6 @@ from support.command_line import (
 from support.containers import needs_namespaces
 from support.gpu_node import gpu_nodes
 
-from cli.cli_scene import GIB, POD_LONG, Scene, table
 from libhamiregion import DeviceUsage, Layout, create_region
 from libhamiregion.node import ProcessDeviceRow
 

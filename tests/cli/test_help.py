@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 from click.testing import CliRunner
+from support.cli_verbs import commands
 
-from cli.verbs import commands
 from libhamiregion.cli.verbs import hamiregion
 
 VERBS = dict(commands())

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from fake_nvml.scenes import GPU, OTHER
+from support.cli_scene import POD_LONG, Scene
 from support.command_line import COMMAND, call
 from support.containers import needs_namespaces
 from support.exporter_process import exporter_process
 
-from cli.cli_scene import POD_LONG, Scene
 from libhamiregion.observation.json import MAX_LINES_BYTES, from_lines
 from libhamiregion.services.document_socket import VARIABLE
 

@@ -13,6 +13,7 @@ import attrs
 import pytest
 from fake_nvml.scenes import GPU, MIB
 from rich.console import Console
+from support.cli_scene import POD_LONG, Scene, table
 from support.command_line import (
     COLOUR,
     ESCAPES,
@@ -24,7 +25,6 @@ from support.containers import needs_namespaces
 from support.gpu_node import gpu_nodes
 from support.wait import PATIENCE_S
 
-from cli.cli_scene import POD_LONG, Scene, table
 from libhamiregion.cli.containers import container_page, container_rows, needs_attention
 from libhamiregion.cli.node_page import NodeView
 from libhamiregion.cli.options import DriverChoice, NodeChoice

@@ -17,11 +17,11 @@ import pytest
 from support.actors import Actor, MakeActor
 from support.agent_scene import MONITOR
 from support.containers import needs_namespaces
+from support.doctor_node import Container, DoctorNode, Place
 from support.region_file import locate
 from support.stress import scaled
 from support.wait import eventually, on_this_machine_s
 
-from doctor.doctor_node import Container, DoctorNode, Place
 from libhamiregion import (
     Layout,
     LockTimeout,

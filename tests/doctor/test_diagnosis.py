@@ -1,11 +1,11 @@
 """Each scene of the table: what is found, what a repair mends, and what it leaves alone."""
 
 import pytest
+import support.doctor_scenes  # noqa: F401 (fills the table)
 from support.containers import needs_namespaces
+from support.doctor_node import DoctorNode, Place
+from support.doctor_scene_table import SCENES, Expected
 
-import doctor.scenes  # noqa: F401 (fills the table)
-from doctor.doctor_node import DoctorNode, Place
-from doctor.scene_table import SCENES, Expected
 from libhamiregion.doctor import Finding, FindingKind
 from libhamiregion.doctor.repairs import ORDER
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from support.containers import libvgpu, needs_namespaces
+from support.doctor_node import GIB, DoctorNode, Place
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
-from doctor.doctor_node import GIB, DoctorNode, Place
 from libhamiregion import create_region
 from libhamiregion.doctor import Finding, FindingKind, Severity
 from libhamiregion.node import MissingReason, Observer

@@ -2,8 +2,8 @@
 
 import pytest
 from support.containers import needs_namespaces
+from support.doctor_node import GIB, DoctorNode
 
-from doctor.doctor_node import GIB, DoctorNode
 from libhamiregion import Layout
 from libhamiregion.doctor import FindingKind, repair
 

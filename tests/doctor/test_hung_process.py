@@ -18,7 +18,7 @@ from support.wait import PATIENCE_S
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from doctor.doctor_node import DoctorNode, Place
+    from support.doctor_node import DoctorNode, Place
 
 pytestmark = [needs_namespaces, needs_bound_fifo]
 #: A reader is given up after 1 s, /proc and evidence have 2 s each, and a doctor looks twice.

@@ -8,10 +8,10 @@ import time
 
 import pytest
 from support.containers import needs_namespaces
+from support.doctor_node import GIB, DoctorNode, Place
 from support.lock_bytes import NOBODY, hold, is_free
 from support.stress import scaled
 
-from doctor.doctor_node import GIB, DoctorNode, Place
 from libhamiregion import Layout
 from libhamiregion.doctor import FindingKind
 

@@ -7,8 +7,8 @@ import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import OTHER, SECOND
 from support.containers import needs_namespaces
+from support.doctor_node import GIB, GPU, Container, DoctorNode, Place, kinds
 
-from doctor.doctor_node import GIB, GPU, Container, DoctorNode, Place, kinds
 from libhamiregion.doctor import FindingKind
 from libhamiregion.node import NvmlSampler
 from libhamiregion.node.node_lock import LockUse, NodeLock

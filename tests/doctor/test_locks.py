@@ -2,10 +2,10 @@
 
 import pytest
 from support.containers import needs_namespaces
+from support.doctor_node import DoctorNode
 from support.lock_bytes import NOBODY, hold, is_free, set_value, value_of
 from support.wait import eventually
 
-from doctor.doctor_node import DoctorNode
 from libhamiregion import Layout
 from libhamiregion.doctor import FindingKind, confirmed, repair
 

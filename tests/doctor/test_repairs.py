@@ -3,9 +3,9 @@
 import shutil
 
 from support.containers import needs_namespaces
+from support.doctor_node import DoctorNode, Place
 from support.region_file import truncate
 
-from doctor.doctor_node import DoctorNode, Place
 from libhamiregion.doctor import FindingKind, repair
 
 pytestmark = needs_namespaces

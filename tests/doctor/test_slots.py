@@ -2,13 +2,13 @@
 
 import pytest
 from support.containers import needs_namespaces
+from support.doctor_node import GIB, DoctorNode, Place
 from support.lock_bytes import NOBODY
 from support.region_file import SLOTS
 from support.slot_bytes import account, at_work, move_last_into
 from support.wait import eventually
 from support.waiting_allocator import Memory
 
-from doctor.doctor_node import GIB, DoctorNode, Place
 from libhamiregion import Layout
 from libhamiregion.doctor import FindingKind, Severity, confirmed, repair
 from libhamiregion.node import Observer

@@ -28,8 +28,8 @@ from libhamiregion.run import environment
 TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS / "preload")]
 
-from cuda_program import OUT, OUT_OF_MEMORY, CudaProgram  # noqa: E402
 from fake_cuda.driver import stop  # noqa: E402
+from support.cuda_program import OUT, OUT_OF_MEMORY, CudaProgram  # noqa: E402
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from doctor.doctor_node import DoctorNode
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD
 from support.agent_scene import NodeScene
 from support.command_line import call
+from support.doctor_node import DoctorNode
 from support.gpu_node import container_id
 from support.hostile_processes import locked_process
 from support.own_cgroups import cgroup_of_pod, needs_cgroups

@@ -51,7 +51,7 @@ USED = "hami_vgpu_memory_used_bytes"
 AGENT = (sys.executable, "-m", "libhamiregion", "agent")
 # As the steering manifests run it; the exporter beside it is what the others run.
 SHIPPED = ("--metrics", "--listen=127.0.0.1:0", "--feedback", "--repair")
-TENANT = Path(__file__).with_name("hostile_tenant.py")
+TENANT = Path(__file__).parents[1] / "support/hostile_tenant.py"
 CONTAINER_ID = "bad0" * 16
 
 

@@ -22,7 +22,7 @@ from support.wait import eventually, goes_on
 from libhamiregion import Layout, create_region
 from libhamiregion.node import Node, directories, procfs
 
-RACER = Path(__file__).with_name("racing_container.py")
+RACER = Path(__file__).parents[1] / "support/racing_container.py"
 
 
 class Racer:

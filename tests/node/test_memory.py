@@ -14,7 +14,7 @@ from support.wait import PATIENCE_S
 from libhamiregion import Layout, create_region
 from libhamiregion.layouts import DEVICE_CAPACITY, SLOT_CAPACITY
 
-PROBE = Path(__file__).with_name("node_memory.py")
+PROBE = Path(__file__).parents[1] / "support/node_memory.py"
 UUIDS = [f"GPU-{number:08}-1111-2222-3333-444444444444" for number in range(DEVICE_CAPACITY)]
 
 

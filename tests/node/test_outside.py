@@ -25,7 +25,7 @@ from libhamiregion.raw_slots import slots_beyond
 
 GIB = 1 << 30
 POD, ID = "6d2b8f5e-3c1a-4b7d-9e0f-1a2b3c4d5e6f", "c0ffee42" * 8
-SCENES = Path(__file__).with_name("outside_scenes.py")
+SCENES = Path(__file__).parents[1] / "support/outside_scenes.py"
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cuda_program import CudaProgram
 from fake_cuda.driver import FakeGpus
-from limited import INJECTIONS, Limited
+from support.cuda_program import CudaProgram
+from support.limited import INJECTIONS, Limited
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram
 from fake_cuda.driver import GIB, MIB
-from limited import Limited
+from support.cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram
+from support.limited import Limited
 from support.region_file import RegionFile, truncate
 from support.wait import PATIENCE_S
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from busy_programs import BusyProgram, Observer
-from cuda_program import CudaProgram
 from fake_cuda.driver import FakeGpus
-from limited import Limited
+from support.busy_programs import BusyProgram, Observer
+from support.cuda_program import CudaProgram
+from support.limited import Limited
 from support.wait import eventually
 
 Make = Callable[..., Limited]

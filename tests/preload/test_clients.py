@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cuda_program import CudaProgram
 from fake_cuda.driver import GIB, MIB, FakeGpus, gpu_uuid
-from limited import Limited
+from support.cuda_program import CudaProgram
+from support.limited import Limited
 
 CLIENTS = Path(__file__).parent / "clients"
 CONTEXT = 256 * MIB

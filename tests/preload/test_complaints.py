@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cuda_program import OUT, CudaProgram
 from fake_cuda.driver import GIB, FakeGpus, gpu_uuid
-from limited import Limited
+from support.cuda_program import OUT, CudaProgram
+from support.limited import Limited
 
 Make = Callable[..., Limited]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed, room
 from fake_cuda.driver import GIB, MIB
-from limited import Limited
+from support.cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed, room
+from support.limited import Limited
 from support.wait import eventually
 
 CONTEXT = 256 * MIB

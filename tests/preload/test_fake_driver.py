@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from cuda_program import (
+from fake_cuda.driver import GIB, MIB, FakeGpus
+from support.cuda_program import (
     CONTEXT_IS_DESTROYED,
     NOT_INITIALIZED,
     OUT,
@@ -12,7 +13,6 @@ from cuda_program import (
     CudaProgram,
     packed,
 )
-from fake_cuda.driver import GIB, MIB, FakeGpus
 from support.wait import eventually
 
 CONTEXT = 256 * MIB

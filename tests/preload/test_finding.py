@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_cuda.driver import GIB, FakeGpus
-from limited import Limited
+from support.limited import Limited
 
 from libhamiregion.run.libraries import preloaded_library
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import pytest
-from cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed
 from fake_cuda.driver import GIB, MIB
-from limited import Limited
+from support.cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed
+from support.limited import Limited
 
 Make = Callable[..., Limited]
 

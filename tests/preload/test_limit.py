@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cuda_program import NOT_INITIALIZED, OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, room
 from fake_cuda.driver import GIB, MIB, FakeGpus, gpu_uuid, stop
-from limited import Limited
+from support.cuda_program import NOT_INITIALIZED, OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, room
+from support.limited import Limited
 from support.lock_bytes import hold, is_free
 from support.region_file import RegionFile
 from support.wait import eventually

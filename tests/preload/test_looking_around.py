@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from fake_cuda.driver import GIB, MIB
-from limited import Limited
+from support.limited import Limited
 from support.region_file import RegionFile
 from support.wait import eventually
 

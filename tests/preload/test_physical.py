@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from cuda_program import INVALID_VALUE, OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed
 from fake_cuda.driver import GIB, MIB
-from limited import Limited
+from support.cuda_program import INVALID_VALUE, OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed
+from support.limited import Limited
 
 CONTEXT = 256 * MIB
 GRANULE = 2 * MIB

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cuda_program import OUT, SUCCESS, CudaProgram, packed
 from fake_cuda.driver import GIB, MIB
-from limited import Limited
+from support.cuda_program import OUT, SUCCESS, CudaProgram, packed
+from support.limited import Limited
 from support.region_file import locate, truncate
 from support.wait import PATIENCE_S, eventually
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from busy_programs import BusyProgram, Observer
-from cuda_program import INVALID_HANDLE, OUT, SUCCESS, CudaProgram
 from fake_cuda.driver import MIB, FakeGpus, stop
-from limited import Limited
+from support.busy_programs import BusyProgram, Observer
+from support.cuda_program import INVALID_HANDLE, OUT, SUCCESS, CudaProgram
+from support.limited import Limited
 from support.wait import PATIENCE_S, eventually, on_this_machine_s
 
 import libhamiregion as hami

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cuda_program import OUT, CudaProgram
 from fake_cuda.driver import GIB, MIB, FakeGpus
-from limited import Limited
+from support.cuda_program import OUT, CudaProgram
+from support.limited import Limited
 from support.stress import scaled
 from support.wait import PATIENCE_S, eventually
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from c_model import build_model, needs_c, run_model
+from support.c_model import build_model, needs_c, run_model
 
 pytestmark = needs_c
 

@@ -13,7 +13,7 @@ import pytest
 from support.stress import scaled
 from support.wait import PATIENCE_S
 
-PROGRAM = Path(__file__).parent / "truncated_reader.py"
+PROGRAM = Path(__file__).parents[1] / "support/truncated_reader.py"
 # Seconds on a quiet machine; a busy one may take its time.
 pytestmark = pytest.mark.timeout(600)
 

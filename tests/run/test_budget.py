@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fake_cuda.driver import GIB, MIB, gpu_uuid
-from preload.cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, room
 from support.command_line import call
+from support.cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, room
 from support.run_scene import PROGRAM, REGION, Program, variables
 from support.wait import PATIENCE_S, eventually
 

@@ -38,7 +38,7 @@ AS_NOBODY = (
 KILLED = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
-from preload.cuda_program import OUT, CudaProgram
+from support.cuda_program import OUT, CudaProgram
 first = CudaProgram(os.environ).start()
 first.allocate(1200 << 20)
 other = CudaProgram(os.environ).start()

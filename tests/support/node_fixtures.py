@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from doctor.doctor_node import DoctorNode
 from fake_nvml.driver import STATE, FakeDriver
 from fake_nvml.scenes import initialisations
 
@@ -18,6 +17,7 @@ from libhamiregion.observation import processes
 from support.agent_scene import MONITOR, Events, NodeScene
 from support.container_factory import close_factory
 from support.containers import Starter, containers
+from support.doctor_node import DoctorNode
 from support.exposition import NodeFiles, exporter_of
 from support.run_scene import RunScene
 

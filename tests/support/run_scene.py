@@ -8,10 +8,10 @@ from pathlib import Path
 
 from fake_cuda.driver import GIB, FakeGpus
 from fake_nvml.driver import STATE
-from preload.cuda_program import CHILD, CudaProgram
 
 from libhamiregion.run import cleaner
 from support.command_line import COMMAND, checked, environment
+from support.cuda_program import CHILD, CudaProgram
 from support.wait import PATIENCE_S
 
 PROGRAM = (sys.executable, "-I", "-S", str(CHILD))

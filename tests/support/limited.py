@@ -4,12 +4,12 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from cuda_program import CudaProgram
 from fake_cuda.driver import FakeGpus, gpu_uuid
 
 import libhamiregion as hami
 from libhamiregion.run.driver import Driver
 from libhamiregion.run.libraries import preloaded_library, stand_in_links
+from support.cuda_program import CudaProgram
 
 INJECTIONS = ("standin", "preload")
 

@@ -18,14 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import fuse_mount
-from support.command_line import with_notes
-from support.forked import in_child
-from support.observing import details
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.doctor import examine
 from libhamiregion.node import Container, Node, Observer
+from support import fuse_mount
+from support.command_line import with_notes
+from support.forked import in_child
+from support.observing import details
 
 _CLONE_NEWNS = 0x20000
 _MS_BIND = 4096

@@ -10,14 +10,14 @@ import attrs
 import pytest
 from fake_nvml.driver import STATE, FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
+
+from libhamiregion import Layout
 from support.command_line import (
     Terminal,
     call,
     on_terminal,
 )
 from support.gpu_node import GpuNode, Pod, gpu_nodes
-
-from libhamiregion import Layout
 
 GIB = 1 << 30
 POD_LONG = "a-rather-long-name-of-a-deployment-7d9f8b6c5-x2x4z"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-SOURCES = HERE.parents[1] / "csrc/preload"
+MODELS = Path(__file__).parents[1] / "preload"
+SOURCES = MODELS.parents[1] / "csrc/preload"
 # To compile them costs more than to run them.
 OPTIONS = ["-std=gnu11", "-O0", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
@@ -30,7 +30,7 @@ def build_model(directory: Path, model: str, *parts: str, sanitizers: bool = Tru
         sanitizers: Not where it loads the driver, whose library knows nothing of them.
     """
     program = directory / model
-    files = [str(HERE / f"{model}.c"), *(str(SOURCES / f"{part}.c") for part in parts)]
+    files = [str(MODELS / f"{model}.c"), *(str(SOURCES / f"{part}.c") for part in parts)]
     checks = SANITIZERS if sanitizers else []
     subprocess.run(["cc", *OPTIONS, *checks, *files, "-o", str(program), "-ldl"], check=True)
     return program

@@ -12,8 +12,8 @@ from libhamiregion import Layout
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from doctor.doctor_node import DoctorNode
     from libhamiregion.doctor import FindingKind, Severity
+    from support.doctor_node import DoctorNode
 
 
 @attrs.frozen

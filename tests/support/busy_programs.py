@@ -4,8 +4,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from cuda_program import OUT, CudaProgram
-from limited import Limited
+from support.cuda_program import OUT, CudaProgram
+from support.limited import Limited
 
 
 class BusyProgram:

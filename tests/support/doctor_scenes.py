@@ -10,14 +10,14 @@ import os
 import signal
 
 import attrs
+
+from libhamiregion import Layout, open_region
+from libhamiregion.doctor import FindingKind, Severity
+from support.doctor_node import GIB, GPU, DoctorNode
+from support.doctor_scene_table import Expected, scene
 from support.lock_bytes import NOBODY, hold, set_value
 from support.region_file import SLOTS
 from support.slot_bytes import WITH_SEQLOCK, move_last_into
-
-from doctor.doctor_node import GIB, GPU, DoctorNode
-from doctor.scene_table import Expected, scene
-from libhamiregion import Layout, open_region
-from libhamiregion.doctor import FindingKind, Severity
 
 GONE = NOBODY + 1
 # The last one that the kernel gives.

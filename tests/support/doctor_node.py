@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from support.containers import Container
-from support.region_file import RegionFile
-from support.wait import eventually
-
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.doctor import Finding, FindingKind, Repair, examine, repair
 from libhamiregion.node import Node, NvmlSampler, Observer
+from support.containers import Container
+from support.region_file import RegionFile
+from support.wait import eventually
 
 GIB = 1 << 30
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
