@@ -43,6 +43,7 @@ from libhamiregion.cli.processes import ProcessRow
 from libhamiregion.doctor import Finding, Repair
 from libhamiregion.node import Container
 from libhamiregion.node.nvml import NvmlState
+from libhamiregion.observation.cards import Card
 from libhamiregion.observation.containers import MissingReason
 from libhamiregion.observation.figures import LARGEST
 from libhamiregion.plan.apply import ContainerOutcome
@@ -473,9 +474,11 @@ class Containers:
 
     Attributes:
         containers: By name.
+        by_gpu: What the containers may use of each GPU or MIG device together.
     """
 
     containers: list[ContainerRow]
+    by_gpu: list[Card]
     parts = (Seen,)
 
 

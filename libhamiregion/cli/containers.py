@@ -9,6 +9,7 @@ import attrs
 import click
 
 from libhamiregion import RegionSnapshot
+from libhamiregion.observation.cards import cards
 from libhamiregion.observation.containers import missing_for
 from libhamiregion.observation.figures import without_impossible
 
@@ -39,16 +40,19 @@ if TYPE_CHECKING:
     examples=["hamiregion containers", "hamiregion containers --namespace research --watch 2"],
 )
 @view_options
+@click.option("--by", type=click.Choice(["gpu"]), help="Sum up the limits on each GPU.")
 @options.watch_option
 @options.wide_output_options
-def containers(opened: Opened, wide: bool, interval_s: float | None, as_json: bool) -> None:
+def containers(
+    opened: Opened, by: str | None, wide: bool, interval_s: float | None, as_json: bool
+) -> None:
     """Show the containers of this node: usage, limits, processes, or why there is no region."""
     with opened as view:
-        view.show(lambda node: container_page(node, wide=wide), interval_s, as_json)
+        view.show(lambda node: container_page(node, wide=wide, by=by), interval_s, as_json)
 
 
-def container_page(view: NodeView, *, wide: bool) -> Page:
-    """Observe the node, and show its containers."""
+def container_page(view: NodeView, *, wide: bool, by: str | None = None) -> Page:
+    """Observe the node, and show its containers, or its GPUs with their limits."""
     observation = view.observer.observe()
     rows = container_rows(view, observation)
     present = [row for row in rows if row.missing is None]
@@ -62,10 +66,13 @@ def container_page(view: NodeView, *, wide: bool) -> Page:
         *COLUMNS,
         *(WIDE_COLUMNS if wide else ()),
     )
+    by_gpu = list(cards(observation).values())
     blocks = [Table(columns, present, "devices", empty, needs_attention)]
-    if missing:
+    if by is not None:
+        blocks = [Table(_CARD_COLUMNS, by_gpu, attention=lambda card: card.is_overcommitted)]
+    elif missing:
         blocks.append(Table((*names, *_MISSING_COLUMNS), missing))
-    data = {"containers": [row.as_object() for row in rows]}
+    data = {"containers": [row.as_object() for row in rows], "by_gpu": by_gpu}
     return view.page("containers/1", observation, data, blocks, found=bool(rows))
 
 
@@ -239,6 +246,22 @@ COLUMNS = (
 WIDE_COLUMNS = (
     Column("UUID", part="usage.uuid", format="name", style=DIM),
     Column("FILE", _file, "text", style=DIM, from_width=WIDE),
+)
+_CARD_COLUMNS = (
+    Column("GPU", "index", "number", title="GPU", style="bold"),
+    Column("NAME", "name", "name", style=DIM),
+    Column("DEVICES", "devices", "number"),
+    Column(
+        "MEM-LIMITS",
+        "memory_limits_bytes",
+        "size",
+        title="limits",
+        style=lambda card: WARN if card.is_overcommitted else "",
+    ),
+    Column("MEM-TOTAL", "memory_total_bytes", "size", title="of"),
+    Column("MEM-DRIVER", "memory_used_bytes", "size", title="used"),
+    Column("SM-LIMITS", "sm_limits_percent", "percent", title="SM limits"),
+    Column("UUID", "uuid", "name", style=DIM),
 )
 _MISSING_COLUMNS = (
     Column("REASON", "missing.reason", on="pipe"),

@@ -42,6 +42,7 @@ class FindingKind(enum.Enum):
     SEMAPHORE_IMPOSSIBLE = "semaphore_impossible"
 
     GPU_FAILED = "gpu_failed"
+    GPU_OVERCOMMITTED = "gpu_overcommitted"
     USAGE_ABOVE_LIMIT = "usage_above_limit"
     USAGE_IMPOSSIBLE = "usage_impossible"
     FIGURE_IMPOSSIBLE = "figure_impossible"
@@ -177,6 +178,13 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "programs on it fail or hang, and it has no figures.",
         "see dmesg for an Xid; reset the GPU, or drain and restart the node",
     ),
+    FindingKind.GPU_OVERCOMMITTED: _transient(
+        Severity.INFO,
+        "A GPU is at least 95 % full, and the memory limits on it add up to more than it has.",
+        "allocations fail below the limits; with CUDA_OVERSUBSCRIBE memory moves to the host, and"
+        " programs are slow.",
+        "see `hamiregion containers --by gpu`; lower limits, or move pods",
+    ),
     FindingKind.USAGE_ABOVE_LIMIT: _transient(
         Severity.ERROR,
         "More memory is in use than the limit allows: the limit was lowered, or several processes"
@@ -214,8 +222,9 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.DRIVER_MEMORY_DIFFERS: _transient(
         Severity.WARNING,
-        "The container uses more memory by the driver (`driver_more`) or less (`driver_less`) than"
-        " is accounted, by over a tenth and 256 MiB a process (768 MiB without a context).",
+        "The container uses more memory by the driver (`driver_more`) or less (`driver_less`; not"
+        " if it oversubscribes) than is accounted, by over a tenth and 256 MiB a process (768 MiB"
+        " without a context).",
         "the limit holds for the accounted figure only.",
         "leave that much room on the GPU; if the driver's is smaller, restart the process",
     ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from libhamiregion.observation.cards import cards
 from libhamiregion.observation.evidence import NodeEvidence, RegionEvidence, RegionSlots
 from libhamiregion.observation.pairing import NO_ROW, devices_of
 from libhamiregion.observation.rows import Join
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from libhamiregion.models import ProcessUsage
+    from libhamiregion.observation.cards import Card
     from libhamiregion.observation.containers import Container
     from libhamiregion.observation.model import Observation
     from libhamiregion.observation.processes import FileIdentity, HostProcess, ProcessView
@@ -130,6 +132,11 @@ class DoctorContext:
     def join(self) -> Join | None:
         """The driver's figures of the node's processes; None without the driver."""
         return None if self.observation.sample is None else Join(self.observation)
+
+    @cached_property
+    def cards(self) -> dict[str | None, Card]:
+        """The limits on each card, by uuid."""
+        return cards(self.observation)
 
     @cached_property
     def differing(self) -> set[int]:

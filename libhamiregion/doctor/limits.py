@@ -158,6 +158,7 @@ _MIB = 1 << 20
 # With a context, some 300 to 650 MiB by the size of the GPU, where libvgpu has not counted one.
 _UNCOUNTED_CONTEXT_BYTES = 768 * _MIB
 _FAR_RATIO = 0.10
+_FULL = 0.95
 # Below this a sample may well be of a moment that libvgpu's own measurement has not seen.
 _BUSY_PERCENT = 10
 _LOADED = {
@@ -259,8 +260,8 @@ def driver_memory(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
         counted, driver, usual = map(sum, zip(*processes, strict=True))
         far = max(usual, int(_FAR_RATIO * max(counted, driver)))
         apart = abs(driver - counted)
-        if apart > far:
-            more = driver > counted
+        more = driver > counted
+        if apart > far and (more or not oversubscribes(context, used, index)):
             yield used.finding(
                 FindingKind.DRIVER_MEMORY_DIFFERS,
                 f"driver {format_size(driver)}, accounted {format_size(counted)} on device {index}",
@@ -269,6 +270,36 @@ def driver_memory(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
                 device=index,
                 cause="driver_more" if more else "driver_less",
             )
+
+
+def oversubscribes(context: DoctorContext, used: ObservedRegion, index: int) -> bool:
+    """Whether a container may count more memory than its GPU has: the rest is the host's."""
+    limit = used.snapshot.device(index).memory_limit_bytes
+    card = context.cards.get(used.snapshot.device(index).uuid)
+    total = None if card is None else card.memory_total_bytes
+    entries = [context.processes.entry_of(process) for _, process in used.alive]
+    return (
+        any(each is not None and each.oversubscribes for each in entries)
+        or (limit is not None and total is not None and limit > total)
+        or (card is not None and card.is_overcommitted)
+    )
+
+
+def full_cards(context: DoctorContext) -> Iterator[Finding]:
+    """Cards that are nearly full, and whose limits exceed them."""
+    for card in context.cards.values():
+        used, total = card.memory_used_bytes, card.memory_total_bytes
+        if used is None or total is None or not card.is_overcommitted or used < _FULL * total:
+            continue
+        yield finding(
+            FindingKind.GPU_OVERCOMMITTED,
+            f"GPU {card.index} is nearly full, and limits on it exceed its memory",
+            f"{format_size(used)} of {format_size(total)} in use by the driver; the limits of"
+            f" {count_text(card.devices, 'device')} of containers, unlimited ones as the whole,"
+            f" are {format_size(card.memory_limits_bytes or 0)};"
+            f" {printable(card.uuid or '', limit=48)}",
+            cause=card.uuid and printable(card.uuid, limit=48),
+        )
 
 
 def unrecorded_utilization(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
@@ -290,7 +321,7 @@ def unrecorded_utilization(context: DoctorContext, used: ObservedRegion) -> Iter
                 )
 
 
-CHECKS_OF_NODE = (failed_gpus, impossible_driver_figures, escaping_processes)
+CHECKS_OF_NODE = (failed_gpus, full_cards, impossible_driver_figures, escaping_processes)
 CHECKS = (
     usage_above_limit,
     impossible_usage,

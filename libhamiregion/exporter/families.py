@@ -94,7 +94,18 @@ _HAMI: dict[tuple[str, ...], dict[str, str]] = {
 }
 
 _OWN: dict[tuple[str, ...], dict[str, str]] = {
-    HOST: {"hamiregion_gpu_memory_total_bytes": "Memory of the GPU, or of the MIG device, in all."},
+    HOST: {
+        "hamiregion_gpu_memory_total_bytes": "Memory of the GPU, or of the MIG device, in all.",
+        "hamiregion_gpu_container_devices": (
+            "Devices of containers on the GPU or MIG device; without labels where it is not known."
+        ),
+        "hamiregion_gpu_memory_limits_bytes": (
+            "Sum of the containers' memory limits; an unlimited one counts as the whole GPU."
+        ),
+        "hamiregion_gpu_sm_limits_ratio": (
+            "Sum of the containers' SM limits; an unlimited one counts as 1."
+        ),
+    },
     ("uuid", "index", "state"): {
         "hamiregion_gpu_state": "1; the state is ok, or how the GPU fails, such as gpu_is_lost."
     },

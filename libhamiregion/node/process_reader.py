@@ -176,6 +176,7 @@ class ProcessReader:
         maps: procfs.Maps | None = None
         unread: GapReason | None = None
         command, namespace, sm_policy, share = "", None, "default", None
+        visible_devices, oversubscribes = None, False
         with procfs.opened_process(directory, pid) as descriptor:
             fresh = self._identify(descriptor, pid)
             process = fresh.process
@@ -202,6 +203,9 @@ class ProcessReader:
                     environment = procfs.read_environment(descriptor)
                     sm_policy = procfs.sm_policy_in(environment) if files else sm_policy
                     share = procfs.share_in(environment) if is_on_gpu else None
+                if files:
+                    visible_devices = procfs.visible_devices_in(environment)
+                    oversubscribes = procfs.oversubscribes_in(environment)
         process = attrs.evolve(process, command=command or process.command)
         # The same objects say that nothing has changed.
         process = known.process if process == known.process else process
@@ -215,6 +219,8 @@ class ProcessReader:
             None if maps is None else maps.has_libvgpu,
             sm_policy,
             share,
+            visible_devices,
+            oversubscribes,
             maps is not None or unread is not None,
             unread,
             now_s,

@@ -57,6 +57,8 @@ _OF_SHARES = re.compile(
     rb"\0(CUDA_(?:DEVICE_MEMORY_LIMIT(?:_[0-9]{1,2})?|DEVICE_SM_LIMIT|DISABLE_CONTROL"
     rb"|MPS_PIPE_DIRECTORY))=([!-~]{0,64})(?=[^!-~])"
 )
+_VISIBLE = re.compile(rb"\0CUDA_VISIBLE_DEVICES=([^\0]{0,1024})")
+_OVERSUBSCRIBES = re.compile(rb"\0CUDA_OVERSUBSCRIBE=true(?=\0|\Z)")
 _POLICIES = {b"force", b"FORCE", b"disable", b"DISABLE"}
 
 
@@ -231,6 +233,17 @@ def sm_policy_in(environment: bytes) -> str:
     """Whether libvgpu limits SMs, by the environment: force, disable or default."""
     policy = environment.partition(_POLICY)[2].partition(b"\0")[0]
     return policy.decode().lower() if policy in _POLICIES else "default"
+
+
+def visible_devices_in(environment: bytes) -> str | None:
+    """The devices that CUDA shows to a process, as its environment names them."""
+    found = _VISIBLE.search(environment)
+    return None if found is None else _text(found[1])
+
+
+def oversubscribes_in(environment: bytes) -> bool:
+    """Whether libvgpu gives a process managed memory, which can be more than the GPU has."""
+    return _OVERSUBSCRIBES.search(environment) is not None
 
 
 def share_in(environment: bytes) -> Share:

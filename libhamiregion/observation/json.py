@@ -156,6 +156,7 @@ _SECRETS: dict[tuple[type, str], str] = {
     (FileUser, "namespace"): "pid-namespace",
     (ProcessGap, "cgroup"): "cgroup",
     (Entry, "budget_key"): "cgroup",
+    (Entry, "visible_devices"): "devices",
     (NvmlDevice, "uuid"): "GPU",
     (ProcessColumns, "device_uuid"): "GPU",
     (MissingRegion, "message"): "",

@@ -165,6 +165,9 @@ class Entry:
         sm_policy: As `procfs.sm_policy_in`, of processes that map such a file.
         share: What its environment says of its share of GPUs; None if it was not read since the
             driver lists the process. Its maps are then as old as that.
+        visible_devices: CUDA_VISIBLE_DEVICES of a process that maps such a file; None if it is not
+            set, or not known.
+        oversubscribes: Whether CUDA_OVERSUBSCRIBE has libvgpu give such a process managed memory.
         is_readable: Whether its maps may be read.
         unread: Why its maps have not been read; None if they were, or may not be.
         read_s: When it was last read, on the monotonic clock; 0 if never.
@@ -178,6 +181,8 @@ class Entry:
     has_libvgpu: bool | None = None
     sm_policy: str = "default"
     share: Share | None = None
+    visible_devices: str | None = None
+    oversubscribes: bool = False
     is_readable: bool = True
     unread: GapReason | None = None
     read_s: float = 0.0

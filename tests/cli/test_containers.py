@@ -163,6 +163,15 @@ def test_a_gpu_that_fails_is_said_and_can_be_read_by_programs(
     ]
 
 
+def test_containers_by_gpu_sums_up_limits(scene: Scene) -> None:
+    rows = {row["UUID"]: row for row in table(scene.run("containers", "--by", "gpu").stdout)}
+    # bert has 8 and 4 GiB; serve and one without names are unlimited.
+    assert (rows[GPU]["MEM-LIMITS"], rows[GPU]["SM-LIMITS"]) == ("8GiB", "50%")
+    assert (rows[OTHER]["MEM-LIMITS"], rows[OTHER]["MEM-TOTAL"]) == ("44GiB", "40GiB")
+    found = {each["uuid"]: each for each in scene.json("containers")["by_gpu"]}
+    assert found[OTHER]["memory_limits_bytes"] == 44 * GIB
+
+
 @pytest.mark.slow
 def test_ps_from_a_container_says_that_it_cannot_see_all(scene: Scene) -> None:
     """A process of another pid namespace is unknown, never dead."""
@@ -236,7 +245,7 @@ def test_a_region_elsewhere_is_looked_for_only_when_asked(tmp_path: Path) -> Non
 
 def test_containers_tells_limits_usage_and_why_there_is_no_region(scene: Scene) -> None:
     found = scene.json("containers")
-    keys = ["schema", "taken_at_ns", "complete", "warnings", "gaps", "gpus", "containers"]
+    keys = ["schema", "taken_at_ns", "complete", "warnings", "gaps", "gpus", "containers", "by_gpu"]
     assert list(found) == keys
     containers = found["containers"]
     by_pod = {each["pod"]: each for each in containers}

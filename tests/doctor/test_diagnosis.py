@@ -17,6 +17,7 @@ WITH_TESTS_OF_THEIR_OWN = {
     FindingKind.DRIVER_MEMORY_DIFFERS,
     FindingKind.FIGURE_IMPOSSIBLE,
     FindingKind.GPU_FAILED,
+    FindingKind.GPU_OVERCOMMITTED,
     FindingKind.NOT_OBSERVED,
     FindingKind.PROCESS_ESCAPES,
     FindingKind.SHARE_NOT_LIMITED,

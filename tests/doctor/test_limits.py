@@ -67,6 +67,59 @@ def test_driver_memory_far_from_what_is_accounted(
     assert "up to 768 MiB is usual" in found.evidence
 
 
+@pytest.mark.parametrize("how", ["variable", "limit", "sum", "unlimited beside a limit"])
+def test_memory_beyond_the_driver_s_is_meant_where_the_gpu_is_oversubscribed(
+    how: str, doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    limit = {"limit": 90 * GIB, "sum": 60 * GIB}.get(how, 20 * GIB)
+    environment = {"CUDA_OVERSUBSCRIBE": "true"} if how == "variable" else {}
+    inside = doctor_node.place(memory_limits=[limit]).start(used=9 * GIB, environment=environment)
+    if how in {"sum", "unlimited beside a limit"}:
+        doctor_node.place(name="serve", memory_limits=[30 * GIB if how == "sum" else None])
+    fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {GIB}")
+    assert doctor_node.findings(sampler=nvml_sampler) == ()
+    # More than accounted is a fault there too.
+    fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {20 * GIB}")
+    (found,) = doctor_node.findings(sampler=nvml_sampler)
+    assert found.cause == "driver_more"
+
+
+def test_oversubscription_is_what_libvgpu_takes_for_it(
+    doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    environment = {"CUDA_OVERSUBSCRIBE": "false", "MY_CUDA_OVERSUBSCRIBE": "true"}
+    inside = doctor_node.place().start(used=4 * GIB, environment=environment)
+    fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {GIB}")
+    (found,) = doctor_node.findings(sampler=nvml_sampler)
+    assert found.cause == "driver_less"
+
+
+@pytest.mark.parametrize(
+    ("used", "limits", "is_found"),
+    [
+        (77_824, ["60GiB", "21GiB"], True),  # 95 % of the card
+        (77_823, ["60GiB", "21GiB"], False),
+        (81_920, ["60GiB", "20GiB"], False),
+        (81_920, [None, "1GiB"], True),
+        (81_920, [None], False),
+    ],
+)
+def test_a_card_that_is_nearly_full_and_promised_twice_is_a_note(
+    used: int,
+    limits: list[str | None],
+    is_found: bool,
+    doctor_node: DoctorNode,
+    fake_driver: FakeDriver,
+    nvml_sampler: NvmlSampler,
+) -> None:
+    for number, limit in enumerate(limits):
+        doctor_node.place(name=f"c{number}", memory_limits=[limit])
+    fake_driver.play(CARD.replace(f" {5000 * MIB} ", f" {used * MIB} "))
+    found = doctor_node.findings(sampler=nvml_sampler)
+    assert kinds(found) == [FindingKind.GPU_OVERCOMMITTED] * is_found
+    assert all(each.severity.value == "info" for each in found)
+
+
 def test_a_process_that_escapes_its_region(
     doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:

@@ -9,6 +9,7 @@ from libhamiregion.exporter.families import BY_NAME, HOST
 from libhamiregion.exporter.labels import label_text, safe_value
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import NvmlState
+from libhamiregion.observation.cards import cards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +56,7 @@ class NvmlCollector:
             yield _mig_devices(scrape, sample)
             yield _totals(sample, scrape.node_name)
             yield _states(sample)
+            yield from _limits(scrape)
 
 
 def _gpus(sample: NvmlSample, node_name: str, is_hami_210: bool) -> Iterator[Series]:
@@ -93,6 +95,19 @@ def _totals(sample: NvmlSample, node_name: str) -> Series:
                 text = label_text(HOST, *map(safe_value, values))
                 found[text] = each.memory_total_bytes
     return Series.of("hamiregion_gpu_memory_total_bytes", found)
+
+
+def _limits(scrape: Scrape) -> Iterator[Series]:
+    """The limits on each GPU and MIG device together."""
+    found: defaultdict[str, dict[str, float | None]] = defaultdict(dict)
+    for card in cards(scrape.observation).values():
+        index = "" if card.index is None else str(card.index)
+        values = scrape.node_name, index, card.uuid or "", card.name or ""
+        text = label_text(HOST, *map(safe_value, values))
+        found["container_devices"][text] = card.devices
+        found["memory_limits_bytes"][text] = card.memory_limits_bytes
+        found["sm_limits_ratio"][text] = card.sm_limits_percent / 100
+    yield from (Series.of(f"hamiregion_gpu_{name}", values) for name, values in found.items())
 
 
 def _states(sample: NvmlSample) -> Series:

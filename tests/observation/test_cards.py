@@ -1,0 +1,74 @@
+"""What the containers of a node may use of each card together."""
+
+from pathlib import Path
+
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_A, MIG_B, OTHER, SECOND
+from support.exposition import parsed
+from support.node_scene import NodeScene
+
+from libhamiregion.exporter import NodeExporter
+from libhamiregion.node import NvmlSampler, Observer
+from libhamiregion.observation.cards import Card, cards
+
+GIB = 1 << 30
+
+
+def sums(scene: NodeScene, sampler: NvmlSampler | None) -> dict[str | None, Card]:
+    with scene.open() as node:
+        return cards(Observer(node, sampler=sampler).observe())
+
+
+def test_limits_are_summed_up_and_unlimited_is_the_whole_card(
+    tmp_path: Path, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    scene = NodeScene(tmp_path)
+    scene.container("a", uuids=[GPU, OTHER], memory_limits=["6GiB", None], sm_limits=[30, None])
+    scene.container("b", uuids=[GPU], memory_limits=["80GiB"], sm_limits=[60])
+    fake_driver.play(CARD, SECOND)
+    found = sums(scene, nvml_sampler)
+    assert list(found) == [GPU, OTHER]
+    first, second = found.values()
+    assert (first.devices, first.memory_limits_bytes, first.sm_limits_percent) == (2, 86 * GIB, 90)
+    assert (first.memory_used_bytes, first.is_overcommitted) == (5000 * MIB, True)
+    assert (second.memory_limits_bytes, second.sm_limits_percent) == (40960 * MIB, 100)
+    assert not second.is_overcommitted
+
+
+def test_a_mig_device_is_a_card_of_its_own(
+    tmp_path: Path, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    scene = NodeScene(tmp_path)
+    scene.container("a", uuids=[MIG_A], memory_limits=["1GiB"])
+    fake_driver.play(CARD, *MIG)
+    found = sums(scene, nvml_sampler)
+    assert list(found) == [GPU, MIG_A, MIG_B]
+    assert (found[MIG_A].index, found[MIG_A].devices, found[MIG_B].devices) == (1, 1, 0)
+
+
+def test_devices_whose_card_is_not_known_are_counted_apart(
+    tmp_path: Path, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    scene = NodeScene(tmp_path)
+    scene.container("a", uuids=[OTHER], memory_limits=["1GiB"])
+    scene.container("b", uuids=(), memory_limits=["2GiB"], sm_limits=[20])
+    fake_driver.play(CARD)
+    found = sums(scene, nvml_sampler)
+    assert (found[GPU].devices, found[None].devices) == (0, 2)
+    assert (found[None].memory_limits_bytes, found[None].sm_limits_percent) == (3 * GIB, 120)
+    scene.container("c", uuids=(), memory_limits=[None], sm_limits=[10])
+    assert sums(scene, None)[None].memory_limits_bytes is None
+
+
+def test_the_exporter_has_the_sums_by_gpu(
+    tmp_path: Path, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    scene = NodeScene(tmp_path)
+    scene.container("a", uuids=[GPU], memory_limits=["6GiB"], sm_limits=[30])
+    fake_driver.play(CARD)
+    with scene.open() as node:
+        found = parsed(NodeExporter(node, sampler=nvml_sampler, max_age_s=0.0).render())
+    name = "hamiregion_gpu_"
+    assert found.value(f"{name}memory_limits_bytes", device_uuid=GPU) == 6 * GIB
+    assert found.value(f"{name}sm_limits_ratio", device_uuid=GPU) == 0.3
+    assert found.value(f"{name}container_devices", device_uuid=GPU) == 1
