@@ -261,6 +261,7 @@ struct hr_snapshot {
     uint64_t owner_pid;
     uint64_t last_kernel_time; /* Unix seconds; 0 where the layout has none */
     uint64_t semaphore;        /* value, low 32 bits; waiters, high 32 bits */
+    int64_t refusals; /* of memory, by the limit; -1: no process of the region counts them */
     uint32_t settled;
     uint32_t span;
     uint32_t shown;
@@ -393,8 +394,8 @@ void hr_columns(const void *set, uint32_t count, uint32_t which, void *cells, si
  *
  * Regions: code (HR_OK, or why the region has no rows elsewhere), layout, taken_at_ns, settled,
  * device count, process count, slot count, processes truncated, priority, utilization_switch,
- * recent_kernel, last_kernel_time, owner_pid, semaphore, first row in the device table, rows there,
- * first row in the process table.
+ * recent_kernel, last_kernel_time, owner_pid, semaphore, refusals, first row in the device table,
+ * rows there, first row in the process table.
  *
  * Devices: row in the region table, index, limit, SM limit, the figures of struct hr_usage as sums
  * over all slots below proc_num.
@@ -405,7 +406,7 @@ void hr_columns(const void *set, uint32_t count, uint32_t which, void *cells, si
  * Usages: row in the process table, index of the device, the figures of struct hr_usage.
  */
 enum {
-    HR_REGION_COLUMNS = 17,
+    HR_REGION_COLUMNS = 18,
     HR_DEVICE_COLUMNS = 13,
     HR_PROCESS_COLUMNS = 7,
     HR_USAGE_COLUMNS = 11
@@ -473,6 +474,12 @@ int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t r
  * HR_EREADONLY, HR_EACCESS, HR_ESYSTEM, or a code of hr_get().
  */
 int hr_set_burst(hr_region *region, int on, uint32_t flags, struct hr_error *error);
+
+/*
+ * Add to the number of allocations that the limit has refused; the first call, which may add 0,
+ * makes them count.  HR_EINVAL in layouts before 1.1.
+ */
+int hr_count_refusals(hr_region *region, uint64_t count, struct hr_error *error);
 
 /* ---- The lock ---------------------------------------------------------- */
 

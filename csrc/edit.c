@@ -254,7 +254,19 @@ int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t r
     return hr_report(error, code == HR_OK ? (int)call.count : code);
 }
 
-/* ---- Soft SM limits ------------------------------------------------------------ */
+/* ---- Behind the structure ------------------------------------------------------ */
+
+/* Not through the mapping, which would not make the file longer. */
+static int write_behind(hr_region *region, uint32_t at, int32_t word)
+{
+    int fd = hr_open_again(region, HR_WRITE), code = HR_OK;
+    if (fd < 0)
+        return fd;
+    if (pwrite(fd, &word, sizeof word, at) != (ssize_t)sizeof word)
+        code = hr_fail_errno(HR_ESYSTEM, errno);
+    close(fd);
+    return code;
+}
 
 static int set_burst(hr_region *region, bool on, bool is_dry_run)
 {
@@ -265,13 +277,7 @@ static int set_burst(hr_region *region, bool on, bool is_dry_run)
     int code = hr_get(region, HR_VALUE_BURST, 0, &before, NULL);
     if (code != HR_OK || before == on || is_dry_run)
         return code == HR_OK ? (int)before : code;
-    int fd = hr_open_again(region, HR_WRITE);
-    if (fd < 0)
-        return fd;
-    /* Not through the mapping, which would not make the file longer. */
-    if (pwrite(fd, &word, sizeof word, hr_burst_at(region->layout)) != (ssize_t)sizeof word)
-        code = hr_fail_errno(HR_ESYSTEM, errno);
-    close(fd);
+    code = write_behind(region, hr_burst_at(region->layout), word);
     return code == HR_OK ? (int)before : code;
 }
 
@@ -359,4 +365,39 @@ int hr_edit_slot(hr_region *region, int32_t pid, struct hr_slot_edit *edits, uin
     struct slot_edit_call call = {
         .region = region, .pid = pid, .edits = edits, .count = count, .dry_run = dry_run};
     return hr_report(error, hr_run_locked(region, slot_edit_work, &call, timeout_ns));
+}
+
+struct refusals_call {
+    hr_region *region;
+    uint64_t count;
+};
+
+/* HR_ENOTREADY: they are not counted yet. */
+static int refusals_work(void *argument)
+{
+    const struct refusals_call *call = argument;
+    unsigned char *at = call->region->base + hr_refusals_at(call->region->layout);
+    if (hr_load_i32(at + 8, memory_order_relaxed) != HR_REFUSALS_COUNTED)
+        return HR_ENOTREADY;
+    hr_add_u64(at, call->count, memory_order_relaxed);
+    return HR_OK;
+}
+
+int hr_count_refusals(hr_region *region, uint64_t count, struct hr_error *error)
+{
+    struct refusals_call call = {.region = region, .count = count};
+    if (!hr_has_burst(region->layout))
+        return hr_report(error, hr_fail_code(HR_EINVAL));
+    int code = hr_enter_to_write(region);
+    if (code == HR_OK) {
+        code = hr_run_entered(region, refusals_work, &call);
+        /* The same word, whoever else writes it now. */
+        if (code == HR_ENOTREADY) {
+            code = write_behind(region, hr_refusals_at(region->layout) + 8, HR_REFUSALS_COUNTED);
+            if (code == HR_OK)
+                code = hr_run_entered(region, refusals_work, &call);
+        }
+        code = hr_leave_after(region, code);
+    }
+    return hr_report(error, code);
 }

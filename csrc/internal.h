@@ -400,6 +400,18 @@ static inline uint32_t hr_burst_at(const struct hr_layout *layout)
     return (layout->size + 15) & ~7u;
 }
 
+/*
+ * Behind it: how many allocations and contexts the limit has refused, as a 64-bit number, and a
+ * word that says that they are counted.  A process that counts stores the word before it attaches,
+ * and so makes the file long enough.  libvgpu does not count.
+ */
+#define HR_REFUSALS_COUNTED 0x64736672 /* "rfsd" */
+
+static inline uint32_t hr_refusals_at(const struct hr_layout *layout)
+{
+    return hr_burst_at(layout) + 8;
+}
+
 /* Of `total` in a `used` record. */
 enum { HR_TOTAL_OFFSET = 32 };
 

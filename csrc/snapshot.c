@@ -155,6 +155,9 @@ ALWAYS_INLINE void read_head(const struct hr_layout *layout, const unsigned char
     head->priority = load_i32(base + layout->priority);
     head->utilization_switch = load_i32(base + layout->utilization_switch);
     head->recent_kernel = load_i32(base + layout->recent_kernel);
+    head->refusals = -1;
+    if (hr_has_burst(layout) && load_i32(base + hr_refusals_at(layout) + 8) == HR_REFUSALS_COUNTED)
+        head->refusals = (int64_t)load_u64(base + hr_refusals_at(layout));
 }
 
 ALWAYS_INLINE bool head_is_unchanged(const struct hr_layout *layout, const unsigned char *base,

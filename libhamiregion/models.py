@@ -156,6 +156,8 @@ class RegionSnapshot(_Lazy):
         utilization_switch: Whether SM limiting is on.
         recent_kernel: 2 after a launch, counted down by HAMi's monitor; -1 blocks launches.
         last_kernel_time_s: Unix seconds of the last launch; None where the layout has none.
+        refusals: Allocations and contexts that programs of ``hamiregion run`` were refused by a
+            memory limit; None if no such program has used the region. libvgpu's are not counted.
         owner_pid: The holder of the region's semaphore, 0 if it is not signed.
         settled: Whether all of it belongs to one moment: no writer was inside and nothing moved
             while it was read.
@@ -176,6 +178,7 @@ class RegionSnapshot(_Lazy):
     utilization_switch: bool
     recent_kernel: int
     last_kernel_time_s: int | None
+    refusals: int | None
     owner_pid: int
     settled: bool
     slot_count: int
@@ -242,7 +245,7 @@ _FIELDS = tuple(attrs.fields_dict(RegionSnapshot))
 _set = object.__setattr__
 
 # struct hr_snapshot, hr_device, hr_process and hr_usage of csrc/api.h; x skips hidden fields.
-_HEAD = struct.Struct("<4Q4I4i8x2I")
+_HEAD = struct.Struct("<4Qq4I4i8x2I")
 _DEVICE = struct.Struct("<6Q8x4Q96s")
 _PROCESS = struct.Struct("<3i2H")
 _USAGE = struct.Struct("<4Q8x4Q")
@@ -295,6 +298,7 @@ def _decode(snapshot: RegionSnapshot, name: str) -> None:
         owner_pid,
         last_kernel_time_s,
         _semaphore,
+        refusals,
         settled,
         span,
         shown,
@@ -318,6 +322,7 @@ def _decode(snapshot: RegionSnapshot, name: str) -> None:
         _set(snapshot, "utilization_switch", utilization_switch != 0)
         _set(snapshot, "recent_kernel", recent_kernel)
         _set(snapshot, "last_kernel_time_s", last_kernel_time_s if has_time else None)
+        _set(snapshot, "refusals", None if refusals < 0 else refusals)
         _set(snapshot, "owner_pid", owner_pid)
         _set(snapshot, "settled", settled != 0)
         _set(snapshot, "slot_count", slot_count)

@@ -38,6 +38,7 @@ _CONVERT: dict[str, Callable[[int], Any]] = {
     "sm_limit_percent": sm_limit_or_none,
     "host_pid": lambda pid: pid or None,
     "last_kernel_time_s": lambda time_s: time_s or None,
+    "refusals": lambda count: None if count < 0 else count,
 }
 # Row numbers, and figures that only this library reads.
 _LEFT_OUT = {"code", "semaphore", "region", "process", "device", "device_rows"}
@@ -184,7 +185,7 @@ class RegionColumns(Columns):
     slots, and `processes_truncated` is 1 if `RegionSet.read` has left out the region's processes.
     `semaphore` has the value in the low 32 bits, the waiters in the high ones. `first_device` and
     `first_process` are rows of the other tables, `device_rows` their number. `last_kernel_time_s`
-    and `owner_pid` are 0 if unknown.
+    and `owner_pid` are 0 if unknown, `refusals` is -1.
     """
 
     _table = lib.HR_TABLE_REGIONS
@@ -203,6 +204,7 @@ class RegionColumns(Columns):
     last_kernel_time_s: memoryview
     owner_pid: memoryview
     semaphore: memoryview
+    refusals: memoryview
     first_device: memoryview
     device_rows: memoryview
     first_process: memoryview

@@ -33,7 +33,7 @@ static CUresult end_allocation(const struct from_pool *from, CUresult result,
     bool is_undone = result == CUDA_SUCCESS && from->has_grown && !is_allowed(from->pool);
     if (is_undone) {
         undo(*pointer, stream);
-        result = CUDA_ERROR_OUT_OF_MEMORY;
+        result = hr_count_refusal(CUDA_ERROR_OUT_OF_MEMORY);
     }
     if (result == CUDA_SUCCESS) {
         const struct hr_entry entry = {.key = *pointer,

@@ -144,6 +144,14 @@ static inline CUresult take(int row, enum hr_kind kind, uint64_t bytes, uint32_t
     return end_charge(code);
 }
 
+CUresult hr_count_refusal(CUresult result)
+{
+    hr_region *region = hr_session_region();
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && region != NULL)
+        hr_count_refusals(region, 1, NULL);
+    return result;
+}
+
 CUresult hr_take_bytes(int row, enum hr_kind kind, uint64_t bytes)
 {
     return take(row, kind, bytes, 0);

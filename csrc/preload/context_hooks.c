@@ -30,7 +30,7 @@ static CUresult count_context(CUdevice device)
 static CUresult refuse_context(CUdevice device, CUresult result)
 {
     hr_measure_contexts(hr_row_of_device(device));
-    return result;
+    return hr_count_refusal(result);
 }
 
 /* Also if the driver does not say: then nothing is taken for freed. */

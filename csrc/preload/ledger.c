@@ -76,7 +76,7 @@ CUresult hr_take_memory(int row, uint64_t bytes)
     CUresult result = hr_charge_memory(row, bytes);
     if (__builtin_expect(result == CUDA_ERROR_OUT_OF_MEMORY, 0) && hr_trim_pools(row))
         result = hr_charge_memory(row, bytes);
-    return result;
+    return __builtin_expect(result == CUDA_SUCCESS, 1) ? result : hr_count_refusal(result);
 }
 
 void hr_count_memory(int row, uint64_t bytes)

@@ -31,6 +31,10 @@ void hr_count_bytes(int row, enum hr_kind kind, uint64_t bytes);
 /* Give back what was charged. */
 void hr_give_back_bytes(int row, enum hr_kind kind, uint64_t bytes);
 
+/* The program is refused something: count that in the region if it is by the limit.  Returns the
+ * result. */
+CUresult hr_count_refusal(CUresult result);
+
 /*
  * Reap the neighbours that are dead: of those whose pid is gone or a zombie's, and with
  * `looks_at_all` of all, also those whose process lives on as another program.

@@ -168,7 +168,7 @@ CUresult hr_promise(int number, uint64_t bytes, bool *has_grown)
     CUresult result = promise_more(pool, bytes);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && hr_trim_pools(pool->row))
         result = promise_more(pool, bytes);
-    return result;
+    return hr_count_refusal(result);
 }
 
 void hr_take_back_promise(int number, uint64_t bytes)

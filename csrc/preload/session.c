@@ -172,6 +172,8 @@ static void attach(void)
         code = hr_attach(region, patience_ns, &attach_error);
     }
     if (code == HR_OK)
+        hr_count_refusals(region, 0, NULL);
+    if (code == HR_OK)
         publish(HR_SESSION_ATTACHED);
     else
         fail_to_begin(code, getenv(HR_REGION_VARIABLE));

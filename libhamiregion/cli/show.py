@@ -150,6 +150,7 @@ def region_facts(snapshot: RegionSnapshot, *, burst: bool = False) -> Facts:
     layout, newer = snapshot.layout.value, snapshot.layout_newer
     if newer:
         layout += f", of the newer version {newer[0]}.{newer[1]}"
+    refusals = None if snapshot.refusals is None else f"{snapshot.refusals} allocations"
     limiting = "on" if snapshot.utilization_switch else "off"
     blocked = snapshot.recent_kernel < 0
     facts = (
@@ -158,6 +159,7 @@ def region_facts(snapshot: RegionSnapshot, *, burst: bool = False) -> Facts:
         ("SM limiting", f"{limiting}, burst" if burst else limiting, ""),
         ("launches", *(("blocked", CRITICAL) if blocked else ("allowed", ""))),
         ("last kernel", last_kernel, ""),
+        *((("refused", refusals, ""),) if refusals is not None else ()),
         ("lock", lock_word(snapshot.owner_pid), WARN if snapshot.owner_pid else ""),
         ("settled", *(("yes", "") if snapshot.settled else ("no, it changed meanwhile", WARN))),
     )

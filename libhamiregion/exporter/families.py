@@ -123,6 +123,9 @@ _OWN: dict[tuple[str, ...], dict[str, str]] = {
     },
     CONTAINER: {
         "hamiregion_container_priority": "Priority of the container's launches; 0 is most urgent.",
+        "hamiregion_container_memory_refusals_total": (
+            "Allocations and contexts refused by a memory limit, to programs of hamiregion run."
+        ),
         "hamiregion_container_blocked": "1 if the container's launches wait for a more urgent one.",
         "hamiregion_lock_same_owner_seconds": (
             "For how long every check has found the region's lock with the same owner; absent if"

@@ -153,6 +153,7 @@ class StoredTable(RegionTable):
             utilization_switch=bool(regions.utilization_switch[row]),
             recent_kernel=regions.recent_kernel[row],
             last_kernel_time_s=regions.last_kernel_time_s[row] or None,
+            refusals=None if regions.refusals[row] < 0 else regions.refusals[row],
             owner_pid=regions.owner_pid[row],
             settled=bool(regions.settled[row]),
             slot_count=regions.slot_count[row],

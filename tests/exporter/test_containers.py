@@ -270,3 +270,18 @@ def test_while_no_device_is_named_ours_alone_have_use_and_limit_with_an_empty_uu
     assert found.labels("hami_vgpu_memory_limit_bytes")["device_uuid"] == "GPU-1"
     counted = found.series("hamiregion_device_memory_counted_bytes")
     assert {dict(each)["device_uuid"] for each in counted} == {"", "GPU-1"}
+
+
+def test_refusals_are_shown_of_regions_whose_programs_count_them(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    for name, refusals in (("1.2-many-processes", b"\7" + b"\0" * 7), ("1.1-many-processes", b"")):
+        golden = files.golden(name)
+        at = (golden.layout.size_bytes + 15) // 8 * 8 + 8
+        golden.path.write_bytes(golden.path.read_bytes().ljust(at, b"\0"))
+        with golden.path.open("ab") as file:
+            file.write(refusals and refusals + b"rfsd")
+    with files.open() as node:
+        shown = parsed(exporter_of(node).render())
+    series = shown.series("hamiregion_container_memory_refusals_total")
+    assert list(series.values()) == [7]
+    assert dict(*series)["pod"] == pod_of("1.2-many-processes")

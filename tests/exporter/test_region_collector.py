@@ -90,6 +90,7 @@ def test_nearly_every_family_of_the_catalogue_is_in_that_comparison(
     # Other processes of this machine may take more time than they get.
     absent = {family.name for family in FAMILIES} - shown | {"hamiregion_observation_gaps"}
     assert {name for name in absent if not name.startswith("hamiregion_process_")} == {
+        "hamiregion_container_memory_refusals_total",
         "hamiregion_container_processes_folded",
         "hamiregion_claim_info",
         "hamiregion_observation_gaps",

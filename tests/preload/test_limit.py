@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 from fake_cuda.driver import GIB, MIB, FakeGpus, gpu_uuid, stop
-from support.cuda_program import NOT_INITIALIZED, OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, room
+from support.command_line import call
+from support.cuda_program import (
+    NOT_INITIALIZED,
+    OUT,
+    OUT_OF_MEMORY,
+    SUCCESS,
+    CudaProgram,
+    packed,
+    room,
+)
 from support.limited import Limited
 from support.lock_bytes import hold, is_free
 from support.region_file import RegionFile
@@ -238,8 +247,8 @@ def test_devices_of_a_region_without_uuids_are_told_by_their_order(limited: Make
 
 def test_the_uuid_and_the_name_of_a_device_stay_as_they_are(limited: Make, bare: Bare) -> None:
     program, other = limited(memory=[GIB]).program().start(), bare().start()
-    for call in (("cuDeviceGetUuid", room(16), 0), ("cuDeviceGetName", room(64), 64, 0)):
-        assert program.do(*call) == other.do(*call)
+    for question in (("cuDeviceGetUuid", room(16), 0), ("cuDeviceGetName", room(64), 64, 0)):
+        assert program.do(*question) == other.do(*question)
 
 
 def test_a_context_that_does_not_fit_is_refused(limited: Make) -> None:
@@ -406,3 +415,41 @@ def test_nothing_that_fits_is_refused_to_a_pool(limited: Make) -> None:
     for _ in range(2):
         program.do("cuMemAllocAsync", OUT, 32 * MIB, None)
     assert scene.used() == CONTEXT + 64 * MIB
+
+
+def test_each_refusal_by_the_limit_counts_once(limited: Make, inject: str) -> None:
+    """Of the driver's own refusals none does, nor does what a second try is granted."""
+    scene = limited(memory=[GIB], inject=inject)
+    size = scene.path.stat().st_size
+    assert scene.region.snapshot().refusals is None
+    program = scene.program().start()
+    assert scene.region.snapshot().refusals == 0
+    # Else the system would forget the count with its copy of the last page.
+    assert scene.path.stat().st_size > size
+    device_memory = packed("iiiiQQ", 1, 0, 1, 0, 0, 0)
+    ways: list[tuple[object, ...]] = [
+        ("cuMemAlloc_v2", OUT, GIB),
+        ("cuMemAllocAsync", OUT, GIB, None),
+        ("cuMemAllocManaged", OUT, 2**62, 1),
+        ("cuMemCreate", OUT, GIB, device_memory, 0),
+    ]
+    for number, way in enumerate(ways, 1):
+        assert program.call(*way)[0] == OUT_OF_MEMORY
+        assert scene.region.snapshot().refusals == number
+    # A pool that is trimmed first makes room.
+    pool = program.do("cuDeviceGetDefaultMemPool", OUT, 0)
+    program.do("cuMemPoolSetAttribute", pool, 4, packed("Q", 2**64 - 1))
+    program.do("cuMemFreeAsync", program.do("cuMemAllocAsync", OUT, 500 * MIB, None), None)
+    program.do("cuStreamSynchronize", None)
+    program.allocate(GIB - CONTEXT)
+    assert scene.region.snapshot().refusals == len(ways)
+    other = scene.program()
+    other.do("cuInit", 0)
+    assert other.call("cuDevicePrimaryCtxRetain", OUT, 0)[0] == OUT_OF_MEMORY
+    assert scene.region.snapshot().refusals == len(ways) + 1
+    shown = call("show", str(scene.path)).stdout
+    assert ["refused", str(len(ways) + 1), "allocations"] in map(str.split, shown.splitlines())
+    # Without a limit the driver alone refuses.
+    scene.region.set_memory_limit(None, device=0)
+    assert program.call("cuMemAlloc_v2", OUT, 2**50)[0] == OUT_OF_MEMORY
+    assert scene.region.snapshot().refusals == len(ways) + 1

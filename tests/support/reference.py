@@ -54,6 +54,13 @@ class Content:
         }
 
 
+def refusals(raw: bytes, layout: Layout) -> int | None:
+    """Two words behind the structure's end, which is the file's but for one byte."""
+    at = (layout.size_bytes + 15) // 8 * 8 + 8
+    count, word = struct.unpack("<qi", raw[at : at + 12].ljust(12, b"\0"))
+    return count if word == 0x64736672 and count >= 0 and "1.1" <= layout.value < "2" else None
+
+
 def is_plausible_uuid(raw: bytes) -> bool:
     text, _, rest = raw.partition(b"\0")
     if len(text) == len(raw) or any(rest):
@@ -183,6 +190,7 @@ def snapshot(raw: bytes, layout: Layout) -> dict[str, Any]:
         "last_kernel_time_s": content.get("last_kernel_time")
         if content.has("last_kernel_time")
         else None,
+        "refusals": refusals(raw, layout),
         "owner_pid": owner_pid(content.get("owner_pid")),
         "slot_count": content.get("proc_num"),
         "processes_truncated": False,

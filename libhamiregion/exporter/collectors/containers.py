@@ -54,6 +54,9 @@ class ContainersCollector:
         own = [each.labels.own for each in scrape.texts.regions]
         yield Series("hamiregion_container_priority", own, [priority[row] for row in rows])
         yield Series("hamiregion_container_blocked", own, [int(marks[row] < 0) for row in rows])
+        counted = [regions.refusals[row] for row in rows]
+        refusals = [None if count < 0 else count for count in counted]
+        yield Series("hamiregion_container_memory_refusals_total", own, refusals)
         yield Series("hamiregion_container_info", self._infos, [1] * len(rows))
         yield _claims(scrape)
         reasons = dict(_reasons(scrape))
