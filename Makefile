@@ -59,10 +59,11 @@ test: $(INSTALLED) ## the test suite without the slow tests (PYTEST_ARGS=...)
 test-all: $(INSTALLED) ## the whole test suite (PYTEST_ARGS="-m slow" for the rest)
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal --timeout 1800 $(PYTEST_ARGS)
 
-lint: $(VENV)/.lint ## ruff, clang-format, mypy --strict, and the C core with -Werror
+lint: $(VENV)/.lint ## ruff, clang-format, mypy --strict, the order of files, the C core with -Werror
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/check_order.py
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	@for file in csrc/*.c csrc/preload/*.c; do \
 		echo "$(CC) -Werror $$file"; \
