@@ -165,6 +165,20 @@ class RegionError:
     parts = (Failure,)
 
 
+class KeptLimit:
+    """A limit that a plan keeps.
+
+    Attributes:
+        limit: ``memory`` or ``sm``.
+        device: Index of the device.
+        rule: The rule, and where it comes from.
+    """
+
+    limit: Literal["memory", "sm"]
+    device: int
+    rule: str
+
+
 class Limits:
     """The limits of a region.
 
@@ -172,9 +186,11 @@ class Limits:
 
     Attributes:
         devices: One for each device.
+        kept: Limits that the plan of a running process sets back.
     """
 
     devices: list[DeviceLimits]
+    kept: list[KeptLimit]
     parts = (RegionFile, Burst)
 
 
@@ -195,9 +211,11 @@ class ChangedLimit:
 
     Attributes:
         limit: Which limit.
+        kept_by: The rule of a running process's plan that sets it back; null without one.
     """
 
     limit: Literal["memory", "sm"]
+    kept_by: str | None
     parts = (Fields(LimitChange, only=("device", "before", "after", "effect")),)
 
 

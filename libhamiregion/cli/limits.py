@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import click
 
-from libhamiregion import LimitChange, LimitEdit
+from libhamiregion import LimitChange, LimitEdit, open_region
 from libhamiregion.changes import ANYTHING
 from libhamiregion.edits import find_device
 from libhamiregion.observation.figures import size_or_none
@@ -32,8 +33,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from libhamiregion import Region, ValueChange
+    from libhamiregion.plan import Rule
+    from libhamiregion.plan.plan import LimitField
 
     from .tables import Block
+
+    #: By file, then by kind of limit and device.
+    KeptLimits: TypeAlias = "dict[tuple[int, int], dict[tuple[str, int | None], Rule]]"
 
 # Imported when called: most calls are about one file.
 _BY_PLAN = dict.fromkeys(("apply", "diff"), "limits_plan")
@@ -61,6 +67,7 @@ class DeviceLimits:
     sm_limit_percent: int | None
 
 
+_FIELDS: dict[str, LimitField] = {"memory": "memory_limit", "sm": "sm_limit"}
 _COLUMNS = (
     Column("DEVICE", "index", "number", title="device", style="bold"),
     Column("", memory_bar, "drawing", title="memory"),
@@ -79,11 +86,14 @@ _COLUMNS = (
 @options.device_option
 @options.output_options
 def get(targets: Targets, **settings: Any) -> int:
-    """Show the limits of a container."""
-    return targets.for_each(lambda region, place: _get(region, place, **settings))
+    """Show the limits of a container, and the rules of a plan that keep them."""
+    kept = _kept(targets)
+    return targets.for_each(lambda region, place: _get(region, place, kept, **settings))
 
 
-def _get(region: Region, place: Place, device: int | str | None, as_json: bool) -> None:
+def _get(
+    region: Region, place: Place, kept: KeptLimits, device: int | str | None, as_json: bool
+) -> None:
     with bad_arguments():
         indices = region.device_indices if device is None else (find_device(region, device),)
     found = [
@@ -96,17 +106,58 @@ def _get(region: Region, place: Place, device: int | str | None, as_json: bool) 
         for index in indices
     ]
     burst = region.burst
+    rules = {key: rule for key, rule in kept.get(region.file_id, {}).items() if key[1] in indices}
     data = {
         **place.data,
         "path": region.path,
         "layout": region.layout,
         "burst": burst,
         "devices": found,
+        "kept": [
+            {"limit": kind, "device": device, "rule": rule.name}
+            for (kind, device), rule in rules.items()
+        ],
     }
     blocks: list[Block] = [Table(_COLUMNS, found)]
+    if rules:
+        blocks.append(Lines([_kept_words(key, rule) for key, rule in rules.items()]))
     if burst:
         blocks.append(Lines(["burst: programs of `hamiregion run` use idle GPU time"]))
     show(Page("limits/1", data, blocks, heading=place.heading), as_json)
+
+
+def _kept(targets: Targets) -> KeptLimits:
+    """Find which rules keep limits, if a process keeps this node on a plan."""
+    # Most calls are about one file, and where no process ever has.
+    from libhamiregion.node.node_lock import lock_directory
+
+    if not Path(lock_directory()).is_dir():
+        return {}
+    from libhamiregion.plan import PlanError
+    from libhamiregion.plan.diff import rules_of
+    from libhamiregion.plan.state import PlanState
+
+    try:
+        plan = PlanState().kept_plan()
+    except (OSError, PlanError, ModuleNotFoundError):
+        return {}
+    if plan is None:
+        return {}
+    with targets.node_choice.open() as node:
+        node.refresh(processes=False)
+        return {
+            each.region.file_id: {
+                (field.removesuffix("_limit"), device): rule
+                for (field, device), rule in rules_of(each, plan).items()
+            }
+            for each in node.containers
+            if each.region is not None
+        }
+
+
+def _kept_words(key: tuple[str, int | None], rule: Rule) -> str:
+    limit = {"memory": "memory limit", "sm": "SM limit"}[key[0]]
+    return f"device {key[1]}: {limit} kept by {rule.name}"
 
 
 @limits.command(
@@ -130,6 +181,7 @@ def _get(region: Region, place: Place, device: int | str | None, as_json: bool) 
 @options.dry_run_option
 @options.force_option(help="Also limits below use or 16 MiB, and SM limits that stop processes.")
 @click.option("--if-equals", metavar="VALUE", help="Only if each limit has this value now.")
+@click.option("--undo-file", type=options.NO_DIRECTORY, metavar="FILE", help="Write an undo plan.")
 @options.output_options
 def set_(
     targets: Targets,
@@ -138,6 +190,7 @@ def set_(
     device: int | str | None,
     all_devices: bool,
     if_equals: str | None,
+    undo_file: str | None,
     **settings: Any,
 ) -> int:
     """Change limits, also while their containers run."""
@@ -151,6 +204,8 @@ def set_(
         raise click.UsageError("--burst is of the whole region: leave --device out.")
     if device is not None and all_devices:
         raise click.UsageError("--device and --all-devices exclude each other.")
+    if undo_file is not None and (not wanted or settings["dry_run"]):
+        raise click.UsageError("--undo-file is for --memory and --sm, and not for --dry-run.")
     expected = ANYTHING if if_equals is None else if_equals
     # Wrong values are reported before the first file is changed.
     with bad_arguments():
@@ -164,10 +219,40 @@ def set_(
     has_percent = memory is not None and memory_limit_percent(memory) is not None
     kinds = {"sm"} if has_percent else {"sm", "memory"}
     settings["one_value"] = kinds if device is None and not all_devices else set()
+    if undo_file is not None:
+        _write_undo(undo_file, targets, edits)
+    settings["kept"] = _kept(targets)
     edited: set[tuple[int, int]] = set()
     return targets.for_each(
         lambda region, place: _set(region, place, edits, edited, **settings), writable=True
     )
+
+
+def _write_undo(path: str, targets: Targets, edits: list[LimitEdit]) -> None:
+    """Write the plan that undoes edits, before the first of them."""
+    from libhamiregion.plan.apply import undo_text
+    from libhamiregion.plan.diff import ContainerDiff, PlannedEdit
+    from libhamiregion.plan.state import write_new
+
+    diffs = []
+    with targets.node_choice.open() as node:
+        node.refresh(processes=False)
+        owners = {each.region.file_id: each for each in node.containers if each.region is not None}
+        for place in targets.places(writable=True):
+            with open_region(place.path, layout=targets.layout) as region, bad_arguments():
+                changes = region.edit_limits(edits, force=True, dry_run=True)
+                if region.file_id not in owners:
+                    raise click.UsageError(
+                        f"no plan can name {place.path}: it is in no container's directory of this"
+                        " node, so leave --undo-file out"
+                    )
+                planned = tuple(
+                    PlannedEdit(_FIELDS[each.kind], each.device, each.before, each.after, rule=0)
+                    for each in changes
+                    if isinstance(each, LimitChange) and each.before != each.after
+                )
+                diffs.append(ContainerDiff(owners[region.file_id], planned))
+    write_new(path, undo_text(diffs))
 
 
 def _set(
@@ -176,6 +261,7 @@ def _set(
     edits: list[LimitEdit],
     edited: set[tuple[int, int]],
     *,
+    kept: KeptLimits,
     one_value: set[str],
     burst: bool | None,
     dry_run: bool,
@@ -199,6 +285,11 @@ def _set(
     lines = [_sentence(each, dry_run=dry_run) for each in changes]
     if not dry_run:
         lines += [_undo_command(place, each) for each in changes if each.before != each.after]
+    rules = kept.get(region.file_id, {})
+    keys = [(each.kind, each.device) for each in changes if each.before != each.after]
+    lines += [
+        f"{_kept_words(key, rules[key])}: it will be set back" for key in keys if key in rules
+    ]
     switched = None
     if switch is not None:
         switched = {"before": bool(switch.before), "after": bool(switch.after)}
@@ -210,6 +301,7 @@ def _set(
             "before": change.before,
             "after": change.after,
             "effect": change.effect,
+            "kept_by": getattr(rules.get((change.kind, change.device)), "name", None),
         }
         for change in changes
     ]

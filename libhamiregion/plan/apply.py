@@ -117,8 +117,7 @@ def apply_diff(
     """
     if not diff.changes:
         return PlanResult(())
-    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    text = _UNDO_COMMENT.format(now=now) + plan_text(undo_plan(diff.changes))
+    text = undo_text(diff.changes)
     undo_path = PlanState(state).write_undo(text) if undo is None else write_new(undo, text)
     outcomes = tuple(change_container(node, each, force=force) for each in diff.changes)
     return PlanResult(outcomes, undo_path)
@@ -138,6 +137,12 @@ def change_container(node: Node, change: ContainerDiff, *, force: bool = False) 
             status = "refused"
         return ContainerOutcome(change, status, printable(str(error)))
     return ContainerOutcome(change, "applied", changes=made)
+
+
+def undo_text(changes: Iterable[ContainerDiff]) -> str:
+    """Write the plan that puts back what edits change, with its comment."""
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return _UNDO_COMMENT.format(now=now) + plan_text(undo_plan(changes))
 
 
 def undo_plan(changes: Iterable[ContainerDiff]) -> LimitPlan:

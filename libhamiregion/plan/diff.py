@@ -239,6 +239,20 @@ def _rules_by_pod(plan: LimitPlan) -> tuple[list[NumberedRule], dict[str, list[N
     return general, exact
 
 
+def rules_of(container: Container, plan: LimitPlan) -> dict[ValueKey, Rule]:
+    """Return the rule that sets each value of a container: the last one that chooses it."""
+    region = container.region
+    if region is None:
+        return {}
+    chosen = [
+        (number, rule)
+        for number, rule in enumerate(plan.rules)
+        if rule.select.matches(container) and _is_for_file(rule, container)
+    ]
+    found = _Comparison(container, region, force=False, undo_rules=0).rules_by_value(chosen)
+    return {value: rules[-1][1] for value, rules in found.items()}
+
+
 def _is_for_file(rule: Rule, container: Container) -> bool:
     region = container.region
     return region is None or rule.file_id in {None, region.file_id}
@@ -286,7 +300,7 @@ class _Comparison:
 
     def diff(self, rules: list[NumberedRule]) -> ContainerDiff:
         """Compare the values, and ask the region what it refuses."""
-        by_value = self._rules_by_value(rules)
+        by_value = self.rules_by_value(rules)
         found = [self._edit(*value, setting) for value, setting in by_value.items()]
         edits = [edit for edit in found if edit is not None]
         edits.sort(key=lambda edit: (LIMIT_FIELDS.index(edit.field), edit.device or 0))
@@ -305,7 +319,7 @@ class _Comparison:
         lists = tuple(edits), tuple(self.refused), frozenset(settled)
         return ContainerDiff(self.container, *lists, self.region.file_id)
 
-    def _rules_by_value(self, rules: list[NumberedRule]) -> dict[ValueKey, list[NumberedRule]]:
+    def rules_by_value(self, rules: list[NumberedRule]) -> dict[ValueKey, list[NumberedRule]]:
         """Collect the rules that set each value, in their order."""
         found: dict[ValueKey, list[NumberedRule]] = defaultdict(list)
         without_device = []

@@ -49,7 +49,13 @@ class SourceReading:
 
 
 class PlanSource(ABC):
-    """A source of the plan that a node is to be kept on."""
+    """A source of the plan that a node is to be kept on.
+
+    Attributes:
+        origin: Where it comes from, for people.
+    """
+
+    origin = "annotations"
 
     @abstractmethod
     def read(self) -> SourceReading:
@@ -81,6 +87,7 @@ class PlanFile(PlanSource):
 
     def __init__(self, path: PathLike) -> None:
         self.path = os.fspath(path)
+        self.origin = os.path.abspath(self.path)  # noqa: PTH100 (a link is the file's name)
         self._raw: bytes | None = None
         self._reading = SourceReading(None)
 
@@ -229,7 +236,8 @@ class PlanReconciler:
             self._undo = self._saved = () if raw is None else parse_plan(raw, path).rules
         self._counts["plan_passes"] += 1
         known = self._reading
-        reading = self._reading = join_readings([each.read() for each in self._sources])
+        readings = [each.read() for each in self._sources]
+        reading = self._reading = join_readings(readings)
         self._report_problems(known.problems, reading.problems)
         if reading.plan is None:
             if reading.problems:
@@ -237,6 +245,7 @@ class PlanReconciler:
             return
         if reading.plan != self.plan:
             self._take(reading.plan)
+            self._note(readings)
         known_rules = len(self._undo)
         plan = LimitPlan((*self._undo, *reading.plan.rules))
         diff = diff_plan(
@@ -269,6 +278,15 @@ class PlanReconciler:
             distinct=self._counts["plan_passes"] if edited else 0,
             rules=len(plan.rules),
         )
+
+    def _note(self, readings: Iterable[SourceReading]) -> None:
+        """Write down which rules are kept, for those who change a limit by hand."""
+        rules = [
+            attrs.evolve(rule, name=f"{rule.name or f'rules[{number}]'} of {source.origin}")
+            for source, reading in zip(self._sources, readings, strict=True)
+            for number, rule in enumerate(reading.plan.rules if reading.plan else ())
+        ]
+        self._state.write_watch(self._state.watch_plan_path, plan_text(LimitPlan(tuple(rules))))
 
     def _change(self, changes: list[ContainerDiff], first: int) -> list[ContainerDiff]:
         """Edit containers; returns those that are on the plan now.
@@ -311,7 +329,8 @@ class PlanReconciler:
 
     def _save(self, rules: tuple[Rule, ...]) -> None:
         if rules != self._saved:
-            self._state.write_watch_undo(plan_text(LimitPlan(rules, name=UNDO_NAME)))
+            undo = plan_text(LimitPlan(rules, name=UNDO_NAME))
+            self._state.write_watch(self._state.watch_undo_path, undo)
             self._saved = rules
 
     # ---- counters and events --------------------------------------------------------------------

@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from libhamiregion.bounded_file import read_bounded
+from libhamiregion.node.node_lock import LockUse, is_node_locked
 
-from .plan_file import MAX_BYTES
+from .plan_file import MAX_BYTES, parse_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from libhamiregion.errors import PathLike
+
+    from .plan import LimitPlan
 
 _UNDO_PLANS_KEPT: Final = 20
 
@@ -57,12 +60,14 @@ class PlanState:
 
     Attributes:
         directory: Its path, absolute.
-        watch_undo_path: The plan that puts back all that a `PlanReconciler` has changed.
+        watch_plan_path: The plan on which a `PlanReconciler` keeps the node.
+        watch_undo_path: The plan that puts back all that it has changed.
     """
 
     def __init__(self, directory: PathLike | None = None) -> None:
         chosen = default_state_directory() if directory is None else directory
         self.directory = str(Path(chosen).absolute())
+        self.watch_plan_path = f"{self.directory}/plan-watch.yaml"
         self.watch_undo_path = f"{self.directory}/undo-watch.yaml"
 
     def make(self) -> None:
@@ -89,15 +94,27 @@ class PlanState:
         except FileNotFoundError:
             return None
 
-    def write_watch_undo(self, content: str) -> None:
-        """Replace the undo plan of a watch.
+    def write_watch(self, path: str, content: str) -> None:
+        """Replace a plan of a watch: `watch_plan_path` or `watch_undo_path`.
 
         Raises:
             OSError: It cannot be written; the file is as it was.
         """
         self.make()
-        with _whole(self.watch_undo_path, content) as part:
-            part.replace(self.watch_undo_path)
+        with _whole(path, content) as part:
+            part.replace(path)
+
+    def kept_plan(self) -> LimitPlan | None:
+        """Read the plan on which a running process keeps a node; None if there is none.
+
+        The name of each rule says which rule it is of which file.
+
+        Raises:
+            PlanError, OSError: It cannot be read.
+        """
+        if not is_node_locked([self.directory], LockUse.PLAN):
+            return None
+        return parse_plan(read_bounded(self.watch_plan_path, MAX_BYTES, follow=False))
 
     def write_undo(self, content: str) -> str:
         """Write an undo plan under a new name, and keep the newest 20 of them.

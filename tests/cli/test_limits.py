@@ -51,6 +51,7 @@ def test_get_shows_the_limits_of_every_device(path: str) -> None:
         "layout": "1.2",
         "burst": False,
         "devices": [{**first, "memory_used_bytes": 0}, {**second, "memory_used_bytes": 0}],
+        "kept": [],
     }
     assert call("limits", "get", path).stdout == (
         "DEVICE  MEM-LIMIT  MEM-USED  SM-LIMIT\n"
@@ -104,7 +105,7 @@ def test_set_as_json_and_on_a_terminal(path: str) -> None:
         "layout": "1.2",
         "dry_run": False,
         "burst": None,
-        "changes": [{**change, "effect": "immediate"}],
+        "changes": [{**change, "effect": "immediate", "kept_by": None}],
     }
     assert memory_limits(path) == (None, 4 * GIB)
     text = on_terminal("limits", "set", path, "--memory", "6GiB", "--device", "0").text

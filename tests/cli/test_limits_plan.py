@@ -15,9 +15,11 @@ from support.command_line import COMMAND, Terminal, call, environment, run, star
 from support.plan_scene import GIB, PlanScene, plan_yaml
 from support.wait import PATIENCE_S
 
+from libhamiregion import create_region
 from libhamiregion.node import Node
 
 SIX = "{select: {namespace: research}, set: {memory_limit: 6GiB}}"
+KEPT = "memory limit kept by rules[0] of"
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 DIFF = """\
 POD              CONTAINER  DEVICE  LIMIT         BEFORE     AFTER  EFFECT         RULE
@@ -285,6 +287,13 @@ def test_watch_keeps_a_node_on_a_plan_until_it_is_told_to_end(scene: PlanScene) 
         changed = events(process, "changed")[-1]
         assert (changed["task"], changed["detail"]["memory_limit.0"]) == ("plan", 6 * GIB)
         assert "another process keeps this node on a plan" in limits("diff", scene).stderr
+        for name in ("research/bert-0", os.fspath(region.path)):
+            target = (name, *scene.options)
+            assert f"device 1: {KEPT} {path}\n" in call("limits", "get", *target).stdout
+            edit = ("limits", "set", *target, "--device", "1", "--memory")
+            dry = call(*edit, "7GiB", "--dry-run").stdout
+            assert f"device 1: {KEPT} {path}: it will be set back\n" in dry
+            assert "set back" not in call(*edit, "6GiB", "--dry-run").stdout
         for state in (scene.state, scene.directory / "another"):
             second = limits("apply", scene, "--watch", "--state", str(state))
             assert (second.returncode, second.stdout) == (1, "")
@@ -303,6 +312,28 @@ def test_watch_keeps_a_node_on_a_plan_until_it_is_told_to_end(scene: PlanScene) 
         process.kill()
         process.communicate()
     assert region.limits()["memory"][:2] == [6 * GIB, 6 * GIB]
+    assert "kept" not in call("limits", "get", "research/bert-0", *scene.options).stdout
+
+
+def test_limits_set_writes_a_plan_that_undoes_it(scene: PlanScene, tmp_path: Path) -> None:
+    region, undo = scene.container(), tmp_path / "undo.yaml"
+    before = region.content()
+    edit = ("limits", "set", "bert-0", *scene.options, "--memory", "50%", "--sm", "30")
+    assert call(*edit, "--undo-file", str(undo)).returncode == 0
+    assert region.limits()["memory"][:2] == [4 * GIB, 2 * GIB]
+    changed = region.content()
+    again = call(*edit, "--undo-file", str(undo))
+    assert (again.returncode, "File exists" in again.stderr) == (1, True)
+    assert region.content() == changed, "nothing is changed without the file"
+    assert call("limits", "apply", str(undo), *scene.options).returncode == 0
+    assert region.content() == before
+
+    create_region(alone := tmp_path / "alone.cache", memory_limits=("8GiB",))
+    options = (*scene.options, "--memory", "4GiB", "--undo-file", str(tmp_path / "no.yaml"))
+    answer = call("limits", "set", str(alone), *options)
+    assert (answer.returncode, "leave --undo-file out" in answer.stderr) == (2, True)
+    assert not (tmp_path / "no.yaml").exists()
+    assert call("limits", "set", "bert-0", *options, "--dry-run").returncode == 2
 
 
 def test_annotations_of_pods_are_a_plan(scene: PlanScene, api: FakeApi, tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ def memory(region: PlannedRegion) -> list[int]:
 class Changing:
     """A source that says what it is told."""
 
+    origin = "a test"
+
     def __init__(self, plan: LimitPlan | None) -> None:
         self.reading = SourceReading(plan)
         self.closed = False
