@@ -18,6 +18,7 @@ from support.actors import Actor, MakeActor
 from support.agent_scene import MONITOR
 from support.containers import needs_namespaces
 from support.doctor_node import Container, DoctorNode, Place
+from support.hostile_processes import MAP_DELETED
 from support.region_file import locate
 from support.stress import scaled
 from support.wait import eventually, on_this_machine_s
@@ -34,16 +35,6 @@ from libhamiregion.node.outside import MappedRegion, resolve
 from libhamiregion.observation import containers as node_containers
 
 # ---- What a container can make many of ----------------------------------------------------------
-
-MAP_DELETED = """
-import mmap, os
-scene.maps = []
-for number in range(count):
-    with open(f"{directory}/{number}.cache", "w+b") as file:
-        file.truncate(1 << 21)
-        scene.maps.append(mmap.mmap(file.fileno(), 1 << 21))
-    os.unlink(file.name)
-"""
 
 
 def test_deleted_files_cost_the_doctor_a_bounded_number_of_looks(

@@ -6,12 +6,13 @@ import ctypes
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 from support.actors import MakeActor
 from support.containers import Starter, look, match, needs_namespaces, states
+from support.hostile_processes import MAP_DELETED
 from support.node_root import Root
 from support.observing import details
 from support.region_file import RegionFile, RegionFileFactory
@@ -188,16 +189,6 @@ def test_what_has_replaced_an_open_region_is_not_opened_to_read_its_slots(
 
 # ---- What a container can make many of ----------------------------------------------------------
 
-MAP_DELETED = """
-import mmap, os
-scene.maps = []
-for number in range(count):
-    with open(f"{directory}/{number}.cache", "w+b") as file:
-        file.truncate(1 << 21)
-        scene.maps.append(mmap.mmap(file.fileno(), 1 << 21))
-    os.unlink(file.name)
-"""
-
 
 @pytest.mark.parametrize("limit", ["of each", "of all"])
 def test_who_maps_more_files_than_are_kept_is_a_gap(
@@ -253,8 +244,8 @@ def test_a_region_that_somebody_closes_during_a_view_costs_that_one_only(
     with Node(root) as node:
         refresh = node.processes.refresh
 
-        def closing() -> None:
-            refresh()
+        def closing(wanted: Collection[int] = ()) -> None:
+            refresh(wanted)
             for each in node.containers:
                 if each.name == "closed" and each.region is not None:
                     each.region.close()

@@ -11,7 +11,6 @@ from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from support.containers import needs_namespaces
 from support.gpu_node import GpuNode, container_id, gpu_nodes
-from support.observing import with_older_sample
 from support.own_cgroups import needs_cgroups
 from support.region_file import RegionFileFactory
 
@@ -160,20 +159,6 @@ def test_what_a_region_repeats_is_counted_once(
     assert len(rows) == 200
     figures = [each for row in rows for each in driver_bytes(row) if each is not None]
     assert figures == [300 * MIB]
-
-
-def test_a_pid_that_was_used_again_after_the_sample_has_no_figures(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
-    pod = node.add(uuids=[GPU])
-    _, host_pid = pod.attach()
-    fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
-    with node.open() as opened:
-        seen = Observer(opened, sampler=nvml_sampler).observe()
-        (row,) = node_processes(seen)
-        assert driver_bytes(row) == [300 * MIB]
-        (row,) = node_processes(with_older_sample(seen))
-        assert (row.state, driver_bytes(row)) == ("alive", [None])
 
 
 # ---- Processes without a slot -------------------------------------------------------------------

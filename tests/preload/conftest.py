@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_cuda.driver import FakeGpus
+from support.busy_programs import BusyProgram, Observer
 from support.cuda_program import CudaProgram
 from support.limited import INJECTIONS, Limited
 
@@ -46,5 +48,24 @@ def bare(gpus: FakeGpus) -> Iterator[Callable[[], CudaProgram]]:
         return made[-1]
 
     yield make
+    for program in made:
+        program.kill()
+
+
+@pytest.fixture
+def observer(bare: Callable[[], CudaProgram]) -> Observer:
+    return Observer(bare())
+
+
+@pytest.fixture
+def busy(c_programs: Path) -> Iterator[Callable[..., BusyProgram]]:
+    """A factory of busy programs; arguments are those of `BusyProgram`."""
+    made: list[BusyProgram] = []
+
+    def start(scene: Any, kernel: str, **wanted: object) -> BusyProgram:
+        made.append(BusyProgram(scene, c_programs, kernel, **wanted))
+        return made[-1]
+
+    yield start
     for program in made:
         program.kill()

@@ -1,6 +1,6 @@
 """Under a soft limit a program uses what nobody else on its GPU does, and gives it back."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,25 +27,6 @@ class Unlimited:
 
     def environment(self, **more: str) -> dict[str, str]:
         return self._gpus.environment(**more)
-
-
-@pytest.fixture
-def observer(bare: Bare) -> Observer:
-    return Observer(bare())
-
-
-@pytest.fixture
-def busy(c_programs: Path) -> Iterator[Start]:
-    """A factory of busy programs; arguments are those of `BusyProgram`."""
-    made: list[BusyProgram] = []
-
-    def start(scene: Limited | Unlimited, kernel: str, **wanted: object) -> BusyProgram:
-        made.append(BusyProgram(scene, c_programs, kernel, **wanted))
-        return made[-1]
-
-    yield start
-    for program in made:
-        program.kill()
 
 
 @pytest.mark.slow(keep=1)

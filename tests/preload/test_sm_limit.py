@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,25 +30,6 @@ MANY = 24  # processes of one region
 Make = Callable[..., Limited]
 Bare = Callable[[], CudaProgram]
 Start = Callable[..., BusyProgram]
-
-
-@pytest.fixture
-def observer(bare: Bare) -> Observer:
-    return Observer(bare())
-
-
-@pytest.fixture
-def busy(c_programs: Path) -> Iterator[Start]:
-    """A factory of busy programs; arguments are those of `BusyProgram`."""
-    made: list[BusyProgram] = []
-
-    def start(scene: Limited, kernel: str, **wanted: object) -> BusyProgram:
-        made.append(BusyProgram(scene, c_programs, kernel, **wanted))
-        return made[-1]
-
-    yield start
-    for program in made:
-        program.kill()
 
 
 def sm_percent(scene: Limited, pid: int, device: int = 0) -> int:

@@ -9,72 +9,51 @@ from typing import Any
 import pytest
 from support.region_file import RegionFileFactory
 
-import libhamiregion
-from libhamiregion import (
-    AmbiguousLayout,
-    LaunchesWouldStop,
-    Layout,
-    LimitBelowUsage,
-    LimitConflict,
-    LockLost,
-    LockNotRecoverable,
-    LockTimeout,
-    MemoryLimitExceeded,
-    NoSuchDevice,
-    NotARegion,
-    ProcessNotInRegion,
-    ReapRefused,
-    RegionClosed,
-    RegionCorrupt,
-    RegionError,
-    RegionNotFound,
-    RegionNotReady,
-    RegionPermissionDenied,
-    RegionReadOnly,
-    RegionStale,
-    SearchCutShort,
-    SlotTableFull,
-    open_region,
-)
+import libhamiregion as hami
 
 # Each class, and the builtin that catches it beside RegionError.
-TREE: dict[type[RegionError], type[Exception] | None] = {
-    RegionNotFound: FileNotFoundError,
-    RegionPermissionDenied: PermissionError,
-    NotARegion: ValueError,
-    RegionNotReady: None,
-    AmbiguousLayout: None,
-    RegionCorrupt: None,
-    RegionStale: None,
-    RegionClosed: ValueError,
-    RegionReadOnly: None,
-    NoSuchDevice: LookupError,
-    LockTimeout: TimeoutError,
-    LockLost: None,
-    LockNotRecoverable: None,
-    LimitConflict: None,
-    LimitBelowUsage: None,
-    LaunchesWouldStop: None,
-    ReapRefused: ValueError,
-    MemoryLimitExceeded: MemoryError,
-    SlotTableFull: None,
-    ProcessNotInRegion: LookupError,
-    SearchCutShort: TimeoutError,
+TREE: dict[type[hami.RegionError], type[Exception] | None] = {
+    hami.RegionNotFound: FileNotFoundError,
+    hami.RegionPermissionDenied: PermissionError,
+    hami.NotARegion: ValueError,
+    hami.RegionNotReady: None,
+    hami.AmbiguousLayout: None,
+    hami.RegionCorrupt: None,
+    hami.RegionStale: None,
+    hami.RegionClosed: ValueError,
+    hami.RegionReadOnly: None,
+    hami.NoSuchDevice: LookupError,
+    hami.LockTimeout: TimeoutError,
+    hami.LockLost: None,
+    hami.LockNotRecoverable: None,
+    hami.LimitConflict: None,
+    hami.LimitBelowUsage: None,
+    hami.LaunchesWouldStop: None,
+    hami.ReapRefused: ValueError,
+    hami.MemoryLimitExceeded: MemoryError,
+    hami.SlotTableFull: None,
+    hami.ProcessNotInRegion: LookupError,
+    hami.SearchCutShort: TimeoutError,
 }
 BUILTINS = (OSError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 
-ATTRIBUTES: dict[type[RegionError], dict[str, Any]] = {
-    AmbiguousLayout: {"candidates": (Layout.V1_1, Layout.V1_1_POSTINIT)},
-    LimitConflict: {"device": 3, "found": 2**63, "expected": None},
-    LimitBelowUsage: {"device": 3, "used_bytes": 7, "requested_bytes": 5},
-    LaunchesWouldStop: {"device": 0, "processes": 2, "requested_percent": 30},
-    NoSuchDevice: {"device": "GPU-x"},
-    ReapRefused: {"pids": (7,), "done": ()},
-    MemoryLimitExceeded: {"device": 3, "used_bytes": 7, "limit_bytes": 8, "requested_bytes": 2},
+ATTRIBUTES: dict[type[hami.RegionError], dict[str, Any]] = {
+    hami.AmbiguousLayout: {"candidates": (hami.Layout.V1_1, hami.Layout.V1_1_POSTINIT)},
+    hami.LimitConflict: {"device": 3, "found": 2**63, "expected": None},
+    hami.LimitBelowUsage: {"device": 3, "used_bytes": 7, "requested_bytes": 5},
+    hami.LaunchesWouldStop: {"device": 0, "processes": 2, "requested_percent": 30},
+    hami.NoSuchDevice: {"device": "GPU-x"},
+    hami.ReapRefused: {"pids": (7,), "done": ()},
+    hami.MemoryLimitExceeded: {
+        "device": 3,
+        "used_bytes": 7,
+        "limit_bytes": 8,
+        "requested_bytes": 2,
+    },
 }
 
 
-def make(cls: type[RegionError]) -> RegionError:
+def make(cls: type[hami.RegionError]) -> hami.RegionError:
     error = cls("what, where, and what to do", path="/a/b.cache")
     for name, value in ATTRIBUTES.get(cls, {}).items():
         setattr(error, name, value)
@@ -84,16 +63,16 @@ def make(cls: type[RegionError]) -> RegionError:
 def test_the_tree_has_every_error_of_the_library() -> None:
     found = {
         value
-        for value in vars(libhamiregion).values()
-        if inspect.isclass(value) and issubclass(value, RegionError)
+        for value in vars(hami).values()
+        if inspect.isclass(value) and issubclass(value, hami.RegionError)
     }
-    assert found == {*TREE, RegionError}
+    assert found == {*TREE, hami.RegionError}
 
 
 def test_each_error_is_a_region_error_and_the_builtin_that_people_catch() -> None:
-    assert RegionError.__bases__ == (Exception,)
+    assert hami.RegionError.__bases__ == (Exception,)
     for cls, builtin in TREE.items():
-        assert RegionError in cls.__bases__
+        assert hami.RegionError in cls.__bases__
         assert builtin is None or issubclass(cls, builtin)
         caught_by = {base for base in BUILTINS if issubclass(cls, base)}
         assert caught_by == {base for base in BUILTINS if builtin and issubclass(builtin, base)}
@@ -117,16 +96,16 @@ def test_errors_pickle_and_copy_with_all_that_they_carry() -> None:
 
 
 def test_os_errors_have_their_errno() -> None:
-    assert make(RegionNotFound).errno == errno.ENOENT  # type: ignore[attr-defined]
-    assert make(RegionPermissionDenied).errno == errno.EACCES  # type: ignore[attr-defined]
+    assert make(hami.RegionNotFound).errno == errno.ENOENT  # type: ignore[attr-defined]
+    assert make(hami.RegionPermissionDenied).errno == errno.EACCES  # type: ignore[attr-defined]
 
 
 def test_paths_in_messages_are_escaped(region_file: RegionFileFactory) -> None:
     """A container chooses its file's name; a terminal must not obey it."""
     file = region_file(name="\x1b[2J\n.cache")
     file.put("magic", 7)
-    with pytest.raises(NotARegion) as error:
-        open_region(file)
+    with pytest.raises(hami.NotARegion) as error:
+        hami.open_region(file)
     assert "\x1b" not in str(error.value)
     assert "\n" not in str(error.value)
     assert error.value.path == str(file.path)

@@ -17,6 +17,16 @@ from support.wait import PATIENCE_S
 HERE = Path(__file__).parent
 #: One more than the kernel lets a process have, less what a program has anyway.
 MOST_MAPPINGS = 65_000
+# An actor runs this, with `count` and `directory`.
+MAP_DELETED = """
+import mmap, os
+scene.maps = []
+for number in range(count):
+    with open(f"{directory}/{number}.cache", "w+b") as file:
+        file.truncate(1 << 21)
+        scene.maps.append(mmap.mmap(file.fileno(), 1 << 21))
+    os.unlink(file.name)
+"""
 
 
 @functools.lru_cache(maxsize=1)
