@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # It holds nothing up, as the kernels of the loop take no time: once the pace has been found.
 SM_LIMIT = 50
-PACE_FOUND_S = 5
+PACE_FOUND_S = 16
 CONTEXT = MIB
 MEMORY, LIMIT = 64 * GIB, 48 * GIB
 
@@ -99,3 +99,16 @@ def test_a_driver_call(
         ours += bench.figures_ns(LIMIT, what, warm_up_s)
     beyond = statistics.median(ours) - statistics.median(bare)
     ledger.add(f"{work}, beyond the bare driver", "ns", budget_ns, beyond, min(ours) - min(bare))
+
+
+def test_asynchronous_memory(bench: Bench, ledger: Ledger, quick: bool) -> None:
+    """An allocation and its end, which cost the driver little: in times of the bare driver."""
+    bench.limited.region.set_sm_limit(None, device=0)
+    bare: list[float] = []
+    ours: list[float] = []
+    for _ in range(2 if quick else 6):
+        bare += bench.figures_ns(MEMORY, "async", 0)
+        ours += bench.figures_ns(LIMIT, "async", 0)
+    ratio = statistics.median(ours) / statistics.median(bare)
+    work = "cuMemAllocAsync + cuMemFreeAsync, by the bare driver's"
+    ledger.add(work, "times", 3, ratio, min(ours) / min(bare))

@@ -1,14 +1,17 @@
 /*
  * What a driver call costs: `cost WHAT ROUNDS CALLS WARM_UP_S`. Prints, for each round, the
- * nanoseconds of one call: `alloc` and `launch` are CALLS in a row, `spaced-alloc` is the median of
- * CALLS with 20 us of other work between them, as programs make them, the clock included. On stderr
- * it says what it was told of the device: its memory, and how much of that is not free. At least
- * one round, and WARM_UP_S seconds of them, come before the first.
+ * nanoseconds of one call: `alloc` and `launch` are CALLS in a row, `async` are allocations with
+ * their ends, `spaced-alloc` is the median of CALLS with 20 us of other work between them, as
+ * programs make them, the clock included. On stderr it says what it was told of the device: its
+ * memory, and how much of that is not free. At least one round, and WARM_UP_S seconds of them, come
+ * before the first.
  */
 #include "calls.h"
 
+#include <pthread.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define SIZE 512
 
@@ -39,6 +42,16 @@ static double time_of_allocations(long calls)
     for (long call = 0; call < calls; call++)
         MUST(cuMemFree_v2(taken[call]));
     return ns;
+}
+
+static double time_of_pairs(long calls)
+{
+    double before = now_ns();
+    for (long call = 0; call < calls; call++) {
+        MUST(cuMemAllocAsync(&taken[0], SIZE, NULL));
+        MUST(cuMemFreeAsync(taken[0], NULL));
+    }
+    return (now_ns() - before) / (double)calls;
 }
 
 #define SPACE_NS 20000
@@ -75,6 +88,14 @@ static double time_of_spaced(long calls)
     return median;
 }
 
+/* A process with one thread has cheaper locks, in the driver too; no CUDA program is one. */
+static void *wait_for_ever(void *argument)
+{
+    for (;;)
+        pause();
+    return argument;
+}
+
 int main(int count, char **arguments)
 {
     if (count != 5) {
@@ -85,7 +106,10 @@ int main(int count, char **arguments)
     long rounds = atol(arguments[2]), calls = atol(arguments[3]);
     CUcontext context;
     CUmodule module;
+    CUmemoryPool pool;
+    pthread_t second;
     size_t free_bytes, total;
+    MUST(pthread_create(&second, NULL, wait_for_ever, NULL));
     MUST(cuInit(0));
     MUST(cuDevicePrimaryCtxRetain(&context, 0));
     MUST(cuCtxSetCurrent(context));
@@ -94,6 +118,7 @@ int main(int count, char **arguments)
     taken = calloc((size_t)calls, sizeof *taken);
     double (*time_of)(long) = strcmp(what, "launch") == 0         ? time_of_launches
                               : strcmp(what, "spaced-alloc") == 0 ? time_of_spaced
+                              : strcmp(what, "async") == 0        ? time_of_pairs
                                                                   : time_of_allocations;
     double warm_ns = now_ns() + atof(arguments[4]) * 1e9;
     do
@@ -102,6 +127,8 @@ int main(int count, char **arguments)
     for (long round = 0; round < rounds; round++)
         printf("%.2f\n", time_of(calls));
     free(taken);
+    MUST(cuDeviceGetDefaultMemPool(&pool, 0));
+    MUST(cuMemPoolTrimTo(pool, 0));
     MUST(cuMemGetInfo_v2(&free_bytes, &total));
     fprintf(stderr, "%zu %zu\n", total, total - free_bytes);
     return 0;
