@@ -227,10 +227,12 @@ class LimitChanges:
     Attributes:
         burst: What --burst or --no-burst changed; null without them.
         changes: One for each device and limit.
+        notes: Limits that another index has for some processes, a sentence each.
     """
 
     burst: BurstChange | None
     changes: list[ChangedLimit]
+    notes: list[str]
     parts = (RegionFile, DryRun)
 
 

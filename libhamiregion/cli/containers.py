@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -12,6 +12,7 @@ from libhamiregion import RegionSnapshot
 from libhamiregion.observation.cards import cards
 from libhamiregion.observation.containers import missing_for
 from libhamiregion.observation.figures import without_impossible
+from libhamiregion.observation.rows import Join
 
 from . import options
 from .format import fill_ratio, lock_word, memory_bar, sm_bar
@@ -138,8 +139,9 @@ def container_rows(view: NodeView, observation: Observation) -> list[ContainerRo
     """Gather the selected containers, by name."""
     test, sample = view.device_test(observation), observation.sample
     gpus = {} if sample is None else sample.gpu_indexes
+    percents = _sm_percents(observation)
     rows = [
-        _container_row(details, test, gpus)
+        _container_row(details, test, gpus, percents.get(details.container, {}))
         for details in observation.details()
         if view.selector.matches(details.container)
     ]
@@ -148,10 +150,20 @@ def container_rows(view: NodeView, observation: Observation) -> list[ContainerRo
     return sorted(rows, key=lambda row: row.order)
 
 
+def _sm_percents(observation: Observation) -> dict[Container, dict[int, int | None]]:
+    """The SM utilisation of containers by index of the device, under the device at work."""
+    found: defaultdict[Container, dict[int, int | None]] = defaultdict(dict)
+    devices, percents = observation.table.devices, Join(observation).device_percents
+    for region, index, percent in zip(devices.region, devices.device, percents, strict=True):
+        found[observation.containers[region]][index] = percent
+    return found
+
+
 def _container_row(
     details: ContainerDetails,
     test: Callable[[HasDevice], bool] | None,
     gpus: Mapping[str | None, int],
+    percents: Mapping[int, int | None],
 ) -> ContainerRow:
     container = details.container
     snapshot = None if details.snapshot is None else without_impossible(details.snapshot)
@@ -171,7 +183,9 @@ def _container_row(
         states=states,
         devices=tuple(
             DeviceRow(
-                device, device.sm_util_percent if has_utilization else None, gpus.get(device.uuid)
+                device,
+                percents.get(device.index) if has_utilization else None,
+                gpus.get(device.uuid),
             )
             for device in snapshot.devices
             if test is None or test(device)

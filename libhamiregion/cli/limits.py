@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,6 +16,7 @@ from libhamiregion import LimitChange, LimitEdit, open_region
 from libhamiregion.changes import ANYTHING
 from libhamiregion.edits import find_device
 from libhamiregion.observation.figures import size_or_none
+from libhamiregion.text import count_text
 from libhamiregion.units import (
     MIN_MEMORY_LIMIT_BYTES,
     UNLIMITED,
@@ -30,9 +34,10 @@ from .tables import Column, Lines, Page, Table
 from .targets import Place, Targets, target_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from libhamiregion import Region, ValueChange
+    from libhamiregion.observation.processes import ProcessView
     from libhamiregion.plan import Rule
     from libhamiregion.plan.plan import LimitField
 
@@ -224,7 +229,56 @@ def set_(
     settings["kept"] = _kept(targets)
     edited: set[tuple[int, int]] = set()
     return targets.for_each(
-        lambda region, place: _set(region, place, edits, edited, **settings), writable=True
+        lambda region, place: _set(
+            region, place, edits, edited, proc=targets.node_choice.proc, **settings
+        ),
+        writable=True,
+    )
+
+
+@functools.cache
+def _processes(proc: str) -> ProcessView:
+    """The processes of this machine, listed once; none if they cannot be."""
+    from libhamiregion.node.processes import ProcessTable
+
+    table = ProcessTable(proc)
+    with contextlib.suppress(OSError):
+        table.refresh()
+    return table.view
+
+
+def _other_orders(region: Region, changes: list[LimitChange], proc: str) -> list[str]:
+    """Say which limits hold for processes that count devices otherwise than the region."""
+    from libhamiregion.observation.visible import cuda_order
+
+    if len(region.device_indices) == 1 or not changes:
+        return []
+    view, (_, inode) = _processes(proc), region.file_id
+    entries = [view.entry_of(user.process) for user in view.by_inode.get(inode, ())]
+    counts = Counter(each.visible_devices for each in entries if each is not None)
+    uuids = [each.uuid for each in region.snapshot().devices]
+    notes = []
+    for visible, count in counts.items():
+        order = None if visible is None else cuda_order(visible, uuids if any(uuids) else ())
+        for index in sorted({each.device for each in changes}) if order is not None else ():
+            who = (
+                f"{count_text(count, 'process')} with CUDA_VISIBLE_DEVICES={(visible or '')[:100]}"
+            )
+            notes.append(f"{who}: {_compared(order or {}, index)}")
+    return notes
+
+
+def _compared(order: Mapping[int, int], index: int) -> str:
+    """Say with which use libvgpu compares the limit of a device."""
+    if not order:
+        return "its devices are not known, and the limit in force may be another one"
+    words = ""
+    if index not in order:
+        words = f"the limit of device {index} holds for none of its GPUs; "
+        index = min(order)
+    return (
+        f"{words}libvgpu compares the limit of device {index} with the use of device {index} up to"
+        f" HAMi-core of 2026-09-25, and with that of device {order[index]} from then on"
     )
 
 
@@ -267,6 +321,7 @@ def _set(
     dry_run: bool,
     force: bool,
     as_json: bool,
+    proc: str,
 ) -> None:
     # The same file by another name: 80% of 80% is not what was asked for.
     if region.file_id in edited:
@@ -294,6 +349,8 @@ def _set(
     if switch is not None:
         switched = {"before": bool(switch.before), "after": bool(switch.after)}
         lines.append(_sentence(switch, dry_run=dry_run))
+    notes = _other_orders(region, changes, proc)
+    lines += [f"note: {each}" for each in notes]
     answer = [
         {
             "limit": change.kind,
@@ -314,6 +371,7 @@ def _set(
         dry_run=dry_run,
         burst=switched,
         changes=answer,
+        notes=notes,
     )
 
 

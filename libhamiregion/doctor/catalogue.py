@@ -50,6 +50,7 @@ class FindingKind(enum.Enum):
     SHARE_NOT_LIMITED = "share_not_limited"
     DRIVER_MEMORY_DIFFERS = "driver_memory_differs"
     UTILIZATION_NOT_RECORDED = "utilization_not_recorded"
+    DEVICES_REORDERED = "devices_reordered"
     DEVICE_COUNT_ZERO = "device_count_zero"
     SM_LIMIT_OFF = "sm_limit_off"
     LAUNCHES_BLOCKED = "launches_blocked"
@@ -233,6 +234,14 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "The driver sees a process at work and the region says 0, though the host pid is right.",
         "metrics from the region show a utilisation of 0.",
         "run `hamiregion agent`, or use the driver's figures (`hamiregion ps`)",
+    ),
+    FindingKind.DEVICES_REORDERED: _transient(
+        Severity.WARNING,
+        "A process counts GPUs otherwise than NVML: CUDA_VISIBLE_DEVICES hides or reorders them, by"
+        " its `environment` or by the `driver`.",
+        "libvgpu counts use by NVML's index and has limits by CUDA's: until HAMi-core of 2026-09-25"
+        " a limit may never hold, and HAMi's utilisation is under another GPU.",
+        "give the container only the GPUs that it uses, without CUDA_VISIBLE_DEVICES",
     ),
     FindingKind.DEVICE_COUNT_ZERO: _transient(
         Severity.WARNING,

@@ -129,9 +129,14 @@ class DoctorContext:
         return frozenset(process for each in proved for process in each.onlookers)
 
     @cached_property
+    def slots_join(self) -> Join:
+        """Slots and processes, with the driver's figures if there are any."""
+        return Join(self.observation)
+
+    @property
     def join(self) -> Join | None:
         """The driver's figures of the node's processes; None without the driver."""
-        return None if self.observation.sample is None else Join(self.observation)
+        return None if self.observation.sample is None else self.slots_join
 
     @cached_property
     def cards(self) -> dict[str | None, Card]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -203,6 +204,32 @@ def impossible_driver_figures(context: DoctorContext) -> Iterator[Finding]:
                 )
 
 
+def reordered_devices(context: DoctorContext) -> Iterator[Finding]:
+    """Processes that count GPUs otherwise than NVML; one finding for each container and order."""
+    seen = context.observation
+    orders = context.slots_join.orders
+    found: defaultdict[tuple[int, str | None], list[int]] = defaultdict(list)
+    for slot in orders:
+        entry = context.processes.entry_of(seen.proved().processes[slot])
+        visible = None if entry is None else entry.visible_devices
+        found[seen.table.processes.region[slot], visible].append(slot)
+    for (region, visible), slots in found.items():
+        pids = [seen.table.processes.pid[slot] for slot in slots]
+        pairs = orders[slots[0]].items()
+        order = ", ".join(f"CUDA device {each} is device {index}" for each, index in pairs)
+        why = "the driver lists it on another device than the region"
+        if visible is not None:
+            why = f"its environment has CUDA_VISIBLE_DEVICES={printable(visible, limit=100)}"
+        yield finding(
+            FindingKind.DEVICES_REORDERED,
+            f"{count_text(len(pids), 'process')} with another order of GPUs (CUDA_VISIBLE_DEVICES)",
+            f"{pids_text(pids)}: {why}; {order or 'which devices these are is not known'}",
+            container=seen.containers[region],
+            pid=only_or_none(pids),
+            cause="driver" if visible is None else "environment",
+        )
+
+
 def escaping_processes(context: DoctorContext) -> Iterator[Finding]:
     """Processes that use a GPU in a container whose region does not count them."""
     join = context.join
@@ -321,7 +348,13 @@ def unrecorded_utilization(context: DoctorContext, used: ObservedRegion) -> Iter
                 )
 
 
-CHECKS_OF_NODE = (failed_gpus, full_cards, impossible_driver_figures, escaping_processes)
+CHECKS_OF_NODE = (
+    failed_gpus,
+    full_cards,
+    impossible_driver_figures,
+    reordered_devices,
+    escaping_processes,
+)
 CHECKS = (
     usage_above_limit,
     impossible_usage,

@@ -195,7 +195,9 @@ class Scrape:
     @cached_property
     def device_percents(self) -> Sequence[int | None]:
         """By row of a device the SM utilisation in the region; None if it cannot be."""
-        return device_percents(self.observation.table)
+        if self.observation.states is None:
+            return device_percents(self.observation.table, {})
+        return self.join.device_percents
 
     @cached_property
     def driver_memory(self) -> Sequence[int | None]:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
 
     from libhamiregion.models import ProcessDeviceUsage, RegionSnapshot
     from libhamiregion.tables import RegionTable
+
+    from .visible import Order
 
 #: No GPU has as much memory: above, a counter has gone below zero.
 IMPOSSIBLE_BYTES: Final = 1 << 50
@@ -65,25 +67,46 @@ def _evolved(usage: Any, names: Any) -> Any:
     return attrs.evolve(usage, **dict.fromkeys(names))
 
 
-def device_percents(table: RegionTable) -> list[int | None]:
-    """Return the SM utilisation of all devices; None where that of a process cannot be."""
-    found: list[int | None] = list(table.devices.sm_util_percent)
-    for row in _rows_with_impossible_percents(table):
-        found[row] = None
+def usage_percents(table: RegionTable, orders: Mapping[int, Order]) -> list[int | None]:
+    """Return the SM utilisation of all processes by their rows of ``table.usages``.
+
+    It is that of the device at work, also of processes that count devices otherwise; None where it
+    cannot be.
+
+    Args:
+        table: One read.
+        orders: As `visible.reordered` finds them.
+    """
+    raw = table.usages.sm_util_percent
+    found = [percent_or_none(percent) for percent in raw]
+    for slot, order in orders.items():
+        first = table.processes.first_usage[slot]
+        count = table.regions.device_rows[table.processes.region[slot]]
+        # Of a GPU that it does not see, it uses nothing; without its order, nothing is known.
+        found[first : first + count] = [0 if order else None] * count
+        for ordinal, index in order.items():
+            if max(ordinal, index) < count:
+                found[first + index] = percent_or_none(raw[first + ordinal])
     return found
 
 
-def _rows_with_impossible_percents(table: RegionTable) -> Iterator[int]:
-    percents, processes = table.usages.sm_util_percent, table.processes
-    for usage, percent in enumerate(percents):
-        if percent > _PERCENT:
+def device_percents(table: RegionTable, orders: Mapping[int, Order]) -> list[int | None]:
+    """Return the SM utilisation of all devices; None where that of a process cannot be.
+
+    Args:
+        table: One read.
+        orders: As `visible.reordered` finds them.
+    """
+    most = [_PERCENT * count for count in table.regions.slot_count]
+    sums = zip(table.devices.region, table.devices.sm_util_percent, strict=True)
+    found: list[int | None] = [total if total <= most[region] else None for region, total in sums]
+    raw, processes = table.usages.sm_util_percent, table.processes
+    now = usage_percents(table, orders)
+    for usage, (before, percent) in enumerate(zip(raw, now, strict=True)):
+        if before != percent:
             slot = table.usages.process[usage]
             first = table.regions.first_device[processes.region[slot]]
-            yield first + usage - processes.first_usage[slot]
-    # Of a region whose processes were left out, the sum alone can be judged.
-    regions = table.regions
-    for row, (region, total) in enumerate(
-        zip(table.devices.region, table.devices.sm_util_percent, strict=True)
-    ):
-        if total > _PERCENT * regions.slot_count[region]:
-            yield row
+            row = first + usage - processes.first_usage[slot]
+            total = found[row]
+            found[row] = None if total is None or percent is None else total - before + percent
+    return found

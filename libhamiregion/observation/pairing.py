@@ -156,6 +156,11 @@ class Pairing:
             base += len(rows) + 1
         return at
 
+    def is_listed(self, uuid: str, pid: int) -> bool:
+        """Whether the driver lists a process on a device."""
+        columns = self._columns.get(uuid)
+        return columns is not None and pid in columns.rows
+
     def _entries(
         self, process: HostProcess, without: Collection[str | None] = ()
     ) -> Sequence[NvmlProcess]:

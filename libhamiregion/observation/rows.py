@@ -12,8 +12,9 @@ import attrs
 from libhamiregion.layouts import LAYOUTS
 
 from .containers import NOT_LIMITED, WITHOUT_FILE, Container
-from .figures import percent_or_none, size_or_none
+from .figures import device_percents, size_or_none, usage_percents
 from .pairing import NO_ROW, Pairing, devices_of
+from .visible import reordered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .model import Observation
     from .names import ContainerId
     from .processes import HostProcess, RegionProcesses
+    from .visible import Order
 
 ProcessState: TypeAlias = Literal["alive", "dead", "unknown", "unlisted", "escaped", "unmanaged"]
 
@@ -247,6 +249,21 @@ class Join(Pairing):
             for device in row.devices
         }
 
+    @cached_property
+    def orders(self) -> dict[int, Order]:
+        """Row of a slot to the order in which its process counts devices, if it is another."""
+        return reordered(self)
+
+    @cached_property
+    def usage_percents(self) -> list[int | None]:
+        """SM utilisation by row of ``table.usages``, under the device at work."""
+        return usage_percents(self.observation.table, self.orders)
+
+    @cached_property
+    def device_percents(self) -> list[int | None]:
+        """SM utilisation by row of ``table.devices``, likewise."""
+        return device_percents(self.observation.table, self.orders)
+
     # ---- rows ------------------------------------------------------------------------------------
 
     def slot_rows(self, region: int) -> Iterator[NodeProcess]:
@@ -284,8 +301,7 @@ class Join(Pairing):
         usage = table.processes.first_usage[slot]
         for row in devices_of(table, region):
             used = size_or_none(table.usages.memory_used_bytes[usage])
-            percent = table.usages.sm_util_percent[usage]
-            sm = percent_or_none(percent) if has_utilization else None
+            sm = self.usage_percents[usage] if has_utilization else None
             uuid, named = table.devices.uuid(row), self.index.uuids[row]
             entry = None
             is_sampled = process is not None and process.start_time_ticks <= self._sampled_ticks

@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from libhamiregion.layouts import LAYOUTS
-from libhamiregion.observation.figures import device_percents
 from libhamiregion.observation.pairing import NO_ROW, driver_gap
 from libhamiregion.observation.processes import SLOT_STATES
 from libhamiregion.observation.rows import Join
@@ -64,7 +63,7 @@ def read_samples(observation: Observation) -> dict[Allocation, Sample]:
             devices.memory_used_bytes.tolist(),
             devices.memory_limit_bytes.tolist(),
             devices.sm_limit_percent.tolist(),
-            device_percents(table),
+            Join(observation).device_percents,
             strict=True,
         )
     ):

@@ -106,6 +106,7 @@ def test_set_as_json_and_on_a_terminal(path: str) -> None:
         "dry_run": False,
         "burst": None,
         "changes": [{**change, "effect": "immediate", "kept_by": None}],
+        "notes": [],
     }
     assert memory_limits(path) == (None, 4 * GIB)
     text = on_terminal("limits", "set", path, "--memory", "6GiB", "--device", "0").text

@@ -13,6 +13,7 @@ pytestmark = needs_namespaces
 
 # What takes a driver, cgroups, processes at work, or a node that cannot be observed.
 WITH_TESTS_OF_THEIR_OWN = {
+    FindingKind.DEVICES_REORDERED,
     FindingKind.DIRECTORY_BORROWED,
     FindingKind.DRIVER_MEMORY_DIFFERS,
     FindingKind.FIGURE_IMPOSSIBLE,

@@ -14,7 +14,8 @@ from libhamiregion import Layout, open_region
 from libhamiregion.doctor import FindingKind, examine
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.node import Node, Observer
-from libhamiregion.observation.figures import device_percents, without_impossible
+from libhamiregion.observation.figures import without_impossible
+from libhamiregion.observation.rows import Join
 from libhamiregion.report.recorder import read_samples
 from libhamiregion.testing import FakeNode
 
@@ -113,9 +114,9 @@ def test_a_sum_is_unknown_if_one_of_its_parts_cannot_be(scene: Scene) -> None:
     scene.file.put("slot_util.sm", 90, slot=slot)
     with Node(scene.fake.root) as node:
         observer = Observer(node)
-        assert device_percents(observer.observe().table) == [95]
+        assert Join(observer.observe()).device_percents == [95]
         scene.file.put("slot_util.sm", 101, slot=slot)
-        assert device_percents(observer.observe().table) == [None]
+        assert Join(observer.observe()).device_percents == [None]
     with open_region(scene.pod.region) as region:
         shown = without_impossible(region.snapshot())
     assert shown.devices[0].sm_util_percent is None

@@ -11,7 +11,7 @@ from libhamiregion.exporter.labels import OTHER
 from libhamiregion.exporter.scrape import MAX_PAIRS, TextRows, slot_sums
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import SLOT_STATES, driver_gap
-from libhamiregion.observation.figures import percent_or_none, size_or_none
+from libhamiregion.observation.figures import size_or_none
 from libhamiregion.observation.pairing import NO_ROW
 
 from .containers import container_id_of
@@ -56,8 +56,8 @@ class ProcessesCollector:
         yield Series.of("hamiregion_container_processes_folded", rows.folded)
         used = [size_or_none(each) for each in table.usages.memory_used_bytes]
         yield rows.used.series("hamiregion_process_memory_used_bytes", used)
-        known = map(percent_or_none, table.usages.sm_util_percent)
-        ratios = [None if percent is None else percent / 100 for percent in known]
+        percents = scrape.join.usage_percents
+        ratios = [None if percent is None else percent / 100 for percent in percents]
         yield rows.measured.series("hamiregion_process_sm_utilization_ratio", ratios)
         if driver_gap(observation.processes, observation.sample) is None:
             for name, column in _DRIVER.items():

@@ -1,0 +1,93 @@
+"""Which GPU a process means by a number: CUDA_VISIBLE_DEVICES reorders and hides devices.
+
+libvgpu counts memory by NVML's index, and has limits, utilisation and the driver's memory by CUDA's
+ordinal. They differ where the variable has CUDA count otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, TypeAlias
+
+from libhamiregion.layouts import DEVICE_CAPACITY
+
+from .pairing import devices_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .pairing import Pairing
+
+#: CUDA ordinal to the index in the region; empty if it cannot be known.
+Order: TypeAlias = "dict[int, int]"
+
+
+def cuda_order(visible: str, uuids: Sequence[str | None]) -> Order | None:
+    """Return the order that a value of CUDA_VISIBLE_DEVICES makes.
+
+    Args:
+        visible: The value.
+        uuids: Of the region's devices; empty if the region has none yet.
+
+    Returns:
+        None if it changes nothing, or no device is left.
+
+    >>> cuda_order("1,0", ["GPU-a", "GPU-b"]), cuda_order("GPU-b", ["GPU-a", "GPU-b"])
+    ({0: 1, 1: 0}, {0: 1})
+    >>> cuda_order("0", ["GPU-a", "GPU-b"]), cuda_order("-1", ["GPU-a", "GPU-b"])
+    (None, None)
+    """
+    order: Order = {}
+    for word in map(str.strip, visible.split(",")):
+        found = [at for at, uuid in enumerate(uuids) if uuid and word and uuid.startswith(word)]
+        if re.fullmatch("[0-9]{1,4}", word):
+            found = [each for each in [int(word)] if each < (len(uuids) or DEVICE_CAPACITY)]
+        elif word.startswith(("GPU-", "MIG-")) and not uuids:
+            return {}
+        # CUDA shows the devices before one that is not there, and none if one is named twice.
+        if len(found) != 1:
+            break
+        if found[0] in order.values():
+            return None
+        order[len(order)] = found[0]
+    return order if any(ordinal != index for ordinal, index in order.items()) else None
+
+
+def reordered(pairing: Pairing) -> dict[int, Order]:
+    """Find live processes that count devices otherwise: row of the slot to their order.
+
+    By their environment; without the variable there, by the only device on which the driver lists
+    them and the only one that has libvgpu's figures.
+    """
+    observation, table = pairing.observation, pairing.observation.table
+    found: dict[int, Order] = {}
+    for slot, process in pairing.index.states.processes.items():
+        region = table.processes.region[slot]
+        rows = devices_of(table, region)
+        if len(rows) < 2:
+            continue
+        entry = observation.processes.entry_of(process)
+        order = None
+        if entry is not None and entry.visible_devices is not None:
+            named = [table.devices.uuid(row) for row in rows]
+            order = cuda_order(entry.visible_devices, named if any(named) else ())
+        elif table.processes.host_pid[slot] == process.pid:
+            order = _by_driver(pairing, slot, process.pid)
+        if order is not None:
+            found[slot] = order
+    return found
+
+
+def _by_driver(pairing: Pairing, slot: int, pid: int) -> Order | None:
+    table = pairing.observation.table
+    rows, usages = devices_of(table, table.processes.region[slot]), table.usages
+    first = table.processes.first_usage[slot]
+    stored = [
+        at
+        for at in range(len(rows))
+        if usages.memory_monitor_bytes[first + at] or usages.sm_util_percent[first + at]
+    ]
+    if len(stored) != 1:
+        return None
+    listed = [at for at, row in enumerate(rows) if pairing.is_listed(pairing.index.uuids[row], pid)]
+    return {stored[0]: listed[0]} if len(listed) == 1 and listed != stored else None
