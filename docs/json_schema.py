@@ -610,11 +610,13 @@ class DemoNode:
         root: Where the containers' directories are.
         pod_logs: Where the logs are that name the pods.
         urls: Where the exporter answers.
+        socket: Where ``HAMIREGION_SOCKET`` lets other verbs ask for observations.
     """
 
     root: str
     pod_logs: str
     urls: list[str]
+    socket: str
 
 
 #: By name and version.

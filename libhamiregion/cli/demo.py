@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import signal
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -11,7 +14,9 @@ import attrs
 import click
 
 from libhamiregion import LimitBelowUsage, format_size, open_region
+from libhamiregion.services.document_socket import VARIABLE, serve_documents
 from libhamiregion.testing import FakeNode
+from libhamiregion.testing.fake_node import MIB
 
 from . import options
 from .failures import Failure
@@ -19,7 +24,7 @@ from .help import Verb
 from .output import write, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from libhamiregion import Region
     from libhamiregion.testing import FakeContainer
@@ -31,6 +36,12 @@ _HIGH_LIMIT = 8 << 30
 _SLOWNESS_S = 6.0
 _STEP_S = 0.1
 _NODE_STEP_S = 1.0
+_UNCOUNTED = """
+import sys, libhamiregion
+regions = [libhamiregion.open_region(each, writable=True) for each in sys.argv[1:]]
+print(flush=True)
+sys.stdin.read()
+"""
 
 
 @click.command(
@@ -157,23 +168,53 @@ def _run_node(
 ) -> None:
     """Make a node with the exporter on it, and keep it busy for so long, or until Ctrl-C."""
     from libhamiregion.exporter import NodeExporter
+    from libhamiregion.node import Observer
+    from libhamiregion.testing.fake_gpus import FakeGpus
 
     from .exporter import metrics_server
 
     _fill(fake)
+    socket = f"{fake.directory}/socket"
     with (
         fake.node() as node,
-        metrics_server(NodeExporter(node), listen) as server,
+        _uncounted(str(fake.containers[1].region)) as escaped,
+        _uncounted() as unmanaged,
     ):
-        _introduce(fake, server.urls, as_json)
-        end_s = None if seconds is None else time.monotonic() + seconds
+        others = {escaped: (1, 700 * MIB), unmanaged: (0, 120 * MIB)}
+        observer = Observer(node, sampler=FakeGpus(fake, others))
+        with metrics_server(NodeExporter(node, observer=observer), listen) as server:
+            serve_documents(socket, observer)
+            _introduce(fake, server.urls, socket, as_json)
+            _go_on(fake, seconds)
+
+
+def _go_on(fake: FakeNode, seconds: float | None) -> None:
+    """Keep the node busy for so long, or until Ctrl-C."""
+    end_s = None if seconds is None else time.monotonic() + seconds
+    # Ctrl-C is how it ends, not how it fails.
+    with contextlib.suppress(KeyboardInterrupt):
+        while end_s is None or time.monotonic() < end_s:
+            fake.step()
+            time.sleep(_NODE_STEP_S)
+
+
+@contextlib.contextmanager
+def _uncounted(*regions: str) -> Iterator[int]:
+    """A process without a slot, that maps regions; its pid."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _UNCOUNTED, *regions],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # Ctrl-C is for the demo, which then ends it.
+        start_new_session=True,
+    ) as process:
+        assert process.stdin is not None  # noqa: S101 (it is a pipe)
+        assert process.stdout is not None  # noqa: S101 (it is a pipe)
+        process.stdout.readline()
         try:
-            while end_s is None or time.monotonic() < end_s:
-                fake.step()
-                time.sleep(_NODE_STEP_S)
-        except KeyboardInterrupt:
-            # Ctrl-C is how it ends, not how it fails.
-            return
+            yield process.pid
+        finally:
+            process.stdin.close()
 
 
 def _fill(fake: FakeNode) -> None:
@@ -190,19 +231,23 @@ def _fill(fake: FakeNode) -> None:
     crowded = fake.add(pod="etl-7", namespace="batch", memory_limits=("3GiB",), processes=2)
     # Its memory stays charged: the doctor finds it, and an alert should.
     crowded.processes[1].kill()
+    with fake.containers[0].open(writable=True) as region:
+        region.suspend(fake.containers[0].processes[1].pid)
     fake.add(pod="llama-0", namespace="inference", region=False)
 
 
-def _introduce(fake: FakeNode, urls: Sequence[str], as_json: bool) -> None:
+def _introduce(fake: FakeNode, urls: Sequence[str], socket: str, as_json: bool) -> None:
     if as_json:
         places = {"root": str(fake.root), "pod_logs": str(fake.pod_logs), "urls": list(urls)}
-        write_json("demo-node/1", places)
+        write_json("demo-node/1", places | {"socket": socket})
         return
     place = shlex.join(["--root", str(fake.root), "--pod-logs", str(fake.pod_logs)])
     write(
         f"A node of {len(fake.containers)} containers. Its metrics:\n"
         + "".join(f"  {url}/metrics\n" for url in urls)
         + "Look at it from another terminal:\n"
-        + "".join(f"  hamiregion {verb} {place}\n" for verb in ("top", "containers", "doctor"))
+        + f"  export {VARIABLE}={shlex.quote(socket)}\n"
+        + "".join(f"  hamiregion {verb}\n" for verb in ("top", "ps", "containers"))
+        + f"  hamiregion doctor --no-driver {place}\n"
         + "Ctrl-C ends it and removes it.\n"
     )

@@ -111,6 +111,12 @@ def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
     assert nothing_left(tmp_path)
 
 
+def kinds(text: str) -> list[list[str]]:
+    """The rows of tables without what differs from time to time: figures and pids."""
+    figure = re.compile(r"[0-9.]+(?:[KMG]iB|%|B)|[0-9]{3,}")
+    return [[figure.sub("N", word) for word in line.split()] for line in text.splitlines() if line]
+
+
 def test_a_node_is_served_until_ctrl_c_and_then_removed(tmp_path: Path) -> None:
     words = ("demo", "--node", "--listen", "127.0.0.1:0")
     with start(*words, "--json", env={"TMPDIR": str(tmp_path)}) as process:
@@ -120,6 +126,9 @@ def test_a_node_is_served_until_ctrl_c_and_then_removed(tmp_path: Path) -> None:
             text = answer.read().decode()
         place = ("--root", told["root"], "--pod-logs", told["pod_logs"])
         answer = call("containers", *place, "--json")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HAMIREGION_SOCKET", told["socket"])
+            shown = [call("ps").stdout, call("containers").stdout]
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, output, errors) == (0, "", "")
@@ -128,6 +137,13 @@ def test_a_node_is_served_until_ctrl_c_and_then_removed(tmp_path: Path) -> None:
     for pod in pods - {"llama-0"}:
         assert f'pod="{pod}"' in text
     assert "hami_vgpu_memory_used_bytes{" in text
+    assert "hamiregion_gpu_memory_total_bytes{" in text
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for verb, output in zip(("ps", "containers"), shown, strict=True):
+        table = (
+            readme.partition(f"$ hamiregion {verb}\n")[2].partition("\n$")[0].partition("```")[0]
+        )
+        assert kinds(output) == kinds(table), f"README shows what {verb} prints"
     assert 'reason="no_file"' in text
     assert nothing_left(tmp_path)
 

@@ -71,7 +71,13 @@ def test_every_key_is_described() -> None:
     assert keys("", schema()["$defs"]) == []
 
 
-NODE = {"schema": "hamiregion/demo-node/1", "root": "x", "pod_logs": "x", "urls": []}
+NODE = {
+    "schema": "hamiregion/demo-node/1",
+    "root": "x",
+    "pod_logs": "x",
+    "urls": [],
+    "socket": "x",
+}
 
 
 def test_the_whole_file_tells_the_answers_apart() -> None:
