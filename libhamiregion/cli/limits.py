@@ -34,7 +34,7 @@ from .tables import Column, Lines, Page, Table
 from .targets import Place, Targets, target_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from libhamiregion import Region, ValueChange
     from libhamiregion.observation.processes import ProcessView
@@ -228,17 +228,16 @@ def set_(
         _write_undo(undo_file, targets, edits)
     settings["kept"] = _kept(targets)
     edited: set[tuple[int, int]] = set()
+    # Listed once for all regions, and only if one has several devices.
+    processes = functools.cache(lambda: _processes(targets.node_choice.proc))
     return targets.for_each(
-        lambda region, place: _set(
-            region, place, edits, edited, proc=targets.node_choice.proc, **settings
-        ),
+        lambda region, place: _set(region, place, edits, edited, processes=processes, **settings),
         writable=True,
     )
 
 
-@functools.cache
 def _processes(proc: str) -> ProcessView:
-    """The processes of this machine, listed once; none if they cannot be."""
+    """List the processes of this machine; none if that is not possible."""
     from libhamiregion.node.processes import ProcessTable
 
     table = ProcessTable(proc)
@@ -247,13 +246,15 @@ def _processes(proc: str) -> ProcessView:
     return table.view
 
 
-def _other_orders(region: Region, changes: list[LimitChange], proc: str) -> list[str]:
+def _other_orders(
+    region: Region, changes: list[LimitChange], processes: Callable[[], ProcessView]
+) -> list[str]:
     """Say which limits hold for processes that count devices otherwise than the region."""
     from libhamiregion.observation.visible import cuda_order
 
     if len(region.device_indices) == 1 or not changes:
         return []
-    view, (_, inode) = _processes(proc), region.file_id
+    view, (_, inode) = processes(), region.file_id
     entries = [view.entry_of(user.process) for user in view.by_inode.get(inode, ())]
     counts = Counter(each.visible_devices for each in entries if each is not None)
     uuids = [each.uuid for each in region.snapshot().devices]
@@ -321,7 +322,7 @@ def _set(
     dry_run: bool,
     force: bool,
     as_json: bool,
-    proc: str,
+    processes: Callable[[], ProcessView],
 ) -> None:
     # The same file by another name: 80% of 80% is not what was asked for.
     if region.file_id in edited:
@@ -349,7 +350,7 @@ def _set(
     if switch is not None:
         switched = {"before": bool(switch.before), "after": bool(switch.after)}
         lines.append(_sentence(switch, dry_run=dry_run))
-    notes = _other_orders(region, changes, proc)
+    notes = _other_orders(region, changes, processes)
     lines += [f"note: {each}" for each in notes]
     answer = [
         {
