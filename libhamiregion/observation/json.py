@@ -1,16 +1,22 @@
 """An observation as text: written whole, and read back from a stranger's file.
 
+The text has the attributes of the classes that an observation is made of, by their names, and is
+read by their types. Processes and containers are written once, and named by their number. Tables,
+errors and the view of processes have forms of their own.
+
 A document is data from outside, as a region is: its size, the lengths of its columns, every row
 number and every word are checked, and fields that are not known here are left alone.
 """
 
 from __future__ import annotations
 
+import collections.abc
 import enum
 import functools
 import json
 import math
 import re
+import sys
 import types
 import typing
 from array import array
@@ -19,32 +25,31 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Union
 
 import attrs
 
-from libhamiregion import errors
+from libhamiregion import errors, lock, tables
 from libhamiregion._version import __version__
 
-from .containers import Container, KnownNames, MissingReason, MissingRegion
-from .driver import FIGURES, NvmlDevice, NvmlSample, NvmlState, ProcessColumns
-from .model import Gap, GapKind, NodeSnapshot, Observation
+from . import containers as containers_module
+from . import driver, evidence, model, names, processes, share
+from .containers import Container, KnownNames, MissingRegion
+from .driver import FIGURES, NvmlDevice, NvmlSample, ProcessColumns
+from .evidence import LostFile
+from .model import Gap, Observation
 from .names import ClaimName, ContainerId, PodName
 from .processes import (
     SLOT_STATES,
     Entry,
-    FileIdentity,
     FileUser,
-    GapReason,
     HostProcess,
     Mapping,
     ProcessGap,
     ProcessView,
-    ProcVisibility,
-    RegionProcesses,
-    SlotStates,
 )
-from .share import Share
 from .stored_table import UUID_BYTES, StoredTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from libhamiregion.tables import RegionTable
 
 SCHEMA: Final = "hamiregion/observation/1"
 #: Bytes of a document at most: that of 1,024 containers with 4,096 processes takes 8 MiB.
@@ -157,6 +162,7 @@ _SECRETS: dict[tuple[type, str], str] = {
     (ProcessGap, "cgroup"): "cgroup",
     (Entry, "budget_key"): "cgroup",
     (Entry, "visible_devices"): "devices",
+    (LostFile, "path"): "path",
     (NvmlDevice, "uuid"): "GPU",
     (ProcessColumns, "device_uuid"): "GPU",
     (MissingRegion, "message"): "",
@@ -196,59 +202,38 @@ class _Writer:
         self._redactor = redactor
         self._processes: dict[HostProcess, int] = {}
         self._containers: dict[Container, int] = {}
+        self._listed: Iterable[int] = ()
 
     def document(self, seen: Observation) -> dict[str, Any]:
         """Return an observation as what json takes."""
         containers = (*seen.containers, *seen.missing)
         self._containers = {each: row for row, each in enumerate(containers)}
-        table = seen.table
+        self._listed = () if seen.sample is None else seen.sample.pids
         written = {
             "schema": SCHEMA,
             "version": __version__,
             "containers": [self._container(each) for each in containers],
-            **{
-                name: {each: self.plain(list(getattr(rows, each))) for each in rows.columns}
-                for name, rows in zip(
-                    _TABLES,
-                    (table.regions, table.devices, table.processes, table.usages),
-                    strict=True,
-                )
-            },
-            "uuids": [self._secret("GPU", each) for each in table.devices.uuids()],
-            "errors": [self._failure(table.error(row)) for row in range(len(table))],
-            "layouts_newer": [
-                None if table.error(row) else self.plain(table.snapshot(row).layout_newer)
-                for row in range(len(table))
-            ],
-            "slots": None if seen.states is None else self._slots(seen.states),
-            "sample": self.plain(seen.sample),
-            "gaps": self.plain(seen.gaps),
-            "view": self._view(seen),
+            **self._attributes(seen),
             "names": {
                 self._secret("container-id", id_): self.plain(name)
                 for id_, name in seen.names.items()
             },
-            "driver_error": self._failure(seen.driver_error),
-            "processes_error": self._failure(seen.processes_error),
             "root_problem": self._secret("", seen.root_problem),
             "root_errors": {
                 self._secret("path", root): self._secret("", reason)
                 for root, reason in seen.root_errors.items()
             },
         }
-        for name in _PLAIN_FIELDS:
-            written[name] = self.plain(getattr(seen, name))
-        written["read_s"] = seen.snapshot.read_s
         # Last: all of them are known by now.
         written["host_processes"] = [self._attributes(each) for each in self._processes]
         return written
 
     def plain(self, value: Any) -> Any:
         """Return any value of the model as what json takes."""
-        if value is None or (isinstance(value, (bool, str)) and not isinstance(value, enum.Enum)):
-            return value
         if isinstance(value, enum.Enum):
             return value.value
+        if value is None or isinstance(value, (bool, str)):
+            return value
         if isinstance(value, int):
             return value if -_EXACT < value < _EXACT else str(value)
         if isinstance(value, float):
@@ -257,8 +242,16 @@ class _Writer:
             return self._processes.setdefault(value, len(self._processes))
         if isinstance(value, Container):
             return self._containers.get(value)
+        if isinstance(value, tables.RegionTable):
+            return self._table(value)
+        if isinstance(value, ProcessView):
+            return self._view(value)
+        if isinstance(value, Exception):
+            return self._failure(value)
         if attrs.has(type(value)):
             return self._attributes(value)
+        if isinstance(value, collections.abc.Mapping):
+            return {str(key): self.plain(each) for key, each in value.items()}
         items = sorted(value) if isinstance(value, frozenset) else value
         return [self.plain(each) for each in items]
 
@@ -281,35 +274,30 @@ class _Writer:
     def _secret(self, kind: str, text: str | None) -> Any:
         return text if text is None or self._redactor is None else self._redactor.text(kind, text)
 
-    def _failure(self, error: BaseException | None) -> Any:
-        if error is None:
-            return None
+    def _failure(self, error: Exception) -> dict[str, Any]:
         number, text = None, str(error)
         if isinstance(error, OSError) and error.errno is not None:
             number, text = error.errno, error.strerror or text
         return {"class": type(error).__name__, "errno": number, "text": self._secret("", text)}
 
-    def _slots(self, states: SlotStates) -> dict[str, Any]:
-        regions = {}
-        for row, found in states.proved.items():
-            regions[row] = {
-                "pids": list(found.pids),
-                "alive": [[pid, self.plain(each)] for pid, each in found.alive.items()],
-                "dead": sorted(found.dead),
-                "unlisted": self.plain(found.unlisted),
-                "onlookers": self.plain(found.onlookers),
-            }
-        alive = [[row, self.plain(each)] for row, each in states.processes.items()]
-        return {"states": list(states.states), "alive": alive, "regions": regions}
+    def _table(self, table: RegionTable) -> dict[str, Any]:
+        of_tables = (table.regions, table.devices, table.processes, table.usages)
+        return {
+            **{
+                name: {each: self.plain(getattr(rows, each)) for each in rows.columns}
+                for name, rows in zip(_TABLES, of_tables, strict=True)
+            },
+            "uuids": [self._secret("GPU", each) for each in table.devices.uuids()],
+            "errors": self.plain(map(table.error, range(len(table)))),
+            "layouts_newer": self.plain(map(table.layout_newer, range(len(table)))),
+        }
 
-    def _view(self, seen: Observation) -> dict[str, Any]:
+    def _view(self, view: ProcessView) -> dict[str, Any]:
         """The processes that map a file like a region, and those that the driver lists."""
-        view, sample = seen.processes, seen.sample
-        listed = () if sample is None else sample.pids
         entries = [
             self._attributes(each)
             for pid, each in view.entries.items()
-            if each.process is not None and (each.uses or pid in listed)
+            if each.process is not None and (each.uses or pid in self._listed)
         ]
         return {
             "proc": self._secret("path", view.proc),
@@ -321,32 +309,24 @@ class _Writer:
         }
 
 
-_PLAIN_FIELDS = (
-    *("began_s", "processes_read_s", "regions_read_at_ns", "ended", "suspended_s", "ticks_per_s"),
-    "driver_asked",
-)
-
 # ---- reading ------------------------------------------------------------------------------------
 
-_NAMES = {
-    **{each.__name__: each for each in (ContainerId, Entry, FileUser, HostProcess, Mapping)},
-    **{each.__name__: each for each in (NvmlState, ProcVisibility, MissingRegion, Container)},
-    "FileIdentity": FileIdentity,
-    "GapReason": GapReason,
-    "GapKind": GapKind,
-    "Region": object,
-    "Names": object,
-    "MissingReason": MissingReason,
-    "NvmlDevice": NvmlDevice,
-    "ProcessColumns": ProcessColumns,
-    "Share": Share,
+# The names in annotations that are imported for type checkers alone.
+_NAMES: dict[str, Any] = {
+    name: each
+    for module in (collections.abc, lock, tables, names, containers_module, driver, processes)
+    for name, each in vars(module).items()
 }
+for _module in (model, evidence, share):
+    _NAMES.update({name: each for name, each in vars(_module).items() if name[0] != "_"})
+_NAMES.update({"Mapping": collections.abc.Mapping, "MappingOf": collections.abc.Mapping})
+_NAMES.update(dict.fromkeys(("Region", "Names", "RegionError"), object))
 
 
 @functools.cache
 def _fields_of(kind: type) -> dict[str, tuple[Any, bool]]:
     """Attribute of a class to its type, and whether it has no default."""
-    hints = typing.get_type_hints(kind, localns=_NAMES)
+    hints = typing.get_type_hints(kind, {**_NAMES, **vars(sys.modules[kind.__module__])})
     return {
         each.name: (hints[each.name], each.default is attrs.NOTHING)
         for each in attrs.fields(kind)
@@ -367,33 +347,31 @@ class _Reader:
             self._attributes(HostProcess, each) for each in _list(raw.get("host_processes"))
         ]
         self._containers = [self._container(each) for each in _list(raw.get("containers"))]
-        table = self._table()
-        count = len(table)
-        snapshot = NodeSnapshot(
-            tuple(self._containers[:count]),
-            tuple(self._containers[count:]),
-            table,
-            self.value(float, raw.get("read_s")),
-        )
-        sample = raw.get("sample")
-        found = self.value(tuple[Gap, ...], raw.get("gaps"))
-        roots = _dict(raw.get("root_errors"))
-        return Observation(
-            snapshot=snapshot,
-            states=self._slots(raw.get("slots"), table),
-            sample=None if sample is None else self._attributes(NvmlSample, sample),
-            gaps=found,
-            processes=self._view(_dict(raw.get("view"))),
-            driver_error=_failure(raw.get("driver_error")),
-            processes_error=_failure(raw.get("processes_error"), OSError),
-            root_problem=self.value(str | None, raw.get("root_problem")),
-            root_errors={root: self.value(str, text) for root, text in roots.items()},
-            names={
-                id_: self._attributes(PodName, name)
-                for id_, name in _dict(raw.get("names")).items()
-            },
-            **{name: self.value(_OBSERVATION_TYPES[name], raw.get(name)) for name in _PLAIN_FIELDS},
-        )
+        found: Observation = self._attributes(Observation, raw)
+        table = found.table
+        _checked(len(found.containers) == len(table), "containers")
+        for each, code in zip(found.containers, table.regions.code, strict=True):
+            _checked(code != 0 or each.identity is not None, "a region without a file")
+        table.paths = tuple(str(each.region_path) for each in found.containers)
+        self._check_slots(found)
+        return found
+
+    def _check_slots(self, found: Observation) -> None:
+        """Make sure that rows that others refer to exist."""
+        table, states = found.table, found.states
+        if states is not None:
+            _checked(len(states.states) == len(table.processes), "states")
+            _checked(all(state < len(SLOT_STATES) for state in states.states), "states")
+            for at in states.processes:
+                _index(at, len(table.processes))
+            for row, each in states.proved.items():
+                _check_pids(each.pids, table, _index(row, len(table)))
+        if found.evidence is not None:
+            for row in (*found.evidence.regions, *found.evidence.large):
+                _index(row, len(table))
+            for large in found.evidence.large.values():
+                _checked(len(large.table) == 1, "a table of one region")
+                _check_pids(large.processes.pids, large.table, 0)
 
     def value(self, kind: Any, raw: Any) -> Any:
         """Read a value of a type.
@@ -401,29 +379,34 @@ class _Reader:
         Raises:
             DocumentError: It is none.
         """
-        origin = typing.get_origin(kind)
+        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if origin in {Union, types.UnionType}:
-            return self._optional(kind, raw)
+            kinds = [each for each in arguments if each is not type(None)]
+            return (
+                None if raw is None and len(kinds) < len(arguments) else self.value(kinds[0], raw)
+            )
         if origin is Literal:
-            return _checked(raw in typing.get_args(kind) and isinstance(raw, str), raw)
+            return _checked(isinstance(raw, str) and raw in arguments, raw)
         if origin in {tuple, frozenset}:
-            return self._items(origin, typing.get_args(kind), raw)
+            return self._items(origin, arguments, raw)
+        if origin is collections.abc.Sequence:
+            return array("i", map(_pid, _list(raw)))
+        if origin in {dict, collections.abc.Mapping}:
+            key, item = arguments
+            pairs = _dict(raw).items()
+            return {self.value(key, at): self.value(item, each) for at, each in pairs}
         if kind is HostProcess:
             return self._processes[_index(raw, len(self._processes))]
         if kind is Container:
             return self._containers[_index(raw, len(self._containers))]
+        if kind in _PLAIN:
+            return _PLAIN[kind](raw)
+        if kind is ProcessView:
+            return self._view(_dict(raw))
         if attrs.has(kind):
             return self._attributes(kind, raw)
-        if isinstance(kind, enum.EnumMeta):
-            values: dict[str, Any] = {each.value: each for each in list[Any](kind)}
-            return values[_checked(isinstance(raw, str) and raw in values, raw)]
-        return _PLAIN[kind](raw)
-
-    def _optional(self, kind: Any, raw: Any) -> Any:
-        if raw is None:
-            return None
-        (one,) = (each for each in typing.get_args(kind) if each is not type(None))
-        return self.value(one, raw)
+        values: dict[str, Any] = {each.value: each for each in list[Any](kind)}
+        return values[_checked(isinstance(raw, str) and raw in values, raw)]
 
     def _items(self, make: Callable[[Iterable[Any]], Any], kinds: tuple[Any, ...], raw: Any) -> Any:
         items = _list(raw)
@@ -454,83 +437,53 @@ class _Reader:
         found: Container = self._attributes(Container, raw, names=KnownNames(name, claim))
         return found
 
-    def _table(self) -> StoredTable:
-        columns = {}
-        for name in _TABLES:
-            given = _dict(self._raw.get(name))
-            columns[name] = {
-                each: [_integer(cell) for cell in _list(cells)] for each, cells in given.items()
-            }
-        uuids = [self.value(str | None, each) for each in _list(self._raw.get("uuids"))]
-        failures = [_failure(each) for each in _list(self._raw.get("errors"))]
-        newer = self.value(tuple[tuple[int, int] | None, ...], self._raw.get("layouts_newer"))
-        # A region has its file; the containers without one come after.
-        paths = tuple(str(each.region_path) for each in self._containers[: len(failures)])
-        _checked(len(paths) == len(failures), "errors")
-        for uuid in uuids:
-            _checked(uuid is None or (uuid.isascii() and len(uuid) < UUID_BYTES), uuid)
-        try:
-            return StoredTable(paths, columns, uuids, failures, newer)
-        except (KeyError, OverflowError, ValueError) as error:
-            raise DocumentError(f"the columns do not fit: {error}") from None
-
-    def _slots(self, raw: Any, table: StoredTable) -> SlotStates | None:
-        if raw is None:
-            return None
-        raw, count = _dict(raw), len(table.processes)
-        states = [_index(each, len(SLOT_STATES)) for each in _list(raw.get("states"))]
-        _checked(len(states) == count, "states")
-        alive = self._pairs(raw.get("alive"))
-        for row in alive:
-            _index(row, count)
-        proved = {}
-        for text, each in _dict(raw.get("regions")).items():
-            found, at = _dict(each), _index(_integer(text), len(table))
-            pids = array("i", [_pid(pid) for pid in _list(found.get("pids"))])
-            first = table.regions.first_process[at]
-            there = table.processes.pid[first : first + table.regions.process_count[at]]
-            _checked(list(pids) == list(there), "pids")
-            proved[at] = RegionProcesses(
-                pids=pids,
-                alive=self._pairs(found.get("alive")),
-                dead=frozenset(_pid(pid) for pid in _list(found.get("dead"))),
-                unlisted=self.value(tuple[HostProcess, ...], found.get("unlisted")),
-                onlookers=self.value(tuple[HostProcess, ...], found.get("onlookers")),
-            )
-        return SlotStates(bytes(states), alive, proved)
-
-    def _pairs(self, raw: Any) -> dict[int, HostProcess]:
-        pairs = self.value(tuple[tuple[int, HostProcess], ...], raw)
-        return dict(pairs)
-
     def _view(self, raw: dict[str, Any]) -> ProcessView:
         entries = {}
         for each in self.value(tuple[Entry, ...], raw.get("entries")):
             _checked(each.process is not None, "an entry without a process")
             entries[each.process.pid] = each
+        kinds = _fields_of(ProcessView)
+        proc, visibility, gaps = (
+            self.value(kinds[name][0], raw.get(name)) for name in ("proc", "visibility", "gaps")
+        )
         started_s, ended_s = (
-            float("-inf") if raw.get(name) is None else self.value(float, raw.get(name))
+            # It was never read.
+            float("-inf") if raw.get(name) is None else _float(raw[name])
             for name in ("started_s", "ended_s")
         )
-        return ProcessView.of(
-            self.value(str, raw.get("proc")),
-            started_s,
-            ended_s,
-            entries,
-            self._attributes(ProcVisibility, raw.get("visibility")),
-            self.value(tuple[ProcessGap, ...], raw.get("gaps")),
+        return ProcessView.of(proc, started_s, ended_s, entries, visibility, gaps)
+
+
+def _table(raw: Any) -> StoredTable:
+    raw, columns = _dict(raw), {}
+    for name in _TABLES:
+        given = _dict(raw.get(name))
+        columns[name] = {
+            each: [_integer(cell) for cell in _list(cells)] for each, cells in given.items()
+        }
+    failures = [_failure(each) for each in _list(raw.get("errors"))]
+    newer = [None if each is None else _version(each) for each in _list(raw.get("layouts_newer"))]
+    uuids = _list(raw.get("uuids"))
+    for uuid in uuids:
+        _checked(
+            uuid is None or (isinstance(uuid, str) and uuid.isascii() and len(uuid) < UUID_BYTES),
+            uuid,
         )
+    try:
+        # The document's containers have the paths.
+        return StoredTable([""] * len(failures), columns, uuids, failures, newer)
+    except (KeyError, OverflowError, ValueError) as error:
+        raise DocumentError(f"the columns do not fit: {error}") from None
 
 
-_OBSERVATION_TYPES: dict[str, Any] = {
-    "began_s": float,
-    "processes_read_s": float | None,
-    "regions_read_at_ns": int,
-    "ended": frozenset[int],
-    "suspended_s": float,
-    "ticks_per_s": int,
-    "driver_asked": bool,
-}
+def _version(raw: Any) -> tuple[int, int]:
+    major, minor = map(_integer, _checked(isinstance(raw, list) and len(raw) == 2, raw))
+    return major, minor
+
+
+def _check_pids(pids: Iterable[int], table: RegionTable, row: int) -> None:
+    first, count = table.regions.first_process[row], table.regions.process_count[row]
+    _checked(list(pids) == list(table.processes.pid[first : first + count]), "pids")
 
 
 def _checked(holds: bool, value: Any) -> Any:
@@ -582,14 +535,6 @@ def _flag(raw: Any) -> bool:
     return flag
 
 
-_PLAIN: dict[Any, Callable[[Any], Any]] = {
-    int: _integer,
-    str: _text,
-    float: _float,
-    bool: _flag,
-}
-
-
 def _failure(raw: Any, kind: type[Exception] = Exception) -> Any:
     """Make the exception again: of the classes of this library, OSError, or RuntimeError."""
     if raw is None:
@@ -604,3 +549,15 @@ def _failure(raw: Any, kind: type[Exception] = Exception) -> Any:
     if number is not None:
         return OSError(_pid(number), text)
     return OSError(text) if kind is OSError else RuntimeError(text)
+
+
+_PLAIN: dict[Any, Callable[[Any], Any]] = {
+    int: _integer,
+    str: _text,
+    float: _float,
+    bool: _flag,
+    bytes: lambda raw: bytes(_index(each, 256) for each in _list(raw)),
+    tables.RegionTable: _table,
+    Exception: _failure,
+    OSError: functools.partial(_failure, kind=OSError),
+}

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.stress import scaled
 
+from libhamiregion.doctor import FindingKind, diagnose
+from libhamiregion.lock import LockState
 from libhamiregion.node import (
     NvmlSample,
     NvmlState,
@@ -19,8 +21,15 @@ from libhamiregion.node import (
     node_processes,
 )
 from libhamiregion.observation.driver import NvmlDevice, ProcessColumns
+from libhamiregion.observation.evidence import (
+    LargeRegion,
+    LostFile,
+    NodeEvidence,
+    RegionEvidence,
+)
 from libhamiregion.observation.json import MAX_BYTES, DocumentError, from_json, to_json
 from libhamiregion.observation.rows import Join
+from libhamiregion.region_set import read_whole
 from libhamiregion.testing import FakeNode
 
 pytestmark = pytest.mark.root
@@ -43,7 +52,29 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observation]:
             sample = NvmlSample(
                 1, NvmlState.OK, None, "570.0", (device,), (columns,), True, found.began_s
             )
-            yield attrs.evolve(found, sample=sample)
+            yield attrs.evolve(found, sample=sample, evidence=evidence_of(found))
+
+
+def evidence_of(found: Observation) -> NodeEvidence:
+    """Evidence with something of each kind, about two regions."""
+    (first, second), pid = found.containers, found.table.processes.pid[0]
+    assert first.identity is not None
+    assert second.region is not None
+    lock = LockState(
+        held=True,
+        owner_pid=pid,
+        owner_host_pid=pid,
+        owner_life="alive",
+        by_library=False,
+        semaphore_value=0,
+        damaged=False,
+        waiters=1,
+        postinit_value=1,
+    )
+    region = RegionEvidence(lock, 3, 1, {0: 7}, {pid: 9}, (pid,), (pid,), (pid,), 1 << 20)
+    large = LargeRegion(read_whole(second.region), found.proved().proved[1])
+    lost = LostFile(first.identity, "/tmp/a.cache", True, pid, found.missing[0], 100)
+    return NodeEvidence({0: region}, {1: large}, (lost,), frozenset({1}), True)
 
 
 def use(seen: Observation) -> list[object]:
@@ -55,12 +86,18 @@ def use(seen: Observation) -> list[object]:
         join.figures("memory_used_bytes"),
         list(join.device_sums("memory_used_bytes").sums),
         [each.pod_name for each in (*seen.containers, *seen.missing)],
+        diagnose(seen),
     ]
 
 
 def test_what_is_made_of_a_document_is_what_was_made_of_its_node(seen: Observation) -> None:
     again = from_json(to_json(seen))
     assert use(again) == use(seen)
+    kinds = {FindingKind.LOCK_STUCK, FindingKind.SEQLOCK_STUCK, FindingKind.SLOT_MOVED}
+    assert {each.kind for each in diagnose(again)} >= kinds
+    assert again.evidence is not None
+    assert seen.evidence is not None
+    assert attrs.evolve(again.evidence, large={}) == attrs.evolve(seen.evidence, large={})
     assert to_json(again) == to_json(seen)
     for rows in ("regions", "devices", "processes", "usages"):
         of, now = getattr(seen.table, rows), getattr(again.table, rows)
@@ -71,20 +108,24 @@ def test_what_is_made_of_a_document_is_what_was_made_of_its_node(seen: Observati
 
 def test_the_text_is_ascii_and_large_numbers_are_text(seen: Observation) -> None:
     document = json.loads(to_json(seen))
-    document["devices"]["memory_used_bytes"][0] = str((1 << 64) - 1)
+    document["snapshot"]["table"]["devices"]["memory_used_bytes"][0] = str((1 << 64) - 1)
     document["containers"][0]["directory_name"] = "\udc80"
     again = from_json(json.dumps(document))
     assert again.table.devices.memory_used_bytes[0] == (1 << 64) - 1
     assert again.containers[0].name == "\udc80"
     text = to_json(again)
     assert text.isascii()
-    assert json.loads(text)["devices"]["memory_used_bytes"][0] == str((1 << 64) - 1)
+    assert json.loads(text)["snapshot"]["table"]["devices"]["memory_used_bytes"][0] == str(
+        (1 << 64) - 1
+    )
 
 
 def test_fields_that_are_not_known_are_left_alone(seen: Observation) -> None:
     document = json.loads(to_json(seen))
     document["later"] = document["containers"][0]["later"] = document["sample"]["later"] = [1]
-    document["usages"]["later"] = [0] * len(document["usages"]["process"])
+    document["snapshot"]["table"]["usages"]["later"] = [0] * len(
+        document["snapshot"]["table"]["usages"]["process"]
+    )
     assert use(from_json(json.dumps(document))) == use(seen)
 
 
@@ -121,7 +162,7 @@ def test_rows_that_there_are_not_are_refused(
     seen: Observation, table: str, column: str, value: int
 ) -> None:
     document = json.loads(to_json(seen))
-    document[table][column][0] = value
+    document["snapshot"]["table"][table][column][0] = value
     with pytest.raises(DocumentError):
         from_json(json.dumps(document))
 
