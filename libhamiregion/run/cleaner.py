@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import select
+import signal
 import sys
 import time
 from pathlib import Path
@@ -89,6 +90,11 @@ def wait_for_end(pid: int, started: int) -> None:
 
 def main(directory: str, pid: int, started: int) -> None:
     """Wait for the program, then for those that it has left behind, and clean up."""
+    # Service managers signal all that they have started; this one ends after the program.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if os.fork() != 0:
+        os._exit(0)
     wait_for_end(pid, started)
     while left := users(directory):
         for each in left:

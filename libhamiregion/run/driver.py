@@ -43,11 +43,6 @@ def real_name(library: str) -> str:
     return library.replace(".so", "-real.so")
 
 
-def plain_name(library: str) -> str:
-    """The name without a version, by which some programs open a library first."""
-    return library.removesuffix(".1")
-
-
 def search_path(text: str) -> list[str]:
     """The directories in LD_LIBRARY_PATH; an empty one is the working directory."""
     return re.split("[:;]", text) if text else []

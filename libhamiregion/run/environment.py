@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, get_args
 
 import attrs
 
@@ -23,6 +23,8 @@ from .selection import Selection, visible_gpus
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from typing_extensions import Unpack
+
     from libhamiregion import RegionSnapshot
     from libhamiregion.errors import PathLike
 
@@ -36,7 +38,21 @@ ON_ERROR_VARIABLE = "HAMIREGION_ON_ERROR"
 _PATH = "LD_LIBRARY_PATH"
 _PRELOAD = "LD_PRELOAD"
 _LIBVGPU = "libvgpu.so"
-_MAPS_BYTES = 8 << 20
+
+
+class Budget(TypedDict, total=False):
+    """What `environment` takes of a program's budget, and says of it."""
+
+    memory_limit: Limits
+    sm_limit: Limits
+    burst: bool
+    gpus: Sequence[int | str] | None
+    priority: int
+    region: PathLike | None
+    inject: Inject
+    on_error: OnError | None
+    driver: PathLike | None
+    env: Mapping[str, str] | None
 
 
 @attrs.frozen
@@ -183,20 +199,7 @@ def plan_launch(
 
 
 @contextlib.contextmanager
-def environment(
-    *,
-    memory_limit: Limits = None,
-    sm_limit: Limits = None,
-    burst: bool = False,
-    gpus: Sequence[int | str] | None = None,
-    priority: int = 1,
-    region: PathLike | None = None,
-    inject: Inject = "standin",
-    on_error: OnError | None = None,
-    driver: PathLike | None = None,
-    keep: bool = False,
-    env: Mapping[str, str] | None = None,
-) -> Iterator[dict[str, str]]:
+def environment(*, keep: bool = False, **budget: Unpack[Budget]) -> Iterator[dict[str, str]]:
     """Give programs an environment in which CUDA keeps to a budget.
 
     A context manager: the region is made at its beginning and removed at its end, unless processes
@@ -239,18 +242,7 @@ def environment(
 
     Shell: ``hamiregion run --dry-run``.
     """
-    launch = plan_launch(
-        memory_limit=memory_limit,
-        sm_limit=sm_limit,
-        burst=burst,
-        gpus=gpus,
-        priority=priority,
-        region=region,
-        inject=inject,
-        on_error=on_error,
-        driver=driver,
-        env=env,
-    )
+    launch = plan_launch(**budget)
     with contextlib.ExitStack() as stack:
         directory = None
         if launch.needs_directory:
@@ -291,7 +283,7 @@ def _refuse_second_law(snapshot: RegionSnapshot) -> None:
 def _maps_libvgpu(process: str = "self") -> bool:
     """Whether a process has libvgpu; this one has if every program is to load it."""
     with Path(f"/proc/{process}/maps").open(encoding="utf-8", errors="replace") as file:
-        return _LIBVGPU in file.read(_MAPS_BYTES)
+        return _LIBVGPU in file.read(8 << 20)
 
 
 def _joined(entries: Sequence[str], separators: str) -> str:

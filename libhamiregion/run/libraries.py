@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .driver import CUDA, NVML, Driver, plain_name, real_name
+from .driver import CUDA, NVML, Driver, real_name
 from .errors import LaunchError
 
 _PLACE = Path(__file__).parent / "lib"
@@ -23,7 +23,8 @@ def stand_in_links(driver: Driver) -> dict[str, str]:
     """
     links = {}
     for name, path in _STAND_INS.items():
-        links[name] = links[plain_name(name)] = str(_there(path))
+        # Some programs open a library by its name without a version first.
+        links[name] = links[name.removesuffix(".1")] = str(_there(path))
     return links | {real_name(CUDA): driver.cuda, real_name(NVML): driver.nvml}
 
 

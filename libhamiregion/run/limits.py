@@ -16,7 +16,7 @@ from libhamiregion.units import (
 from .errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from .nvml import Gpu
     from .selection import Selection
@@ -35,10 +35,10 @@ def check_limits(memory_limit: Limits, sm_limit: Limits) -> None:
     Raises:
         ValueError, TypeError: One of them is no limit.
     """
-    for limit in _said(memory_limit):
+    for limit in _by_device(memory_limit).values():
         if memory_limit_percent(limit) is None:
             memory_limit_value(limit)
-    for limit in _said(sm_limit):
+    for limit in _by_device(sm_limit).values():
         sm_limit_value(limit)
 
 
@@ -100,19 +100,16 @@ def on_wsl() -> bool:
     return "microsoft" in os.uname().release.lower()
 
 
-def _said(limits: Limits) -> Iterable[Limit]:
-    return limits.values() if isinstance(limits, Mapping) else [limits]
+def _by_device(limits: Limits) -> Mapping[int | str | None, Limit]:
+    return limits if isinstance(limits, Mapping) else {None: limits}
 
 
 def _each(
     limits: Limits, selection: Selection, one: Callable[[Limit, Gpu], Value]
 ) -> tuple[Value | None, ...]:
-    gpus = selection.gpus
-    if not isinstance(limits, Mapping):
-        return tuple(one(limits, gpu) for gpu in gpus)
-    others = limits.get(None)
-    found: list[Value | None] = [one(others, gpu) for gpu in gpus]
-    for device, limit in limits.items():
+    gpus, by_device = selection.gpus, _by_device(limits)
+    found: list[Value | None] = [one(by_device.get(None), gpu) for gpu in gpus]
+    for device, limit in by_device.items():
         if device is not None:
             index = selection.named(device)
             found[index] = one(limit, gpus[index])

@@ -44,16 +44,6 @@ class Gpu:
     failure: str | None = None
 
 
-class _Memory(ctypes.Structure):
-    """nvmlMemory_t, in bytes."""
-
-    _fields_ = (
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    )
-
-
 class _Nvml:
     """NVML from one file; initialised and loaded while it is entered."""
 
@@ -118,18 +108,18 @@ class _Nvml:
 
     def gpu(self, index: int, device: ctypes.c_void_p, *, mig: bool) -> Gpu:
         """A device as far as it answers: only a program that wants it needs the rest."""
-        memory = _Memory()
+        total_free_used = (ctypes.c_ulonglong * 3)()
         uuid = name = ""
         failure, has_memory = None, False
         try:
             name = self.text("nvmlDeviceGetName", device)
             uuid = self.text("nvmlDeviceGetUUID", device)
-            argument = ctypes.byref(memory)
+            argument = ctypes.byref(total_free_used)
             absent = (_NOT_SUPPORTED,)
             has_memory = self.call("nvmlDeviceGetMemoryInfo", device, argument, missing=absent)
         except LaunchError as error:
             failure = str(error)
-        return Gpu(index, uuid, name, memory.total if has_memory else None, mig, failure)
+        return Gpu(index, uuid, name, total_free_used[0] if has_memory else None, mig, failure)
 
     def devices(self, index: int) -> list[Gpu]:
         """The GPU of that index, or its MIG devices if it is divided."""

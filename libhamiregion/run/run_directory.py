@@ -54,7 +54,8 @@ def make_run_directory(environment: Mapping[str, str], *, keep: bool = False) ->
         path = f"{base}/{name}"
         try:
             os.mkdir(path, _PRIVATE)  # noqa: PTH102
-            _write_new(f"{path}/{RECORD}", json.dumps(record))
+            with Path(path, RECORD).open("x", encoding="ascii") as file:
+                json.dump(record, file)
         except (FileExistsError, FileNotFoundError):
             # Taken; or still empty, and removed by another run as nobody's.
             continue
@@ -66,12 +67,6 @@ def _names(pid: int) -> Iterator[str]:
     # In the form of a container's directory, <pod UID>_<container>: what lists these lists runs.
     yield f"{RUN_POD}_{pid}"
     yield from (f"{RUN_POD}_{pid}-{number}" for number in itertools.count(1))
-
-
-def _write_new(path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "w", encoding="ascii") as file:  # noqa: PTH123
-        file.write(text)
 
 
 def run_bases(environment: Mapping[str, str]) -> list[str]:

@@ -309,28 +309,6 @@ def test_a_directory_is_not_taken_for_libvgpu(runs: RunScene, tmp_path: Path) ->
     assert runs.run("--dry-run", LD_PRELOAD=str(other)).returncode == 0
 
 
-@pytest.mark.slow
-def test_a_program_built_for_musl_is_refused_and_so_is_its_script(
-    runs: RunScene, tmp_path: Path
-) -> None:
-    program, script, other = (tmp_path / name for name in ("program", "script", "other"))
-    loader = "-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"
-    source = "int main(void) { return 0; }"
-    command = ["cc", loader, "-o", str(program), "-x", "c", "-"]
-    subprocess.run(command, input=source, text=True, check=True)
-    script.write_text(f"#!{program} -x\n")
-    script.chmod(0o755)
-    other.write_text("#!/usr/bin/env -S A=1 program\n")
-    other.chmod(0o755)
-    for each in (program, script, other):
-        answer = runs.run("--", str(each), PATH=f"{tmp_path}:/usr/bin:/bin")
-        assert (
-            refused(answer)
-            == f"{each} is built for musl, and the NVIDIA driver works with glibc only"
-        )
-    assert runs.directories() == []
-
-
 def test_an_environment_that_has_a_region_is_refused_unless_one_is_joined(
     runs: RunScene, tmp_path: Path
 ) -> None:
