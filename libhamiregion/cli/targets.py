@@ -120,14 +120,17 @@ class Targets:
             try:
                 with open_region(place.path, writable=writable, layout=self.layout) as region:
                     act(region, attrs.evolve(place, position=number if len(places) > 1 else None))
+            except BrokenPipeError:
+                raise
             except (RegionError, OSError, click.ClickException) as error:
-                if len(places) == 1:
-                    raise
                 said = error if isinstance(error, click.ClickException) else failure(error)
+                if place.name is not None and isinstance(said, Failure):
+                    said = type(said)(f"{place.name}: {said.message}")
+                if len(places) == 1:
+                    raise said from None
                 is_refused = isinstance(said, Refused) and code != FAILED
                 code = PROBLEMS if is_refused else FAILED
-                about = "" if place.name is None else f"{place.name}: "
-                click.echo(f"Error: {printable(about + said.message)}", err=True)
+                click.echo(f"Error: {printable(said.message)}", err=True)
         return code
 
     def _named(self, node: Node, text: str, writable: bool) -> list[Place]:

@@ -240,7 +240,10 @@ def _rules_by_pod(plan: LimitPlan) -> tuple[list[NumberedRule], dict[str, list[N
 
 
 def rules_of(container: Container, plan: LimitPlan) -> dict[ValueKey, Rule]:
-    """Return the rule that sets each value of a container: the last one that chooses it."""
+    """Return the rule that sets each value of a container: the last one that chooses it.
+
+    None of a region that cannot be read.
+    """
     region = container.region
     if region is None:
         return {}
@@ -249,7 +252,10 @@ def rules_of(container: Container, plan: LimitPlan) -> dict[ValueKey, Rule]:
         for number, rule in enumerate(plan.rules)
         if rule.select.matches(container) and _is_for_file(rule, container)
     ]
-    found = _Comparison(container, region, force=False, undo_rules=0).rules_by_value(chosen)
+    try:
+        found = _Comparison(container, region, force=False, undo_rules=0).rules_by_value(chosen)
+    except (RegionError, ValueError):
+        return {}
     return {value: rules[-1][1] for value, rules in found.items()}
 
 

@@ -53,15 +53,19 @@ def test_help_names_every_verb_and_the_exit_codes_and_imports_none() -> None:
     assert answer.stdout.endswith("set()\n"), answer.stderr
 
 
-@pytest.mark.parametrize("watch", [(), ("--watch", "0.05")], ids=["once", "watch"])
-def test_a_pipe_that_is_closed_ends_a_verb_without_a_word(
-    tmp_path: Path, watch: tuple[str, ...]
-) -> None:
-    hami.create_region(path := tmp_path / "usage.cache", memory_limits=("8GiB",))
-    with start("show", str(path), *watch) as process:
+@pytest.mark.parametrize("how", ["once", "several", "watch"])
+def test_a_pipe_that_is_closed_ends_a_verb_without_a_word(tmp_path: Path, how: str) -> None:
+    for name in ("a", "b", "c"):
+        hami.create_region(tmp_path / f"{name}.cache", memory_limits=("8GiB",))
+    words = {
+        "once": ("show", f"{tmp_path}/a.cache"),
+        "several": ("limits", "set", "--sm=30", *map(str, tmp_path.glob("*.cache"))),
+        "watch": ("show", f"{tmp_path}/a.cache", "--watch", "0.05"),
+    }
+    with start(*words[how]) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        if watch:
+        if how == "watch":
             assert process.stdout.readline().startswith("path ")
         process.stdout.close()
         assert process.stderr.read() == ""

@@ -67,6 +67,12 @@ def test_several_matches_are_a_list_and_exit_code_2_unless_all_are_meant(fake: F
     assert limit(fake, 2) == 8 * GIB
 
 
+def test_a_failure_names_the_container_beside_its_file(fake: FakeNode) -> None:
+    code, out, err = asked(fake, "suspend", "whisper-0", "4000000")
+    assert (code, out) == (1, "")
+    assert err.startswith("Error: inference/whisper-0/serve: '/")
+
+
 def test_a_container_without_a_region_among_several_is_a_note(fake: FakeNode) -> None:
     fake.add(pod="bert-1", namespace="research", region=False)
     for verb in (("limits", "get"), ("limits", "set", "--sm", "40")):
