@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from libhamiregion.doctor import FindingKind, Severity, examine, repair
+from libhamiregion.doctor import FindingKind, Severity, diagnose, examine, repair
 from libhamiregion.text import count_text
 
 from . import options
@@ -41,6 +41,7 @@ _REPAIR_PLACE = (
     "repair here, or from anywhere with `kubectl hamiregion doctor --repair --node NODE`; if the"
     " exporter runs there, which may not write, add --job"
 )
+_SEEN_ONCE = "one observation: some of these findings may have passed by a second one"
 _NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
@@ -89,8 +90,8 @@ def doctor(
             show_all(lambda: examination.page(examination.find()), interval_s, as_json)
             return DONE
         found, repairs = examination.find(), None
-        if repairs_wanted:
-            repairs = repair(view.node, found, dry_run=dry_run)
+        if repairs_wanted and view.live is not None:
+            repairs = repair(view.live.node, found, dry_run=dry_run)
             if not dry_run and any(each.actions for each in repairs):
                 found = examination.find()
         page = examination.page(found, repairs, dry_run=dry_run)
@@ -113,10 +114,15 @@ class _Examination:
 
     def find(self) -> list[Finding]:
         """Diagnose what is selected."""
-        view = self.view
+        live = self.view.live
+        found = (
+            diagnose(self.view.observer.observe())
+            if live is None
+            else examine(live, settle_s=SETTLE_S)
+        )
         return [
             each
-            for each in examine(view.live, settle_s=SETTLE_S)
+            for each in found
             if (not self.kinds or each.kind in self.kinds) and self._is_chosen(each)
         ]
 
@@ -159,7 +165,7 @@ class _Examination:
         texts = name_texts(all_containers(observation))
         groups = _groups(found, texts)
         sentences = [_repair_sentence(each, texts, dry_run=dry_run) for each in repairs or ()]
-        examined = sum(map(self.view.selector.matches, self.view.node.containers))
+        examined = sum(map(self.view.selector.matches, all_containers(observation)))
         total = _sum(found, examined, repairs, dry_run=dry_run)
         blocks: list[Block] = [
             *([Lines(sentences)] if sentences else []),
@@ -170,6 +176,8 @@ class _Examination:
         notes = [] if gap is None else [f"nothing was compared with the driver's figures: {gap}"]
         if repairs is None and any(each.repairable for each in found):
             notes.append(_REPAIR_PLACE)
+        if self.view.live is None and any(each.is_transient for each in found):
+            notes.append(_SEEN_ONCE)
         return self.view.page("doctor/1", observation, data, blocks, notes, found=False)
 
     def _paragraph(self, group: _Group) -> Lines:

@@ -83,15 +83,9 @@ class NodeView:
     gpus: tuple[int, ...] = ()
 
     @property
-    def node(self) -> Node:
-        """The node; a document has none."""
-        return self.live.node
-
-    @property
-    def live(self) -> Observer:
-        """The observer of a node; a document has none."""
-        assert isinstance(self.observer, Observer)  # noqa: S101 (`doctor` takes no document)
-        return self.observer
+    def live(self) -> Observer | None:
+        """The observer of a node that can be read again; None for a document."""
+        return self.observer if isinstance(self.observer, Observer) else None
 
     def device_test(self, observation: Observation) -> Callable[[HasDevice], bool] | None:
         """Return a function that says whether a device is selected; None if all are."""

@@ -37,7 +37,7 @@ _STALLED_S = 60
 def observe(
     redact: bool, interval_s: float | None, node_choice: NodeChoice, driver: DriverChoice
 ) -> None:
-    """Write one observation of this node as JSON; `ps`, `top` and `containers` read it.
+    """Write one observation of this node as JSON; other verbs read it with --from.
 
     The file has the names and command lines of the node's GPU processes. With --redact it can be
     attached to a public report. In a pod, the observation is the service's.

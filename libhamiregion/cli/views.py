@@ -260,16 +260,50 @@ def _joined_table(tables: Sequence[tuple[str, Table]]) -> Table:
 
 # ---- options -------------------------------------------------------------------------------------
 
-#: A context with a node, live.
+#: A context with one node.
 OpenedNode: TypeAlias = "contextlib.AbstractContextManager[NodeView]"
 #: A context with a node, or with those of documents.
 Opened: TypeAlias = "contextlib.AbstractContextManager[View | NodesView]"
 
 
+def refuse_options_of_nodes(*refused: str) -> None:
+    """Make sure that no option was typed that needs a node.
+
+    Args:
+        refused: Further parameters.
+
+    Raises:
+        UsageError: One was.
+    """
+    typed = _given({*_OF_NODES, "interval_s", *refused})
+    if typed is not None:
+        raise click.UsageError(f"{typed} needs a node, and --from has none")
+
+
+def replay(document: str, *refused: str) -> Replay:
+    """Read the document of one node, for a verb that takes no others.
+
+    Args:
+        document: The file.
+        refused: Further parameters that need a node.
+
+    Raises:
+        UsageError: An option needs a node.
+        Failure: The file is none.
+    """
+    refuse_options_of_nodes(*refused)
+    if document == "-":
+        raise click.UsageError("--from - has several nodes; this takes the FILE of one")
+    return _read(document)
+
+
 @contextlib.contextmanager
 def _open_node(
-    node_choice: NodeChoice, selector: Selector, driver: DriverChoice
+    node_choice: NodeChoice, selector: Selector, driver: DriverChoice, document: str | None
 ) -> Iterator[NodeView]:
+    if document is not None:
+        yield NodeView(replay(document, "repairs_wanted"), selector, node_choice)
+        return
     with driver.observe(node_choice) as observer:
         yield NodeView(observer, selector, node_choice)
 
@@ -288,14 +322,11 @@ def _open_view(
         UsageError: An option needs a node.
         Failure: There is no document.
     """
-    if document is not None:
-        typed = _given({*_OF_NODES, "interval_s"})
-        if typed is not None:
-            raise click.UsageError(f"{typed} needs a node, and --from has none")
-        if document == "-":
-            yield NodesView(selector, node_choice, gpus)
-        else:
-            yield View(_read(document), selector, node_choice, gpus, is_live=False)
+    if document == "-":
+        refuse_options_of_nodes()
+        yield NodesView(selector, node_choice, gpus)
+    elif document is not None:
+        yield View(replay(document), selector, node_choice, gpus, is_live=False)
     elif (asked := service()) is not None:
         yield View(asked, selector, node_choice, gpus)
     else:
@@ -305,8 +336,12 @@ def _open_view(
 
 _VIEW = ("node_choice", "selector", "driver")
 _options = options.all_of(options.chosen_options, options.node_options, options.driver_options)
-#: Adds the options of a node, its driver and a selection; the command gets `opened`.
-node_view_options = options.all_of(_options, options.group_options("opened", _VIEW, _open_node))
+#: Adds the options of a node, its driver, a selection, and --from; the command gets `opened`.
+node_view_options = options.all_of(
+    _options,
+    options.from_option,
+    options.group_options("opened", (*_VIEW, "document"), _open_node),
+)
 #: Adds --gpu and --from as well; the node may be the service's.
 view_options = options.all_of(
     _options,

@@ -123,7 +123,7 @@ def test_json_has_the_same(region: RegionFile) -> None:
     code, told = as_json(region, "--only", "dead_process_counted")
     assert code == 3
     assert set(told) == {
-        *("schema", "taken_at_ns", "complete", "driver", "warnings", "gaps"),
+        *("schema", "taken_at_ns", "complete", "driver", "warnings", "gaps", "gpus"),
         *("dry_run", "repairs", "findings", "left"),
     }
     (found,) = told["findings"]

@@ -57,6 +57,18 @@ def test_a_document_shows_what_its_node_showed(
     assert without_time(again) == without_time(scene.run(verb, "--json").stdout)
 
 
+def test_a_document_is_diagnosed_as_its_node(scene: Scene, document: Path) -> None:
+    live = scene.run("doctor")
+    answer = call("doctor", "--from", str(document))
+    assert answer.returncode == live.returncode == 3
+    assert {"dead_process_counted", "process_escapes"} <= set(live.stdout.split())
+    assert answer.stdout == live.stdout
+    for option in ("--repair", "--watch=1", "--root=/tmp"):
+        answer = call("doctor", "--from", str(document), option)
+        assert answer.returncode == 2
+        assert f"{option.partition('=')[0]} needs a node" in answer.stderr
+
+
 def test_a_selection_holds_for_a_document(document: Path) -> None:
     found = json.loads(shown("ps", "--from", str(document), "--pod", "bert-*", "--json"))
     assert {each["pod"] for each in found["processes"]} == {"bert-0"}
@@ -87,7 +99,7 @@ def test_what_needs_a_node_is_refused_by_name(document: Path, option: str) -> No
     assert f"{option.partition('=')[0]} needs a node" in answer.stderr
 
 
-@pytest.mark.parametrize("verb", ["doctor", "exporter", "record", "agent"])
+@pytest.mark.parametrize("verb", ["exporter", "record", "agent"])
 def test_a_verb_that_reads_no_document_says_so(document: Path, verb: str) -> None:
     answer = call(verb, "--from", str(document))
     assert answer.returncode == 2
