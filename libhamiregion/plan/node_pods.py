@@ -211,6 +211,8 @@ class NodePods:
             self._refusals = 0
             try:
                 self._news(None)
+                if self._stopping.is_set():
+                    return  # close() may have found no watch to end
                 for line in _lines(response):
                     if self._stopping.is_set():
                         return

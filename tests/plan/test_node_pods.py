@@ -1,6 +1,7 @@
 """The list and the watch of a node's pods, at a server that does what the newest ones do."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -375,3 +376,24 @@ def test_a_watch_is_closed_while_it_waits_and_while_it_pauses(api: FakeApi, watc
     eventually(lambda: paused.error is not None)
     paused.close()
     assert not {pods._thread, paused._thread} & set(threading.enumerate())
+
+
+def test_a_watch_that_begins_as_it_is_closed_ends_at_once(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = watch()
+    get = pods._api.get
+
+    def late(*request: Any, **options: Any) -> Any:
+        response = get(*request, **options)
+        if "silence_s" in options:
+            pods._stopping.set()
+        return response
+
+    monkeypatch.setattr(pods._api, "get", late)
+    pods.start()
+    eventually(pods._stopping.is_set)
+    began_s = time.monotonic()
+    pods.close()
+    # Of the 10 s after which a silent server is given up.
+    assert time.monotonic() - began_s < 5.0
