@@ -7,6 +7,7 @@ import pickle
 import resource
 import threading
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -418,10 +419,10 @@ def test_a_snapshot_does_not_wait_while_proc_is_read(tmp_path: Path) -> None:
         reading, go_on = threading.Event(), threading.Event()
 
         class SlowTable(ProcessTable):
-            def refresh(self) -> None:
+            def refresh(self, wanted: Collection[int] = ()) -> None:
                 reading.set()
                 assert go_on.wait(PATIENCE_S)
-                super().refresh()
+                super().refresh(wanted)
 
         node.processes = SlowTable()
         root.region("late")
