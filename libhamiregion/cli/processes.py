@@ -62,6 +62,7 @@ _STATE_STYLES = {
     "unlisted": WARN,
     "escaped": f"bold {CRITICAL}",
     "unmanaged": DIM,
+    "gone": f"bold {CRITICAL}",
 }
 
 
@@ -177,7 +178,7 @@ class ProcessRow(Names):
         region_path: The region's file; None if there is none.
         pid: Its pid in the container's namespace; None if it is not known.
         host_pid: Its pid in /proc, or by the driver; None if it is dead or unknown.
-        state: alive, dead, unknown, unlisted, escaped or unmanaged.
+        state: alive, dead, unknown, unlisted, escaped, unmanaged or gone.
         status: Of its slot: 0 exited, 1 running, 2 suspended; None without a slot.
         uid: Its user; None if /proc does not show it.
         user: That user's name.
@@ -281,7 +282,7 @@ def _process_page(
             (*name_columns(all_containers(observation)), *_columns(wide, driver)),
             rows,
             "busy",
-            attention=lambda row: row.state in {"dead", "escaped"},
+            attention=lambda row: row.state in {"dead", "escaped", "gone"},
         ),
         Lines([(_sums(rows), DIM)], on="terminal"),
     ]

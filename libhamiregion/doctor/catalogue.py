@@ -48,6 +48,7 @@ class FindingKind(enum.Enum):
     FIGURE_IMPOSSIBLE = "figure_impossible"
     PROCESS_ESCAPES = "process_escapes"
     SHARE_NOT_LIMITED = "share_not_limited"
+    PROCESS_GONE = "process_gone"
     DRIVER_MEMORY_DIFFERS = "driver_memory_differs"
     UTILIZATION_NOT_RECORDED = "utilization_not_recorded"
     DEVICES_REORDERED = "devices_reordered"
@@ -220,6 +221,12 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " region: libvgpu is not loaded (`no_library`), or could not make it (`no_region`).",
         "no limit holds, and others on that GPU run out of memory below their limits.",
         "mount libvgpu.so and the region's directory into the container, and restart it",
+    ),
+    FindingKind.PROCESS_GONE: _transient(
+        Severity.ERROR,
+        "The driver lists a process on a GPU that does not exist any more.",
+        "its memory stays taken.",
+        "reset the GPU, or drain and restart the node",
     ),
     FindingKind.DRIVER_MEMORY_DIFFERS: _transient(
         Severity.WARNING,

@@ -230,6 +230,25 @@ def reordered_devices(context: DoctorContext) -> Iterator[Finding]:
         )
 
 
+def gone_processes(context: DoctorContext) -> Iterator[Finding]:
+    """Memory of processes that do not exist any more; one finding for each GPU."""
+    found: defaultdict[tuple[int | None, str], list[tuple[int, int]]] = defaultdict(list)
+    for row in context.slots_join.uncounted if context.observation.gone else ():
+        for device in row.devices if row.state == "gone" else ():
+            used = device.memory_driver_bytes or 0
+            found[device.driver_index, device.uuid or "?"].append((row.host_pid or 0, used))
+    for (index, uuid), users in found.items():
+        pids = [pid for pid, _ in users]
+        yield finding(
+            FindingKind.PROCESS_GONE,
+            f"{format_size(sum(used for _, used in users))} on GPU {index} of"
+            f" {count_text(len(pids), 'process')} that no longer exist",
+            f"the driver lists {pids_text(pids)} of the host on {printable(uuid, limit=48)}, twice,"
+            " and /proc, which shows all processes, has none with that pid",
+            cause=printable(uuid, limit=48),
+        )
+
+
 def escaping_processes(context: DoctorContext) -> Iterator[Finding]:
     """Processes that use a GPU in a container whose region does not count them."""
     join = context.join
@@ -353,6 +372,7 @@ CHECKS_OF_NODE = (
     full_cards,
     impossible_driver_figures,
     reordered_devices,
+    gone_processes,
     escaping_processes,
 )
 CHECKS = (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.observation.model import Gap, Observation
+from libhamiregion.observation.pairing import driver_gap
 from libhamiregion.observation.without_region import explained
 from libhamiregion.text import count_text, printable
 
@@ -212,6 +213,7 @@ class Observer:
             processes_read_s=processes.ended_s,
             regions_read_at_ns=regions_read_at_ns,
             ended=_ended(node, sample, states),
+            gone=self._gone(sample),
             suspended_s=time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic(),
             ticks_per_s=os.sysconf("SC_CLK_TCK"),
             driver_asked=self.asks_driver,
@@ -233,6 +235,22 @@ class Observer:
         if processes_error is not None:
             gaps.append(Gap("processes", f"{node.proc} could not be read: {processes_error}"))
         return attrs.evolve(observation, snapshot=snapshot, gaps=tuple(gaps))
+
+    def _gone(self, sample: NvmlSample | None) -> frozenset[int]:
+        """Pids on the driver's lists of no process: it is asked once more before they count."""
+        view = self.node.processes.view
+        if sample is None or driver_gap(view, sample) is not None or not view.is_complete:
+            return frozenset()
+
+        def missing(pids: frozenset[int]) -> frozenset[int]:
+            unknown = pids - view.entries.keys()
+            return frozenset(pid for pid in unknown if not os.path.exists(f"{view.proc}/{pid}"))  # noqa: PTH110
+
+        found, last = missing(sample.pids), self._last.get(True)
+        if found and not (last is not None and found <= last.gone):
+            again, _ = self._ask_driver()
+            found = missing(found & again.pids) if again is not None else frozenset()
+        return found
 
     def _ask_driver(self) -> tuple[NvmlSample | None, Exception | None]:
         assert self._sampler is not None  # noqa: S101 (else no driver is wanted)

@@ -123,6 +123,8 @@ class Observation:
         regions_read_at_ns: When the regions were read, Unix nanoseconds.
         ended: Pids on the driver's lists, without a slot, of processes that have ended since /proc
             was read.
+        gone: Pids on the driver's lists of no process, also when it was asked once more: their
+            memory stays taken.
         suspended_s: How long the machine has been suspended: start times of processes count that.
         ticks_per_s: Clock ticks a second, of start times of processes.
         driver_asked: Whether the driver was to be asked.
@@ -143,6 +145,7 @@ class Observation:
     processes_read_s: float
     regions_read_at_ns: int
     ended: frozenset[int] = frozenset()
+    gone: frozenset[int] = frozenset()
     suspended_s: float = 0.0
     ticks_per_s: int = 100
     driver_asked: bool = False

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from .processes import HostProcess, RegionProcesses
     from .visible import Order
 
-ProcessState: TypeAlias = Literal["alive", "dead", "unknown", "unlisted", "escaped", "unmanaged"]
+ProcessState: TypeAlias = Literal[
+    "alive", "dead", "unknown", "unlisted", "escaped", "unmanaged", "gone"
+]
 
 
 @attrs.frozen
@@ -91,8 +93,8 @@ class NodeProcess:
             GPU; ``"escaped"`` uses a GPU in a container that has a region, uncounted and
             unlimited, or with a slot only in a region that the container has made itself outside
             the roots, or in a container whose share libvgpu does not limit; ``"unmanaged"`` uses a
-            GPU outside all of these; ``"unknown"`` uses a GPU, and nothing proves which of these
-            it is.
+            GPU outside all of these; ``"gone"`` is no process any more, and the driver still has
+            its memory; ``"unknown"`` uses a GPU, and nothing proves which of these it is.
         process: The process in /proc; None if it is dead, unknown or not shown there.
         status: Of the slot; a `ProcessStatus`, or any other number in the file.
         devices: One entry per device of the region, in its order, then further devices on which
@@ -244,7 +246,7 @@ class Join(Pairing):
             (None if row.container_id is None else row.container_id.pod_uid, device.uuid)
             for row in self.uncounted
             if row.container is None
-            and row.state != "unmanaged"
+            and row.state not in {"unmanaged", "gone"}
             and not (row.process is None and sees_all)
             for device in row.devices
         }
@@ -336,7 +338,8 @@ class Join(Pairing):
             if process is None:
                 entries = () if self._sample is None else self._sample.of_pid(pid)
                 devices = tuple(_driver_row(each, None) for each in entries)
-                found.append(NodeProcess(None, None, None, pid, "unknown", None, None, devices))
+                gone: ProcessState = "gone" if pid in self.observation.gone else "unknown"
+                found.append(NodeProcess(None, None, None, pid, gone, None, None, devices))
             # Of a newer process, the driver's figures are those of an earlier one.
             elif pid not in ended and process.start_time_ticks <= self._sampled_ticks:
                 facts = mapped.get(pid)

@@ -21,6 +21,7 @@ WITH_TESTS_OF_THEIR_OWN = {
     FindingKind.GPU_OVERCOMMITTED,
     FindingKind.NOT_OBSERVED,
     FindingKind.PROCESS_ESCAPES,
+    FindingKind.PROCESS_GONE,
     FindingKind.SHARE_NOT_LIMITED,
     FindingKind.UTILIZATION_NOT_RECORDED,
 }

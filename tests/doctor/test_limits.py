@@ -46,7 +46,6 @@ def test_driver_figures_that_agree_are_no_finding(
         f"process 0 compute {inside.host_pid} {GIB + 500 * MIB}",
         f"process 0 compute {second} {3 * GIB + 500 * MIB}",
         f"sample 0 {inside.host_pid} 100 60 0 0 0",
-        "process 0 compute 4194303 100",
     )
     assert doctor_node.findings(sampler=nvml_sampler) == ()
     assert doctor_node.findings(sampler=nvml_sampler, settle_s=0) == ()
@@ -118,6 +117,18 @@ def test_a_card_that_is_nearly_full_and_promised_twice_is_a_note(
     found = doctor_node.findings(sampler=nvml_sampler)
     assert kinds(found) == [FindingKind.GPU_OVERCOMMITTED] * is_found
     assert all(each.severity.value == "info" for each in found)
+
+
+def test_memory_of_a_process_that_is_gone_is_a_finding_of_the_gpu(
+    doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    inside = doctor_node.place().start()
+    gone = f"process 0 compute 4194303 {3 * GIB}"
+    fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {GIB}", gone)
+    (found,) = doctor_node.findings(sampler=nvml_sampler)
+    assert (found.kind, found.severity.value) == (FindingKind.PROCESS_GONE, "error")
+    assert found.summary == "3 GiB on GPU 0 of 1 process that no longer exist"
+    assert "pid 4194303 of the host" in found.evidence
 
 
 def test_a_process_that_escapes_its_region(

@@ -38,6 +38,7 @@ from libhamiregion.node import (
     Observer,
     process_reader,
 )
+from libhamiregion.observation.driver import FIGURES, NvmlState, ProcessColumns
 from libhamiregion.plan import PlanFile, PlanReconciler
 
 
@@ -443,3 +444,32 @@ def test_an_observation_that_is_being_taken_has_an_age(
     observer.observe()
     assert ages[0] > 0
     assert observer.taking_s == 0
+
+
+class ListingSampler(NvmlSampler):
+    """Lists a pid of no process, for a number of samples."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__("/nonexistent/libnvidia-ml.so.1")
+        self.times = times
+
+    def sample(self) -> NvmlSample:
+        self.times -= 1
+        pids = (4_194_303,) if self.times >= 0 else ()
+        columns = ProcessColumns(0, "GPU-1", pids, *([-1] * len(pids) for _ in FIGURES))
+        return NvmlSample(1, NvmlState.OK, columns=(columns,), sees_all_processes=True)
+
+
+@pytest.mark.parametrize(("times", "gone"), [(1, set()), (2, {4_194_303})])
+def test_a_pid_of_no_process_is_gone_only_if_the_driver_lists_it_again(
+    node: Node, times: int, gone: set[int]
+) -> None:
+    observer = Observer(node, sampler=ListingSampler(times))
+    first = observer.observe()
+    if not first.processes.is_complete:
+        pytest.skip("needs to see every process")
+    assert first.gone == gone
+    # Once it is known, it is not asked for again.
+    observer._sampler = sampler = ListingSampler(1)
+    assert observer.observe().gone == gone
+    assert sampler.times == (0 if gone else -1)

@@ -341,9 +341,9 @@ def test_who_uses_a_gpu_outside_all_containers_comes_last_and_is_not_managed(
         (None, GPU, 20 * MIB)
     ]
     assert row.owner.pod_uid is None
-    # /proc does not show it, so nothing says where it belongs.
+    # /proc shows all processes, and not this one.
     row = found[gone.pid]
-    assert (row.state, row.process, driver_bytes(row)) == ("unknown", None, [10 * MIB])
+    assert (row.state, row.process, driver_bytes(row)) == ("gone", None, [10 * MIB])
 
 
 def test_who_may_stand_in_a_slot_has_not_escaped(
