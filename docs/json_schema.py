@@ -547,7 +547,7 @@ class Doctor:
 class EventLine:
     """One line of a log, of at most 500 characters.
 
-    hamiregion agent, limits apply --watch, exporter
+    hamiregion agent, exporter
     """
 
     parts = (Event,)

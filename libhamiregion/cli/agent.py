@@ -96,14 +96,12 @@ def agent(
     sampler = NvmlSampler(library, sensors=wanted.metrics)
     observer = Observer(node, sampler=sampler if wanted.repair or wanted.metrics else None)
     runner = run_service(
-        "agent",
-        node,
+        observer,
         lambda log: _tasks(wanted, observer, log, node_choice, dry_run=dry_run),
+        lambda runner, log: _export(wanted, observer, runner, log, node_choice.node_name),
         as_json=as_json,
         once=once,
         dry_run=dry_run,
-        observer=observer,
-        serve=lambda runner, log: _export(wanted, observer, runner, log, node_choice.node_name),
     )
     if once:
         failed = f"{runner.failures} of {len(runner.tasks)} passes failed; the events say why"

@@ -14,7 +14,6 @@ from libhamiregion.plan import (
     NodePods,
     PlanError,
     PlanFile,
-    PlanReconciler,
     PodAnnotations,
     apply_diff,
     diff_plan,
@@ -32,7 +31,6 @@ from .help import Verb
 from .names import Names, name_columns, name_texts, names_of, some
 from .node_page import node_warnings
 from .output import DRY_RUN, as_plain, show
-from .service import ServiceLog, run_service
 from .tables import CRITICAL, DIM, UNLIMITED, WARN, Column, Lines, Page, Table
 
 if TYPE_CHECKING:
@@ -181,15 +179,13 @@ def diff(choice: PlanChoice, force: bool, as_json: bool) -> int:
     cls=Verb,
     examples=[
         "hamiregion limits apply plan.yaml --dry-run",
-        "hamiregion limits apply plan.yaml --watch",
+        "hamiregion limits apply --from-annotations --node-name gpu-1",
     ],
 )
 @plan_options
 @options.dry_run_option
 @state_option
 @_plan("--undo", type=options.PATH, metavar="FILE")
-@click.option("--watch", is_flag=True, help="Stay, and keep this node on the plan.")
-@_plan("--interval", "interval_s", type=options.Seconds(min=0.05, max=86_400), metavar="SECONDS")
 def apply(
     choice: PlanChoice,
     *,
@@ -198,24 +194,13 @@ def apply(
     dry_run: bool,
     state: str | None,
     undo: str | None,
-    watch: bool,
-    interval_s: float | None,
 ) -> int:
     """Set the limits of this node's containers as PLAN, a YAML or JSON file, says.
 
     Each container is changed wholly or not at all, and only if it is as shown. The undo plan is
     written before the first change.
     """
-    if interval_s is not None and not watch:
-        raise click.UsageError("--interval goes with --watch: without it the plan is applied once.")
-    if watch and (dry_run or undo is not None):
-        raise click.UsageError("--watch goes with neither --dry-run nor --undo.")
-    if watch and choice.path == "-":
-        raise click.UsageError("--watch reads the plan again and again: name a file, not -.")
     with choice.node_choice.open() as node:
-        if watch:
-            _watch(node, choice, as_json, interval_s or 5.0, state=state, force=force)
-            return DONE
         reading = choice.load()
         found = _compared(node, reading, force=force)
         page = _page(node, reading, found)
@@ -261,24 +246,6 @@ def _page(node: Node, reading: SourceReading, found: PlanDiff) -> Page:
         notes=(kept,) if is_node_locked(node.directories, LockUse.PLAN) else (),
         warnings=(*node_warnings(node), *problems),
     )
-
-
-def _watch(
-    node: Node, choice: PlanChoice, as_json: bool, interval_s: float, **settings: Any
-) -> None:
-    # With its threads only where a plan is watched.
-    from libhamiregion.agent import PlanKeeper
-
-    if choice.path is not None:
-        # A bad plan is a failure now; later it is reported, and the last one stays.
-        choice.load_file()
-
-    def tasks(log: ServiceLog) -> list[PlanKeeper]:
-        keeper = PlanKeeper(PlanReconciler(node, choice.sources(), emit=log, **settings))
-        keeper.interval_s = interval_s
-        return [keeper]
-
-    run_service("plan", node, tasks, as_json=as_json)
 
 
 # ---- tables --------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from libhamiregion.agent import Task, TaskRunner
-    from libhamiregion.node import Node, Observer
+    from libhamiregion.node import Observer
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -224,27 +224,24 @@ def collect_rarely() -> None:
 
 
 def run_service(
-    name: str,
-    node: Node,
+    observer: Observer,
     tasks: Callable[[ServiceLog], Iterable[Task]],
+    serve: Callable[[TaskRunner, ServiceLog], Callable[[], None]],
     *,
     as_json: bool,
-    once: bool = False,
-    dry_run: bool = False,
-    observer: Observer | None = None,
-    serve: Callable[[TaskRunner, ServiceLog], Callable[[], None]] = lambda *_: lambda: None,
+    once: bool,
+    dry_run: bool,
 ) -> TaskRunner:
     """Run tasks until a signal asks for the end, or with `once` one pass of each.
 
     Args:
-        name: What the service calls itself in its events.
-        node: Its node; not closed: a driver that does not answer would keep this from ending.
+        observer: Observes the node for the tasks; not closed: a driver that does not answer would
+            keep this from ending.
         tasks: Makes the tasks.
+        serve: Starts what else the process does; returns a function that ends it.
         as_json: Whether events are objects.
         once: Whether to make one pass, with the events as the answer on stdout.
         dry_run: Whether the tasks write nothing; said at the start.
-        observer: Observes the node for the tasks; None makes one.
-        serve: Starts what else the process does; returns a function that ends it.
 
     Raises:
         Failure: Another process does what a task would do.
@@ -253,7 +250,6 @@ def run_service(
     # With their threads only where they run.
     from libhamiregion.agent import OtherWriterRuns, RootWatch, TaskRunner
     from libhamiregion.agent.loop import run_each
-    from libhamiregion.node import Observer
     from libhamiregion.plan import PlanLocked
 
     collect_rarely()
@@ -261,14 +257,14 @@ def run_service(
         log = ServiceLog(as_json=as_json, on_stdout=once)
         log.capture_logging("info")
         wanted = list(tasks(log))
-        roots = RootWatch(node, emit=log)
-        runner = TaskRunner(observer or Observer(node), [roots, *wanted], emit=log)
+        roots = RootWatch(observer.node, emit=log)
+        runner = TaskRunner(observer, [roots, *wanted], emit=log)
         refusals: list[Exception] = []
 
         def report_start() -> None:
             names = ", ".join(task.name for task in wanted)
             dry = " (dry run: nothing is written)" if dry_run else ""
-            log.emit(name, "started", f"{names}{dry}", pid=os.getpid())
+            log.emit("agent", "started", f"{names}{dry}", pid=os.getpid())
 
         def begin() -> None:
             try:
@@ -285,7 +281,7 @@ def run_service(
         if run_each(lambda end: end(), [end_serving], _CLOSING_S):
             left = (*left, "exporter: a scrape does not end")
         if not refusals:
-            log.emit(name, "stopped", "not in order" if left else "ended in order")
+            log.emit("agent", "stopped", "not in order" if left else "ended in order")
     for refusal in refusals:
         if isinstance(refusal, OtherWriterRuns):
             raise Refused(f"the feedback does not start: {refusal}") from None

@@ -82,7 +82,7 @@ class PlanFile(PlanSource):
     Args:
         path: The file.
 
-    Shell: ``hamiregion limits apply FILE --watch --root DIR``.
+    Shell: ``hamiregion agent --plan FILE``.
     """
 
     def __init__(self, path: PathLike) -> None:

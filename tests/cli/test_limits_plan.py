@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +131,7 @@ def test_a_wrong_plan_is_wrong_usage_with_the_place_of_the_mistake(scene: PlanSc
     region = scene.container()
     before = region.content()
     path = scene.plan_file("{select: {pod: no}, set: {memory_limit: 6GB, sm_limit: 0}}")
-    for verb in (("diff",), ("apply",), ("apply", "--dry-run"), ("apply", "--watch")):
+    for verb in (("diff",), ("apply",), ("apply", "--dry-run")):
         answer = limits(verb[0], scene, *verb[1:])
         assert answer.returncode == 2, answer.stdout
         first, memory = answer.stderr.splitlines()
@@ -148,10 +147,7 @@ def test_what_cannot_be_done_is_said(scene: PlanScene) -> None:
         (("apply",), 2, "Say which plan: a FILE, --from-annotations, or both."),
         (("apply", "--from-annotations"), 2, "name it with --node-name or NODE_NAME"),
         (("diff", nowhere), 1, f"{nowhere}: No such file or directory"),
-        (("apply", nowhere, "--watch"), 1, "plan.yaml: No such file or directory"),
-        (("apply", "/dev", "--watch"), 1, "/dev: not a regular file"),
-        (("apply", path, "--watch", "--dry-run"), 2, "--watch goes with neither"),
-        (("apply", path, "--watch", "--undo", "x"), 2, "--watch goes with neither"),
+        (("apply", "/dev"), 1, "/dev: not a regular file"),
         (("apply", path, "--root", "/nowhere"), 1, "none of the directories given can be"),
         (("diff", path, "--root", "/nowhere"), 1, "none of the directories"),
     ):
@@ -265,7 +261,7 @@ def test_names_from_a_node_cannot_steer_a_terminal(scene: PlanScene) -> None:
     assert limits("apply", scene, "--json").stdout.isascii()
 
 
-# ---- watch, and annotations -------------------------------------------------------------
+# ---- agent, and annotations -------------------------------------------------------------
 
 
 def events(process: subprocess.Popen[str], until: str) -> list[dict[str, Any]]:
@@ -276,13 +272,10 @@ def events(process: subprocess.Popen[str], until: str) -> list[dict[str, Any]]:
     return seen
 
 
-def test_watch_keeps_a_node_on_a_plan_until_it_is_told_to_end(scene: PlanScene) -> None:
-    """And is the only one, whatever state directory another has."""
+def test_a_limit_that_an_agent_keeps_is_named_with_its_rule(scene: PlanScene) -> None:
     region = scene.container()
     path = scene.plan_file(SIX)
-    process = start(
-        *("limits", "apply", str(path), *scene.options, "--watch", "--interval", "0.05", "--json")
-    )
+    process = start("agent", "--plan", str(path), *scene.options, "--json")
     try:
         changed = events(process, "changed")[-1]
         assert (changed["task"], changed["detail"]["memory_limit.0"]) == ("plan", 6 * GIB)
@@ -294,18 +287,6 @@ def test_watch_keeps_a_node_on_a_plan_until_it_is_told_to_end(scene: PlanScene) 
             dry = call(*edit, "7GiB", "--dry-run").stdout
             assert f"device 1: {KEPT} {path}: it will be set back\n" in dry
             assert "set back" not in call(*edit, "6GiB", "--dry-run").stdout
-        for state in (scene.state, scene.directory / "another"):
-            second = limits("apply", scene, "--watch", "--state", str(state))
-            assert (second.returncode, second.stdout) == (1, "")
-            assert "another process keeps" in second.stderr
-        path.write_text("rules: none")
-        os.utime(path, (time.time() - 10,) * 2)
-        # A long path is cut, so that no line of the log is longer than 500 characters.
-        about = events(process, "problem")[-1]["detail"]["about"].removesuffix("...")
-        assert about
-        assert str(path).startswith(about)
-        region.put("limit", 7 * GIB)
-        assert events(process, "changed")[-1]["detail"]["cause"] == "drift"
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
     finally:

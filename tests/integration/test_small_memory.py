@@ -54,7 +54,7 @@ def is_scraped(port: int) -> bool:
         return False
 
 
-@pytest.fixture(params=["exporter", "agent", "record", "limits"])
+@pytest.fixture(params=["exporter", "agent", "record"])
 def program(
     request: pytest.FixtureRequest, scene: NodeScene, tmp_path: Path
 ) -> Iterator["subprocess.Popen[bytes]"]:
@@ -66,9 +66,11 @@ def program(
     plan.write_text(f"apiVersion: hamiregion.io/v1\nkind: LimitPlan\n{rules}\n")
     words = {
         "exporter": ["exporter", "--listen", f"127.0.0.1:{port}"],
-        "agent": ["agent", "--feedback", "--repair"],
+        "agent": [
+            *("agent", "--feedback", "--repair", "--plan", str(plan)),
+            *("--state", str(tmp_path / "state")),
+        ],
         "record": ["record", "--to", str(tmp_path / "node.db"), "--interval", "1"],
-        "limits": ["limits", "apply", str(plan), "--watch", "--state", str(tmp_path / "state")],
     }[request.param]
     with (
         contextlib.ExitStack() as clients,
