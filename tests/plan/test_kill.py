@@ -292,22 +292,3 @@ def test_a_killed_write_leaves_no_part_of_an_undo_plan_under_its_name(
     assert not target.exists()
     write_new(target, "whole")
     assert target.read_text() == "whole"
-
-
-def test_an_undo_plan_is_on_the_disk_before_it_has_its_name_which_is_there_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "undo.yaml"
-    synced: list[tuple[Path, bool]] = []
-    sync = os.fsync
-
-    def noted(descriptor: int) -> None:
-        sync(descriptor)
-        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink(), target.exists()))
-
-    monkeypatch.setattr(os, "fsync", noted)
-    write_new(target, "whole")
-    content, directory = synced
-    assert content[0].name.endswith(".part")
-    assert content[1] is False
-    assert directory == (tmp_path, True)
