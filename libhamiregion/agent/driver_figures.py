@@ -96,9 +96,9 @@ class _Slots(NamedTuple):
 class UsageSync(Task):
     """Writes NVML's memory and utilisation into slots whose figures do not change.
 
-    libvgpu's watcher writes them every 120 ms, in processes whose container has an SM limit and
-    whose host pid it knows. A figure that is the same in two observations, and not the driver's,
-    has no watcher: it is written, and kept up until it changes by itself.
+    libvgpu's watcher writes them every 120 ms, in processes whose host pid it knows, also without
+    an SM limit. A figure that is the same in two observations, and not the driver's, has no
+    watcher: it is written, and kept up until it changes by itself.
 
     Figures that cannot be kept up any more, because the task is stopped, the driver does not answer
     or /proc cannot be read, become 0: an old figure would look like a new one.

@@ -352,11 +352,17 @@ def unrecorded_utilization(context: DoctorContext, used: ObservedRegion) -> Iter
     """Processes at work whose slot says 0, though their host pid is right."""
     if not used.snapshot.layout.has_utilization:
         return
-    right = {usage.pid for usage, process in used.alive if usage.host_pid == process.pid}
+    zero = {
+        (usage.pid, device.index)
+        for usage, process in used.alive
+        for device in usage.devices
+        if usage.host_pid == process.pid and device.sm_util_percent == 0
+    }
     for row in context.driver_rows(used):
-        for device in row.devices if row.pid in right else ():
+        for device in row.devices:
             driver = device.driver_sm_percent or 0
-            if driver >= _BUSY_PERCENT and device.sm_util_percent == 0:
+            is_zero = (row.pid, device.index) in zero and not device.sm_util_percent
+            if driver >= _BUSY_PERCENT and is_zero:
                 yield used.finding(
                     FindingKind.UTILIZATION_NOT_RECORDED,
                     f"process {row.pid} is at {driver} % of the SMs and the region says 0",

@@ -9,7 +9,7 @@ import attrs
 
 from libhamiregion.layouts import LAYOUTS
 from libhamiregion.node import driver_gap
-from libhamiregion.observation.figures import device_percents
+from libhamiregion.observation.figures import device_percents, usage_percents
 from libhamiregion.observation.pairing import NO_ROW, ProcessDeviceIndex, devices_of
 from libhamiregion.observation.rows import Join
 
@@ -196,7 +196,8 @@ class Scrape:
     def device_percents(self) -> Sequence[int | None]:
         """By row of a device the SM utilisation in the region; None if it cannot be."""
         if self.observation.states is None:
-            return device_percents(self.observation.table, {})
+            table = self.observation.table
+            return device_percents(table, usage_percents(table, {}))
         return self.join.device_percents
 
     @cached_property

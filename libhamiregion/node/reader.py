@@ -20,6 +20,7 @@ from libhamiregion.text import count_text, printable
 from .node import exclusively
 from .roots import RootsUnreadable
 from .suspects import SuspectReader
+from .unchanged import UnchangedFigures
 from .workers import Blocked, Workers
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Observer:
         self._driver = Workers(driver_timeout_s or _DRIVER_TIMEOUT_S, "hami-nvml")
         # The last one with the driver's sample, and the last one without.
         self._last: dict[bool, Observation] = {}
+        self._unchanged = UnchangedFigures()
         # Of what is done at this moment; each is done by one thread at a time.
         self._began_s: dict[str, float] = {}
         self._taking_slots = threading.Lock()
@@ -223,6 +225,7 @@ class Observer:
             },
             root_problem=node.root_problem,
         )
+        observation = attrs.evolve(observation, stale=self._unchanged.stale(observation))
         snapshot = explained(observation)
         gaps = [
             *(Gap("root", f"{root}: {error}") for root, error in node.root_errors.items()),

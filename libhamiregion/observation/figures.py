@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from libhamiregion.models import ProcessDeviceUsage, RegionSnapshot
     from libhamiregion.tables import RegionTable
@@ -90,19 +90,18 @@ def usage_percents(table: RegionTable, orders: Mapping[int, Order]) -> list[int 
     return found
 
 
-def device_percents(table: RegionTable, orders: Mapping[int, Order]) -> list[int | None]:
-    """Return the SM utilisation of all devices; None where that of a process cannot be.
+def device_percents(table: RegionTable, percents: Sequence[int | None]) -> list[int | None]:
+    """Return the SM utilisation of all devices; None where that of a process is not known.
 
     Args:
         table: One read.
-        orders: As `visible.reordered` finds them.
+        percents: That of its processes, as `usage_percents` returns it.
     """
     most = [_PERCENT * count for count in table.regions.slot_count]
     sums = zip(table.devices.region, table.devices.sm_util_percent, strict=True)
     found: list[int | None] = [total if total <= most[region] else None for region, total in sums]
     raw, processes = table.usages.sm_util_percent, table.processes
-    now = usage_percents(table, orders)
-    for usage, (before, percent) in enumerate(zip(raw, now, strict=True)):
+    for usage, (before, percent) in enumerate(zip(raw, percents, strict=True)):
         if before != percent:
             slot = table.usages.process[usage]
             first = table.regions.first_device[processes.region[slot]]

@@ -125,6 +125,8 @@ class Observation:
             was read.
         gone: Pids on the driver's lists of no process, also when it was asked once more: their
             memory stays taken.
+        stale: Rows of ``table.usages`` whose utilisation has not changed for several observations
+            while the driver says 0: up to HAMi 2.9 libvgpu clears and writes that of device 0 only.
         suspended_s: How long the machine has been suspended: start times of processes count that.
         ticks_per_s: Clock ticks a second, of start times of processes.
         driver_asked: Whether the driver was to be asked.
@@ -146,6 +148,7 @@ class Observation:
     regions_read_at_ns: int
     ended: frozenset[int] = frozenset()
     gone: frozenset[int] = frozenset()
+    stale: frozenset[int] = frozenset()
     suspended_s: float = 0.0
     ticks_per_s: int = 100
     driver_asked: bool = False

@@ -258,13 +258,24 @@ class Join(Pairing):
 
     @cached_property
     def usage_percents(self) -> list[int | None]:
-        """SM utilisation by row of ``table.usages``, under the device at work."""
-        return usage_percents(self.observation.table, self.orders)
+        """SM utilisation by row of ``table.usages``, under the device at work.
+
+        It is unknown where the region says 0 and the driver does not: libvgpu's watcher writes 0
+        for all processes before it asks the driver.
+        """
+        found = usage_percents(self.observation.table, self.orders)
+        busy = self.figures("sm_util_percent")
+        for usage, row in zip(self.index.usages, self.rows_of_pairs, strict=True):
+            if row != NO_ROW and busy[row] > 0 and found[usage] == 0:
+                found[usage] = None
+        for usage in self.observation.stale:
+            found[usage] = None
+        return found
 
     @cached_property
     def device_percents(self) -> list[int | None]:
         """SM utilisation by row of ``table.devices``, likewise."""
-        return device_percents(self.observation.table, self.orders)
+        return device_percents(self.observation.table, self.usage_percents)
 
     # ---- rows ------------------------------------------------------------------------------------
 

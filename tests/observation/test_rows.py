@@ -88,7 +88,7 @@ def test_each_slot_has_the_figures_of_its_own_process_and_device(
         devices=(
             # Not listed there: the lists are complete, so it uses nothing.
             ProcessDeviceRow(0, OTHER, 5 * MIB, 0, 44, 0, 0, 0, 0, 1),
-            ProcessDeviceRow(1, GPU, 0, 300 * MIB, 0, 61, 22, 3, 4, 0),
+            ProcessDeviceRow(1, GPU, 0, 300 * MIB, None, 61, 22, 3, 4, 0),
         ),
     )
     assert rows[two].container is containers["b"]

@@ -1,0 +1,96 @@
+"""Utilisation that libvgpu has left in a region, and zeros that say nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from fake_nvml.scenes import CARD, GPU, OTHER, SECOND
+from support.exposition import parsed
+from support.gpu_node import GpuNode, gpu_nodes
+
+from libhamiregion.exporter import NodeExporter
+from libhamiregion.node import Node, NvmlSampler, Observation, Observer, unchanged
+from libhamiregion.observation.json import from_json, to_json
+from libhamiregion.observation.rows import Join
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fake_nvml.driver import FakeDriver
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[GpuNode]:
+    with gpu_nodes(tmp_path) as made:
+        yield made
+
+
+def percents(seen: Observation) -> list[int | None]:
+    assert Join(from_json(to_json(seen))).device_percents == Join(seen).device_percents
+    return Join(seen).device_percents
+
+
+def test_a_figure_of_a_second_device_that_stays_while_the_driver_says_0_is_unknown(
+    scene: GpuNode,
+    fake_driver: FakeDriver,
+    nvml_sampler: NvmlSampler,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unchanged, "_UNCHANGED_S", 0.0)
+    pod = scene.add(uuids=[GPU, OTHER])
+    _, host_pid = pod.attach()
+    for device in (0, 1):
+        pod.region.put("slot_util.sm", 40 + device, device=device)
+    idle = [CARD, SECOND, *(f"process {gpu} compute {host_pid} {GIB}" for gpu in (0, 1))]
+    fake_driver.play(*idle)
+    with scene.open() as node:
+        observer = Observer(node, sampler=nvml_sampler)
+        assert [percents(observer.observe()) for _ in range(3)] == [[40, 41], [40, 41], [40, None]]
+        # It moves: libvgpu writes it.
+        pod.region.put("slot_util.sm", 42, device=1)
+        assert percents(observer.observe()) == [40, 42]
+        # The process is busy, or the driver is not asked.
+        fake_driver.play(*idle, f"sample 1 {host_pid} 100 41 0 0 0")
+        assert [percents(observer.observe()) for _ in range(4)] == [[40, 42]] * 4
+        assert [percents(Observer(node).observe()) for _ in range(4)] == [[40, 42]] * 4
+
+
+def test_it_takes_more_than_the_driver_s_second(
+    scene: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    pod = scene.add(uuids=[GPU, OTHER])
+    _, host_pid = pod.attach()
+    pod.region.put("slot_util.sm", 41, device=1)
+    fake_driver.play(CARD, SECOND, f"process 1 compute {host_pid} {GIB}")
+    with scene.open() as node:
+        observer = Observer(node, sampler=nvml_sampler)
+        assert {tuple(percents(observer.observe())) for _ in range(5)} == {(0, 41)}
+
+
+def test_a_zero_of_a_process_that_the_driver_sees_at_work_is_unknown(
+    scene: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    pod = scene.add(pod="job-0", uuids=[GPU])
+    _, host_pid = pod.attach()
+    used = f"process 0 compute {host_pid} {GIB}"
+    series = "hamiregion_process_sm_utilization_ratio"
+
+    def page(node: Node) -> dict[frozenset[tuple[str, str]], float]:
+        exporter = NodeExporter(node, sampler=nvml_sampler, max_age_s=0.0)
+        found = parsed(exporter.render())
+        assert found.value("hami_container_device_utilization_ratio") == 0
+        return found.series(series)
+
+    with scene.open() as node:
+        observer = Observer(node, sampler=nvml_sampler)
+        fake_driver.play(CARD, used)
+        assert percents(observer.observe()) == [0]
+        assert list(page(node).values()) == [0]
+        fake_driver.play(CARD, used, f"sample 0 {host_pid} 100 7 0 0 0")
+        assert percents(observer.observe()) == [None]
+        assert page(node) == {}
+        assert percents(Observer(node).observe()) == [0]
