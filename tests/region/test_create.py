@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.every_layout import every_layout  # noqa: F401 (the fixture layout)
 from support.forked import in_child, unprivileged
 from support.golden_regions import unpack
 from support.region_file import RegionFile, RegionFileFactory
@@ -27,12 +28,6 @@ from libhamiregion import (
     identify,
     open_region,
 )
-
-
-@pytest.fixture(params=list(Layout))
-def layout(request: pytest.FixtureRequest) -> Layout:
-    chosen: Layout = request.param
-    return chosen
 
 
 @pytest.fixture

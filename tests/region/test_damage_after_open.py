@@ -1,7 +1,5 @@
 """A region that is damaged, remade or truncated while it is open: errors, and no edit."""
 
-from collections.abc import Iterator
-
 import pytest
 from support.region_calls import EDITS, GIB, READS, Call
 from support.region_file import MAGIC, RegionFile, RegionFileFactory, locate
@@ -27,12 +25,6 @@ def file(layout: Layout, region_file: RegionFileFactory) -> RegionFile:
     made = region_file(layout, memory_limits=(GIB,), sm_limits=(50,), uuids=(UUID,))
     made.add_process(7, {0: 5})
     return made
-
-
-@pytest.fixture
-def region(file: RegionFile) -> Iterator[Region]:
-    with open_region(file, writable=True) as opened:
-        yield opened
 
 
 def refused(region: Region, call: Call, error: type[RegionError], match: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.every_layout import every_layout  # noqa: F401 (the fixture layout)
 from support.region_file import RegionFile, RegionFileFactory, locate
 
 from libhamiregion import (
@@ -33,12 +34,6 @@ IMMEDIATE, NEW_PROCESSES = Effect.IMMEDIATE, Effect.NEW_PROCESSES
 # Running processes check device 0's SM limit at each launch.
 CHECKED_AT_LAUNCH = (Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED, Layout.V1_1)
 NO_WATCHER = (Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED)
-
-
-@pytest.fixture(params=list(Layout))
-def layout(request: pytest.FixtureRequest) -> Layout:
-    chosen: Layout = request.param
-    return chosen
 
 
 @pytest.fixture

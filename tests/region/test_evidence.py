@@ -39,12 +39,6 @@ def file(region_file: RegionFileFactory) -> RegionFile:
 
 
 @pytest.fixture
-def region(file: RegionFile) -> Iterator[Region]:
-    with open_region(file, writable=True) as found:
-        yield found
-
-
-@pytest.fixture
 def fake_proc(tmp_path: Path, region: Region) -> FakeProc:
     """With one process of the region, which has the pid ALIVE in its container."""
     (tmp_path / "proc").mkdir()

@@ -1,16 +1,9 @@
 """The offset table that the core works with is the published one."""
 
-import pytest
+from support.every_layout import every_layout  # noqa: F401 (the fixture layout)
 
 from libhamiregion import Layout
 from libhamiregion.layouts import NEWEST
-
-
-@pytest.fixture(params=list(Layout))
-def layout(request: pytest.FixtureRequest) -> Layout:
-    chosen: Layout = request.param
-    return chosen
-
 
 # As published, by hand: header fields, then the slot's.
 HEADER = (

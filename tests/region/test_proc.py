@@ -24,7 +24,6 @@ from libhamiregion import (
     Region,
     SearchCutShort,
     SlotRepair,
-    open_region,
 )
 
 
@@ -53,12 +52,6 @@ def ours(tmp_path: Path, region: Region) -> Path:
 @pytest.fixture
 def file(region_file: RegionFileFactory) -> RegionFile:
     return region_file()
-
-
-@pytest.fixture
-def region(file: RegionFile) -> Iterator[Region]:
-    with open_region(file, writable=True) as found:
-        yield found
 
 
 # ---- the number first ----

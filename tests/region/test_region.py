@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import pytest
+from support.every_layout import every_layout  # noqa: F401 (the fixture layout)
 from support.forked import in_child
 from support.region_calls import EDITS, READS
 from support.region_file import RegionFile, RegionFileFactory
@@ -24,13 +25,6 @@ from libhamiregion import (
     identify,
     open_region,
 )
-
-
-@pytest.fixture(params=list(Layout))
-def layout(request: pytest.FixtureRequest) -> Layout:
-    chosen: Layout = request.param
-    return chosen
-
 
 GIB = 2**30
 UUIDS = (

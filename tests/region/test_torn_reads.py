@@ -16,16 +16,10 @@ from pathlib import Path
 
 import pytest
 from support import c_tools
+from support.every_layout import every_layout  # noqa: F401 (the fixture layout)
 from support.stress import scaled
 
 from libhamiregion import Layout, ProcessUsage, RegionSet, create_region, open_region
-
-
-@pytest.fixture(params=list(Layout))
-def layout(request: pytest.FixtureRequest) -> Layout:
-    chosen: Layout = request.param
-    return chosen
-
 
 DEVICES = 16
 # As in torn_protocol.h: the pids of made-up processes start here.
