@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ._core import ffi, lib
 from ._handle import in_slices, nanoseconds
 from .edits import Device, Edits, find_device
-from .errors import LockTimeout, RegionNotFound, new_error, region_error, signed
+from .errors import LockTimeout, RegionNotFound, new_error, region_error, signed, signed_pid
 from .evidence import Evidence
 from .layouts import DEVICE_CAPACITY, LAYOUTS, Layout
 from .lock import Locks
@@ -66,9 +66,11 @@ class Region(Edits, Locks, Slots):
         self.closed = True
         detail = new_error()
         if lib.hr_close(self._handle, detail):
+            owner = signed_pid(detail.found)
             message = (
                 f"{self.path!r} is closed, but this process's slot counts {detail.wanted} B: the "
-                f"lock was not free in time (owner_pid {detail.found}). reap() frees the slot later"
+                f"lock was not free in time{'' if owner is None else f' (pid {owner} holds it)'}."
+                " reap() frees the slot later"
             )
             raise LockTimeout(message, path=self.path)
 

@@ -123,7 +123,10 @@ class NodeView:
         warnings, gaps = _root_warnings(observation), self._gaps(observation)
         failure = observation.root_problem
         if failure is not None and not self.node_choice.roots:
-            failure += "; name it with --root, or look for regions elsewhere with --outside"
+            failure += (
+                "; name it with --root, or look for regions elsewhere with --outside;"
+                " in a container, `hamiregion mine` shows its own"
+            )
         failure = failure or self._unknown_gpus(observation)
         if failure is None and not found:
             failure = self._selection_failure(observation)

@@ -57,6 +57,6 @@ class _Verbs(ErrorGroup):
 def hamiregion() -> None:
     """See, change and repair the GPU limits of HAMi containers while they run.
 
-    A container is FILE, POD or POD/CONTAINER, with -n NAMESPACE.  -o json gives one object per
+    A container is [NAMESPACE/]POD[/CONTAINER], or a region's FILE.  -o json gives one object per
     answer, -o wide more columns.  Verbs that write take --dry-run.
     """

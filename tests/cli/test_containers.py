@@ -1,6 +1,8 @@
 """`hamiregion ps` and `containers` on a node of real processes, and a fake driver."""
 
 import json
+import os
+import pwd
 import subprocess
 import sys
 import uuid
@@ -187,6 +189,32 @@ def test_ps_from_a_container_says_that_it_cannot_see_all(scene: Scene) -> None:
     assert {state for state, _ in states} == {"unknown"}, states
     assert "Note: not all of the node's processes can be seen" in done.stderr
     assert "hostPID: true" in done.stderr
+
+
+def test_ps_and_mine_show_commands_by_a_containers_own_proc(tmp_path: Path) -> None:
+    script = """
+import os, subprocess, sys
+from libhamiregion.testing import FakeNode
+with FakeNode(sys.argv[1]) as node:
+    region = str(node.add(processes=1).region)
+    words = ("ps", "-o", "wide", "--no-driver", "--root", str(node.root)), ("mine",)
+    for each in words:
+        subprocess.run([*sys.argv[2:], *each], env={**os.environ, VARIABLE: region}, check=True)
+""".replace("VARIABLE", repr("CUDA_DEVICE_MEMORY_SHARED_CACHE"))
+    done = subprocess.run(
+        [
+            *("unshare", "--pid", "--fork", "--mount-proc"),
+            *(sys.executable, "-c", script, str(tmp_path / "node"), *COMMAND),
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    user = pwd.getpwuid(os.getuid()).pw_name
+    rows = [line for line in done.stdout.splitlines() if "libhamiregion.testing.process" in line]
+    assert len(rows) == 2
+    assert all(f"  {user}  " in row for row in rows)
 
 
 def test_a_directory_that_cannot_be_listed_is_told_and_fails_if_no_other_can(
