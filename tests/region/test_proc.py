@@ -285,7 +285,8 @@ def test_a_recovery_ends_in_time_while_signals_come(
     with pytest.raises(LockNotRecoverable, match="watch it for 10 s"):
         region.recover_lock(proc=neighbour.proc, watch_s=2.5)
     took_s = time.monotonic() - began_s
-    assert took_s < on_this_machine_s(4 if handler_s == 0 else 8)
+    # One that began anew after each would go on as long as signals come.
+    assert took_s < on_this_machine_s(4 if handler_s == 0 else 16)
     if handler_s == 0:
         assert neighbour.searches == 1
 
