@@ -111,16 +111,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *properties)
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
-    /* Before the driver may give another pool the same handle. */
-    int number = hr_end_pool(pool);
-    CUresult result = HR_CUDA(cuMemPoolDestroy)(pool);
-    if (number < 0)
-        return result;
-    if (result == CUDA_SUCCESS)
-        hr_reconcile_pool(number);
-    else
-        hr_undo_end_of_pool(number);
-    return result;
+    return hr_destroy_pool(pool);
 }
 
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)

@@ -162,9 +162,7 @@ bool hr_trim_pools(int row);
 /* The device's primary context has ended: remove the allocations that ended with it. */
 void hr_empty_pools(CUdevice device);
 
-/* The program destroys a pool: what it holds stays until the last of it is freed.  Returns its
- * number, -1 if it is not known, for hr_undo_end_of_pool() if the driver then refuses. */
-int hr_end_pool(CUmemoryPool handle);
-void hr_undo_end_of_pool(int number);
+/* Destroy a pool: what it holds stays until the last of it is freed. */
+CUresult hr_destroy_pool(CUmemoryPool handle);
 
 #endif

@@ -1,43 +1,59 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
-#include <time.h>
 
 #include "hooks.h"
 #include "memory.h"
 #include "session.h"
 
-enum { MOST_POOLS = 256, ASKED_S = 1 };
+enum { MOST_POOLS = 256 };
 
 /* ---- The table of pools -------------------------------------------------------------- */
 
-/*
- * All under `changing`, which is never held while the driver or the core is called.  The number of
- * a pool is its place, which is used again once nothing of it is left.
- */
+/* The number of a pool is its place, which is used again once nothing of it is left. */
 struct pool {
     CUmemoryPool handle; /* NULL: the device's graph memory */
     bool is_used;
     bool is_destroyed; /* by the program; what it holds stays until the last of it is freed */
     CUdevice device;
     int row;
-    uint64_t promised;   /* bytes that allocations have, or are about to have */
-    uint64_t charged;    /* bytes in the region */
-    uint64_t generation; /* how often a thread was about to ask for its size, */
-    uint64_t reconciled; /* and the generation of the newest answer that was counted */
-    uint32_t askers;     /* threads in which the driver works on its handle for us */
+    uint64_t promised; /* bytes that allocations have, or are about to have */
+    uint64_t charged;  /* bytes in the region */
 };
 static struct pool pools[MOST_POOLS];
 static _Atomic int pools_used; /* how many places were ever taken */
+
+/*
+ * Over all of them, also while the driver works on a pool's handle for us and while a charge is
+ * changed: so answers are counted in their order, no handle is used that the program has destroyed,
+ * and a charge that may still be refused covers no other allocation.  Not held while the driver
+ * allocates or frees.
+ */
 static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t asked = PTHREAD_COND_INITIALIZER; /* some pool has no askers any more */
 
-/* Held while a charge is increased: what may still be refused covers no other allocation.  Taken
- * before `changing`. */
-static pthread_mutex_t charging = PTHREAD_MUTEX_INITIALIZER;
+/* To ask the driver.  A thread that was cancelled there would keep the lock; and see
+ * hr_relax_capture(). */
+struct asking {
+    int cancel_state, capture_mode;
+};
 
-/* Under `changing`. */
+static struct asking begin_asking(void)
+{
+    struct asking before;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before.cancel_state);
+    pthread_mutex_lock(&changing);
+    before.capture_mode = hr_relax_capture();
+    return before;
+}
+
+static void end_asking(struct asking before)
+{
+    hr_restore_capture(before.capture_mode);
+    pthread_mutex_unlock(&changing);
+    pthread_setcancelstate(before.cancel_state, NULL);
+}
+
+/* All static functions from here on are called under `changing`. */
 static int find_pool(CUmemoryPool handle, CUdevice graphs_of)
 {
     for (int at = 0; at < pools_used; at++) {
@@ -48,37 +64,18 @@ static int find_pool(CUmemoryPool handle, CUdevice graphs_of)
     return -1;
 }
 
-static int number_of_pool(CUmemoryPool handle, CUdevice graphs_of)
-{
-    pthread_mutex_lock(&changing);
-    int number = find_pool(handle, graphs_of);
-    pthread_mutex_unlock(&changing);
-    return number;
-}
-
 static int add_pool(CUmemoryPool handle, CUdevice device)
 {
-    int row = hr_row_of_device(device);
-    pthread_mutex_lock(&changing);
-    int number = find_pool(handle, device);
-    for (int at = 0; number < 0 && at < MOST_POOLS; at++) {
-        if (pools[at].is_used || pools[at].askers != 0)
+    for (int at = 0; at < MOST_POOLS; at++) {
+        if (pools[at].is_used)
             continue;
-        pools[at] = (struct pool){.handle = handle, .is_used = true, .device = device, .row = row};
-        number = at;
+        pools[at] = (struct pool){
+            .handle = handle, .is_used = true, .device = device, .row = hr_row_of_device(device)};
         if (at >= pools_used)
             pools_used = at + 1;
+        return at;
     }
-    pthread_mutex_unlock(&changing);
-    return number;
-}
-
-static CUresult read_attribute(CUmemoryPool handle, int attribute, uint64_t *value)
-{
-    int mode = hr_relax_capture();
-    CUresult result = HR_CUDA(cuMemPoolGetAttribute)(handle, attribute, value);
-    hr_restore_capture(mode);
-    return result;
+    return -1;
 }
 
 /* Drivers before CUDA 13 do not say where a pool is; a pool that no program has made is the default
@@ -90,8 +87,9 @@ static CUdevice device_of_pool(CUmemoryPool handle, CUdevice likely)
     uint64_t type = 0, id = 0;
     if (handle == NULL)
         return likely;
-    if (read_attribute(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &type) == CUDA_SUCCESS &&
-        read_attribute(handle, CU_MEMPOOL_ATTR_LOCATION_ID, &id) == CUDA_SUCCESS)
+    if (HR_CUDA(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &type) ==
+            CUDA_SUCCESS &&
+        HR_CUDA(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_LOCATION_ID, &id) == CUDA_SUCCESS)
         return hr_device_of_location((int)type, (int)id);
     if (HR_CUDA(cuDeviceGetCount)(&devices) != CUDA_SUCCESS)
         return likely;
@@ -104,8 +102,18 @@ static CUdevice device_of_pool(CUmemoryPool handle, CUdevice likely)
 
 int hr_enter_pool(CUmemoryPool handle, CUdevice likely)
 {
-    int number = number_of_pool(handle, likely);
-    return number >= 0 ? number : add_pool(handle, device_of_pool(handle, likely));
+    pthread_mutex_lock(&changing);
+    int number = find_pool(handle, likely);
+    pthread_mutex_unlock(&changing);
+    if (number >= 0)
+        return number;
+    struct asking before = begin_asking();
+    CUdevice device = device_of_pool(handle, likely);
+    number = find_pool(handle, device);
+    if (number < 0)
+        number = add_pool(handle, device);
+    end_asking(before);
+    return number;
 }
 
 /* A place keeps its row as long as anything of its pool is left. */
@@ -114,20 +122,13 @@ int hr_row_of_pool(int number)
     return number < 0 ? HR_NO_ROW : pools[number].row;
 }
 
-/* Under `changing`. */
-static void leave_place_if_empty(struct pool *pool)
-{
-    if (pool->is_destroyed && pool->promised == 0 && pool->charged == 0)
-        pool->is_used = false;
-}
-
 /* ---- Charging ------------------------------------------------------------------------ */
 
 /* The driver's pools grow by pieces of this size.  Guess, see tests/gpu: a smaller one would let a
  * pool pass the limit until it is asked for its size. */
 #define PIECE (32ull << 20)
 
-/* The size of a pool that has what was promised.  Under `changing`. */
+/* The size of a pool that has what was promised. */
 static uint64_t promised_size(const struct pool *pool)
 {
     bool grows_by_pieces = pool->handle != NULL && !pool->is_destroyed;
@@ -136,146 +137,88 @@ static uint64_t promised_size(const struct pool *pool)
     return (pool->promised + PIECE - 1) / PIECE * PIECE;
 }
 
-static CUresult promise_more(struct pool *pool, uint64_t bytes)
+static CUresult set_charge(struct pool *pool, uint64_t bytes, bool may_refuse)
 {
-    pthread_mutex_lock(&charging);
-    pthread_mutex_lock(&changing);
-    pool->promised += bytes;
-    uint64_t wanted = promised_size(pool);
-    uint64_t more = wanted > pool->charged ? wanted - pool->charged : 0;
-    pthread_mutex_unlock(&changing);
-    CUresult result = more == 0 ? CUDA_SUCCESS : hr_charge_memory(pool->row, more);
-    pthread_mutex_lock(&changing);
+    CUresult result = CUDA_SUCCESS;
+    if (bytes < pool->charged)
+        hr_give_back_memory(pool->row, pool->charged - bytes);
+    else if (bytes > pool->charged && may_refuse)
+        result = hr_charge_memory(pool->row, bytes - pool->charged);
+    else if (bytes > pool->charged)
+        hr_count_memory(pool->row, bytes - pool->charged);
     if (result == CUDA_SUCCESS)
-        pool->charged += more;
-    else
+        pool->charged = bytes;
+    return result;
+}
+
+static CUresult promise(struct pool *pool, uint64_t bytes, bool *has_grown)
+{
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&changing);
+    *has_grown = bytes > pool->charged || pool->promised > pool->charged - bytes;
+    pool->promised += bytes;
+    if (*has_grown && promised_size(pool) > pool->charged)
+        result = set_charge(pool, promised_size(pool), true);
+    if (result != CUDA_SUCCESS)
         pool->promised -= bytes;
     pthread_mutex_unlock(&changing);
-    pthread_mutex_unlock(&charging);
     return result;
 }
 
 CUresult hr_promise(int number, uint64_t bytes, bool *has_grown)
 {
     struct pool *pool = &pools[number];
-    pthread_mutex_lock(&changing);
-    *has_grown = bytes > pool->charged || pool->promised > pool->charged - bytes;
-    if (!*has_grown)
-        pool->promised += bytes;
-    pthread_mutex_unlock(&changing);
-    if (!*has_grown)
-        return CUDA_SUCCESS;
-    CUresult result = promise_more(pool, bytes);
+    CUresult result = promise(pool, bytes, has_grown);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && hr_trim_pools(pool->row))
-        result = promise_more(pool, bytes);
+        result = promise(pool, bytes, has_grown);
     return hr_count_refusal(result);
+}
+
+static CUresult read_held(const struct pool *pool, uint64_t *held)
+{
+    if (pool->handle != NULL)
+        return HR_CUDA(cuMemPoolGetAttribute)(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+                                              held);
+    return HR_CUDA(cuDeviceGetGraphMemAttribute)(pool->device,
+                                                 CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, held);
+}
+
+static CUresult reconcile(struct pool *pool, bool may_refuse)
+{
+    uint64_t held = 0;
+    /* A pool that was destroyed cannot be asked: it holds what is in use. */
+    if (!pool->is_used || pool->row < 0 ||
+        (!pool->is_destroyed && read_held(pool, &held) != CUDA_SUCCESS))
+        return CUDA_SUCCESS;
+    /* What others have been promised since they may be taking just now. */
+    uint64_t promised = promised_size(pool);
+    CUresult result = set_charge(pool, held > promised ? held : promised, may_refuse);
+    if (pool->is_destroyed && pool->charged == 0)
+        pool->is_used = false;
+    return result;
+}
+
+CUresult hr_admit_pool(int number)
+{
+    struct asking before = begin_asking();
+    CUresult result = reconcile(&pools[number], true);
+    end_asking(before);
+    return result;
+}
+
+void hr_reconcile_pool(int number)
+{
+    struct asking before = begin_asking();
+    reconcile(&pools[number], false);
+    end_asking(before);
 }
 
 void hr_take_back_promise(int number, uint64_t bytes)
 {
     pthread_mutex_lock(&changing);
     pools[number].promised -= bytes;
-    bool is_destroyed = pools[number].is_destroyed;
-    pthread_mutex_unlock(&changing);
-    if (is_destroyed)
-        hr_reconcile_pool(number);
-}
-
-/*
- * The handle of a pool that was destroyed may be a pointer to nowhere: so the driver is asked about
- * one between these two only, and hr_end_pool() waits for those who ask.
- */
-static struct pool start_asking(struct pool *pool)
-{
-    pthread_mutex_lock(&changing);
-    pool->askers++;
-    pool->generation++;
-    struct pool seen = *pool;
-    pthread_mutex_unlock(&changing);
-    return seen;
-}
-
-/* Under `changing`. */
-static void stop_asking(struct pool *pool)
-{
-    if (--pool->askers == 0)
-        pthread_cond_broadcast(&asked);
-}
-
-static CUresult read_held(const struct pool *pool, uint64_t *held)
-{
-    if (pool->handle != NULL)
-        return read_attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, held);
-    int mode = hr_relax_capture();
-    CUresult result = HR_CUDA(cuDeviceGetGraphMemAttribute)(
-        pool->device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, held);
-    hr_restore_capture(mode);
-    return result;
-}
-
-static void trim(const struct pool *pool)
-{
-    int mode = hr_relax_capture();
-    if (pool->handle == NULL)
-        HR_CUDA(cuDeviceGraphMemTrim)(pool->device);
-    else if (!pool->is_destroyed)
-        HR_CUDA(cuMemPoolTrimTo)(pool->handle, 0);
-    hr_restore_capture(mode);
-}
-
-/* Several threads may reconcile one pool at once.  The thread with the highest generation asked the
- * driver last, after the allocations of all earlier ones, so only its answer is used. */
-static CUresult reconcile(int number, bool may_refuse)
-{
-    struct pool *pool = &pools[number];
-    struct pool seen = start_asking(pool);
-    uint64_t held = 0, more = 0, less = 0;
-    /* A pool that was destroyed cannot be asked: it holds what is in use. */
-    bool is_known = seen.is_used && seen.row >= 0 &&
-                    (seen.is_destroyed || read_held(&seen, &held) == CUDA_SUCCESS);
-    pthread_mutex_lock(&charging);
-    pthread_mutex_lock(&changing);
-    stop_asking(pool);
-    if (is_known && seen.generation > pool->reconciled) {
-        /* What others have been promised since they may be taking just now. */
-        uint64_t promised = promised_size(pool), wanted = held > promised ? held : promised;
-        pool->reconciled = seen.generation;
-        more = wanted > pool->charged ? wanted - pool->charged : 0;
-        less = wanted < pool->charged ? pool->charged - wanted : 0;
-        pool->charged -= less;
-        leave_place_if_empty(pool);
-    }
-    pthread_mutex_unlock(&changing);
-    CUresult result = CUDA_SUCCESS;
-    if (less != 0)
-        hr_give_back_memory(seen.row, less);
-    if (more != 0 && may_refuse)
-        result = hr_charge_memory(seen.row, more);
-    else if (more != 0)
-        hr_count_memory(seen.row, more);
-    if (more != 0 && result == CUDA_SUCCESS) {
-        pthread_mutex_lock(&changing);
-        pool->charged += more;
-        pthread_mutex_unlock(&changing);
-    }
-    pthread_mutex_unlock(&charging);
-    return result;
-}
-
-void hr_reconcile_pool(int number)
-{
-    reconcile(number, false);
-}
-
-CUresult hr_admit_pool(int number)
-{
-    return reconcile(number, true);
-}
-
-static void end_asking(int number)
-{
-    pthread_mutex_lock(&changing);
-    stop_asking(&pools[number]);
+    if (pools[number].is_destroyed)
+        reconcile(&pools[number], false);
     pthread_mutex_unlock(&changing);
 }
 
@@ -284,9 +227,12 @@ void hr_reconcile_pools(void)
     for (int row = 0; row < HR_DEVICES; row++) {
         const struct pool graphs = {.device = hr_device_of_row(row)};
         uint64_t held = 0;
+        struct asking before = begin_asking();
         /* Graph memory is there without a call of ours. */
-        if (graphs.device >= 0 && read_held(&graphs, &held) == CUDA_SUCCESS && held != 0)
-            hr_enter_pool(NULL, graphs.device);
+        if (graphs.device >= 0 && find_pool(NULL, graphs.device) < 0 &&
+            read_held(&graphs, &held) == CUDA_SUCCESS && held != 0)
+            add_pool(NULL, graphs.device);
+        end_asking(before);
     }
     for (int number = 0; number < pools_used; number++)
         hr_reconcile_pool(number);
@@ -294,19 +240,27 @@ void hr_reconcile_pools(void)
 
 /* ---- Trimming and ending -------------------------------------------------------------- */
 
+static void trim(struct pool *pool)
+{
+    if (pool->handle == NULL)
+        HR_CUDA(cuDeviceGraphMemTrim)(pool->device);
+    else if (!pool->is_destroyed)
+        HR_CUDA(cuMemPoolTrimTo)(pool->handle, 0);
+    reconcile(pool, false);
+}
+
 bool hr_trim_pools(int row)
 {
     bool is_any = false;
     for (int number = 0; number < pools_used; number++) {
-        struct pool seen = start_asking(&pools[number]);
-        bool is_here = seen.is_used && seen.row == row;
-        bool is_wanted = is_here && seen.charged > seen.promised;
-        if (is_wanted)
-            trim(&seen);
-        end_asking(number);
-        if (is_wanted)
-            hr_reconcile_pool(number);
-        is_any = is_any || is_here;
+        struct pool *pool = &pools[number];
+        struct asking before = begin_asking();
+        if (pool->is_used && pool->row == row) {
+            is_any = true;
+            if (pool->charged > pool->promised)
+                trim(pool);
+        }
+        end_asking(before);
     }
     return is_any;
 }
@@ -325,12 +279,13 @@ static void take_back(const struct hr_entry *entry, void *argument)
 void hr_empty_pools(CUdevice device)
 {
     for (uint32_t number = 0; (int)number < pools_used; number++) {
-        struct pool seen = start_asking(&pools[number]);
-        bool is_there = seen.is_used && seen.device == device;
+        const struct pool *pool = &pools[number];
+        struct asking before = begin_asking();
+        bool is_there = pool->is_used && pool->device == device;
         uint64_t used = 1;
-        if (is_there && seen.handle != NULL && !seen.is_destroyed && seen.promised != 0)
-            read_attribute(seen.handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
-        end_asking((int)number);
+        if (is_there && pool->handle != NULL && !pool->is_destroyed && pool->promised != 0)
+            HR_CUDA(cuMemPoolGetAttribute)(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
+        end_asking(before);
         if (used == 0)
             hr_table_sweep(is_in_pool, take_back, &number);
         if (is_there)
@@ -338,28 +293,20 @@ void hr_empty_pools(CUdevice device)
     }
 }
 
-int hr_end_pool(CUmemoryPool handle)
+CUresult hr_destroy_pool(CUmemoryPool handle)
 {
-    struct timespec deadline;
-    if (handle == NULL || hr_session_state() == HR_SESSION_FORKED)
-        return -1;
-    pthread_mutex_lock(&changing);
+    if (handle == NULL || hr_session_region() == NULL)
+        return HR_CUDA(cuMemPoolDestroy)(handle);
+    struct asking before = begin_asking();
     int number = find_pool(handle, -1);
-    if (number >= 0)
+    /* The program's own call has its part in a capture. */
+    hr_restore_capture(before.capture_mode);
+    CUresult result = HR_CUDA(cuMemPoolDestroy)(handle);
+    hr_relax_capture();
+    if (result == CUDA_SUCCESS && number >= 0) {
         pools[number].is_destroyed = true;
-    clock_gettime(CLOCK_REALTIME, &deadline);
-    deadline.tv_sec += ASKED_S;
-    /* No thread begins to ask any more.  One that was cancelled as it asked never stops. */
-    while (number >= 0 && pools[number].askers != 0 &&
-           pthread_cond_timedwait(&asked, &changing, &deadline) == 0)
-        ;
-    pthread_mutex_unlock(&changing);
-    return number;
-}
-
-void hr_undo_end_of_pool(int number)
-{
-    pthread_mutex_lock(&changing);
-    pools[number].is_destroyed = false;
-    pthread_mutex_unlock(&changing);
+        reconcile(&pools[number], false);
+    }
+    end_asking(before);
+    return result;
 }
