@@ -17,6 +17,7 @@ from .failures import Failure, bad_arguments
 from .help import Verb
 from .output import write
 from .service import LEVELS, ServiceLog, collect_rarely, serve_documents
+from .views import replay
 
 if TYPE_CHECKING:
     from libhamiregion.exporter import MetricsServer, NodeExporter
@@ -69,6 +70,7 @@ metrics_options = options.all_of(
 @_metrics("--collector", "collectors", multiple=True, metavar="NAME")
 @options.node_options
 @options.library_option
+@options.from_option
 @click.option("--once", is_flag=True, help="Print the metrics once and exit.")
 @options.option("--log-level", group="Output", type=click.Choice(LEVELS), default="info")
 @options.json_option
@@ -78,6 +80,7 @@ def exporter(
     collectors: tuple[str, ...],
     node_choice: options.NodeChoice,
     library: str | None,
+    document: str | None,
     once: bool,
     log_level: str,
     as_json: bool,
@@ -88,10 +91,13 @@ def exporter(
     from libhamiregion.exporter import COLLECTORS, NodeExporter
     from libhamiregion.node import NvmlSampler, Observer
 
+    if document is not None and not once:
+        raise click.UsageError("--from goes with --once: a document does not change.")
     ServiceLog(as_json=as_json).capture_logging(log_level)
-    with bad_arguments():
+    chosen = collectors or COLLECTORS
+    observer: Observer | None = None
+    if document is None:
         # Neither is closed: waiting for a driver that does not answer would never end.
-        chosen = collectors or COLLECTORS
         sampler = None
         if "nvml" in chosen:
             by_process = any(
@@ -99,15 +105,15 @@ def exporter(
             )
             sampler = NvmlSampler(library, sensors=True, processes=by_process)
         observer = Observer(node_choice.open(), sampler=sampler)
+    with bad_arguments():
         exported = NodeExporter(
-            observer.node,
-            observer=observer,
+            observer=observer or replay(document or "", "listen", "web_config"),
             node_name=node_choice.node_name,
             legacy=legacy_metrics,
             collectors=chosen,
             **settings,
         )
-    if once:
+    if once or observer is None:
         write(exported.render().decode())
         reason = exported.not_ready()
         if reason is not None:

@@ -46,7 +46,7 @@ def observe(
 
     asked = service()
     if asked is None:
-        with driver.observe(node_choice) as observer:
+        with driver.observe(node_choice, sensors=True) as observer:
             _write(lambda: to_json(observer.observe(), redact=redact) + "\n", interval_s)
     elif redact:
         _write(lambda: to_json(asked.observe(), redact=True) + "\n", interval_s, _STALLED_S)

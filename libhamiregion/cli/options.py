@@ -217,16 +217,17 @@ class DriverChoice:
     library: str | None
 
     @contextlib.contextmanager
-    def observe(self, node_choice: NodeChoice) -> Iterator[Observer]:
+    def observe(self, node_choice: NodeChoice, *, sensors: bool = False) -> Iterator[Observer]:
         """A context with an observer of a node and its driver.
 
         Args:
             node_choice: The node.
+            sensors: Whether the driver is asked for temperatures too.
         """
         from libhamiregion.node import NvmlSampler, Observer
 
         # Not closed: that would wait for a driver that does not answer.
-        sampler = None if self.no_driver else NvmlSampler(self.library)
+        sampler = None if self.no_driver else NvmlSampler(self.library, sensors=sensors)
         with node_choice.open() as node:
             yield Observer(node, sampler=sampler, anew=True)
 

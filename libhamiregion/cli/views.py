@@ -58,6 +58,12 @@ class Replay:
     """In place of an observer: one observation, of a document."""
 
     observation: Observation
+    taking_s = 0.0
+
+    @property
+    def asks_driver(self) -> bool:
+        """Whether the driver was asked."""
+        return self.observation.driver_asked
 
     def observe(self, **_: object) -> Observation:
         """Return the observation."""

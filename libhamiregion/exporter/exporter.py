@@ -23,7 +23,7 @@ from .gone import GoneContainers
 from .labels import label_text, safe_value
 from .legacy import former_series
 from .overview import PAGE_INTERVAL_S, PageView, page_html
-from .scrape import RowTexts, Scrape
+from .scrape import Observes, RowTexts, Scrape
 from .text import Series, TextWriter
 
 if TYPE_CHECKING:
@@ -85,10 +85,9 @@ class NodeExporter:
     well. Node and sampler stay the caller's.
 
     Args:
-        node: The node.
+        node: The node; None with an `observer`.
         sampler: Asks the driver; None leaves its figures out.
-        node_name: The value of ``node`` in HAMi's metrics of GPUs; None means ``$NODE_NAME``, else
-            the host's name.
+        node_name: The value of ``node`` in HAMi's metrics of GPUs; None means the observation's.
         legacy: Whether to export the former names of HAMi's monitor as well.
         hami_version: Whose families and labels GPUs have, one of `HAMI_VERSIONS`.
         collectors: Of `COLLECTORS` those that work; None means all. HAMi's own metrics need
@@ -99,8 +98,8 @@ class NodeExporter:
             it. None shows them all.
         counters: Counters of an agent in this program, by name; asked at each scrape. Names that
             end in ``_paused`` are 0 or 1.
-        observer: Observes the node for others in this program too; None makes one of `node` and
-            `sampler`.
+        observer: Observes the node for others in this program too, or has a document; None makes
+            one of `node` and `sampler`.
 
     Raises:
         ValueError: A collector or a version that there is not.
@@ -108,7 +107,7 @@ class NodeExporter:
 
     def __init__(
         self,
-        node: Node,
+        node: Node | None = None,
         *,
         sampler: NvmlSampler | None = None,
         node_name: str | None = None,
@@ -118,7 +117,7 @@ class NodeExporter:
         max_age_s: float = 1.0,
         gone_after_s: float | None = 300.0,
         counters: Callable[[], Mapping[str, int]] | None = None,
-        observer: Observer | None = None,
+        observer: Observes | None = None,
     ) -> None:
         chosen = COLLECTORS if collectors is None else collectors
         for name in chosen:
@@ -126,10 +125,12 @@ class NodeExporter:
                 raise ValueError(f"no collector {name!r}; there are {', '.join(COLLECTORS)}")
         if hami_version not in HAMI_VERSIONS:
             raise ValueError(f"no labels of HAMi {hami_version!r}; {' or '.join(HAMI_VERSIONS)}")
-        self.node = node
-        self.node_name = node_name or os.environ.get("NODE_NAME") or os.uname().nodename
+        self._node_name = node_name
         self.legacy = legacy
-        observer = observer or Observer(node, sampler=sampler if "nvml" in chosen else None)
+        if observer is None:
+            if node is None:
+                raise ValueError("an exporter needs a node, or an observer")
+            observer = Observer(node, sampler=sampler if "nvml" in chosen else None)
         self._observer = observer
         self._max_age_s = max_age_s
         self._counters = counters
@@ -160,18 +161,16 @@ class NodeExporter:
             RegionClosed: The node has been closed.
             NodeBusy: Another observation does not come back.
         """
-        node = self.node
-        self._observer.observe(max_age_s=_READY_AGE_S, slots=False)
-        if node.scanned_roots:
+        seen = self._observer.observe(max_age_s=_READY_AGE_S, slots=False)
+        if any(seen.roots.values()):
             return None
-        for error in node.root_errors.values():
-            reason = f"no directory of containers can be listed: {error_text(error)}"
-            return printable(reason, _LINE)
-        if node.containers:
+        for root, reason in seen.root_errors.items():
+            text = f"no directory of containers can be listed: {root}: {reason}"
+            return printable(text, _LINE)
+        if seen.containers or seen.missing:
             return None
-        return printable(
-            f"there is none of {', '.join(node.roots)}, and no region elsewhere", _LINE
-        )
+        text = f"there is none of {', '.join(seen.roots)}, and no region elsewhere"
+        return printable(text, _LINE)
 
     def stuck(self) -> str | None:
         """Why this program is to be restarted: an observation has not returned for 60 s; or None.
@@ -281,13 +280,14 @@ class NodeExporter:
         return self._observer.observe(max_age_s=max_age_s, slots=self._with_slots)
 
     def _scrape(self, observation: Observation) -> Scrape:
-        errors = self.node.root_errors
+        errors = observation.root_errors
         for root in errors.keys() - self._unreadable:
-            reason = printable(error_text(errors[root]), _LINE)
+            reason = printable(f"{root}: {errors[root]}", _LINE)
             _log.warning("%s; the containers there are not seen", reason)
         self._unreadable = set(errors)
         self._texts = RowTexts.of(observation, self._gone.among(observation), self._texts)
-        return Scrape(observation, self._texts, self.node, self.node_name, self._hami_version)
+        node_name = self._node_name or observation.node_name
+        return Scrape(observation, self._texts, node_name, self._hami_version)
 
     def _run(self, collector: Collector, scrape: Scrape) -> Iterable[Series]:
         """Run a collector; one that fails has no series."""
@@ -313,10 +313,8 @@ class NodeExporter:
 
     def _of_exporter(self, observation: Observation) -> Iterator[Series]:
         """Series of the node as a whole, the exporter itself, and an agent in this program."""
-        node, runs = self.node, self._runs
-        roots = dict.fromkeys(node.scanned_roots, 1) or dict.fromkeys(node.roots, 0)
-        roots.update(dict.fromkeys(node.root_errors, 0))
-        shown = {safe_value(root): is_readable for root, is_readable in roots.items()}
+        runs, roots = self._runs, observation.roots
+        shown = {safe_value(root): int(is_readable) for root, is_readable in roots.items()}
         yield Series.by_label("hamiregion_root_readable", shown)
         yield Series("hamiregion_proc_complete", [""], [int(observation.processes.is_complete)])
         for name, value_of in (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,9 @@ from libhamiregion.node import NodeBusy
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from libhamiregion.node import Container, Observation, Observer
+    from libhamiregion.node import Container, Observation
+
+    from .scrape import Observes
 
 _CHECK_S = 20.0
 
@@ -31,7 +32,7 @@ class GoneContainers:
         after_s: How old the directory must be; None means that none is ever gone.
     """
 
-    def __init__(self, observer: Observer, after_s: float | None) -> None:
+    def __init__(self, observer: Observes, after_s: float | None) -> None:
         self._observer = observer
         self._after_s = after_s
         self._checked_s = -_CHECK_S
@@ -43,15 +44,8 @@ class GoneContainers:
         present = frozenset((*observation.containers, *observation.missing))
         if self._after_s is not None and now_s - self._checked_s >= _CHECK_S:
             self._checked_s = now_s
-            names, before_s = self._observer.node.names, time.time() - self._after_s
-            left = {
-                each
-                for each in present
-                if each.directory is not None
-                and each.pod_uid is not None
-                and _changed_s(each.directory) < before_s
-                and names.has_pod(each.pod_uid) is False
-            }
+            before_s = observation.regions_read_at_s - self._after_s
+            left = {each.container for each in observation.left if each.changed_at_s < before_s}
             self._gone = frozenset(left and left.difference(self._used(observation, left)))
         return self._gone & present
 
@@ -74,10 +68,3 @@ class GoneContainers:
             slots = states.states[first : first + regions.process_count[row]]
             if slots.strip(b"\2") or states.unlisted.get(row):
                 yield container
-
-
-def _changed_s(directory: str) -> float:
-    try:
-        return os.lstat(directory).st_mtime
-    except OSError:
-        return float("inf")

@@ -16,7 +16,7 @@ from .families import BY_NAME, CONTAINER
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from libhamiregion.node import Container, NodeNames
+    from libhamiregion.node import Container, PodName
     from libhamiregion.observation.names import ContainerId
 
 #: In place of all values above the limit.
@@ -137,11 +137,13 @@ class ContainerLabels:
         )
 
     @classmethod
-    def of_cgroup(cls, names: NodeNames, container_id: ContainerId | None) -> ContainerLabels:
+    def of_cgroup(
+        cls, names: Mapping[str, PodName], container_id: ContainerId | None
+    ) -> ContainerLabels:
         """Name the container of a cgroup that is none of the node's containers."""
         if container_id is None:
             return cls("", "", "", "")
-        found = names.resolve(container_id.pod_uid, None, container_id.id)
+        found = names.get(container_id.id)
         pod_uid = container_id.pod_uid or ""
         values = ("", pod_uid, "")
         if found is not None:

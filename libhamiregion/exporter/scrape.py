@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import attrs
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from libhamiregion.layouts import Layout
-    from libhamiregion.node import Container, Node, Observation
+    from libhamiregion.node import Container, Observation
     from libhamiregion.tables import RegionTable
 
 #: Reasons why a container is not shown, besides those of `MissingReason`.
@@ -30,6 +30,21 @@ POD_GONE = "pod_gone"
 MAX_PAIRS = 256
 # Sums of libvgpu are modulo 2^64.
 _WRAP = (1 << 64) - 1
+
+
+class Observes(Protocol):
+    """Gives observations of a node: an `Observer`, or a document."""
+
+    @property
+    def asks_driver(self) -> bool:
+        """Whether they have the driver's sample."""
+
+    @property
+    def taking_s(self) -> float:
+        """How long the one takes that is being taken."""
+
+    def observe(self, *, max_age_s: float = ..., slots: bool = ...) -> Observation:
+        """Return an observation that is young enough."""
 
 
 class ShownRegion(NamedTuple):
@@ -172,14 +187,12 @@ class Scrape:
     Attributes:
         observation: The node.
         texts: The names and label texts.
-        node: The node, for what an observation does not have.
         node_name: The value of the label ``node``.
         hami_version: Whose families and labels GPUs have: ``2.10`` or ``2.11``.
     """
 
     observation: Observation
     texts: RowTexts
-    node: Node
     node_name: str
     hami_version: str
 

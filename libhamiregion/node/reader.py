@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.observation.model import Gap, Observation
+from libhamiregion.observation.model import Gap, LeftDirectory, Observation
 from libhamiregion.observation.pairing import driver_gap
 from libhamiregion.observation.without_region import explained
 from libhamiregion.text import count_text, printable
 
 from .node import exclusively
 from .roots import RootsUnreadable
+from .slots import LISTING_S
 from .suspects import SuspectReader
 from .unchanged import UnchangedFigures
 from .workers import Blocked, Workers
@@ -85,6 +86,8 @@ class Observer:
         self._began_s: dict[str, float] = {}
         self._taking_slots = threading.Lock()
         self._suspects = SuspectReader(node)
+        # The node's containers, when they were asked about, and when those left were changed.
+        self._left: tuple[object, float, dict[str, float]] = (None, 0.0, {})
 
     @property
     def asks_driver(self) -> bool:
@@ -220,6 +223,11 @@ class Observer:
             ticks_per_s=os.sysconf("SC_CLK_TCK"),
             driver_asked=self.asks_driver,
             names=_names(node, sample, snapshot, states),
+            node_name=os.environ.get("NODE_NAME") or os.uname().nodename,
+            roots={
+                **(dict.fromkeys(node.scanned_roots, True) or dict.fromkeys(node.roots, False)),
+                **dict.fromkeys(node.root_errors, False),
+            },
             root_errors={
                 root: error.strerror or str(error) for root, error in node.root_errors.items()
             },
@@ -237,7 +245,26 @@ class Observer:
             gaps.append(Gap("driver", failed if driver_error else "the driver does not answer"))
         if processes_error is not None:
             gaps.append(Gap("processes", f"{node.proc} could not be read: {processes_error}"))
-        return attrs.evolve(observation, snapshot=snapshot, gaps=tuple(gaps))
+        left = self._find_left(snapshot)
+        return attrs.evolve(observation, snapshot=snapshot, gaps=tuple(gaps), left=left)
+
+    def _find_left(self, snapshot: NodeSnapshot) -> tuple[LeftDirectory, ...]:
+        """Find directories of pods that kubelet does not know, every 20 s."""
+        names, now_s = self.node.names, time.monotonic()
+        known, looked_s, changed_at_s = self._left
+        if known is not self.node.containers or now_s - looked_s >= LISTING_S:
+            changed_at_s = {}
+            for each in self.node.containers:
+                pod, directory = each.pod_uid, each.directory
+                if pod is not None and directory is not None and names.has_pod(pod) is False:
+                    with contextlib.suppress(OSError):
+                        changed_at_s[directory] = os.lstat(directory).st_mtime
+            self._left = self.node.containers, now_s, changed_at_s
+        return tuple(
+            LeftDirectory(each, changed_at_s[each.directory])
+            for each in (*snapshot.containers, *snapshot.missing)
+            if changed_at_s and each.directory in changed_at_s
+        )
 
     def _gone(self, sample: NvmlSample | None) -> frozenset[int]:
         """Pids on the driver's lists of no process: it is asked once more before they count."""

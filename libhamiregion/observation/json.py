@@ -136,7 +136,7 @@ def _no_constant(name: str) -> None:
 
 # ---- redaction ----------------------------------------------------------------------------------
 
-# Field of a class to the kind of text that takes its place.
+# Field of a class to the kind of text that takes its place, or that of its keys.
 _SECRETS: dict[tuple[type, str], str] = {
     (Container, "pod_uid"): "pod-uid",
     (Container, "claim_uid"): "claim-uid",
@@ -168,6 +168,11 @@ _SECRETS: dict[tuple[type, str], str] = {
     (MissingRegion, "message"): "",
     (Gap, "reason"): "",
     (NvmlSample, "message"): "",
+    (Observation, "root_problem"): "",
+    (Observation, "names"): "container-id",
+    (Observation, "node_name"): "node",
+    (Observation, "roots"): "path",
+    (Observation, "root_errors"): "path",
 }
 
 
@@ -191,6 +196,11 @@ class _Redactor:
             return value
         if isinstance(value, tuple):
             return tuple(None if each is None else self.text(kind, each) for each in value)
+        if isinstance(value, dict):
+            return {
+                self.text(kind, key): _SENTENCE if isinstance(each, str) else each
+                for key, each in value.items()
+            }
         return self.text(kind, value)
 
 
@@ -214,15 +224,6 @@ class _Writer:
             "version": __version__,
             "containers": [self._container(each) for each in containers],
             **self._attributes(seen),
-            "names": {
-                self._secret("container-id", id_): self.plain(name)
-                for id_, name in seen.names.items()
-            },
-            "root_problem": self._secret("", seen.root_problem),
-            "root_errors": {
-                self._secret("path", root): self._secret("", reason)
-                for root, reason in seen.root_errors.items()
-            },
         }
         # Last: all of them are known by now.
         written["host_processes"] = [self._attributes(each) for each in self._processes]

@@ -100,6 +100,19 @@ class ContainerDetails:
     error: RegionError | OSError | None = None
 
 
+@attrs.frozen
+class LeftDirectory:
+    """The directory of a container whose pod kubelet does not know, though it knows others.
+
+    Attributes:
+        container: The container.
+        changed_at_s: When it was last changed, Unix seconds.
+    """
+
+    container: Container
+    changed_at_s: float
+
+
 @attrs.frozen(eq=False)
 class Observation:
     """The state of a node at one moment. A value: later observations do not change it.
@@ -131,8 +144,11 @@ class Observation:
         ticks_per_s: Clock ticks a second, of start times of processes.
         driver_asked: Whether the driver was to be asked.
         names: Names by container id, of processes that the driver lists.
+        node_name: ``$NODE_NAME`` where it was taken, else the host's name.
+        roots: Directories of containers, to whether they could be listed.
         root_errors: Root to reason, of directories of containers that could not be listed.
         root_problem: Why no directory of containers could be listed; None if one could.
+        left: Directories of pods that are gone; found out every 20 s.
         evidence: What the columns do not have about suspects; None without the slots.
     """
 
@@ -153,9 +169,17 @@ class Observation:
     ticks_per_s: int = 100
     driver_asked: bool = False
     names: Mapping[str, PodName] = attrs.field(factory=dict)
+    node_name: str = ""
+    roots: Mapping[str, bool] = attrs.field(factory=dict)
     root_errors: Mapping[str, str] = attrs.field(factory=dict)
     root_problem: str | None = None
+    left: tuple[LeftDirectory, ...] = ()
     evidence: NodeEvidence | None = None
+
+    @property
+    def regions_read_at_s(self) -> float:
+        """When the regions were read, Unix seconds."""
+        return self.regions_read_at_ns / 1e9
 
     @property
     def containers(self) -> tuple[Container, ...]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -69,6 +70,37 @@ def test_a_document_is_diagnosed_as_its_node(scene: Scene, document: Path) -> No
         assert f"{option.partition('=')[0]} needs a node" in answer.stderr
 
 
+# About the exporter itself, and how long ago the observation was.
+OF_EXPORTER = re.compile(
+    r"hamiregion_(collector|scrape|refresh|errors|build|findings_timestamp)_|hami_build_info"
+    r"|hami_container_last_kernel_elapsed"
+)
+
+
+def series_of(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not OF_EXPORTER.search(line)]
+
+
+@pytest.mark.parametrize("options", [(), ("--hami-version", "2.10")])
+def test_a_document_is_exported_as_its_node(
+    scene: Scene, document: Path, options: tuple[str, ...]
+) -> None:
+    live = scene.run("exporter", "--once", *options)
+    answer = call("exporter", "--once", "--from", str(document), *options)
+    assert (answer.returncode, live.returncode) == (0, 0), answer.stderr
+    assert len(series_of(live.stdout)) > 50
+    assert series_of(answer.stdout) == series_of(live.stdout)
+
+
+def test_an_exporter_serves_no_document(document: Path) -> None:
+    answer = call("exporter", "--from", str(document))
+    assert answer.returncode == 2
+    assert "--from goes with --once" in answer.stderr
+    answer = call("exporter", "--once", "--from", str(document), "--listen", ":9394")
+    assert answer.returncode == 2
+    assert "--listen needs a node" in answer.stderr
+
+
 def test_a_selection_holds_for_a_document(document: Path) -> None:
     found = json.loads(shown("ps", "--from", str(document), "--pod", "bert-*", "--json"))
     assert {each["pod"] for each in found["processes"]} == {"bert-0"}
@@ -99,7 +131,7 @@ def test_what_needs_a_node_is_refused_by_name(document: Path, option: str) -> No
     assert f"{option.partition('=')[0]} needs a node" in answer.stderr
 
 
-@pytest.mark.parametrize("verb", ["exporter", "record", "agent"])
+@pytest.mark.parametrize("verb", ["record", "agent"])
 def test_a_verb_that_reads_no_document_says_so(document: Path, verb: str) -> None:
     answer = call(verb, "--from", str(document))
     assert answer.returncode == 2

@@ -350,10 +350,12 @@ def test_the_node_has_the_name_of_the_environment_or_the_hosts(
 ) -> None:
     with NodeFiles(tmp_path).open() as node:
         monkeypatch.delenv("NODE_NAME", raising=False)
-        assert NodeExporter(node).node_name == os.uname().nodename
+        assert Observer(node).observe().node_name == os.uname().nodename
         monkeypatch.setenv("NODE_NAME", "worker-3")
-        assert NodeExporter(node).node_name == "worker-3"
-        assert NodeExporter(node, node_name="mine").node_name == "mine"
+        seen = Observer(node).observe()
+        assert seen.node_name == "worker-3"
+        assert "worker-3" in NodeExporter(node).page().decode()
+        assert "mine" in NodeExporter(node, node_name="mine").page().decode()
 
 
 def disturb(files: NodeFiles, number: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -79,8 +78,8 @@ def _of_devices(scrape: Scrape) -> Iterator[Series]:
             pairs = zip(cells, left_out, strict=True)
             cells = [(cell - inactive_cell) & _WRAP for cell, inactive_cell in pairs]
         yield (texts.measured if column == "sm_util_percent" else texts.named).series(name, cells)
-    now_s, launched_s = int(time.time()), regions.last_kernel_time_s
-    elapsed_s = [max(0, now_s - at_s) if at_s else None for at_s in launched_s]
+    now_s = int(scrape.observation.regions_read_at_s)
+    elapsed_s = [max(0, now_s - at_s) if at_s else None for at_s in regions.last_kernel_time_s]
     by_device = [elapsed_s[region] for region in devices.region]
     yield texts.named.series("hami_container_last_kernel_elapsed_seconds", by_device)
     limits, sm_limits = devices.memory_limit_bytes, devices.sm_limit_percent

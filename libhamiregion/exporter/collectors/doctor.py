@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -62,7 +61,8 @@ def _series(scrape: Scrape, findings: tuple[Finding, ...]) -> Iterator[Series]:
         for (kind, severity), number in totals.items()
     }
     yield Series.of("hamiregion_findings", kinds)
-    yield Series("hamiregion_findings_timestamp_seconds", [""], [time.time()])
+    diagnosed_at_s = scrape.observation.regions_read_at_s
+    yield Series("hamiregion_findings_timestamp_seconds", [""], [diagnosed_at_s])
     name = "hamiregion_container_findings"
     of_container: Counter[str] = Counter()
     orphans = set()

@@ -43,7 +43,7 @@ class UnaccountedCollector:
         Raises:
             OSError: /proc could not be listed.
         """
-        names = scrape.node.names
+        names = scrape.observation.names
         found: defaultdict[str, dict[str, float | None]] = defaultdict(dict)
         pairs: Counter[str] = Counter()
         for row in (*scrape.join.uncounted, *scrape.join.on_other_devices):
