@@ -58,6 +58,7 @@ class FindingKind(enum.Enum):
 
     LAYOUT_MIXED = "layout_mixed"
     LAYOUT_NEWER = "layout_newer"
+    REGIONS_DOUBLED = "regions_doubled"
     DIRECTORY_BORROWED = "directory_borrowed"
     REGION_LOST = "region_lost"
     REGION_MISSING = "region_missing"
@@ -281,6 +282,12 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "The region has a newer version than any known here. It is read as the newest known one.",
         "new fields are not shown, and nothing is written or repaired.",
         "install a libhamiregion that knows the version",
+    ),
+    FindingKind.REGIONS_DOUBLED: _transient(
+        Severity.WARNING,
+        "Processes use another region of the container's directory than the newest one.",
+        "each region has limits of its own, and what the older one counts is not shown.",
+        "restart the container",
     ),
     FindingKind.DIRECTORY_BORROWED: Explanation(
         Severity.ERROR,

@@ -115,6 +115,23 @@ def _lost_regions(
         )
 
 
+def doubled_regions(context: DoctorContext) -> Iterator[Finding]:
+    """Containers whose processes use several regions of their directory."""
+    found: defaultdict[tuple[Container, str], list[int]] = defaultdict(list)
+    for pid, place in context.slots_join.in_other_files.items():
+        found[place].append(pid)
+    for (container, name), pids in found.items():
+        shown_file = PurePath(container.region_path or "").name
+        yield finding(
+            FindingKind.REGIONS_DOUBLED,
+            f"{count_text(len(pids), 'process')} in a second region of the directory",
+            f"{pids_text(pids)} of the host map {shown(name)}; the newest one, which is shown, is"
+            f" {shown(shown_file)}",
+            container=container,
+            cause=shown(name),
+        )
+
+
 # ---- another libvgpu, or another pod ------------------------------------------------------------
 
 
@@ -189,5 +206,5 @@ def mixed_layouts(context: DoctorContext, used: ObservedRegion) -> Iterator[Find
         )
 
 
-CHECKS_OF_NODE = (unobserved, missing_regions)
+CHECKS_OF_NODE = (unobserved, missing_regions, doubled_regions)
 CHECKS = (mixed_layouts, newer_layouts, borrowed_directories)

@@ -203,7 +203,7 @@ def scan_directory(
                 failure, found = missing_for(error), path
     if region is None and kept is not None:
         region, found = kept, kept.path  # behind more files than were tried
-    others = (file.name for file in files if f"{directory}/{file.name}" != found)
+    others = [file for file in files if f"{directory}/{file.name}" != found]
     return DirectoryScan(
         stamp if is_settled and region is not None else None,
         attrs.evolve(
@@ -212,7 +212,8 @@ def scan_directory(
             region=region,
             identity=None if region is None else file_identity(region),
             missing=None if region is not None else failure,
-            other_files=tuple(others),
+            other_files=tuple(file.name for file in others),
+            other_inodes=tuple(file.inode for file in others),
         ),
         files,
     )
@@ -260,6 +261,7 @@ def is_unchanged(before: Container, after: Container) -> bool:
         before.region is after.region
         and before.region_path == after.region_path
         and before.missing == after.missing
+        and set(before.other_inodes) == set(after.other_inodes)
         and set(before.other_files) == set(after.other_files)
     )
 

@@ -123,6 +123,7 @@ class Container:
             there is none that can be read.
         missing: Why there is none; None if there is.
         other_files: Further ``.cache`` files of the directory, newest first, raw names.
+        other_inodes: Their inode numbers, in that order.
         container_id: What the cgroup of its processes says; known for regions outside the roots
             only.
         pids: For a region outside the roots, the processes that mapped it when it was found, pids
@@ -141,6 +142,7 @@ class Container:
     region: Region | None = attrs.field(default=None, eq=False, repr=False)
     missing: MissingRegion | None = None
     other_files: tuple[str, ...] = ()
+    other_inodes: tuple[int, ...] = ()
     container_id: ContainerId | None = None
     pids: tuple[int, ...] = ()
     claim_uid: str | None = None

@@ -14,6 +14,7 @@ from libhamiregion.layouts import LAYOUTS
 from .containers import NOT_LIMITED, WITHOUT_FILE, Container
 from .figures import device_percents, size_or_none, usage_percents
 from .pairing import NO_ROW, Pairing, devices_of
+from .processes import is_monitor
 from .visible import reordered
 
 if TYPE_CHECKING:
@@ -333,6 +334,20 @@ class Join(Pairing):
                 yield _driver_row(entry, None)
 
     @cached_property
+    def in_other_files(self) -> dict[int, tuple[Container, str]]:
+        """Pids of processes that use a further region of their container's directory, with it."""
+        containers = (*self.observation.containers, *self.observation.missing)
+        return {
+            user.process.pid: (container, name)
+            for container in containers
+            for name, inode in zip(container.other_files, container.other_inodes, strict=False)
+            for user in self.observation.processes.by_inode.get(inode, ())
+            if user.mapping.writable
+            and user.process.pod_uid in {None, container.pod_uid}
+            and not is_monitor(user.process)
+        }
+
+    @cached_property
     def uncounted(self) -> tuple[NodeProcess, ...]:
         """The processes that the driver lists and that have no slot, by pid."""
         listed = {pid for columns in self._columns.values() for pid in columns.rows}
@@ -357,6 +372,11 @@ class Join(Pairing):
                 state: ProcessState = "escaped"
                 if facts is None:
                     facts, state = self._judge(process)
+                other = self.in_other_files.get(pid)
+                if other is not None and pid not in mapped:
+                    # That region, which is not read, may count it.
+                    state = "unknown"
+                    facts = next(each for each in self.facts if each.container == other[0])
                 found.append(self.without_slot(facts, process, state))
         return tuple(found)
 

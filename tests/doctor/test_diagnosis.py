@@ -22,6 +22,7 @@ WITH_TESTS_OF_THEIR_OWN = {
     FindingKind.NOT_OBSERVED,
     FindingKind.PROCESS_ESCAPES,
     FindingKind.PROCESS_GONE,
+    FindingKind.REGIONS_DOUBLED,
     FindingKind.SHARE_NOT_LIMITED,
     FindingKind.UTILIZATION_NOT_RECORDED,
 }

@@ -1,17 +1,20 @@
 """Files, directories and mappings that are not as they should be."""
 
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD, GPU
 from support.containers import libvgpu, needs_namespaces
 from support.doctor_node import GIB, DoctorNode, Place
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion import create_region
 from libhamiregion.doctor import Finding, FindingKind, Severity
-from libhamiregion.node import MissingReason, Observer
+from libhamiregion.node import MissingReason, NvmlSampler, Observer, node_processes
 from libhamiregion.node import node as node_module
 
 pytestmark = needs_namespaces
@@ -143,3 +146,29 @@ def test_a_region_that_is_being_made_is_no_finding(doctor_node: DoctorNode) -> N
     observation = Observer(doctor_node.node, anew=True).observe()
     place.path.write_bytes(content)
     assert doctor_node.findings(observation=observation) == ()
+
+
+# ---- Two regions in one directory ---------------------------------------------------------------
+
+
+def test_processes_in_a_second_region_of_the_directory_are_found_and_have_not_escaped(
+    doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    place = doctor_node.place()
+    first = place.start()
+    other = place.enter()
+    second = place.directory / "second.cache"
+    create_region(second, memory_limits=[8 * GIB], uuids=[GPU])
+    os.utime(second, (1, 1))
+    assert doctor_node.findings() == ()
+    other.tell("attach", second)
+    os.utime(second, (1, 1))
+    host_pids = first.host_pid, other.host_pid
+    fake_driver.play(CARD, *(f"process 0 compute {pid} {GIB}" for pid in host_pids))
+    (found,) = doctor_node.findings(sampler=nvml_sampler)
+    assert found.kind is FindingKind.REGIONS_DOUBLED
+    assert f"pid {other.host_pid} of the host map 'second.cache'" in found.evidence
+    assert found.evidence.endswith("is 'usage.cache'")
+    observation = Observer(doctor_node.node, sampler=nvml_sampler).observe()
+    states = {each.host_pid: each.state for each in node_processes(observation)}
+    assert (states[first.host_pid], states[other.host_pid]) == ("alive", "unknown")
