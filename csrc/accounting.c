@@ -87,7 +87,6 @@ static int account_work(void *argument)
     if (code != HR_OK)
         return code == HR_EMEMORYLIMIT ? fail_limit(call) : code;
     store_account(call, call->charging ? call->bytes : 0 - call->bytes);
-    region->lock.is_brief = true;
     return HR_OK;
 }
 

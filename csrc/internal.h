@@ -206,7 +206,6 @@ struct hr_lock_part {
     _Atomic uintptr_t gate_thread; /* hr_thread_id() of the one that has it */
     _Atomic bool held;             /* this handle holds the region's lock; other handles read it */
     _Atomic uint64_t turn;         /* how often the lock has been taken */
-    bool is_brief;                 /* held for one accounting; under the lock */
     /* The caller of hr_lock() holds the lock.  The thread that clears this gives the lock back.
      * While it is false, only a call that is under the lock may do so. */
     _Atomic bool handed_out;

@@ -196,7 +196,6 @@ int hr_choose_signature(hr_region *region, uint64_t deadline_ns)
 void hr_note_taken(hr_region *region)
 {
     region->lock.held = true;
-    region->lock.is_brief = false;
     region->lock.turn++;
 }
 
@@ -333,19 +332,6 @@ int hr_lock_take(hr_region *region, uint64_t deadline_ns)
 
 /* ---- Giving back ------------------------------------------------------------------ */
 
-/*
- * Whether a waiter of glibc may sleep.  It registers before it reads the value again, and both are
- * full barriers, as the swap is: a waiter that is not seen here sees the new value.  New glibc
- * counts waiters in the word that was swapped.  Old glibc counts them in the next word, in which
- * new glibc has a flag of 128: 128 waiters of old glibc are left to the next release.
- */
-static bool has_registered_waiters(const hr_region *region, struct hr_lock_words swapped)
-{
-    const uint64_t shared_flag = 128;
-    const uint64_t behind = hr_load_u64(hr_sem_at(region) + 8, memory_order_seq_cst);
-    return swapped.sem >> 32 != 0 || (behind != 0 && behind != shared_flag);
-}
-
 static int give_back_work(void *argument)
 {
     hr_region *region = argument;
@@ -357,10 +343,12 @@ static int give_back_work(void *argument)
             return hr_fail_code(HR_ELOST);
     } while (!hr_swap_lock(region, now, hr_lock_with(now, 0, 1)));
     HR_POINT(UNLOCK_SEM_POSTED);
-    /* Waiters of this library are not registered.  An accounting ends before they sleep, and a wake
-     * would cost more than all of it. */
-    if (!region->lock.is_brief || has_registered_waiters(region, now))
-        hr_sem_wake(hr_sem_at(region));
+    /*
+     * Always, though it is a call of the kernel.  No count says that nobody sleeps: ours are in
+     * none, and old glibc has its own where new glibc has a flag of 128, so that 128 waiters, those
+     * that were killed included, look like none.
+     */
+    hr_sem_wake(hr_sem_at(region));
     HR_POINT(UNLOCK_WOKEN);
     return HR_OK;
 }

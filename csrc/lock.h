@@ -193,7 +193,7 @@ void hr_gate_leave(hr_region *region);
 /* Unique while the thread lives. */
 uintptr_t hr_thread_id(void);
 
-/* After a post: waiters of this library are not registered, and poll at most each millisecond. */
+/* After a post.  Waiters of this library poll besides, at least each millisecond. */
 void hr_sem_wake(unsigned char *sem);
 
 /* Under the gate: what this handle signs with next, in lock.signature. */

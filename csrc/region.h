@@ -68,7 +68,7 @@
  * owner_pid and that word are neighbours, and one 16-byte compare-and-swap changes both:
  *
  *   take       (0, value above 0)        -> (our signature, 0)
- *   give back  (our signature, any)      -> (0, 1), then FUTEX_WAKE; see lock.c
+ *   give back  (our signature, any)      -> (0, 1), then FUTEX_WAKE
  *   take over  (a dead signature, any)   -> (our signature, 0)
  *
  * Recovery holds the *host lock*, an open file's lock on HR_HOST_LOCK_BYTE.
