@@ -329,6 +329,9 @@ enum hr_value {
     HR_VALUE_DEVICES,  /* one bit each: the devices that the region has, as hr_edit() says */
     HR_VALUE_SEM,      /* the lock's semaphore: 1 free, 0 taken */
     HR_VALUE_POSTINIT, /* the start-up semaphore; 1 where the layout has none */
+    /* Of the slot `device`, without this library's mark; in 1.1 at 1.2's place.  HR_EINVAL in
+     * layouts before 1.1. */
+    HR_VALUE_SEQLOCK,
     /* 1: the SM limits are soft: programs that run under this library use the GPU's idle time.
      * libvgpu has no soft limits and holds its processes to them.  0 in layouts before 1.1. */
     HR_VALUE_BURST

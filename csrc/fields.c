@@ -242,6 +242,11 @@ static int get_work(void *argument)
     case HR_VALUE_POSTINIT:
         call->result = hr_postinit_value(region);
         return call->result == 0 ? hr_check_end(region) : HR_OK;
+    case HR_VALUE_SEQLOCK:
+        if (layout->major_version == 0)
+            return hr_fail_code(HR_EINVAL);
+        call->result = hr_seqlock_of(region, (int32_t)call->device);
+        return HR_OK;
     case HR_VALUE_BURST:
         call->result = hr_has_burst(layout) && hr_load_i32(region->base + hr_burst_at(layout),
                                                            memory_order_relaxed) == HR_BURST_ON;
@@ -255,7 +260,7 @@ int hr_get(hr_region *region, uint32_t value, uint32_t device, uint64_t *out,
            struct hr_error *error)
 {
     *out = 0;
-    if (device >= HR_DEVICES)
+    if (device >= (value == HR_VALUE_SEQLOCK ? HR_SLOTS : HR_DEVICES))
         return hr_report(error, hr_fail_code(HR_EINVAL));
     struct get_call call = {.region = region, .value = value, .device = device};
     int code = hr_run(region, get_work, &call);

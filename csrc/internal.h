@@ -419,6 +419,28 @@ static inline unsigned char *hr_slot(const hr_region *region, uint32_t index)
     return region->base + region->layout->procs + (size_t)index * region->layout->slot_stride;
 }
 
+/*
+ * The word of a slot that a process which remembers it counts in.  The slots of layouts 1.1 and 1.2
+ * are the same but for this word, which is unused in the former: in a slot of a process up to 2.8.0
+ * it stays 0, while a newer one that works on such a file counts in it.
+ */
+static inline uint32_t hr_seqlock_offset(const hr_region *region)
+{
+    return region->layout->id == HR_V1_1 ? hr_layouts[HR_V1_2].slot_seqlock
+                                         : region->layout->slot_seqlock;
+}
+
+/* In the seqlock of a slot with a mark (slots.h).  No counter reaches it. */
+#define HR_MARK_FLAG (UINT64_C(1) << 62)
+
+/* Without the flag of a mark. */
+static inline uint64_t hr_seqlock_of(const hr_region *region, int32_t index)
+{
+    return hr_load_u64(hr_slot(region, (uint32_t)index) + hr_seqlock_offset(region),
+                       memory_order_acquire) &
+           ~HR_MARK_FLAG;
+}
+
 static inline unsigned char *hr_used(const hr_region *region, unsigned char *slot, uint32_t device)
 {
     return slot + region->layout->slot_used + (size_t)device * region->layout->slot_used_stride;

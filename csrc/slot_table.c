@@ -1,7 +1,5 @@
 #include "slots.h"
 
-/* In the seqlock of a slot with a mark.  No counter reaches it. */
-#define MARK_FLAG (UINT64_C(1) << 62)
 /* The upper half of a mark's first word; the lower half is the pid. */
 #define MARK_TAG (UINT64_C(0x48524d4b) << 32)
 
@@ -13,23 +11,6 @@ static unsigned char *slot_at(const hr_region *region, int32_t index)
 bool hr_has_seqlock(const hr_region *region)
 {
     return region->layout->slot_seqlock != HR_ABSENT;
-}
-
-/*
- * The word of a slot that a process which remembers it counts in.  The slots of layouts 1.1 and 1.2
- * are the same but for this word, which is unused in the former: in a slot of a process up to 2.8.0
- * it stays 0, while a newer one that works on such a file counts in it.
- */
-static uint32_t seqlock_offset(const hr_region *region)
-{
-    return region->layout->id == HR_V1_1 ? hr_layouts[HR_V1_2].slot_seqlock
-                                         : region->layout->slot_seqlock;
-}
-
-uint64_t hr_seqlock_of(const hr_region *region, int32_t index)
-{
-    return hr_load_u64(slot_at(region, index) + seqlock_offset(region), memory_order_acquire) &
-           ~MARK_FLAG;
 }
 
 int hr_checked_table(const hr_region *region, int32_t *count)
@@ -83,8 +64,8 @@ static uint64_t slot_mark(const hr_region *region, int32_t index)
     const unsigned char *slot = slot_at(region, index);
     const uint32_t offset = mark_offset(region);
     const uint64_t named = MARK_TAG | (uint32_t)hr_slot_pid(region, index);
-    const uint64_t seqlock = hr_load_u64(slot + seqlock_offset(region), memory_order_relaxed);
-    if ((seqlock & MARK_FLAG) == 0 || hr_load_u64(slot + offset, memory_order_relaxed) != named)
+    const uint64_t seqlock = hr_load_u64(slot + hr_seqlock_offset(region), memory_order_relaxed);
+    if ((seqlock & HR_MARK_FLAG) == 0 || hr_load_u64(slot + offset, memory_order_relaxed) != named)
         return 0;
     return hr_load_u64(slot + offset + 8, memory_order_relaxed);
 }
@@ -92,13 +73,13 @@ static uint64_t slot_mark(const hr_region *region, int32_t index)
 void hr_store_mark(const hr_region *region, int32_t index, int32_t pid, uint64_t mark)
 {
     unsigned char *slot = slot_at(region, index);
-    const uint32_t offset = mark_offset(region), seqlock_at = seqlock_offset(region);
+    const uint32_t offset = mark_offset(region), seqlock_at = hr_seqlock_offset(region);
     if (mark == 0)
         return;
     hr_store_u64(slot + offset, MARK_TAG | (uint32_t)pid, memory_order_relaxed);
     hr_store_u64(slot + offset + 8, mark, memory_order_relaxed);
     uint64_t seqlock = hr_load_u64(slot + seqlock_at, memory_order_relaxed);
-    hr_store_u64(slot + seqlock_at, seqlock | MARK_FLAG, memory_order_release);
+    hr_store_u64(slot + seqlock_at, seqlock | HR_MARK_FLAG, memory_order_release);
 }
 
 struct hr_seen_slot hr_look_at_slot(const hr_region *region, int32_t index)
@@ -125,7 +106,7 @@ bool hr_is_as_seen(const hr_region *region, const struct hr_seen_slot *before, i
 
 void hr_make_seqlock_even(const hr_region *region, int32_t index)
 {
-    unsigned char *at = slot_at(region, index) + seqlock_offset(region);
+    unsigned char *at = slot_at(region, index) + hr_seqlock_offset(region);
     uint64_t seqlock = hr_load_u64(at, memory_order_relaxed);
     if ((seqlock & 1) != 0)
         hr_store_u64(at, seqlock + 1, memory_order_release);
@@ -133,9 +114,9 @@ void hr_make_seqlock_even(const hr_region *region, int32_t index)
 
 bool hr_end_seqlock(const hr_region *region, int32_t index, uint64_t seen)
 {
-    unsigned char *at = slot_at(region, index) + seqlock_offset(region);
+    unsigned char *at = slot_at(region, index) + hr_seqlock_offset(region);
     uint64_t raw = hr_load_u64(at, memory_order_relaxed);
-    return (raw & ~MARK_FLAG) == seen && hr_swap_u64(at, &raw, raw + 1);
+    return (raw & ~HR_MARK_FLAG) == seen && hr_swap_u64(at, &raw, raw + 1);
 }
 
 static bool is_name_or_seqlock(const struct hr_layout *layout, uint32_t offset)

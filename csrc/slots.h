@@ -26,9 +26,6 @@
 /* The file's own generation accounts without the lock, inside the slot's seqlock. */
 bool hr_has_seqlock(const hr_region *region);
 
-/* Without the flag of a mark. */
-uint64_t hr_seqlock_of(const hr_region *region, int32_t index);
-
 /* proc_num, of a file that is still the region's. */
 int hr_checked_table(const hr_region *region, int32_t *count);
 

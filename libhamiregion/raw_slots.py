@@ -12,7 +12,7 @@ from .errors import RegionStale
 from .layouts import SLOT_CAPACITY, Layout, mapped_length
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from .region import Region
 
@@ -55,33 +55,11 @@ def slots_beyond(region: Region, count: int) -> dict[int, int]:
             slot = max(slot, (data - base) // stride)
             read = os.pread(descriptor, stride, base + slot * stride)
             pid = int.from_bytes(read[pid_at : pid_at + 4], sys.byteorder, signed=True)
-            seqlock = _seqlock_in(read[seqlock_at : seqlock_at + 8])
+            seqlock = int.from_bytes(read[seqlock_at : seqlock_at + 8], sys.byteorder) & ~_MARK_FLAG
             if pid and slot < SLOT_CAPACITY and (layout.has_seqlock or seqlock):
                 found[pid] = slot
             slot += 1
     return found
-
-
-def read_seqlocks(region: Region, slots: Collection[int]) -> dict[int, int]:
-    """Return the seqlocks of some slots, without this library's mark; in 1.1 those of 1.2's place.
-
-    Raises:
-        RegionStale, RegionClosed, OSError: As `slots_beyond`.
-    """
-    offsets = region.layout.offsets
-    stride, procs = offsets["slot_stride"] or 0, offsets["procs"] or 0
-    seqlock = offsets["slot_seqlock"] or Layout.V1_2.offsets["slot_seqlock"] or 0
-    if not slots:
-        return {}
-    with _opened(region) as descriptor:
-        return {
-            slot: _seqlock_in(os.pread(descriptor, 8, procs + slot * stride + seqlock))
-            for slot in slots
-        }
-
-
-def _seqlock_in(content: bytes) -> int:
-    return int.from_bytes(content, sys.byteorder) & ~_MARK_FLAG
 
 
 @contextlib.contextmanager

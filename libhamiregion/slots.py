@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import attrs
 
 from ._core import ffi, lib
-from ._handle import SLICE_NS, Handle, in_slices, nanoseconds, proc_root
+from ._handle import SLICE_NS, Handle, in_slices, nanoseconds
 from .changes import SLOT_FIELDS, Effect, SlotChange
 from .edits import find_device
 from .errors import ReapRefused, SearchCutShort, new_error, signed
@@ -438,13 +438,9 @@ class Slots(Handle):
         if pids is not None and not wanted:
             return ()
         out, error = ffi.new("struct hr_slot_result[]", SLOT_CAPACITY), new_error()
-        asked = wanted, len(wanted), int(dry_run)
-        reap = lib.hr_reap
-        source: tuple[Any, ...] = (self._handle, proc_root(proc))
-        if evidence is not None:
-            reap, source = lib.hr_reap_by, (evidence._raw_for(self),)
+        reap = judge(self, lib.hr_reap, lib.hr_reap_by, proc, evidence)
         code = in_slices(
-            lambda slice_ns: reap(*source, *asked, slice_ns, out, error),
+            lambda slice_ns: reap(wanted, len(wanted), int(dry_run), slice_ns, out, error),
             nanoseconds(timeout_s),
         )
         slots = out[0 : self._check(code, error, _HOLDS_LOCK)]

@@ -15,7 +15,7 @@ from libhamiregion.errors import RegionError, SearchCutShort
 from libhamiregion.layouts import LAYOUTS, Layout
 from libhamiregion.observation.evidence import LargeRegion, LostFile, NodeEvidence, RegionEvidence
 from libhamiregion.observation.suspicions import foreign_host_pids, rows_for_feedback, taken_locks
-from libhamiregion.raw_slots import read_seqlocks, slots_beyond
+from libhamiregion.raw_slots import slots_beyond
 from libhamiregion.region_set import read_whole
 
 from .evidence import EVIDENCE_S, gather
@@ -302,21 +302,22 @@ def _odd_seqlocks(of: _Slots) -> dict[int, int]:
     """Read the seqlocks of slots that may be odd; those that are.
 
     Raises:
-        RegionError, OSError: As `read_seqlocks`.
+        RegionError: The region cannot be read.
     """
     # In layout 1.1 only processes of 2.8.1 and later have them, and snapshots do not wait for them.
     layout = of.region.layout
     if not (layout.has_seqlock or layout is Layout.V1_1):
         return {}
     read = [slot for slot, is_settled in of.slots if not (layout.has_seqlock and is_settled)]
-    return {slot: value for slot, value in read_seqlocks(of.region, read).items() if value % 2}
+    seqlocks = {slot: of.region._live(lib.HR_VALUE_SEQLOCK, slot) for slot in read}
+    return {slot: value for slot, value in seqlocks.items() if value % 2}
 
 
 def _seqlocks_of(region: Region, slots: Collection[int]) -> dict[int, int]:
     """The seqlocks of some slots; none if they cannot be read."""
     try:
-        return read_seqlocks(region, slots)
-    except (RegionError, OSError):
+        return {slot: region._live(lib.HR_VALUE_SEQLOCK, slot) for slot in slots}
+    except RegionError:
         return {}
 
 

@@ -269,7 +269,9 @@ int oracle_value(const struct view *view, uint32_t value, uint32_t device, uint6
     if ((value == HR_VALUE_DEVICE_NUM || value == HR_VALUE_DEVICES) &&
         get64(view, layout->device_num) > HR_DEVICES)
         return HR_ECORRUPT;
-    if (value == HR_VALUE_LAST_KERNEL_TIME && layout->last_kernel_time == HR_ABSENT)
+    const bool has_seqlocks = seqlock_offset(layout) != HR_ABSENT;
+    if ((value == HR_VALUE_LAST_KERNEL_TIME && layout->last_kernel_time == HR_ABSENT) ||
+        (value == HR_VALUE_SEQLOCK && !has_seqlocks))
         return HR_EINVAL;
     switch (value) {
     case HR_MEMORY:
@@ -315,6 +317,9 @@ int oracle_value(const struct view *view, uint32_t value, uint32_t device, uint6
         *out = 1;
         if (layout->sem_postinit != HR_ABSENT)
             *out = (uint32_t)get32(view, layout->sem_postinit);
+        break;
+    case HR_VALUE_SEQLOCK:
+        *out = get64(view, slot_at(view, device) + seqlock_offset(layout)) & ~(UINT64_C(1) << 62);
         break;
     default:
         REQUIRE(!"a value that does not exist");
