@@ -46,6 +46,9 @@ enum fuzz_step {
     FUZZ_EDIT_SLOT, /* pid (value), dry run and number of edits; for each: which, device, value */
     FUZZ_REAP,      /* dry run and number of pids, a value for each, timeout in ms */
     FUZZ_REPAIR,    /* dry run, timeout in ms */
+    FUZZ_NOTE,      /* evidence of the region as it is, instead of any earlier one */
+    FUZZ_GATHER,    /* processes to ask (a bit each), enum hr_gathered as far as that is true */
+    FUZZ_BY,        /* lock state, reap, recover or repair by the evidence, then as that step */
     FUZZ_STEPS
 };
 

@@ -2,7 +2,7 @@
 #include <fcntl.h>
 
 #include "lock.h"
-#include "fuzz_writers.h"
+#include "fuzz_evidence.h"
 
 static void lock(uint64_t timeout_ns)
 {
@@ -41,11 +41,24 @@ static void unlock(void)
     }
 }
 
-static void lock_state(void)
+/* By evidence, no more than that proves. */
+static void require_life(uint32_t life, uint64_t owner, uint32_t value, const hr_evidence *by)
+{
+    const enum hr_liveness truth = system_life((int32_t)owner, false);
+    if (by == NULL || (evidence_must_prove() && system_is_plain()))
+        REQUIRE(life == (uint32_t)truth);
+    else
+        REQUIRE(life == HR_LIVENESS_UNKNOWN ||
+                (life == (uint32_t)truth && evidence_is_of_lock(owner, value)));
+    REQUIRE(by == NULL || life != HR_DEAD || evidence_may_prove(false));
+}
+
+static void lock_state(hr_evidence *by)
 {
     struct hr_lock_state found;
     begin_call();
-    const int code = hr_get_lock_state(run.region, system_proc(), &found, &call_error);
+    const int code = by == NULL ? hr_get_lock_state(run.region, system_proc(), &found, &call_error)
+                                : hr_get_lock_state_by(by, &found, &call_error);
     if (run.is_kept)
         REQUIRE(code == HR_EREADONLY);
     else if (code != HR_OK)
@@ -61,7 +74,24 @@ static void lock_state(void)
     if (owner == 0)
         REQUIRE(found.owner_liveness == HR_DEAD);
     else if (owner < HR_FOREIGN_OWNER && !is_own((int32_t)owner) && system_proc_flags() == 0)
-        REQUIRE(found.owner_liveness == (uint32_t)system_life((int32_t)owner, false));
+        require_life(found.owner_liveness, owner, found.value, by);
+}
+
+/* What is given back is dead as far as the evidence shows, or taken by no one. */
+static void require_recovered_by_proof(void)
+{
+    const struct view before = was(), after = now();
+    const uint64_t owner = owner_of(&before);
+    const uint32_t value = (uint32_t)sem_of(&before);
+    if (is_lock(&after, owner, value) || is_dead_number(owner) || is_own((int32_t)owner))
+        return;
+    if (owner == 0 && value == 0)
+        return;
+    REQUIRE(is_lock(&after, owner, 0) || evidence_may_prove(owner >= HR_FOREIGN_OWNER) ||
+            (owner == 0 && value > 1));
+    if (owner != 0 && owner < HR_FOREIGN_OWNER)
+        REQUIRE(evidence_is_of_lock(owner, value) &&
+                system_life((int32_t)owner, false) == (is_lock(&after, 0, 1) ? HR_DEAD : HR_ALIVE));
 }
 
 /* What nobody holds has been given back; what somebody may hold has not. */
@@ -106,26 +136,43 @@ static void require_recovered(int code, uint32_t done, uint64_t watch_ns)
     }
 }
 
-static void recover(uint64_t watch_ns)
+/* The dead have left it odd, and a waiter that comes in would wait for it. */
+static bool ended_seqlock(uint32_t slot, uint32_t offset)
+{
+    const struct view before = was(), after = now();
+    const int32_t pid = pid_at(&before, slot);
+    const uint32_t at = seqlock_offset(before.layout);
+    return at != HR_ABSENT && offset / 8 == at / 8 && seqlock_at(&before, slot) % 2 != 0 &&
+           seqlock_at(&after, slot) == seqlock_at(&before, slot) + 1 &&
+           (pid <= 0 || is_own(pid) || system_life(pid, true) != HR_ALIVE);
+}
+
+static void recover(hr_evidence *by, uint64_t watch_ns)
 {
     struct hr_recovery recovery = {0};
     begin_call();
     int code;
     /* Each signal comes once. */
     do {
-        code = hr_recover_lock(run.region, system_proc(), watch_ns, &recovery, &call_error);
+        code = by == NULL
+                   ? hr_recover_lock(run.region, system_proc(), watch_ns, &recovery, &call_error)
+                   : hr_recover_lock_by(by, watch_ns, &recovery, &call_error);
     } while (code == HR_EINTERRUPTED);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_ENOTRECOVERABLE, LOCK_CODES);
     if (require_refused(code))
         return;
     REQUIRE(recovery.done < 32 && (recovery.done == 0 || run.writable));
-    if (!changes_require(MAY_LOCK | MAY_POSTINIT, NULL) || changes_are_disturbed())
+    if (!changes_require(MAY_LOCK | MAY_POSTINIT, ended_seqlock) || changes_are_disturbed())
         return;
     const struct view view = was();
     const uint32_t postinit = view.layout->sem_postinit;
     const bool is_usual = postinit == HR_ABSENT || get32(&view, postinit) == 1;
-    if (is_usual && run.writable && oracle_good_header(&view) && code != HR_ESYSTEM)
+    if (!is_usual || !run.writable || !oracle_good_header(&view) || code == HR_ESYSTEM)
+        return;
+    if (by != NULL)
+        require_recovered_by_proof();
+    if (by == NULL || (evidence_must_prove() && system_is_plain()))
         require_recovered(code, recovery.done, watch_ns);
 }
 
@@ -174,8 +221,16 @@ bool lock_step(uint8_t step, struct input *input)
     else if (step == FUZZ_UNLOCK)
         unlock();
     else if (step == FUZZ_LOCK_STATE)
-        lock_state();
+        lock_state(NULL);
     else
-        recover(first * UINT64_C(1000000000));
+        recover(NULL, first * UINT64_C(1000000000));
     return true;
+}
+
+void lock_step_by(bool is_first, struct input *input)
+{
+    if (is_first)
+        lock_state(evidence_noted());
+    else
+        recover(evidence_noted(), take8(input) * UINT64_C(1000000000));
 }

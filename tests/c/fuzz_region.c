@@ -7,7 +7,7 @@
 #include <sanitizer/asan_interface.h>
 
 #include "fuzz_run.h"
-#include "fuzz_writers.h"
+#include "fuzz_evidence.h"
 #include "snapshot_view.h"
 
 /* Enough for any state; more would only make inputs slow. */
@@ -222,7 +222,8 @@ static void get(uint32_t value, uint32_t device)
     const int code = found == NO_VALUE ? (int)call_error.code : HR_OK;
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_ESTALE, HR_ECORRUPT, HR_EINVAL);
-    if (value > HR_VALUE_BURST || device >= HR_DEVICES) {
+    const uint32_t end = value == HR_VALUE_SEQLOCK ? HR_SLOTS : HR_DEVICES;
+    if (value > HR_VALUE_BURST || device >= end) {
         REQUIRE(code == HR_EINVAL || code == HR_ESTALE);
         return;
     }
@@ -250,7 +251,8 @@ static void check_columns(const void *set, const struct hr_set_size *size, size_
 {
     const size_t step = size->usages + apart;
     uint64_t *regions = columns(set, HR_TABLE_REGIONS, 2, HR_REGION_COLUMNS, 2);
-    REQUIRE(regions[15 * 2] == size->devices);
+    /* Behind it is the first row of the processes alone. */
+    REQUIRE(regions[(HR_REGION_COLUMNS - 2) * 2] == size->devices);
     REQUIRE(regions[5 * 2] == size->processes);
     free(regions);
     free(columns(set, HR_TABLE_DEVICES, size->devices, HR_DEVICE_COLUMNS, size->devices));
@@ -318,7 +320,8 @@ static void do_call(uint8_t step, struct input *input)
     }
     case FUZZ_GET: {
         const uint32_t value = take8(input) % (HR_VALUE_BURST + 2);
-        get(value, take8(input) % (HR_DEVICES + 1));
+        get(value, value == HR_VALUE_SEQLOCK ? take16(input) % (HR_SLOTS + 1)
+                                             : take8(input) % (HR_DEVICES + 1));
         break;
     }
     case FUZZ_READ_SET: {
@@ -346,7 +349,8 @@ static void trace(const struct input *input)
         "poke",   "poke-at",  "text",       "resize",   "identify",  "open",       "snapshot",
         "get",    "read-set", "edit",       "is-stale", "close",     "slot",       "meanwhile",
         "proc",   "process",  "other-lock", "lock",     "unlock",    "lock-state", "recover",
-        "attach", "detach",   "charge",     "release",  "edit-slot", "reap",       "repair"};
+        "attach", "detach",   "charge",     "release",  "edit-slot", "reap",       "repair",
+        "note",   "gather",   "by"};
     fprintf(stderr, "%-10s", names[*input->at % FUZZ_STEPS]);
     for (int i = 1; i <= 16 && input->at + i < input->end; i++)
         fprintf(stderr, " %u", input->at[i]);
@@ -358,6 +362,8 @@ static void do_step(struct input *input)
     if (is_traced)
         trace(input);
     const uint8_t step = take8(input) % FUZZ_STEPS;
+    if (step < FUZZ_NOTE)
+        evidence_region_changes();
     switch (step) {
     case FUZZ_POKE:
         do_poke(input);

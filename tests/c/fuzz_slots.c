@@ -1,6 +1,6 @@
 #include "region.h"
 
-#include "fuzz_writers.h"
+#include "fuzz_evidence.h"
 
 /* ---- Our own slot ------------------------------------------------------------------ */
 
@@ -189,7 +189,7 @@ static void require_the_dead_reaped(void)
     }
 }
 
-static void reap(struct input *input)
+static void reap(hr_evidence *by, struct input *input)
 {
     static struct hr_slot_result out[HR_SLOTS];
     const uint8_t shape = take8(input), count = shape / 2 % (MAX_PIDS + 1);
@@ -200,7 +200,9 @@ static void reap(struct input *input)
     const uint64_t timeout_ns = take_ms(input);
     begin_call();
     const int code =
-        hr_reap(run.region, system_proc(), pids, count, dry_run, timeout_ns, out, &call_error);
+        by == NULL
+            ? hr_reap(run.region, system_proc(), pids, count, dry_run, timeout_ns, out, &call_error)
+            : hr_reap_by(by, pids, count, dry_run, timeout_ns, out, &call_error);
     if (code < 0)
         REQUIRE_ONE_OF(code, HR_ENOPROCESS, LOCK_CODES);
     if (require_refused(code))
@@ -209,7 +211,7 @@ static void reap(struct input *input)
     for (int i = 0; i < code; i++) {
         REQUIRE(out[i].what >= HR_SLOT_DONE &&
                 (out[i].what <= HR_SLOT_UNKNOWN ||
-                 (out[i].what == HR_SLOT_CUT_SHORT && out[i].pid == 0)));
+                 (out[i].what == HR_SLOT_CUT_SHORT && (out[i].pid == 0 || by != NULL))));
         const bool is_gone = out[i].what == HR_SLOT_DONE;
         REQUIRE(!is_gone || out[i].pid == 0 || is_own(out[i].pid) ||
                 system_life(out[i].pid, true) == HR_DEAD);
@@ -218,11 +220,14 @@ static void reap(struct input *input)
                 : !changes_require(MAY_LOCK | MAY_COUNT, any_slot))
         return;
     require_others_kept(LEEWAY_NONE);
+    if (by != NULL && !changes_are_disturbed())
+        evidence_require_as_noted();
     const struct view before = was(), after = now();
     /* Only a full table of dead processes is cut. */
     const bool may_cut = !dry_run && count == 0 && count_of(&before) == HR_SLOTS;
     REQUIRE(count_of(&after) == count_of(&before) || (may_cut && count_of(&after) == 0));
-    if (code >= 0 && !dry_run && count == 0 && system_is_plain() && !changes_are_disturbed())
+    if (code >= 0 && !dry_run && count == 0 && system_is_plain() && !changes_are_disturbed() &&
+        (by == NULL || evidence_must_prove()))
         require_the_dead_reaped();
 }
 
@@ -236,12 +241,13 @@ static void require_counted_once(int32_t pid)
     REQUIRE(counting <= 1);
 }
 
-static void repair(bool dry_run, uint64_t timeout_ns)
+static void repair(hr_evidence *by, bool dry_run, uint64_t timeout_ns)
 {
     static struct hr_slot_result out[HR_SLOTS];
     begin_call();
-    const int code =
-        hr_repair_slots(run.region, system_proc(), dry_run, timeout_ns, out, &call_error);
+    const int code = by == NULL ? hr_repair_slots(run.region, system_proc(), dry_run, timeout_ns,
+                                                  out, &call_error)
+                                : hr_repair_slots_by(by, dry_run, timeout_ns, out, &call_error);
     if (code < 0)
         REQUIRE_ONE_OF(code, LOCK_CODES);
     if (require_refused(code))
@@ -261,6 +267,12 @@ static void repair(bool dry_run, uint64_t timeout_ns)
     for (int i = 0; i < code && !dry_run; i++)
         if (out[i].what == HR_SLOT_DONE)
             require_counted_once(out[i].pid);
+}
+
+static void do_repair(hr_evidence *by, struct input *input)
+{
+    const bool dry_run = take8(input) % 2 != 0;
+    repair(by, dry_run, take_ms(input));
 }
 
 static void do_account(bool charging, struct input *input)
@@ -294,12 +306,18 @@ bool slot_step(uint8_t step, struct input *input)
         edit_slot(input);
         break;
     case FUZZ_REAP:
-        reap(input);
+        reap(NULL, input);
         break;
-    default: {
-        const bool dry_run = take8(input) % 2 != 0;
-        repair(dry_run, take_ms(input));
-    }
+    default:
+        do_repair(NULL, input);
     }
     return true;
+}
+
+void slot_step_by(bool is_first, struct input *input)
+{
+    if (is_first)
+        reap(evidence_noted(), input);
+    else
+        do_repair(evidence_noted(), input);
 }

@@ -25,6 +25,11 @@ int fuzz_clock_gettime(clockid_t clock, struct timespec *out)
     return 0;
 }
 
+uint64_t system_now_ns(void)
+{
+    return now_ns;
+}
+
 void system_call_in_naps(bool (*act)(void))
 {
     act_in_naps = act;
@@ -405,6 +410,30 @@ bool system_lists(int32_t pid)
             return true;
     }
     return false;
+}
+
+int32_t system_host_pid(uint32_t index)
+{
+    return host_pids[index];
+}
+
+bool system_has(uint32_t index)
+{
+    return machine.processes[index].maps != FUZZ_MAPS_GONE;
+}
+
+bool system_may_be_any_of(uint32_t index, const int32_t *pids, uint32_t count)
+{
+    const struct process *process = &machine.processes[index];
+    bool may = process->maps == FUZZ_MAPS_NO_STATUS;
+    for (uint32_t i = 0; i < count; i++)
+        may = may || has_pid(process, pids[i], false);
+    return may && system_has(index);
+}
+
+bool system_lists_self(void)
+{
+    return (machine.flags & FUZZ_PROC_NO_SELF) == 0;
 }
 
 bool system_is_plain(void)

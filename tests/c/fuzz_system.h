@@ -27,6 +27,9 @@ void system_make(void);
 /* As it is for a new input: process 1, and this process, which maps no region. */
 void system_reset(void);
 
+/* As the core sees it. */
+uint64_t system_now_ns(void);
+
 /* The root of /proc, for calls that take one. */
 const char *system_proc(void);
 
@@ -61,6 +64,11 @@ void system_set_process(uint32_t index, struct process *process);
 enum hr_liveness system_life(int32_t pid, bool innermost);
 /* Whether a process in this /proc that maps the region, or may, has this pid as its own. */
 bool system_lists(int32_t pid);
+int32_t system_host_pid(uint32_t index);
+/* Whether there is such a process; whether it has one of these pids, or may. */
+bool system_has(uint32_t index);
+bool system_may_be_any_of(uint32_t index, const int32_t *pids, uint32_t count);
+bool system_lists_self(void);
 /* Everything can be seen, and leaves no doubt. */
 bool system_is_plain(void);
 /* And besides, nobody maps the region. */

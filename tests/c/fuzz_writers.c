@@ -1,4 +1,4 @@
-#include "fuzz_writers.h"
+#include "fuzz_evidence.h"
 
 #include "lock.h"
 #include "region.h"
@@ -212,9 +212,11 @@ static bool machine_step(uint8_t step, struct input *input)
         plan(input);
         return true;
     case FUZZ_PROC:
+        evidence_machine_changes();
         system_set_proc(take8(input) & FUZZ_PROC_EVERYTHING);
         return true;
     case FUZZ_PROCESS:
+        evidence_machine_changes();
         system_set_region(run.file, run.region);
         set_process(input);
         return true;
@@ -225,12 +227,14 @@ static bool machine_step(uint8_t step, struct input *input)
 
 bool writers_step(uint8_t step, struct input *input)
 {
-    return machine_step(step, input) || lock_step(step, input) || slot_step(step, input);
+    return evidence_step(step, input) || machine_step(step, input) || lock_step(step, input) ||
+           slot_step(step, input);
 }
 
 void writers_close(void)
 {
     begin_call();
+    evidence_drop();
     hr_close(run.region, &call_error);
     const bool had_lock = writers.has_lock;
     writers.has_lock = writers.is_attached = false;
@@ -257,5 +261,6 @@ void writers_end(void)
     writers.other_fd = -1;
     writers.other_has_host = false;
     writers.other_number = 0;
+    evidence_drop();
     system_reset();
 }

@@ -23,6 +23,9 @@ void writers_close(void);
 /* Those of one kind each: fuzz_lock.c, fuzz_slots.c. */
 bool lock_step(uint8_t step, struct input *input);
 bool slot_step(uint8_t step, struct input *input);
+/* By evidence: the first or the second of lock state and recovery, of reap and repair. */
+void lock_step_by(bool is_first, struct input *input);
+void slot_step_by(bool is_first, struct input *input);
 
 /* ---- What has been done so far ------------------------------------------------------- */
 
