@@ -58,6 +58,12 @@ def block(workers: Workers, party: str, process: object, pipe: Pipe) -> None:
         workers.call(party, process, pipe.read)
 
 
+def refuse(workers: Workers, party: str, process: object) -> None:
+    """A call that is not made, though it would return at once."""
+    with pytest.raises(Blocked):
+        workers.call(party, process, lambda: "made")
+
+
 def test_one_thread_makes_all_calls_and_ends(workers: Workers) -> None:
     before = readers()
     calls = [Call("a", number, threading.get_ident) for number in range(100)]
@@ -133,7 +139,7 @@ def test_two_blocked_calls_of_a_party_are_the_most_and_others_are_made(
     held = [pipes() for _ in range(2)]
     for number, each in enumerate(held):
         block(workers, "a", number, each)
-    block(workers, "a", "another process", pipes())
+    refuse(workers, "a", "another process")
     assert workers.call("b", "another process", lambda: "b") == "b"
     held[0].answer()
     eventually(lambda: workers.late(0) is not None)
@@ -146,7 +152,7 @@ def test_there_is_a_limit_for_all_parties(
     monkeypatch.setattr(workers_module, "_ABANDONED_LIMIT", 3)
     for number in range(3):
         block(workers, str(number), number, pipes())
-    block(workers, "b", "another process", pipes())
+    refuse(workers, "b", "another process")
 
 
 # ---- One call -----------------------------------------------------------------------------------
