@@ -32,7 +32,7 @@ NAMES = (CUDA_STAND_IN, NVML_STAND_IN, PRELOADED) = (
 )
 
 # The parts that not all of the libraries have.
-ONLY_PRELOAD = {"dlsym", "nvml_answers", "override"}
+ONLY_PRELOAD = {"dlsym", "nvml_answers"}
 FOR_NVML = {"budget", "complain", "find", "nvml_answers"}
 
 COMPILE_OPTIONS = (

@@ -35,34 +35,29 @@ static int64_t tokens_in(int64_t rate, uint64_t ns)
     return (int64_t)((double)rate * (double)ns / 1e9);
 }
 
-/* A debt stays. */
-static void lose_tokens(struct hr_bucket *bucket, int64_t kept)
+/* Bring the tokens to a number, as if time had brought or taken the difference. */
+static void move_tokens(struct hr_bucket *bucket, int64_t to, bool is_less)
 {
     int64_t tokens = load(&bucket->tokens);
-    while (tokens > kept &&
-           !atomic_compare_exchange_weak_explicit(&bucket->tokens, &tokens, kept,
+    while ((is_less ? tokens > to : tokens < to) &&
+           !atomic_compare_exchange_weak_explicit(&bucket->tokens, &tokens, to,
                                                   memory_order_relaxed, memory_order_relaxed))
         continue;
-    if (tokens > kept)
-        atomic_fetch_sub_explicit(&bucket->refilled, tokens - kept, memory_order_relaxed);
+    if (is_less ? tokens > to : tokens < to)
+        atomic_fetch_add_explicit(&bucket->refilled, to - tokens, memory_order_relaxed);
 }
 
 void hr_set_rate(struct hr_bucket *bucket, double per_second)
 {
     int64_t rate = (int64_t)(per_second < HIGHEST_RATE ? per_second : HIGHEST_RATE);
     store(&bucket->rate, rate);
-    lose_tokens(bucket, tokens_in(rate, FULL_NS));
+    /* A debt stays. */
+    move_tokens(bucket, tokens_in(rate, FULL_NS), true);
 }
 
 void hr_grant_launch(struct hr_bucket *bucket)
 {
-    int64_t tokens = load(&bucket->tokens);
-    while (tokens < 0 &&
-           !atomic_compare_exchange_weak_explicit(&bucket->tokens, &tokens, 0, memory_order_relaxed,
-                                                  memory_order_relaxed))
-        continue;
-    if (tokens < 0)
-        atomic_fetch_sub_explicit(&bucket->refilled, tokens, memory_order_relaxed);
+    move_tokens(bucket, 0, false);
 }
 
 int64_t hr_taken_tokens(struct hr_bucket *bucket)

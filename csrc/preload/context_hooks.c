@@ -145,16 +145,6 @@ static CUresult release_primary(CUdevice device, CUresult (*release)(CUdevice de
     return result;
 }
 
-CUresult cuDevicePrimaryCtxRelease(CUdevice device)
-{
-    return release_primary(device, HR_CUDA(cuDevicePrimaryCtxRelease));
-}
-
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
-{
-    return release_primary(device, HR_CUDA(cuDevicePrimaryCtxRelease_v2));
-}
-
 static CUresult reset_primary(CUdevice device, CUresult (*reset)(CUdevice device))
 {
     uint32_t owner = hr_end_life(device);
@@ -164,15 +154,15 @@ static CUresult reset_primary(CUdevice device, CUresult (*reset)(CUdevice device
     return result;
 }
 
-CUresult cuDevicePrimaryCtxReset(CUdevice device)
-{
-    return reset_primary(device, HR_CUDA(cuDevicePrimaryCtxReset));
-}
-
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
-{
-    return reset_primary(device, HR_CUDA(cuDevicePrimaryCtxReset_v2));
-}
+#define PRIMARY_HOOK(name, function)                                                               \
+    CUresult name(CUdevice device)                                                                 \
+    {                                                                                              \
+        return function(device, HR_CUDA(name));                                                    \
+    }
+PRIMARY_HOOK(cuDevicePrimaryCtxRelease, release_primary)
+PRIMARY_HOOK(cuDevicePrimaryCtxRelease_v2, release_primary)
+PRIMARY_HOOK(cuDevicePrimaryCtxReset, reset_primary)
+PRIMARY_HOOK(cuDevicePrimaryCtxReset_v2, reset_primary)
 
 static bool is_current(CUcontext context)
 {

@@ -120,7 +120,6 @@ unsigned hr_nvml_device_busy(nvmlDevice_t device);
 /* The pid that NVML knows this process by: its own unless a better one was learnt, as in a
  * container whose driver shows pids of the host. */
 unsigned hr_own_nvml_pid(void);
-void hr_set_own_nvml_pid(unsigned pid);
 
 /* The pid that NVML knows the process of a slot by, as far as the slot says. */
 static inline unsigned hr_slot_nvml_pid(const struct hr_process *process)
@@ -128,12 +127,12 @@ static inline unsigned hr_slot_nvml_pid(const struct hr_process *process)
     return (unsigned)(process->host_pid > 0 ? process->host_pid : process->pid);
 }
 
-/* ---- The own pid in NVML (own_pid.c) -------------------------------------------------- */
+/* ---- The own pid in NVML (nvml.c) -------------------------------------------------- */
 
 /*
  * Look for this process among those that use a row's device.  A pid that was not there before this
  * process had a context, that no process here has and no other slot of the region claims, is this
- * process if it is the only one: then it is remembered (hr_set_own_nvml_pid) and written into the
+ * process if it is the only one: then it is remembered and written into the
  * slot.  False: it was not found.
  */
 bool hr_find_own_pid(hr_region *region, const struct hr_snapshot *snapshot, int row,

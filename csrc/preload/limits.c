@@ -10,7 +10,6 @@
 #include "driver.h"
 #include "hooks.h"
 #include "session.h"
-#include "thread.h"
 
 #define POLICY_VARIABLE "GPU_CORE_UTILIZATION_POLICY"
 

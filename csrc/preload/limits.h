@@ -11,7 +11,13 @@
 #include "../region.h"
 #include "api.h"
 #include "bucket.h"
-#include "graphs.h"
+
+/* How much a launch does. */
+struct hr_graph_size {
+    uint64_t kernels;
+    uint64_t blocks; /* of all of them */
+    uint64_t memory; /* bytes that its nodes allocate */
+};
 
 /* What a launch on a row has to do. */
 enum hr_row_rule {

@@ -19,8 +19,6 @@
 HR_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory);
 HR_EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory);
 
-typedef nvmlReturn_t memory_info(nvmlDevice_t device, nvmlMemory_t *memory);
-typedef nvmlReturn_t memory_info_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory);
 typedef nvmlReturn_t get_uuid(nvmlDevice_t device, char *text, unsigned bytes);
 typedef nvmlReturn_t get_index(nvmlDevice_t device, unsigned *out);
 
@@ -91,30 +89,20 @@ static void apply(nvmlDevice_t device, struct hr_budget *budget)
     hr_free(&region);
 }
 
-nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
-{
-    if (!hr_find_library(&hr_nvml_library))
-        return NVML_ERROR_UNINITIALIZED;
-    nvmlReturn_t result = ((memory_info *)real_memory_info)(device, memory);
-    if (result != NVML_SUCCESS)
-        return result;
-    struct hr_budget budget = {memory->total, memory->free, memory->used};
-    apply(device, &budget);
-    *memory = (nvmlMemory_t){budget.total, budget.free, budget.used};
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
-{
-    if (!hr_find_library(&hr_nvml_library))
-        return NVML_ERROR_UNINITIALIZED;
-    nvmlReturn_t result = ((memory_info_v2 *)real_memory_info_v2)(device, memory);
-    if (result != NVML_SUCCESS)
-        return result;
-    struct hr_budget budget = {memory->total, memory->free, memory->used};
-    apply(device, &budget);
-    memory->total = budget.total;
-    memory->free = budget.free;
-    memory->used = budget.used;
-    return NVML_SUCCESS;
-}
+#define ANSWER(name, type, real)                                                                   \
+    nvmlReturn_t name(nvmlDevice_t device, type *memory)                                           \
+    {                                                                                              \
+        if (!hr_find_library(&hr_nvml_library))                                                    \
+            return NVML_ERROR_UNINITIALIZED;                                                       \
+        nvmlReturn_t result = ((nvmlReturn_t (*)(nvmlDevice_t, type *))real)(device, memory);      \
+        if (result != NVML_SUCCESS)                                                                \
+            return result;                                                                         \
+        struct hr_budget budget = {memory->total, memory->free, memory->used};                     \
+        apply(device, &budget);                                                                    \
+        memory->total = budget.total;                                                              \
+        memory->free = budget.free;                                                                \
+        memory->used = budget.used;                                                                \
+        return NVML_SUCCESS;                                                                       \
+    }
+ANSWER(nvmlDeviceGetMemoryInfo, nvmlMemory_t, real_memory_info)
+ANSWER(nvmlDeviceGetMemoryInfo_v2, nvmlMemory_v2_t, real_memory_info_v2)

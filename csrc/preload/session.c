@@ -4,18 +4,14 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "../internal.h"
 #include "complain.h"
 #include "driver.h"
 #include "session.h"
-#include "thread.h"
 
 #define FIRST_ATTACH_NS 200000000u
 #define ATTACH_NS 6400000000u /* of the last try; all of them take twice as long */
-#define READY_NS 2000000000u  /* for a region that a neighbour is just making */
-#define NAP_NS 10000000
 
 enum policy {
     POLICY_DEFAULT, /* refuse at the start, open later on */
@@ -111,19 +107,9 @@ static void fail_to_begin(int code, const char *path)
     publish(is_open ? HR_SESSION_FREE : HR_SESSION_REFUSED);
 }
 
-static void nap(void)
-{
-    const struct timespec time = {.tv_nsec = NAP_NS};
-    nanosleep(&time, NULL);
-}
-
 static int open_region(const char *path)
 {
     int code = hr_open(path, HR_WRITE, HR_LAYOUTS, 0, &region, NULL);
-    for (uint64_t waited = 0; code == HR_ENOTREADY && waited < READY_NS; waited += NAP_NS) {
-        nap();
-        code = hr_open(path, HR_WRITE, HR_LAYOUTS, 0, &region, NULL);
-    }
     return code < 0 ? code : HR_OK;
 }
 

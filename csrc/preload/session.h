@@ -68,6 +68,14 @@ hr_region *hr_session_region(void);
  */
 void hr_lose_session(int code);
 
+/* ---- The thread (thread.c) ------------------------------------------------------------- */
+
+/* Start it, if this process is attached and it does not run yet. */
+void hr_start_thread(void);
+
+/* A launch waits for its row: begin the next pass at once. */
+void hr_hurry_thread(void);
+
 /* ---- Holds ---------------------------------------------------------------------------- */
 
 /*

@@ -1,6 +1,9 @@
+/*
+ * The one thread of this library in a program: from the session's attachment on it reads the
+ * limits, sets the rate of launches, reconciles pools, measures contexts, and looks after
+ * neighbours that have died.
+ */
 #define _GNU_SOURCE
-#include "thread.h"
-
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
