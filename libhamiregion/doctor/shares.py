@@ -6,6 +6,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from libhamiregion.observation.containers import NOT_LIMITED
+from libhamiregion.observation.share import Share
+from libhamiregion.observation.without_region import allocation_key
 from libhamiregion.text import count_text
 from libhamiregion.units import format_size
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from libhamiregion.observation.containers import Container
     from libhamiregion.observation.model import Observation
     from libhamiregion.observation.rows import Join, NodeProcess
-    from libhamiregion.observation.share import Share
 
     from .context import DoctorContext
     from .findings import Finding
@@ -54,7 +55,10 @@ def not_limited(observation: Observation, join: Join) -> Iterator[Finding]:
     for container, rows in users.items():
         first = rows[0].process
         assert first is not None  # noqa: S101 (its cgroup names the container)
-        entry = observation.processes.entry_of(first)
+        entry, key = observation.processes.entry_of(first), allocation_key(container)
+        given = [each.share for each in observation.allocations or () if each.key == key]
+        if entry is not None and entry.share is not None:
+            given.append(entry.share)
         driver = sum(each.memory_driver_bytes or 0 for row in rows for each in row.devices)
         cause, why = _LOADED[bool(observation.processes.has_libvgpu(first))]
         pids = [row.host_pid for row in rows if row.host_pid is not None]
@@ -63,7 +67,7 @@ def not_limited(observation: Observation, join: Join) -> Iterator[Finding]:
             f"{NOT_LIMITED.message}: {count_text(len(rows), 'process')}"
             f" {'use' if len(rows) > 1 else 'uses'} {format_size(driver)}",
             f"the driver lists {pids_text(pids)} of the host{command_of(first)};"
-            f" {_given(None if entry is None else entry.share)}; {why}",
+            f" {_given(given[0] if given else Share())}; {why}",
             container=container,
             pid=only_or_none([row.process.ns_pids[-1] for row in rows if row.process is not None]),
             cause=cause,
@@ -71,13 +75,12 @@ def not_limited(observation: Observation, join: Join) -> Iterator[Finding]:
         )
 
 
-def _given(share: Share | None) -> str:
+def _given(share: Share) -> str:
     """Say what a share is."""
-    limits = () if share is None else share.memory_limits_bytes
-    memory = f"a memory limit of {', '.join(map(format_size, limits))}" if limits else ""
-    has_sm = share is not None and share.sm_limit_percent
-    sm = f"an SM limit of {share.sm_limit_percent} %" if share is not None and has_sm else ""
-    return f"it was given {' and '.join(filter(None, (memory, sm))) or 'a share'}"
+    limits = [f"a memory limit of {format_size(each)}" for each in share.memory_limits_bytes]
+    if share.sm_limit_percent:
+        limits.append(f"an SM limit of {share.sm_limit_percent} %")
+    return f"it was given {' and '.join(limits) or 'a share'}"
 
 
 CHECKS_OF_NODE = (unlimited_shares,)

@@ -8,8 +8,6 @@ rules of Kubernetes and Docker, so they are short, plain ASCII, and safe in a te
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import re
 import threading
@@ -23,14 +21,14 @@ import attrs
 from libhamiregion.bounded_file import read_bounded
 from libhamiregion.observation.names import ClaimName, PodName, is_pod_uid
 
+from .checkpoint import Checkpoint, json_object
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from libhamiregion.errors import PathLike
 
 T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
 
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?\Z")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?\Z")
@@ -43,7 +41,6 @@ _CONTAINER_LOG = re.compile(
 
 # A container's configuration holds its environment and labels, some 10 KiB.
 _CONFIG_LIMIT = 4 << 20
-_CHECKPOINT_LIMIT = 16 << 20
 _ENTRIES_LIMIT = 100_000
 # A directory's time can stand still while it changes: the kernel's clock ticks every 1 to 10 ms.
 _TIME_GRAIN_NS = 100_000_000
@@ -82,7 +79,8 @@ class NodeNames:
         self._containers = _Listing(os.fspath(container_logs), _container_log)
         self._docker = os.fspath(docker)
         self._docker_names: dict[str, PodName] = {}
-        self._claims = _Checkpoint(os.fspath(claims or kubelet_claims()))
+        path = os.fspath(claims or kubelet_claims())
+        self._claims = Checkpoint(path, _parse_claims, "resource claims have no names")
 
     def resolve(
         self,
@@ -101,7 +99,7 @@ class NodeNames:
     def resolve_claim(self, claim_uid: str) -> ClaimName | None:
         """Name a resource claim and the pods that hold it; None if it is not known."""
         with self._lock:
-            found = self._claims.read().get(claim_uid)
+            found = (self._claims.read() or {}).get(claim_uid)
             if found is None:
                 return None
             names = (self._by_pod(uid, None) for uid in found.pod_uids)
@@ -130,7 +128,7 @@ class NodeNames:
         if container_id not in self._docker_names:
             path = f"{self._docker}/{container_id}/config.v2.json"
             try:
-                name = _json_object(read_bounded(path, _CONFIG_LIMIT, follow=False)).get("Name")
+                name = json_object(read_bounded(path, _CONFIG_LIMIT, follow=False)).get("Name")
             except (OSError, ValueError):
                 return None
             known = docker_name(name) if isinstance(name, str) else None
@@ -242,34 +240,9 @@ class _Claim:
     pod_uids: tuple[str, ...]
 
 
-class _Checkpoint:
-    """kubelet's checkpoint of resource claims, read again when the file has changed."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._checked_s = float("-inf")
-        self._stamp: tuple[int, int, int] | None = None
-        self._claims: dict[str, _Claim] = {}
-
-    def read(self) -> dict[str, _Claim]:
-        """Claims by UID; empty without a file that can be read."""
-        now_s = time.monotonic()
-        if now_s - self._checked_s < _RECHECK_S and self._claims:
-            return self._claims
-        self._checked_s = now_s
-        try:
-            # kubelet replaces the file: a new one has another inode.
-            status = os.lstat(self._path)
-            stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
-            if stamp != self._stamp:
-                self._stamp, self._claims = stamp, {}
-                raw = read_bounded(self._path, _CHECKPOINT_LIMIT, follow=False)
-                self._claims = dict(_claims_in(raw))
-        except FileNotFoundError:
-            self._stamp, self._claims = None, {}
-        except (OSError, ValueError) as error:
-            _log.warning("%s: resource claims have no names: %s", self._path, error)
-        return self._claims
+def _parse_claims(raw: bytes) -> dict[str, _Claim]:
+    """The claims in a checkpoint, by UID; see `_claims_in`."""
+    return dict(_claims_in(raw))
 
 
 def _claims_in(raw: bytes) -> Iterator[tuple[str, _Claim]]:
@@ -281,12 +254,12 @@ def _claims_in(raw: bytes) -> Iterator[tuple[str, _Claim]]:
     Raises:
         ValueError: The file is no checkpoint.
     """
-    document = _json_object(raw)
+    document = json_object(raw)
     if "Data" in document:
         data = document["Data"]
         if not isinstance(data, str):
             raise ValueError("Data is no text")
-        entries = _json_object(data).get("Entries")
+        entries = json_object(data).get("Entries")
     else:
         entries = document.get("entries")
     for entry in entries if isinstance(entries, list) else ():
@@ -295,18 +268,3 @@ def _claims_in(raw: bytes) -> Iterator[tuple[str, _Claim]]:
         texts = all(isinstance(each, str) for each in (uid, namespace, claim))
         if texts and is_pod_uid(uid) and pod_name(namespace, claim, None):
             yield uid, _Claim(namespace, claim, tuple(fields["PodUIDs"] or ()))
-
-
-def _json_object(raw: bytes | str) -> dict[str, Any]:
-    """Parse a JSON object.
-
-    Raises:
-        ValueError: The text is no JSON, or no object.
-    """
-    try:
-        document: Any = json.loads(raw)
-    except RecursionError:
-        raise ValueError("JSON nested too deep") from None
-    if not isinstance(document, dict):
-        raise ValueError("no JSON object")
-    return document

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from operator import is_
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import attrs
@@ -19,6 +20,7 @@ from libhamiregion.observation.selector import PodNamesUnknown, Selector
 from libhamiregion.region import open_in_container
 from libhamiregion.region_set import RegionSet
 
+from .allocations import device_checkpoint, kubelet_devices
 from .directories import RootContainers
 from .names import NodeNames, kubelet_claims
 from .outside import OutsideRegions, mapped_regions, resolve
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from libhamiregion.errors import PathLike
     from libhamiregion.observation.containers import Container
     from libhamiregion.observation.processes import FileIdentity, RegionProcesses, SlotStates
+    from libhamiregion.observation.share import Allocation
     from libhamiregion.region import Region
 
 
@@ -91,6 +94,7 @@ class Node:
             below /var.
         outside: Whether to look for regions outside the roots as well, through the processes that
             map them. That takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE.
+        allocations: kubelet's checkpoint of devices; None means that of the host, through `proc`.
 
     Attributes:
         roots: As given, absolute.
@@ -106,6 +110,7 @@ class Node:
         proc: PathLike = "/proc",
         names: NodeNames | None = None,
         outside: bool = False,
+        allocations: PathLike | None = None,
     ) -> None:
         roots = (root,) if isinstance(root, (str, os.PathLike)) else root
         self._roots = Roots(None if roots is None else tuple(os.fspath(each) for each in roots))
@@ -113,9 +118,12 @@ class Node:
         self.names = NodeNames(claims=kubelet_claims(proc)) if names is None else names
         self.looks_outside = outside
         self.processes = ProcessTable(proc)
+        self._allocations = device_checkpoint(os.fspath(allocations or kubelet_devices(proc)))
         self._inside = RootContainers(self._roots, self.names)
         self._outside = OutsideRegions(self.processes, self.names)
         self._slots = SlotTracker(self.processes)
+        # What the containers were named after: they, and the checkpoint's content.
+        self._named_by: tuple[object, object] = (None, None)
         self._named: tuple[SlotStates | None, float] = (None, 0.0)
         self._logged_problem: str | None = None
         self._pid = os.getpid()
@@ -151,6 +159,11 @@ class Node:
     def scanned_roots(self) -> tuple[str, ...]:
         """The directories that the last refresh could list."""
         return self._roots.scanned
+
+    @property
+    def allocations(self) -> tuple[Allocation, ...] | None:
+        """What kubelet has noted of GPUs given to containers; None if that is not available."""
+        return self._allocations.read()
 
     @property
     def directories(self) -> tuple[str, ...]:
@@ -242,6 +255,7 @@ class Node:
                 failed = {region for region, code in rows if code != 0}
             try:
                 self._inside.scan(failed)
+                self._name_by_allocation()
                 if processes and self.looks_outside:
                     self._outside.scan(self._identities(), self._inside.files())
             finally:
@@ -353,6 +367,9 @@ class Node:
         it. The user is of the same pod, by its cgroup, and the only one that uses the region; its
         name stays while the region has no processes.
         """
+        given = self._given_to(container)
+        if given is not None:
+            return None if given == container.directory_name else given
         users = {each.container for each in (*found.alive.values(), *found.unlisted)}
         if not users and container.pod_uid not in {each.pod_uid for each in found.onlookers}:
             return container.used_by
@@ -362,6 +379,31 @@ class Node:
         name = self.names.resolve(None, None, user.id)
         used_by = None if name is None else name.container
         return None if used_by == container.directory_name else used_by
+
+    def _given_to(self, container: Container) -> str | None:
+        """The only container to which kubelet's checkpoint has given a region's directory."""
+        if container.directory is None:
+            return None
+        own = PurePath(container.directory).name
+        names = {
+            each.container
+            for each in self.allocations or ()
+            if each.region_directory is not None
+            and each.pod_uid == container.pod_uid
+            and PurePath(each.region_directory).name == own
+        }
+        return names.pop() if len(names) == 1 else None
+
+    def _name_by_allocation(self) -> None:
+        """Name the containers without a process after the checkpoint."""
+        allocations = self.allocations
+        if all(map(is_, self._named_by, (allocations, self._inside.containers))):
+            return
+        for each in self._inside.containers:
+            given = self._given_to(each)
+            if given is not None and given != (each.used_by or each.directory_name):
+                self._inside.replace(each, attrs.evolve(each, used_by=given))
+        self._named_by = allocations, self._inside.containers
 
     def renamed(self, snapshot: NodeSnapshot) -> NodeSnapshot:
         """Return a snapshot with what `slots` has found out since: names, and files removed.

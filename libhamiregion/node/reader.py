@@ -25,13 +25,14 @@ from .unchanged import UnchangedFigures
 from .workers import Blocked, Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from libhamiregion.observation.containers import Container
     from libhamiregion.observation.driver import NvmlSample
     from libhamiregion.observation.model import NodeSnapshot
     from libhamiregion.observation.names import ContainerId, PodName
     from libhamiregion.observation.processes import ProcessView, SlotStates
+    from libhamiregion.observation.share import Allocation
 
     from .node import Node
     from .nvml.sampler import NvmlSampler
@@ -206,6 +207,7 @@ class Observer:
         except OSError as error:
             processes_error = error
         processes = node.processes.view
+        allocations = node.allocations
         observation = Observation(
             snapshot=snapshot,
             states=states,
@@ -222,7 +224,7 @@ class Observer:
             suspended_s=time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic(),
             ticks_per_s=os.sysconf("SC_CLK_TCK"),
             driver_asked=self.asks_driver,
-            names=_names(node, sample, snapshot, states),
+            names=_names(node, sample, snapshot, states, allocations or ()),
             node_name=os.environ.get("NODE_NAME") or os.uname().nodename,
             roots={
                 **(dict.fromkeys(node.scanned_roots, True) or dict.fromkeys(node.roots, False)),
@@ -232,6 +234,7 @@ class Observer:
                 root: error.strerror or str(error) for root, error in node.root_errors.items()
             },
             root_problem=node.root_problem,
+            allocations=allocations,
         )
         observation = attrs.evolve(observation, stale=self._unchanged.stale(observation))
         snapshot = explained(observation)
@@ -345,12 +348,17 @@ def _ended(node: Node, sample: NvmlSample | None, states: SlotStates | None) -> 
 
 
 def _names(
-    node: Node, sample: NvmlSample | None, snapshot: NodeSnapshot, states: SlotStates | None
+    node: Node,
+    sample: NvmlSample | None,
+    snapshot: NodeSnapshot,
+    states: SlotStates | None,
+    allocations: Iterable[Allocation],
 ) -> dict[str, PodName]:
     """Names by container id, where a container of the node does not give a process its name.
 
     That is of processes that the driver lists, of those that share a claim's region, and of those
-    with libvgpu that use the region of another pod.
+    with libvgpu that use the region of another pod. Containers that kubelet's checkpoint names have
+    their key there.
     """
     listed = () if sample is None else sample.pids
     processes = [each for pid in listed if (each := node.processes.view.get(pid)) is not None]
@@ -360,4 +368,6 @@ def _names(
         processes += filter(node.processes.view.has_libvgpu, found.onlookers)
     ids = {each.container for each in processes if each.container is not None}
     named = {each.id: node.names.resolve(each.pod_uid, None, each.id) for each in ids}
+    for given in allocations:
+        named[given.key] = node.names.resolve(given.pod_uid, given.container)
     return {id_: name for id_, name in named.items() if name is not None}

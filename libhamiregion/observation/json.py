@@ -44,6 +44,7 @@ from .processes import (
     ProcessGap,
     ProcessView,
 )
+from .share import Allocation
 from .stored_table import UUID_BYTES, StoredTable
 
 if TYPE_CHECKING:
@@ -165,6 +166,10 @@ _SECRETS: dict[tuple[type, str], str] = {
     (LostFile, "path"): "path",
     (NvmlDevice, "uuid"): "GPU",
     (ProcessColumns, "device_uuid"): "GPU",
+    (Allocation, "pod_uid"): "pod-uid",
+    (Allocation, "container"): "name",
+    (Allocation, "uuids"): "GPU",
+    (Allocation, "region_directory"): "path",
     (MissingRegion, "message"): "",
     (Gap, "reason"): "",
     (NvmlSample, "message"): "",

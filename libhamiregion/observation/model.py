@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .evidence import NodeEvidence
     from .names import ContainerId, PodName
     from .processes import ProcessView, RegionProcesses, SlotStates
+    from .share import Allocation
 
 #: What a gap is about.
 GapKind: TypeAlias = Literal["driver", "root", "slots", "processes"]
@@ -150,6 +151,7 @@ class Observation:
         root_problem: Why no directory of containers could be listed; None if one could.
         left: Directories of pods that are gone; found out every 20 s.
         evidence: What the columns do not have about suspects; None without the slots.
+        allocations: What kubelet has noted of GPUs given to containers; None if not available.
     """
 
     snapshot: NodeSnapshot
@@ -175,6 +177,7 @@ class Observation:
     root_problem: str | None = None
     left: tuple[LeftDirectory, ...] = ()
     evidence: NodeEvidence | None = None
+    allocations: tuple[Allocation, ...] | None = None
 
     @property
     def regions_read_at_s(self) -> float:

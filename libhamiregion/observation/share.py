@@ -1,4 +1,4 @@
-"""The share of GPUs that a container was given, as environment variables name it."""
+"""The share of GPUs that a container was given, as variables or kubelet name it."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ class Share:
     uses_mps: bool = False
     is_known: bool = True
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether it has a limit, be it as large as a card."""
+        return bool(self.memory_limits_bytes or self.sm_limit_percent)
+
     def is_part_of(self, card_bytes: int | None) -> bool:
         """Whether it limits a container to less than a card.
 
@@ -69,3 +74,31 @@ def share_of(variables: Mapping[str, str]) -> Share:
 def _size(text: str) -> int:
     found = _SIZE.match(text)
     return 0 if found is None else int(found[1]) << _UNITS[found[2].lower()]
+
+
+@attrs.frozen
+class Allocation:
+    """What a device plugin gave to a container, as kubelet has noted it.
+
+    Attributes:
+        pod_uid: UID of the pod.
+        container: Name of the container.
+        resource: Such as ``nvidia.com/gpu``.
+        uuids: The GPUs or MIG devices; empty if they are not named by uuid.
+        share: The limits.
+        region_directory: The directory of the container's region on the host.
+        is_replica: Whether several containers can be given the same device.
+    """
+
+    pod_uid: str
+    container: str
+    resource: str
+    uuids: tuple[str, ...]
+    share: Share
+    region_directory: str | None = None
+    is_replica: bool = False
+
+    @property
+    def key(self) -> str:
+        """The container's key in ``Observation.names``."""
+        return f"{self.pod_uid}/{self.container}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import attrs
@@ -26,13 +27,14 @@ from .driver import NvmlState
 from .pairing import driver_gap
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from .containers import MissingRegion
     from .driver import NvmlSample
     from .model import NodeSnapshot, Observation
     from .names import ContainerId
     from .processes import Entry, Mapping, SlotStates
+    from .share import Allocation
 
 _MAPPED_LENGTHS = frozenset(mapped_length(layout.size_bytes) for layout in LAYOUTS)
 
@@ -56,36 +58,76 @@ class _Users:
 def explained(observation: Observation) -> NodeSnapshot:
     """Say why containers have no region, and add those that have no directory either.
 
-    Only where the driver's lists prove it: they were read before the processes were.
+    By kubelet's checkpoint, and by the driver's lists: these were read before the processes were.
     """
-    snapshot, sample = observation.snapshot, observation.sample
-    is_blind = driver_gap(observation.processes, sample) is not None
-    if sample is None or observation.states is None or is_blind:
+    snapshot, sample, states = observation.snapshot, observation.sample, observation.states
+    if states is None:
         return snapshot
-    ids = _ids_of_regions(observation.states, snapshot)
-    with_region, known = set(snapshot.containers), {row for row, _ in ids}
-    used, is_complete = _users(observation, sample, {each.id for _, each in ids})
+    given: defaultdict[str, list[Allocation]] = defaultdict(list)
+    for each in observation.allocations or ():
+        given[each.key].append(each)
+    ids = _ids_of_regions(states, snapshot)
+    known = {container for container, _ in ids}
+    used: dict[str, _Users] = {}
+    is_complete = False
+    if sample is not None and driver_gap(observation.processes, sample) is None:
+        used, is_complete = _users(observation, sample, {each.id for _, each in ids})
     found = {each: each for each in snapshot.missing}
     ambiguous: set[Container] = set()
     for users in used.values():
         candidates = _candidates(observation, users.id, known)
-        if len(candidates) > 1 or not with_region.isdisjoint(candidates):
+        if len(candidates) > 1 or not set(snapshot.containers).isdisjoint(candidates):
             ambiguous.update(candidates)
             continue
+        container = candidates[0] if candidates else _made(observation, users.id)
+        of_it = given[allocation_key(container)]
         is_shared = any(users.uuids & other.uuids for other in used.values() if other != users)
-        missing = _reason(users, observation, is_shared=is_shared)
-        if not candidates:
-            names = KnownNames(observation.names.get(users.id.id))
-            pod_uid = users.id.pod_uid
-            made = Container(pod_uid, container_id=users.id, missing=missing, names=names)
+        missing = _reason(users, observation, container, of_it, is_shared=is_shared)
+        if container.missing == NO_FILE:
+            now = attrs.evolve(container, container_id=users.id, missing=missing)
+            found[container] = now
+    named = {allocation_key(each) for each in (*snapshot.containers, *found.values())}
+    pods = {each.pod_uid for each in observation.processes}
+    for key, of_it in given.items():
+        # Entries of ended pods stay in the checkpoint for a while.
+        if key not in named and of_it[0].pod_uid in pods:
+            names = KnownNames(observation.names.get(key))
+            made = Container(of_it[0].pod_uid, of_it[0].container, missing=NO_FILE, names=names)
             found[made] = made
-        elif candidates[0].missing == NO_FILE:
-            container = candidates[0]
-            found[container] = attrs.evolve(container, container_id=users.id, missing=missing)
     for container, now in found.items():
-        if now.missing == NO_FILE and container not in ambiguous and is_complete:
-            found[container] = attrs.evolve(container, missing=NOT_USED)
+        if now.missing == NO_FILE and container not in ambiguous:
+            missing = _given_without_share(given[allocation_key(now)], now) or NOT_USED
+            if is_complete or missing != NOT_USED:
+                found[container] = attrs.evolve(now, missing=missing)
     return attrs.evolve(snapshot, missing=tuple(found.values()))
+
+
+def _made(observation: Observation, id_: ContainerId) -> Container:
+    """A container that has no directory."""
+    name = observation.names.get(id_.id)
+    names = KnownNames(name)
+    own = None if name is None else name.container
+    return Container(id_.pod_uid, own, container_id=id_, missing=NO_FILE, names=names)
+
+
+def allocation_key(container: Container) -> str:
+    """The key of a container in kubelet's checkpoint."""
+    return f"{container.pod_uid}/{container.used_by or container.directory_name}"
+
+
+def _given_without_share(
+    allocations: Sequence[Allocation], container: Container
+) -> MissingRegion | None:
+    """What a container was given, if no limits; None if there are, or nothing is known."""
+    if not allocations or any(each.share.is_limited for each in allocations):
+        return None
+    if any(uuid.startswith("MIG-") for each in allocations for uuid in each.uuids):
+        return MIG_DEVICE
+    if any(each.share.uses_mps for each in allocations):
+        return MPS_CLIENT
+    # HAMi's devices have replicas too, and only HAMi makes directories.
+    is_replica = container.directory is None and any(each.is_replica for each in allocations)
+    return SHARED_GPU if is_replica else WHOLE_GPU
 
 
 def _ids_of_regions(
@@ -141,7 +183,15 @@ def _candidates(
     return same or [each for each in found if each in observation.containers]
 
 
-def _reason(users: _Users, observation: Observation, *, is_shared: bool) -> MissingRegion:
+def _reason(
+    users: _Users,
+    observation: Observation,
+    container: Container,
+    given: Sequence[Allocation],
+    *,
+    is_shared: bool,
+) -> MissingRegion:
+    """Why a container that uses GPUs has no region."""
     inside = [
         each
         for each in observation.processes.entries.values()
@@ -151,11 +201,12 @@ def _reason(users: _Users, observation: Observation, *, is_shared: bool) -> Miss
     ]
     if any(looks_like_a_region(each.mapping) for entry in inside for each in entry.uses):
         return ELSEWHERE
-    shares = [each.share for each in users.entries if each.share is not None]
+    own = [each.share for each in users.entries if each.share is not None]
+    shares = [each.share for each in given] or own
     assert observation.sample is not None  # noqa: S101 (the driver lists the processes)
     card_bytes = max(filter(None, map(observation.sample.memory_of, users.uuids)), default=None)
     if any(each.is_part_of(card_bytes) for each in shares):
-        if any(each.is_switched_off for each in shares):
+        if any(each.is_switched_off for each in own):
             return SWITCHED_OFF
         is_read = all(each.is_readable and each.unread is None for each in inside)
         return NOT_LIMITED if is_read else UNREADABLE
@@ -163,6 +214,6 @@ def _reason(users: _Users, observation: Observation, *, is_shared: bool) -> Miss
         return UNREADABLE
     if any((uuid or "").startswith("MIG-") for uuid in users.uuids):
         return MIG_DEVICE
-    if any(each.uses_mps for each in shares):
+    if any(each.uses_mps for each in (*shares, *own)):
         return MPS_CLIENT
-    return SHARED_GPU if is_shared else WHOLE_GPU
+    return _given_without_share(given, container) or (SHARED_GPU if is_shared else WHOLE_GPU)

@@ -8,6 +8,7 @@ import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, MIB
 from support.containers import needs_namespaces
+from support.device_checkpoint import answer, checkpoint, entry
 from support.gpu_node import GpuNode, Pod, gpu_nodes
 from support.own_cgroups import needs_cgroups
 
@@ -27,9 +28,9 @@ def node(tmp_path: Path) -> Iterator[GpuNode]:
 SHARE = {"CUDA_DEVICE_MEMORY_LIMIT_0": "1024m", "CUDA_DEVICE_SM_LIMIT": "30"}
 
 
-def findings(node: GpuNode, sampler: NvmlSampler, settle_s: float = SETTLE_S) -> list[Finding]:
-    with node.open() as opened:
-        found = examine(Observer(opened, sampler=sampler, anew=True), settle_s=settle_s)
+def findings(node: GpuNode, sampler: NvmlSampler, **options: object) -> list[Finding]:
+    with node.open(**options) as opened:
+        found = examine(Observer(opened, sampler=sampler, anew=True), settle_s=SETTLE_S)
     return [each for each in found if each.kind is FindingKind.SHARE_NOT_LIMITED]
 
 
@@ -97,3 +98,16 @@ def test_environments_are_read_once(
     assert entry.share is not None
     assert entry.share.sm_limit_percent == 30
     assert second.processes is first.processes
+
+
+def test_a_share_that_only_kubelet_has_noted_is_one_too(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, tmp_path: Path
+) -> None:
+    """A program can be started with an empty environment, as after a login over SSH."""
+    pod, host_pid = start(node, {})
+    path = tmp_path / "checkpoint"
+    response = answer({"CUDA_DEVICE_MEMORY_LIMIT_0": "2048m"})
+    path.write_text(checkpoint(entry(pod.pod_uid, pod.name, "nvidia.com/gpu", [], response)))
+    fake_driver.play(CARD, f"process 0 compute {host_pid} {500 * MIB}")
+    (found,) = findings(node, nvml_sampler, allocations=path)
+    assert "a memory limit of 2 GiB" in found.evidence

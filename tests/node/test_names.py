@@ -177,7 +177,7 @@ def test_a_claim_is_shown_with_its_only_pod(pods: tuple[str | None, ...], shown:
 def test_a_replaced_checkpoint_is_read_again(
     files: NodeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libhamiregion.node.names._RECHECK_S", 0.0)
+    monkeypatch.setattr("libhamiregion.node.checkpoint._RECHECK_S", 0.0)
     names = files.names()
     for pods in ([UID], [], [UID, OTHER_UID]):
         files.claims({CLAIM: ("a100-half", pods)})

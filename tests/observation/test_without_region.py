@@ -32,7 +32,7 @@ from libhamiregion.observation.processes import (
     ProcVisibility,
     SlotStates,
 )
-from libhamiregion.observation.share import Share, share_of
+from libhamiregion.observation.share import Allocation, Share, share_of
 from libhamiregion.observation.without_region import explained
 
 GIB = 1 << 30
@@ -221,3 +221,66 @@ def test_its_processes_have_escaped_and_those_of_a_whole_gpu_have_not() -> None:
 )
 def test_shares_are_read_from_variables(variables: dict[str, str], share: Share) -> None:
     assert share_of(variables) == share
+
+
+# ---- kubelet's checkpoint ------------------------------------------------------------------------
+
+
+def given_to(container: str = "main", pod_uid: str = POD, **about: object) -> Allocation:
+    facts = {"resource": "nvidia.com/gpu", "uuids": (GPU,), "share": Share(), **about}
+    return Allocation(pod_uid, container, **facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("user", "allocation", "reason"),
+    [
+        pytest.param(entry(1), given_to(share=SHARE), NOT_LIMITED, id="a share"),
+        pytest.param(entry(1, share=SHARE), given_to(), WHOLE_GPU, id="none, but variables say so"),
+        pytest.param(
+            entry(1, share=Share(is_known=False)), given_to(share=SHARE), NOT_LIMITED, id="hidden"
+        ),
+        pytest.param(
+            entry(1, share=Share(is_switched_off=True)),
+            given_to(share=SHARE),
+            SWITCHED_OFF,
+            id="CUDA_DISABLE_CONTROL",
+        ),
+        pytest.param(
+            entry(1, share=Share(uses_mps=True)), given_to(is_replica=True), MPS_CLIENT, id="MPS"
+        ),
+        pytest.param(entry(1, None), given_to(share=SHARE), NOT_USED, id="idle"),
+        pytest.param(entry(1, None), given_to(), WHOLE_GPU, id="idle, with a whole GPU"),
+        pytest.param(entry(1, None), given_to(uuids=(MIG,)), MIG_DEVICE, id="idle, with MIG"),
+        pytest.param(entry(1), given_to(is_replica=True), WHOLE_GPU, id="a whole GPU of HAMi"),
+        pytest.param(entry(1, share=SHARE), given_to("other"), NOT_LIMITED, id="another's"),
+    ],
+)
+def test_the_checkpoint_is_asked_before_the_environment(
+    user: Entry, allocation: Allocation, reason: MissingRegion
+) -> None:
+    assert result(seen(user, allocations=(allocation,)))[1][0] == reason
+
+
+def test_containers_that_have_no_directory_are_known_by_the_checkpoint() -> None:
+    """Of pods that run: entries of others stay in it."""
+    allocations = (
+        given_to(is_replica=True),
+        given_to(pod_uid=OTHER_POD, uuids=(MIG,)),
+        given_to(pod_uid="2b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"),
+    )
+    names = {f"{POD}/main": PodName("rag", "llm-0", "main"), ID.id: PodName("rag", "llm-0", "main")}
+    about = {"directory": None, "allocations": allocations, "names": names}
+    found, reasons = result(seen(entry(1), entry(2, OTHER), **about))  # type: ignore[arg-type]
+    assert reasons == [SHARED_GPU, MIG_DEVICE]
+    assert [each.pod for each in found.missing] == ["llm-0", None]
+    idle = result(seen(entry(1), entry(2, OTHER), listed=(), **about))[0]  # type: ignore[arg-type]
+    assert [(each.name, each.missing) for each in idle.missing] == [
+        ("main", SHARED_GPU),
+        ("main", MIG_DEVICE),
+    ]
+
+
+def test_the_checkpoint_holds_without_a_driver() -> None:
+    blind = seen(entry(1), sample=None, allocations=(given_to(),))
+    assert result(blind)[1] == [WHOLE_GPU]
+    assert result(attrs.evolve(blind, allocations=(given_to(share=SHARE),)))[1] == [NO_FILE]
