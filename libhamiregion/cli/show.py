@@ -20,9 +20,11 @@ from libhamiregion import (
 from libhamiregion.observation.figures import without_impossible
 
 from . import options
+from .failures import DONE
 from .format import age_words, fill_ratio, lock_word, memory_bar, sm_bar, status_word
 from .help import Verb
 from .output import as_plain, program, show_all
+from .output import show as show_page
 from .tables import CRITICAL, DIM, GOOD, WARN, WIDE, Bar, Column, Facts, Lines, Page, Table
 from .targets import Place, Targets, target_options
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from libhamiregion import DeviceUsage, ProcessDeviceUsage, ProcessUsage, Region
-    from libhamiregion.node import HostProcess, ProcessTable
+    from libhamiregion.node import HostProcess, Observation, ProcessTable
 
     from .tables import Block
 
@@ -40,16 +42,41 @@ if TYPE_CHECKING:
     examples=["hamiregion show -n research bert-0", "hamiregion show usage.cache --watch 1"],
 )
 @target_options()
+@options.from_option
 @options.watch_option
 @options.output_options
-def show(targets: Targets, interval_s: float | None, as_json: bool) -> int:
+def show(targets: Targets, document: str | None, interval_s: float | None, as_json: bool) -> int:
     """Show the devices, limits and processes of a container, or of a region's FILE."""
+    if document is not None:
+        # A region's file needs none of a node's verbs, and is shown sooner without them.
+        from .views import replay
+
+        _show_again(targets, replay(document, "layout").observation, as_json)
+        return DONE
 
     def act(region: Region, place: Place) -> None:
         opened = functools.partial(open_region, region.path, layout=targets.layout)
         _show(opened, interval_s, as_json, place)
 
     return targets.for_each(act, only_one=interval_s is not None)
+
+
+def _show_again(targets: Targets, observation: Observation, as_json: bool) -> None:
+    """Show regions of a document."""
+    from libhamiregion.observation.evidence import NodeEvidence
+
+    rows = {each.region_path: row for row, each in enumerate(observation.containers)}
+    evidence = observation.evidence or NodeEvidence()
+    places = targets.places_in(observation)
+    for number, place in enumerate(places):
+        row = rows[place.path]
+        large = evidence.large.get(row)
+        snapshot = observation.table.snapshot(row) if large is None else large.table.snapshot(0)
+        snapshot = attrs.evolve(without_impossible(snapshot), path=place.path)
+        found = evidence.regions.get(row)
+        page = region_page(snapshot, burst=found is not None and found.burst)
+        at = attrs.evolve(place, position=number if len(places) > 1 else None)
+        show_page(attrs.evolve(page, data=at.data | page.data, heading=at.heading), as_json)
 
 
 @click.command(cls=Verb, examples=["hamiregion mine", "hamiregion mine --json --watch 5"])

@@ -15,10 +15,11 @@ from .failures import DONE, FAILED, PROBLEMS, Failure, Refused, failure
 from .names import Names, containers_of, is_file, name_texts, names_of, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from libhamiregion import Layout, Region
-    from libhamiregion.node import Node
+    from libhamiregion.node import Container, Observation
 
     from .options import NodeChoice
 
@@ -92,9 +93,13 @@ class Targets:
             node.refresh(processes=False)
             if node.root_problem is not None:
                 raise Failure(node.root_problem)
+            present = {each for each in node.containers if each.region is not None}
             found: list[Place] = []
             for text in self.texts:
-                found += [Place(text)] if is_file(text) else self._named(node, text, writable)
+                if is_file(text):
+                    found.append(Place(text))
+                else:
+                    found += self._named(node.containers, present, text, writable)
         return found
 
     def for_each(
@@ -133,20 +138,42 @@ class Targets:
                 click.echo(f"Error: {printable(said.message)}", err=True)
         return code
 
-    def _named(self, node: Node, text: str, writable: bool) -> list[Place]:
-        readings = containers_of(text, self.namespace, node.containers)
+    def places_in(self, observation: Observation) -> list[Place]:
+        """The regions of a document that are meant, as `places`.
+
+        Raises:
+            UsageError: A file was named, or a text means several containers.
+            Failure: A text means no container that has a region.
+        """
+        for text in self.texts:
+            if is_file(text):
+                raise click.UsageError(f"{text} is a file, and --from has a document's containers")
+        read = zip(observation.table.regions.code, observation.containers, strict=True)
+        present = {each for code, each in read if code == 0}
+        containers = (*observation.containers, *observation.missing)
+        found = [self._named(containers, present, text, False) for text in self.texts]
+        return [place for places in found for place in places]
+
+    def _named(
+        self,
+        containers: Sequence[Container],
+        present: AbstractSet[Container],
+        text: str,
+        writable: bool,
+    ) -> list[Place]:
+        readings = containers_of(text, self.namespace, containers)
         chosen = list(dict.fromkeys(each for reading in readings for each in reading))
         if not chosen:
-            raise Failure(unknown_name(text, self.namespace, node.containers))
-        names = name_texts(node.containers)
+            raise Failure(unknown_name(text, self.namespace, containers))
+        names = name_texts(containers)
         found = [
             Place(each.region_path, names[each], Names(**names_of(each)))
             for each in chosen
-            if each.region is not None and each.region_path is not None
+            if each in present and each.region_path is not None
         ]
         found.sort(key=lambda place: place.names.order)
         for each in chosen if found else ():
-            if each.region is None:
+            if each not in present:
                 click.echo(f"Note: {names[each]} has no region yet", err=True)
         if not found:
             missing = chosen[0].missing

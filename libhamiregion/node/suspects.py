@@ -291,6 +291,8 @@ def _unusual_values(region: Region) -> Iterator[tuple[str, int]]:
         yield "startup_value", value
     if not layout.has_seqlock and (count := region._live(lib.HR_VALUE_PIDLESS)):
         yield "pidless_slots", count
+    if region.burst:
+        yield "burst", True
     if layout is Layout.V1_1:
         # Of a region outside the roots this is the length of a link.
         size_bytes = os.lstat(region.path).st_size

@@ -32,6 +32,7 @@ class RegionEvidence:
         moved: Pids of live processes that a repair would count in the slot that they write to.
         idle: Pids of live processes of which it is not known which slot they write to.
         unproved: Pids in slots for which there was no time.
+        burst: Whether `Region.burst` is on.
         size_bytes: The file's, if it is too long for its layout.
     """
 
@@ -43,6 +44,7 @@ class RegionEvidence:
     moved: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()
     unproved: tuple[int, ...] = ()
+    burst: bool = False
     size_bytes: int = 0
 
 

@@ -92,6 +92,30 @@ def test_a_document_is_exported_as_its_node(
     assert series_of(answer.stdout) == series_of(live.stdout)
 
 
+@pytest.mark.parametrize("name", ["bert-0", POD_LONG])
+def test_a_container_of_a_document_is_shown_as_on_its_node(
+    scene: Scene, document: Path, name: str
+) -> None:
+    live = call(*scene.arguments("show", name, "-A"))
+    answer = call("show", "--from", str(document), name, "-A")
+    assert answer.returncode == 0, answer.stderr
+    again, then = (
+        # Seconds pass.
+        [line for line in each.stdout.splitlines() if not line.startswith("last-kernel")]
+        for each in (answer, live)
+    )
+    assert again == then
+    file = str(scene.bert.region.path)
+    for words, reason in (
+        ((file,), "is a file"),
+        (("bert-0", "-A", "--watch=1"), "--watch needs a node"),
+        (("bert-0", "-A", "--layout", "1.2"), "--layout needs a node"),
+    ):
+        answer = call("show", "--from", str(document), *words)
+        assert answer.returncode == 2
+        assert reason in answer.stderr
+
+
 def test_an_exporter_serves_no_document(document: Path) -> None:
     answer = call("exporter", "--from", str(document))
     assert answer.returncode == 2

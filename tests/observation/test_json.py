@@ -71,7 +71,7 @@ def evidence_of(found: Observation) -> NodeEvidence:
         waiters=1,
         postinit_value=1,
     )
-    region = RegionEvidence(lock, 3, 1, {0: 7}, {pid: 9}, (pid,), (pid,), (pid,), 1 << 20)
+    region = RegionEvidence(lock, 3, 1, {0: 7}, {pid: 9}, (pid,), (pid,), (pid,), True, 1 << 20)
     large = LargeRegion(read_whole(second.region), found.proved().proved[1])
     lost = LostFile(first.identity, "/tmp/a.cache", True, pid, found.missing[0], 100)
     return NodeEvidence({0: region}, {1: large}, (lost,), frozenset({1}), True)
