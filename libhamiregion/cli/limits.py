@@ -226,7 +226,7 @@ def set_(
     kinds = {"sm"} if has_percent else {"sm", "memory"}
     settings["one_value"] = kinds if device is None and not all_devices else set()
     if undo_file is not None:
-        _write_undo(undo_file, targets, edits)
+        _write_undo(undo_file, targets, edits, settings["one_value"], force=settings["force"])
     settings["kept"] = _kept(targets)
     edited: set[tuple[int, int]] = set()
     # Listed once for all regions, and only if one has several devices.
@@ -284,8 +284,10 @@ def _compared(order: Mapping[int, int], index: int) -> str:
     )
 
 
-def _write_undo(path: str, targets: Targets, edits: list[LimitEdit]) -> None:
-    """Write the plan that undoes edits, before the first of them."""
+def _write_undo(
+    path: str, targets: Targets, edits: list[LimitEdit], one_value: set[str], *, force: bool
+) -> None:
+    """Write the plan that undoes edits, before the first of them; not if one is refused."""
     from libhamiregion.plan.apply import undo_text
     from libhamiregion.plan.diff import ContainerDiff, PlannedEdit
     from libhamiregion.plan.state import write_new
@@ -296,7 +298,8 @@ def _write_undo(path: str, targets: Targets, edits: list[LimitEdit]) -> None:
         owners = {each.region.file_id: each for each in node.containers if each.region is not None}
         for place in targets.places(writable=True):
             with open_region(place.path, layout=targets.layout) as region, bad_arguments():
-                changes = region.edit_limits(edits, force=True, dry_run=True)
+                changes = region.edit_limits(edits, force=force, dry_run=True)
+                _refuse_raises(place, changes, one_value)
                 if region.file_id not in owners:
                     raise click.UsageError(
                         f"no plan can name {place.path}: it is in no container's directory of this"

@@ -309,6 +309,11 @@ def test_limits_set_writes_a_plan_that_undoes_it(scene: PlanScene, tmp_path: Pat
     assert call("limits", "apply", str(undo), *scene.options).returncode == 0
     assert region.content() == before
 
+    for wrong, code in ((("--sm", "40", "--if-equals", "99"), 3), (("--memory", "6GiB"), 2)):
+        refused = ("limits", "set", "bert-0", *scene.options, *wrong)
+        answer = call(*refused, "--undo-file", str(tmp_path / "no.yaml"))
+        assert (answer.returncode, answer.stdout) == (code, ""), answer.stderr
+        assert not (tmp_path / "no.yaml").exists()
     create_region(alone := tmp_path / "alone.cache", memory_limits=("8GiB",))
     options = (*scene.options, "--memory", "4GiB", "--undo-file", str(tmp_path / "no.yaml"))
     answer = call("limits", "set", str(alone), *options)
