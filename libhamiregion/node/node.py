@@ -86,8 +86,9 @@ class Node:
         root: The directory that holds the ``<podUID>_<container>`` directories, or one called
             ``claims`` that holds those of resource claims; several of them; or patterns as in a
             shell (``/data/*/containers``). None means ``containers`` and ``claims`` below
-            ``$CONTAINER_VGPU_MOUNT`` or ``$HOOK_PATH`` if one is set, else those of HAMi, its DRA
-            driver, KAI, volcano and this user's ``hamiregion run`` that exist, provided that only
+            ``$CONTAINER_VGPU_MOUNT``, ``$HAMI_VGPU_CACHE_ROOT`` or ``$HOOK_PATH`` if one is set,
+            else those of HAMi, its DRA driver, KAI, volcano and this user's ``hamiregion run`` that
+            exist, provided that only
             root and this user could have made them.
         proc: The root of /proc, if it is mounted elsewhere.
         names: Names of containers, pods and claims; None means the files of kubelet and Docker

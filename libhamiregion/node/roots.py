@@ -123,8 +123,9 @@ class Roots:
     """
 
     def __init__(self, given: tuple[str, ...] | None = None) -> None:
-        # In this order, as KAI's port of HAMi's monitor has them.
-        hook_path = os.environ.get("CONTAINER_VGPU_MOUNT") or os.environ.get("HOOK_PATH")
+        # KAI's port of HAMi's monitor has the first; HAMi has the second from 2.11 on.
+        names = ("CONTAINER_VGPU_MOUNT", "HAMI_VGPU_CACHE_ROOT", "HOOK_PATH")
+        hook_path = next(filter(None, map(os.environ.get, names)), None)
         optional: tuple[str, ...] = ()
         if given is None and hook_path:
             given = (f"{hook_path}/containers",)

@@ -357,7 +357,7 @@ def test_a_node_without_containers_directories_is_a_failure(
 ) -> None:
     monkeypatch.setattr("libhamiregion.node.roots.DEFAULT_ROOTS", (str(tmp_path / "none"),))
     monkeypatch.setattr("libhamiregion.node.roots.run_bases", lambda _: [])
-    for variable in ("HOOK_PATH", "CONTAINER_VGPU_MOUNT"):
+    for variable in ("HOOK_PATH", "HAMI_VGPU_CACHE_ROOT", "CONTAINER_VGPU_MOUNT"):
         monkeypatch.delenv(variable, raising=False)
     answer = call(verb, "--no-driver")
     assert answer.returncode == 1

@@ -172,7 +172,7 @@ def expected(unknown: str) -> set[tuple[str | None, str | None, str]]:
 def test_all_places_are_found_without_being_named(
     scene: Scene, unknown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable in ("HOOK_PATH", "CONTAINER_VGPU_MOUNT"):
+    for variable in ("HOOK_PATH", "HAMI_VGPU_CACHE_ROOT", "CONTAINER_VGPU_MOUNT"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(roots, "DEFAULT_ROOTS", tuple(scene.roots))
     monkeypatch.setattr(roots, "run_bases", lambda _: [])

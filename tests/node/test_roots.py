@@ -19,7 +19,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give fi
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("HOOK_PATH", "CONTAINER_VGPU_MOUNT"):
+    for variable in ("HOOK_PATH", "HAMI_VGPU_CACHE_ROOT", "CONTAINER_VGPU_MOUNT"):
         monkeypatch.delenv(variable, raising=False)
 
 
@@ -261,11 +261,13 @@ def test_the_default_roots_are_the_documented_ones(
         )
 
 
-def test_hook_path_takes_their_place_and_has_to_exist(
-    defaults: tuple[Path, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["HOOK_PATH", "HAMI_VGPU_CACHE_ROOT", "CONTAINER_VGPU_MOUNT"])
+def test_a_variable_takes_their_place_and_has_to_exist(
+    name: str, defaults: tuple[Path, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Root(defaults[0]).container("default")
-    monkeypatch.setenv("HOOK_PATH", str(tmp_path / "hook"))
+    monkeypatch.setenv("HOOK_PATH", str(tmp_path / "older"))
+    monkeypatch.setenv(name, str(tmp_path / "hook"))
     with Node(outside=False) as node:
         refresh(node)
         assert node.roots == (str(tmp_path / "hook/containers"), str(tmp_path / "hook/claims"))

@@ -11,6 +11,7 @@ import attrs
 from libhamiregion.observation.driver import FIGURES, NvmlDevice, NvmlState, ProcessColumns
 from libhamiregion.observation.figures import IMPOSSIBLE_BYTES
 
+from .driver import PID_MAX
 from .states import NvmlCallFailed
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class DeviceReader:
         processes: Whether to ask for processes and their utilisation.
 
     Attributes:
-        driver_version: The driver's version; the shape of its lists depends on it.
+        driver_version: The driver's version.
     """
 
     def __init__(self, driver: Driver, *, sees_all: bool, sensors: bool, processes: bool) -> None:
@@ -258,7 +259,7 @@ class DeviceReader:
         state = NvmlState.OK
         for name in _LISTS:
             try:
-                rows = device.run(self._driver.listed, name, self.driver_version, device.handle)
+                rows = device.run(self._driver.listed, name, device.handle)
             except NvmlCallFailed as failure:
                 # Only the first kind of process is on every device.
                 if name == _LISTS[0] or failure.state not in _ABSENT:
@@ -271,7 +272,7 @@ class DeviceReader:
                 if used != _NOT_AVAILABLE:
                     known = device.checked("process memory_used_bytes", used, total_bytes)
                 found[key] = max(-1 if known is None else known, found.get(key, -1))
-        return {key: used for key, used in found.items() if key[0]}, state
+        return {key: used for key, used in found.items() if 0 < key[0] <= PID_MAX}, state
 
     def _usage(self, device: _Device, mig_enabled: bool | None, *, is_busy: bool = True) -> _Usage:
         if not self._processes:
@@ -287,7 +288,7 @@ class DeviceReader:
             rows = []  # no process was busy
         usage = _Usage(NvmlState.OK)
         # Some drivers return older samples as well, and entries that they have not filled in.
-        rows = [row for row in rows if row[0] and row[1] <= now_us + _AHEAD_US]
+        rows = [row for row in rows if 0 < row[0] <= PID_MAX and row[1] <= now_us + _AHEAD_US]
         for pid, at_us, *percents in sorted(rows, key=lambda row: row[1]):
             if at_us > since_us:
                 known = [

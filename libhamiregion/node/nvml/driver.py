@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import re
 import struct
 from typing import Any
 
@@ -17,11 +16,13 @@ _GROWTH_TRIES = 4
 _FIRST_CAPACITY = 64
 _MAX_CAPACITY = 1 << 20
 
-# The drivers from 535.43 to 535.86 let the third version of the list functions write entries of 32
-# bytes. All others, earlier and later, write 24, as the second version always does.
-_WIDE_ENTRIES = re.compile(r"535\.(4[3-9]|[5-7]\d|8[0-6])\b")
+#: The kernel has no pid above.
+PID_MAX = 1 << 22
 # nvmlProcessInfo_t: pid, memory in bytes, GPU instance, compute instance.
 _PROCESS = struct.Struct("=I4xQII")
+# Some drivers (535.43 to 535.86) let the third version of the list functions write entries of 32
+# bytes. All others, earlier and later, write 24, as the second version always does.
+_MAX_PROCESS_BYTES = 32
 # nvmlProcessUtilizationSample_t: pid, time in microseconds, SM, memory, encoder, decoder.
 _SAMPLE = struct.Struct("=I4xQIIII")
 # nvmlProcessUtilizationInfo_v1_t: time, pid, SM, memory, encoder, decoder (JPEG, optical flow); and
@@ -29,11 +30,20 @@ _SAMPLE = struct.Struct("=I4xQIIII")
 _NEWER_SAMPLE = struct.Struct("=Q5I12x")
 _NEWER_REQUEST = struct.Struct("=IIQQ")
 _NEWER_VERSION = 1 << 24 | _NEWER_REQUEST.size
+# The instance of a process that runs in none; others are small numbers.
+_NO_INSTANCE = 0xFFFFFFFF
+_MAX_INSTANCE = 255
 
 UTILIZATION = "nvmlDeviceGetProcessUtilization"
 _NEWER_UTILIZATION = "nvmlDeviceGetProcessesUtilizationInfo"
 # The answers of a driver without samples: none now, none of such a device, none ever.
 _NO_SAMPLES = (NvmlState.NOT_FOUND, NvmlState.NOT_SUPPORTED, NvmlState.FUNCTION_NOT_FOUND)
+
+
+def _can_be(row: tuple[int, ...]) -> bool:
+    pid, _, *instances = row
+    instances_can_be = all(each == _NO_INSTANCE or each <= _MAX_INSTANCE for each in instances)
+    return 0 < pid <= PID_MAX and instances_can_be
 
 
 class Driver:
@@ -102,10 +112,8 @@ class Driver:
             # nvidia-ml-py decodes texts as UTF-8; the driver's may be anything.
             return error.object.decode("utf-8", "backslashreplace")
 
-    def listed(
-        self, name: str, driver_version: str | None, handle: Any
-    ) -> list[tuple[int, int, int, int]]:
-        """Call a function that lists processes, in the newest version that can be trusted.
+    def listed(self, name: str, handle: Any) -> list[tuple[int, int, int, int]]:
+        """Call a function that lists processes, in the newest version that gives possible rows.
 
         Returns:
             Pid, memory in bytes, GPU instance and compute instance of each.
@@ -113,12 +121,14 @@ class Driver:
         Raises:
             NvmlCallFailed: It failed, or the list grew each time.
         """
-        if not _WIDE_ENTRIES.match(driver_version or ""):
-            try:
-                return self._filled(f"{name}_v3", _PROCESS, handle)
-            except NvmlCallFailed as failure:
-                if failure.state is not NvmlState.FUNCTION_NOT_FOUND:
-                    raise
+        try:
+            rows = self._filled(f"{name}_v3", _PROCESS, handle, room_bytes=_MAX_PROCESS_BYTES)
+        except NvmlCallFailed as failure:
+            if failure.state is not NvmlState.FUNCTION_NOT_FOUND:
+                raise
+        else:
+            if all(map(_can_be, rows)):
+                return rows
         return self._filled(f"{name}_v2", _PROCESS, handle)
 
     def sampled(
@@ -157,9 +167,14 @@ class Driver:
         return rows
 
     def _filled(
-        self, name: str, entry: struct.Struct, handle: Any, since_us: int | None = None
+        self,
+        name: str,
+        entry: struct.Struct,
+        handle: Any,
+        since_us: int | None = None,
+        room_bytes: int = 0,
     ) -> list[Any]:
-        """Call a function that fills an array.
+        """Call a function that fills an array, with room for larger entries if that is given.
 
         nvidia-ml-py makes several objects of each entry, which on a node with a thousand processes
         costs more than the driver.
@@ -170,7 +185,7 @@ class Driver:
         capacity = self._capacities.get(name, _FIRST_CAPACITY)
         for _ in range(_GROWTH_TRIES):
             count = ctypes.c_uint(capacity)
-            memory = ctypes.create_string_buffer(capacity * entry.size)
+            memory = ctypes.create_string_buffer(capacity * max(entry.size, room_bytes))
             if since_us is None:
                 code = function(handle, ctypes.byref(count), memory)
             elif name == UTILIZATION:

@@ -122,8 +122,8 @@ class NvmlSampler:
         ``nvmlDeviceGetMemoryInfo``, ``nvmlDeviceGetUtilizationRates``, ``nvmlDeviceGetMigMode``,
         ``nvmlDeviceGetMaxMigDeviceCount``, ``nvmlDeviceGetMigDeviceHandleByIndex``,
         ``nvmlDeviceGetGpuInstanceId``, ``nvmlDeviceGetComputeInstanceId``,
-        ``nvmlDeviceGetComputeRunningProcesses_v3`` (``_v2`` with drivers that do not have it, or
-        have it wrong), the same of graphics and MPS processes, ``nvmlDeviceGetProcessUtilization``.
+        ``nvmlDeviceGetComputeRunningProcesses_v3`` (``_v2`` with drivers that do not have it), the
+        same of graphics and MPS processes, ``nvmlDeviceGetProcessUtilization``.
         With `sensors` also ``nvmlDeviceGetTemperature``, ``nvmlDeviceGetPowerUsage`` and
         ``nvmlDeviceGetTotalEccErrors``.
 

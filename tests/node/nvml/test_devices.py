@@ -141,21 +141,29 @@ def test_the_newer_function_is_not_asked_about_an_idle_device(
     assert sample.devices[0].state is NvmlState.OK, "it was asked, and is lost"
 
 
-@pytest.mark.parametrize("version", ["535.43.02", "535.54.03", "535.86.05"])
-def test_drivers_whose_third_version_is_broken_are_asked_with_the_second(
-    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, version: str
+@pytest.mark.parametrize("version", ["535.54.03", "535.161.08", "570.0", "999.0"])
+@pytest.mark.parametrize("count", [1, 2, 3, 63, 64, 65, 200])
+@pytest.mark.parametrize("quirk", ["", "quirk wide-lists"])
+def test_lists_with_entries_of_another_size_are_known_by_their_pids_whatever_the_version_is(
+    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, version: str, count: int, quirk: str
 ) -> None:
-    scene = (CARD, *(f"process 0 compute {pid} {pid * MIB}" for pid in (101, 102, 103)))
-    expected = [(pid, pid * MIB) for pid in (101, 102, 103)]
-    fake_driver.play(*scene, f"driver {version}", "quirk wide-lists")
-    assert [(row.pid, row.memory_used_bytes) for row in nvml_sampler.sample().processes] == expected
-    for other in ("535.98", "535.161.08", "530.41.03", "1535.54.03"):
-        fake_driver.play(
-            *scene, f"driver {other}", "error nvmlDeviceGetComputeRunningProcesses_v2 999"
-        )
-        assert [
-            (row.pid, row.memory_used_bytes) for row in nvml_sampler.sample().processes
-        ] == expected
+    pids = range(101, 101 + count)
+    scene = (CARD, *(f"process 0 compute {pid} {pid * MIB}" for pid in pids))
+    # The second version is asked only if the third one's entries cannot be.
+    second = () if quirk else ("error nvmlDeviceGetComputeRunningProcesses_v2 999",)
+    fake_driver.play(*scene, f"driver {version}", quirk, *second)
+    found = [(row.pid, row.memory_used_bytes) for row in nvml_sampler.sample().processes]
+    assert found == [(pid, pid * MIB) for pid in pids]
+
+
+def test_a_pid_that_no_kernel_has_is_left_out(
+    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    processes = (f"process 0 compute {pid} {MIB}" for pid in (101, 4194304, 4194305))
+    fake_driver.play(CARD, *processes, "sample 0 4194305 100 61 22 3 4")
+    sample = nvml_sampler.sample()
+    assert [row.pid for row in sample.processes] == [101, 4194304]
+    assert sample.columns[0].sampled == frozenset()
 
 
 @pytest.mark.parametrize(
