@@ -110,6 +110,15 @@
      void **parameters)
 #define HR_COOPERATIVE_ARGUMENTS                                                                   \
     (function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, parameters)
+#define HR_INSTANTIATION_HOOKS(X)                                                                  \
+    X(cuGraphInstantiate,                                                                          \
+      (CUgraphExec * out, CUgraph graph, CUgraphNode * bad, char *text, size_t bytes),             \
+      (out, graph, bad, text, bytes))                                                              \
+    X(cuGraphInstantiate_v2,                                                                       \
+      (CUgraphExec * out, CUgraph graph, CUgraphNode * bad, char *text, size_t bytes),             \
+      (out, graph, bad, text, bytes))                                                              \
+    X(cuGraphInstantiateWithFlags, (CUgraphExec * out, CUgraph graph, unsigned long long flags),   \
+      (out, graph, flags))
 #define HR_LAUNCH_HOOKS(X)                                                                         \
     X(cuLaunchKernel, HR_KERNEL_PARAMETERS, HR_KERNEL_ARGUMENTS)                                   \
     X(cuLaunchKernel_ptsz, HR_KERNEL_PARAMETERS, HR_KERNEL_ARGUMENTS)                              \
@@ -125,14 +134,7 @@
     X(cuGraphLaunch_ptsz, (CUgraphExec exec, CUstream stream), (exec, stream))                     \
     X(cuGraphUpload, (CUgraphExec exec, CUstream stream), (exec, stream))                          \
     X(cuGraphUpload_ptsz, (CUgraphExec exec, CUstream stream), (exec, stream))                     \
-    X(cuGraphInstantiate,                                                                          \
-      (CUgraphExec * out, CUgraph graph, CUgraphNode * bad, char *text, size_t bytes),             \
-      (out, graph, bad, text, bytes))                                                              \
-    X(cuGraphInstantiate_v2,                                                                       \
-      (CUgraphExec * out, CUgraph graph, CUgraphNode * bad, char *text, size_t bytes),             \
-      (out, graph, bad, text, bytes))                                                              \
-    X(cuGraphInstantiateWithFlags, (CUgraphExec * out, CUgraph graph, unsigned long long flags),   \
-      (out, graph, flags))                                                                         \
+    HR_INSTANTIATION_HOOKS(X)                                                                      \
     X(cuGraphExecDestroy, (CUgraphExec exec), (exec))
 
 /*

@@ -225,15 +225,13 @@ GRAPH_HOOK(cuGraphLaunch, stream)
 GRAPH_HOOK(cuGraphLaunch_ptsz, hr_own_default(stream))
 
 /* It takes a graph's memory before the launch, and runs nothing. */
-CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
-{
-    return launch_graph(HR_CUDA(cuGraphUpload), exec, stream);
-}
-
-CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
-{
-    return launch_graph(HR_CUDA(cuGraphUpload_ptsz), exec, stream);
-}
+#define UPLOAD_HOOK(name)                                                                          \
+    CUresult name(CUgraphExec exec, CUstream stream)                                               \
+    {                                                                                              \
+        return launch_graph(HR_CUDA(name), exec, stream);                                          \
+    }
+UPLOAD_HOOK(cuGraphUpload)
+UPLOAD_HOOK(cuGraphUpload_ptsz)
 
 /* ---- Graphs that are made ----------------------------------------------------------------- */
 
@@ -244,22 +242,12 @@ static CUresult remember(CUresult result, CUgraph graph, const CUgraphExec *out)
     return result;
 }
 
-CUresult cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode *bad, char *text,
-                            size_t bytes)
-{
-    return remember(HR_CUDA(cuGraphInstantiate)(out, graph, bad, text, bytes), graph, out);
-}
-
-CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *bad, char *text,
-                               size_t bytes)
-{
-    return remember(HR_CUDA(cuGraphInstantiate_v2)(out, graph, bad, text, bytes), graph, out);
-}
-
-CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags)
-{
-    return remember(HR_CUDA(cuGraphInstantiateWithFlags)(out, graph, flags), graph, out);
-}
+#define MAKING_HOOK(name, parameters, arguments)                                                   \
+    CUresult name parameters                                                                       \
+    {                                                                                              \
+        return remember(HR_CUDA(name) arguments, graph, out);                                      \
+    }
+HR_INSTANTIATION_HOOKS(MAKING_HOOK)
 
 /* An upload that is asked for with it takes memory: so it is made by a call that can be refused. */
 #define INSTANTIATE_HOOK(name, upload)                                                             \

@@ -6,7 +6,6 @@
  */
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <stdlib.h>
 
 #include "complain.h"
 #include "hooks.h"
@@ -15,75 +14,38 @@
 
 /* ---- The memory ------------------------------------------------------------------------ */
 
-/* Its number in the table is its place and one. */
-struct memory {
-    uint64_t bytes;
-    int row;
-    uint32_t users; /* its handle and its mappings */
-    uint32_t next_free;
-};
-
+/* Each has a number, and under that an entry whose `owner` is how many use it: its handle and its
+ * mappings. */
 enum { NO_MEMORY = 0 };
 
-static struct memory *memories;
-static uint32_t room, first_free; /* a number, NO_MEMORY: none */
-static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
-
-/* Under `changing`. */
-static bool make_room(void)
-{
-    uint32_t more = room == 0 ? 64 : room * 2;
-    struct memory *moved = realloc(memories, more * sizeof *moved);
-    if (moved == NULL)
-        return false;
-    memories = moved;
-    for (uint32_t at = more; at > room; at--) {
-        memories[at - 1].next_free = first_free;
-        first_free = at;
-    }
-    room = more;
-    return true;
-}
+static uint32_t last_number;
+static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER; /* the numbers of users */
 
 /* With its handle as the only user.  NO_MEMORY: there is no room to note it. */
 static uint32_t add_memory(int row, uint64_t bytes)
 {
+    struct hr_entry none,
+        entry = {.space = HR_MEMORY_OF_NUMBER, .bytes = bytes, .row = (int16_t)row, .owner = 1};
     pthread_mutex_lock(&changing);
-    uint32_t number = NO_MEMORY;
-    if (first_free != NO_MEMORY || make_room()) {
-        number = first_free;
-        first_free = memories[number - 1].next_free;
-        memories[number - 1] = (struct memory){.bytes = bytes, .row = row, .users = 1};
-    }
+    entry.key = ++last_number;
+    bool is_noted = hr_table_put(&entry, &none);
     pthread_mutex_unlock(&changing);
-    return number;
+    return is_noted ? (uint32_t)entry.key : NO_MEMORY;
 }
 
-static void add_user(uint32_t number)
+/* Memory without any user is given back.  NO_MEMORY is not in the table. */
+static void change_users(uint32_t number, int32_t more)
 {
-    if (number == NO_MEMORY)
-        return;
+    struct hr_entry none, entry;
     pthread_mutex_lock(&changing);
-    memories[number - 1].users++;
-    pthread_mutex_unlock(&changing);
-}
-
-/* Memory without any is given back. */
-static void remove_user(uint32_t number)
-{
-    if (number == NO_MEMORY)
-        return;
-    pthread_mutex_lock(&changing);
-    struct memory *memory = &memories[number - 1];
-    struct memory left = *memory;
-    memory->users = --left.users;
-    if (left.users == 0) {
-        memory->next_free = first_free;
-        first_free = number;
+    bool is_over = hr_table_take(HR_MEMORY_OF_NUMBER, number, &entry);
+    if (is_over) {
+        entry.owner += (uint32_t)more;
+        is_over = entry.owner == 0 || !hr_table_put(&entry, &none);
     }
     pthread_mutex_unlock(&changing);
-    if (left.users == 0)
-        hr_give_back_memory(left.row, left.bytes);
+    if (is_over)
+        hr_give_back_memory(entry.row, entry.bytes);
 }
 
 /* ---- Its handles ------------------------------------------------------------------------ */
@@ -98,7 +60,7 @@ static bool enter_handle(CUmemGenericAllocationHandle handle, uint32_t number)
         return false;
     /* The driver has taken the other one back unseen. */
     if (displaced.space != HR_NOTHING)
-        remove_user(displaced.owner);
+        change_users(displaced.owner, -1);
     return true;
 }
 
@@ -111,7 +73,7 @@ static void enter_memory(int row, uint64_t bytes, CUmemGenericAllocationHandle h
     if (number == NO_MEMORY)
         hr_give_back_memory(row, bytes);
     else
-        remove_user(number);
+        change_users(number, -1);
 }
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes,
@@ -146,7 +108,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     bool is_ours = hr_table_take(HR_HANDLE, handle, &entry);
     CUresult result = HR_CUDA(cuMemRelease)(handle);
     if (is_ours && result == CUDA_SUCCESS)
-        remove_user(entry.owner);
+        change_users(entry.owner, -1);
     else if (is_ours)
         enter_handle(handle, entry.owner);
     return result;
@@ -162,18 +124,18 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
     if (hr_table_find(HR_HANDLE, handle, &of_handle))
         number = of_handle.owner;
     /* First, so that a release at the same time is not the end of it. */
-    add_user(number);
+    change_users(number, 1);
     CUresult result = HR_CUDA(cuMemMap)(address, bytes, offset, handle, flags);
     if (result != CUDA_SUCCESS) {
-        remove_user(number);
+        change_users(number, -1);
         return result;
     }
     const struct hr_entry entry = {
         .key = address, .bytes = bytes, .owner = number, .row = HR_NO_ROW, .space = HR_MAPPING};
     if (!hr_table_put(&entry, &displaced))
-        remove_user(number);
+        change_users(number, -1);
     else if (displaced.space != HR_NOTHING)
-        remove_user(displaced.owner);
+        change_users(displaced.owner, -1);
     return result;
 }
 
@@ -184,7 +146,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
     uint64_t at = address, end = address + bytes;
     struct hr_entry entry;
     while (result == CUDA_SUCCESS && at < end && hr_table_take(HR_MAPPING, at, &entry)) {
-        remove_user(entry.owner);
+        change_users(entry.owner, -1);
         at += entry.bytes;
     }
     return result;

@@ -15,13 +15,14 @@
 /* What a number stands for; the same number may stand for several things at once. */
 enum hr_space {
     HR_NOTHING,
-    HR_POINTER,     /* CUdeviceptr */
-    HR_ARRAY,       /* CUarray */
-    HR_MIPMAPPED,   /* CUmipmappedArray */
-    HR_HANDLE,      /* CUmemGenericAllocationHandle: `owner` is the number of its memory */
-    HR_MAPPING,     /* the start of a mapping of such memory, of `bytes` bytes */
-    HR_GRAPH,       /* CUgraphExec: `owner` kernels with `bytes` blocks in all */
-    HR_GRAPH_MEMORY /* CUgraphExec: its nodes allocate `bytes` */
+    HR_POINTER,          /* CUdeviceptr */
+    HR_ARRAY,            /* CUarray */
+    HR_MIPMAPPED,        /* CUmipmappedArray */
+    HR_HANDLE,           /* CUmemGenericAllocationHandle: `owner` is the number of its memory */
+    HR_MAPPING,          /* the start of a mapping of such memory, of `bytes` bytes */
+    HR_MEMORY_OF_NUMBER, /* such memory, by its number, with `owner` users */
+    HR_GRAPH,            /* CUgraphExec: `owner` kernels with `bytes` blocks in all */
+    HR_GRAPH_MEMORY      /* CUgraphExec: its nodes allocate `bytes` */
 };
 
 struct hr_entry {
