@@ -94,7 +94,9 @@ def agent(
     with bad_arguments():
         node = node_choice.open()
     sampler = NvmlSampler(library, sensors=wanted.metrics)
-    observer = Observer(node, sampler=sampler if wanted.repair or wanted.metrics else None)
+    observer = Observer(
+        node, sampler=sampler if wanted.repair or wanted.metrics or wanted.plan else None
+    )
     runner = run_service(
         observer,
         lambda log: _tasks(wanted, observer, log, node_choice, dry_run=dry_run),
@@ -163,7 +165,13 @@ def _tasks(
     if wanted.plan:
         sources = wanted.plan_path, wanted.from_annotations, wanted.maximum_percent
         choice = PlanChoice(*sources, wanted.kubeconfig, node_choice)
-        watcher = PlanReconciler(node, choice.sources(), wanted.state, emit=log)
+        watcher = PlanReconciler(
+            node,
+            choice.sources(),
+            wanted.state,
+            observe=observer.observe,
+            emit=log,
+        )
         yield PlanKeeper(watcher, waits=wanted.metrics)
 
 

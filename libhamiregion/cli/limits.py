@@ -26,7 +26,7 @@ from libhamiregion.units import (
 )
 
 from . import options
-from .failures import ErrorGroup, bad_arguments
+from .failures import ErrorGroup, Refused, bad_arguments
 from .format import effect_words, memory_bar
 from .help import Verb
 from .output import UNDO, show, show_done
@@ -34,9 +34,11 @@ from .tables import Column, Lines, Page, Table
 from .targets import Place, Targets, target_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from libhamiregion import Region, ValueChange
+    from libhamiregion.observation.cards import MemoryChange
+    from libhamiregion.observation.model import Observation
     from libhamiregion.observation.processes import ProcessView
     from libhamiregion.plan import Rule
     from libhamiregion.plan.plan import LimitField
@@ -185,7 +187,9 @@ def _kept_words(key: tuple[str, int | None], rule: Rule) -> str:
 @options.device_option
 @click.option("--all-devices", is_flag=True, help="All devices, also where their limits differ.")
 @options.dry_run_option
-@options.force_option(help="Also limits below use or 16 MiB, and SM limits that stop processes.")
+@options.force_option(
+    help="Also limits below use, 16 MiB or beyond the card, and SM limits that stop processes."
+)
 @click.option("--if-equals", metavar="VALUE", help="Only if each limit has this value now.")
 @click.option("--undo-file", type=options.NO_DIRECTORY, metavar="FILE", help="Write an undo plan.")
 @options.output_options
@@ -225,16 +229,76 @@ def set_(
     has_percent = memory is not None and memory_limit_percent(memory) is not None
     kinds = {"sm"} if has_percent else {"sm", "memory"}
     settings["one_value"] = kinds if device is None and not all_devices else set()
-    if undo_file is not None:
-        _write_undo(undo_file, targets, edits, settings["one_value"], force=settings["force"])
     settings["kept"] = _kept(targets)
-    edited: set[tuple[int, int]] = set()
     # Listed once for all regions, and only if one has several devices.
     processes = functools.cache(lambda: _processes(targets.node_choice.proc))
-    return targets.for_each(
-        lambda region, place: _set(region, place, edits, edited, processes=processes, **settings),
-        writable=True,
-    )
+    with contextlib.ExitStack() as stack:
+        if undo_file is not None:
+            tried = _Edited(targets.node_choice, stack, is_dry=True)
+            one_value, force = settings["one_value"], settings["force"]
+            _write_undo(undo_file, targets, edits, one_value, tried, force=force)
+        edited = _Edited(targets.node_choice, stack, is_dry=settings["dry_run"])
+        return targets.for_each(
+            lambda region, place: _set(
+                region, place, edits, edited, processes=processes, **settings
+            ),
+            writable=True,
+        )
+
+
+@attrs.define
+class _Edited:
+    """The regions that one call has edited, or would edit.
+
+    Attributes:
+        node_choice: Their node.
+        stack: Closes the node.
+        is_dry: Whether nothing is written.
+        regions: Their files.
+        changes: What is not in the observation yet.
+        observation: The node, once a limit was to be raised.
+    """
+
+    node_choice: options.NodeChoice
+    stack: contextlib.ExitStack
+    is_dry: bool
+    regions: set[tuple[int, int]] = attrs.field(factory=set)
+    changes: list[MemoryChange] = attrs.field(factory=list)
+    observation: Observation | None = None
+
+    def check(self, region: Region, tried: Iterable[LimitChange]) -> None:
+        """Refuse raises that do not fit the card with the limits of other containers.
+
+        Raises:
+            Refused: One does not.
+        """
+        from libhamiregion.observation.cards import MemoryChange, beyond_cards
+
+        uuids = dict(enumerate(region.uuids))
+        changes = [
+            MemoryChange(
+                region.file_id, each.device, uuids.get(each.device), each.before, each.after
+            )
+            for each in tried
+            if each.kind == "memory"
+        ]
+        if self.observation is None and any(each.is_raise for each in changes):
+            self.observation = self._observe()
+            if not self.is_dry:
+                self.changes.clear()
+        if self.observation is not None:
+            files = {each.identity for each in self.observation.containers}
+            for each in beyond_cards(self.observation, [*self.changes, *changes]):
+                if each.change in changes and region.file_id in files:
+                    raise Refused(f"{each.words}; --force sets it all the same")
+        self.changes += changes
+
+    def _observe(self) -> Observation:
+        from libhamiregion.node import NvmlSampler, Observer
+
+        node = self.stack.enter_context(self.node_choice.open())
+        # The sampler is not closed: that would wait for a driver that does not answer.
+        return Observer(node, sampler=NvmlSampler()).observe()
 
 
 def _processes(proc: str) -> ProcessView:
@@ -285,7 +349,13 @@ def _compared(order: Mapping[int, int], index: int) -> str:
 
 
 def _write_undo(
-    path: str, targets: Targets, edits: list[LimitEdit], one_value: set[str], *, force: bool
+    path: str,
+    targets: Targets,
+    edits: list[LimitEdit],
+    one_value: set[str],
+    edited: _Edited,
+    *,
+    force: bool,
 ) -> None:
     """Write the plan that undoes edits, before the first of them; not if one is refused."""
     from libhamiregion.plan.apply import undo_text
@@ -298,8 +368,7 @@ def _write_undo(
         owners = {each.region.file_id: each for each in node.containers if each.region is not None}
         for place in targets.places(writable=True):
             with open_region(place.path, layout=targets.layout) as region, bad_arguments():
-                changes = region.edit_limits(edits, force=force, dry_run=True)
-                _refuse_raises(place, changes, one_value)
+                changes = _try(region, place, edits, one_value, edited, force=force)
                 if region.file_id not in owners:
                     raise click.UsageError(
                         f"no plan can name {place.path}: it is in no container's directory of this"
@@ -308,17 +377,36 @@ def _write_undo(
                 planned = tuple(
                     PlannedEdit(_FIELDS[each.kind], each.device, each.before, each.after, rule=0)
                     for each in changes
-                    if isinstance(each, LimitChange) and each.before != each.after
+                    if each.before != each.after
                 )
                 diffs.append(ContainerDiff(owners[region.file_id], planned))
     write_new(path, undo_text(diffs))
+
+
+def _try(
+    region: Region,
+    place: Place,
+    edits: list[LimitEdit],
+    one_value: set[str],
+    edited: _Edited,
+    *,
+    force: bool,
+) -> list[LimitChange]:
+    """Return the changes that edits would make, unless they are refused."""
+    tried = region.edit_limits(edits, force=force, dry_run=True)
+    # None of the edits is of the priority.
+    changes = [each for each in tried if isinstance(each, LimitChange)]
+    _refuse_raises(place, changes, one_value)
+    if not force:
+        edited.check(region, changes)
+    return changes
 
 
 def _set(
     region: Region,
     place: Place,
     edits: list[LimitEdit],
-    edited: set[tuple[int, int]],
+    edited: _Edited,
     *,
     kept: KeptLimits,
     one_value: set[str],
@@ -329,15 +417,13 @@ def _set(
     processes: Callable[[], ProcessView],
 ) -> None:
     # The same file by another name: 80% of 80% is not what was asked for.
-    if region.file_id in edited:
+    if region.file_id in edited.regions:
         return
-    edited.add(region.file_id)
+    edited.regions.add(region.file_id)
     with bad_arguments():
         if burst is not None:
             region.set_burst(burst, dry_run=True)
-        if one_value:
-            tried = region.edit_limits(edits, force=force, dry_run=True)
-            _refuse_raises(place, tried, one_value)
+        _try(region, place, edits, one_value, edited, force=force)
         made = region.edit_limits(edits, force=force, dry_run=dry_run)
         switch = None if burst is None else region.set_burst(burst, dry_run=dry_run)
     # None of the edits is of the priority.
@@ -395,11 +481,8 @@ def _is_raised(change: LimitChange) -> bool:
     return change.after is None or change.after > change.before
 
 
-def _refuse_raises(
-    place: Place, changes: Iterable[LimitChange | ValueChange], kinds: set[str]
-) -> None:
+def _refuse_raises(place: Place, limits: Sequence[LimitChange], kinds: set[str]) -> None:
     """Refuse one limit for devices with different ones, if it would raise some of them."""
-    limits = [each for each in changes if isinstance(each, LimitChange)]
     for kind in sorted(kinds):
         mine = [each for each in limits if each.kind == kind]
         raised = [each for each in mine if _is_raised(each)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
+from libhamiregion.node import NvmlSampler, Observer
 from libhamiregion.node.node_lock import LockUse, is_node_locked
 from libhamiregion.plan import (
     KubernetesError,
@@ -146,7 +147,9 @@ plan_options = options.all_of(
     click.argument("path", metavar="[PLAN]", required=False, type=options.PATH),
     annotations_option,
     click.option(
-        "--force", is_flag=True, help="Also limits below use, and SM limits that stop processes."
+        "--force",
+        is_flag=True,
+        help="Also limits below use or beyond the card, and SM limits that stop processes.",
     ),
     options.directory_options,
     options.json_option,
@@ -232,7 +235,8 @@ def _refresh(node: Node) -> None:
 def _compared(node: Node, reading: SourceReading, *, force: bool) -> PlanDiff:
     _refresh(node)
     assert reading.plan is not None  # noqa: S101 (each source was read to its end)
-    return diff_plan(node, reading.plan, force=force, held=reading.held)
+    observe = Observer(node, sampler=NvmlSampler()).observe
+    return diff_plan(node, reading.plan, force=force, held=reading.held, observe=observe)
 
 
 def _page(node: Node, reading: SourceReading, found: PlanDiff) -> Page:

@@ -55,7 +55,7 @@ _DELETED = " (deleted)"
 _POLICY = b"\0GPU_CORE_UTILIZATION_POLICY="
 _OF_SHARES = re.compile(
     rb"\0(CUDA_(?:DEVICE_MEMORY_LIMIT(?:_[0-9]{1,2})?|DEVICE_SM_LIMIT|DISABLE_CONTROL"
-    rb"|MPS_PIPE_DIRECTORY))=([!-~]{0,64})(?=[^!-~])"
+    rb"|MPS_PIPE_DIRECTORY|OVERSUBSCRIBE))=([!-~]{0,64})(?=[^!-~])"
 )
 _VISIBLE = re.compile(rb"\0CUDA_VISIBLE_DEVICES=([^\0]{0,1024})")
 _OVERSUBSCRIBES = re.compile(rb"\0CUDA_OVERSUBSCRIBE=true(?=\0|\Z)")

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.units import sm_limit_or_none
+from libhamiregion.units import format_size, sm_limit_or_none
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .model import Observation
 
 
@@ -76,3 +78,94 @@ def cards(observation: Observation) -> dict[str | None, Card]:
             sm_limits_percent=sum(sm for _, sm in pairs),
         )
     return found
+
+
+# ---- changes -------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class MemoryChange:
+    """A change of one device's memory limit.
+
+    Attributes:
+        file_id: Device and inode of the region's file.
+        device: Index of the device.
+        uuid: Its uuid; None if it is not known.
+        before_bytes: The limit before; None if unlimited.
+        after_bytes: The limit after.
+    """
+
+    file_id: tuple[int, int]
+    device: int
+    uuid: str | None
+    before_bytes: int | None
+    after_bytes: int | None
+
+    @property
+    def is_raise(self) -> bool:
+        """Whether the limit is higher afterwards."""
+        before, after = self.before_bytes, self.after_bytes
+        return before is not None and (after is None or after > before)
+
+
+@attrs.frozen
+class BeyondCard:
+    """A raise with which the containers of a GPU may use more memory than it has.
+
+    Attributes:
+        change: The raise.
+        card: The GPU, with the sum of the limits after all changes.
+    """
+
+    change: MemoryChange
+    card: Card
+
+    @property
+    def words(self) -> str:
+        """The reason as a sentence."""
+        limits, total = self.card.memory_limits_bytes or 0, self.card.memory_total_bytes or 0
+        return (
+            f"the memory limits on the GPU of device {self.change.device} would add up to"
+            f" {format_size(limits)}, and it has {format_size(total)}"
+        )
+
+
+def beyond_cards(observation: Observation, changes: Iterable[MemoryChange]) -> list[BeyondCard]:
+    """Find the raises after which the limits of a GPU's containers are more than its memory.
+
+    All changes together are judged. A lower limit is never refused, and no limit is if the GPU's
+    memory is not known, or HAMi oversubscribes it.
+
+    Args:
+        observation: The node with the driver's sample, before the changes.
+        changes: All changes, the lower limits too.
+    """
+    listed = tuple(changes)
+    after = {}
+    for uuid, card in cards(observation).items():
+        mine = [each for each in listed if each.uuid == uuid]
+        total, limits = card.memory_total_bytes, card.memory_limits_bytes
+        if total is None or limits is None or not mine or _is_oversubscribed(observation, uuid):
+            continue
+        for each in mine:
+            limits += total if each.after_bytes is None else each.after_bytes
+            limits -= total if each.before_bytes is None else each.before_bytes
+        after[uuid] = attrs.evolve(card, memory_limits_bytes=limits)
+    return [
+        BeyondCard(each, after[each.uuid])
+        for each in listed
+        if each.is_raise and each.uuid in after and after[each.uuid].is_overcommitted
+    ]
+
+
+def _is_oversubscribed(observation: Observation, uuid: str | None) -> bool:
+    """Whether HAMi scales a GPU's memory: it sets CUDA_OVERSUBSCRIBE in its containers.
+
+    All processes whose environment is known must have it: a container could set it for itself.
+    """
+    columns = () if observation.sample is None else observation.sample.columns
+    pids = [pid for each in columns if each.device_uuid == uuid for pid in each.pids]
+    entries = map(observation.processes.entries.get, pids)
+    shares = [each.share for each in entries if each is not None and each.share is not None]
+    known = [each.is_oversubscribed for each in shares if each.is_known]
+    return bool(known) and all(known)

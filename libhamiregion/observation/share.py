@@ -29,6 +29,7 @@ class Share:
         sm_limit_percent: The SM limit; None without one.
         is_switched_off: Whether CUDA_DISABLE_CONTROL switches libvgpu off.
         uses_mps: Whether it is a client of the MPS server.
+        is_oversubscribed: Whether its limits may be more than the card: HAMi scales memory.
         is_known: Whether the environment could be read.
     """
 
@@ -36,6 +37,7 @@ class Share:
     sm_limit_percent: int | None = None
     is_switched_off: bool = False
     uses_mps: bool = False
+    is_oversubscribed: bool = False
     is_known: bool = True
 
     @property
@@ -68,6 +70,7 @@ def share_of(variables: Mapping[str, str]) -> Share:
         int(sm_limit) if re.fullmatch("[0-9]{1,3}", sm_limit) else None,
         variables.get("CUDA_DISABLE_CONTROL") in _TRUE,
         "CUDA_MPS_PIPE_DIRECTORY" in variables,
+        variables.get("CUDA_OVERSUBSCRIBE") in _TRUE,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import itertools
 import operator
@@ -13,6 +14,7 @@ import attrs
 from libhamiregion.changes import ANYTHING, Effect
 from libhamiregion.edits import LimitEdit
 from libhamiregion.errors import LaunchesWouldStop, LimitBelowUsage, NoSuchDevice, RegionError
+from libhamiregion.observation.cards import MemoryChange, beyond_cards
 from libhamiregion.observation.containers import MissingReason
 from libhamiregion.text import printable
 from libhamiregion.units import format_limit, format_size, memory_limit_percent
@@ -20,10 +22,12 @@ from libhamiregion.units import format_limit, format_size, memory_limit_percent
 from .plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitField
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from libhamiregion.node.node import Node
+    from libhamiregion.observation.cards import BeyondCard
     from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.model import Observation
     from libhamiregion.observation.selector import Selector
     from libhamiregion.region import Region
 
@@ -39,7 +43,8 @@ NumberedRule: TypeAlias = "tuple[int, Rule]"
 #: has no device that the rule chooses; ``below_usage``: the memory limit would be less than what is
 #: in use; ``stops_launches``: the SM limit would stop running processes for good; ``no_limit``: the
 #: rule has a percentage of a memory limit, and there is none; ``changed``: another value is there
-#: than the rule expects; ``above_maximum``: the rule may not set as much.
+#: than the rule expects; ``above_maximum``: the rule may not set as much; ``above_card``: the
+#: limits of the GPU's containers would be more than its memory.
 UnappliedReason: TypeAlias = Literal[
     "no_region",
     "unreadable",
@@ -50,6 +55,7 @@ UnappliedReason: TypeAlias = Literal[
     "no_limit",
     "changed",
     "above_maximum",
+    "above_card",
 ]
 
 _NAMES: Final = {"memory_limit": "memory limit", "sm_limit": "SM limit", "priority": "priority"}
@@ -171,6 +177,7 @@ def diff_plan(
     force: bool = False,
     held: frozenset[str] = frozenset(),
     undo_rules: int = 0,
+    observe: Callable[[], Observation] | None = None,
 ) -> PlanDiff:
     """Compare a node with a plan. Nothing is changed.
 
@@ -180,11 +187,13 @@ def diff_plan(
     Args:
         node: The node, as of its last refresh.
         plan: The plan.
-        force: Whether a memory limit may be less than what is in use, and an SM limit may stop
-            running processes.
+        force: Whether a memory limit may be less than what is in use, or more than fits the card,
+            and an SM limit may stop running processes.
         held: UIDs of pods that are to be left alone.
         undo_rules: How many rules at the beginning are those of an undo plan. They set the limits
             from before the other rules, so percentages are of these.
+        observe: Observes the node and its driver, if a limit is raised: a raise that does not fit
+            the GPU is refused. None allows it.
 
     Raises:
         RegionClosed: The node has been closed.
@@ -221,8 +230,46 @@ def diff_plan(
                 skipped += comparison.skipped
             except (RegionError, ValueError) as error:
                 skipped += _skip(container, "unreadable", str(error), chosen)
+    if observe is not None and not force:
+        found = _within_cards(found, functools.cache(observe))
     unused = tuple(number for number in range(len(plan.rules)) if number not in used)
     return PlanDiff(tuple(found), tuple(skipped), unused)
+
+
+def _within_cards(
+    found: list[ContainerDiff], observe: Callable[[], Observation]
+) -> list[ContainerDiff]:
+    """Refuse the edits of containers whose limits would not fit their GPU."""
+    while True:
+        changes = [change for each in found if not each.refused for change in _memory_changes(each)]
+        raised = any(each.is_raise for each in changes)
+        beyond = beyond_cards(observe(), changes) if raised else []
+        if not beyond:
+            return found
+        # A container that is refused keeps all its limits: its lower ones make no room.
+        refused = {each.change.file_id: each for each in beyond}
+        found = [
+            attrs.evolve(each, refused=(*each.refused, _above_card(each, refused[each.file_id])))
+            if each.file_id in refused
+            else each
+            for each in found
+        ]
+
+
+def _memory_changes(of: ContainerDiff) -> Iterator[MemoryChange]:
+    edits = [each for each in of.edits if each.field == "memory_limit"]
+    region = of.container.region
+    uuids = dict(enumerate(region.uuids)) if edits and region is not None else {}
+    for each in edits:
+        if each.device is not None:
+            uuid = uuids.get(each.device)
+            yield MemoryChange(of.file_id, each.device, uuid, each.before, each.after)
+
+
+def _above_card(of: ContainerDiff, beyond: BeyondCard) -> Unapplied:
+    device = beyond.change.device
+    rules = tuple(each.rule for each in of.edits if each.device == device)
+    return Unapplied(of.container, "above_card", beyond.words, rules, device)
 
 
 def _rules_by_pod(plan: LimitPlan) -> tuple[list[NumberedRule], dict[str, list[NumberedRule]]]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.errors import PathLike
     from libhamiregion.node.node import Node
+    from libhamiregion.observation.model import Observation
     from libhamiregion.services.events import Detail, Emit
 
     from .diff import ContainerDiff, PlanDiff, Unapplied
@@ -153,6 +154,7 @@ class PlanReconciler:
             closes them.
         state: The state directory; None means as `apply_diff`.
         force: Allow what `diff_plan` allows with it.
+        observe: As for `diff_plan`.
         emit: Gets the events.
 
     Attributes:
@@ -166,8 +168,10 @@ class PlanReconciler:
         state: PathLike | None = None,
         *,
         force: bool = False,
+        observe: Callable[[], Observation] | None = None,
         emit: Emit = silent,
     ) -> None:
+        self._observe = observe
         self._node = node
         self._sources = tuple(sources)
         self._files = {each.path for each in self._sources if isinstance(each, PlanFile)}
@@ -249,7 +253,12 @@ class PlanReconciler:
         known_rules = len(self._undo)
         plan = LimitPlan((*self._undo, *reading.plan.rules))
         diff = diff_plan(
-            self._node, plan, force=self._force, held=reading.held, undo_rules=known_rules
+            self._node,
+            plan,
+            force=self._force,
+            held=reading.held,
+            undo_rules=known_rules,
+            observe=self._observe,
         )
         self._forget(diff)
         self._report_unapplied((*diff.unapplied, *diff.waiting))
@@ -371,7 +380,7 @@ class PlanReconciler:
             key = (owner_of(each.container), each.reason, each.device)
             now.add(key)
             if key not in self._unapplied:
-                refused = each.reason in {"below_usage", "stops_launches"}
+                refused = each.reason in {"below_usage", "stops_launches", "above_card"}
                 self._counts["plan_refusals"] += refused
                 self._events.emit(
                     "refused" if refused else "skipped",

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from support.command_line import call, on_terminal
+from support.command_line import call, on_terminal, run
+from support.plan_scene import PlannedRegion, PlanScene
 
 import libhamiregion as hami
+
+if TYPE_CHECKING:
+    from fake_nvml.driver import FakeDriver
 
 GIB = 2**30
 UUIDS = ("GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30", "GPU-4b7d8e12-6a9f-4f01-b3c5-7e8d9a0b1c2d")
@@ -358,3 +363,83 @@ def test_what_can_be_forced_is_said_in_the_words_of_the_command_line(
         assert words in answer.stderr
         assert "=True" not in answer.stderr
         assert "()" not in answer.stderr
+
+
+# ---- the card ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(
+    tmp_path: Path, fake_driver: FakeDriver
+) -> tuple[PlanScene, PlannedRegion, PlannedRegion]:
+    """Two containers with 8 GiB each on a GPU of 24 GiB."""
+    fake_driver.play(f"device 0 {UUIDS[0]} {24 * GIB} 0 0 0 A30")
+    scene = PlanScene(tmp_path)
+    a, b = (
+        scene.container(pod=pod, memory_limits=[8 * GIB], uuids=UUIDS[:1], sm_limits=[])
+        for pod in ("a", "b")
+    )
+    return scene, a, b
+
+
+def set_on_card(scene: PlanScene, driver: FakeDriver, *words: str) -> tuple[int, str]:
+    answer = run("limits", "set", *words, *scene.options, env=driver.environment())
+    return answer.returncode, answer.stderr
+
+
+def test_a_raise_beyond_the_card_is_refused_unless_it_is_forced(
+    shared: tuple[PlanScene, PlannedRegion, PlannedRegion], fake_driver: FakeDriver
+) -> None:
+    scene, a, b = shared
+    code, said = set_on_card(scene, fake_driver, "a", "--memory", "17GiB")
+    assert code == 3
+    assert "would add up to 25 GiB, and it has 24 GiB" in said
+    assert "--force sets it all the same" in said
+    undo = scene.directory / "undo.yaml"
+    assert set_on_card(scene, fake_driver, "a", "--memory=17GiB", f"--undo-file={undo}")[0] == 3
+    assert not undo.exists()
+    # The file itself is in the node, too.
+    assert set_on_card(scene, fake_driver, str(a.path), "--memory", "unlimited")[0] == 3
+    assert a.get("limit") == 8 * GIB
+    assert set_on_card(scene, fake_driver, "b", "--memory", "7GiB")[0] == 0
+    assert set_on_card(scene, fake_driver, "a", "--memory", "17GiB")[0] == 0
+    assert set_on_card(scene, fake_driver, "b", "--memory", "9GiB", "--force")[0] == 0
+    assert [each.get("limit") for each in (a, b)] == [17 * GIB, 9 * GIB]
+    # Lower, and still beyond the card.
+    assert set_on_card(scene, fake_driver, "a", "--memory", "16GiB")[0] == 0
+
+
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=["done", "dry-run"])
+def test_limits_of_one_call_are_judged_together(
+    shared: tuple[PlanScene, PlannedRegion, PlannedRegion],
+    fake_driver: FakeDriver,
+    dry_run: tuple[str, ...],
+) -> None:
+    scene, a, b = shared
+    code, said = set_on_card(scene, fake_driver, "--all", "*", "--memory", "13GiB", *dry_run)
+    assert code == 3
+    assert said.startswith("Error: research/b/train: ")
+    assert [each.get("limit") for each in (a, b)] == [(8 if dry_run else 13) * GIB, 8 * GIB]
+
+
+def test_without_a_driver_no_card_is_known(
+    shared: tuple[PlanScene, PlannedRegion, PlannedRegion], fake_driver: FakeDriver
+) -> None:
+    scene, a, _ = shared
+    fake_driver.unload()
+    assert set_on_card(scene, fake_driver, "a", "--memory", "1000GiB")[0] == 0
+    assert a.get("limit") == 1000 * GIB
+
+
+def test_a_plan_is_refused_what_does_not_fit_the_card(
+    shared: tuple[PlanScene, PlannedRegion, PlannedRegion], fake_driver: FakeDriver
+) -> None:
+    scene, a, _ = shared
+    plan = scene.plan_file("{select: {pod: a}, set: {memory_limit: 17GiB}}")
+    words = ("limits", "apply", str(plan), *scene.options, "--state", str(scene.state))
+    answer = run(*words, env=fake_driver.environment())
+    assert answer.returncode == 3
+    assert "would add up to 25 GiB, and it has 24 GiB" in answer.stdout
+    assert a.get("limit") == 8 * GIB
+    assert run(*words, "--force", env=fake_driver.environment()).returncode == 0
+    assert a.get("limit") == 17 * GIB

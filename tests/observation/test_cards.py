@@ -2,14 +2,18 @@
 
 from pathlib import Path
 
+import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_A, MIG_B, OTHER, SECOND
 from support.exposition import parsed
 from support.node_scene import NodeScene
+from support.seen_node import OTHER as OTHER_ID
+from support.seen_node import entry, seen
 
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.node import NvmlSampler, Observer
-from libhamiregion.observation.cards import Card, cards
+from libhamiregion.observation.cards import Card, MemoryChange, beyond_cards, cards
+from libhamiregion.observation.share import share_of
 
 GIB = 1 << 30
 
@@ -72,3 +76,68 @@ def test_the_exporter_has_the_sums_by_gpu(
     assert found.value(f"{name}memory_limits_bytes", device_uuid=GPU) == 6 * GIB
     assert found.value(f"{name}sm_limits_ratio", device_uuid=GPU) == 0.3
     assert found.value(f"{name}container_devices", device_uuid=GPU) == 1
+
+
+# ---- changes -------------------------------------------------------------------------------------
+
+
+def refused(
+    scene: NodeScene, sampler: NvmlSampler | None, *after: int | None, uuid: str = GPU
+) -> list[int]:
+    """The numbers of the containers whose new limit, in GiB, is refused; each has 30 GiB now."""
+    changes = [
+        MemoryChange((1, number), 0, uuid, 30 * GIB, None if limit is None else limit * GIB)
+        for number, limit in enumerate(after)
+    ]
+    with scene.open() as node:
+        found = beyond_cards(Observer(node, sampler=sampler).observe(), changes)
+    return [each.change.file_id[1] for each in found]
+
+
+@pytest.fixture
+def pair(tmp_path: Path, fake_driver: FakeDriver) -> NodeScene:
+    """Two containers with 30 GiB each on a GPU of 80 GiB."""
+    fake_driver.play(CARD)
+    scene = NodeScene(tmp_path)
+    for name in "ab":
+        scene.container(name, uuids=[GPU], memory_limits=["30GiB"])
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        pytest.param([50], [], id="full"),
+        pytest.param([51], [0], id="too-much"),
+        pytest.param([51, 29], [], id="the-other-is-lowered"),
+        pytest.param([41, 41], [0, 1], id="both"),
+        pytest.param([None], [0], id="unlimited-is-the-whole-card"),
+        pytest.param([31, 60], [0, 1], id="one-alone-would-fit"),
+        pytest.param([60, 29], [0], id="only-the-raise"),
+    ],
+)
+def test_a_raise_is_refused_if_the_limits_of_its_gpu_exceed_the_card(
+    pair: NodeScene, nvml_sampler: NvmlSampler, after: list[int | None], expected: list[int]
+) -> None:
+    assert refused(pair, nvml_sampler, *after) == expected
+    # A card that the driver does not list refuses nothing.
+    assert refused(pair, nvml_sampler, *after, uuid=OTHER) == []
+    assert refused(pair, None, *after) == []
+
+
+def test_lowering_is_never_refused(
+    pair: NodeScene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    fake_driver.play(CARD.replace(str(81920 * MIB), str(8192 * MIB)))
+    assert refused(pair, nvml_sampler, 29) == []
+    assert refused(pair, nvml_sampler, 29, 31) == [1]
+
+
+def test_a_card_whose_memory_hami_scales_refuses_nothing() -> None:
+    raised = [MemoryChange((1, 1), 0, "GPU-a", 1, 100 * GIB)]
+    scaled = share_of({"CUDA_OVERSUBSCRIBE": "true"})
+    mine, other = entry(1, share=scaled), entry(2, share=scaled, container=OTHER_ID)
+    assert beyond_cards(seen(mine, other, listed=(1, 2)), raised) == []
+    # One of several containers may have set the variable for itself.
+    for seen_now in (seen(mine, entry(2, container=OTHER_ID), listed=(1, 2)), seen()):
+        assert [each.change for each in beyond_cards(seen_now, raised)] == raised

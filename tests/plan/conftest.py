@@ -2,6 +2,7 @@
 
 import pytest
 from support.agent_scene import Events
+from support.node_fixtures import fake_driver, nvml_library, nvml_sampler  # noqa: F401
 
 
 @pytest.fixture
