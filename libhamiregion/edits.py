@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, TypeAlias, overload
 
 import attrs
 
 from ._core import ffi, lib
 from ._handle import Handle
 from .changes import ANYTHING, Anything, Effect, LimitChange, ValueChange, edit_changes
-from .errors import NoSuchDevice, new_error, region_error
+from .errors import NoSuchDevice, new_error
 from .layouts import DEVICE_CAPACITY
 from .models import device_indices, take_snapshot
 from .units import integer, memory_limit_percent, memory_limit_value, sm_limit_value
@@ -274,16 +274,11 @@ class Edits(Handle):
         raw, error = ffi.new(_EDITS, edits), new_error()
         flags = (lib.HR_FORCE if force else 0) | (lib.HR_DRY_RUN if dry_run else 0)
         count = lib.hr_edit(self._handle, raw, len(edits), _ROOM, flags, error)
-        if count < 0:
-            self._refuse_edits(count, error)
-        return edit_changes(self, raw[0:count])
-
-    def _refuse_edits(self, code: int, error: Any) -> NoReturn:
-        if code != lib.HR_ENODEVICE:
-            raise region_error(code, self.path, error)
-        advice = f"; force=True sets any index from 0 to {DEVICE_CAPACITY - 1}"
-        there = device_indices(self._live(lib.HR_VALUE_DEVICES))
-        raise take_snapshot(self)._no_such_device(error.device, there, advice)
+        if count == lib.HR_ENODEVICE:
+            advice = f"; force=True sets any index from 0 to {DEVICE_CAPACITY - 1}"
+            there = device_indices(self._live(lib.HR_VALUE_DEVICES))
+            raise take_snapshot(self)._no_such_device(error.device, there, advice)
+        return edit_changes(self, raw[0 : self._check(count, error)])
 
     def set_priority(
         self,

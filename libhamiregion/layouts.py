@@ -97,9 +97,6 @@ def _offsets(number: int) -> Mapping[str, int | None]:
 #: All layouts in the order of the core's table.
 LAYOUTS: tuple[Layout, ...] = tuple(Layout)
 
-#: The layout of the newest release.
-NEWEST: Layout = LAYOUTS[-1]
-
 _NUMBERS = {layout: number for number, layout in enumerate(LAYOUTS)}
 
 

@@ -244,8 +244,9 @@ _FIELDS = tuple(attrs.fields_dict(RegionSnapshot))
 # A snapshot that has been handed out stays what it is, so its slots are filled past attrs.
 _set = object.__setattr__
 
-# struct hr_snapshot, hr_device, hr_process and hr_usage of csrc/api.h; x skips hidden fields.
-_HEAD = struct.Struct("<4Qq4I4i8x2I")
+_HEAD = ffi.typeof("struct hr_snapshot *")
+_HEAD_BYTES = ffi.sizeof("struct hr_snapshot")
+# struct hr_device, hr_process and hr_usage of csrc/api.h; x skips hidden fields.
 _DEVICE = struct.Struct("<6Q8x4Q96s")
 _PROCESS = struct.Struct("<3i2H")
 _USAGE = struct.Struct("<4Q8x4Q")
@@ -293,46 +294,30 @@ def _decode(snapshot: RegionSnapshot, name: str) -> None:
     """Decode one attribute: the devices, the processes, or all that is neither."""
     # Two threads may both come here; they store equal values.
     buffer = ffi.buffer(snapshot._source)
-    (
-        taken_at_ns,
-        owner_pid,
-        last_kernel_time_s,
-        _semaphore,
-        refusals,
-        settled,
-        span,
-        shown,
-        device_count,
-        process_count,
-        priority,
-        utilization_switch,
-        recent_kernel,
-        slot_count,
-        truncated,
-    ) = _HEAD.unpack_from(buffer)
+    head = ffi.cast(_HEAD, snapshot._source)
     if name == "devices":
-        _set(snapshot, name, _devices(buffer, shown))
+        _set(snapshot, name, _devices(buffer, head.shown))
     elif name == "processes":
-        _set(snapshot, name, _processes(buffer, process_count, span, shown))
+        _set(snapshot, name, _processes(buffer, head.process_count, head.span, head.shown))
     else:
         has_time = snapshot.layout.offsets["last_kernel_time"] is not None
-        _set(snapshot, "taken_at_ns", taken_at_ns)
-        _set(snapshot, "device_count", device_count)
-        _set(snapshot, "priority", priority)
-        _set(snapshot, "utilization_switch", utilization_switch != 0)
-        _set(snapshot, "recent_kernel", recent_kernel)
-        _set(snapshot, "last_kernel_time_s", last_kernel_time_s if has_time else None)
-        _set(snapshot, "refusals", None if refusals < 0 else refusals)
-        _set(snapshot, "owner_pid", owner_pid)
-        _set(snapshot, "settled", settled != 0)
-        _set(snapshot, "slot_count", slot_count)
-        _set(snapshot, "processes_truncated", truncated != 0)
+        _set(snapshot, "taken_at_ns", head.taken_at_ns)
+        _set(snapshot, "device_count", head.device_num)
+        _set(snapshot, "priority", head.priority)
+        _set(snapshot, "utilization_switch", head.utilization_switch != 0)
+        _set(snapshot, "recent_kernel", head.recent_kernel)
+        _set(snapshot, "last_kernel_time_s", head.last_kernel_time if has_time else None)
+        _set(snapshot, "refusals", None if head.refusals < 0 else head.refusals)
+        _set(snapshot, "owner_pid", head.owner_pid)
+        _set(snapshot, "settled", head.settled != 0)
+        _set(snapshot, "slot_count", head.slot_count)
+        _set(snapshot, "processes_truncated", head.truncated != 0)
 
 
 def _devices(buffer: Any, shown: int) -> tuple[DeviceUsage, ...]:
     devices = []
     for index in device_indices(shown):
-        values = _DEVICE.unpack_from(buffer, _HEAD.size + index * _DEVICE.size)
+        values = _DEVICE.unpack_from(buffer, _HEAD_BYTES + index * _DEVICE.size)
         limit, sm_limit, used, context, module, data, monitor, *utilization, uuid = values
         memory = limit or None, used, context, module, data, monitor
         sm_percent = sm_limit_or_none(sm_limit)
@@ -341,7 +326,7 @@ def _devices(buffer: Any, shown: int) -> tuple[DeviceUsage, ...]:
 
 
 def _processes(buffer: Any, count: int, span: int, shown: int) -> tuple[ProcessUsage, ...]:
-    at = _HEAD.size + span * _DEVICE.size
+    at = _HEAD_BYTES + span * _DEVICE.size
     indices = device_indices(shown)
     processes = []
     for _ in range(count):

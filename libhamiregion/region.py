@@ -320,7 +320,8 @@ def own_region(environ: Mapping[str, str] | None = None, *, timeout_s: float = 0
     directory, if that exists; else it is ``/tmp/cudevshr.cache``. It is opened for reading, and
     its descriptor stays open until the process ends, one however often this is called: closing it
     would drop the locks that a libvgpu in the same process holds on it. For the same reason
-    `Region.lock_state` is refused, and do not use `open_region` on the file as well.
+    `Region.lock_state` is refused. No other call on it opens the file again, a dry
+    `Region.repair_slots` included. Do not use `open_region` on the file as well.
 
     Args:
         environ: The environment to look in; None means `os.environ`.

@@ -32,14 +32,9 @@ def read_whole(region: Region) -> RegionTable:
         RegionClosed: After `Region.close`.
     """
     region._mapping()
-    size, room, failed = ffi.new("struct hr_set_size *"), 0, -1
-    handles = ffi.new("hr_region *[]", [region._handle])
-    while failed < 0:
-        room = size.bytes + size.bytes // 4
-        memory = new_memory("char[]", room)
-        failed = lib.hr_read_set(handles, 1, memory, room, _UNCAPPED, size, ffi.NULL)
-    newer = (region.layout_newer,)
-    return RegionTable(ReadResult((region.path,), newer, memory, size, failed))
+    single = RegionSet()
+    single._adopt(region)
+    return single.read()
 
 
 class RegionSet:

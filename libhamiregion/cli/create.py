@@ -12,7 +12,7 @@ import attrs
 import click
 
 from libhamiregion import Layout, create_region, limits_from_environment, open_region
-from libhamiregion.layouts import NEWEST
+from libhamiregion.layouts import LAYOUTS
 
 from . import options
 from .failures import bad_arguments
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--layout",
-    default=NEWEST.value,
+    default=LAYOUTS[-1].value,
     show_default=True,
     help=f"Generation of HAMi: {', '.join(options.LAYOUT_NAMES)}.",
     **options.LAYOUT,
