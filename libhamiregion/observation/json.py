@@ -320,12 +320,21 @@ class _Writer:
 # The names in annotations that are imported for type checkers alone.
 _NAMES: dict[str, Any] = {
     name: each
-    for module in (collections.abc, lock, tables, names, containers_module, driver, processes)
+    for module in (
+        lock,
+        tables,
+        names,
+        containers_module,
+        share,
+        driver,
+        processes,
+        evidence,
+        model,
+    )
     for name, each in vars(module).items()
 }
-for _module in (model, evidence, share):
-    _NAMES.update({name: each for name, each in vars(_module).items() if name[0] != "_"})
 _NAMES.update({"Mapping": collections.abc.Mapping, "MappingOf": collections.abc.Mapping})
+_NAMES.update({"Sequence": collections.abc.Sequence})
 _NAMES.update(dict.fromkeys(("Region", "Names", "RegionError"), object))
 
 
