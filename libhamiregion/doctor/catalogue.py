@@ -175,17 +175,15 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.GPU_FAILED: _transient(
         Severity.ERROR,
-        "A GPU does not work: it cannot be reached (`gpu_is_lost`), has to be reset"
-        " (`reset_required`), is no longer listed by the driver (`not_found`), or gives another"
-        " error.",
+        "A GPU cannot be reached (`gpu_is_lost`), has to be reset (`reset_required`), is no longer"
+        " listed (`not_found`), or gives another error.",
         "programs on it fail or hang, and it has no figures.",
         "see dmesg for an Xid; reset the GPU, or drain and restart the node",
     ),
     FindingKind.GPU_OVERCOMMITTED: _transient(
         Severity.INFO,
-        "A GPU is at least 95 % full, and the memory limits on it add up to more than it has.",
-        "allocations fail below the limits; with CUDA_OVERSUBSCRIBE memory moves to the host, and"
-        " programs are slow.",
+        "A GPU is at least 95 % full, and the memory limits on it exceed it.",
+        "allocations fail below the limits, or memory moves to the host.",
         "see `hamiregion containers --by gpu`; lower limits, or move pods",
     ),
     FindingKind.USAGE_ABOVE_LIMIT: _transient(
@@ -204,9 +202,8 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.FIGURE_IMPOSSIBLE: _transient(
         Severity.WARNING,
-        "A slot's utilisation is above 100 %, or its driver memory is more than any GPU has"
-        " (`region`); or the `driver` gave such a figure (a note).",
-        "it is shown as unknown; libvgpu skips its SM control while the sum is not 0 to 100.",
+        "A figure of a slot (`region`) or of the `driver` (a note) cannot be, such as 101 %.",
+        "it is shown as unknown; libvgpu does not control SMs with it.",
         "`hamiregion agent` writes the driver's figures; else restart the process",
     ),
     FindingKind.PROCESS_ESCAPES: _transient(
@@ -225,7 +222,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.PROCESS_GONE: _transient(
         Severity.ERROR,
-        "The driver lists a process on a GPU that does not exist any more.",
+        "The driver lists a process that does not exist any more.",
         "its memory stays taken.",
         "reset the GPU, or drain and restart the node",
     ),
@@ -245,11 +242,10 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.DEVICES_REORDERED: _transient(
         Severity.WARNING,
-        "A process counts GPUs otherwise than NVML: CUDA_VISIBLE_DEVICES hides or reorders them, by"
-        " its `environment` or by the `driver`.",
-        "libvgpu counts use by NVML's index and has limits by CUDA's: until HAMi-core of 2026-09-25"
-        " a limit may never hold, and HAMi's utilisation is under another GPU.",
-        "give the container only the GPUs that it uses, without CUDA_VISIBLE_DEVICES",
+        "CUDA_VISIBLE_DEVICES hides or reorders GPUs, by the `environment` or the `driver`.",
+        "libvgpu counts memory by NVML's index and has limits by CUDA's: a limit may not hold, and"
+        " HAMi's utilisation is under another GPU.",
+        "give the container only the GPUs that it uses",
     ),
     FindingKind.DEVICE_COUNT_ZERO: _transient(
         Severity.WARNING,
@@ -285,8 +281,8 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     ),
     FindingKind.REGIONS_DOUBLED: _transient(
         Severity.WARNING,
-        "Processes use another region of the container's directory than the newest one.",
-        "each region has limits of its own, and what the older one counts is not shown.",
+        "Processes use another region of the directory than the newest.",
+        "each has its own limits, and only the newest is shown.",
         "restart the container",
     ),
     FindingKind.DIRECTORY_BORROWED: Explanation(

@@ -97,17 +97,15 @@ _OWN: dict[tuple[str, ...], dict[str, str]] = {
     HOST: {
         "hamiregion_gpu_memory_total_bytes": "Memory of the GPU, or of the MIG device, in all.",
         "hamiregion_gpu_container_devices": (
-            "Devices of containers on the GPU or MIG device; without labels where it is not known."
+            "Devices of containers on it; without labels where the GPU is not known."
         ),
         "hamiregion_gpu_memory_limits_bytes": (
-            "Sum of the containers' memory limits; an unlimited one counts as the whole GPU."
+            "Sum of their memory limits; an unlimited one is the whole GPU."
         ),
-        "hamiregion_gpu_sm_limits_ratio": (
-            "Sum of the containers' SM limits; an unlimited one counts as 1."
-        ),
+        "hamiregion_gpu_sm_limits_ratio": ("Sum of their SM limits; an unlimited one is 1."),
     },
     ("uuid", "index", "state"): {
-        "hamiregion_gpu_state": "1; the state is ok, or how the GPU fails, such as gpu_is_lost."
+        "hamiregion_gpu_state": "1; the state is ok, or how the GPU fails."
     },
     (*CONTAINER, "container_id", "layout"): {
         "hamiregion_container_info": "A container with a region; its id where it is known."

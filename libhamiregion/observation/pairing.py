@@ -156,6 +156,11 @@ class Pairing:
             base += len(rows) + 1
         return at
 
+    @property
+    def has_driver(self) -> bool:
+        """Whether the driver's figures can be matched."""
+        return self._sample is not None
+
     def is_listed(self, uuid: str, pid: int) -> bool:
         """Whether the driver lists a process on a device."""
         columns = self._columns.get(uuid)

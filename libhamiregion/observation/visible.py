@@ -60,34 +60,33 @@ def reordered(pairing: Pairing) -> dict[int, Order]:
     them and the only one that has libvgpu's figures.
     """
     observation, table = pairing.observation, pairing.observation.table
+    entries, counts = observation.processes.entries, table.regions.device_rows.tolist()
+    regions, host_pids = table.processes.region.tolist(), table.processes.host_pid.tolist()
     found: dict[int, Order] = {}
     for slot, process in pairing.index.states.processes.items():
-        region = table.processes.region[slot]
-        rows = devices_of(table, region)
-        if len(rows) < 2:
+        count = counts[regions[slot]]
+        entry = entries.get(process.pid)
+        is_same = entry is not None and entry.start_time_ticks == process.start_time_ticks
+        if count == 1 or entry is None or not is_same:
             continue
-        entry = observation.processes.entry_of(process)
         order = None
-        if entry is not None and entry.visible_devices is not None:
-            named = [table.devices.uuid(row) for row in rows]
+        if entry.visible_devices is not None:
+            named = [table.devices.uuid(row) for row in devices_of(table, regions[slot])]
             order = cuda_order(entry.visible_devices, named if any(named) else ())
-        elif table.processes.host_pid[slot] == process.pid:
-            order = _by_driver(pairing, slot, process.pid)
+        elif pairing.has_driver and host_pids[slot] == process.pid:
+            order = _by_driver(pairing, slot, process.pid, count)
         if order is not None:
             found[slot] = order
     return found
 
 
-def _by_driver(pairing: Pairing, slot: int, pid: int) -> Order | None:
+def _by_driver(pairing: Pairing, slot: int, pid: int, count: int) -> Order | None:
     table = pairing.observation.table
-    rows, usages = devices_of(table, table.processes.region[slot]), table.usages
-    first = table.processes.first_usage[slot]
-    stored = [
-        at
-        for at in range(len(rows))
-        if usages.memory_monitor_bytes[first + at] or usages.sm_util_percent[first + at]
-    ]
+    first, usages = table.processes.first_usage[slot], table.usages
+    memory, percents = usages.memory_monitor_bytes, usages.sm_util_percent
+    stored = [at for at in range(count) if memory[first + at] or percents[first + at]]
     if len(stored) != 1:
         return None
+    rows = devices_of(table, table.processes.region[slot])
     listed = [at for at, row in enumerate(rows) if pairing.is_listed(pairing.index.uuids[row], pid)]
     return {stored[0]: listed[0]} if len(listed) == 1 and listed != stored else None
