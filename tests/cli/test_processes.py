@@ -7,6 +7,7 @@ import pwd
 import re
 import sys
 import termios
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -240,49 +241,56 @@ def picture(top: Top, keys: TopKeys, columns: int, rows: int) -> list[str]:
     return [line.rstrip() for line in screen.file.getvalue().splitlines()]
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (160, 50)])
-def test_top_beside_300_containers_scrolls_and_filters(
-    tmp_path: Path, columns: int, rows: int
-) -> None:
-    with FakeNode(tmp_path / "node", containers=300, shared_processes=True) as fake:
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeView]:
+    """A node with 301 containers; a process of one is dead."""
+    directory = tmp_path_factory.mktemp("crowded") / "node"
+    with FakeNode(directory, containers=300, shared_processes=True) as fake:
         ill = fake.add("main", pod="ill", processes=2)
         ill.processes[1].kill()
         logs = str(fake.pod_logs)
         place = NodeChoice((str(fake.root),), logs, logs, None, None, None)
         with DriverChoice(True, None).observe(place) as observer:
-            top = Top(NodeView(observer, Selector(), place))
-            keys = TopKeys("name")
-            lines = picture(top, keys, columns, rows)
-            assert rows - 2 <= len(lines) <= rows
-            names = [line.split()[0] for line in lines if line.startswith("default/")]
-            assert len(names) >= rows - 10, "most of the picture is rows"
-            assert names[0] == "default/ill/main", "its process is dead"
-            seen: list[str] = []
-            shown, before = lines, -1
-            while keys.offset > before:
-                seen += [line.split()[0] for line in shown if line.startswith("default/")]
-                before = keys.offset
-                keys.press("page down", rows // 2)
-                shown = picture(top, keys, columns, rows)
-            assert {f"default/pod-{number}/main" for number in range(300)} < set(seen)
-            assert not any("below" in line for line in shown), "the last row"
-            keys.press("up", rows // 2)
-            assert any("1 row below" in line for line in picture(top, keys, columns, rows))
-            keys.press("home", rows // 2)
-            assert picture(top, keys, columns, rows) == lines
-            keys.press("end", rows // 2)
-            assert picture(top, keys, columns, rows) == shown
+            yield NodeView(observer, Selector(), place)
 
-            for key in "/pod-17q\x7f":
-                keys.press(key, rows // 2)
-            lines = picture(top, keys, columns, rows)
-            assert "/pod-17_" in lines[-1]
-            assert "11 processes of 11 containers" in lines[-2]
-            keys.press("\r", rows // 2)
-            keys.press("m", rows // 2)
-            assert picture(top, keys, columns, rows)[-1].startswith("sorted by memory     /pod-17 ")
-            keys.press("esc", rows // 2)
-            assert "302 processes" in picture(top, keys, columns, rows)[-2]
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (160, 50)])
+def test_top_beside_300_containers_scrolls_and_filters(
+    crowded: NodeView, columns: int, rows: int
+) -> None:
+    top = Top(crowded)
+    keys = TopKeys("name")
+    lines = picture(top, keys, columns, rows)
+    assert rows - 2 <= len(lines) <= rows
+    names = [line.split()[0] for line in lines if line.startswith("default/")]
+    assert len(names) >= rows - 10, "most of the picture is rows"
+    assert names[0] == "default/ill/main", "its process is dead"
+    seen: list[str] = []
+    shown, before = lines, -1
+    while keys.offset > before:
+        seen += [line.split()[0] for line in shown if line.startswith("default/")]
+        before = keys.offset
+        keys.press("page down", rows // 2)
+        shown = picture(top, keys, columns, rows)
+    assert {f"default/pod-{number}/main" for number in range(300)} < set(seen)
+    assert not any("below" in line for line in shown), "the last row"
+    keys.press("up", rows // 2)
+    assert any("1 row below" in line for line in picture(top, keys, columns, rows))
+    keys.press("home", rows // 2)
+    assert picture(top, keys, columns, rows) == lines
+    keys.press("end", rows // 2)
+    assert picture(top, keys, columns, rows) == shown
+
+    for key in "/pod-17q\x7f":
+        keys.press(key, rows // 2)
+    lines = picture(top, keys, columns, rows)
+    assert "/pod-17_" in lines[-1]
+    assert "11 processes of 11 containers" in lines[-2]
+    keys.press("\r", rows // 2)
+    keys.press("m", rows // 2)
+    assert picture(top, keys, columns, rows)[-1].startswith("sorted by memory     /pod-17 ")
+    keys.press("esc", rows // 2)
+    assert "302 processes" in picture(top, keys, columns, rows)[-2]
 
 
 def test_a_picture_has_one_line_for_all_notes(scene: Scene) -> None:
