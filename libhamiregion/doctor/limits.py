@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from libhamiregion.observation.driver import NvmlState
 from libhamiregion.observation.figures import IMPOSSIBLE_BYTES, impossible
+from libhamiregion.observation.visible import order_by_environment
 from libhamiregion.text import count_text, printable
 from libhamiregion.units import format_size
 
@@ -211,8 +212,10 @@ def reordered_devices(context: DoctorContext) -> Iterator[Finding]:
     found: defaultdict[tuple[int, str | None], list[int]] = defaultdict(list)
     for slot in orders:
         entry = context.processes.entry_of(seen.proved().processes[slot])
-        visible = None if entry is None else entry.visible_devices
-        found[seen.table.processes.region[slot], visible].append(slot)
+        region, visible = seen.table.processes.region[slot], None
+        if entry is not None and order_by_environment(seen.table, region, entry) is not None:
+            visible = entry.visible_devices
+        found[region, visible].append(slot)
     for (region, visible), slots in found.items():
         pids = [seen.table.processes.pid[slot] for slot in slots]
         pairs = orders[slots[0]].items()

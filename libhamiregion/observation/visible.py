@@ -16,7 +16,10 @@ from .pairing import devices_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from libhamiregion.tables import RegionTable
+
     from .pairing import Pairing
+    from .processes import Entry
 
 #: CUDA ordinal to the index in the region; empty if it cannot be known.
 Order: TypeAlias = "dict[int, int]"
@@ -53,11 +56,19 @@ def cuda_order(visible: str, uuids: Sequence[str | None]) -> Order | None:
     return order if any(ordinal != index for ordinal, index in order.items()) else None
 
 
+def order_by_environment(table: RegionTable, region: int, entry: Entry) -> Order | None:
+    """Return the order that a process's environment makes of a region's devices."""
+    if entry.visible_devices is None:
+        return None
+    named = [table.devices.uuid(row) for row in devices_of(table, region)]
+    return cuda_order(entry.visible_devices, named if any(named) else ())
+
+
 def reordered(pairing: Pairing) -> dict[int, Order]:
     """Find live processes that count devices otherwise: row of the slot to their order.
 
-    By their environment; without the variable there, by the only device on which the driver lists
-    them and the only one that has libvgpu's figures.
+    By their environment; if that changes nothing, by the only device on which the driver lists them
+    and the only one that has libvgpu's figures.
     """
     observation, table = pairing.observation, pairing.observation.table
     entries, counts = observation.processes.entries, table.regions.device_rows.tolist()
@@ -69,11 +80,9 @@ def reordered(pairing: Pairing) -> dict[int, Order]:
         is_same = entry is not None and entry.start_time_ticks == process.start_time_ticks
         if count == 1 or entry is None or not is_same:
             continue
-        order = None
-        if entry.visible_devices is not None:
-            named = [table.devices.uuid(row) for row in devices_of(table, regions[slot])]
-            order = cuda_order(entry.visible_devices, named if any(named) else ())
-        elif pairing.has_driver and host_pids[slot] == process.pid:
+        order = order_by_environment(table, regions[slot], entry)
+        # A program can change the variable before it loads CUDA.
+        if order is None and pairing.has_driver and host_pids[slot] == process.pid:
             order = _by_driver(pairing, slot, process.pid, count)
         if order is not None:
             found[slot] = order

@@ -139,7 +139,7 @@ def test_the_figures_are_those_of_the_gpu_at_work(
     assert page.value(f"{theirs}_ratio", device_uuid=GPU) == 80
 
 
-@pytest.mark.parametrize("scene", [(None, [GPU, OTHER])], indirect=True)
+@pytest.mark.parametrize("scene", [(None, [GPU, OTHER]), ("0", [GPU, OTHER])], indirect=True)
 def test_an_order_that_the_environment_does_not_show_is_seen_by_the_driver(
     scene: Scene, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
