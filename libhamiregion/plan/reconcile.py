@@ -248,8 +248,8 @@ class PlanReconciler:
                 raise RuntimeError("no plan can be used yet; the problems say why")
             return
         if reading.plan != self.plan:
-            self._take(reading.plan)
             self._note(readings)
+            self._take(reading.plan)
         known_rules = len(self._undo)
         plan = LimitPlan((*self._undo, *reading.plan.rules))
         diff = diff_plan(
