@@ -202,9 +202,13 @@ def _state(region: Region, proc: str) -> tuple[LockState, list[dict[str, Any]]]:
     state = region.lock_state(evidence=_evidence(region, proc))
     if not state.by_library or not state.held or state.owner_life == "dead":
         return state, []
-    from libhamiregion.node.evidence import lock_tools
+    from libhamiregion.node import ProcessTable
+    from libhamiregion.node.procfs import file_identity
 
-    return state, [program(each, each.pid) for each in lock_tools(region, proc)]
+    table = ProcessTable(proc)
+    table.refresh()
+    tools = table.view.lock_tools(file_identity(region), region.snapshot())
+    return state, [program(each, each.pid) for each in tools]
 
 
 def state_sentence(state: LockState, tools: Sequence[dict[str, Any]] = ()) -> str:

@@ -299,9 +299,14 @@ def _held(context: DoctorContext, used: ObservedRegion, state: LockState) -> Fin
     pid = state.owner_pid
     on_host = "" if state.owner_host_pid is None else f" ({state.owner_host_pid} on the host)"
     process = f"process {pid}{on_host}" if pid else "an unknown process"
-    who = "a tool with libhamiregion" if state.by_library else process
+    who, is_dead = process, state.owner_life == "dead"
+    if state.by_library:
+        tools = context.processes.lock_tools(used.identity, used.snapshot)
+        # Another tool that lives is not the dead one.
+        named = [f"process {each.pid}{command_of(each)}" for each in tools if not is_dead]
+        who = " or ".join(named) or "a tool with libhamiregion"
     waiters = f"{count_text(state.waiters, 'waiter')} asleep on it"
-    if state.owner_life == "dead":
+    if is_dead:
         return used.finding(
             FindingKind.LOCK_STUCK,
             f"the lock is held by {who}, which is dead",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import time
 from collections import defaultdict
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.evidence import Evidence, ProcessAnswer
     from libhamiregion.observation.containers import Container
-    from libhamiregion.observation.processes import Entry, HostProcess, ProcessView
+    from libhamiregion.observation.processes import Entry, ProcessView
     from libhamiregion.region import Region
 
 #: All questions about suspects take so long in one observation, or one repair.
@@ -167,31 +166,6 @@ def _sees_all(view: ProcessView, evidence: Evidence, found: list[ProcessAnswer])
         and len(answer.pids) == 1
         and (evidence.pids is None or answer.pids[0] in evidence.pids)
         for answer in found
-    )
-
-
-def lock_tools(region: Region, proc: str) -> tuple[HostProcess, ...]:
-    """Find the processes that may have signed the lock of a region with a number.
-
-    They have locked bytes, which are pages of the file that are mapped in addition to the region.
-    A process with a slot signs with its pid.
-
-    Args:
-        region: The region.
-        proc: The root of /proc.
-
-    Raises:
-        RegionError: The region cannot be read.
-        OSError: /proc cannot be listed.
-    """
-    table = ProcessTable(proc)
-    table.refresh()
-    slots = {each.pid for each in region.snapshot().processes}
-    size = -(-region.layout.size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    return tuple(
-        process
-        for process, mapping in table.view.mappings(procfs.file_identity(region))
-        if mapping.length_bytes % size and process.ns_pids[-1] not in slots
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -12,6 +13,8 @@ from libhamiregion.text import count_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from collections.abc import Mapping as MappingOf
+
+    from libhamiregion.models import RegionSnapshot
 
     from .names import ContainerId
     from .share import Share
@@ -357,6 +360,24 @@ class ProcessView:
             process
             for process, mapping in self.mappings(identity)
             if mapping.writable or not writable
+        )
+
+    def lock_tools(self, identity: FileIdentity, region: RegionSnapshot) -> tuple[HostProcess, ...]:
+        """The processes that may have signed a region's lock with a number; sorted by pid.
+
+        They have locked bytes, which are pages of the file that are mapped in addition to the
+        region. A process with a slot signs with its pid.
+
+        Args:
+            identity: Device and inode as maps prints them.
+            region: The region.
+        """
+        slots = {each.pid for each in region.processes}
+        size = -(-region.layout.size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        return tuple(
+            process
+            for process, mapping in self.mappings(identity)
+            if mapping.length_bytes % size and process.ns_pids[-1] not in slots
         )
 
     def users_of(self, identity: FileIdentity) -> tuple[FileUser, ...]:

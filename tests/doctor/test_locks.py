@@ -1,12 +1,14 @@
 """Locks: of the dead, of nobody, held too long, broken; and those that are just in use."""
 
+import os
+
 import pytest
 from support.containers import needs_namespaces
 from support.doctor_node import DoctorNode
 from support.lock_bytes import NOBODY, hold, is_free, set_value, value_of
 from support.wait import eventually
 
-from libhamiregion import Layout
+from libhamiregion import Layout, open_region
 from libhamiregion.doctor import FindingKind, confirmed, repair
 
 pytestmark = needs_namespaces
@@ -74,6 +76,15 @@ def test_a_held_lock_counts_if_two_diagnoses_see_the_same_owner(doctor_node: Doc
     first.tell("unlock")
     first.tell(f"@{second}", "lock")
     assert confirmed(doctor_node.findings(settle_s=0), {found.key}) == []
+
+
+def test_a_tool_that_holds_the_lock_is_named(doctor_node: DoctorNode) -> None:
+    place = doctor_node.place()
+    place.start()
+    with open_region(place.file.path, writable=True) as region, region.lock():
+        (found,) = doctor_node.findings(settle_s=0)
+    assert (found.kind, found.cause) == (FindingKind.LOCK_STUCK, "live_owner")
+    assert f"the lock was held by process {os.getpid()} (" in found.summary
 
 
 def test_a_lock_in_the_way_is_an_error_of_each_repair_and_no_more(doctor_node: DoctorNode) -> None:
