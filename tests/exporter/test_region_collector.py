@@ -50,8 +50,8 @@ def exporter(tmp_path: Path, fake_driver: FakeDriver) -> Iterator[NodeExporter]:
         CARD,
         "sensors 0 41 187500 3 1",
         *MIG,
-        f"process 0 compute 999999999 {300 * MIB}",
-        "sample 0 999999999 100 61 22 3 4",
+        f"process 0 compute 4194303 {300 * MIB}",
+        "sample 0 4194303 100 61 22 3 4",
     )
     with (
         files.open() as node,
@@ -103,7 +103,7 @@ def test_a_collector_sits_beside_others_and_is_described_without_being_asked(
 ) -> None:
     registry = CollectorRegistry()
     registry.register(RegionCollector(exporter))
-    assert exporter.node.containers == ()
+    assert exporter._observer.node.containers == ()
     described = {
         metric.name + ("_total" if metric.type == "counter" else "")
         for metric in RegionCollector(exporter).describe()
@@ -156,7 +156,7 @@ def test_counters_only_grow_from_scrape_to_scrape(exporter: NodeExporter) -> Non
 
 def test_a_scrape_after_the_nodes_end_says_so_and_is_counted(exporter: NodeExporter) -> None:
     exporter.render()
-    exporter.node.close()
+    exporter._observer.node.close()
     with pytest.raises(RegionClosed):
         exporter.render()
     with pytest.raises(RegionClosed):
