@@ -38,6 +38,7 @@ class Checkpoint(Generic[T]):
         self._checked_s = float("-inf")
         self._stamp: tuple[int, int, int] | None = None
         self._found: T | None = None
+        self._logged: str | None = None
 
     def read(self) -> T | None:
         """Return what the file holds; None without a file that can be read."""
@@ -52,12 +53,16 @@ class Checkpoint(Generic[T]):
             if stamp != self._stamp:
                 self._stamp, self._found = stamp, None
                 self._found = self._parse(read_bounded(self._path, _BYTES_LIMIT, follow=False))
+            self._logged = None
         except FileNotFoundError:
             self._stamp, self._found = None, None
         except (OSError, ValueError) as error:
             # A user other than root may not reach it, at any observation.
             level = logging.INFO if isinstance(error, PermissionError) else logging.WARNING
-            _log.log(level, "%s: %s: %s", self._path, self._lost, error)
+            # It is read for each container, and a log that no one reads can fill up.
+            if str(error) != self._logged:
+                _log.log(level, "%s: %s: %s", self._path, self._lost, error)
+            self._logged = str(error)
         return self._found
 
 
