@@ -1,5 +1,6 @@
-"""The checks of check_gpu.py: on a real GPU where there is one, and briefly on the fake driver."""
+"""The steps of first_contact.py: on a real GPU where there is one, and on the fake driver."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import pynvml
 import pytest
 from fake_cuda.driver import FakeGpus, build
 
-SCRIPT = Path(__file__).with_name("check_gpu.py")
+SCRIPT = Path(__file__).with_name("first_contact.py")
 
 
 def has_gpu() -> bool:
@@ -24,10 +25,11 @@ def has_gpu() -> bool:
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_real_gpu_is_limited() -> None:
+def test_a_real_gpu_is_limited(tmp_path: Path) -> None:
     if not has_gpu():
         pytest.skip("no NVIDIA GPU")
-    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
+    command = [sys.executable, SCRIPT, "--trace", tmp_path / "trace.json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -36,7 +38,15 @@ def test_the_checks_hold_on_the_fake_driver(tmp_path: Path) -> None:
     gpus = FakeGpus(build(tmp_path / "libraries"), tmp_path / "gpus")
     # By this signal Python shows its stack.
     python = ["timeout", "--signal=ABRT", "8m", sys.executable, "-X", "faulthandler"]
-    command = [*python, SCRIPT, "--driver", str(gpus.libraries), "--seconds", "4"]
+    trace = tmp_path / "trace.json"
+    options = ["--driver", str(gpus.libraries), "--seconds", "4", "--trace", str(trace)]
+    command = [*python, SCRIPT, *options]
     env = gpus.environment(XDG_RUNTIME_DIR=str(tmp_path))
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    saved = json.loads(trace.read_text())
+    assert {verdict for _, verdict, _ in saved["steps"]} <= {"ok", "skipped"}
+    assert [len(wave["pids"]) for wave in saved["waves"]] == [1, 4]
+    for wave in saved["waves"]:
+        shown = {pid for *_, listed in wave["answers"] for pid, _, percent in listed if percent}
+        assert shown == set(wave["pids"])

@@ -1,15 +1,23 @@
-"""What holds on a real GPU: ``python tests/gpu/check_gpu.py``, about five minutes.
+"""The first minutes on a real GPU: ``python tests/gpu/first_contact.py``, under ten of them.
 
-Prints one line for each check, with what was measured; the exit status is 1 if one has failed.
+Prints a verdict for each step, with what was measured; the exit status is 1 if one has failed.
+Saves the verdicts and what NVML has answered about a square wave of work in a JSON file (--trace).
 Needs this package, an NVIDIA driver and a C compiler; nvidia-smi and PyTorch are used where they
-are. The same checks run against the fake driver with ``--driver DIR``, to test this script.
+are. The same steps run against the fake driver with ``--driver DIR``, to test this script.
+
+The trace: ``steps`` are [name, verdict, text]. ``waves`` has one wave for each number of processes:
+``pids``; ``events``, [seconds, whether they work]; and ``answers``, one for each question to NVML:
+[seconds, seconds before that from which samples were wanted, seconds that it took, percent of the
+GPU, [[pid, stamp in microseconds, percent], ...]]. All times are Unix time.
 """
 
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -19,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pynvml
 
@@ -38,18 +47,11 @@ LIMIT = 2 * GIB
 TRIES = 5
 REGION = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 
-# Functions that the library hooks, with a version that all drivers from 12.0 on have.
-NAMES = {
-    "cuMemAlloc": "cuMemAlloc_v2",
-    "cuMemFree": "cuMemFree_v2",
-    "cuMemAllocAsync": "cuMemAllocAsync",
-    "cuMemFreeAsync": "cuMemFreeAsync",
-    "cuMemCreate": "cuMemCreate",
-    "cuMemGetInfo": "cuMemGetInfo_v2",
-    "cuLaunchKernel": "cuLaunchKernel",
-    "cuGraphLaunch": "cuGraphLaunch",
-    "cuDevicePrimaryCtxRetain": "cuDevicePrimaryCtxRetain",
-}
+HOOKS = TESTS.parent / "csrc/preload/hooks.h"
+VERSIONS = (11000, 11020, 11040, 12000, 12040, 13000)
+# How long before a question the samples may have been taken that it wants.
+SINCE_S = (0.1, 0.5, 1, 2)
+QUESTION_S = 0.05
 
 # Allocates until memory is refused, in a process of its own: `ALLOCATOR` is in its environment.
 TORCH = """
@@ -73,15 +75,22 @@ assert cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0) == 0
 print(total.value)
 """
 
-# Sums one tensor over two GPUs.
+# Sums one tensor over two GPUs, for ten seconds.
 NCCL = """
-import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+import os, time, torch, torch.distributed as dist, torch.multiprocessing as mp
 def work(rank):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
     dist.init_process_group("nccl", rank=rank, world_size=2)
     tensor = torch.ones(1 << 20, device=f"cuda:{rank}")
     dist.all_reduce(tensor)
     assert tensor.sum().item() == 2 << 20
+    rounds, end = 0, time.monotonic() + 10
+    while time.monotonic() < end:
+        dist.all_reduce(tensor)
+        torch.cuda.synchronize()
+        rounds += 1
+    if rank == 0:
+        print(rounds)
     dist.destroy_process_group()
 if __name__ == "__main__":
     mp.spawn(work, nprocs=2)
@@ -101,8 +110,10 @@ class Checks:
     def __init__(self, driver: Path | None, seconds: float) -> None:
         self.driver = driver
         self.seconds = seconds
+        self.waves: list[dict[str, Any]] = []
         self.place = Path(tempfile.mkdtemp(prefix="hamiregion-gpu-"))
         self.programs: list[CudaProgram] = []
+        self.addresses_of: dict[CudaProgram, dict[int, set[str]]] = {}
 
     def close(self) -> None:
         for program in self.programs:
@@ -148,14 +159,153 @@ class Checks:
     # ---- checks: each returns what it has seen ----
 
     def addresses(self) -> str:
-        """cuGetProcAddress gives what dlsym gives, for the driver and for the library."""
+        """cuGetProcAddress gives a hook where the driver gives its function, and only there."""
+        if not HOOKS.is_file():
+            raise Skipped("needs the C sources")
+        symbols = exported_hooks(HOOKS.read_text(encoding="utf-8"))
+        names = sorted({re.sub(r"(_v\d)?(_ptsz)?$", "", symbol) for symbol in symbols})
+        questions = [
+            ("cuGetProcAddress_v2", f"text:{name}", OUT, version, flags, OUT)
+            for name in names
+            for version in VERSIONS
+            for flags in (0, 1, 2)
+        ]
         with self.limited() as (env, _):
-            for each in (self.bare(), env):
-                program = self.program(each)
-                for name, symbol in NAMES.items():
-                    found, _ = program.do("cuGetProcAddress_v2", f"text:{name}", OUT, 12000, 0, OUT)
-                    assert found == program.do("symbol", symbol), name
-        return f"{len(NAMES)} functions"
+            bare, ours = (
+                [self.known(program, symbols, answer) for answer in program.calls(*questions)]
+                for program in (self.program(self.bare()), self.program(env))
+            )
+        for question, theirs, mine in zip(questions, bare, ours, strict=True):
+            assert (mine is None) == (theirs is None), question
+            assert mine is None or theirs is None or mine & theirs or not (mine | theirs), question
+        return f"{len(questions)} answers"
+
+    def known(self, program: CudaProgram, symbols: list[str], answer: list[Any]) -> set[str] | None:
+        """The symbols with the address in an answer; None if there is no such function."""
+        if program not in self.addresses_of:
+            found: dict[int, set[str]] = {}
+            calls = [("symbol", symbol) for symbol in symbols]
+            for symbol, (code, address) in zip(symbols, program.calls(*calls), strict=True):
+                if code == 0 and address:
+                    found.setdefault(address, set()).add(symbol)
+            self.addresses_of[program] = found
+        code, address, _ = answer
+        return None if code or not address else self.addresses_of[program].get(address, set())
+
+    def context_size(self) -> str:
+        """A context counts what the GPU's own figure grows by, within 20 % and 32 MiB."""
+        pynvml.nvmlInit()
+        device = pynvml.nvmlDeviceGetHandleByIndex(0)
+        before = pynvml.nvmlDeviceGetMemoryInfo(device).used
+        bare = self.program(self.bare()).start()
+        grown = pynvml.nvmlDeviceGetMemoryInfo(device).used - before
+        bare.kill()
+        with self.limited() as (env, region):
+            self.program(env).start()
+            counted = region.snapshot().devices[0].memory_used_bytes
+        seen = f"the GPU's figure grows by {grown >> 20} MiB, counted {counted >> 20}"
+        assert abs(counted - grown) <= 0.2 * grown + 32 * MIB, seen
+        return seen
+
+    def sampling(self, processes: int) -> str:
+        """NVML's answers about a square wave of work: its lag, its stamps, and what it costs."""
+        pynvml.nvmlInit()
+        device = pynvml.nvmlDeviceGetHandleByIndex(0)
+        command = [self.built("busy"), "kernel", "busy_1ms", "1", "20", "0"]
+        events: list[tuple[float, bool]] = []
+        answers: list[Any] = []
+        with contextlib.ExitStack() as stack:
+            programs = [
+                stack.enter_context(
+                    subprocess.Popen(command, env=self.bare(), stdout=subprocess.PIPE, text=True)
+                )
+                for _ in range(processes)
+            ]
+            for program in programs:
+                assert program.stdout is not None
+                program.stdout.readline()
+                stop(program.pid, Path(os.environ.get("FAKE_CUDA_STATE", "")))
+            for half in range(6):
+                events.append((time.time(), half % 2 == 0))
+                for program in programs:
+                    if half % 2 == 0:
+                        program.send_signal(signal.SIGCONT)
+                    else:
+                        stop(program.pid, Path(os.environ.get("FAKE_CUDA_STATE", "")))
+                self.ask_about_work(device, answers)
+            for program in programs:
+                program.kill()
+        pids = [program.pid for program in programs]
+        self.waves.append({"pids": pids, "events": events, "answers": answers})
+        cost_ms = statistics.median(answer[2] for answer in answers) * 1000
+        stamps = sorted({stamp for answer in answers for _, stamp, _ in answer[4]})
+        assert stamps, "NVML has no samples of processes"
+        period = statistics.median(b - a for a, b in itertools.pairwise(stamps)) / 1e6
+        shown = [at for at, *_, listed in answers if any(percent for *_, percent in listed)]
+        assert shown, "NVML shows no process at work"
+        lag = shown[0] - events[0][0]
+        listed = {pid for answer in answers for pid, *_ in answer[4]}
+        return (
+            f"seen after {lag:.2f} s, a stamp each {period:.2f} s, {cost_ms:.1f} ms a question, "
+            f"{len(listed & set(pids))} of {processes} by their own pids"
+        )
+
+    def ask_about_work(self, device: Any, answers: list[Any]) -> None:
+        deadline = time.monotonic() + self.seconds / 4
+        while time.monotonic() < deadline:
+            for since_s in SINCE_S:
+                at_s = time.time()
+                try:
+                    samples = pynvml.nvmlDeviceGetProcessUtilization(
+                        device, int((at_s - since_s) * 1e6)
+                    )
+                except pynvml.NVMLError_NotFound:
+                    samples = []
+                took_s = time.time() - at_s
+                listed = [[each.pid, each.timeStamp, each.smUtil] for each in samples]
+                busy = pynvml.nvmlDeviceGetUtilizationRates(device).gpu
+                answers.append([at_s, since_s, took_s, busy, listed])
+            time.sleep(QUESTION_S)
+
+    def managed(self) -> str:
+        """Managed memory counts in full: twice the limit is refused, half of it is granted."""
+        with self.limited() as (env, region):
+            program = self.program(env).start()
+            assert program.call("cuMemAllocManaged", OUT, 2 * LIMIT, 1)[0] == OUT_OF_MEMORY
+            program.do("cuMemAllocManaged", OUT, LIMIT // 2, 1)
+            used = region.snapshot().devices[0].memory_used_bytes
+            assert region.snapshot().refusals == 1
+        assert used >= LIMIT // 2
+        return f"{used >> 20} MiB with half of the limit"
+
+    def reset(self) -> str:
+        """After a reset of the device all is free, and the limit can be reached again."""
+        with self.limited() as (env, region):
+            program = self.program(env).start()
+            for _ in range(2):
+                program.allocate(program.info()[0] - 16 * MIB)
+                program.do("cuDevicePrimaryCtxReset_v2", 0)
+                left = region.snapshot().devices[0].memory_used_bytes
+                assert left < LIMIT // 2, f"{left >> 20} MiB stay"
+                program.start()
+        return "two resets"
+
+    def short_programs(self) -> str:
+        """Of 200 short programs none hangs or crashes as it ends."""
+        command = [self.built("cost"), "launch", "1", "10", "0"]
+        with self.limited(sm=50) as (env, _):
+            for _ in range(20):
+                programs = [
+                    subprocess.Popen(
+                        command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+                    )
+                    for _ in range(10)
+                ]
+                for program in programs:
+                    _, said = program.communicate(timeout=60)
+                    # Ten contexts may not fit at once.
+                    assert program.returncode == 0 or b"gives 2" in said, said
+        return "200 programs"
 
     def to_the_byte(self) -> str:
         """Memory is granted up to the limit; driver and region agree within 5 %."""
@@ -300,7 +450,7 @@ class Checks:
         return "5 processes"
 
     def stopped_sampler(self) -> str:
-        """The limit holds for a program whose neighbour, which measures, is stopped."""
+        """The limit holds for a program whose neighbour is stopped."""
         busy = self.built("busy")
         command = [busy, "kernel", "busy_1ms", "1", "20", "0"]
         with contextlib.ExitStack() as stack:
@@ -369,19 +519,31 @@ class Checks:
         return f"{held >> 20} MiB of {total >> 20}"
 
     def nccl(self) -> str:
-        """NCCL sums over two GPUs under the library."""
+        """NCCL sums over two GPUs; how much of its progress is left under an SM limit."""
         need_torch()
         if pynvml.nvmlDeviceGetCount() < 2:
             raise Skipped("one GPU only")
         script = self.place / "nccl.py"
         script.write_text(NCCL, encoding="utf-8")
-        with self.limited() as (env, _):
-            subprocess.run([sys.executable, str(script)], env=env, check=True, timeout=120)
-        return "two GPUs"
+        rounds = []
+        for sm in (None, 50):
+            with self.limited(memory=None, sm=sm) as (env, _):
+                command = [sys.executable, str(script)]
+                done = subprocess.run(
+                    command, env=env, check=True, timeout=120, capture_output=True, text=True
+                )
+            rounds.append(int(done.stdout))
+        return f"{rounds[0]} rounds, under --sm 50 {rounds[1]}"
 
     def all(self) -> dict[str, Callable[[], str]]:
         found: dict[str, Callable[[], str]] = {
             "addresses": self.addresses,
+            "size of a context": self.context_size,
+            "samples, one process": lambda: self.sampling(1),
+            "samples, four processes": lambda: self.sampling(4),
+            "managed memory": self.managed,
+            "resets": self.reset,
+            "short programs": self.short_programs,
             "memory to the byte": self.to_the_byte,
             "nvidia-smi": self.nvidia_smi,
             "kill -9": self.kills,
@@ -391,15 +553,22 @@ class Checks:
             "threads after kill -9": self.killed_by_threads,
             "contexts that do not fit": self.crowded,
             "cost of a launch": lambda: self.call_cost("launch", 50),
+            "cost of asynchronous memory": lambda: self.call_cost("async", 1000),
             "cost of a spaced allocation": lambda: self.call_cost("spaced-alloc", 500),
             "SM limit beside a stopped program": self.stopped_sampler,
         }
-        for style in ("kernel", "graph", "conditional"):
+        for style in ("kernel", "graph"):
             for limit in (100, 50, 25):
                 found[f"SM {limit}, {style}s"] = lambda s=style, p=limit: self.share(s, p)
         for allocator in ("backend:native", "expandable_segments:True", "backend:cudaMallocAsync"):
             found[f"PyTorch, {allocator}"] = lambda a=allocator: self.torch(a)
         return {**found, "NCCL": self.nccl}
+
+
+def exported_hooks(text: str) -> list[str]:
+    """The functions that the library exports; every driver of CUDA 12 has them."""
+    hooks, _, _ = text.partition("#define HR_CUDA_CALLED")
+    return re.findall(r"X\((cu\w+)", re.sub(r"#define HR_NEW\w*\(X\)(?:.*\\\n)+.*\n", "", hooks))
 
 
 def need_torch() -> None:
@@ -411,22 +580,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--driver", type=Path, help="where the driver's libraries are")
     parser.add_argument("--seconds", type=float, default=10, help="of each measured SM limit")
+    parser.add_argument("--trace", type=Path, default=Path("first-contact.json"))
     wanted = parser.parse_args()
     checks = Checks(wanted.driver, wanted.seconds)
-    failed = 0
+    steps: list[tuple[str, str, str]] = []
     try:
         for name, check in checks.all().items():
             try:
-                line = f"ok       {name}: {check()}"
+                step = name, "ok", check()
             except Skipped as reason:
-                line = f"skipped  {name}: {reason}"
+                step = name, "skipped", str(reason)
             except (AssertionError, OSError, subprocess.SubprocessError, hami.RegionError) as error:
-                failed += 1
-                line = f"FAILED   {name}: {error}"
-            print(line, flush=True)
+                step = name, "FAILED", str(error)
+            steps.append(step)
+            print(f"{step[1]:8} {name}: {step[2]}", flush=True)
     finally:
+        trace = {"steps": steps, "waves": checks.waves}
+        wanted.trace.write_text(json.dumps(trace), encoding="utf-8")
         checks.close()
-    return 1 if failed else 0
+    return 1 if any(verdict == "FAILED" for _, verdict, _ in steps) else 0
 
 
 if __name__ == "__main__":
