@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from .tables import Block
 
 _GAPS_SHOWN = 3
+_WITHOUT_HAMI = (
+    "no directory of HAMi's containers was found: only the driver's figures; --root names one, and"
+    " in a container `hamiregion mine` shows its own"
+)
 _INCOMPLETE = (
     "not all of the node's processes can be seen from here, so states may be unknown; run as root"
     " in the host's pid namespace"
@@ -143,7 +147,12 @@ class NodeView:
             },
             # A heading without rows before an error reads as an answer.
             () if failure is not None and is_empty else blocks,
-            notes=(*_failed_gpus(observation), *_gap_notes(observation), *notes),
+            notes=(
+                *([] if observation.roots or observation.containers else [_WITHOUT_HAMI]),
+                *_failed_gpus(observation),
+                *_gap_notes(observation),
+                *notes,
+            ),
             warnings=warnings,
             failure=failure,
         )

@@ -162,7 +162,7 @@ class NodeExporter:
             NodeBusy: Another observation does not come back.
         """
         seen = self._observer.observe(max_age_s=_READY_AGE_S, slots=False)
-        if any(seen.roots.values()):
+        if seen.root_problem is None:
             return None
         for root, reason in seen.root_errors.items():
             text = f"no directory of containers can be listed: {root}: {reason}"

@@ -167,6 +167,14 @@ _OWN: dict[tuple[str, ...], dict[str, str]] = {
         "hamiregion_process_memory_driver_bytes": "Memory of the process, by the driver.",
         "hamiregion_process_driver_sm_utilization_ratio": "SM utilisation, by the driver.",
     },
+    (*CONTAINER, *HOST[1:3]): {
+        "hamiregion_driver_container_memory_used_bytes": (
+            "Memory of a container without a region on a GPU, by the driver; 0 if it is idle."
+        ),
+        "hamiregion_driver_container_sm_utilization_ratio": (
+            "SM utilisation of a container without a region, by the driver; none under MPS."
+        ),
+    },
     UNACCOUNTED: {
         "hamiregion_unaccounted_process_memory_driver_bytes": (
             "Memory of a process without a region."

@@ -157,6 +157,11 @@ class Node:
         return self._roots.problem
 
     @property
+    def roots_given(self) -> bool:
+        """Whether directories were named: without one, a node has none if HAMi is not on it."""
+        return self._roots.given
+
+    @property
     def scanned_roots(self) -> tuple[str, ...]:
         """The directories that the last refresh could list."""
         return self._roots.scanned
@@ -264,7 +269,7 @@ class Node:
                 self._take_over()
             problem = self.root_problem
             if problem != self._logged_problem and problem is not None and not self._roots.given:
-                _log.warning("%s", problem)
+                _log.info("%s", problem)
             self._logged_problem = problem
             self._roots.check()
             return self._containers is not before

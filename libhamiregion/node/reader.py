@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from libhamiregion.observation.driver import NvmlState
 from libhamiregion.observation.model import Gap, LeftDirectory, Observation
 from libhamiregion.observation.pairing import driver_gap
 from libhamiregion.observation.without_region import explained
@@ -207,7 +208,9 @@ class Observer:
         except OSError as error:
             processes_error = error
         processes = node.processes.view
-        allocations = node.allocations
+        allocations, problem = node.allocations, node.root_problem
+        if not node.roots_given and sample is not None and sample.state is NvmlState.OK:
+            problem = None  # a node without HAMi has the driver's figures
         observation = Observation(
             snapshot=snapshot,
             states=states,
@@ -227,13 +230,14 @@ class Observer:
             names=_names(node, sample, snapshot, states, allocations or ()),
             node_name=os.environ.get("NODE_NAME") or os.uname().nodename,
             roots={
-                **(dict.fromkeys(node.scanned_roots, True) or dict.fromkeys(node.roots, False)),
+                **dict.fromkeys(node.scanned_roots, True),
+                **dict.fromkeys(node.roots if problem and not node.scanned_roots else (), False),
                 **dict.fromkeys(node.root_errors, False),
             },
             root_errors={
                 root: error.strerror or str(error) for root, error in node.root_errors.items()
             },
-            root_problem=node.root_problem,
+            root_problem=problem,
             allocations=allocations,
         )
         observation = attrs.evolve(observation, stale=self._unchanged.stale(observation))

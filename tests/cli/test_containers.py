@@ -367,6 +367,24 @@ def test_a_node_without_containers_directories_is_a_failure(
     assert call(verb, "--outside", "--no-driver").returncode in (0, 3)
 
 
+@pytest.mark.parametrize("verb", ["ps", "containers", "top", "doctor"])
+def test_a_node_without_hami_is_none_if_the_driver_answers(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_driver: FakeDriver
+) -> None:
+    monkeypatch.setattr("libhamiregion.node.roots.DEFAULT_ROOTS", (str(tmp_path / "none"),))
+    monkeypatch.setattr("libhamiregion.node.roots.run_bases", lambda _: [])
+    for variable in ("HOOK_PATH", "CONTAINER_VGPU_MOUNT"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("FAKE_NVML_STATE", str(fake_driver.state))
+    fake_driver.play(CARD)
+    answer = call(verb, "--library", str(fake_driver.library))
+    assert answer.returncode == 0
+    assert answer.stderr.startswith("Note: ")
+    assert "only the driver's figures" in answer.stderr
+    given = call(verb, "--library", str(fake_driver.library), "--root", str(tmp_path / "none"))
+    assert given.returncode == 1
+
+
 @pytest.mark.parametrize("verb", ["ps", "containers", "top"])
 def test_a_selection_without_a_match_lists_what_there_is(verb: str, scene: Scene) -> None:
     answer = scene.run(verb, "--pod", "nosuch")

@@ -93,6 +93,8 @@ def test_nearly_every_family_of_the_catalogue_is_in_that_comparison(
         "hamiregion_container_memory_refusals_total",
         "hamiregion_container_processes_folded",
         "hamiregion_claim_info",
+        "hamiregion_driver_container_memory_used_bytes",
+        "hamiregion_driver_container_sm_utilization_ratio",
         "hamiregion_observation_gaps",
         "hamiregion_unnamed_device_memory_limit_bytes",
     }

@@ -217,10 +217,11 @@ def test_an_observer_goes_on_without_any_root(tmp_path: Path) -> None:
 def test_a_node_without_any_directory_of_containers_is_logged_once(
     defaults: tuple[Path, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "libhamiregion.node.node")
     with Node() as node:
         refresh(node)
         refresh(node)
-        (record,) = caplog.records
+        (record,) = (each for each in caplog.records if each.name == "libhamiregion.node.node")
         assert all(str(each) in record.getMessage() for each in defaults)
         Root(defaults[0]).container()
         refresh(node)

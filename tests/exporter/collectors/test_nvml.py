@@ -1,5 +1,6 @@
 """What the driver says: GPUs, MIG devices, and processes, with a region and without."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from support.containers import needs_namespaces
+from support.device_checkpoint import answer, checkpoint, entry
 from support.exposition import WITHOUT_DOCTOR, Exposition, NodeFiles, exporter_of, parsed
 from support.gpu_node import GpuNode, container_id, gpu_nodes
 from support.own_cgroups import needs_cgroups
@@ -15,7 +17,7 @@ from support.wait import PATIENCE_S, eventually
 
 from libhamiregion.exporter import HAMI_VERSIONS, NodeExporter
 from libhamiregion.exporter.collectors import processes, unaccounted
-from libhamiregion.node import Node, NvmlSample, NvmlSampler
+from libhamiregion.node import Node, NodeNames, NvmlSample, NvmlSampler, roots
 from libhamiregion.observation.processes import ProcessView
 
 HOST = {
@@ -479,3 +481,59 @@ def test_a_process_with_a_slot_on_another_gpu_than_its_regions_is_told(
     assert (labels["device_uuid"], labels["device_index"]) == (OTHER, "1")
     assert found.value(name) == 2 * MIB
     assert found.value("hamiregion_process_memory_driver_bytes", pid=str(pid)) == MIB
+
+
+@needs_namespaces
+@needs_cgroups
+def test_a_node_without_hami_has_the_drivers_sums_by_container(
+    node: GpuNode,
+    fake_driver: FakeDriver,
+    sampler: NvmlSampler,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Time slicing, an idle whole GPU, and a client of MPS; no directory of containers."""
+    monkeypatch.setattr(roots, "DEFAULT_ROOTS", (str(tmp_path / "none"),))
+    monkeypatch.setattr(roots, "run_bases", lambda _: [])
+    sliced, client, idle = (node.add(pod=each, file=False) for each in ("sliced", "client", "idle"))
+    children = [sliced.inside.child("spawn")[1] for _ in range(2)]
+    for pid in children:
+        node.move(pid, sliced)
+    node.move(client.inside.host_pid, client)
+    node.move(idle.inside.host_pid, idle)
+    shutil.rmtree(node.root)
+    response = {"CUDA_MPS_PIPE_DIRECTORY": "/mps"}
+    given = (
+        entry(sliced.pod_uid, "main", "nvidia.com/gpu", [f"{GPU}::1"], answer()),
+        entry(client.pod_uid, "main", "nvidia.com/gpu", [f"{GPU}::2"], answer(response)),
+        entry(idle.pod_uid, "main", "nvidia.com/gpu", [OTHER], answer()),
+    )
+    path = tmp_path / "checkpoint"
+    path.write_text(checkpoint(*given))
+    fake_driver.play(
+        CARD,
+        SECOND,
+        *(f"process 0 compute {pid} {10 * MIB}" for pid in children),
+        f"process 0 compute {client.inside.host_pid} {5 * MIB}",
+        f"sample 0 {children[0]} 100 30 0 0 0",
+    )
+    links = tmp_path / "links"
+    links.mkdir()
+    for name, each in (("sliced", sliced), ("client", client), ("idle", idle)):
+        (links / f"{name}_research_main-{each.id}.log").touch()
+    with Node(names=NodeNames(node.logs, links), allocations=path) as opened:
+        exporter = NodeExporter(opened, sampler=sampler)
+        found = parsed(exporter.render())
+        assert exporter.not_ready() is None
+    memory = "hamiregion_driver_container_memory_used_bytes"
+    sm = "hamiregion_driver_container_sm_utilization_ratio"
+    figures = {pod: found.value(memory, pod=pod) for pod in ("sliced", "client", "idle")}
+    assert figures == {"sliced": 20 * MIB, "client": 5 * MIB, "idle": 0}
+    assert found.labels(memory, pod="idle")["device_uuid"] == OTHER
+    assert found.value(sm, pod="sliced") == 0.3
+    assert [labels for labels in found.series(sm) if "client" in str(labels)] == []
+    reasons = {
+        pod: found.labels("hamiregion_container_missing_info", pod=pod)["reason"] for pod in figures
+    }
+    assert reasons == {"sliced": "shared_gpu", "client": "shared_gpu", "idle": "whole_gpu"}
+    assert "hamiregion_root_readable" not in found.names
