@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
@@ -34,7 +35,8 @@ static uint32_t find_dead(const struct hr_snapshot *snapshot, int32_t *pids)
         if (pid <= 0 || pid == getpid() || count == HR_SLOTS || is_empty(snapshot, number))
             continue;
         /* A zombie has ended too: its memory is free, and its pid is not. */
-        if (hr_read_start_time(proc, (uint32_t)pid) == HR_HAS_ENDED)
+        if ((kill(pid, 0) != 0 && errno == ESRCH) ||
+            hr_read_start_time(proc, (uint32_t)pid) == HR_HAS_ENDED)
             pids[count++] = pid;
     }
     close(proc);

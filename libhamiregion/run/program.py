@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -111,16 +112,20 @@ def _leave_cleaner(directory: str, environment: Mapping[str, str]) -> None:
     script = str(Path(cleaner.__file__).resolve())
     words = [directory, str(pid), str(cleaner.start_time(pid))]
     # It forks at once: a program that waits for all its children must not wait for it.
-    subprocess.run(
-        [sys.executable, "-I", "-S", script, *words],
-        env=environment,
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        check=False,
-    )
+    command = [sys.executable, "-I", "-S", script, *words]
+    null = subprocess.DEVNULL
+    # Where it cannot be started, the user's next run removes the directory.
+    with contextlib.suppress(OSError):
+        subprocess.run(
+            command,
+            env=environment,
+            cwd="/",
+            stdin=null,
+            stdout=null,
+            stderr=null,
+            start_new_session=True,
+            check=False,
+        )
 
 
 def find_program(name: str, environment: Mapping[str, str]) -> str:
