@@ -14,12 +14,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import cleaner
 from .environment import Budget, environment
+from .errors import LaunchError
 from .run_directory import make_run_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from .environment import Launch
+
+_MUSL_LOADER = b"/ld-musl-"
+# Linkers put the loader's name behind the headers.
+_START_BYTES = 4096
 
 
 def run(
@@ -133,6 +138,7 @@ def find_program(name: str, environment: Mapping[str, str]) -> str:
 
     Raises:
         FileNotFoundError, PermissionError: There is none, or it is not executable.
+        LaunchError: It is built for musl, with which the NVIDIA driver does not work.
     """
     path = environment.get("PATH", os.defpath)
     found = shutil.which(name, path=path)
@@ -140,4 +146,8 @@ def find_program(name: str, environment: Mapping[str, str]) -> str:
         there = shutil.which(name, mode=os.F_OK, path=path)
         code = errno.ENOENT if there is None else errno.EACCES
         raise OSError(code, os.strerror(code), name)
+    # An executable file need not be readable.
+    with contextlib.suppress(OSError), Path(found).open("rb") as file:
+        if _MUSL_LOADER in file.read(_START_BYTES):
+            raise LaunchError(f"{found} is built for musl, and the driver works with glibc only")
     return found

@@ -309,6 +309,18 @@ def test_a_directory_is_not_taken_for_libvgpu(runs: RunScene, tmp_path: Path) ->
     assert runs.run("--dry-run", LD_PRELOAD=str(other)).returncode == 0
 
 
+@pytest.mark.slow
+def test_a_program_built_for_musl_is_refused(runs: RunScene, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    loader = "-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"
+    command = ["cc", loader, "-o", str(program), "-x", "c", "-"]
+    source = "int main(void) { return 0; }"
+    subprocess.run(command, input=source, text=True, check=True)
+    answer = runs.run("--", str(program))
+    assert refused(answer) == f"{program} is built for musl, and the driver works with glibc only"
+    assert runs.directories() == []
+
+
 def test_an_environment_that_has_a_region_is_refused_unless_one_is_joined(
     runs: RunScene, tmp_path: Path
 ) -> None:
