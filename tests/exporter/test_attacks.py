@@ -134,6 +134,15 @@ def test_a_region_outside_the_directories_is_exported_only_when_asked(
         assert 3 << 30 in limits.values()
 
 
+def test_a_proc_that_cannot_be_listed_is_a_gap_and_no_failure(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    files.region(pod="good", uuids=UUIDS[:1], memory_limits=["3GiB"])
+    with files.open(outside=True, proc=tmp_path / "absent") as node:
+        found = parsed(NodeExporter(node, collectors=WITHOUT_DOCTOR).render())
+    assert found.value("hami_vgpu_memory_limit_bytes", pod="good") == 3 << 30
+    assert sum(found.series("hamiregion_observation_gaps").values()) > 0
+
+
 def test_a_container_that_refills_its_table_at_every_look_slows_no_scrape_and_fills_no_log(
     tmp_path: Path, full_region: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

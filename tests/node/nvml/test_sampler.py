@@ -38,6 +38,20 @@ def test_somebody_elses_shutdown_is_survived(fake_driver: FakeDriver) -> None:
     assert initialisations() == 0
 
 
+def test_samples_load_no_library_again(
+    fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_driver.play(CARD, SECOND, f"process 0 compute 101 {MIB}")
+    with NvmlSampler(fake_driver.library) as sampler:
+        sampler.sample()
+
+        def load(*_: object, **__: object) -> None:
+            pytest.fail("a library is loaded again")
+
+        monkeypatch.setattr(ctypes, "CDLL", load)
+        assert len(sampler.sample().processes) == 1
+
+
 def test_threads_share_a_sampler(fake_driver: FakeDriver) -> None:
     fake_driver.play(CARD, f"process 0 compute 101 {MIB}")
     sampler = NvmlSampler(fake_driver.library)
