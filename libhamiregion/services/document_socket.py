@@ -6,6 +6,7 @@ service there, and reads no region and no /proc itself.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -21,6 +22,8 @@ from libhamiregion.observation.json import MAX_BYTES, to_json
 from libhamiregion.text import error_text, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from libhamiregion.node.reader import Observer
 
 _log = logging.getLogger(__name__)
@@ -49,8 +52,9 @@ def serve_documents(path: str, observer: Observer) -> None:
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _remove_left(Path(path))
-        listening.bind(path)
+        with _short(path) as address:
+            _remove_left(Path(path), address)
+            listening.bind(address)
         Path(path).chmod(0o600)
         listening.listen()
         thread = threading.Thread(
@@ -62,7 +66,18 @@ def serve_documents(path: str, observer: Observer) -> None:
         _log.warning("no documents are served: %s: %s", path, error_text(error))
 
 
-def _remove_left(path: Path) -> None:
+@contextlib.contextmanager
+def _short(path: str) -> Iterator[str]:
+    """Give an address of a socket: the kernel takes no path of more than 107 bytes."""
+    directory, name = os.path.split(path)
+    descriptor = os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{name}"
+    finally:
+        os.close(descriptor)
+
+
+def _remove_left(path: Path, address: str) -> None:
     """Remove a socket that no process listens on."""
     try:
         is_socket = stat.S_ISSOCK(path.lstat().st_mode)
@@ -71,7 +86,7 @@ def _remove_left(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_SEND_S)
         # Another one's is left alone, and no socket either: binding to it fails.
-        if is_socket and probe.connect_ex(str(path)) == errno.ECONNREFUSED:
+        if is_socket and probe.connect_ex(address) == errno.ECONNREFUSED:
             path.unlink()
 
 
@@ -114,7 +129,8 @@ def read_document(path: str) -> bytes:
     document = bytearray()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_S)
-        connection.connect(path)
+        with _short(path) as address:
+            connection.connect(address)
         while chunk := connection.recv(_CHUNK_BYTES):
             document += chunk
             left_s = deadline_s - time.monotonic()

@@ -276,10 +276,10 @@ def test_a_directory_that_appears_while_processes_are_read_is_still_inside(
         user = actor()
         read = node.processes.refresh
 
-        def appear_then_read(wanted: Collection[int] = ()) -> None:
+        def appear_then_read(wanted: Collection[int] = (), **options: bool) -> None:
             if not any(root.path.iterdir()):
                 user("open", str(root.region()), writable=True)
-            read(wanted)
+            read(wanted, **options)
 
         node.processes.refresh = appear_then_read  # type: ignore[method-assign]
         views = details(node)

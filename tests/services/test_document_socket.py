@@ -138,3 +138,13 @@ def test_a_socket_that_was_left_is_replaced_and_one_in_use_is_not(
         file.write_text("kept")
         serve_documents(str(file), Observer(node))
         assert file.read_text() == "kept"
+
+
+def test_a_socket_may_lie_deeper_than_its_address_is_long(scene: NodeScene, tmp_path: Path) -> None:
+    directory = tmp_path / ("deep" * 30)
+    directory.mkdir()
+    path = str(directory / "observe.sock")
+    scene.container("train", pod="bert-0")
+    with scene.open() as node:
+        serve_documents(path, Observer(node))
+        assert [each.pod for each in from_json(read_document(path)).containers] == ["bert-0"]
