@@ -115,8 +115,9 @@ class RegionSet:
         return True
 
     def _adopt(self, region: Region) -> None:
-        """Take over an open region, alongside those with the same path if there are any."""
+        """Take over an open region as the last one; others may have the same path."""
         self._check_open()
+        self._regions.pop(region, None)
         self._put(region, region)
 
     def discard(self, which: PathLike | Region) -> None:

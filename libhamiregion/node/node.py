@@ -287,7 +287,9 @@ class Node:
             for region in known - wanted:
                 self._set.discard(region)
             for each in now:
-                if each.region is not None and each.region not in known:
+                # Those outside the roots come last, also where they were found first.
+                is_last = each.directory is None or each.region not in known
+                if each.region is not None and is_last:
                     self._set._adopt(each.region)
             self._rows = None
             self._containers = now

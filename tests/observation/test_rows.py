@@ -14,7 +14,7 @@ from support.gpu_node import GpuNode, container_id, gpu_nodes
 from support.own_cgroups import needs_cgroups
 from support.region_file import RegionFileFactory
 
-from libhamiregion import Layout, ProcessStatus
+from libhamiregion import Layout, ProcessStatus, create_region
 from libhamiregion.node import (
     NodeProcess,
     NvmlSampler,
@@ -253,6 +253,40 @@ def test_a_region_of_ones_own_making_does_not_hide_an_escape(
     pod.region.path.unlink()
     rows = node.processes(nvml_sampler, outside=True)
     assert [row.state for row in rows if row.host_pid == host_pid] == ["alive"]
+
+
+@needs_cgroups
+def test_a_region_of_ones_own_making_that_was_found_first_takes_no_figures(
+    node: GpuNode,
+    fake_driver: FakeDriver,
+    nvml_sampler: NvmlSampler,
+    region_file: RegionFileFactory,
+) -> None:
+    pod = node.add("a", file=False)
+    own, inside = region_file(uuids=[GPU]), pod.directory / "usage.cache"
+    (pid, both), (other_pid, astray) = pod.inside.child("spawn"), pod.inside.child("spawn")
+    for each, host_pid in ((pid, both), (other_pid, astray)):
+        pod.inside.tell(f"@{each}", "attach", own.path)
+        node.move(host_pid, pod)
+    fake_driver.play(CARD, *(f"process 0 compute {each} {MIB}" for each in (both, astray)))
+    with node.open(outside=True) as opened:
+        observer = Observer(opened, sampler=nvml_sampler)
+
+        def rows() -> set[tuple[int | None, bool, str, tuple[int | None, ...]]]:
+            return {
+                (row.host_pid, row.owner.name == "a", row.state, (*driver_bytes(row),))
+                for row in node_processes(observer.observe(processes_max_age_s=0.0))
+                if row.host_pid in {both, astray}
+            }
+
+        assert rows() == {(each, False, "alive", (MIB,)) for each in (both, astray)}
+        create_region(inside, uuids=[GPU])
+        pod.inside.tell(f"@{pid}", "attach", inside)
+        assert rows() == {
+            (both, True, "alive", (MIB,)),
+            (both, False, "alive", (None,)),
+            (astray, False, "escaped", (MIB,)),
+        }
 
 
 @needs_cgroups
