@@ -187,7 +187,8 @@ class _Examination:
             (f"{first.severity.value}: {first.kind.value}", _STYLES[first.severity])
         ]
         for each, place in zip(shown, group.places, strict=False):
-            where = place if each.device is None else f"{place}, device {each.device}"
+            is_whole = None in (each.device, each.container)
+            where = place if is_whole else f"{place}, device {each.device}"
             where += "" if each.pid is None else f", pid {each.pid}"
             lines.append(f"  {where}: {each.summary}")
             lines.append((f"    Evidence: {each.evidence}", DIM))

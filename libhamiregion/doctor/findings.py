@@ -45,7 +45,8 @@ class Finding:
         kind: What it is.
         severity: How bad.
         container: The container that has it; None for the whole node.
-        device: Index of the device in the container's region; None if about no single device.
+        device: Index of the device in the container's region, or without a container of the GPU;
+            None if about no single device.
         pid: The process in the container's pid namespace; None if about no single process.
         summary: One line with the numbers that matter.
         evidence: The facts that prove it.

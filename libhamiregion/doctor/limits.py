@@ -183,26 +183,29 @@ def failed_gpus(context: DoctorContext) -> Iterator[Finding]:
             f"GPU {gpu.index} does not work: {gpu.state.value}",
             f"{gpu.state.explanation}; "
             + (f"{printable(gpu.uuid, 48)}, in {users}" if gpu.uuid else "its uuid is not known"),
+            device=gpu.index,
             cause=gpu.state.value,
             is_transient=gpu.state not in {NvmlState.GPU_IS_LOST, NvmlState.RESET_REQUIRED},
         )
 
 
 def impossible_driver_figures(context: DoctorContext) -> Iterator[Finding]:
-    """GPUs and MIG devices of which the driver gave a figure that cannot be."""
+    """GPUs that have, or whose MIG devices have, a driver's figure that cannot be."""
     sample = context.observation.sample
     for gpu in () if sample is None else sample.devices:
-        for device in (gpu, *gpu.mig_devices):
-            for name, value in device.out_of_range[:1]:
-                yield finding(
-                    FindingKind.FIGURE_IMPOSSIBLE,
-                    f"the driver gives a figure of GPU {gpu.index} that cannot be",
-                    f"{name} is {value} on {printable(device.uuid or 'a device', limit=48)}",
-                    severity=Severity.INFO,
-                    cause="driver",
-                    consequence="it is left out",
-                    advice="none is needed; update the driver if it lasts",
-                )
+        devices = (gpu, *gpu.mig_devices)
+        wrong = [(each.uuid, *figure) for each in devices for figure in each.out_of_range]
+        for uuid, name, value in wrong[:1]:
+            yield finding(
+                FindingKind.FIGURE_IMPOSSIBLE,
+                f"the driver gives a figure of GPU {gpu.index} that cannot be",
+                f"{name} is {value} on {printable(uuid or 'a device', limit=48)}",
+                device=gpu.index,
+                severity=Severity.INFO,
+                cause="driver",
+                consequence="it is left out",
+                advice="none is needed; update the driver if it lasts",
+            )
 
 
 def reordered_devices(context: DoctorContext) -> Iterator[Finding]:
@@ -248,6 +251,7 @@ def gone_processes(context: DoctorContext) -> Iterator[Finding]:
             f" {count_text(len(pids), 'process')} that no longer exist",
             f"the driver lists {pids_text(pids)} of the host on {printable(uuid, limit=48)}, twice,"
             " and /proc, which shows all processes, has none with that pid",
+            device=index,
             cause=printable(uuid, limit=48),
         )
 

@@ -10,6 +10,7 @@ from support.containers import needs_namespaces
 from support.doctor_node import GIB, GPU, Container, DoctorNode, Place, kinds
 
 from libhamiregion.doctor import FindingKind
+from libhamiregion.doctor.findings import confirmed
 from libhamiregion.node import NvmlSampler
 from libhamiregion.node.node_lock import LockUse, NodeLock
 
@@ -183,6 +184,32 @@ def test_a_gpu_that_fails_is_one_finding_with_the_containers_that_have_it(
         assert found.evidence.endswith(f"{OTHER}, in 1 region")
         # An exporter counts what lasts at once.
         assert found.is_transient == (code == 999)
+
+
+@pytest.mark.parametrize(
+    ("kind", "played"),
+    [
+        (
+            FindingKind.GPU_FAILED,
+            (CARD, SECOND, *(f"error nvmlDeviceGetMemoryInfo 999 {index}" for index in (0, 1))),
+        ),
+        (
+            FindingKind.FIGURE_IMPOSSIBLE,
+            (CARD.replace(" 37 12 ", " 101 12 "), SECOND.replace(" 5 1 ", " 101 1 ")),
+        ),
+    ],
+)
+def test_findings_of_two_gpus_do_not_confirm_each_other(
+    doctor_node: DoctorNode,
+    fake_driver: FakeDriver,
+    nvml_sampler: NvmlSampler,
+    kind: FindingKind,
+    played: tuple[str, ...],
+) -> None:
+    fake_driver.play(*played)
+    first, second = doctor_node.findings(sampler=nvml_sampler)
+    assert [(each.kind, each.device) for each in (first, second)] == [(kind, 0), (kind, 1)]
+    assert confirmed([first, second], {first.key}) == [first]
 
 
 def test_a_figure_of_the_driver_that_cannot_be_is_a_note(
