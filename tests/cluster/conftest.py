@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from api_server import Cluster
 from figures import LINES, Figure, note
+from support.node_fixtures import nvml_library  # noqa: F401
 
 # `make cluster` sets it, after it has built the server.
 if "HAMIREGION_CLUSTER" not in os.environ:

@@ -30,6 +30,9 @@ from chart import (
     pod_of,
     rendered,
 )
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD
+from support.exporter_process import exporter_process
 from support.wait import eventually
 
 from libhamiregion import __version__
@@ -38,6 +41,7 @@ from libhamiregion.plan import parse_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 PAGE = CHART.parents[2] / "docs" / "in-a-cluster.md"
 DAEMON_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{RELEASE}"
@@ -49,7 +53,7 @@ RULE = {"name": "half", "select": {"namespace": "notebooks"}, "set": {"memory_li
 # Each name: settings of some values. Renderings have every pair of settings of two names.
 FACTORS: dict[str, dict[str, Values]] = {
     "mode": {"exporter": {}, "agent": {"mode": "agent"}},
-    "flavor": {name: {"flavor": name} for name in ("hami", "volcano", "kai", "dra")},
+    "flavor": {name: {} for name in ("hami", "volcano", "kai", "dra")},
     "task": {
         "repair": {},
         "none": {"agent": {"repair": False}},
@@ -147,10 +151,10 @@ def _pairs(case: Case) -> set[tuple[tuple[str, str], tuple[str, str]]]:
 
 
 def values_of(case: Case) -> Values:
-    values: Values = {}
+    values: Values = {"flavor": case["flavor"]}
     for name, setting in case.items():
         # Directories of claims are the DRA driver's.
-        if (name, setting, case["flavor"]) != ("task", "monitor", "dra"):
+        if name != "flavor" and (name, setting, case["flavor"]) != ("task", "monitor", "dra"):
             _merge(values, FACTORS[name][setting])
     return values
 
@@ -164,6 +168,8 @@ def _merge(into: Values, more: Values) -> None:
 
 
 CASES = cases()
+# Nodes without HAMi have neither agent nor recorder.
+CASES.append({**CASES[0], "flavor": "none", "recorder": "off"})
 
 
 @pytest.fixture(scope="module")
@@ -317,6 +323,7 @@ def check_constraints(allowed: Document, spec: Document) -> None:
         ("volcano", {"nvidia.com/gpu.present": "true"}, set()),
         ("kai", {"nvidia.com/gpu.present": "true"}, {"CONTAINER_VGPU_MOUNT"}),
         ("dra", None, set()),
+        ("none", {"nvidia.com/gpu.present": "true"}, set()),
     ],
 )
 def test_a_flavor_looks_on_its_nodes_in_its_directories(
@@ -332,9 +339,37 @@ def test_a_flavor_looks_on_its_nodes_in_its_directories(
     } == environment
     hosts = {each["name"]: each.get("hostPath", {}).get("path") for each in spec["volumes"]}
     mounts = {each["mountPath"]: hosts[each["name"]] for each in container["volumeMounts"]}
-    assert mounts["/usr/local/vgpu"] == "/opt/vgpu"
+    assert mounts.get("/usr/local/vgpu") == (None if flavor == "none" else "/opt/vgpu")
     assert mounts.get("/tmp/vgpu") == ("/opt/earlier" if flavor == "volcano" else None)
+    assert ("/opt/vgpu" in hosts.values()) == (flavor != "none")
     assert not any(word.startswith("--root") for word in container["args"])
+
+
+def test_without_hami_nodes_with_it_are_left_out_unless_others_are_chosen() -> None:
+    def affinity(**values: object) -> object:
+        return pod_of(documents({"flavor": "none", **values}))["spec"].get("affinity")
+
+    hamis = {"key": "gpu", "operator": "NotIn", "values": ["on"]}
+    term = {"nodeSelectorTerms": [{"matchExpressions": [hamis]}]}
+    assert affinity() == {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}}
+    own = {"podAffinity": {}}
+    assert affinity(affinity=own) == own
+    assert affinity(nodeSelector={"gpu": "on"}) is None
+    assert affinity(flavor="hami") is None
+
+
+def test_without_hami_the_exporter_is_ready_with_the_charts_options(
+    nvml_library: Path, tmp_path: Path
+) -> None:
+    driver = FakeDriver(nvml_library, tmp_path / "scene")
+    driver.play(CARD)
+    (container,) = pod_of(documents({"flavor": "none"}))["spec"]["containers"]
+    mode, listen, *options = container["args"]
+    assert (mode, listen) == ("exporter", "--listen=:9394")
+    places = ("--pod-logs", tmp_path, "--library", nvml_library)
+    with exporter_process(*options, *places, env=driver.environment()) as exporter:
+        exporter.wait_until_ready()
+        assert exporter.stop() == 0
 
 
 AGENT: Values = {"mode": "agent", "hamiMonitor": "absent"}
@@ -347,6 +382,8 @@ AGENT: Values = {"mode": "agent", "hamiMonitor": "absent"}
         ({**AGENT, "agent": {"removeGone": True}}, "from 2.11 on HAMi's device plugin removes"),
         ({"mode": "agent", "flavor": "kai", "agent": {"removeGone": True}}, "the monitor removes"),
         ({**AGENT, "flavor": "dra", "agent": {"removeGone": True}}, "are the DRA driver's"),
+        ({**AGENT, "flavor": "none"}, "the agent has nothing to repair"),
+        ({"flavor": "none", "recorder": {"enabled": True}}, "records the devices of regions"),
         ({**AGENT, "agent": {"plan": {"rules": [RULE]}}}, "there are rules, but the plan is off"),
         (
             {"agent": {"plan": {"enabled": True, "rules": [RULE], "configMap": "a"}}},

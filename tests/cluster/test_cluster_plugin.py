@@ -138,10 +138,11 @@ def our_pod(
     name: str = "",
     namespace: str = NAMESPACE,
     phase: str = "Running",
+    flavor: str = "hami",
     **changes: Any,
 ) -> str:
     """A pod as the chart's DaemonSet makes it on a node; returns its path."""
-    values = {"mode": mode, "hamiMonitor": "absent"}
+    values = {"mode": mode, "hamiMonitor": "absent", "flavor": flavor}
     template = pod_of(documents(values))
     name = name or f"hamiregion-{node}"
     metadata = {**template["metadata"], "name": name}
@@ -270,6 +271,18 @@ def test_of_several_pods_none_is_left_out_in_silence(scene: Scene) -> None:
     done = scene.run("containers", "--all", "bert-9")
     assert (done.returncode, done.stdout) == (1, "")
     assert "there is no bert-9" in done.stderr
+
+
+def test_a_node_without_hami_is_asked_too(scene: Scene) -> None:
+    path = our_pod(scene.cluster, "gpu-4", "exporter", flavor="none")
+    scene.fakes["gpu-4"] = scene.fakes["gpu-3"]
+    scene.change()
+    try:
+        done = scene.run("containers", "--node", "gpu-4")
+        assert (done.returncode, scene.asked()) == (0, ["hamiregion-gpu-4"]), done.stderr
+    finally:
+        del scene.fakes["gpu-4"]
+        scene.cluster.must("DELETE", f"{path}?gracePeriodSeconds=0")
 
 
 def test_a_pod_that_a_tenant_has_labelled_as_ours_is_asked_nothing(scene: Scene) -> None:

@@ -73,15 +73,30 @@ annotation
 {{- end -}}
 {{- end -}}
 
+{{/* Nodes with HAMi have regions, which this release does not read there. */}}
+{{- define "hamiregion.affinity" -}}
+{{- if .Values.affinity -}}
+{{ toYaml .Values.affinity }}
+{{- else if and (eq .Values.flavor "none") (not .Values.nodeSelector) -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      - matchExpressions:
+          - {key: gpu, operator: NotIn, values: ["on"]}
+{{- end -}}
+{{- end -}}
+
 {{/* Mounts of every container: the regions, and the names of pods. */}}
 {{- define "hamiregion.mounts" -}}
 {{- $root := index . 0 -}}
 {{- $writes := index . 1 -}}
+{{- if ne $root.Values.flavor "none" }}
 - name: regions
   mountPath: /usr/local/vgpu
   {{- if not $writes }}
   readOnly: true
   {{- end }}
+{{- end }}
 {{- if eq $root.Values.flavor "volcano" }}
 - name: earlier-regions
   mountPath: /tmp/vgpu
