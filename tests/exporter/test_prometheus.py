@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from fake_nvml.scenes import CARD, GPU, MIB
 from support.exporter_process import exporter_process
 from support.exposition import NodeFiles
 from support.golden_regions import NAMES
+from support.own_cgroups import HAS_CGROUPS, cgroup_of_pod, needs_cgroups
 from support.prometheus_server import Prometheus, needs_prometheus, prometheus_server
 from support.wait import PATIENCE_S, eventually
 
@@ -78,7 +81,7 @@ def exporter_port(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) 
     files = NodeFiles(directory)
     for name in NAMES:
         files.golden(name)
-    files.container(pod="without-region")
+    without_region = files.container(pod="without-region")
     used = files.region(pod="used", memory_limits=["8GiB"], sm_limits=[50], uuids=[GPU])
     program = subprocess.Popen(
         [sys.executable, "-c", USES_A_REGION, str(used)],
@@ -88,16 +91,29 @@ def exporter_port(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) 
     assert program.stdout is not None
     assert program.stdout.readline() == b"attached\n"
     driver: FakeDriver = FakeDriver(nvml_library, directory / "nvml-scene")
-    driver.play(CARD, f"process 0 compute {program.pid} {512 * MIB}")
+    outside = subprocess.Popen(["sleep", "infinity"])
+    driver.play(
+        CARD,
+        f"process 0 compute {program.pid} {512 * MIB}",
+        f"process 0 compute {outside.pid} {256 * MIB}",
+        f"sample 0 {outside.pid} 100 30 0 0 0",
+    )
+    uid = without_region.name.partition("_")[0]
     words = (
         *("--legacy-metrics", "--node-name", "gpu-node-1"),
         *("--root", files.root, "--pod-logs", files.logs, "--library", nvml_library),
     )
     try:
-        with exporter_process(*words, env=driver.environment()) as exporter:
+        with contextlib.ExitStack() as stack:
+            if HAS_CGROUPS:
+                cgroup = stack.enter_context(cgroup_of_pod(uid, uuid.uuid4().hex * 2))
+                (cgroup / "cgroup.procs").write_text(str(outside.pid))
+            exporter = stack.enter_context(exporter_process(*words, env=driver.environment()))
             yield int(exporter.url.rpartition(":")[2])
             assert exporter.stop() == 0
     finally:
+        outside.kill()
+        outside.wait()
         program.communicate(timeout=PATIENCE_S)
 
 
@@ -166,15 +182,19 @@ def unhealthy_rules(prometheus: Prometheus) -> list[str]:
     return [rule["name"] for rule in rules if rule["health"] != "ok"]
 
 
+def dashboard() -> Any:
+    """The dashboard, with all nodes, pods and devices chosen."""
+    text = (DEPLOY / "grafana" / "dashboard.json").read_text()
+    return json.loads(re.sub(r"\$(node|namespace|pod|container|device)\b", ".*", text))
+
+
 def dashboard_queries() -> list[tuple[str, str]]:
-    """Title and expression of each, with all nodes, pods and devices chosen."""
-    dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
+    """Title and expression of each."""
     found = []
-    for panel in dashboard["panels"]:
+    for panel in dashboard()["panels"]:
         for target in panel.get("targets", ()):
-            expression = re.sub(r"\$(node|namespace|pod|container|device)\b", ".*", target["expr"])
-            assert "$" not in expression
-            found.append((panel["title"], expression))
+            assert "$" not in target["expr"]
+            found.append((panel["title"], target["expr"]))
     return found
 
 
@@ -188,7 +208,13 @@ def values(answer: list[dict[str, Any]]) -> list[tuple[frozenset[tuple[str, str]
     )
 
 
-@pytest.mark.parametrize(("title", "query"), dashboard_queries())
+@pytest.mark.parametrize(
+    ("title", "query"),
+    [
+        pytest.param(*each, marks=needs_cgroups if "driver_container" in each[1] else ())
+        for each in dashboard_queries()
+    ],
+)
 def test_every_query_of_the_dashboard_has_an_answer(
     prometheus: Prometheus, title: str, query: str
 ) -> None:
@@ -197,6 +223,27 @@ def test_every_query_of_the_dashboard_has_an_answer(
     if is_empty:
         query = query.replace("> 0", ">= 0")
     eventually(lambda: prometheus.query(query))
+
+
+@needs_cgroups
+def test_the_dashboard_shows_containers_without_a_region(prometheus: Prometheus) -> None:
+    """Also those that it lets one choose."""
+    queries = dict(dashboard_queries())
+    for what, figure in (("Memory used", str(256 * MIB)), ("SM utilisation", "0.3")):
+        query = queries[f"{what} without a region"]
+        eventually(lambda: prometheus.query(query))  # noqa: B023
+        (found,) = prometheus.query(query)
+        labels = found["metric"]
+        assert (labels["namespace"], labels["pod"]) == ("team-a", "without-region")
+        assert labels["device_uuid"] == GPU
+        assert found["value"][1] == figure
+    for each in dashboard()["templating"]["list"]:
+        if "definition" in each:
+            words = each["definition"].removeprefix("label_values(").removesuffix(")")
+            selector, label = words.rsplit(", ", 1)
+            chosen = prometheus.get(f"/api/v1/label/{label}/values", **{"match[]": selector})
+            assert chosen, each["name"]
+            assert each["name"] != "pod" or {"without-region", "used"} <= set(chosen)
 
 
 @pytest.mark.slow

@@ -29,8 +29,9 @@ def _own_cgroup() -> Path | None:
     return None
 
 
+HAS_CGROUPS = _own_cgroup() is not None
 needs_cgroups = pytest.mark.skipif(
-    _own_cgroup() is None, reason="needs a cgroup of version 2 that can be written"
+    not HAS_CGROUPS, reason="needs a cgroup of version 2 that can be written"
 )
 
 
