@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from libhamiregion.observation.names import is_pod_uid
 from libhamiregion.observation.share import Allocation, share_of
+from libhamiregion.units import limits_from_environment
 
 from .checkpoint import Checkpoint, json_object
 
@@ -81,6 +82,8 @@ def _allocation(entry: Any) -> Allocation:
         *variables.get("NVIDIA_VISIBLE_DEVICES", "").split(","),
         *(each.rpartition("=")[2] for each in cdi),
     ]
+    # What plugins write, such as 4096m, all releases read alike.
+    limits = limits_from_environment(variables, hami_version="2.11")
     # HAMi's ids are replicas, of which kubelet picks any.
     own = () if share.is_limited else (each.partition(_REPLICA)[0] for each in ids)
     return Allocation(
@@ -91,6 +94,7 @@ def _allocation(entry: Any) -> Allocation:
         share,
         directories[0] if directories else None,
         is_replica=any(_REPLICA in each for each in ids),
+        limits=limits if share.is_limited else None,
     )
 
 

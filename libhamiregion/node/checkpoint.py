@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -25,7 +26,7 @@ _RECHECK_S = 1.0
 class Checkpoint(Generic[T]):
     """What a checkpoint holds, read again when the file has changed; None if not available.
 
-    Threads: one at a time.
+    Threads: may be read from any.
 
     Args:
         path: The file.
@@ -39,9 +40,15 @@ class Checkpoint(Generic[T]):
         self._stamp: tuple[int, int, int] | None = None
         self._found: T | None = None
         self._logged: str | None = None
+        self._lock = threading.Lock()
 
     def read(self) -> T | None:
         """Return what the file holds; None without a file that can be read."""
+        # While one thread parses, others must not take the file for missing.
+        with self._lock:
+            return self._read()
+
+    def _read(self) -> T | None:
         now_s = time.monotonic()
         if now_s - self._checked_s < _RECHECK_S and self._found:
             return self._found

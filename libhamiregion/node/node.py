@@ -388,18 +388,22 @@ class Node:
         used_by = None if name is None else name.container
         return None if used_by == container.directory_name else used_by
 
+    def allocations_of(self, container: Container) -> tuple[Allocation, ...]:
+        """The allocations that came with a container's directory, whoever uses its region."""
+        if container.directory is None:
+            return ()
+        own = PurePath(container.directory).name
+        return tuple(
+            each
+            for each in self.allocations or ()
+            if each.pod_uid == container.pod_uid
+            and each.region_directory is not None
+            and PurePath(each.region_directory).name == own
+        )
+
     def _given_to(self, container: Container) -> str | None:
         """The only container to which kubelet's checkpoint has given a region's directory."""
-        if container.directory is None:
-            return None
-        own = PurePath(container.directory).name
-        names = {
-            each.container
-            for each in self.allocations or ()
-            if each.region_directory is not None
-            and each.pod_uid == container.pod_uid
-            and PurePath(each.region_directory).name == own
-        }
+        names = {each.container for each in self.allocations_of(container)}
         return names.pop() if len(names) == 1 else None
 
     def _name_by_allocation(self) -> None:

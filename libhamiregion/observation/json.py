@@ -27,6 +27,7 @@ import attrs
 
 from libhamiregion import errors, lock, tables
 from libhamiregion._version import __version__
+from libhamiregion.units import EnvironmentLimits
 
 from . import containers as containers_module
 from . import driver, evidence, model, names, processes, share
@@ -334,7 +335,7 @@ _NAMES: dict[str, Any] = {
     for name, each in vars(module).items()
 }
 _NAMES.update({"Mapping": collections.abc.Mapping, "MappingOf": collections.abc.Mapping})
-_NAMES.update({"Sequence": collections.abc.Sequence})
+_NAMES.update({"Sequence": collections.abc.Sequence, "EnvironmentLimits": EnvironmentLimits})
 _NAMES.update(dict.fromkeys(("Region", "Names", "RegionError"), object))
 
 

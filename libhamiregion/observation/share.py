@@ -11,6 +11,8 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from libhamiregion.units import EnvironmentLimits
+
 _SIZE = re.compile(r"([0-9]{1,15})([kmg]?)\Z", re.IGNORECASE)
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 # As Go's strconv.ParseBool reads it, by which HAMi leaves libvgpu out of a container.
@@ -89,6 +91,7 @@ class Allocation:
         resource: Such as ``nvidia.com/gpu``.
         uuids: The GPUs or MIG devices; empty if they are not named by uuid.
         share: The limits.
+        limits: Those limits by device, as libvgpu reads them; None without any.
         region_directory: The directory of the container's region on the host.
         is_replica: Whether several containers can be given the same device.
     """
@@ -100,6 +103,7 @@ class Allocation:
     share: Share
     region_directory: str | None = None
     is_replica: bool = False
+    limits: EnvironmentLimits | None = None
 
     @property
     def key(self) -> str:

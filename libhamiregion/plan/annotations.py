@@ -7,7 +7,7 @@
 
 `sm-limit` and `priority` likewise; a priority has no device. What is further down in this list
 overrides what is above it. Whoever may annotate a pod could raise its limits, so annotations have a
-maximum: by default they can only lower limits and urgency.
+maximum: by default the limits that the container was given, and the urgency of before.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KEY: Final = re.compile(
 )
 _KEY_LIMIT: Final = 80
 _PROBLEM_LIMIT: Final = 800
-#: Of the limit that holds without the annotation.
+#: As `Rule.maximum_percent`.
 DEFAULT_MAXIMUM_PERCENT: Final = 100
 
 

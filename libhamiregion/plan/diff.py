@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from libhamiregion.observation.containers import Container
     from libhamiregion.observation.model import Observation
     from libhamiregion.observation.selector import Selector
+    from libhamiregion.observation.share import Allocation
     from libhamiregion.region import Region
 
     from .plan import LimitPlan, Rule
@@ -225,7 +226,9 @@ def diff_plan(
             skipped += _skip(container, "no_region", message, chosen)
         elif chosen:
             try:
-                comparison = _Comparison(container, container.region, force, undo_rules)
+                has_maximum = any(rule.maximum_percent is not None for _, rule in chosen)
+                given = node.allocations_of(container) if has_maximum else ()
+                comparison = _Comparison(container, container.region, force, undo_rules, given)
                 found.append(comparison.diff(chosen))
                 skipped += comparison.skipped
             except (RegionError, ValueError) as error:
@@ -348,6 +351,7 @@ class _Comparison:
     region: Region
     force: bool
     undo_rules: int
+    given: tuple[Allocation, ...] = ()
     skipped: list[Unapplied] = attrs.field(factory=list)
     refused: list[Unapplied] = attrs.field(factory=list)
 
@@ -401,7 +405,9 @@ class _Comparison:
         The last rule counts whose `only_if` and maximum hold. A percentage is of the limit that
         such a rule before it sets, else of the present one.
         """
-        now = there = base = most = _value_now(self.region, field, device)
+        now = there = base = _value_now(self.region, field, device)
+        given = self._given(field, device)
+        most = now if given is None else given
         name = _NAMES[field] + ("" if device is None else f" of device {device}")
         counting = None
         for number, rule in rules:
@@ -424,7 +430,7 @@ class _Comparison:
                 base, there = wanted, wanted if holds else there
             elif holds and not isinstance(wanted, str):
                 base = wanted
-            if percent is None and (holds or number < self.undo_rules):
+            if percent is None and (given is None if number < self.undo_rules else holds):
                 most = after
         if counting is None and rule.maximum_percent is not None:
             return None
@@ -438,6 +444,16 @@ class _Comparison:
             self.refused.append(Unapplied(self.container, "no_limit", message, (number,), device))
             return None
         return None if now == after else PlannedEdit(field, device, now, after, number)
+
+    def _given(self, field: LimitField, device: int | None) -> int | None:
+        """Return the limit that the container was given; None if that is not known."""
+        # Of several allocations the smallest counts.
+        found = []
+        for limits in (each.limits for each in self.given if each.limits is not None):
+            is_memory = field == "memory_limit"
+            by_device = limits.memory_limits_bytes if is_memory else limits.sm_limits_percent
+            found.append(None if device is None else dict(enumerate(by_device)).get(device))
+        return min((each for each in found if each is not None), default=None)
 
     def _skip_value(
         self, reason: UnappliedReason, message: str, rule: int, device: int | None
@@ -464,7 +480,7 @@ class _Comparison:
 
 
 def _is_above(field: LimitField, after: int | None, most: int | None, percent: int) -> bool:
-    """Whether a rule with a maximum asks for more than a percentage of what holds without it."""
+    """Whether a rule with a maximum asks for more than a percentage of `most`."""
     if field == "priority":
         # 0 is the most urgent.
         return after is not None and most is not None and after < most

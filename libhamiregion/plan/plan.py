@@ -100,8 +100,9 @@ class Rule:
             anything.
         file_id: Device and inode of the only region's file that is meant; None for any. Undo plans
             of a `PlanReconciler` have it.
-        maximum_percent: A value above this percentage of what holds without the rule does not
-            count, nor does a more urgent priority; None allows any.
+        maximum_percent: The rule's value does not count above this percentage of what the rules
+            before it set, else of what kubelet has noted that the container was given, else of the
+            value first seen; nor does a more urgent priority. None allows any.
     """
 
     select: Selector

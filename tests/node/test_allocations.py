@@ -2,6 +2,10 @@
 
 import contextlib
 import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from support.stress import scaled
 from libhamiregion import create_region
 from libhamiregion.node import Node, NodeNames
 from libhamiregion.node.allocations import fields, parse_devices
+from libhamiregion.node.checkpoint import Checkpoint
 from libhamiregion.observation.share import Allocation, Share
 
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
@@ -183,6 +188,27 @@ def test_the_checkpoint_is_read_again_when_it_was_replaced(
         new.write_text(checkpoint())
         new.replace(path)
         assert node.allocations == ()
+
+
+def test_a_checkpoint_that_another_thread_reads_just_now_is_not_missing(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_text("x")
+    parsing, go_on = threading.Event(), threading.Event()
+
+    def parse(raw: bytes) -> bytes:
+        parsing.set()
+        assert go_on.wait(10)
+        return raw
+
+    read = Checkpoint(os.fspath(path), parse, "lost").read
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(read)
+        assert parsing.wait(10)
+        second = pool.submit(read)
+        # Long enough for a wrong answer.
+        wait_for([second], 0.2)
+        go_on.set()
+        assert (first.result(10), second.result(10)) == (b"x", b"x")
 
 
 @pytest.mark.parametrize("makes_file", [True, False])

@@ -29,8 +29,10 @@ from libhamiregion.observation.evidence import (
 )
 from libhamiregion.observation.json import MAX_BYTES, DocumentError, from_json, to_json
 from libhamiregion.observation.rows import Join
+from libhamiregion.observation.share import Allocation, share_of
 from libhamiregion.region_set import read_whole
 from libhamiregion.testing import FakeNode
+from libhamiregion.units import limits_from_environment
 
 pytestmark = pytest.mark.root
 GPU = "GPU-5d9a1b54-3c1c-4e9e-8f24-0e6a0a5c2b11"
@@ -52,7 +54,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observation]:
             sample = NvmlSample(
                 1, NvmlState.OK, None, "570.0", (device,), (columns,), True, found.began_s
             )
-            yield attrs.evolve(found, sample=sample, evidence=evidence_of(found))
+            variables = {"CUDA_DEVICE_MEMORY_LIMIT_1": "4096m", "CUDA_DEVICE_SM_LIMIT": "30"}
+            limits = limits_from_environment(variables)
+            about = {"share": share_of(variables), "limits": limits}
+            given = Allocation("uid", "main", "nvidia.com/gpu", (GPU,), **about)
+            evidence = evidence_of(found)
+            yield attrs.evolve(found, sample=sample, evidence=evidence, allocations=(given,))
 
 
 def evidence_of(found: Observation) -> NodeEvidence:
@@ -87,6 +94,7 @@ def use(seen: Observation) -> list[object]:
         list(join.device_sums("memory_used_bytes").sums),
         [each.pod_name for each in (*seen.containers, *seen.missing)],
         diagnose(seen),
+        seen.allocations,
     ]
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.device_checkpoint import answer, checkpoint, entry
 from support.plan_scene import PlanScene, plan
 
 from libhamiregion.plan import (
@@ -249,3 +250,107 @@ def test_what_a_pod_lowered_it_may_raise_again_up_to_what_was_there_first(
             watcher.run()
             watcher.stop()
         assert region.get("limit", device=0) == limit * GIB, text
+
+
+# ---- kubelet's checkpoint ------------------------------------------------------------------------
+
+GIVEN = {
+    "CUDA_DEVICE_MEMORY_LIMIT_0": "8192m",
+    "CUDA_DEVICE_MEMORY_LIMIT_1": "4096m",
+    "CUDA_DEVICE_SM_LIMIT": "50",
+}
+
+
+def given(directory: str = "train", pod_uid: str = UID, **more: str) -> dict[str, Any]:
+    """What HAMi's device plugin gave to `train`, with the directory of a region."""
+    mounts = {"/usr/local/vgpu": f"/usr/local/vgpu/containers/{pod_uid}_{directory}"}
+    response = answer(GIVEN | more, mounts=mounts)
+    return entry(pod_uid, "train", "nvidia.com/gpu", {"0": ["GPU-0::1"]}, response)
+
+
+RAISED = {"memory_limits": ("12GiB", "12GiB"), "sm_limits": (80, 80)}
+LOWERED = {"memory_limits": ("2GiB", "1GiB"), "sm_limits": (20, 20)}
+
+
+@pytest.mark.parametrize("now", [RAISED, LOWERED], ids=["raised", "lowered"])
+def test_the_maximum_is_of_what_kubelet_noted_whatever_the_limit_first_seen(
+    scene: PlanScene, now: dict[str, Any]
+) -> None:
+    scene.allocations.write_text(checkpoint(given()))
+    scene.container(pod_uid=UID, **now)
+    found = asked(scene, 100, memory_limit="8GiB", sm_limit="50")
+    # Each device has its own.
+    sm = {("sm_limit", 0): 50, ("sm_limit", 1): 50}
+    assert after(found) == {("memory_limit", 0): 8 * GIB, **sm}
+    (refused,) = found.unapplied
+    assert (refused.reason, refused.device) == ("above_maximum", 1)
+    assert refused.message.endswith("8 GiB, above 100 % of 4 GiB")
+    for annotations in ({"memory_limit": "9GiB", "sm_limit": "51"}, UNLIMITED):
+        found = asked(scene, 100, **annotations)
+        assert after(found) == {}
+        assert len(found.unapplied) == 4
+    half = asked(scene, 50, memory_limit="4GiB", sm_limit="25")
+    assert after(half) == {
+        ("memory_limit", 0): 4 * GIB,
+        ("sm_limit", 0): 25,
+        ("sm_limit", 1): 25,
+    }
+
+
+def test_what_an_administrator_added_is_no_maximum_after_an_annotation_either(
+    scene: PlanScene,
+) -> None:
+    scene.allocations.write_text(checkpoint(given()))
+    region = scene.container(pod_uid=UID, **RAISED)
+
+    class Annotated(PlanSource):
+        def read(self) -> SourceReading:
+            return plan_of(pod({"memory-limit.0": self.text}), maximum_percent=100)
+
+    # An annotation that does not count leaves the limit first seen.
+    for text, limit in (("2GiB", 2), ("8GiB", 8), ("10GiB", 12), ("6GiB", 6), ("100%", 12)):
+        source = Annotated()
+        source.text = text  # type: ignore[attr-defined]
+        with scene.node() as node:
+            watcher = PlanReconciler(node, [source], scene.state)
+            watcher.run()
+            watcher.stop()
+        assert region.get("limit", device=0) == limit * GIB, text
+
+
+def test_a_plan_still_sets_the_maximum_of_what_it_sets(scene: PlanScene) -> None:
+    scene.allocations.write_text(checkpoint(given()))
+    scene.container(pod_uid=UID, **RAISED)
+    rule = "{select: {device: 0}, set: {memory_limit: 3GiB}}"
+    assert after(asked(scene, 100, rule, memory_limit="4GiB")) == {
+        ("memory_limit", 0): 3 * GIB,
+        ("memory_limit", 1): 4 * GIB,
+    }
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        pytest.param([], id="no entry"),
+        pytest.param([given("other")], id="another container's region"),
+        pytest.param([given(pod_uid=OTHER_UID)], id="another pod"),
+        pytest.param([given(**dict.fromkeys(GIVEN, "0"))], id="no limits"),
+    ],
+)
+def test_without_limits_in_the_checkpoint_the_maximum_is_of_the_limit_first_seen(
+    scene: PlanScene, entries: list[dict[str, Any]]
+) -> None:
+    scene.allocations.write_text(checkpoint(*entries))
+    scene.container(pod_uid=UID, **RAISED)
+    both = {("memory_limit", 0): 10 * GIB, ("memory_limit", 1): 10 * GIB}
+    assert after(asked(scene, 100, memory_limit="10GiB")) == both
+    assert after(asked(scene, 100, memory_limit="13GiB")) == {}
+
+
+def test_of_several_allocations_with_one_region_the_smallest_limit_counts(
+    scene: PlanScene,
+) -> None:
+    small = given(CUDA_DEVICE_MEMORY_LIMIT_0="1024m")
+    scene.allocations.write_text(checkpoint(given(), {**small, "ContainerName": "fetch"}))
+    scene.container(pod_uid=UID)
+    assert after(asked(scene, 100, memory_limit="2GiB")) == {("memory_limit", 1): 2 * GIB}

@@ -44,6 +44,7 @@ class PlanScene:
         self.root = directory / "containers"
         self.logs = directory / "pods"
         self.state = directory / "state"
+        self.allocations = directory / "kubelet_internal_checkpoint"
         self.root.mkdir()
         self.logs.mkdir()
 
@@ -74,7 +75,7 @@ class PlanScene:
 
     def node(self) -> Node:
         """The node, looked at once; the caller closes it."""
-        node = Node(self.root, names=NodeNames(self.logs))
+        node = Node(self.root, names=NodeNames(self.logs), allocations=self.allocations)
         node.refresh(processes=False)
         return node
 
