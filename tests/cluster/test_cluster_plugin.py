@@ -280,6 +280,12 @@ def test_a_node_without_hami_is_asked_too(scene: Scene) -> None:
     try:
         done = scene.run("containers", "--node", "gpu-4")
         assert (done.returncode, scene.asked()) == (0, ["hamiregion-gpu-4"]), done.stderr
+        # Not of regions that are mounted read-only: none are.
+        done = scene.run("doctor", "--repair", "--node", "gpu-4")
+        assert (done.returncode, "exporter runs, which writes no regions" in done.stderr) == (
+            1,
+            True,
+        )
     finally:
         del scene.fakes["gpu-4"]
         scene.cluster.must("DELETE", f"{path}?gracePeriodSeconds=0")
