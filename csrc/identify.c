@@ -350,10 +350,10 @@ static uint32_t candidates_of(struct file_view *view)
      * sm_init_flag 1 and owner_pid 1 or 2, the lock held by a container's first process, look
      * like a version 1.1 or 1.2.  Then, and at that size, only the mark of the semaphore at the
      * older place tells an older file from a newer one that was cut short, is damaged, or is of
-     * a version to come.
+     * a version to come.  SoftMig 2.0 has a thread id there, which can be that mark.
      */
     if ((!is_known_version && view->size < hr_layouts[HR_V1_1].size) ||
-        has_semaphore(view, hr_layouts[HR_UNVERSIONED].sem))
+        (view->version != hr_version(2, 0) && has_semaphore(view, hr_layouts[HR_UNVERSIONED].sem)))
         return with_version | candidates_without_version(view);
     return with_version;
 }
