@@ -36,6 +36,9 @@ static struct {
     CALLED(MEMBER)
 } nvml;
 
+/* gcc reads an atomic pointer that is called as a plain one, and another thread may store it. */
+#define REAL(name) atomic_load_explicit(&nvml.name, memory_order_relaxed)
+
 static nvmlReturn_t missing(void)
 {
     return NVML_ERROR_FUNCTION_NOT_FOUND;
@@ -58,7 +61,7 @@ static bool has_nvml(void)
     enum { UNKNOWN, WORKS, FAILS };
     static _Atomic int answer = UNKNOWN;
     if (__builtin_expect(answer == UNKNOWN, 0))
-        answer = hr_find_library(&library) && nvml.nvmlInit_v2() == NVML_SUCCESS ? WORKS : FAILS;
+        answer = hr_find_library(&library) && REAL(nvmlInit_v2)() == NVML_SUCCESS ? WORKS : FAILS;
     return answer == WORKS;
 }
 
@@ -71,7 +74,7 @@ bool hr_nvml_device(int row, nvmlDevice_t *out)
         return false;
     for (size_t at = 0; at < sizeof kinds / sizeof *kinds; at++) {
         memcpy(uuid, kinds[at], 4);
-        if (nvml.nvmlDeviceGetHandleByUUID(uuid, out) == NVML_SUCCESS)
+        if (REAL(nvmlDeviceGetHandleByUUID)(uuid, out) == NVML_SUCCESS)
             return true;
     }
     return false;
@@ -79,9 +82,9 @@ bool hr_nvml_device(int row, nvmlDevice_t *out)
 
 static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *list)
 {
-    nvmlReturn_t result = nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, count, list);
+    nvmlReturn_t result = REAL(nvmlDeviceGetComputeRunningProcesses_v3)(device, count, list);
     if (result == NVML_ERROR_FUNCTION_NOT_FOUND)
-        result = nvml.nvmlDeviceGetComputeRunningProcesses_v2(device, count, list);
+        result = REAL(nvmlDeviceGetComputeRunningProcesses_v2)(device, count, list);
     return result;
 }
 
@@ -146,7 +149,7 @@ static nvmlReturn_t ask(nvmlDevice_t device, uint64_t since_us, struct hr_busy_l
                         unsigned *count)
 {
     *count = busy->room;
-    return nvml.nvmlDeviceGetProcessUtilization(device, busy->list, count, since_us);
+    return REAL(nvmlDeviceGetProcessUtilization)(device, busy->list, count, since_us);
 }
 
 static nvmlReturn_t ask_newer(nvmlDevice_t device, uint64_t since_us, struct hr_busy_list *busy,
@@ -158,7 +161,7 @@ static nvmlReturn_t ask_newer(nvmlDevice_t device, uint64_t since_us, struct hr_
         .lastSeenTimeStamp = since_us,
         .procUtilArray = busy->newer,
     };
-    nvmlReturn_t result = nvml.nvmlDeviceGetProcessesUtilizationInfo(device, &info);
+    nvmlReturn_t result = REAL(nvmlDeviceGetProcessesUtilizationInfo)(device, &info);
     *count = info.processSamplesCount;
     for (unsigned at = 0; result == NVML_SUCCESS && at < *count && at < busy->room; at++) {
         const nvmlProcessUtilizationInfo_t *from = &busy->newer[at];
@@ -214,7 +217,7 @@ bool hr_nvml_busy(nvmlDevice_t device, uint64_t since_us, struct hr_busy_list *o
 unsigned hr_nvml_device_busy(nvmlDevice_t device)
 {
     nvmlUtilization_t whole;
-    bool is_known = nvml.nvmlDeviceGetUtilizationRates(device, &whole) == NVML_SUCCESS;
+    bool is_known = REAL(nvmlDeviceGetUtilizationRates)(device, &whole) == NVML_SUCCESS;
     return is_known && whole.gpu <= MOST_PERCENT ? whole.gpu : 0;
 }
 
