@@ -15,7 +15,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -228,14 +227,6 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def settled(before: int) -> int:
-    """Open descriptors, once threads that were given up have closed theirs."""
-    until_s = time.monotonic() + 5.0
-    while (now := descriptors()) != before and time.monotonic() < until_s:
-        time.sleep(0.02)
-    return now
-
-
 def preloaded() -> ctypes.CDLL:
     """The library of tests/c/failing_calls.c."""
     shim = ctypes.CDLL(None)
@@ -289,7 +280,7 @@ def problems(shim: ctypes.CDLL, operation: Operation, share: float) -> tuple[int
                 if failed is None:
                     return nth - 1, found
                 wrongs = [wrong] if wrong else list(scene.problems())
-                if (now := settled(before)) != before:
+                if (now := descriptors()) != before:
                     wrongs.append(f"{now - before} descriptors are left open")
                     before = now
                 found += [f"{errno.errorcode[error]} of {failed}, call {nth}: {w}" for w in wrongs]
