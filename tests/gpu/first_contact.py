@@ -554,7 +554,8 @@ class Checks:
             "contexts that do not fit": self.crowded,
             "cost of a launch": lambda: self.call_cost("launch", 50),
             "cost of asynchronous memory": lambda: self.call_cost("async", 1000),
-            "cost of a spaced allocation": lambda: self.call_cost("spaced-alloc", 500),
+            # A charge takes the region's lock and wakes a waiter: one call of the kernel.
+            "cost of a spaced allocation": lambda: self.call_cost("spaced-alloc", 1000),
             "SM limit beside a stopped program": self.stopped_sampler,
         }
         for style in ("kernel", "graph"):
