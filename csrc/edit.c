@@ -391,7 +391,7 @@ int hr_count_refusals(hr_region *region, uint64_t count, struct hr_error *error)
     int code = hr_enter_to_write(region);
     if (code == HR_OK) {
         code = hr_run_entered(region, refusals_work, &call);
-        /* The same word, whoever else writes it now. */
+        /* Another process that writes it now writes the same word. */
         if (code == HR_ENOTREADY) {
             code = write_behind(region, hr_refusals_at(region->layout) + 8, HR_REFUSALS_COUNTED);
             if (code == HR_OK)

@@ -344,9 +344,9 @@ static int give_back_work(void *argument)
     } while (!hr_swap_lock(region, now, hr_lock_with(now, 0, 1)));
     HR_POINT(UNLOCK_SEM_POSTED);
     /*
-     * Always, though it is a call of the kernel.  No count says that nobody sleeps: ours are in
-     * none, and old glibc has its own where new glibc has a flag of 128, so that 128 waiters, those
-     * that were killed included, look like none.
+     * Always, though it is a call of the kernel: no count proves that no waiter sleeps.  Waiters of
+     * this library are in no count.  Old glibc has its count where new glibc has a flag of 128, so
+     * that 128 waiters look like none; and waiters that were killed stay counted.
      */
     hr_sem_wake(hr_sem_at(region));
     HR_POINT(UNLOCK_WOKEN);

@@ -99,9 +99,9 @@ static struct hr_choice choose(struct hr_library *library, const struct hr_funct
     void *hook = hr_hook_at(library, address);
     if (hook != NULL)
         return (struct hr_choice){.found = hook};
-    /* A global search has found this library.  What it stands in for may be where only the caller's
-     * own search comes to (RTLD_LOCAL); or nowhere: then the search from here on fails, and leaves
-     * dlerror() the right text. */
+    /* A global search has found this library.  The real one may be where only the caller's own
+     * search finds it (RTLD_LOCAL), or may not be loaded: then the search from here on fails, and
+     * leaves dlerror() the right text. */
     if (address == function->hook)
         return (struct hr_choice){
             .found =

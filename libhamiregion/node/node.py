@@ -389,7 +389,7 @@ class Node:
         return None if used_by == container.directory_name else used_by
 
     def allocations_of(self, container: Container) -> tuple[Allocation, ...]:
-        """The allocations that came with a container's directory, whoever uses its region."""
+        """The allocations that came with a container's directory, even if others use its region."""
         if container.directory is None:
             return ()
         own = PurePath(container.directory).name

@@ -148,7 +148,7 @@ static void ask(int proc, uint32_t number)
     REQUIRE(hr_add_process(noted.evidence, &answer, files[0].seen, &call_error) == HR_OK);
 }
 
-/* Those that have not been asked include no one whom it would have been necessary to ask. */
+/* Whether every process was asked that has to be. */
 static bool has_asked(bool all)
 {
     for (uint32_t number = 0; number < ASKED; number++) {
@@ -164,7 +164,7 @@ static bool has_asked(bool all)
     return true;
 }
 
-/* Claims nothing that is not true: a caller knows whom it has asked. */
+/* Claims only the truth: a caller knows which processes it has asked. */
 static void gather(uint32_t mask, uint32_t claims)
 {
     const int proc = open(system_proc(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -257,7 +257,7 @@ def test_every_command_in_a_text_has_verbs_and_options_that_there_are(
 
 
 def test_no_text_installs_by_a_name_that_anyone_can_take() -> None:
-    """The package is on no index: whoever registers the name would be installed as root."""
+    """The package is on no index: a stranger could register the name, and be installed as root."""
     by_name = re.compile(r"pip install (?:-\S+ )*['\"]?libhamiregion\b")
     folders = ("libhamiregion", "examples", "docs", "deploy")
     files = (path for each in folders for path in (ROOT / each).rglob("*") if path.is_file())

@@ -217,7 +217,7 @@ def test_a_process_that_has_ended_has_no_age(region: Region) -> None:
 
 
 def test_the_process_that_asks_is_none_of_the_region(region: Region, file: RegionFile) -> None:
-    """It maps the file for writing, and may free the lock that nobody else can hold."""
+    """It maps the file for writing, and may free a lock that no other process can hold."""
     hold(file, 0)
     evidence = region.evidence()
     descriptor = os.open("/proc", os.O_PATH)

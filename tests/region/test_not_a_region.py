@@ -213,7 +213,7 @@ def test_a_region_of_softmig_2_is_refused_by_name(size: int, tmp_path: Path) -> 
         header = MAGIC + bytes([2]).ljust(20, b"\0") + bytes([holder])
         path.write_bytes(header.ljust(size, b"\0"))
         refused(path, RegionCorrupt, "is a region of SoftMig 2.0,")
-    # A version 2.0 of another size is nobody's yet.
+    # No known program has a version 2.0 of another size.
     truncate(path, size + 4096)
     refused(path, RegionCorrupt, "version 2.0 ", "a newer libhamiregion may know it")
 

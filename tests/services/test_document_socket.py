@@ -1,4 +1,4 @@
-"""A service gives its observation to root, one reader at a time, and to nobody else."""
+"""A service gives its observation to root only, one reader at a time."""
 
 from __future__ import annotations
 
