@@ -232,23 +232,32 @@ def test_the_maximum_is_of_what_the_plan_says_and_keeps_no_plan_from_counting(
     }
 
 
+class Annotated(PlanSource):
+    """A pod that asks for a memory limit of device 0, and may have what it had."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def read(self) -> SourceReading:
+        return plan_of(pod({"memory-limit.0": self.text}), maximum_percent=100)
+
+
+def apply_annotation(scene: PlanScene, text: str) -> None:
+    """Apply it by an agent that starts and ends."""
+    with scene.node() as node:
+        watcher = PlanReconciler(node, [Annotated(text)], scene.state)
+        watcher.run()
+        watcher.stop()
+
+
 def test_what_a_pod_lowered_it_may_raise_again_up_to_what_was_there_first(
     scene: PlanScene,
 ) -> None:
     """The state directory keeps the limit first seen, over restarts of the agent."""
     region = scene.container(pod_uid=UID)
 
-    class Annotated(PlanSource):
-        def read(self) -> SourceReading:
-            return plan_of(pod({"memory-limit.0": self.text}), maximum_percent=100)
-
     for text, limit in (("2GiB", 2), ("8GiB", 8), ("6GiB", 6), ("9GiB", 8), ("unlimited", 8)):
-        source = Annotated()
-        source.text = text  # type: ignore[attr-defined]
-        with scene.node() as node:
-            watcher = PlanReconciler(node, [source], scene.state)
-            watcher.run()
-            watcher.stop()
+        apply_annotation(scene, text)
         assert region.get("limit", device=0) == limit * GIB, text
 
 
@@ -303,18 +312,9 @@ def test_what_an_administrator_added_is_no_maximum_after_an_annotation_either(
     scene.allocations.write_text(checkpoint(given()))
     region = scene.container(pod_uid=UID, **RAISED)
 
-    class Annotated(PlanSource):
-        def read(self) -> SourceReading:
-            return plan_of(pod({"memory-limit.0": self.text}), maximum_percent=100)
-
     # An annotation that does not count leaves the limit first seen.
     for text, limit in (("2GiB", 2), ("8GiB", 8), ("10GiB", 12), ("6GiB", 6), ("100%", 12)):
-        source = Annotated()
-        source.text = text  # type: ignore[attr-defined]
-        with scene.node() as node:
-            watcher = PlanReconciler(node, [source], scene.state)
-            watcher.run()
-            watcher.stop()
+        apply_annotation(scene, text)
         assert region.get("limit", device=0) == limit * GIB, text
 
 
