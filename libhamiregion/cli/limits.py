@@ -87,9 +87,9 @@ _COLUMNS = (
 @limits.command(
     "get",
     cls=Verb,
-    examples=["hamiregion limits get -n research bert-0", "hamiregion limits get usage.cache"],
+    examples=["hamiregion limits get -n research bert-0", "hamiregion limits get --all"],
 )
-@target_options()
+@target_options(reads=True)
 @options.device_option
 @options.output_options
 def get(targets: Targets, **settings: Any) -> int:

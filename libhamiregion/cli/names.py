@@ -171,9 +171,9 @@ def means(text: str, namespace: str | None, container: Container) -> bool:
 
 
 def containers_of(
-    text: str, namespace: str | None, containers: Iterable[Container]
+    text: str | None, namespace: str | None, containers: Iterable[Container]
 ) -> list[list[Container]]:
-    """Read a name: the containers of each reading that fits some."""
+    """Read a name, or None for any: the containers of each reading that fits some."""
     readings = _readings(text, namespace)
     there = list(containers)
     found = []
@@ -226,7 +226,9 @@ class _Reading:
         )
 
 
-def _readings(text: str, namespace: str | None) -> list[_Reading]:
+def _readings(text: str | None, namespace: str | None) -> list[_Reading]:
+    if text is None:
+        return [_Reading(namespace)]
     parts = text.split("/")
     if len(parts) == 1:
         if text.startswith(("id:", "claim:")):
@@ -256,9 +258,11 @@ class Chosen(Selector):
         return named and Selector.matches(self, container)
 
 
-def unknown_name(text: str, namespace: str | None, containers: Collection[Container]) -> str:
+def unknown_name(text: str | None, namespace: str | None, containers: Collection[Container]) -> str:
     """Say that no container has a name, and which are near it."""
     where = "" if namespace is None else f" in namespace {namespace}"
+    if text is None:
+        return f"there is no container{where}"
     everywhere = [] if namespace is None else containers_of(text, None, containers)
     if everywhere:
         found = sorted({str(each.namespace) for reading in everywhere for each in reading})

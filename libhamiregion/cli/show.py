@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     cls=Verb,
     examples=["hamiregion show -n research bert-0", "hamiregion show usage.cache --watch 1"],
 )
-@target_options()
+@target_options(reads=True)
 @options.from_option
 @options.watch_option
 @options.output_options

@@ -129,7 +129,7 @@ def lock() -> None:
         "hamiregion lock status usage.cache -i 1",
     ],
 )
-@target_options()
+@target_options(reads=True)
 @options.watch_option
 @options.proc_option
 @options.output_options

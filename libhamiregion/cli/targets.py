@@ -64,7 +64,7 @@ class Targets:
     """Files, pods and containers as they were typed.
 
     Attributes:
-        texts: The words.
+        texts: The words; none means all containers.
         namespace: Namespace of the pods, a pattern; None means all.
         takes_all: Whether a text may mean several containers.
         layout: Layout of the files; None to find it out.
@@ -87,7 +87,7 @@ class Targets:
             UsageError: A text means several containers, and that was not asked for.
             Failure: A text means no container that has a region.
         """
-        if all(map(is_file, self.texts)):
+        if self.texts and all(map(is_file, self.texts)):
             return [Place(each) for each in self.texts]
         with self.node_choice.open() as node:
             node.refresh(processes=False)
@@ -95,8 +95,8 @@ class Targets:
                 raise Failure(node.root_problem)
             present = {each for each in node.containers if each.region is not None}
             found: list[Place] = []
-            for text in self.texts:
-                if is_file(text):
+            for text in self.texts or (None,):
+                if text is not None and is_file(text):
                     found.append(Place(text))
                 else:
                     found += self._named(node.containers, present, text, writable)
@@ -151,14 +151,15 @@ class Targets:
         read = zip(observation.table.regions.code, observation.containers, strict=True)
         present = {each for code, each in read if code == 0}
         containers = (*observation.containers, *observation.missing)
-        found = [self._named(containers, present, text, False) for text in self.texts]
+        texts = self.texts or (None,)
+        found = [self._named(containers, present, text, False) for text in texts]
         return [place for places in found for place in places]
 
     def _named(
         self,
         containers: Sequence[Container],
         present: AbstractSet[Container],
-        text: str,
+        text: str | None,
         writable: bool,
     ) -> list[Place]:
         readings = containers_of(text, self.namespace, containers)
@@ -189,23 +190,38 @@ class Targets:
 
 
 def _targets(
-    texts: str | tuple[str, ...], namespace: str | None, all_namespaces: bool, **choice: Any
+    texts: str | tuple[str, ...] | None,
+    namespace: str | None,
+    all_namespaces: bool,
+    takes_all: bool,
+    **choice: Any,
 ) -> Targets:
-    texts = texts if isinstance(texts, tuple) else (texts,)
-    return Targets(texts, None if all_namespaces else namespace, **choice)
+    if texts is None and not takes_all:
+        raise click.UsageError("Missing TARGET: name a container, or add --all for all of them.")
+    words = texts if isinstance(texts, tuple) else (() if texts is None else (texts,))
+    return Targets(words, None if all_namespaces else namespace, takes_all, **choice)
 
 
 _PARTS = ("texts", "namespace", "all_namespaces", "takes_all", "layout", "node_choice")
 
 
-def target_options(*, several: bool = False) -> Callable[[options.Command], options.Command]:
-    """Add TARGET and its options; the command gets `targets`, a `Targets`."""
+def target_options(
+    *, several: bool = False, reads: bool = False
+) -> Callable[[options.Command], options.Command]:
+    """Add TARGET and its options; the command gets `targets`, a `Targets`.
+
+    Args:
+        several: Whether several can be given.
+        reads: Whether ``--all`` alone means all containers. An edit of ``--all $POD`` fails if the
+            variable is empty.
+    """
+    many = "TARGET..." if several else "TARGET"
     return options.all_of(
         click.argument(
             "texts",
-            metavar="TARGET..." if several else "TARGET",
+            metavar=f"[{many}]" if reads else many,
             nargs=-1 if several else 1,
-            required=True,
+            required=not reads,
         ),
         options.option("--namespace", "-n", metavar="NAME", group="Target"),
         options.option("--all-namespaces", "-A", "all_namespaces", is_flag=True, group="Target"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from typing import TYPE_CHECKING
 
 import pytest
@@ -65,6 +66,37 @@ def test_several_matches_are_a_list_and_exit_code_2_unless_all_are_meant(fake: F
     assert (code, out.count("8 GiB -> 6 GiB")) == (0, 2)
     assert limit(fake, 0) == limit(fake, 1) == 6 * GIB
     assert limit(fake, 2) == 8 * GIB
+
+
+def test_verbs_that_read_show_all_containers_without_a_name(fake: FakeNode, tmp_path: Path) -> None:
+    unnamed = fake.root / f"{uuid.uuid4()}_main"
+    unnamed.mkdir()
+    hami.create_region(unnamed / "usage.cache", memory_limits=(GIB,))
+    regions = {str(each.region) for each in fake.containers if each.region is not None}
+    regions.add(str(unnamed / "usage.cache"))
+    for verb in (("show",), ("limits", "get"), ("lock", "status")):
+        code, out, err = asked(fake, *verb, "--all", "--json")
+        answers = [json.loads(line) for line in out.splitlines()]
+        assert (code, {each["path"] for each in answers}) == (0, regions), verb
+        assert (len(answers), err) == (4, "Note: inference/llama-0/main has no region yet\n")
+        one = asked(fake, *verb, "research/bert-0")
+        assert asked(fake, *verb, "--all", "-n", "research") == one
+        code, out, err = asked(fake, *verb)
+        assert (code, out, "Missing TARGET" in err) == (2, "", True)
+        code, out, err = asked(fake, *verb, "--all", "-n", "none")
+        assert (code, out, "no container in namespace none" in err) == (1, "", True)
+    document = tmp_path / "node.json"
+    document.write_text(asked(fake, "observe", "--no-driver")[1])
+    answer = call("show", "--all", "--json", "--from", str(document))
+    shown = {json.loads(line)["path"] for line in answer.stdout.splitlines()}
+    assert (answer.returncode, shown) == (0, regions)
+
+
+def test_verbs_that_edit_need_a_name_beside_all(fake: FakeNode) -> None:
+    for words in (("limits", "set", "--memory", "6GiB"), ("reap",), ("lock", "recover")):
+        code, out, err = asked(fake, *words, "--all")
+        assert (code, out, "TARGET" in err) == (2, "", True), words
+    assert limit(fake, 0) == 8 * GIB
 
 
 def test_a_failure_names_the_container_beside_its_file(fake: FakeNode) -> None:
