@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -64,6 +65,9 @@ class Checkpoint(Generic[T]):
         except FileNotFoundError:
             self._stamp, self._found = None, None
         except (OSError, ValueError) as error:
+            # A lack of descriptors passes without a change of the file; too long it stays.
+            if isinstance(error, OSError) and error.errno != errno.EFBIG:
+                self._stamp = None
             # A user other than root may not reach it, at any observation.
             level = logging.INFO if isinstance(error, PermissionError) else logging.WARNING
             # It is read for each container, and a log that no one reads can fill up.
