@@ -280,12 +280,12 @@ def test_a_node_without_hami_is_asked_too(scene: Scene) -> None:
     try:
         done = scene.run("containers", "--node", "gpu-4")
         assert (done.returncode, scene.asked()) == (0, ["hamiregion-gpu-4"]), done.stderr
-        # Not of regions that are mounted read-only: none are.
-        done = scene.run("doctor", "--repair", "--node", "gpu-4")
-        assert (done.returncode, "exporter runs, which writes no regions" in done.stderr) == (
-            1,
-            True,
-        )
+        for job in ((), ("--job",)):
+            done = scene.run("doctor", "--repair", "--node", "gpu-4", *job)
+            assert (done.returncode, done.stdout) == (1, "")
+            named = f"gpu-4: {NAMESPACE}/hamiregion-gpu-4"
+            assert done.stderr == f"{named} mounts no regions (flavor: none)\n"
+        assert scene.asked() == ["hamiregion-gpu-4"]
     finally:
         del scene.fakes["gpu-4"]
         scene.cluster.must("DELETE", f"{path}?gracePeriodSeconds=0")
