@@ -34,7 +34,7 @@ from .tables import Column, Lines, Page, Table
 from .targets import Place, Targets, target_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from libhamiregion import Region, ValueChange
     from libhamiregion.observation.cards import MemoryChange
@@ -315,7 +315,7 @@ def _other_orders(
     region: Region, changes: list[LimitChange], processes: Callable[[], ProcessView]
 ) -> list[str]:
     """Say which limits hold for processes that count devices otherwise than the region."""
-    from libhamiregion.observation.visible import cuda_order
+    from libhamiregion.observation.visible import limits_in_force
 
     if len(region.device_indices) == 1 or not changes:
         return []
@@ -323,29 +323,13 @@ def _other_orders(
     entries = [view.entry_of(user.process) for user in view.by_inode.get(inode, ())]
     counts = Counter(each.visible_devices for each in entries if each is not None)
     uuids = [each.uuid for each in region.snapshot().devices]
-    notes = []
-    for visible, count in counts.items():
-        order = None if visible is None else cuda_order(visible, uuids if any(uuids) else ())
-        for index in sorted({each.device for each in changes}) if order is not None else ():
-            who = (
-                f"{count_text(count, 'process')} with CUDA_VISIBLE_DEVICES={(visible or '')[:100]}"
-            )
-            notes.append(f"{who}: {_compared(order or {}, index)}")
-    return notes
-
-
-def _compared(order: Mapping[int, int], index: int) -> str:
-    """Say with which use libvgpu compares the limit of a device."""
-    if not order:
-        return "its devices are not known, and the limit in force may be another one"
-    words = ""
-    if index not in order:
-        words = f"the limit of device {index} holds for none of its GPUs; "
-        index = min(order)
-    return (
-        f"{words}libvgpu compares the limit of device {index} with the use of device {index} up to"
-        f" HAMi-core of 2026-09-25, and with that of device {order[index]} from then on"
-    )
+    devices = sorted({each.device for each in changes})
+    return [
+        f"{count_text(count, 'process')} with CUDA_VISIBLE_DEVICES={visible[:100]}: {words}"
+        for visible, count in counts.items()
+        if visible is not None
+        for words in limits_in_force(visible, uuids, devices)
+    ]
 
 
 def _write_undo(

@@ -56,12 +56,45 @@ def cuda_order(visible: str, uuids: Sequence[str | None]) -> Order | None:
     return order if any(ordinal != index for ordinal, index in order.items()) else None
 
 
+def limits_in_force(visible: str, uuids: Sequence[str | None], devices: Sequence[int]) -> list[str]:
+    """Say with which use libvgpu compares the limits of devices; empty if with their own.
+
+    Args:
+        visible: CUDA_VISIBLE_DEVICES of a process.
+        uuids: Of the region's devices.
+        devices: Their indices in the region.
+
+    >>> limits_in_force("0", ["GPU-a", "GPU-b"], [0])
+    []
+    """
+    order = _order_among(visible, uuids)
+    return [] if order is None else [_compared(order, device) for device in devices]
+
+
+def _compared(order: Order, device: int) -> str:
+    if not order:
+        return "its devices are not known, and the limit in force may be another one"
+    words = ""
+    if device not in order:
+        words = f"the limit of device {device} holds for none of its GPUs; "
+        device = min(order)
+    return (
+        f"{words}libvgpu compares the limit of device {device} with the use of device {device} up"
+        f" to HAMi-core of 2026-09-25, and with that of device {order[device]} from then on"
+    )
+
+
 def order_by_environment(table: RegionTable, region: int, entry: Entry) -> Order | None:
     """Return the order that a process's environment makes of a region's devices."""
     if entry.visible_devices is None:
         return None
-    named = [table.devices.uuid(row) for row in devices_of(table, region)]
-    return cuda_order(entry.visible_devices, named if any(named) else ())
+    return _order_among(
+        entry.visible_devices, [table.devices.uuid(row) for row in devices_of(table, region)]
+    )
+
+
+def _order_among(visible: str, uuids: Sequence[str | None]) -> Order | None:
+    return cuda_order(visible, uuids if any(uuids) else ())
 
 
 def reordered(pairing: Pairing) -> dict[int, Order]:
