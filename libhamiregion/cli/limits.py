@@ -315,12 +315,19 @@ def _other_orders(
     region: Region, changes: list[LimitChange], processes: Callable[[], ProcessView]
 ) -> list[str]:
     """Say which limits hold for processes that count devices otherwise than the region."""
+    from libhamiregion.node.procfs import file_identity
     from libhamiregion.observation.visible import limits_in_force
 
     if len(region.device_indices) == 1 or not changes:
         return []
-    view, (_, inode) = processes(), region.file_id
-    entries = [view.entry_of(user.process) for user in view.by_inode.get(inode, ())]
+    view, identity = processes(), file_identity(region)
+    entries = [
+        view.entry_of(user.process)
+        for user in view.users_of(identity)
+        if user.mapping.identity == identity
+        and user.mapping.writable
+        and user.process.pid != view.visibility.own_pid
+    ]
     counts = Counter(each.visible_devices for each in entries if each is not None)
     uuids = [each.uuid for each in region.snapshot().devices]
     devices = sorted({each.device for each in changes})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
-from support.command_line import call
+from support.command_line import call, run
 from support.exposition import parsed
 from support.region_file import RegionFile
 
@@ -74,6 +74,13 @@ import sys
 from libhamiregion import open_region
 with open_region(sys.argv[1], writable=True) as region, region.attach() as slot:
     slot.charge(1, 4 << 30)
+    print(flush=True)
+    sys.stdin.read()
+"""
+READ = """
+import sys
+from libhamiregion import open_region
+with open_region(sys.argv[1]):
     print(flush=True)
     sys.stdin.read()
 """
@@ -192,3 +199,16 @@ def test_an_edit_says_which_use_libvgpu_compares_with_the_limit(scene: Scene) ->
 def test_an_edit_says_nothing_where_devices_are_counted_alike(scene: Scene) -> None:
     said = call("limits", "set", str(scene.file.path), "--sm", "20", "--device", "0").stdout
     assert "note:" not in said
+
+
+@pytest.mark.parametrize("scene", [("0", [GPU, OTHER])], indirect=True)
+def test_an_edit_says_nothing_about_itself_and_programs_that_only_read(scene: Scene) -> None:
+    path, pipe = str(scene.file.path), subprocess.PIPE
+    other = {"CUDA_VISIBLE_DEVICES": "1"}
+    command = [sys.executable, "-c", READ, path]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=os.environ | other) as reader:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        said = run("limits", "set", path, "--sm", "20", "--device", "0", env=other)
+        reader.communicate()
+    assert (said.returncode, "note:" in said.stdout) == (0, False)
