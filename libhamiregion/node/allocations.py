@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+from collections import defaultdict
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,15 @@ def kubelet_devices(proc: PathLike = "/proc") -> str:
 def device_checkpoint(path: str) -> Checkpoint[tuple[Allocation, ...]]:
     """The allocations of GPUs, kept up to date with a file."""
     return Checkpoint(path, parse_devices, "what containers were given is not known")
+
+
+def by_directory(allocations: Iterable[Allocation]) -> dict[str, list[Allocation]]:
+    """Sort allocations by their pod and the name of the directory that came with them."""
+    found: defaultdict[str, list[Allocation]] = defaultdict(list)
+    for each in allocations:
+        if each.region_directory is not None:
+            found[f"{each.pod_uid}/{PurePath(each.region_directory).name}"].append(each)
+    return found
 
 
 def parse_devices(raw: bytes) -> tuple[Allocation, ...]:

@@ -20,7 +20,7 @@ from libhamiregion.observation.selector import PodNamesUnknown, Selector
 from libhamiregion.region import open_in_container
 from libhamiregion.region_set import RegionSet
 
-from .allocations import device_checkpoint, kubelet_devices
+from .allocations import by_directory, device_checkpoint, kubelet_devices
 from .directories import RootContainers
 from .names import NodeNames, kubelet_claims
 from .outside import OutsideRegions, mapped_regions, resolve
@@ -123,6 +123,8 @@ class Node:
         self._inside = RootContainers(self._roots, self.names)
         self._outside = OutsideRegions(self.processes, self.names)
         self._slots = SlotTracker(self.processes)
+        # What `allocations` were, and the same by pod and name of the directory.
+        self._given: tuple[object, dict[str, list[Allocation]]] = (None, {})
         # What the containers were named after: they, and the checkpoint's content.
         self._named_by: tuple[object, object] = (None, None)
         self._named: tuple[SlotStates | None, float] = (None, 0.0)
@@ -392,14 +394,12 @@ class Node:
         """The allocations that came with a container's directory, even if others use its region."""
         if container.directory is None:
             return ()
-        own = PurePath(container.directory).name
-        return tuple(
-            each
-            for each in self.allocations or ()
-            if each.pod_uid == container.pod_uid
-            and each.region_directory is not None
-            and PurePath(each.region_directory).name == own
-        )
+        allocations, given = self._given
+        if (now := self.allocations) is not allocations:
+            given = by_directory(now or ())
+            self._given = now, given
+        own = f"{container.pod_uid}/{PurePath(container.directory).name}"
+        return tuple(given.get(own, ()))
 
     def _given_to(self, container: Container) -> str | None:
         """The only container to which kubelet's checkpoint has given a region's directory."""
