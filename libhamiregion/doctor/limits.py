@@ -156,9 +156,8 @@ def blocked_launches(context: DoctorContext, used: ObservedRegion) -> Iterator[F
 
 # ---- the driver ---------------------------------------------------------------------------------
 
-_MIB = 1 << 20
 # With a context, some 300 to 650 MiB by the size of the GPU, where libvgpu has not counted one.
-_UNCOUNTED_CONTEXT_BYTES = 768 * _MIB
+_UNCOUNTED_CONTEXT_BYTES = 768 << 20
 _FAR_RATIO = 0.10
 _FULL = 0.95
 # Below this a sample may well be of a moment that libvgpu's own measurement has not seen.

@@ -530,8 +530,7 @@ class ContainerFacts:
         self.is_unlimited = missing == NOT_LIMITED
         self.indexes = indexes or {}
         self.unlisted = () if proof is None else proof.unlisted
-        pids = () if proof is None else proof.pids
-        self.unknown_pids = {pid for pid in pids if proof and proof.state(pid) == "unknown"}
+        self.unknown_pids = set() if proof is None else proof.unknown
 
     @property
     def container_id(self) -> ContainerId | None:

@@ -64,8 +64,7 @@ class Selector:
         namespace: Pattern of the pod's namespace; a pod that no resolver can name does not match.
         pod: Pattern of the pod's name, or of its UID.
         container: Pattern of the container's name, by its directory or by who uses its region, or
-            of its id; of a claim's name, or its UID,
-            where several containers share its region.
+            of its id; of a claim's name, or its UID, where several containers share its region.
         device: An index, also as a number, or a pattern of the uuid.
 
     Raises:
