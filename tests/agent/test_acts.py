@@ -10,7 +10,7 @@ from support.region_file import RegionFile
 from libhamiregion import RegionError
 from libhamiregion.agent import Feedback
 from libhamiregion.agent.acts import WritableRegions
-from libhamiregion.node import Node
+from libhamiregion.node import Container, Node
 
 
 def writable_maps(file: RegionFile) -> int:
@@ -22,6 +22,15 @@ def writable_maps(file: RegionFile) -> int:
 @pytest.fixture
 def writable(node: Node) -> WritableRegions:
     return WritableRegions(node)
+
+
+def act(node: Node, writable: WritableRegions, value: int) -> Container:
+    """Write to the only container that the node sees now."""
+    node.refresh(processes=False)
+    (container,) = node.containers
+    with writable.open(container) as region:
+        region.set_recent_kernel(value)
+    return container
 
 
 def test_a_region_is_opened_once_for_many_acts_and_closed_after_a_rest(
@@ -49,20 +58,14 @@ def test_an_act_is_on_the_file_that_is_there_or_on_none(
 ) -> None:
     """Whether the node has seen the new file or not."""
     file = scene.container("a")
-    node.refresh(processes=False)
-    (container,) = node.containers
-    with writable.open(container) as region:
-        region.set_recent_kernel(2)
+    container = act(node, writable, 2)
     old = file.path.with_name("old")
     old.hardlink_to(file.path)
     new = file.path.with_name("new")
     new.write_bytes(file.content())
     new.rename(file.path)
     if is_seen:
-        node.refresh(processes=False)
-        (container,) = node.containers
-        with writable.open(container) as region:
-            region.set_recent_kernel(1)
+        act(node, writable, 1)
     else:
         with pytest.raises(RegionError, match="replaced"), writable.open(container) as region:
             region.set_recent_kernel(1)
@@ -74,17 +77,11 @@ def test_an_act_is_on_the_newest_file_of_a_container(
     scene: NodeScene, node: Node, writable: WritableRegions
 ) -> None:
     older = scene.container("a")
-    node.refresh(processes=False)
-    (container,) = node.containers
-    with writable.open(container) as region:
-        region.set_recent_kernel(2)
+    act(node, writable, 2)
     newer = RegionFile(older.path.with_name("newer.cache"), older.layout)
     newer.path.write_bytes(older.content())
     os.utime(newer.path, (2**31, 2**31))
-    node.refresh(processes=False)
-    (container,) = node.containers
-    with writable.open(container) as region:
-        region.set_recent_kernel(1)
+    act(node, writable, 1)
     assert (older.get("recent_kernel"), newer.get("recent_kernel")) == (2, 1)
 
 
@@ -92,10 +89,7 @@ def test_nothing_stays_open_of_an_act_that_fails(
     scene: NodeScene, node: Node, writable: WritableRegions
 ) -> None:
     file = scene.container("a")
-    node.refresh(processes=False)
-    (container,) = node.containers
-    with writable.open(container) as region:
-        region.set_recent_kernel(2)
+    container = act(node, writable, 2)
     for _ in range(2):
         with pytest.raises(OSError, match="full"), writable.open(container) as region:
             raise OSError("full")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from pathlib import Path
 
 import attrs
@@ -36,12 +36,8 @@ def test_what_repair_has_a_step_for_is_what_the_catalogue_says_it_mends() -> Non
 
 @pytest.mark.skipif(not MAKER.is_file(), reason="needs the documentation's sources")
 def test_the_page_is_made_from_the_catalogue() -> None:
-    spec = importlib.util.spec_from_file_location("findings_list", MAKER)
-    assert spec is not None
-    assert spec.loader is not None
-    maker = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(maker)
-    assert maker.FILE.read_text(encoding="utf-8") == maker.text(), "run make texts"
+    maker = runpy.run_path(str(MAKER))
+    assert maker["FILE"].read_text(encoding="utf-8") == maker["text"](), "run make texts"
 
 
 def test_a_paragraph_has_what_evidence_consequence_and_what_to_do() -> None:
