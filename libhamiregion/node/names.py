@@ -265,6 +265,10 @@ def _claims_in(raw: bytes) -> Iterator[tuple[str, _Claim]]:
     for entry in entries if isinstance(entries, list) else ():
         fields: defaultdict[str, Any] = defaultdict(str, entry if isinstance(entry, dict) else {})
         uid, namespace, claim = fields["ClaimUID"], fields["Namespace"], fields["ClaimName"]
-        texts = all(isinstance(each, str) for each in (uid, namespace, claim))
-        if texts and is_pod_uid(uid) and pod_name(namespace, claim, None):
-            yield uid, _Claim(namespace, claim, tuple(fields["PodUIDs"] or ()))
+        # The pods are a list, or the keys of an object.
+        pods = fields["PodUIDs"] or []
+        texts = isinstance(pods, (list, dict)) and all(
+            isinstance(each, str) for each in (uid, namespace, claim, *pods)
+        )
+        if texts and all(map(is_pod_uid, (uid, *pods))) and pod_name(namespace, claim, None):
+            yield uid, _Claim(namespace, claim, tuple(pods))

@@ -70,7 +70,7 @@ class NodeLock:
 
         Raises:
             NodeLocked: Another process has one of them locked.
-                OSError: A lock file cannot be opened, or others can write its directory.
+            OSError: A lock file cannot be opened, or others can write its directory.
         """
         try:
             files = {file: root for root in roots if (file := _lock_file(root, self._use))}

@@ -186,6 +186,9 @@ def test_a_replaced_checkpoint_is_read_again(
         assert len(found.pods) == len(pods)
 
 
+GOOD_CLAIM = {"ClaimUID": CLAIM, "Namespace": "a", "ClaimName": "b"}
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -193,12 +196,16 @@ def test_a_replaced_checkpoint_is_read_again(
         *('{"entries": 7}', '{"entries": [7, null, {}, []]}', '{"Data": "\udcff"}'),
         json.dumps({"entries": [{"ClaimUID": CLAIM, "Namespace": 7, "ClaimName": "a"}]}),
         *(
+            json.dumps({"entries": [{**GOOD_CLAIM, "PodUIDs": each}]})
+            for each in (7, UID, [7], [[]], {"a/../b": {}})
+        ),
+        *(
             json.dumps({"entries": [{"ClaimUID": CLAIM, "Namespace": "a", "ClaimName": each}]})
             for each in HOSTILE
             if each != "A"
         ),
     ],
-    ids=range(12 + len(HOSTILE) - ("A" in HOSTILE)),
+    ids=range(17 + len(HOSTILE) - ("A" in HOSTILE)),
 )
 def test_a_damaged_checkpoint_names_nothing_and_does_not_last(
     files: NodeFiles, text: str, monkeypatch: pytest.MonkeyPatch
