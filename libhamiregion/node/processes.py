@@ -9,6 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from libhamiregion.bounded_file import read_bounded
 from libhamiregion.observation.processes import ProcessView, ProcVisibility, gaps_of
 
 from . import procfs
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from .workers import Call
 
 T = TypeVar("T")
+
+# A file of 40,000 users; it is read at each refresh.
+_USERS_LIMIT = 4 << 20
 
 
 class ProcessTable:
@@ -147,7 +151,7 @@ class ProcessTable:
 def _user_names(path: Path) -> dict[int, str]:
     """Names by number, from a passwd file; no directory service is asked, which could hang."""
     try:
-        text = path.read_text(encoding="utf-8", errors="backslashreplace")
+        text = read_bounded(path, _USERS_LIMIT).decode("utf-8", "backslashreplace")
     except OSError:
         return {}
     rows = [line.split(":") for line in text.splitlines()]

@@ -189,11 +189,16 @@ def test_users_are_named_by_the_file_that_is_given(start: Starter, tmp_path: Pat
     process = table.view.get(plain.process.pid)
     assert process is not None
     assert process.user == "someone"
-    table = ProcessTable(user_file=tmp_path / "none")
-    table.refresh()
-    process = table.view.get(plain.process.pid)
-    assert process is not None
-    assert process.user == str(os.geteuid())
+    pipe, endless = tmp_path / "pipe", tmp_path / "endless"
+    os.mkfifo(pipe)
+    endless.write_bytes(users.read_bytes())
+    os.truncate(endless, 8 << 20)
+    for unreadable in (tmp_path / "none", endless, pipe):
+        table = ProcessTable(user_file=unreadable)
+        table.refresh()
+        process = table.view.get(plain.process.pid)
+        assert process is not None
+        assert process.user == str(os.geteuid())
 
 
 def test_a_hostile_command_line_is_bounded_and_can_be_printed() -> None:
