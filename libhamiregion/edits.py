@@ -35,7 +35,7 @@ Limit: TypeAlias = "SupportsIndex | str | None"
 # Room for each value of each device: an edit of every device becomes one of each.
 _ROOM: Final[int] = lib.HR_EDITS_MAX
 _EDITS: Final = ffi.typeof(f"struct hr_edit[{_ROOM}]")
-_INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
+INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
 _UINT64_MAX: Final = (1 << 64) - 1
 
 
@@ -78,7 +78,7 @@ def _parse(edit: LimitEdit, region: Handle | None = None) -> CoreEdit:
         return limit_edit(kind, limit, edit.device, edit.expected, region)
     if edit.device is not None:
         raise ValueError("a priority is the whole region's; name no device")
-    number = integer("a priority", edit.priority, 0, _INT32_MAX)
+    number = integer("a priority", edit.priority, 0, INT32_MAX)
     return field_edit(lib.HR_PRIORITY, number, edit.expected)
 
 
@@ -114,7 +114,7 @@ def field_edit(kind: int, value: int, expected: Any) -> CoreEdit:
     """Return the fields of a ``struct hr_edit`` for 32 bits of the whole region."""
     if expected is ANYTHING:
         return kind, 0, 0, 0, value & _UINT64_MAX, 0
-    compare = integer("an expected value", expected, _INT32_MIN, _INT32_MAX)
+    compare = integer("an expected value", expected, INT32_MIN, INT32_MAX)
     return kind, 0, lib.HR_EXPECT, 0, value & _UINT64_MAX, compare & _UINT64_MAX
 
 
@@ -301,7 +301,7 @@ class Edits(Handle):
             LimitConflict: `expected` did not hold.
             RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
         """
-        number = integer("a priority", n, 0, _INT32_MAX)
+        number = integer("a priority", n, 0, INT32_MAX)
         return self._edit_field(field_edit(lib.HR_PRIORITY, number, expected), dry_run=dry_run)
 
     def set_utilization_switch(
@@ -342,7 +342,7 @@ class Edits(Handle):
             ValueError: Not a 32-bit number, or below -1.
             TypeError, LimitConflict, RegionReadOnly, RegionStale, RegionClosed: As `set_priority`.
         """
-        mark = integer("the launch mark", n, -1, _INT32_MAX)
+        mark = integer("the launch mark", n, -1, INT32_MAX)
         return self._edit_field(field_edit(lib.HR_RECENT_KERNEL, mark, expected), dry_run=dry_run)
 
     def _edit_field(self, edit: CoreEdit, *, dry_run: bool) -> ValueChange:

@@ -263,7 +263,7 @@ _MESSAGES: dict[int | tuple[int, int], str] = {
     (lib.HR_ECORRUPT, lib.HR_REASON_TRUNCATED): "{corrupt}: the file has {size} bytes, too few "
     "for its layout; it was cut short. Remove it and restart the container",
     (lib.HR_ECORRUPT, lib.HR_REASON_VERSION): "{corrupt}: version {version} in a file of {size} "
-    "bytes fits no known layout; a newer libhamiregion may know it",
+    "bytes fits no known layout: perhaps of another program, as SoftMig 2.0, or of a newer HAMi",
     (lib.HR_ECORRUPT, lib.HR_REASON_DEVICE_NUM): "{corrupt}: the number of devices is {found}, at "
     "most {devices} are possible",
     (lib.HR_ECORRUPT, lib.HR_REASON_PROC_NUM): "{corrupt}: the number of processes is {signed}, 0 "
@@ -329,8 +329,6 @@ _MESSAGES: dict[int | tuple[int, int], str] = {
 #: Makes a ``struct hr_error`` for a call of the core, which fills it if it fails.
 new_error = functools.partial(ffi.new, "struct hr_error *")
 
-# "HMI" and the version's digit; of a file whose creator may write one byte behind its struct.
-_AMD_MAGIC, _SOFTMIG_2_0_BYTES = 0x484D49, (2_140_032, 2_140_033)
 _FILE_TYPES = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
 _NO_PERCENTAGE = (
@@ -373,8 +371,6 @@ def region_error(code: int, path: str, detail: Any) -> Exception:
     if code == lib.HR_EINVAL and detail.device >= 0:
         return ValueError((_NO_PERCENTAGE if detail.wanted else _TWICE).format_map(words))
     template = _MESSAGES.get((code, detail.reason)) or _MESSAGES.get(code)
-    if words["relative"]:
-        template = "{path} is a region of {relative}, not of HAMi-core, and is left alone"
     if template is None:
         return ValueError(f"{path!r}: an argument is out of range")
     text = template.format_map(words)
@@ -418,17 +414,7 @@ def _words(path: str, detail: Any) -> dict[str, Any]:
         "here": f", pid {wanted} here" if wanted else "",
         "limit_text": limit_text(lib.HR_MEMORY, detail.limit),
         "owner": _owner_words(found),
-        "relative": _relative(detail),
     }
-
-
-def _relative(detail: Any) -> str | None:
-    """Return the name of the program whose region a refused file is, if that is known."""
-    seen = detail.code, detail.reason
-    if seen == (lib.HR_ENOTREGION, lib.HR_REASON_NONE) and detail.found >> 8 == _AMD_MAGIC:
-        return "amd-hami-core"
-    is_2_0 = seen == (lib.HR_ECORRUPT, lib.HR_REASON_VERSION) and detail.found == 2 << 32
-    return "SoftMig 2.0" if is_2_0 and detail.file_size in _SOFTMIG_2_0_BYTES else None
 
 
 def signed_pid(signature: int) -> int | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._core import ffi, lib
 from ._handle import in_slices, nanoseconds
-from .edits import Device, Edits, find_device
+from .edits import INT32_MAX, INT32_MIN, Device, Edits, find_device
 from .errors import LockTimeout, RegionNotFound, new_error, region_error, signed, signed_pid
 from .evidence import Evidence
 from .layouts import DEVICE_CAPACITY, LAYOUTS, Layout
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from .errors import PathLike
 
 _NOT_THERE_YET = (lib.HR_ENOTFOUND, lib.HR_ENOTREADY)
-_INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 
 
 class Region(Edits, Locks, Slots):
@@ -398,7 +397,7 @@ def create_region(
     texts = _at_most_all("uuids", uuids)
     spec = ffi.new("struct hr_create_spec *")
     spec.layout = _layout_number(layout)
-    spec.priority = integer("a priority", priority, _INT32_MIN, _INT32_MAX)
+    spec.priority = integer("a priority", priority, INT32_MIN, INT32_MAX)
     spec.device_num = len(texts) or len(memory)
     spec.limit = [memory_limit_value(limit) for limit in memory]
     unlimited = [UNLIMITED_SM_PERCENT] * (DEVICE_CAPACITY - len(sm))

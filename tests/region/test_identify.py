@@ -78,7 +78,7 @@ def test_an_unknown_version_is_never_taken_for_an_unversioned_region(
     file.put("major_version", version[0])
     file.put("minor_version", version[1])
     said = f"version {version[0]}.{version[1]} in a file of {layout.size_bytes + 1} bytes"
-    refused(file, RegionCorrupt, said, "fits no known layout", "a newer libhamiregion may know it")
+    refused(file, RegionCorrupt, said, "fits no known layout", "of a newer HAMi")
 
 
 @pytest.mark.parametrize("layout", [V1_1, POSTINIT, V1_2])
