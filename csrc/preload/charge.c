@@ -16,23 +16,15 @@
 
 /* ---- Reaping ----------------------------------------------------------------------- */
 
-/* A process that has left, whose slot is to be used again: it holds nothing, and to prove that
- * would cost a search of /proc with each refused charge. */
-static bool is_empty(const struct hr_snapshot *snapshot, uint32_t number)
-{
-    bool is_used = hr_snapshot_process(snapshot, number)->status != 0;
-    for (uint32_t row = 0; row < snapshot->span && !is_used; row++)
-        is_used = hr_snapshot_usage(snapshot, number, row)->total != 0;
-    return !is_used;
-}
-
+/* Of slots that a snapshot has: emptied ones, which would cost a search of /proc with each refused
+ * charge, are none of them. */
 static uint32_t find_dead(const struct hr_snapshot *snapshot, int32_t *pids)
 {
     uint32_t count = 0;
     int proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
     for (uint32_t number = 0; (int32_t)number < snapshot->process_count; number++) {
         int32_t pid = hr_snapshot_process(snapshot, number)->pid;
-        if (pid <= 0 || pid == getpid() || count == HR_SLOTS || is_empty(snapshot, number))
+        if (pid <= 0 || pid == getpid() || count == HR_SLOTS)
             continue;
         /* A zombie has ended too: its memory is free, and its pid is not. */
         if ((kill(pid, 0) != 0 && errno == ESRCH) ||
