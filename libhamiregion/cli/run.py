@@ -92,9 +92,7 @@ _start = functools.partial(options.option, group="Start")
 @_start("--dry-run", is_flag=True)
 @_start("as_json", "--json", is_flag=True)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARG]...")
-def run(
-    command: tuple[str, ...], keep: bool, dry_run: bool, as_json: bool, **settings: Any
-) -> int | None:
+def run(command: tuple[str, ...], dry_run: bool, as_json: bool, **settings: Any) -> int | None:
     """Run PROGRAM within a GPU budget: any CUDA program, unchanged, without HAMi.
 
     Exit codes: the program's; before it has started 1 failed, 2 wrong usage, 126 the program cannot
@@ -110,18 +108,18 @@ def run(
         if dry_run:
             _show_environment(launch, as_json)
             return None
-        return _run(command, launch, keep)
+        return _run(command, launch)
     except LaunchError as error:
         raise Failure(str(error)) from None
 
 
-def _run(command: tuple[str, ...], launch: Launch, keep: bool) -> int:
+def _run(command: tuple[str, ...], launch: Launch) -> int:
     program = None
     try:
         program = find_program(command[0], launch.before)
         _note_several_gpus(launch)
         with bad_arguments():
-            replace_process(program, command, launch, keep=keep, kept=_note_kept)
+            replace_process(program, command, launch, _note_kept)
     except OSError as error:
         if program is not None and error.filename != program:
             raise

@@ -79,9 +79,7 @@ def wait_for_end(pid: int, started: int) -> None:
             if descriptor is None:
                 time.sleep(_POLL_S)
             else:
-                poll = select.poll()
-                poll.register(descriptor, select.POLLIN)
-                poll.poll()
+                select.select([descriptor], [], [])
                 return
     finally:
         if descriptor is not None:

@@ -12,12 +12,13 @@ import attrs
 
 from libhamiregion import create_region, open_region
 
+from . import cleaner
 from .driver import Driver, find_driver, search_path
 from .errors import LaunchError
 from .libraries import is_stand_in_directory, preloaded_library, stand_in_links
 from .limits import Limits, check_limits, memory_limits, sm_limits
 from .nvml import list_gpus
-from .run_directory import REGION, run_directory
+from .run_directory import REGION, make_run_directory
 from .selection import Selection, visible_gpus
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Launch:
         inject: How the library gets into the program.
         on_error: The behaviour if the region cannot be used; None is the library's rule.
         before: The environment that the program would have without us.
+        keep: Keep the region that the run makes.
     """
 
     selection: Selection
@@ -82,6 +84,7 @@ class Launch:
     inject: Inject
     on_error: OnError | None
     before: Mapping[str, str]
+    keep: bool
 
     @property
     def needs_directory(self) -> bool:
@@ -152,6 +155,7 @@ def plan_launch(
     on_error: OnError | None = None,
     driver: PathLike | None = None,
     env: Mapping[str, str] | None = None,
+    keep: bool = False,
 ) -> Launch:
     """Check all arguments and plan the start of a program, without making files.
 
@@ -195,6 +199,7 @@ def plan_launch(
         inject,
         on_error,
         before,
+        keep and joined is None,
     )
 
 
@@ -242,14 +247,28 @@ def environment(*, keep: bool = False, **budget: Unpack[Budget]) -> Iterator[dic
 
     Shell: ``hamiregion run --dry-run``.
     """
-    launch = plan_launch(**budget)
-    with contextlib.ExitStack() as stack:
-        directory = None
-        if launch.needs_directory:
-            stays = keep and launch.joined_region is None
-            directory = stack.enter_context(run_directory(launch.before, keep=stays))
+    with prepared(plan_launch(keep=keep, **budget)) as (_, variables):
+        yield variables
+
+
+@contextlib.contextmanager
+def prepared(launch: Launch) -> Iterator[tuple[str | None, dict[str, str]]]:
+    """Make the files of a run; at the end of the block remove them, unless kept or in use.
+
+    Yields:
+        The directory of the run, None where it needs none; and the program's whole environment.
+    """
+    stays, before, keep = False, launch.before, launch.keep
+    directory = make_run_directory(before, keep=keep) if launch.needs_directory else None
+    try:
+        if directory is not None:
             launch.fill(directory)
-        yield {**launch.before, **launch.variables(directory)}
+        variables = {**before, **launch.variables(directory)}
+        stays = keep
+        yield directory, variables
+    finally:
+        if directory is not None and not stays and not cleaner.users(directory):
+            cleaner.remove(directory)
 
 
 def _refuse_others(environment: Mapping[str, str], *, joins: bool) -> None:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import cleaner
-from .environment import Budget, environment
+from .environment import Budget, environment, prepared
 from .errors import LaunchError
-from .run_directory import make_run_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,9 +66,7 @@ def replace_process(
     program: str,
     command: Sequence[str],
     launch: Launch,
-    *,
-    keep: bool = False,
-    kept: Callable[[str], None] | None = None,
+    kept: Callable[[str], None],
 ) -> NoReturn:
     """Become the program.
 
@@ -80,35 +77,24 @@ def replace_process(
         program: Its file, by `find_program`.
         command: Its name and arguments.
         launch: The plan of its start.
-        keep: Keep the region, if the run has one of its own.
         kept: Called with the path of a region that is kept, just before.
 
     Raises:
         LaunchError: There is no place for its region.
         OSError: It cannot be started.
     """
-    before = launch.before
-    keep = keep and launch.joined_region is None
-    directory = make_run_directory(before, keep=keep) if launch.needs_directory else None
-    try:
-        if directory is not None:
-            launch.fill(directory)
-        environment = {**before, **launch.variables(directory)}
-        if keep and kept is not None:
+    with prepared(launch) as (directory, variables):
+        if launch.keep:
             kept(launch.region(directory))
         # The first process of a container takes all others with it when it ends.
-        if directory is not None and not keep and os.getpid() != 1:
-            _leave_cleaner(directory, before)
+        if directory is not None and not launch.keep and os.getpid() != 1:
+            _leave_cleaner(directory, launch.before)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         # The interpreter ignores them, and what is ignored stays so in the program.
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
-        os.execve(program, list(command), environment)  # noqa: S606
-    except BaseException:
-        if directory is not None:
-            cleaner.remove(directory)
-        raise
+        os.execve(program, list(command), variables)  # noqa: S606
 
 
 def _leave_cleaner(directory: str, environment: Mapping[str, str]) -> None:

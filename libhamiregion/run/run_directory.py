@@ -154,14 +154,3 @@ def _is_dead(record: Any, path: str) -> bool:
     if not isinstance(pid, int) or not isinstance(started, int):
         return False
     return start_time(pid) != started and not users(path)
-
-
-@contextlib.contextmanager
-def run_directory(environment: Mapping[str, str], *, keep: bool = False) -> Iterator[str]:
-    """A directory for as long as the `with` block runs, and as others use it after that."""
-    path = make_run_directory(environment, keep=keep)
-    try:
-        yield path
-    finally:
-        if not keep and not users(path):
-            remove(path)

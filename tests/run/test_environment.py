@@ -97,7 +97,7 @@ def test_a_region_is_kept_where_it_is_asked_for(runs: RunScene, settings: dict) 
 def test_an_argument_that_is_none_is_a_value_error_and_nothing_is_made(
     runs: RunScene, settings: dict, wrong: dict
 ) -> None:
-    with pytest.raises(ValueError), environment(**wrong, **settings):  # noqa: PT011
+    with pytest.raises(ValueError), environment(keep=True, **wrong, **settings):  # noqa: PT011
         pass
     assert runs.directories() == []
 

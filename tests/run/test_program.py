@@ -131,6 +131,10 @@ def test_a_program_that_is_not_there_or_no_program_is_told_from_one_that_failed(
         assert answer.stderr.endswith(f": {why}\n")
         assert answer.stderr.count("\n") == 1
     eventually(lambda: not runs.directories())
+    # Kept as the note says, although nothing has run.
+    note = runs.run("--keep", str(text)).stderr.splitlines()[0]
+    (name,) = runs.directories()
+    assert note == f"Note: the region stays: {runs.base / name / 'region.cache'}"
 
 
 def test_the_command_becomes_the_program(runs: RunScene) -> None:
