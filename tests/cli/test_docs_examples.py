@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 import pytest
@@ -28,10 +28,14 @@ import libhamiregion
 import libhamiregion.run
 from libhamiregion import agent, exporter, node, plan, report, testing
 from libhamiregion.cli.verbs import hamiregion
+from libhamiregion.observation.containers import MissingReason
+from libhamiregion.observation.rows import ProcessState
+from libhamiregion.plan.diff import UnappliedReason
+from libhamiregion.services.controllers import Evidence
 from libhamiregion.testing import FakeNode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -280,6 +284,24 @@ def test_every_verb_has_the_options_that_the_table_about_nodes_gives_it() -> Non
             assert command is not None
             known = {each for one in command.params for each in one.opts}
             assert set(re.findall(r"--[\w-]+", options)) <= known, (verb, options)
+
+
+@pytest.mark.parametrize(
+    ("page", "values"),
+    [
+        ("agent", get_args(Evidence)),
+        ("command-line", get_args(ProcessState)),
+        ("limits-by-plan", get_args(UnappliedReason)),
+        ("node", [each.value for each in MissingReason]),
+    ],
+)
+def test_every_value_that_is_printed_has_a_row_in_its_table(
+    page: str, values: Sequence[str]
+) -> None:
+    rows = re.findall(r"^\| (.*?) \|", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE)
+    explained = {word.strip("`") for each in rows for word in each.split(", ")}
+    assert values
+    assert set(values) <= explained
 
 
 # ---- The reference -------------------------------------------------------------------------------
