@@ -18,6 +18,7 @@ from libhamiregion.observation.share import Allocation, share_of
 from libhamiregion.units import limits_from_environment
 
 from .checkpoint import Checkpoint, json_object
+from .names import LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 _ENTRIES_LIMIT = 16_384
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z/-]{0,90}\Z")
-_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?\Z")
 _REPLICA = "::"
 # Where HAMi mounts the directory of a region, unless a variable names the file.
 _REGION = "/usr/local/vgpu/region.cache"
@@ -71,7 +71,7 @@ def _allocation(entry: Any) -> Allocation:
     if not isinstance(entry, dict):
         raise ValueError("an entry is no object")
     pod_uid, container = _field(entry, "PodUID", str), _field(entry, "ContainerName", str)
-    if not (is_pod_uid(pod_uid) and _LABEL.match(container)):
+    if not (is_pod_uid(pod_uid) and LABEL.match(container)):
         raise ValueError("an entry without a container")
     given = _field(entry, "DeviceIDs", (dict, list), [])
     lists = [each or [] for each in given.values()] if isinstance(given, dict) else [given]

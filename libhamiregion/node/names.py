@@ -22,15 +22,19 @@ from libhamiregion.bounded_file import read_bounded
 from libhamiregion.observation.names import ClaimName, PodName, is_pod_uid
 
 from .checkpoint import Checkpoint, json_object
+from .roots import settled_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from libhamiregion.errors import PathLike
 
+    from .roots import Stamp
+
 T = TypeVar("T")
 
-_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?\Z")
+#: The name of a container or a namespace.
+LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?\Z")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?\Z")
 _DOCKER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,252}\Z")
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}\Z")
@@ -42,8 +46,6 @@ _CONTAINER_LOG = re.compile(
 # A container's configuration holds its environment and labels, some 10 KiB.
 _CONFIG_LIMIT = 4 << 20
 _ENTRIES_LIMIT = 100_000
-# A directory's time can stand still while it changes: the kernel's clock ticks every 1 to 10 ms.
-_TIME_GRAIN_NS = 100_000_000
 # How long a name that is known holds before the files are checked; a miss checks at once.
 _RECHECK_S = 1.0
 
@@ -148,9 +150,9 @@ def kubelet_claims(proc: PathLike = "/proc") -> str:
 
 def pod_name(namespace: str, pod: str, container: str | None) -> PodName | None:
     """The name, if all parts of it follow the rules of Kubernetes."""
-    if not (_LABEL.match(namespace) and _SUBDOMAIN.match(pod)):
+    if not (LABEL.match(namespace) and _SUBDOMAIN.match(pod)):
         return None
-    if container is not None and not _LABEL.match(container):
+    if container is not None and not LABEL.match(container):
         return None
     return PodName(namespace, pod, container)
 
@@ -196,7 +198,7 @@ class _Listing(Generic[T]):
         self.known: dict[str, T | None] = {}
         self._parse = parse
         self._checked_s = float("-inf")
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: Stamp | None = None
 
     def get(self, key: str) -> T | None:
         """The value of a key; a miss checks the directory at once."""
@@ -216,16 +218,15 @@ class _Listing(Generic[T]):
             return
         self._checked_s = now_s
         try:
-            status = os.stat(self.path)  # noqa: PTH116
-            stamp = (status.st_mtime_ns, status.st_ino)
-            if stamp == self._stamp:
+            now_ns = time.time_ns()
+            stamp = settled_stamp(os.stat(self.path), now_ns)  # noqa: PTH116
+            if stamp is not None and stamp == self._stamp:
                 return
-            is_settled = time.time_ns() - status.st_mtime_ns > _TIME_GRAIN_NS
             with os.scandir(self.path) as entries:
                 names = [entry.name for entry in islice(entries, _ENTRIES_LIMIT)]
         except OSError:
-            is_settled, names = False, []
-        self._stamp = stamp if is_settled else None
+            stamp, names = None, []
+        self._stamp = stamp
         self.known = {}
         for found in map(self._parse, names):
             if found is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.kubelet import NodeFiles
-from support.node_root import Root, only, refresh
+from support.node_root import Root, only, refresh, settle
 from support.pod_names import HOSTILE, ID, OTHER_ID, OTHER_UID, STATIC, UID
 
 from libhamiregion.node import ClaimName, Node, NodeNames, PodName, Selector
@@ -88,7 +88,7 @@ def test_a_pod_is_proved_gone_only_by_a_directory_that_has_others(tmp_path: Path
 def test_a_listing_is_kept_while_the_directory_is_unchanged(
     files: NodeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    os.utime(files.pods, (1_000_000, 1_000_000))
+    settle(files.pods)
     names = files.names()
     assert names.resolve(UID, "train") is not None
     with monkeypatch.context() as patch:
