@@ -93,7 +93,7 @@ _COLUMNS = (
 @options.device_option
 @options.output_options
 def get(targets: Targets, **settings: Any) -> int:
-    """Show the limits of a container, and the rules of a plan that keep them."""
+    """Show a container's limits, and the rules of a plan that keep them."""
     kept = _kept(targets)
     return targets.for_each(lambda region, place: _get(region, place, kept, **settings))
 

@@ -198,7 +198,7 @@ def apply(
     state: str | None,
     undo: str | None,
 ) -> int:
-    """Set the limits of this node's containers as PLAN, a YAML or JSON file, says.
+    """Set this node's limits as PLAN, a YAML or JSON file, says.
 
     Each container is changed wholly or not at all, and only if it is as shown. The undo plan is
     written before the first change.

@@ -134,7 +134,7 @@ def lock() -> None:
 @options.proc_option
 @options.output_options
 def status(targets: Targets, interval_s: float | None, proc: str, as_json: bool) -> int:
-    """Show which process holds the lock of a container's region, and whether it lives."""
+    """Show which process holds a region's lock, and whether it lives."""
     return targets.for_each(
         lambda *at: show_all(lambda: _page(*at, proc=proc), interval_s, as_json),
         only_one=interval_s is not None,
@@ -170,7 +170,7 @@ def _page(region: Region, place: Place, *, proc: str) -> Page:
 @options.dry_run_option
 @options.output_options
 def recover(targets: Targets, watch_s: float, proc: str, dry_run: bool, as_json: bool) -> int:
-    """Free the lock of a container's region, if there is proof that no process holds it."""
+    """Free a region's lock, if it is proved that no process holds it."""
 
     def act(region: Region, place: Place) -> None:
         done: LockState | LockRecovery

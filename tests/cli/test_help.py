@@ -28,3 +28,11 @@ def test_help_is_a_sentence_usage_options_and_two_examples(path: tuple[str, ...]
     for parameter in VERBS[path].params:
         if isinstance(parameter, click.Option):
             assert parameter.opts[0].removeprefix("--") in shown, parameter.name
+
+
+@pytest.mark.parametrize("group", sorted({path[:-1] for path in VERBS}))
+def test_a_list_of_verbs_cuts_no_sentence(group: tuple[str, ...]) -> None:
+    answer = CliRunner().invoke(hamiregion, [*group, "--help"], prog_name="hamiregion")
+    listed = answer.output.splitlines()[1:]
+    assert len(listed) > 5
+    assert [line for line in listed if line.endswith("...")] == []
