@@ -46,6 +46,8 @@ _CONTAINER_LOG = re.compile(
 # A container's configuration holds its environment and labels, some 10 KiB.
 _CONFIG_LIMIT = 4 << 20
 _ENTRIES_LIMIT = 100_000
+# Containers come and go for as long as a daemon runs; those of now are asked for again.
+_DOCKER_NAMES_LIMIT = 4_096
 # How long a name that is known holds before the files are checked; a miss checks at once.
 _RECHECK_S = 1.0
 
@@ -136,6 +138,8 @@ class NodeNames:
             known = docker_name(name) if isinstance(name, str) else None
             if known is None:
                 return None
+            if len(self._docker_names) >= _DOCKER_NAMES_LIMIT:
+                self._docker_names.clear()
             self._docker_names[container_id] = known
         return self._docker_names[container_id]
 

@@ -132,6 +132,18 @@ def test_dockers_file_names_the_container(files: NodeFiles) -> None:
     assert names.resolve(None, None, OTHER_ID) == TRAIN
 
 
+def test_names_of_docker_are_forgotten_if_there_are_too_many(
+    files: NodeFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libhamiregion.node.names._DOCKER_NAMES_LIMIT", 2)
+    names, ids = files.names(), [f"{number:064x}" for number in range(3)]
+    paths = [files.docker_container(each, "/notebook") for each in ids]
+    assert all(names.resolve(None, None, each) for each in ids)
+    for path in paths:
+        path.unlink()
+    assert [names.resolve(None, None, each) is None for each in ids] == [True, True, False]
+
+
 def test_hostile_and_broken_files_of_docker_name_nothing(files: NodeFiles) -> None:
     for name in [*(text for text in HOSTILE if text != "A"), 7, None, ["a"]]:
         files.docker_container(ID, name)
