@@ -249,7 +249,7 @@ _MESSAGES: dict[int | tuple[int, int], str] = {
     lib.HR_ENOTFOUND: "{path} does not exist; a container has its region once something in it "
     "uses CUDA, and until the file is removed",
     lib.HR_EACCESS: "access to {path} was refused ({system}); run as root or as the file's owner",
-    lib.HR_ENOTREGION: "{path} is not a HAMi region: it starts with {found} instead of the magic "
+    lib.HR_ENOTREGION: "{path} is {foreign}: it starts with {found} instead of the magic "
     "number; give the path of a .cache file that libvgpu made",
     (lib.HR_ENOTREGION, lib.HR_REASON_LAYOUT): "{path} has layout {found_layout}, not {layout}; "
     "name a layout only if a file can be read as several",
@@ -412,6 +412,8 @@ def _words(path: str, detail: Any) -> dict[str, Any]:
         "found_text": limit_text(detail.kind, found),
         "wanted_text": limit_text(detail.kind, wanted),
         "here": f", pid {wanted} here" if wanted else "",
+        # Its magic numbers are HMI1 and HMI2.
+        "foreign": "amd-hami-core's region" if found >> 8 == 0x484D49 else "not a HAMi region",
         "limit_text": limit_text(lib.HR_MEMORY, detail.limit),
         "owner": _owner_words(found),
     }

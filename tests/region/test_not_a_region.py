@@ -198,6 +198,13 @@ def test_a_file_without_its_magic_is_being_created_and_with_another_it_is_no_reg
         assert enter(file) is not None
 
 
+@pytest.mark.parametrize("magic", [b"1IMH", b"2IMH"])
+def test_a_region_for_amds_gpus_is_refused_by_name(magic: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.cache"
+    path.write_bytes(magic.ljust(3_000_000, b"\0"))
+    refused(path, NotARegion, "is amd-hami-core's region:")
+
+
 @pytest.mark.parametrize("size", [2_140_032, 2_140_033])
 def test_a_region_of_softmig_2_is_refused_and_named(size: int, tmp_path: Path) -> None:
     path = tmp_path / "cudevshr.cache.v2.4711"
