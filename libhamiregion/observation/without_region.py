@@ -48,10 +48,11 @@ def looks_like_a_region(mapping: Mapping) -> bool:
 
 @attrs.frozen
 class _Users:
-    """The processes of a container without a region that the driver lists."""
+    """The processes of a container without a region: those that the driver lists, and all."""
 
     id: ContainerId
     entries: list[Entry] = attrs.field(factory=list)
+    inside: list[Entry] = attrs.field(factory=list)
     uuids: set[str | None] = attrs.field(factory=set)
 
 
@@ -160,6 +161,10 @@ def _users(
                 users = used.setdefault(id_.id, _Users(id_))
                 users.entries.append(entry)
                 users.uuids.add(columns.device_uuid)
+    for entry in observation.processes.entries.values() if used else ():
+        id_ = None if entry.process is None else entry.process.container
+        if id_ is not None and id_.id in used:
+            used[id_.id].inside.append(entry)
     return used, is_complete
 
 
@@ -192,14 +197,7 @@ def _reason(
     is_shared: bool,
 ) -> MissingRegion:
     """Why a container that uses GPUs has no region."""
-    inside = [
-        each
-        for each in observation.processes.entries.values()
-        if each.process is not None
-        and each.process.container is not None
-        and each.process.container.id == users.id.id
-    ]
-    if any(looks_like_a_region(each.mapping) for entry in inside for each in entry.uses):
+    if any(looks_like_a_region(each.mapping) for entry in users.inside for each in entry.uses):
         return ELSEWHERE
     own = [each.share for each in users.entries if each.share is not None]
     shares = [each.share for each in given] or own
@@ -208,7 +206,7 @@ def _reason(
     if any(each.is_part_of(card_bytes) for each in shares):
         if any(each.is_switched_off for each in own):
             return SWITCHED_OFF
-        is_read = all(each.is_readable and each.unread is None for each in inside)
+        is_read = all(each.is_readable and each.unread is None for each in users.inside)
         return NOT_LIMITED if is_read else UNREADABLE
     if not any(each.is_known for each in shares):
         return UNREADABLE
