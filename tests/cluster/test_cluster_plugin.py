@@ -267,10 +267,28 @@ def test_of_several_pods_none_is_left_out_in_silence(scene: Scene) -> None:
         ["gpu-3", "research/bert-2"],
     ]
     assert done.returncode == 0
+    for words in (("limits", "get"), ("limits", "set", "--all", "--memory", "7GiB")):
+        done = scene.run(*words)
+        assert (done.returncode, "name a pod" in done.stderr) == (2, True)
     # A name that no node has is an error.
     done = scene.run("containers", "--all", "bert-9")
     assert (done.returncode, done.stdout) == (1, "")
     assert "there is no bert-9" in done.stderr
+
+
+def test_all_containers_of_all_nodes_have_a_line_each(scene: Scene) -> None:
+    fake = scene.fakes["gpu-1"]
+    second = fake.add("serve", pod="bert-0", namespace="research", processes=0)
+    try:
+        done = scene.run("limits", "get", "--all", "--json")
+    finally:
+        fake.remove(second)
+    assert (done.returncode, done.stderr) == (0, "")
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(each["node"], each["answer"]["container"]) for each in answers] == [
+        ("gpu-1", "serve"),
+        *((node, "train") for node in NODES),
+    ]
 
 
 def test_a_node_without_hami_is_asked_too(scene: Scene) -> None:
