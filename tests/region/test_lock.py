@@ -404,6 +404,7 @@ def test_a_writer_of_this_library_that_is_not_attached_has_no_pid(
             assert (state.by_library, state.owner_pid, state.owner_host_pid) == (True, None, None)
             assert state.owner_life == "alive"
         holder.kill()
+        eventually(lambda: reader.lock_state().owner_life == "dead")
         for handle in (region, reader):
             state = handle.lock_state()
             assert (state.held, state.by_library, state.owner_life) == (True, True, "dead")
