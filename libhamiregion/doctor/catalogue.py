@@ -43,6 +43,7 @@ class FindingKind(enum.Enum):
 
     GPU_FAILED = "gpu_failed"
     GPU_OVERCOMMITTED = "gpu_overcommitted"
+    MIG_APPLY_STUCK = "mig_apply_stuck"
     USAGE_ABOVE_LIMIT = "usage_above_limit"
     USAGE_IMPOSSIBLE = "usage_impossible"
     FIGURE_IMPOSSIBLE = "figure_impossible"
@@ -185,6 +186,12 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "A GPU is at least 95 % full, and the memory limits on it exceed it.",
         "allocations fail below the limits, or memory moves to the host.",
         "see `hamiregion containers --by gpu`; lower limits, or move pods",
+    ),
+    FindingKind.MIG_APPLY_STUCK: Explanation(
+        Severity.WARNING,
+        "HAMi has held its lock for changing the MIG layout for more than 10 minutes.",
+        "NVML stays closed: there are no figures of the driver.",
+        "see the log of HAMi's device plugin; if it changes nothing, remove the lock file",
     ),
     FindingKind.USAGE_ABOVE_LIMIT: _transient(
         Severity.ERROR,

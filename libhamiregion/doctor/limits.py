@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from .context import DoctorContext, ObservedRegion
     from .findings import Finding
 
+# HAMi's lock for changing the MIG layout is there for seconds.
+_MIG_APPLY_LIMIT_S = 600
+
 
 def usage_above_limit(_: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
     """Devices on which more is in use than the limit allows."""
@@ -185,6 +188,18 @@ def failed_gpus(context: DoctorContext) -> Iterator[Finding]:
             device=gpu.index,
             cause=gpu.state.value,
             is_transient=gpu.state not in {NvmlState.GPU_IS_LOST, NvmlState.RESET_REQUIRED},
+        )
+
+
+def stuck_mig_apply(context: DoctorContext) -> Iterator[Finding]:
+    """HAMi's lock for changing the MIG layout, if it is old."""
+    sample = context.observation.sample
+    age_s = None if sample is None else sample.mig_apply_s
+    if age_s is not None and age_s > _MIG_APPLY_LIMIT_S:
+        yield finding(
+            FindingKind.MIG_APPLY_STUCK,
+            f"HAMi has been changing the MIG layout for {age_s / 60:.0f} minutes",
+            "/tmp/hami/hami-mig-apply.lock of the host is that old",
         )
 
 
@@ -381,6 +396,7 @@ def unrecorded_utilization(context: DoctorContext, used: ObservedRegion) -> Iter
 
 CHECKS_OF_NODE = (
     failed_gpus,
+    stuck_mig_apply,
     full_cards,
     impossible_driver_figures,
     reordered_devices,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.observation.driver import NvmlState
+from libhamiregion.observation.driver import NvmlSample, NvmlState
 from libhamiregion.observation.model import Gap, LeftDirectory, Observation
 from libhamiregion.observation.pairing import driver_gap
 from libhamiregion.observation.without_region import explained
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from libhamiregion.observation.containers import Container
-    from libhamiregion.observation.driver import NvmlSample
     from libhamiregion.observation.model import NodeSnapshot
     from libhamiregion.observation.names import ContainerId, PodName
     from libhamiregion.observation.processes import ProcessView, SlotStates
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
 SHARED_AGE_S = 1.0
 _DRIVER_TIMEOUT_S = 5.0
 _CGROUP_LIMIT = 60
+# HAMi's device plugin makes it on the host before it changes the MIG layout, and removes it after.
+_MIG_LOCK = "1/root/tmp/hami/hami-mig-apply.lock"
 
 
 class Observer:
@@ -289,16 +290,36 @@ class Observer:
             found = missing(found & again.pids) if again is not None else frozenset()
         return found
 
+    def _sample(self) -> NvmlSample:
+        """Ask the driver; close it instead while HAMi changes the MIG layout."""
+        assert self._sampler is not None  # noqa: S101 (else no driver is wanted)
+        age_s = _mig_lock_age_s(self.node.proc)
+        if age_s is None:
+            return self._sampler.sample()
+        self._sampler.close()
+        state = NvmlState.MIG_APPLY
+        return NvmlSample(time.time_ns(), state, state.explanation, mig_apply_s=age_s)
+
     def _ask_driver(self) -> tuple[NvmlSample | None, Exception | None]:
         assert self._sampler is not None  # noqa: S101 (else no driver is wanted)
         # An answer that comes late is dropped; the next question waits for it.
         self._driver.late(self._sampler)
         try:
-            return self._driver.call("driver", self._sampler, self._sampler.sample), None
+            return self._driver.call("driver", self._sampler, self._sample), None
         except Blocked:
             return None, None
         except Exception as error:  # noqa: BLE001 (raised again for tasks that need the driver)
             return None, error
+
+
+def _mig_lock_age_s(proc: str) -> float | None:
+    """How long HAMi has held its lock for MIG; None if it does not, or that cannot be read."""
+    try:
+        status = os.lstat(f"{proc}/{_MIG_LOCK}")
+    except OSError:
+        return None
+    # Others of the host may write into /tmp too.
+    return time.time() - status.st_mtime if status.st_uid in {0, os.geteuid()} else None
 
 
 def _gaps_of_slots(snapshot: NodeSnapshot) -> Iterator[Gap]:

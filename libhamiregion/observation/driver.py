@@ -41,6 +41,8 @@ class NvmlState(str, enum.Enum):
     PACKAGE_MISSING = "package_missing"
     #: The driver gave a number that cannot be right, such as a utilisation above 100 percent.
     OUT_OF_RANGE = "out_of_range"
+    #: HAMi changes the GPUs' MIG layout, for which no program may use NVML.
+    MIG_APPLY = "mig_apply"
 
     @property
     def explanation(self) -> str:
@@ -71,6 +73,8 @@ _EXPLANATIONS = {
     " versions, as after an update; restart the node, or this program",
     NvmlState.PACKAGE_MISSING: "nvidia-ml-py is not installed: pip install nvidia-ml-py",
     NvmlState.OUT_OF_RANGE: "the driver gave a number that cannot be right",
+    NvmlState.MIG_APPLY: "HAMi is changing the GPUs' MIG layout; NVML stays closed until it has"
+    " finished",
 }
 _NO_FAILURES = {
     *(NvmlState.OK, NvmlState.NOT_ASKED, NvmlState.NOT_SUPPORTED, NvmlState.FUNCTION_NOT_FOUND),
@@ -221,6 +225,7 @@ class NvmlSample:
         sees_all_processes: Whether the pids are those of the host's namespace and the lists hold
             every process, so that a process that is not listed uses nothing.
         taken_s: When, on the monotonic clock.
+        mig_apply_s: With the state ``MIG_APPLY``, the age of HAMi's lock.
     """
 
     taken_at_ns: int
@@ -231,6 +236,7 @@ class NvmlSample:
     columns: tuple[ProcessColumns, ...] = ()
     sees_all_processes: bool = False
     taken_s: float = attrs.field(factory=time.monotonic)
+    mig_apply_s: float | None = None
 
     @cached_property
     def processes(self) -> tuple[NvmlProcess, ...]:

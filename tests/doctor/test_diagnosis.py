@@ -19,6 +19,7 @@ WITH_TESTS_OF_THEIR_OWN = {
     FindingKind.FIGURE_IMPOSSIBLE,
     FindingKind.GPU_FAILED,
     FindingKind.GPU_OVERCOMMITTED,
+    FindingKind.MIG_APPLY_STUCK,
     FindingKind.NOT_OBSERVED,
     FindingKind.PROCESS_ESCAPES,
     FindingKind.PROCESS_GONE,

@@ -8,10 +8,11 @@ from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import OTHER, SECOND
 from support.containers import needs_namespaces
 from support.doctor_node import GIB, GPU, Container, DoctorNode, Place, kinds
+from support.seen_node import seen
 
-from libhamiregion.doctor import FindingKind
+from libhamiregion.doctor import FindingKind, diagnose
 from libhamiregion.doctor.findings import confirmed
-from libhamiregion.node import NvmlSampler
+from libhamiregion.node import NvmlSample, NvmlSampler, NvmlState
 from libhamiregion.node.node_lock import LockUse, NodeLock
 
 pytestmark = needs_namespaces
@@ -184,6 +185,15 @@ def test_a_gpu_that_fails_is_one_finding_with_the_containers_that_have_it(
         assert found.evidence.endswith(f"{OTHER}, in 1 region")
         # An exporter counts what lasts at once.
         assert found.is_transient == (code == 999)
+
+
+@pytest.mark.parametrize(("age_s", "is_found"), [(5, False), (599, False), (601, True)])
+def test_a_change_of_the_mig_layout_takes_ten_minutes_at_most(
+    age_s: float, is_found: bool
+) -> None:
+    sample = NvmlSample(1, NvmlState.MIG_APPLY, mig_apply_s=age_s)
+    found = diagnose(seen(sample=sample))
+    assert (FindingKind.MIG_APPLY_STUCK in kinds(found)) == is_found
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """One observation of the node: what it holds, how old it is, and what it could not look at."""
 
+import os
 import threading
 import time
 from collections import Counter
@@ -10,7 +11,9 @@ from typing import Any
 import attrs
 import pytest
 from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import initialisations
 from support.actors import MakeActor
+from support.fake_proc import FakeProc
 from support.forked import in_child
 from support.node_root import Root
 from support.region_file import RegionFile, truncate
@@ -50,6 +53,12 @@ def states(observation: Observation) -> dict[int, str]:
 def gaps(observation: Observation) -> list[Gap]:
     """Without those of the machine's other processes, of which there can be some."""
     return [gap for gap in observation.gaps if gap.kind != "processes"]
+
+
+def sample_of(observer: Observer) -> NvmlSample:
+    sample = observer.observe().sample
+    assert sample is not None
+    return sample
 
 
 class HeldSampler(NvmlSampler):
@@ -225,6 +234,39 @@ def test_a_driver_that_fails_is_a_gap_with_its_error(node: Node) -> None:
     seen = Observer(node, sampler=Failing()).observe()
     assert isinstance(seen.driver_error, RuntimeError)
     assert [gap.reason for gap in gaps(seen)] == ["asking the driver failed: out of memory"]
+
+
+def test_nvml_is_closed_while_hami_changes_the_mig_layout(
+    root: Root, fake_driver: FakeDriver, tmp_path: Path
+) -> None:
+    fake_driver.play()
+    proc = FakeProc(tmp_path / "proc").directory
+    lock = proc / "1" / "root" / "tmp" / "hami" / "hami-mig-apply.lock"
+    lock.parent.mkdir(parents=True)
+    with Node(root, proc=proc) as node, NvmlSampler(fake_driver.library) as sampler:
+        observer = Observer(node, sampler=sampler)
+        assert (sample_of(observer).state, initialisations()) == (NvmlState.OK, 1)
+        lock.touch()
+        sample = sample_of(observer)
+        assert (sample.state, initialisations()) == (NvmlState.MIG_APPLY, 0)
+        assert sample.message is not None
+        assert sample.message.startswith("HAMi is changing the GPUs' MIG layout")
+        lock.unlink()
+        assert (sample_of(observer).state, initialisations()) == (NvmlState.OK, 1)
+
+
+@pytest.mark.root
+def test_a_mig_lock_of_another_user_closes_nothing(
+    root: Root, fake_driver: FakeDriver, tmp_path: Path
+) -> None:
+    fake_driver.play()
+    proc = FakeProc(tmp_path / "proc").directory
+    lock = proc / "1" / "root" / "tmp" / "hami" / "hami-mig-apply.lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    os.chown(lock, 1000, -1)
+    with Node(root, proc=proc) as node, NvmlSampler(fake_driver.library) as sampler:
+        assert sample_of(Observer(node, sampler=sampler)).state is NvmlState.OK
 
 
 @pytest.mark.parametrize("outside", [False, True])
