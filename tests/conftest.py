@@ -5,8 +5,10 @@ import fcntl
 import gc
 import itertools
 import os
+import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +64,14 @@ def pytest_configure(config: pytest.Config) -> None:
         move_into_own_processes(is_on_host=config.option.markexpr == "gpu")
     if config.getoption("timeout", None) is None:
         config.option.timeout = 4 * PATIENCE_S
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Give each worker processes of its own: what one test starts costs no other worker's time."""
+    if config.option.markexpr != "gpu":
+        for spec in specs:
+            spec.python = shlex.join([sys.executable, "-m", "support.in_own_processes"])
 
 
 @pytest.fixture(scope="session")
