@@ -199,7 +199,7 @@ def stuck_mig_apply(context: DoctorContext) -> Iterator[Finding]:
         yield finding(
             FindingKind.MIG_APPLY_STUCK,
             f"HAMi has been changing the MIG layout for {age_s / 60:.0f} minutes",
-            "/tmp/hami/hami-mig-apply.lock of the host is that old",
+            "the host has /tmp/hami/hami-mig-apply.lock for so long",
         )
 
 
