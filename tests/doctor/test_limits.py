@@ -188,9 +188,7 @@ def test_a_gpu_that_fails_is_one_finding_with_the_containers_that_have_it(
 
 
 @pytest.mark.parametrize(("age_s", "is_found"), [(5, False), (599, False), (601, True)])
-def test_a_change_of_the_mig_layout_takes_ten_minutes_at_most(
-    age_s: float, is_found: bool
-) -> None:
+def test_a_change_of_the_mig_layout_takes_ten_minutes_at_most(age_s: float, is_found: bool) -> None:
     sample = NvmlSample(1, NvmlState.MIG_APPLY, mig_apply_s=age_s)
     found = diagnose(seen(sample=sample))
     assert (FindingKind.MIG_APPLY_STUCK in kinds(found)) == is_found
