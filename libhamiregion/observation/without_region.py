@@ -27,15 +27,21 @@ from .driver import NvmlState
 from .pairing import driver_gap
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from .containers import MissingRegion
     from .driver import NvmlSample
     from .model import NodeSnapshot, Observation
     from .names import ContainerId
     from .processes import Entry, Mapping, SlotStates
+    from .rows import Join
     from .share import Allocation
 
+    #: Memory in bytes and SM in percent; None is not known.
+    DriverFigures = tuple[int | None, int | None]
+
+# The driver's answer for it is that for any process that it does not list.
+_NO_PID = -1
 _MAPPED_LENGTHS = frozenset(mapped_length(layout.size_bytes) for layout in LAYOUTS)
 
 
@@ -101,6 +107,42 @@ def explained(observation: Observation) -> NodeSnapshot:
             if is_complete or missing != NOT_USED:
                 found[container] = attrs.evolve(now, missing=missing)
     return attrs.evolve(snapshot, missing=tuple(found.values()))
+
+
+def figures_without_region(join: Join) -> dict[tuple[Container, str], DriverFigures]:
+    """Sum the driver's figures of containers without a region, by uuid of the GPU.
+
+    0 on GPUs that were given to them and lie idle; none if the driver's pids mean nothing.
+    """
+    observation, sample = join.observation, join.observation.sample
+    if sample is None or driver_gap(observation.processes, sample) is not None:
+        return {}
+    missing = set(observation.missing)
+    found: defaultdict[tuple[Container, str], list[DriverFigures]] = defaultdict(list)
+    for row in join.uncounted:
+        if row.container in missing:
+            for device in row.devices:
+                figures = device.memory_driver_bytes, device.driver_sm_percent
+                found[row.container, device.uuid or ""].append(figures)
+    given = {each.key: each.uuids for each in observation.allocations or ()}
+    for container in missing:
+        for uuid in given.get(allocation_key(container), ()):
+            absent = sample.process(uuid, _NO_PID)
+            if absent is not None:
+                found[container, uuid].append((absent.memory_used_bytes, absent.sm_util_percent))
+    return {
+        # The driver counts the kernels of all clients as the MPS server's.
+        (container, uuid): (
+            _sum(each for each, _ in figures),
+            None if container.missing == MPS_CLIENT else _sum(each for _, each in figures),
+        )
+        for (container, uuid), figures in found.items()
+    }
+
+
+def _sum(figures: Iterable[int | None]) -> int | None:
+    known = list(figures)
+    return None if None in known else sum(filter(None, known))
 
 
 def _made(observation: Observation, id_: ContainerId) -> Container:

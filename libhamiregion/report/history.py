@@ -62,12 +62,12 @@ class Sample:
     """Usage and limits of an allocation at one time.
 
     Attributes:
-        memory_used_bytes: Memory that counts against the limit; the average if the sample covers
-            several scrapes.
+        memory_used_bytes: Memory that counts against the limit, without a region the driver's
+            figure; the average if the sample covers several scrapes.
         memory_limit_bytes: None if unlimited.
         sm_limit_percent: 100 if unlimited; None if the source does not know it.
-        sm_percent: SM utilisation as accounted in the region, the sum over the container's
-            processes, so it can pass 100; None if not known.
+        sm_percent: SM utilisation as accounted in the region, without one by the driver, the sum
+            over the container's processes, so it can pass 100; None if not known.
         processes: Processes of the container with a slot that are not proved dead; None if not
             known.
         driver_memory_bytes: The driver's figure for the container's processes; None if not known.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from libhamiregion.layouts import LAYOUTS
+from libhamiregion.layouts import DEVICE_CAPACITY, LAYOUTS
 from libhamiregion.observation.pairing import NO_ROW, driver_gap
 from libhamiregion.observation.processes import SLOT_STATES
 from libhamiregion.observation.rows import Join
+from libhamiregion.observation.without_region import allocation_key, figures_without_region
 from libhamiregion.text import printable
 
 from .history import Allocation, Gpu, Sample
@@ -41,6 +42,7 @@ def read_samples(observation: Observation) -> dict[Allocation, Sample]:
     Returns:
         One sample per container and device, if the region can be read and its sizes are below
         64 TiB. A container can make any number of regions: the one with most memory in use counts.
+        Of a container without a region the driver's figures, by GPU, if its pids mean something.
 
     Raises:
         OSError: /proc could not be listed.
@@ -53,8 +55,9 @@ def read_samples(observation: Observation) -> dict[Allocation, Sample]:
     names = [_names_of(container) for container in observation.containers]
     has_utilization = dict(enumerate(layout.has_utilization for layout in LAYOUTS))
     layouts = table.regions.layout.tolist()
-    driver_bytes = _driver_figures(observation, "memory_used_bytes")
-    driver_sm = _driver_figures(observation, "sm_util_percent")
+    join = Join(observation)
+    driver_bytes = _driver_figures(join, "memory_used_bytes")
+    driver_sm = _driver_figures(join, "sm_util_percent")
     found: dict[Allocation, Sample] = {}
     for row, (region, index, used, limit, sm_limit, sm) in enumerate(
         zip(
@@ -63,7 +66,7 @@ def read_samples(observation: Observation) -> dict[Allocation, Sample]:
             devices.memory_used_bytes.tolist(),
             devices.memory_limit_bytes.tolist(),
             devices.sm_limit_percent.tolist(),
-            Join(observation).device_percents,
+            join.device_percents,
             strict=True,
         )
     ):
@@ -81,7 +84,24 @@ def read_samples(observation: Observation) -> dict[Allocation, Sample]:
                 driver_bytes[row],
                 driver_sm[row],
             )
+    found.update(_without_region(join))
     return found
+
+
+def _without_region(join: Join) -> Iterator[tuple[Allocation, Sample]]:
+    """Samples of containers without a region: the driver's figures, and the limits given."""
+    given = join.observation.allocations or ()
+    for (container, uuid), (used, busy) in figures_without_region(join).items():
+        index, limit, sm_limit = 0, None, None
+        for each in given:
+            if each.key == allocation_key(container) and uuid in each.uuids:
+                index = each.uuids.index(uuid)
+                if each.limits is not None and index < DEVICE_CAPACITY:
+                    limit = each.limits.memory_limits_bytes[index]
+                    sm_limit = each.limits.sm_limits_percent[index]
+        if used is not None and used < _BELIEVABLE_BYTES:
+            of = Allocation(*_names_of(container), index, uuid or None)
+            yield of, Sample(used, limit, sm_limit or 100, busy, None, used, busy)
 
 
 def _names_of(container: Container) -> _Names:
@@ -92,11 +112,12 @@ def _names_of(container: Container) -> _Names:
     return container.namespace, container.pod, name, container.pod_uid or container.claim_uid
 
 
-def _driver_figures(observation: Observation, name: str) -> list[int | None]:
+def _driver_figures(join: Join, name: str) -> list[int | None]:
     """Sum a figure by device; None if no process uses the device, or one is not known."""
+    observation = join.observation
     if driver_gap(observation.processes, observation.sample) is not None:
         return [None] * len(observation.table.devices)
-    found = Join(observation).device_sums(name)
+    found = join.device_sums(name)
     return [
         None if row == NO_ROW or not users else total
         for total, row, users in zip(found.sums, found.rows, found.users, strict=True)

@@ -22,11 +22,15 @@ from support.command_line import call, start
 from support.containers import needs_namespaces
 from support.gpu_node import GpuNode, gpu_nodes
 from support.region_file import RegionFile
+from support.seen_node import GPU as CARD_UUID
+from support.seen_node import POD, entry, seen
 from support.wait import PATIENCE_S, eventually
 from typing_extensions import Self
 
-from libhamiregion import Layout
+from libhamiregion import Layout, limits_from_environment
 from libhamiregion.node import Node, NvmlSampler, Observer
+from libhamiregion.observation.share import Allocation as Given
+from libhamiregion.observation.share import share_of
 from libhamiregion.report import (
     Allocation,
     Gpu,
@@ -149,6 +153,22 @@ def test_a_recording_has_the_models_and_memory_of_gpus_and_mig_devices(
     assert found[GPU] == Gpu("NVIDIA H100 80GB HBM3", 81920 * MIB)
     assert found[MIG_B] == Gpu("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb", 19968 * MIB)
     assert len(found) == 4
+
+
+def test_a_container_without_a_region_has_the_drivers_figures_and_the_limits_given() -> None:
+    whole = seen(entry(1))
+    ((of, sample),) = read_samples(whole).items()
+    assert (of.pod_uid, of.container, of.device_uuid) == (POD, "main", CARD_UUID)
+    assert sample == Sample(5 * GIB, None, 100, 0, None, 5 * GIB, 0)
+    variables = {"CUDA_DEVICE_MEMORY_LIMIT_1": "4g", "CUDA_DEVICE_SM_LIMIT": "30"}
+    limits = limits_from_environment(variables)
+    uuids = ("GPU-other", CARD_UUID)
+    given = Given(POD, "main", "nvidia.com/gpu", uuids, share_of(variables), limits=limits)
+    shared = attrs.evolve(whole, allocations=(given,))
+    found = {of.device_index: sample for of, sample in read_samples(shared).items()}
+    assert found == {1: Sample(5 * GIB, 4 * GIB, 30, 0, None, 5 * GIB, 0)}
+    idle = seen(listed=(), allocations=(attrs.evolve(given, limits=None),))
+    assert list(read_samples(idle).values()) == [Sample(0, None, 100, 0, None, 0, 0)]
 
 
 def test_of_two_regions_of_one_container_the_one_with_more_counts(tmp_path: Path) -> None:

@@ -15,24 +15,16 @@ from libhamiregion.exporter.labels import (
 )
 from libhamiregion.exporter.scrape import MAX_PAIRS
 from libhamiregion.exporter.text import Series
-from libhamiregion.node import driver_gap
-from libhamiregion.observation.containers import MPS_CLIENT
-from libhamiregion.observation.without_region import allocation_key
+from libhamiregion.observation.without_region import figures_without_region
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from libhamiregion.exporter.scrape import Scrape
-    from libhamiregion.observation.containers import Container
-
-    #: Memory in bytes and SM in percent; None is not known.
-    _Figures = tuple[int | None, int | None]
 
 _PREFIX = "hamiregion_unaccounted_process_"
 _MEMORY = "hamiregion_driver_container_memory_used_bytes"
 _SM = "hamiregion_driver_container_sm_utilization_ratio"
-# The driver's answer for it is that for any process that it does not list.
-_NO_PID = -1
 _FIGURES = {
     "memory_driver_bytes": "memory_driver_bytes",
     "driver_sm_utilization_ratio": "driver_sm_percent",
@@ -85,32 +77,16 @@ class UnaccountedCollector:
 
 
 def _of_containers(scrape: Scrape) -> Iterator[Series]:
-    """Sums of containers without a region; 0 on GPUs that were given to them and lie idle."""
-    observation = scrape.observation
-    if observation.sample is None or driver_gap(observation.processes, observation.sample):
-        return
-    gpus, shown = observation.sample.gpu_indexes, set(observation.missing)
-    rows: defaultdict[tuple[Container, str], list[_Figures]] = defaultdict(list)
-    for row in scrape.join.uncounted:
-        if row.container in shown and row.container not in scrape.texts.hidden:
-            for device in row.devices:
-                figures = device.memory_driver_bytes, device.driver_sm_percent
-                rows[row.container, device.uuid or ""].append(figures)
-    given = {each.key: each.uuids for each in observation.allocations or ()}
-    for container in shown.difference(scrape.texts.hidden):
-        for uuid in given.get(allocation_key(container), ()):
-            absent = observation.sample.process(uuid, _NO_PID)
-            if absent is not None:
-                rows[container, uuid].append((absent.memory_used_bytes, absent.sm_util_percent))
+    """Sums of containers without a region."""
+    sample = scrape.observation.sample
+    gpus = {} if sample is None else sample.gpu_indexes
     memory: dict[str, float | None] = {}
     busy: dict[str, float | None] = {}
-    for (container, uuid), figures_of in rows.items():
-        index = str(gpus.get(uuid, ""))
-        text = scrape.texts.labels[container].text(_MEMORY, index, safe_value(uuid))
-        bytes_of, percents = zip(*figures_of, strict=True)
-        memory[text] = None if None in bytes_of else sum(bytes_of)
-        # The driver counts the kernels of all clients as the MPS server's.
-        is_known = None not in percents and container.missing != MPS_CLIENT
-        busy[text] = sum(percents) / 100 if is_known else None
+    for (container, uuid), figures in figures_without_region(scrape.join).items():
+        if container not in scrape.texts.hidden:
+            labels = scrape.texts.labels[container]
+            text = labels.text(_MEMORY, str(gpus.get(uuid, "")), safe_value(uuid))
+            memory[text], percent = figures
+            busy[text] = None if percent is None else percent / 100
     yield Series.of(_MEMORY, memory)
     yield Series.of(_SM, busy)
