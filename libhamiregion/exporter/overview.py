@@ -17,6 +17,7 @@ from libhamiregion.doctor import Severity
 from libhamiregion.html_template import html_template
 from libhamiregion.node import SLOT_STATES, driver_gap
 from libhamiregion.observation.figures import size_or_none
+from libhamiregion.observation.without_region import figures_without_region
 from libhamiregion.text import printable
 from libhamiregion.units import format_size, sm_limit_or_none
 
@@ -24,6 +25,10 @@ from .labels import program_of
 
 if TYPE_CHECKING:
     import jinja2
+
+    from libhamiregion.observation.containers import Container
+    from libhamiregion.observation.model import Observation
+    from libhamiregion.observation.without_region import DriverFigures
 
     from .collectors import DoctorCollector
     from .scrape import Scrape, ShownRegion
@@ -90,6 +95,7 @@ def page_html(scrape: Scrape, doctor: DoctorCollector, view: PageView) -> bytes:
     by_name = sorted(scrape.texts.regions, key=lambda each: (each.labels.own, each.row))
     first = max(0, min(first, len(by_name) - 1))
     missing = [each for each in observation.missing if each not in scrape.texts.hidden]
+    figures = figures_without_region(scrape.join) if missing and observation.states else {}
     order = list(Severity)
     findings = sorted(doctor.findings, key=lambda each: order.index(each.severity))
     page = {
@@ -102,7 +108,11 @@ def page_html(scrape: Scrape, doctor: DoctorCollector, view: PageView) -> bytes:
         "first": first,
         "gpus": () if observation.sample is None else observation.sample.devices[:_GPUS],
         "missing": [
-            (scrape.texts.labels[each], "" if each.missing is None else each.missing.message)
+            (
+                scrape.texts.labels[each],
+                "" if each.missing is None else each.missing.message,
+                _driver_figures(observation, each, figures),
+            )
             for each in missing[:_MISSING]
         ],
         "missing_count": len(missing),
@@ -113,6 +123,19 @@ def page_html(scrape: Scrape, doctor: DoctorCollector, view: PageView) -> bytes:
         "ages_s": _ages_s(scrape, doctor),
     }
     return _template().render(page=page, opened=opened).encode("utf-8", "replace")
+
+
+def _driver_figures(
+    observation: Observation,
+    container: Container,
+    figures: dict[tuple[Container, str], DriverFigures],
+) -> list[dict[str, Any]]:
+    gpus = {} if observation.sample is None else observation.sample.gpu_indexes
+    return [
+        {"gpu": gpus.get(uuid), "used": used, "sm": sm}
+        for (of, uuid), (used, sm) in figures.items()
+        if of == container
+    ]
 
 
 def _ages_s(scrape: Scrape, doctor: DoctorCollector) -> dict[str, float | None]:

@@ -524,7 +524,11 @@ def test_a_node_without_hami_has_the_drivers_sums_by_container(
     with Node(names=NodeNames(node.logs, links), allocations=path) as opened:
         exporter = NodeExporter(opened, sampler=sampler)
         found = parsed(exporter.render())
+        page = exporter.page("").decode()
         assert exporter.not_ready() is None
+    assert "research/sliced main" in page
+    assert "GPU 0: 20 MiB, SM 30 %" in page
+    assert "GPU 1: 0 B, SM 0 %" in page
     memory = "hamiregion_driver_container_memory_used_bytes"
     sm = "hamiregion_driver_container_sm_utilization_ratio"
     figures = {pod: found.value(memory, pod=pod) for pod in ("sliced", "client", "idle")}
