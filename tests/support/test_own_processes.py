@@ -20,7 +20,8 @@ SUITE = """
 import subprocess, sys, time
 from support.own_processes import move_into_own_processes
 move_into_own_processes(is_on_host=sys.argv[1] == "on the host")
-subprocess.Popen(["sh", "-c", "sleep 1000 & echo started; sleep 1000"])
+# A Popen that ends here would swallow a KeyboardInterrupt.
+kept = subprocess.Popen(["sh", "-c", "sleep 1000 & echo started; sleep 1000"])
 if sys.argv[2] == "0":
     sys.exit(3)
 time.sleep(1000)
