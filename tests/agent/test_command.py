@@ -1,24 +1,19 @@
 """`hamiregion agent` as a process: its events, its end, and what it leaves behind."""
 
-import contextlib
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from fake_nvml.driver import FakeDriver
 from support.agent_process import COMMAND, Agent, agents, busy_and_waiting, once, run
-from support.agent_scene import GPU, MONITOR, NodeScene, OtherWriter
-from support.exposition import Exposition, parsed
+from support.agent_scene import MONITOR, NodeScene, OtherWriter
 from support.lock_bytes import NOBODY
 from support.namespaces import NEW_NAMESPACE, why_no_new_namespace
 from support.own_cgroups import needs_cgroups
@@ -27,7 +22,6 @@ from support.wait import PATIENCE_S, eventually
 
 from libhamiregion import open_region
 from libhamiregion.cli.agent import agent as agent_verb
-from libhamiregion.cli.exporter import DEFAULT_ADDRESS
 
 
 @pytest.fixture
@@ -58,19 +52,15 @@ def test_told_to_end_it_leaves_no_region_blocked(
     assert last["schema"] == "hamiregion/event/1"
 
 
-@pytest.mark.parametrize("web_config", [False, True], ids=["plain", "web config"])
 def test_with_metrics_sighup_reads_the_web_configuration_again(
-    start: Callable[..., Agent], tmp_path: Path, web_config: bool
+    start: Callable[..., Agent], tmp_path: Path
 ) -> None:
     web = tmp_path / "web.yml"
     web.write_text("")
-    options = ("--web-config", str(web)) if web_config else ()
-    agent = start("--repair", "--listen", "127.0.0.1:0", *options)
+    agent = start("--repair", "--listen", "127.0.0.1:0", "--web-config", str(web))
     agent.wait_for("started")
     agent.process.send_signal(signal.SIGHUP)
-    said = agent.wait_for("info")["message"]
-    expected = "the web configuration was read again"
-    assert said == (expected if web_config else "there is no web configuration to read again")
+    assert agent.wait_for("info")["message"] == "the web configuration was read again"
     assert agent.process.poll() is None
     assert agent.end() == 0
 
@@ -225,58 +215,6 @@ def test_it_exports_what_it_does_in_the_same_process(
         assert agent.end() == 0
 
 
-@pytest.mark.slow
-def test_with_metrics_alone_it_serves_what_the_exporter_does(
-    scene: NodeScene, start: Callable[..., Agent], fake_driver: FakeDriver
-) -> None:
-    fake_driver.play(f"device 0 {GPU} {80 << 30} {5 << 30} 37 12 NVIDIA H100 80GB HBM3")
-    file = scene.container("used", memory_limits=["8GiB"])
-    file.add_process(3_999_999, {0: 5 << 20})
-    scene.container("other", sm_limits=[50])
-    words = ("--library", str(fake_driver.library), "--legacy-metrics")
-    agent = start("--metrics", "--listen", "127.0.0.1:0", *words)
-    url = agent.wait_for("listening")["detail"]["url"]
-
-    def ask(path: str) -> Any:
-        with urllib.request.urlopen(f"{url}{path}", timeout=PATIENCE_S) as response:
-            return response.read()
-
-    served = parsed(ask("/metrics"))
-    assert ask("/readyz") == b"ready\n"
-    command = [sys.executable, "-m", "libhamiregion", "exporter", "--once", *words]
-    done = subprocess.run([*command, "--root", str(scene.root)], capture_output=True, check=True)
-    alone = parsed(done.stdout)
-
-    def settled(found: Exposition) -> dict[object, float]:
-        return {
-            key: value
-            for key, value in found.samples.items()
-            if not key[0].startswith(("hamiregion_agent_", "hamiregion_scrape_"))
-            # Counts processes of the whole machine, which come and go.
-            and key[0] != "hamiregion_observation_gaps"
-            and "_duration_" not in key[0]
-            and "last_kernel" not in key[0]
-            and "_timestamp_" not in key[0]
-        }
-
-    assert settled(served) == settled(alone)
-    assert len(settled(served)) > 60
-    assert agent.end() == 0
-    assert set(agent.kinds()) == {"listening", "started", "stopped"}
-
-
-@pytest.mark.slow
-def test_metrics_answer_at_the_exporters_address_unless_told_otherwise(scene: NodeScene) -> None:
-    host, _, port = DEFAULT_ADDRESS.rpartition(":")
-    with contextlib.ExitStack() as stack:
-        # Where somebody else has the port already, it is taken no less.
-        with contextlib.suppress(OSError):
-            stack.enter_context(socket.create_server((host, int(port))))
-        answer = run(scene.root, "--metrics")
-    assert answer.returncode == 1
-    assert DEFAULT_ADDRESS in answer.stderr
-
-
 def test_a_port_that_is_taken_is_a_failure_and_leaves_no_lock(scene: NodeScene) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -316,25 +254,6 @@ def test_it_keeps_limits_on_a_plan_and_priorities_with_them(
     second = run(scene.root, "--repair", *words[:2], "--state", str(tmp_path / "other"))
     assert (second.returncode, second.stdout) == (1, "")
     assert "another process keeps containers on a plan" in second.stderr
-    assert agent.end() == 0
-
-
-@pytest.mark.slow
-def test_a_bad_plan_keeps_nothing_else_from_running_and_is_tried_again(
-    scene: NodeScene, start: Callable[..., Agent], tmp_path: Path
-) -> None:
-    _, low = busy_and_waiting(scene)
-    plan = tmp_path / "plan.yaml"
-    words = ("--feedback", "--plan", str(plan), "--state", str(tmp_path / "state"))
-    agent = start(*words)
-    assert str(plan) in agent.wait_for("problem")["message"]
-    agent.wait_for("blocked")
-    plan.write_text("rules: [{")
-    eventually(lambda: agent.kinds().count("problem") == 2)
-    assert once(scene.root, *words[1:]).returncode == 1
-    plan.write_text(PLAN)
-    agent.wait_for("changed", cause="plan")
-    assert low.get("recent_kernel") == -1
     assert agent.end() == 0
 
 
@@ -385,18 +304,3 @@ def test_with_the_rights_of_the_agent_s_pod_it_removes_what_is_gone(
     assert event["task"] == "removal"
     assert event["container"] == directory.name.replace("_", "/")
     assert (scene.root / f"{scene.alive}_train" / "usage.cache").exists()
-
-
-@pytest.mark.slow
-@needs_cgroups
-def test_a_look_without_removal_tells_which_pods_are_gone(tmp_path: Path, alive: str) -> None:
-    scene = StaleScene(tmp_path, alive)
-    directory = scene.container()
-    words = removal(scene, "--dry-run", "--kubelet-pods", str(scene.pods), "--json")
-    done = once(scene.root, *words)
-    assert done.returncode == 0, done.stderr
-    events = [json.loads(line) for line in done.stdout.splitlines()]
-    (event,) = (each for each in events if each["event"] == "would_remove")
-    assert event["container"] == directory.name.replace("_", "/")
-    assert "would be removed after 300 s" in event["message"]
-    assert directory.is_dir()

@@ -121,26 +121,6 @@ def test_who_has_no_directory_there_blocks_nobody(scene: NodeScene, tmp_path: Pa
     assert (low.get("recent_kernel"), evil.get("recent_kernel")) == (1, 100_000)
 
 
-def test_hostile_numbers_cost_nothing_and_break_nothing(
-    scene: NodeScene, feedback: Feedback
-) -> None:
-    odd = scene.container("odd", uuids=[GPU, OTHER_GPU])
-    other = scene.container("other", uuids=[OTHER_GPU])
-    for mark in (-(2**31), -7, 2**31 - 1):
-        for priority in (-(2**31), 2**31 - 1):
-            odd.put("recent_kernel", mark)
-            odd.put("priority", priority)
-            odd.put("utilization_switch", -(2**31))
-            launch(other)
-            one_pass(feedback)
-            assert odd.get("utilization_switch") in {0, 1}
-            assert odd.get("recent_kernel") in {-1, 0, 2**31 - 2} or mark == odd.get(
-                "recent_kernel"
-            )
-            assert other.get("recent_kernel") in {-1, 1}
-    assert feedback.counters()["feedback_errors"] == 0
-
-
 # ---- The end ------------------------------------------------------------------------------------
 
 

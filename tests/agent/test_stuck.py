@@ -158,20 +158,3 @@ def test_a_root_that_never_answers_does_not_keep_it_from_ending(
         told = time.monotonic()
         assert agent.end(signal.SIGTERM) == (0 if "--feedback" in words else 1), agent.said
         assert time.monotonic() - told < on_this_machine_s(15)
-
-
-def test_a_container_that_hides_its_region_behind_a_dead_mount_holds_up_nothing(
-    scene: NodeScene, start: Callable[..., Agent], tmp_path: Path
-) -> None:
-    """It maps its own file, then mounts over the directory: a path there would never answer."""
-    urgent, low = busy_and_waiting(scene)
-    own = tmp_path / "own" / "cudevshr.cache"
-    own.parent.mkdir()
-    own.write_bytes(urgent.content())
-    with dead_mount(UNSHARE, own.parent, own):
-        agent = start("--feedback", "--repair")
-        agent.wait_for("blocked")
-        eventually(lambda: urgent.get("recent_kernel") < 1_000_000 - 20)
-        assert agent.end(signal.SIGTERM) == 0, agent.said
-        assert low.get("recent_kernel") == 0
-        assert "stuck" not in agent.kinds()

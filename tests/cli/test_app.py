@@ -89,13 +89,6 @@ def test_the_version_is_the_library_s() -> None:
     assert run("--version").stdout == f"hamiregion, version {hami.__version__}\n"
 
 
-def test_wrong_usage_is_exit_code_2() -> None:
-    for arguments in (("frobnicate",), ("show",), ("show", "a", "--frobnicate")):
-        answer = call(*arguments)
-        assert answer.returncode == 2
-        assert "Error: " in answer.stderr
-
-
 def test_a_refusal_of_the_system_is_the_library_s_own_failure(public_directory: Path) -> None:
     closed = {name: public_directory / name for name in ("a.cache", "plan.yaml", "a.db", "log")}
     hami.create_region(closed["a.cache"])

@@ -5,7 +5,6 @@ import os
 import pwd
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 import attrs
@@ -22,7 +21,7 @@ from support.command_line import (
 from support.containers import needs_namespaces
 from support.gpu_node import gpu_nodes
 
-from libhamiregion import DeviceUsage, Layout, create_region
+from libhamiregion import DeviceUsage, create_region
 from libhamiregion.node import ProcessDeviceRow
 
 pytestmark = needs_namespaces
@@ -298,16 +297,6 @@ def test_containers_tells_limits_usage_and_why_there_is_no_region(scene: Scene) 
     assert by_pod["whole-gpu"]["processes"] is None
     assert by_pod[None]["reason"] == "truncated"
     assert "5 bytes" in by_pod[None]["message"]
-
-
-def test_containers_claims_no_utilisation_where_the_layout_has_none(tmp_path: Path) -> None:
-    for name, layout in (("old", Layout.UNVERSIONED_NO_UTIL), ("new", Layout.V1_2)):
-        path = tmp_path / f"{uuid.uuid4()}_{name}" / "usage.cache"
-        path.parent.mkdir()
-        create_region(path, layout=layout, uuids=[GPU])
-    answer = call("containers", "--root", str(tmp_path))
-    found = table(answer.stdout)
-    assert {each["CONTAINER"]: each["SM"] for each in found} == {"old": "-", "new": "0%"}
 
 
 def test_containers_in_a_pipe_are_two_tables(scene: Scene) -> None:

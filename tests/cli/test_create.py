@@ -105,21 +105,3 @@ def test_what_is_there_is_never_overwritten_and_a_directory_has_to_be_there(tmp_
             assert str(path.parent) in answer.stderr
             assert answer.stderr.count("\n") == 1
     assert there.read_bytes() == b"mine"
-
-
-def test_wrong_usage_is_exit_code_2_and_makes_nothing(tmp_path: Path) -> None:
-    for arguments in (
-        ("--memory", "6GB"),
-        ("--memory", "1g") * 17,
-        ("--sm", "0"),
-        ("--uuid", "GPU-\x1b[31m"),
-        ("--uuid", "rtx"),
-        ("--layout", "2.0"),
-        ("--priority", "high"),
-        ("--from-environment", "--memory", "1g"),
-        ("--memory", "1g", "--hami-version", "2.10"),
-    ):
-        answer = call("create", str(tmp_path / "new.cache"), *arguments)
-        assert answer.returncode == 2, answer.stdout + answer.stderr
-        assert "\x1b" not in answer.stderr
-        assert list(tmp_path.iterdir()) == []

@@ -217,27 +217,6 @@ def test_a_repair_that_fails_is_said_with_its_reason_and_the_finding_is_left(
     assert "left" in total
 
 
-def test_wrong_usage_exits_with_2(region: RegionFile) -> None:
-    for wrong in (("--dry-run",), ("--repair", "--watch", "1"), ("--only", "everything")):
-        answer = call(*arguments(region, *wrong))
-        assert (answer.returncode, answer.stdout) == (2, "")
-
-
-def test_a_root_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
-    answer = call("doctor", "--no-driver", "--root", str(tmp_path / "nowhere"))
-    assert answer.returncode == 1
-    assert "none of the directories given can be listed" in answer.stderr
-
-
-def test_a_selection_without_a_match_fails_and_lists_what_there_is(region: RegionFile) -> None:
-    answer = call(*arguments(region, "--pod", "nosuch"))
-    assert answer.returncode == 1
-    assert f"no container is selected; there is {POD}/train\n" in answer.stderr
-    answer = call(*arguments(region, "--container", "train", "--device", "7"))
-    assert answer.returncode == 1
-    assert f"there is 0 ({GPU})" in answer.stderr
-
-
 def test_the_containers_that_were_examined_are_counted(region: RegionFile) -> None:
     other = region.path.parent.with_name(f"{uuid.uuid4()}_serve")
     other.mkdir()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import click
 import pytest
+from support.cli_verbs import commands
 from support.plan_scene import PlanScene, plan, plan_nodes, plan_scene
 
 import libhamiregion
 import libhamiregion.cli
 from libhamiregion import Region
-from libhamiregion.cli.verbs import hamiregion
 from libhamiregion.exporter import COLLECTORS, NodeExporter, collectors
 from libhamiregion.node import Node, NvmlSampler
 from libhamiregion.node.roots import DEFAULT_ROOTS
@@ -23,9 +23,6 @@ from libhamiregion.plan import Limits, apply_diff, diff_plan, load_plan
 from libhamiregion.plan.annotations import plan_of_pods
 from libhamiregion.plan.node_pods import NodePod
 from libhamiregion.plan.plan import DEVICE_FIELDS, LIMIT_FIELDS, LimitField
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 needs_tree = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="needs the whole tree")
@@ -38,15 +35,6 @@ def page(name: str) -> str:
     return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
 
-def commands(group: click.Group = hamiregion, path: str = "") -> Iterator[tuple[str, Any]]:
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        yield f"{path} {name}".strip(), command
-        if isinstance(command, click.Group):
-            yield from commands(command, name)
-
-
 # ---- verbs and their options ----
 
 
@@ -55,7 +43,7 @@ def test_each_command_that_a_file_defines_is_a_verb() -> None:
     for module in pkgutil.iter_modules(libhamiregion.cli.__path__):
         found = vars(import_module(f"libhamiregion.cli.{module.name}"))
         for name, command in found.items():
-            if isinstance(command, click.Command) and command is not hamiregion:
+            if isinstance(command, click.Command) and not isinstance(command, click.Group):
                 assert id(command) in reached, f"{module.name}.{name} is no verb"
 
 

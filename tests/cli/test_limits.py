@@ -73,7 +73,7 @@ def test_get_of_one_device_by_index_or_uuid(path: str) -> None:
         answer = call("limits", "get", path, "--device", device, "--json")
         (found,) = json.loads(answer.stdout)["devices"]
         assert found["index"] == index
-    for device in ("GPU-none", "2"):
+    for device in ("GPU-none", "2", "1" * 5000):
         answer = call("limits", "get", path, "--device", device)
         assert (answer.returncode, answer.stdout) == (2, "")
         assert f"only 0 ({UUIDS[0]}), 1 ({UUIDS[1]})" in answer.stderr
@@ -149,15 +149,12 @@ def test_a_limit_below_usage_is_refused_unless_forced(path: str) -> None:
     ("arguments", "holds"),
     [
         (("--device", "0", "--memory", "6g", "--if-equals", "8GiB"), True),
-        (("--device", "0", "--memory", "6g", "--if-equals", "8193m"), False),
         (("--device", "0", "--memory", "6g", "--if-equals", "unlimited"), False),
         (("--device", "9", "--memory", "6g", "--if-equals", "unlimited", "--force"), True),
         # The second device has another limit: all or nothing.
         (("--memory", "6g", "--if-equals", "8g"), False),
         (("--device", "0", "--sm", "30", "--if-equals", "50"), True),
-        (("--device", "0", "--sm", "30", "--if-equals", "51%"), False),
         (("--device", "1", "--sm", "30", "--if-equals", "unlimited"), True),
-        (("--device", "1", "--sm", "30", "--if-equals", "100"), True),
     ],
 )
 def test_if_equals_compares_and_sets(path: str, arguments: tuple[str, ...], *, holds: bool) -> None:
@@ -227,16 +224,6 @@ def test_a_device_that_one_of_several_files_lacks_does_not_stop_the_others(tmp_p
     assert memory_limits(paths[0]) == (8 * GIB, 2 * GIB)
 
 
-def test_a_wrong_value_is_told_before_the_first_of_several_files_is_changed(tmp_path: Path) -> None:
-    path = made(tmp_path)
-    before = Path(path).read_bytes()
-    for words, code in ((("6GB",), 2), (("6", "GiB"), 2), (("80", "%"), 2)):
-        answer = call("limits", "set", path, path, "--memory", *words)
-        assert (answer.returncode, answer.stdout) == (code, "")
-        assert answer.stderr.count("Error: ") == 1
-        assert Path(path).read_bytes() == before
-
-
 def test_a_limit_below_16_mib_needs_force(path: str) -> None:
     tiny = ("limits", "set", path, "--device", "0", "--memory", "8KiB")
     answer = call(*tiny)
@@ -295,32 +282,6 @@ def test_the_undo_that_is_printed_takes_an_edit_back(path: str) -> None:
 # ---- Wrong usage --------------------------------------------------------------------------------
 
 
-def test_wrong_usage_is_exit_code_2_and_touches_nothing(path: str) -> None:
-    before = Path(path).read_bytes()
-    cases: tuple[tuple[str, ...], ...] = (
-        (),
-        ("--memory", "6GB"),
-        ("--memory", "0"),
-        ("--memory", "-1"),
-        ("--memory", "6"),
-        ("--memory", "1.5"),
-        ("--memory", "15.9MiB"),
-        ("--sm", "0"),
-        ("--sm", "101"),
-        ("--sm", "half"),
-        ("--device", "16", "--memory", "1g"),
-        ("--device", "-1", "--memory", "1g"),
-        ("--memory", "1g", "--sm", "10", "--if-equals", "8g"),
-        ("--memory", "1g", "--if-equals", "0"),
-        ("--layout", "2.0", "--memory", "1g"),
-    )
-    for arguments in cases:
-        answer = call("limits", "set", path, *arguments)
-        assert answer.returncode == 2, answer.stdout + answer.stderr
-        assert "Error: " in answer.stderr
-        assert Path(path).read_bytes() == before
-
-
 def test_a_device_that_the_region_does_not_have_is_wrong_usage_unless_forced(path: str) -> None:
     before = Path(path).read_bytes()
     for arguments in (("--sm", "10"), ("--memory", "1g"), ("--memory", "1g", "--dry-run")):
@@ -330,13 +291,6 @@ def test_a_device_that_the_region_does_not_have_is_wrong_usage_unless_forced(pat
     assert Path(path).read_bytes() == before
     forced = call("limits", "set", path, "--device", "5", "--sm", "10", "--force", "--json")
     assert json.loads(forced.stdout)["changes"][0]["after"] == 10
-
-
-def test_no_index_is_too_long_to_be_refused(path: str) -> None:
-    for command in (("get", path), ("set", path, "--sm", "10")):
-        answer = call("limits", *command, "--device", "1" * 5000)
-        assert answer.returncode == 2
-        assert f"only 0 ({UUIDS[0]}), 1 ({UUIDS[1]})" in answer.stderr
 
 
 def test_a_layout_that_contradicts_the_file_is_refused(path: str) -> None:
@@ -420,26 +374,3 @@ def test_limits_of_one_call_are_judged_together(
     assert code == 3
     assert said.startswith("Error: research/b/train: ")
     assert [each.get("limit") for each in (a, b)] == [(8 if dry_run else 13) * GIB, 8 * GIB]
-
-
-def test_without_a_driver_no_card_is_known(
-    shared: tuple[PlanScene, PlannedRegion, PlannedRegion], fake_driver: FakeDriver
-) -> None:
-    scene, a, _ = shared
-    fake_driver.unload()
-    assert set_on_card(scene, fake_driver, "a", "--memory", "1000GiB")[0] == 0
-    assert a.get("limit") == 1000 * GIB
-
-
-def test_a_plan_is_refused_what_does_not_fit_the_card(
-    shared: tuple[PlanScene, PlannedRegion, PlannedRegion], fake_driver: FakeDriver
-) -> None:
-    scene, a, _ = shared
-    plan = scene.plan_file("{select: {pod: a}, set: {memory_limit: 17GiB}}")
-    words = ("limits", "apply", str(plan), *scene.options, "--state", str(scene.state))
-    answer = run(*words, env=fake_driver.environment())
-    assert answer.returncode == 3
-    assert "would add up to 25 GiB, and it has 24 GiB" in answer.stdout
-    assert a.get("limit") == 8 * GIB
-    assert run(*words, "--force", env=fake_driver.environment()).returncode == 0
-    assert a.get("limit") == 17 * GIB

@@ -248,19 +248,6 @@ def test_an_edit_that_another_is_faster_than_is_not_made_and_told(
     assert region.limits()["memory"][:2] == [7 * GIB, 4 * GIB]
 
 
-def test_names_from_a_node_cannot_steer_a_terminal(scene: PlanScene) -> None:
-    region = scene.container("tr\x1b[2Jin \u202e", namespace=None)
-    (scene.root / f"{UID}_\x1b]0;x\x07").mkdir()
-    scene.plan_file("{name: '', select: {}, set: {memory_limit: 6GiB}}")
-    verbs = (("diff",), ("apply", "--dry-run"), ("apply",))
-    for words in verbs:
-        answer = limits(words[0], scene, *words[1:])
-        for line in (answer.stdout + answer.stderr).splitlines():
-            assert line.isprintable(), (words, line)
-    assert region.limits()["memory"][0] == 6 * GIB
-    assert limits("apply", scene, "--json").stdout.isascii()
-
-
 # ---- agent, and annotations -------------------------------------------------------------
 
 

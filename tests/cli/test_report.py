@@ -94,17 +94,6 @@ def test_csv_on_stdout_has_its_line_ends(day: str) -> None:
     assert json.loads(report(day, "--json"))["total"]["allocations"] == 29
 
 
-def test_the_ending_of_to_chooses_the_format(
-    day: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # What the environment holds for a Prometheus disturbs no recording.
-    monkeypatch.setenv("HAMIREGION_PROMETHEUS_USER", "me")
-    page = tmp_path / "report.html"
-    answer = call("report", "--from", day, *SPAN, "--to", str(page))
-    assert (answer.returncode, answer.stdout) == (0, "")
-    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-
-
 def test_a_length_of_time_counts_from_the_end_and_suggestions_can_be_steered(day: str) -> None:
     words = ("--since", "6h", "--until", "2026-10-01T12:00Z", "--json", "--pod", "bert-*")
     document = json.loads(call("report", "--from", day, *words, "--headroom", "50").stdout)
@@ -254,25 +243,6 @@ def test_what_goes_wrong_is_said(day: str, words: tuple[str, ...], code: int, sa
     answer = call("report", "--from", day, *words)
     assert (answer.returncode, answer.stdout) == (code, "")
     assert said in answer.stderr
-
-
-def test_sources_that_are_none_are_named(tmp_path: Path) -> None:
-    text = tmp_path / "notes.txt"
-    text.write_text("mine\n" * 100)
-    kept = tmp_path / "report.html"
-    kept.write_text("before")
-    for source, said in (
-        (str(text), "is not a recording"),
-        (str(tmp_path / "none.db"), "No such file or directory"),
-        (str(tmp_path), "no regular file"),
-        ("http://user:secret@host", "must not hold a password"),
-        ("http://127.0.0.1:9", "cannot be reached"),
-    ):
-        answer = call("report", "--from", source, "--to", str(kept))
-        assert answer.returncode in {1, 2}
-        assert said in answer.stderr
-        assert "secret@" not in answer.stderr
-    assert kept.read_text() == "before"
 
 
 @pytest.mark.slow

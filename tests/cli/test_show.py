@@ -151,14 +151,6 @@ def test_json_on_a_terminal_is_json_too(path: str) -> None:
     assert json.loads(terminal.screen)["devices"][0]["memory_limit_bytes"] == 8 * GIB
 
 
-def test_no_utilisation_is_claimed_where_the_layout_has_none(tmp_path: Path) -> None:
-    path = str(tmp_path / "old.cache")
-    layout = hami.Layout.UNVERSIONED_NO_UTIL
-    hami.create_region(path, memory_limits=(GIB,), uuids=(UUID,), layout=layout)
-    heading, row = call("show", path).stdout.split("\n\n")[1].splitlines()
-    assert dict(zip(heading.split(), row.split(), strict=True))["SM"] == "-"
-
-
 def test_a_version_to_come_is_named(path: str) -> None:
     RegionFile(Path(path), hami.Layout.V1_2).put("minor_version", 3)
     assert "1.2, of the newer version 1.3" in call("show", path).stdout
@@ -238,27 +230,6 @@ def test_a_file_name_cannot_steer_the_terminal(tmp_path: Path, *, exists: bool, 
 # ---- Broken files -------------------------------------------------------------------------------
 
 
-BROKEN = {
-    "does not exist": lambda _: None,
-    "0 bytes": Path.touch,
-    "bytes": lambda path: path.write_bytes((19920718).to_bytes(4, "little") + bytes(1000)),
-    "not a HAMi region": lambda path: path.write_bytes(b"not a region\n" * 100_000),
-}
-
-
-@pytest.mark.parametrize("word", BROKEN)
-def test_a_broken_file_is_one_helpful_line(word: str, tmp_path: Path) -> None:
-    path = tmp_path / "broken.cache"
-    BROKEN[word](path)
-    for verb in (("show",), ("limits", "get"), ("limits", "set", "--memory", "1g")):
-        answer = call(*verb, str(path))
-        assert (answer.returncode, answer.stdout) == (1, "")
-        assert answer.stderr.count("\n") == 1
-        assert answer.stderr.startswith("Error: ")
-        assert str(path) in answer.stderr
-        assert word.lower() in answer.stderr.lower()
-
-
 def test_an_ambiguous_region_can_be_named(tmp_path: Path) -> None:
     """A file that fits two layouts fails with both options spelled out; either one works."""
     path = tmp_path / "both.cache"
@@ -304,16 +275,6 @@ def test_watching_on_a_terminal_repaints_in_place_until_ctrl_c(path: str) -> Non
         assert terminal.screen.count("\x1b[?25l") == terminal.screen.count("\x1b[?25h")
 
 
-def test_watching_ends_quietly_when_nobody_reads(path: str) -> None:
-    with start("show", path, "--watch", "0.05") as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
-        process.wait(PATIENCE_S)
-
-
 def test_watching_follows_a_replaced_region(path: str) -> None:
     """While it is gone the lines say so; the new one is shown when it is there."""
     with start("show", path, "--watch", "0.05", "--json") as process:
@@ -331,8 +292,3 @@ def test_watching_follows_a_replaced_region(path: str) -> None:
     check_answer(gone)
     assert (gone["path"], gone["error"]) == (path, "RegionNotFound")
     assert back["devices"][0]["memory_limit_bytes"] == 3 * GIB
-
-
-def test_a_strange_interval_is_wrong_usage(path: str) -> None:
-    for seconds in ("0", "-1", "nan", "soon"):
-        assert call("show", path, "--watch", seconds).returncode == 2

@@ -159,8 +159,3 @@ def test_each_verb_about_a_region_takes_a_pod(fake: FakeNode) -> None:
     for verb in ("suspend", "resume"):
         code, _, err = asked(fake, verb, "whisper-0", "4194303")
         assert (code, "4194303" in err) == (1, True)
-
-
-def test_a_wide_answer_has_more_columns(fake: FakeNode) -> None:
-    assert asked(fake, "containers", "-o", "wide")[1] != asked(fake, "containers")[1]
-    assert "UUID" in asked(fake, "containers", "-o", "wide")[1]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.actors import Actor, MakeActor
+from support.actors import MakeActor
 from support.agent_scene import MONITOR
 from support.containers import needs_namespaces
 from support.doctor_node import Container, DoctorNode, Place
@@ -174,23 +174,6 @@ def test_containers_that_keep_their_locks_share_the_time_of_a_repair(
 # ---- What changes while it is diagnosed and repaired --------------------------------------------
 
 
-@needs_namespaces
-def test_a_region_cut_short_since_it_was_diagnosed_does_not_stop_the_repair_of_others(
-    doctor_node: DoctorNode,
-) -> None:
-    hostile, honest = doctor_node.place(), doctor_node.place()
-    for place in (hostile, honest):
-        place.start(host_pid=False)
-    found = doctor_node.findings()
-    assert len(found) == 2
-    hostile.file.resize(0)
-    done = {each.finding.container: each for each in repair(doctor_node.node, found)}
-    by_uid = {each.pod_uid: done[each] for each in done if each is not None}
-    assert by_uid[honest.pod_uid].done
-    assert not by_uid[hostile.pod_uid].done
-    assert "truncated" in (by_uid[hostile.pod_uid].error or "")
-
-
 SCRIBBLE = """
 import os, random, struct
 chance = random.Random(seed)
@@ -210,8 +193,11 @@ while True:
 """
 
 
-def scribbled_at(
-    layout: Layout, rounds: int, seed: int, doctor_node: DoctorNode, actor: Actor
+@needs_namespaces
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_container_that_scribbles_on_its_region_stops_no_diagnosis_and_no_repair(
+    seed: int, layout: Layout, doctor_node: DoctorNode, actor: MakeActor
 ) -> None:
     hostile, honest = doctor_node.place(layout), doctor_node.place(layout)
     inside = honest.start(host_pid=False)
@@ -227,7 +213,8 @@ def scribbled_at(
         for field, at in layout.offsets.items()
         if at is not None and not field.startswith(("slot_", "procs"))
     ]
-    actor.start(
+    scribbler = actor()
+    scribbler.start(
         "evaluate",
         SCRIBBLE,
         path=str(hostile.path),
@@ -238,32 +225,15 @@ def scribbled_at(
     seen: set[FindingKind] = set()
     for number in itertools.count():
         # What is scribbled when is chance: so on, until more than one kind was seen.
-        if number >= rounds and len(seen) > 1:
+        if number >= scaled(1_000) and len(seen) > 1:
             break
         found = doctor_node.findings(settle_s=0)
         seen.update(each.kind for each in found)
         assert all(each.paragraph.isprintable() for each in found)
         done = repair(doctor_node.node, found, timeout_s=0.05, lock_watch_s=0)
         assert all(each.error is None or each.error.isprintable() for each in done)
-    assert not actor.is_done()
+    assert not scribbler.is_done()
     assert honest.host_pids() == {1: inside.host_pid}
-
-
-@pytest.mark.slow
-@needs_namespaces
-def test_a_container_that_scribbles_on_its_region_stops_no_diagnosis_and_no_repair(
-    doctor_node: DoctorNode, actor: MakeActor
-) -> None:
-    scribbled_at(Layout.V1_2, 60, 1, doctor_node, actor())
-
-
-@needs_namespaces
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_a_container_that_scribbles_for_long_stops_no_diagnosis_and_no_repair(
-    seed: int, layout: Layout, doctor_node: DoctorNode, actor: MakeActor
-) -> None:
-    scribbled_at(layout, scaled(1_000), seed, doctor_node, actor())
 
 
 def lives_and_deaths(layout: Layout, rounds: int, seed: int, doctor_node: DoctorNode) -> None:

@@ -117,54 +117,6 @@ def test_one_process_that_maps_sixteen_full_regions_takes_less_than_100_mib(
         assert highest < 100 * MIB
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to look into map_files")
-def test_a_region_outside_the_directories_is_exported_only_when_asked(
-    tmp_path: Path, actor: Callable[..., Actor]
-) -> None:
-    files = NodeFiles(tmp_path)
-    path = tmp_path / "cudevshr.cache"
-    create_region(path, uuids=UUIDS[:1], memory_limits=["3GiB"])
-    actor(path)("attach")
-    with files.open() as node:
-        exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR)
-        assert not parsed(exporter.render()).series(USED)
-    with files.open(outside=True) as node:
-        exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR)
-        limits = parsed(exporter.render()).series("hami_vgpu_memory_limit_bytes")
-        assert 3 << 30 in limits.values()
-
-
-def test_a_proc_that_cannot_be_listed_is_a_gap_and_no_failure(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
-    files.region(pod="good", uuids=UUIDS[:1], memory_limits=["3GiB"])
-    with files.open(outside=True, proc=tmp_path / "absent") as node:
-        found = parsed(NodeExporter(node, collectors=WITHOUT_DOCTOR).render())
-    assert found.value("hami_vgpu_memory_limit_bytes", pod="good") == 3 << 30
-    assert sum(found.series("hamiregion_observation_gaps").values()) > 0
-
-
-def test_a_container_that_refills_its_table_at_every_look_slows_no_scrape_and_fills_no_log(
-    tmp_path: Path, full_region: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    files = NodeFiles(tmp_path)
-    path = files.container(pod="hostile") / "usage.cache"
-    shutil.copy(full_region, path)
-    files.region(pod="good", uuids=UUIDS[:1], memory_limits=["1GiB"])
-    file = RegionFile(path, Layout.V1_2)
-    with files.open() as node:
-        exporter = NodeExporter(node, max_age_s=0)
-        for turn in range(10):
-            for slot in range(0, SLOTS, 8):
-                file.put("slot_pid", 2_000_000 + SLOTS * turn + slot, slot=slot)
-                file.put("slot_status", turn % 2, slot=slot)
-            found = parsed(exporter.render())
-            assert found.value("hami_vgpu_memory_limit_bytes", pod="good") == 1 << 30
-            expected = SLOTS if turn % 2 else SLOTS - SLOTS // 8
-            assert found.value(USED, pod="hostile", vdevice_index="0") == expected * MIB
-        assert set(found.series("hamiregion_errors_total").values()) == {0}
-    assert caplog.records == []
-
-
 def test_utilisation_above_100_is_the_sum_of_the_processes(
     tmp_path: Path, actor: Callable[..., Actor]
 ) -> None:

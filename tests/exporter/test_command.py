@@ -191,20 +191,6 @@ def test_what_cannot_be_is_one_clear_line(files: NodeFiles, tmp_path: Path) -> N
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (("--listen", "9394"), "is no address such as 127.0.0.1:9394"),
-        (("--resync-interval", "soon"), "is no length of time"),
-        (("--log-level", "loud"), "is not one of"),
-    ],
-)
-def test_wrong_usage_exits_with_2(wrong: tuple[str, str], message: str) -> None:
-    done = call("exporter", *wrong)
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
 def test_its_health_is_that_of_its_observations(
     files: NodeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,15 +249,6 @@ def test_nothing_is_taken_for_gone_while_no_name_at_all_is_known_any_more(
     assert pods(exporter) == {"one", "two"}
 
 
-def test_without_any_known_name_nothing_is_taken_for_gone(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
-    for _ in range(2):
-        path = files.region(pod=None, uuids=[UUID])
-        os.utime(path.parent, (1_700_000_000, 1_700_000_000))
-    with files.open() as node:
-        assert len(pods(exporter_of(node))) == 2
-
-
 def test_a_client_that_reads_half_of_a_scrape_keeps_no_other_from_its_own(
     files: NodeFiles, exporter: NodeExporter
 ) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from support.actors import Actor
 from support.exposition import NodeFiles, exporter_of, parsed
 from support.region_file import DEVICES, SLOTS, RegionFile
-from support.wait import on_this_machine_s
 
 from libhamiregion import Layout
 from libhamiregion.exporter import NodeExporter
@@ -213,23 +211,6 @@ def test_values_of_all_ones_are_numbers_like_any_other(tmp_path: Path) -> None:
         assert found.value("hami_container_last_kernel_elapsed_seconds") == 0
         file.put("slot_status", 0)
         assert parsed(exporter.render()).value("hami_vgpu_memory_used_bytes") == 0
-
-
-def test_a_fifo_or_a_link_in_a_regions_place_holds_nobody_up(
-    files: NodeFiles, exporter: NodeExporter
-) -> None:
-    fifo = files.container(pod="fifo") / "usage.cache"
-    os.mkfifo(fifo)
-    (files.container(pod="link") / "usage.cache").symlink_to(fifo)
-    files.region(pod="good", uuids=[UUID])
-    started_s = time.monotonic()
-    found = parsed(exporter.render())
-    assert time.monotonic() - started_s < on_this_machine_s(20)
-    for pod in ("fifo", "link"):
-        assert found.labels("hamiregion_container_missing_info", pod=pod)["reason"] == (
-            "not_a_region"
-        )
-    assert found.labels("hami_vgpu_memory_used_bytes")["pod"] == "good"
 
 
 def test_random_bytes_in_a_region_break_no_scrape_and_touch_no_other(tmp_path: Path) -> None:

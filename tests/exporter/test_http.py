@@ -39,7 +39,7 @@ from support.scrapers import (
 )
 from support.wait import PATIENCE_S, eventually
 
-from libhamiregion.exporter import CONTENT_TYPE, ListenError, MetricsServer, WebConfigError
+from libhamiregion.exporter import CONTENT_TYPE, MetricsServer
 from libhamiregion.exporter.http import CONNECTIONS, DEADLINE_S, CompressedBody, accepts_gzip
 
 if TYPE_CHECKING:
@@ -233,12 +233,6 @@ def test_a_stop_finishes_the_answer_under_way(serve: Callable[..., MetricsServer
     server.stop()
 
 
-def test_a_port_in_use_is_one_line(serve: Callable[..., MetricsServer]) -> None:
-    taken = serve().urls[0].rpartition("/")[2]
-    with pytest.raises(ListenError, match="Address already in use"):
-        MetricsServer(TextSource(), taken)
-
-
 # ---- TLS and passwords ---------------------------------------------------------------------------
 
 
@@ -388,25 +382,6 @@ def test_only_the_right_password_opens_and_probes_need_none(
     assert ask(url, "/healthz").text == "ok\n"
     assert ask(url, "/readyz").text == "503: not ready\n"
     assert "secret" in ask(url, "/readyz", authorization=basic()).text
-
-
-def test_neither_a_right_password_nor_a_known_address_waits_for_guesses(
-    serve: Callable[..., MetricsServer],
-) -> None:
-    """An address that has succeeded may be a Prometheus whose password was changed."""
-    server = serve(web=users())
-    assert ask(server.urls[0], authorization=basic()).status == 200
-    # As while a guess is checked; and another from this address.
-    with server.passwords._checking:
-        assert ask(server.urls[0], authorization=basic("wrong")).status == 401
-        with server.passwords._checking_known:
-            assert ask(server.urls[0], authorization=basic()).status == 200
-
-
-def test_a_web_configuration_that_cannot_be_used_is_refused_first(tmp_path: Path) -> None:
-    (tmp_path / "web.yml").write_text("tls: {}")
-    with pytest.raises(WebConfigError, match="not supported"):
-        MetricsServer(TextSource(), HERE, web_config=tmp_path / "web.yml")
 
 
 # ---- bad clients ---------------------------------------------------------------------------------

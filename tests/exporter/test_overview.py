@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -210,21 +208,6 @@ def test_whatever_an_address_asks_for_a_page_comes(url: str, query: str) -> None
     assert reply.status == 200
     assert "bert-0" in reply.text
     assert "etc" not in reply.text
-
-
-def test_the_page_is_behind_the_passwords_of_the_metrics(fake: FakeNode, tmp_path: Path) -> None:
-    bcrypt = pytest.importorskip("bcrypt")
-    word = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
-    config = tmp_path / "web.yml"
-    config.write_text(json.dumps({"basic_auth_users": {"me": word}}))
-    with (
-        fake.node() as node,
-        MetricsServer(NodeExporter(node), HERE, web_config=config) as server,
-    ):
-        refused = ask(server.urls[0], "/")
-        assert (refused.status, "GPU" in refused.text) == (401, False)
-        known = base64.b64encode(b"me:secret").decode()
-        assert ask(server.urls[0], "/", authorization=f"Basic {known}").status == 200
 
 
 @needs_chromium

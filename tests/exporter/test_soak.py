@@ -124,7 +124,9 @@ def check_stable(scraper: Scraper) -> None:
     assert limits == {f"stable-{number}": (number + 1) * GIB for number in range(STABLE)}
 
 
-def trouble_for(tmp_path: Path, seconds: float, pause_s: float) -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_trouble_in_some_containers_does_not_show_in_others(tmp_path: Path) -> None:
     files = NodeFiles(tmp_path)
     for number in range(STABLE):
         files.region(pod=f"stable-{number}", uuids=[UUID], memory_limits=[(number + 1) * GIB])
@@ -135,13 +137,13 @@ def trouble_for(tmp_path: Path, seconds: float, pause_s: float) -> None:
         stop = threading.Event()
 
         def make_trouble(_: int) -> None:
-            while not stop.wait(pause_s):
+            while not stop.wait(0.02):
                 trouble.do()
 
         with in_threads(1, make_trouble) as threads:
             try:
                 began_s = time.monotonic()
-                while goes_on(began_s, seconds, is_enough=trouble.deeds > 5):
+                while goes_on(began_s, scaled(180.0, 4.0), is_enough=trouble.deeds > 5):
                     check_stable(scraper)
             finally:
                 stop.set()
@@ -162,17 +164,6 @@ def trouble_for(tmp_path: Path, seconds: float, pause_s: float) -> None:
 
         eventually(settled)
         eventually(lambda: descriptors(process.pid) <= before + 2)
-
-
-@pytest.mark.slow
-def test_trouble_in_some_containers_does_not_show_in_others(tmp_path: Path) -> None:
-    trouble_for(tmp_path, 1.5, 0.005)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_minutes_of_trouble_do_not_show_either(tmp_path: Path) -> None:
-    trouble_for(tmp_path, scaled(180.0, 4.0), 0.02)
 
 
 def shows(process: ExporterProcess, used: int, **labels: str) -> Callable[[], bool]:

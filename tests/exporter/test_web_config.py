@@ -1,6 +1,5 @@
 """The web configuration file: what is taken, what is refused, and in which words."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,14 +86,3 @@ def test_what_is_not_supported_is_refused_with_the_file_and_the_field(
     assert message in str(refused.value)
     assert "web.yml" in str(refused.value)
     assert "secret" not in str(refused.value)
-
-
-def test_what_is_no_regular_file_is_refused_and_not_waited_for(
-    written: Loader, tmp_path: Path
-) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "key").write_text("")
-    with pytest.raises(WebConfigError, match="fifo: not a regular file"):
-        written("tls_server_config: {cert_file: fifo, key_file: key}")
-    with pytest.raises(WebConfigError, match=r"none\.yml: No such file or directory"):
-        load_web_config(tmp_path / "none.yml")

@@ -161,7 +161,17 @@ def described(container: Container) -> tuple[object, ...]:
     )
 
 
-def follow(seed: int, root: Root, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "steps"),
+    [
+        *((seed, 60) for seed in range(8)),
+        *(pytest.param(each, 400, marks=pytest.mark.slow) for each in range(100, 100 + scaled(60))),
+    ],
+)
+def test_a_node_that_followed_knows_what_a_new_one_finds(
+    seed: int, steps: int, tmp_path: Path
+) -> None:
+    root = Root(tmp_path / "containers")
     chance = random.Random(seed)
     directories = [root.path / f"{number}_c" for number in range(4)]
     # What links lead to: a region, and a directory with one.
@@ -180,16 +190,3 @@ def follow(seed: int, root: Root, steps: int) -> None:
             assert len(node.snapshot().table) == sum(
                 each.region is not None for each in node.containers
             )
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_node_that_followed_knows_what_a_new_one_finds(seed: int, tmp_path: Path) -> None:
-    follow(seed, Root(tmp_path / "containers"), 60)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 100 + scaled(60)))
-def test_a_node_that_followed_for_long_knows_what_a_new_one_finds(
-    seed: int, tmp_path: Path
-) -> None:
-    follow(seed, Root(tmp_path / "containers"), 400)

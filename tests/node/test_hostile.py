@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from support.actors import MakeActor
 from support.containers import Starter, needs_namespaces
-from support.node_root import Root, only, refresh, remove
+from support.node_root import Root, refresh
 from support.observing import details
 from support.region_file import SLOTS, RegionFile, locate
 from support.stress import scaled
-from support.wait import eventually, goes_on
+from support.wait import goes_on
 
 from libhamiregion import Layout, create_region
-from libhamiregion.node import Node, directories, procfs
+from libhamiregion.node import Node, directories
 
 RACER = Path(__file__).parents[1] / "support/racing_container.py"
 
@@ -161,43 +161,6 @@ def invent(path: Path, pids: list[int], host_pids: list[int]) -> None:
     file.put("proc_num", SLOTS)
 
 
-def everybody() -> list[int]:
-    return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
-
-
-@pytest.mark.slow
-def test_a_thousand_invented_processes_are_nobody_and_nobody_is_touched(
-    node: Node, root: Root, actor: MakeActor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest = root.region("honest")
-    member = actor(honest)
-    member("attach")
-    victims = [actor() for _ in range(3)]
-    hostile = root.region("hostile")
-    others = everybody()
-    # The pids of everybody on the host, the honest container's process and init among them.
-    invent(hostile, others, others)
-    details(node)
-    looked = count_calls(monkeypatch, procfs, "opened_process", "read_maps")
-    views = {view.container.name: view for view in details(node)}
-    # What /proc is asked does not grow with what a region claims.
-    assert looked.count("opened_process") <= 2 * len(everybody())
-
-    found = views["hostile"].processes
-    assert found is not None
-    assert len(found.slots) == SLOTS
-    # On a busy machine there may be no time to prove all of them.
-    assert {slot.state for slot in found.slots} <= {"dead", "unknown"}
-    assert found.host_pids == {}
-    assert found.unlisted == ()
-    assert [each.pid for each in found.onlookers] == [os.getpid()]
-    honest_processes = views["honest"].processes
-    assert honest_processes is not None
-    assert honest_processes.host_pids == {member.pid: member.pid_here}
-    for victim in victims:
-        assert victim("evaluate", "answer = 1") == 1
-
-
 @needs_namespaces
 def test_who_names_the_pids_of_another_container_gets_none_of_its_processes(
     start: Starter, node: Node, root: Root
@@ -223,41 +186,6 @@ def test_who_names_the_pids_of_another_container_gets_none_of_its_processes(
 
 
 # ---- restarts ----
-
-
-@needs_namespaces
-def test_a_container_that_restarts_is_the_same_directory_with_other_processes(
-    start: Starter, node: Node, root: Root
-) -> None:
-    path = root.region("train")
-    first = start()
-    first.tell("attach", path)
-    (view,) = details(node)
-    assert view.processes is not None
-    assert view.processes.host_pids == {1: first.host_pid}
-    first_region = only(node).region
-    first.end()
-    # The new one finds the file, with what the old one left in it.
-    second = start()
-    second.tell("attach", path)
-    (view,) = details(node)
-    assert view.container.region is first_region
-    assert view.processes is not None
-    assert view.processes.host_pids == {1: second.host_pid}
-    second.end()
-    # The next one makes a file of its own.
-    remove(path)
-    create_region(path, priority=0)
-    third = start()
-    third.tell("attach", path)
-    assert node.refresh()
-    (view,) = details(node)
-    assert view.processes is not None
-    assert view.processes.host_pids == {1: third.host_pid}
-    assert view.snapshot is not None
-    assert view.snapshot.priority == 0
-    third.end()
-    eventually(lambda: not details(node)[0].processes.host_pids)  # type: ignore[union-attr]
 
 
 def test_nothing_is_written_by_looking(node: Node, root: Root, actor: MakeActor) -> None:

@@ -135,12 +135,11 @@ def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_containe
         assert found.host_pids == {late.pid: late.pid_here}
 
 
-# Without shares, each pass would take 0.03 to 0.1 s for each of them.
-@pytest.mark.parametrize("processes", [60, pytest.param(400, marks=pytest.mark.slow)])
+# Without shares, each pass would take 0.03 to 0.1 s for each process.
 @pytest.mark.timeout(12 * PATIENCE_S)
 @needs_cgroups
 def test_a_blocked_container_cannot_free_itself_by_a_storm_of_processes(
-    scene: NodeScene, start: Callable[..., Agent], tmp_path: Path, processes: int
+    scene: NodeScene, start: Callable[..., Agent], tmp_path: Path
 ) -> None:
     urgent, low = busy_and_waiting(scene)
     with cgroup_of_pod(pod_of(low), CONTAINER_ID) as cgroup:
@@ -150,37 +149,13 @@ def test_a_blocked_container_cannot_free_itself_by_a_storm_of_processes(
             tmp_path,
             cgroup,
             "shared",
-            processes=processes,
+            processes=400,
             lifetime_ms=8000,
             mappings=MOST_MAPPINGS,
         ):
             watch(agent, urgent, low)
         assert highest_resident_bytes(agent.process.pid) < 100 * MIB
         assert agent.end() == 0, agent.said
-
-
-@pytest.mark.timeout(12 * PATIENCE_S)
-@needs_cgroups
-def test_mappings_of_long_paths_do_not_fill_the_agents_memory(
-    scene: NodeScene, start: Callable[..., Agent], tmp_path: Path
-) -> None:
-    """The manifests give it 192 MiB."""
-    urgent, low = busy_and_waiting(scene)
-    hostile = scene.container("hostile")
-    with cgroup_of_pod(pod_of(hostile), CONTAINER_ID) as cgroup:
-        agent = start("--feedback", "--repair", env=SLOW)
-        agent.wait_for("blocked")
-        with mapping_storm(
-            tmp_path,
-            cgroup,
-            "forked",
-            processes=16,
-            lifetime_ms=500,
-            mappings=9_500,
-            file=deep_file(tmp_path, 3_400),
-        ):
-            watch(agent, urgent, low)
-        assert highest_resident_bytes(agent.process.pid) < 100 * MIB
 
 
 @pytest.fixture
@@ -204,12 +179,11 @@ def is_exported(exporter: ExporterProcess, honest: RegionFile) -> bool:
     return [float(each) for each in rows] == [640 * MIB]
 
 
-# The first look is the longest: without shares it takes 0.03 to 0.1 s for each of them.
-@pytest.mark.parametrize("processes", [60, pytest.param(400, marks=pytest.mark.slow)])
+# The first look is the longest: without shares it takes 0.03 to 0.1 s for each process.
 @pytest.mark.timeout(12 * PATIENCE_S)
 @needs_cgroups
 def test_a_storm_of_processes_does_not_keep_the_exporter_from_the_others(
-    scene: NodeScene, honest: RegionFile, tmp_path: Path, processes: int
+    scene: NodeScene, honest: RegionFile, tmp_path: Path
 ) -> None:
     hostile = scene.container("hostile")
     with (
@@ -219,7 +193,7 @@ def test_a_storm_of_processes_does_not_keep_the_exporter_from_the_others(
             tmp_path,
             cgroup,
             "shared",
-            processes=processes,
+            processes=400,
             lifetime_ms=8000,
             mappings=MOST_MAPPINGS,
         ),
@@ -342,7 +316,7 @@ def test_every_verb_answers_beside_a_process_that_nobody_can_read(
             timeout=2 * PATIENCE_S,
         )
         assert done.returncode in {0, 3}, done.stderr
-        assert done.stdout
+        assert "does not end" in done.stdout, "the gap"
     with exporter_process("--root", str(scene.root)) as exporter:
         exporter.wait_until_ready()
         assert b"hami_vgpu_memory_limit_bytes{" in ask(exporter.url, "/metrics").body
@@ -384,16 +358,3 @@ def test_a_region_outside_the_roots_is_left_where_its_only_user_blocks_whoever_o
             return str(other.path) in found and found[str(other.path)].region is not None
 
         eventually(is_other_open)
-
-
-def test_a_gap_is_told_by_the_verbs_about_a_node(scene: NodeScene, locked: int) -> None:
-    assert locked
-    scene.container("train")
-    done = subprocess.run(
-        [sys.executable, "-m", "libhamiregion", "ps", "--root", str(scene.root)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=2 * PATIENCE_S,
-    )
-    assert "does not end" in done.stdout + done.stderr

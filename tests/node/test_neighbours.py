@@ -102,24 +102,6 @@ def test_a_dead_process_is_told_beside_a_neighbour_with_its_pid_that_is_expensiv
     eventually(lambda: looked(file, expensive.pid)[0].dead == {expensive.pid})
 
 
-def test_a_node_tells_by_the_directory_whose_processes_need_not_be_read(
-    expensive: Actor, scene: NodeScene
-) -> None:
-    file = scene.container("victim", pod_uid=OURS)
-    file.add_process(expensive.pid, {0: 640})
-    with Node(scene.root) as node:
-
-        def is_proved() -> bool:
-            node.refresh()
-            (container,) = node.containers
-            read_s = time.monotonic()
-            node.processes.refresh()
-            found = match_slots(node.processes.view, container, [expensive.pid], read_s)
-            return found.dead == {expensive.pid}
-
-        eventually(is_proved)
-
-
 def test_a_repair_frees_the_slot_of_the_dead_without_reading_a_neighbours_maps(
     neighbour: Actor, scene: NodeScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

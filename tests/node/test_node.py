@@ -79,27 +79,6 @@ def test_regions_of_a_snapshot_outlive_a_refresh_that_closes_them(root: Root, no
         assert region.devices[0].memory_limit_bytes == number + 1
 
 
-def test_a_snapshot_goes_with_its_containers_whatever_comes_and_goes(
-    root: Root, node: Node
-) -> None:
-    paths = [root.region(f"c{number}", memory_limits=(number + 1,)) for number in range(6)]
-    for round_number in range(12):
-        path = paths[round_number % 6]
-        if path.exists():
-            remove(path.parent)
-        else:
-            path.parent.mkdir()
-            create_region(path, memory_limits=(round_number % 6 + 1,))
-        refresh(node)
-        snapshot = node.snapshot()
-        assert len(snapshot.containers) == len(snapshot.table)
-        for row, container in enumerate(snapshot.containers):
-            assert snapshot.table.paths[row] == container.region_path
-            first = snapshot.table.regions.first_device[row]
-            limit = snapshot.table.devices.memory_limit_bytes[first]
-            assert container.name == f"c{limit - 1}"
-
-
 def test_a_row_that_cannot_be_read_says_why_and_the_next_refresh_too(
     root: Root, node: Node
 ) -> None:

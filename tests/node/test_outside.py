@@ -1,8 +1,6 @@
 """Regions that lie in no root: a node finds them through the processes that map them."""
 
-import contextlib
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
@@ -90,21 +88,6 @@ def test_a_private_region_is_one_of_the_nodes(start: Starter, node: Node, tmp_pa
     assert node.refresh()
     assert found not in node.containers
     assert region_of(found).closed
-
-
-@needs_namespaces
-def test_a_view_finds_it_at_once_and_proves_what_is_dead(
-    start: Starter, node: Node, tmp_path: Path
-) -> None:
-    inside = private(start, tmp_path / "private")
-    path = tmp_path / "private/cudevshr.cache"
-    inside.tell("attach", path)
-    dead, _ = inside.child("spawn")
-    inside.tell(f"@{dead}", "attach", path)
-    inside.tell("kill", dead)
-    (view,) = (each for each in details(node) if inside.host_pid in each.container.pids)
-    assert view.processes is not None
-    assert {slot.pid: slot.state for slot in view.processes.slots} == {1: "alive", dead: "dead"}
 
 
 @needs_namespaces
@@ -438,31 +421,3 @@ def test_a_name_that_leads_elsewhere_by_a_link_is_not_followed(
     assert region_of(found).priority == 1
     with node.open(found) as opened:
         assert opened.priority == 1
-
-
-def test_descriptors_that_run_out_are_told_and_it_is_opened_later(
-    actor: MakeActor, node: Node, region: RegionFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    user = actor(region)
-    node.processes.refresh()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
-    taken = []
-    with monkeypatch.context() as patch:
-        patch.setattr(node.processes, "refresh", lambda _=(): None)
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 10, hard))
-            with contextlib.suppress(OSError):
-                while True:
-                    taken.append(os.dup(0))
-            # Enough to list directories, not to open a file.
-            os.close(taken.pop())
-            failed = refreshed(node, user.pid_here)
-        finally:
-            for descriptor in taken:
-                os.close(descriptor)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert failed.missing is not None
-    assert failed.missing.reason is MissingReason.FAILED
-    assert "Too many open files" in failed.missing.message
-    region_of(refreshed(node, user.pid_here)).snapshot()

@@ -17,7 +17,6 @@ from support.exposition import parsed
 from support.kubelet import NodeFiles, container_id
 from support.observing import details
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
-from support.plan_scene import plan_yaml
 from support.region_file import RegionFile
 from support.wait import eventually
 
@@ -28,7 +27,6 @@ from libhamiregion.node import (
     NvmlSampler,
     Observer,
     node_processes,
-    roots,
 )
 
 pytestmark = [needs_namespaces, needs_cgroups]
@@ -169,33 +167,6 @@ def expected(unknown: str) -> set[tuple[str | None, str | None, str]]:
 # ---- Found and named ----------------------------------------------------------------------------
 
 
-def test_all_places_are_found_without_being_named(
-    scene: Scene, unknown: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable in ("HOOK_PATH", "HAMI_VGPU_CACHE_ROOT", "CONTAINER_VGPU_MOUNT"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(roots, "DEFAULT_ROOTS", tuple(scene.roots))
-    monkeypatch.setattr(roots, "run_bases", lambda _: [])
-    with scene.node([]) as node:
-        node.refresh()
-        assert node.root_errors == {}
-        found = {(each.namespace, each.pod, each.name) for each in node.containers}
-        assert found == expected(unknown)
-        assert all(each.region is not None for each in node.containers)
-
-
-def test_hook_path_has_containers_and_claims(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """KAI's variable goes before HAMi's, as in KAI's port of the monitor."""
-    for variable, mount, count in (
-        ("HOOK_PATH", "usr/local/vgpu", 4),
-        ("CONTAINER_VGPU_MOUNT", "kai/usr/local/vgpu", 1),
-    ):
-        monkeypatch.setenv(variable, str(scene.directory / mount))
-        with scene.node([]) as node:
-            node.refresh()
-            assert (len(node.containers), node.root_errors) == (count, {})
-
-
 def test_ps_proves_the_processes_of_several_pods_in_one_region(scene: Scene) -> None:
     found: dict[int, dict[str, Any]] = {}
 
@@ -243,20 +214,6 @@ def test_the_exporter_lists_who_holds_a_claim(scene: Scene, unknown: str) -> Non
         ("shared", "research", "second", ""),
         (unknown, "", "", ""),
     }
-
-
-def test_top_and_what_plans_are_made_of_have_all_of_them(scene: Scene, tmp_path: Path) -> None:
-    pods = {host_pid: pod for host_pid, (_, _, pod) in scene.processes.items()}
-
-    def are_proved() -> bool:
-        rows = scene.json("top", "--no-driver")["processes"]
-        return {each["host_pid"]: each["pod"] for each in rows} == pods
-
-    eventually(are_proved)
-    plan = tmp_path / "plan.yaml"
-    plan.write_text(plan_yaml("{select: {}, set: {memory_limit: 6GiB}}"))
-    done = call("limits", "diff", str(plan), *scene.options, "--json")
-    assert len(json.loads(done.stdout)["changes"]) == len(scene.files)
 
 
 def host_pid_of(scene: Scene, pid: int, known_as: str) -> int:
@@ -316,37 +273,6 @@ def test_a_plan_reaches_them_all_and_is_undone(scene: Scene, tmp_path: Path) -> 
     done = call("limits", "apply", str(undo), *scene.options, "--state", str(tmp_path / "again"))
     assert done.returncode == 0, done.stderr
     assert limits_of(scene) == before
-
-
-def test_a_version_to_come_is_read_and_never_written(scene: Scene, tmp_path: Path) -> None:
-    file = scene.files["volcano-before"]
-    file.put("minor_version", 3)
-    try:
-        before = file.path.read_bytes()
-        (row,) = (
-            each
-            for each in scene.json("containers")["containers"]
-            if each["pod"] == "volcano-before"
-        )
-        assert row["layout_newer"] == [1, 3]
-        done = call("doctor", "--no-driver", "--json", *scene.options)
-        (found,) = json.loads(done.stdout)["findings"]
-        assert (found["kind"], found["pod"]) == ("layout_newer", "volcano-before")
-        call("doctor", "--no-driver", "--repair", *scene.options)
-        plan = tmp_path / "plan.yaml"
-        plan.write_text(
-            "apiVersion: hamiregion.io/v1\nkind: LimitPlan\nrules:\n"
-            "  - {select: {pod: volcano-before}, set: {memory_limit: 6GiB}}\n"
-        )
-        done = call(
-            *("limits", "apply", str(plan), *scene.options, "--force"),
-            *("--state", str(tmp_path / "state")),
-        )
-        assert done.returncode == 3
-        assert "has version 1.3" in done.stdout + done.stderr
-        assert file.path.read_bytes() == before
-    finally:
-        file.put("minor_version", 2)
 
 
 # ---- One region for several containers ----------------------------------------------------------

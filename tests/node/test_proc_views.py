@@ -122,31 +122,6 @@ def test_a_process_that_may_not_be_looked_at_is_unknown(
     assert listed, "its maps are refused, its pid and command line are not"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount /proc")
-@pytest.mark.parametrize("hidepid", [1, 2])
-@needs_namespaces
-def test_where_processes_are_hidden_no_slot_is_called_dead(
-    hidepid: int, start: Starter, public_directory: Path
-) -> None:
-    path = public_directory / "region.cache"
-    create_region(path)
-    inside = start()
-    pid = inside.tell("attach", path)
-    RegionFile(path, open_region(path).layout).add_process(3_999_999)
-    with mounted_proc(public_directory, f"hidepid={hidepid}") as proc:
-
-        def work() -> tuple[dict[int, str], bool, bool]:
-            table = ProcessTable(proc)
-            found = states(look(path, table))
-            is_refused = inside.host_pid in table.view.visibility.unreadable
-            return found, table.view.is_complete or table.view.visibility.sees_all_pids, is_refused
-
-        found, is_complete, is_refused = unprivileged(work)
-        assert found == {pid: "unknown", 3_999_999: "unknown"}
-        assert not is_complete
-        assert is_refused is (hidepid == 1), "it is listed, and nothing of it may be read"
-
-
 @needs_namespaces
 def test_a_table_older_than_the_snapshot_calls_nobody_dead(
     start: Starter, region: RegionFile

@@ -19,7 +19,7 @@ from support.node_root import Root
 from support.region_file import RegionFile, truncate
 from support.wait import PATIENCE_S, eventually
 
-from libhamiregion import Layout, RegionClosed, RegionStale, create_region
+from libhamiregion import Layout, RegionClosed, RegionStale
 from libhamiregion.agent import (
     Feedback,
     PlanKeeper,
@@ -318,20 +318,6 @@ def test_a_closed_node_is_told_also_by_an_observation_that_is_young(node: Node) 
         node.check_open()
     with pytest.raises(RegionClosed):
         observer.observe(max_age_s=PATIENCE_S)
-
-
-def test_regions_outside_the_roots_are_observed_where_the_node_looks_for_them(
-    actor: MakeActor, root: Root, tmp_path: Path
-) -> None:
-    file = tmp_path / "elsewhere.cache"
-    create_region(file)
-    user = actor(file)
-    user("attach")
-    for outside in (False, True):
-        with Node(root, outside=outside) as node:
-            assert node.looks_outside is outside
-            mapped = [each.region_path for each in Observer(node).observe().containers]
-            assert any(f"/{user.pid_here}/map_files/" in str(path) for path in mapped) is outside
 
 
 def test_a_forked_child_is_not_locked_out(node: Node) -> None:

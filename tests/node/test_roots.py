@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.node_root import Root, only, pod_uid, refresh, settle
+from support.node_root import Root, only, refresh
 
 from libhamiregion.node import Node, Observer, RootsUnreadable, roots
 from libhamiregion.run.run_directory import run_bases
@@ -173,21 +173,6 @@ def test_a_root_with_too_many_entries_says_that_it_was_cut(
         refresh(node)
         assert len(node.containers) == 10
         assert "the others are left out" in str(node.root_errors[str(root.path)])
-
-
-@pytest.mark.slow
-def test_thousands_of_entries_are_found_and_looked_into_once(tmp_path: Path) -> None:
-    root = Root(tmp_path / "containers")
-    for _ in range(1500):
-        (root.path / f"{pod_uid()}_c").mkdir()
-        (root.path / f"{pod_uid()}_c.limits").touch()
-    with Node(root) as node:
-        settle(root.path)
-        refresh(node)
-        before = node.containers
-        assert len(before) == 1500
-        assert not refresh(node)
-        assert node.containers is before
 
 
 def test_given_roots_of_which_none_can_be_listed_are_named_by_an_exception(tmp_path: Path) -> None:

@@ -6,9 +6,6 @@ not use.
 
 import ctypes
 import os
-import signal
-import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -71,17 +68,6 @@ def test_each_slot_is_matched_with_its_host_process(
         assert slot.process is not None
         assert len(slot.process.ns_pids) == depth + 1
         assert (slot.process.ns_pids[0], slot.process.ns_pids[-1]) == (slot.process.pid, slot.pid)
-
-
-@needs_namespaces
-def test_processes_of_two_nested_namespaces_share_a_region(
-    start: Starter, region: RegionFile
-) -> None:
-    outer, inner = start(1), start(2)
-    pid, host_pid = outer.child("spawn")
-    outer.tell(f"@{pid}", "attach", region.path)
-    assert inner.tell("attach", region.path) == 1
-    assert look(region).host_pids == {pid: host_pid, 1: inner.host_pid}
 
 
 @needs_namespaces
@@ -349,32 +335,6 @@ def test_a_monitor_on_the_host_is_not_taken_for_a_process_that_a_slot_names(
     assert states(found)[monitor.process.pid] == "unknown"
     assert found.unlisted == ()
     assert monitor.process.pid in pids(found.onlookers)
-
-
-@pytest.mark.parametrize("pid", [0, -1, -(1 << 31)])
-def test_a_slot_with_an_impossible_pid_is_dead(pid: int, region: RegionFile) -> None:
-    region.add_process(pid)
-    found = look(region)
-    assert [(slot.pid, slot.state) for slot in found.slots] == [(pid, "dead")]
-
-
-@pytest.mark.slow
-@needs_namespaces
-def test_processes_that_come_and_go_do_not_disturb_a_refresh(
-    start: Starter, region: RegionFile
-) -> None:
-    inside = start()
-    inside.tell("attach", region.path)
-    script = "import os\nwhile True:\n os.fork() or os._exit(0)\n os.wait()"
-    storm = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(4)]
-    table = ProcessTable()
-    try:
-        for _ in range(50):
-            assert look(region, table).host_pids == {1: inside.host_pid}
-    finally:
-        for process in storm:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
 
 
 @needs_namespaces

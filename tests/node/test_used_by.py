@@ -6,19 +6,16 @@ HAMi 2.10 can put a pod's region under its init container's name although anothe
 from __future__ import annotations
 
 import contextlib
-import json
 import uuid
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
 from support.containers import containers, needs_namespaces
 from support.exposition import NodeFiles, exporter_of, parsed
 from support.kubelet import container_id
 from support.own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion import create_region, parse_size
-from libhamiregion.cli.verbs import hamiregion
 from libhamiregion.node import Node, NodeNames, Observer
 from libhamiregion.plan import apply_diff, diff_plan, load_plan, parse_plan
 
@@ -147,16 +144,3 @@ def test_a_plan_means_it_by_either_name_and_its_undo_by_the_directorys(scene: Sc
         (container,) = node.containers
         assert container.region is not None
         assert container.region.memory_limit(0) == parse_size(limit)
-
-
-def test_the_command_line_shows_it(scene: Scene) -> None:
-    scene.logs("train")
-    scene.process("train")
-    words = [
-        *("containers", "--json", "--root", str(scene.files.root)),
-        *("--pod-logs", str(scene.files.logs), "--container-logs", str(scene.links)),
-    ]
-    done = CliRunner().invoke(hamiregion, words)
-    assert done.exit_code == 0, done.output
-    (row,) = json.loads(done.output)["containers"]
-    assert (row["pod"], row["container"]) == ("bert-0", "train")

@@ -1,7 +1,6 @@
 """Slots, processes and the driver's figures in one list, with real processes and a fake driver."""
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -438,19 +437,3 @@ def test_figures_for_pids_of_another_namespace_are_not_taken(
         gap = driver_gap(seen.processes, seen.sample)
         assert gap is not None
         assert inner_proc in gap
-
-
-def test_a_program_in_a_container_says_why_it_has_no_figures(fake_driver: FakeDriver) -> None:
-    fake_driver.play(CARD)
-    code = (
-        "from libhamiregion.node import NvmlSampler, ProcessTable, driver_gap\n"
-        "table = ProcessTable()\n"
-        "table.refresh()\n"
-        f"with NvmlSampler({str(fake_driver.library)!r}) as sampler:\n"
-        "    print(driver_gap(table, sampler.sample()))\n"
-    )
-    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env=fake_driver.environment()
-    )
-    assert "hostPID: true" in done.stdout

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import attrs
 import pytest
 from support.golden_regions import NAMES, unpack
-from support.plan_scene import GIB, GPUS, PlanScene, plan, plan_scene
+from support.plan_scene import GIB, PlanScene, plan, plan_scene
 
 from libhamiregion import Effect, Layout, open_region
 from libhamiregion.node import MissingReason, Node
@@ -67,30 +67,6 @@ def test_each_value_that_differs_is_an_edit_in_the_order_of_fields_and_devices(
     )
     assert [(each.edits, each.settled) for each in on_plan.containers] == [((), {0, 1, 2})]
     assert on_plan.changes == ()
-
-
-def test_containers_are_chosen_by_the_patterns_of_the_shell_and_by_the_pods_uid(
-    scene: PlanScene, compare: Compare
-) -> None:
-    train = scene.container("train", pod="bert-0")
-    scene.container("serve", pod="bert-1")
-    batch = scene.container("batch", namespace="sales", pod="gpt-0")
-    for select, names in (
-        ("{}", {"train", "serve", "batch"}),
-        ("{namespace: research}", {"train", "serve"}),
-        ('{namespace: "r*"}', {"train", "serve"}),
-        ('{pod: "bert-[0]"}', {"train"}),
-        ('{container: "?????"}', {"train", "serve", "batch"}),
-        ("{pod: Bert-0}", set()),
-        ("{pod: bert}", set()),
-        ("{namespace: research, container: batch}", set()),
-        (f"{{device: {GPUS[1]}}}", {"train", "serve", "batch"}),
-        (f"{{pod_uid: {train.pod_uid}}}", {"train"}),
-        (f"{{pod: {batch.pod_uid}}}", {"batch"}),
-    ):
-        diff = compare(f"{{select: {select}, set: {{memory_limit: 1GiB}}}}")
-        assert chosen(diff) == names, select
-        assert diff.unused == (() if names else (0,))
 
 
 def test_the_last_rule_that_sets_a_value_counts_also_among_rules_for_one_pod_each(

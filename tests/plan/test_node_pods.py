@@ -325,17 +325,6 @@ def test_a_slow_handshake_keeps_nobody_waiting_but_the_watch(tmp_path: Path) -> 
             pods.close()
 
 
-@needs_openssl
-def test_a_server_of_another_authority_is_not_told_the_token(tmp_path: Path) -> None:
-    authority = Authority.in_directory(tmp_path / "certificates")
-    another = Authority.in_directory(tmp_path / "another")
-    with FakeApi(authority.issue("api", "IP:127.0.0.1")) as api:
-        config = api.kubeconfig(tmp_path, **{"certificate-authority": str(another.certificate)})
-        with pytest.raises(KubernetesError, match="certificate verify failed"):
-            NodePods("node-1", kubeconfig=config).load()
-        assert api.requests == []
-
-
 @pytest.mark.slow
 def test_a_server_that_has_gone_without_a_word_is_noticed(api: FakeApi, watch: Watch) -> None:
     api.silent = True

@@ -332,12 +332,3 @@ def test_what_a_plan_quotes_cannot_steer_a_terminal() -> None:
     with pytest.raises(PlanError) as caught:
         parse_plan("", "plan\x1b[2J")
     assert str(caught.value).isprintable()
-
-
-def test_a_plan_is_a_file_and_is_read_as_one(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="regular file"):
-        load_plan(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        load_plan(tmp_path / "none.yaml")
-    with pytest.raises(PlanError, match="more than 32 MiB"):
-        load_plan("/dev/zero")

@@ -1,6 +1,5 @@
 """Annotations of the pods of a node, from a server that speaks the real protocol."""
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,11 @@ import pytest
 from fake_kubernetes.server import FakeApi
 from support.plan_scene import GIB, PlanScene
 from support.plan_watching import ObservedReconciler
-from support.wait import PATIENCE_S, eventually
+from support.wait import eventually
 
 from libhamiregion.agent import PlanKeeper, TaskRunner
 from libhamiregion.node import Observer
 from libhamiregion.plan import (
-    KubernetesError,
     Limits,
     NodePods,
     PlanFile,
@@ -77,53 +75,6 @@ def test_changes_arrive_as_they_happen(api: FakeApi, watch: Watch) -> None:
     assert asked["resourceVersion"] == "101"
 
 
-@pytest.mark.parametrize("wrong", [7, True, 0.5, "x", [[]], [None], {"a": 1}])
-def test_a_pod_with_values_of_another_kind_is_passed_over_and_the_others_are_not(
-    api: FakeApi, watch: Watch, wrong: Any
-) -> None:
-    def put_odd(number: int, *path: str) -> None:
-        """Have an odd pod listed, and told of with an odd kind."""
-        api.put(f"odd-{number}", UID % number, SIX)
-        at: Any = api.pods[UID % number]
-        for key in path[:-1]:
-            at = at[key]
-        at[path[-1]] = wrong
-        on_node = {"nodeName": "node-1"}
-        api.events.append((api.version, wrong, {"metadata": wrong, "spec": on_node}))
-
-    with api.changed:
-        put_odd(1, "metadata", "uid")
-        put_odd(2, "spec", "containers")
-        put_odd(3, "metadata", "annotations")
-        put_odd(4, "status")
-    pods = watch()
-    pods.pods.start()
-    eventually(lambda: len(api.open_watches) == 1)
-    assert {"odd-2", "odd-4"} <= (names(pods) or set()) <= {"odd-1", "odd-2", "odd-4"}
-    with api.changed:
-        put_odd(5, "spec", "initContainers")
-    api.put("bert-0", UID % 0, SIX)
-    eventually(lambda: "bert-0" in (names(pods) or ()))
-    assert (len(api.watches), pods.pods.error) == (1, None)
-
-
-def test_news_of_every_source_wakes_whoever_asked_the_watcher(
-    api: FakeApi, watch: Watch, tmp_path: Path
-) -> None:
-    scene = PlanScene(tmp_path)
-    pods, file = watch(), PlanFile(scene.plan_file())
-    news = threading.Event()
-    with scene.node() as node:
-        PlanReconciler(node, [pods, file], scene.state).when_changed(news.set)
-        pods.pods.start()
-        assert news.wait(PATIENCE_S), "the first list"
-        eventually(lambda: len(api.open_watches) == 1)
-        news.clear()
-        api.put("bert-0", UID % 1, {"other/annotation": "x"})
-        api.put("bert-0", UID % 1, SIX)
-        assert news.wait(PATIENCE_S)
-
-
 def test_an_annotation_reaches_its_region_without_waiting_for_the_interval(
     api: FakeApi, watch: Watch, tmp_path: Path
 ) -> None:
@@ -143,23 +94,6 @@ def test_an_annotation_reaches_its_region_without_waiting_for_the_interval(
             eventually(lambda: region.get("limit") == 6 * GIB)
         finally:
             runner.stop()
-
-
-def test_a_server_that_cannot_be_used_is_an_error_that_says_so(
-    watch: Watch, tmp_path: Path
-) -> None:
-    pods = watch(token="another")
-    with pytest.raises(KubernetesError, match="the API answered 401: Unauthorized") as caught:
-        pods.pods.load()
-    assert caught.value.status == 401
-    pods.pods.start()
-    eventually(lambda: str(pods.pods.error) == "the API answered 401: Unauthorized")
-    assert pods.read().plan is None
-    with FakeApi() as gone:
-        config = gone.kubeconfig(tmp_path)
-    for path, said in ((config, "refused"), (tmp_path / "none", "none: No such file")):
-        with pytest.raises(KubernetesError, match=said):
-            NodePods("node-1", kubeconfig=path).load()
 
 
 # ---- as the source of a plan --------------------------------------------------------------

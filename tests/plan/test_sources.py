@@ -1,7 +1,5 @@
 """Where the plan of a watched node comes from, and what happens when it changes."""
 
-import os
-
 import pytest
 from support.agent_scene import Events
 from support.plan_scene import GIB, PlanScene, plan, plan_nodes, plan_scene, plan_yaml
@@ -81,21 +79,6 @@ def test_the_swap_of_a_config_map_is_a_new_plan(scene: PlanScene, watch: Watch) 
     publish("..2026_2", plan_yaml(FIVE))
     watcher.run()
     assert memory(region) == [5 * GIB, 5 * GIB]
-
-
-def test_a_fifo_in_the_place_of_a_plan_holds_nothing_up(
-    scene: PlanScene, watch: Watch, events: Events
-) -> None:
-    """Also one that somebody has open for writing, and never writes to."""
-    path = scene.directory / "plan.yaml"
-    os.mkfifo(path)
-    writer = os.open(path, os.O_RDWR)
-    try:
-        with pytest.raises(RuntimeError, match="no plan can be used yet"):
-            watch().run()
-    finally:
-        os.close(writer)
-    assert "not a regular file" in events.of("problem")[0].message
 
 
 def test_several_sources_are_one_plan_in_their_order(scene: PlanScene, watch: Watch) -> None:

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 from support.browser import Browser, Page, chromium, is_blank, needs_chromium
-from support.recorded_day import DAY_S, GIB, MIDNIGHT_S, record, tenants
+from support.recorded_day import DAY_S, MIDNIGHT_S, record, tenants
 
 from libhamiregion.report import (
-    Allocation,
     Recording,
-    RecordingWriter,
-    Sample,
     make_report,
     report_html,
 )
@@ -21,7 +18,6 @@ from libhamiregion.report.page import CHART_POINTS
 pytestmark = needs_chromium
 
 SPAN = (MIDNIGHT_S * 1000, (MIDNIGHT_S + DAY_S) * 1000)
-HOSTILE = "<img src=http://127.0.0.1:9/x onerror=console.log(1)>"
 
 
 @pytest.fixture(scope="module")
@@ -96,19 +92,6 @@ def test_a_page_prints_on_a_few_sheets(page: Page) -> None:
     assert printed.startswith(b"%PDF-")
     sheets = len(re.findall(rb"/Type\s*/Page\b", printed))
     assert 3 <= sheets <= 14
-
-
-def test_names_of_containers_do_nothing(browser: Browser, tmp_path: Path) -> None:
-    path = tmp_path / "node.db"
-    allocation = Allocation(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 0, HOSTILE)
-    with RecordingWriter(path, interval_s=60, node=HOSTILE) as writer:
-        for minute in range(90):
-            writer.write({allocation: Sample(GIB, 2 * GIB)}, at_ms=SPAN[0] + minute * 60_000)
-    with browser.open(page_of(tmp_path, path).as_uri()) as opened:
-        assert opened.messages == []
-        assert len(opened.requests) == 1
-        assert opened.evaluate("document.images.length") == 0
-        assert HOSTILE in opened.evaluate("document.body.innerText")
 
 
 def test_the_browser_would_tell(browser: Browser, tmp_path: Path) -> None:

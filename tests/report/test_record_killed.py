@@ -68,11 +68,15 @@ def check(path: Path, done: int) -> int:
     return last + 1
 
 
-def kill_and_check(
-    actor: Callable[..., Actor], path: Path, progress: Progress, dice: random.Random, rounds: int
-) -> int:
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_what_was_done_is_there_after_many_kills(
+    actor: Callable[..., Actor], tmp_path: Path
+) -> None:
+    path, progress = tmp_path / "node.db", Progress(tmp_path / "progress")
+    dice = random.Random()
     following = 0
-    for _ in range(rounds):
+    for _ in range(scaled(300)):
         victim = actor()
         victim.start(
             "evaluate", VICTIM, path=str(path), progress=str(progress.path), first=following
@@ -87,24 +91,6 @@ def kill_and_check(
             os.getppid()
         victim.kill()
         following = check(path, progress.looks)
-    return following
-
-
-@pytest.mark.slow
-def test_what_was_done_is_there_after_kills_at_random_moments(
-    actor: Callable[..., Actor], tmp_path: Path
-) -> None:
-    path, progress = tmp_path / "node.db", Progress(tmp_path / "progress")
-    assert kill_and_check(actor, path, progress, random.Random(7), rounds=12) > 100
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_what_was_done_is_there_after_many_kills(
-    actor: Callable[..., Actor], tmp_path: Path
-) -> None:
-    path, progress = tmp_path / "node.db", Progress(tmp_path / "progress")
-    kill_and_check(actor, path, progress, random.Random(), rounds=scaled(300))
 
 
 def test_a_writer_killed_while_it_makes_the_file_leaves_one_that_can_be_continued(

@@ -335,25 +335,6 @@ def test_one_look_and_a_dry_run(scene: NodeScene, path: Path) -> None:
     assert used_over_time(path) == [0]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--retention", "yesterday"), "no length of time"),
-        (("--retention", "1s"), "retention"),
-        (("--max-size", "much"), "not a size"),
-        (("--max-size", "1MiB"), "16 MiB or more"),
-    ],
-)
-@pytest.mark.parametrize("how", ["--once", "--dry-run"])
-def test_bounds_that_make_no_sense_are_wrong_usage(
-    scene: NodeScene, path: Path, words: tuple[str, ...], said: str, how: str
-) -> None:
-    answer = call("record", "--to", str(path), "--root", str(scene.root), how, *words)
-    assert answer.returncode == 2
-    assert said in answer.stderr
-    assert not path.exists()
-
-
 def test_a_dry_run_takes_the_files_that_a_run_takes(scene: NodeScene, tmp_path: Path) -> None:
     empty, nowhere = tmp_path / "empty.db", tmp_path / "none" / "node.db"
     empty.touch()
@@ -364,25 +345,6 @@ def test_a_dry_run_takes_the_files_that_a_run_takes(scene: NodeScene, tmp_path: 
         assert empty.stat().st_size == 0 or path != empty
         assert call(*words, "--once").returncode == code
     used.close()
-
-
-def test_a_root_that_is_not_there_fails_and_a_file_of_others_is_left_alone(
-    scene: NodeScene, tmp_path: Path
-) -> None:
-    nowhere = str(tmp_path / "nowhere")
-    answer = call("record", "--to", str(tmp_path / "a.db"), "--root", nowhere, "--once")
-    assert answer.returncode == 1
-    assert "nowhere" in answer.stderr
-    directory = tmp_path / "etc"
-    directory.mkdir()
-    text = directory / "passwd"
-    text.write_text("root:x:0:0\n" * 1000)
-    for more in (("--once",), ("--dry-run",), ()):
-        answer = call("record", "--to", str(text), "--root", str(scene.root), *more)
-        assert answer.returncode == 1
-        assert "not a recording" in answer.stderr
-        assert list(directory.iterdir()) == [text]
-    assert text.read_text() == "root:x:0:0\n" * 1000
 
 
 @pytest.fixture
@@ -417,15 +379,6 @@ def test_a_disk_that_is_full_at_the_start_does_not_keep_it_from_beginning(
         assert recording.until("rows")["whole"]
         assert recording.end() == 0
     assert used_over_time(path)
-
-
-def test_a_recording_that_can_be_made_nowhere_ends_it_at_once(
-    scene: NodeScene, tmp_path: Path
-) -> None:
-    path = tmp_path / "nowhere" / "node.db"
-    answer = call("record", "--to", str(path), "--root", str(scene.root))
-    assert (answer.returncode, answer.stdout) == (1, "")
-    assert answer.stderr == f"Error: '{path}': No such file or directory\n"
 
 
 def test_a_full_disk_is_told_once_and_recorded_again_when_there_is_room(
