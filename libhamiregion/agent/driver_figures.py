@@ -161,7 +161,7 @@ class UsageSync(Task):
             self._withdraw()
             return
         self.count("runs")
-        containers = [*observation.containers, *observation.missing]
+        containers = observation.all_containers
         self.events.retain(containers)
         self.backoff.retain(list(map(owner_of, containers)))
         regions, devices = observation.table.regions, observation.table.devices

@@ -18,7 +18,6 @@ from . import options
 from .format import fill_ratio, lock_word, memory_bar, sm_bar
 from .help import Verb
 from .names import Names, name_columns, names_of
-from .node_page import all_containers
 from .tables import CRITICAL, DIM, GOOD, ROOMY, WARN, WIDE, Column, Page, Table
 from .views import view_options
 
@@ -59,7 +58,7 @@ def container_page(view: NodeView, *, wide: bool, by: str | None = None) -> Page
     present = [row for row in rows if row.missing is None]
     missing = [row for row in rows if row.missing is not None]
     empty = "" if missing else "No container has a directory or maps a region."
-    names = name_columns(all_containers(observation))
+    names = name_columns(observation.all_containers)
     columns = (
         *names,
         Column("LAYOUT", "snapshot.layout", from_width=WIDE),

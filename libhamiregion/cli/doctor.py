@@ -17,7 +17,7 @@ from . import options
 from .failures import DONE, PROBLEMS
 from .help import Verb
 from .names import Names, name_texts, names_of, some
-from .node_page import all_containers, devices_of, driver_answer
+from .node_page import devices_of, driver_answer
 from .output import as_plain, show, show_all
 from .tables import CRITICAL, DIM, GOOD, WARN, Column, Lines, Page, Table
 from .views import node_view_options
@@ -162,10 +162,10 @@ class _Examination:
             "findings": list(map(_object, found)),
             "left": sum(each.severity is not Severity.INFO for each in found),
         }
-        texts = name_texts(all_containers(observation))
+        texts = name_texts(observation.all_containers)
         groups = _groups(found, texts)
         sentences = [_repair_sentence(each, texts, dry_run=dry_run) for each in repairs or ()]
-        examined = sum(map(self.view.selector.matches, all_containers(observation)))
+        examined = sum(map(self.view.selector.matches, observation.all_containers))
         total = _sum(found, examined, repairs, dry_run=dry_run)
         blocks: list[Block] = [
             *([Lines(sentences)] if sentences else []),

@@ -169,7 +169,7 @@ class NodeView:
 
     def _selection_failure(self, observation: Observation) -> str | None:
         """Say that nothing is selected, and list what there is; None if something is."""
-        selector, containers = self.selector, all_containers(observation)
+        selector, containers = self.selector, observation.all_containers
         chosen = [each for each in containers if selector.matches(each)]
         texts = selector.texts if isinstance(selector, Chosen) else ()
         for text in texts:
@@ -229,11 +229,6 @@ def root_failure(node: Node, roots: tuple[str, ...]) -> str | None:
     return node.root_problem if roots else None
 
 
-def all_containers(observation: Observation) -> tuple[Container, ...]:
-    """The containers of an observation, those without a region last."""
-    return (*observation.containers, *observation.missing)
-
-
 def devices_of(observation: Observation, container: Container) -> tuple[DeviceUsage, ...]:
     """The devices of a container's region; none if it could not be read."""
     if container not in observation.containers:
@@ -264,7 +259,7 @@ def _failed_gpus(observation: Observation) -> list[str]:
 def _gap_notes(observation: Observation) -> list[str]:
     """Say which processes this user cannot see from here."""
     is_complete = observation.processes.is_complete
-    texts = name_texts(all_containers(observation))
+    texts = name_texts(observation.all_containers)
     reasons = []
     for gap in observation.gaps:
         # If no process may be read, one sentence says so.

@@ -29,7 +29,6 @@ from .help import Verb
 from .names import Names, name_columns, names_of
 from .node_page import (
     NodeView,
-    all_containers,
     driver_answer,
 )
 from .output import end_by_sigterm, on_terminal
@@ -279,7 +278,7 @@ def _process_page(
     driver = answer is not None and gap is None
     blocks: list[Block] = [
         Table(
-            (*name_columns(all_containers(observation)), *_columns(wide, driver)),
+            (*name_columns(observation.all_containers), *_columns(wide, driver)),
             rows,
             "busy",
             attention=lambda row: row.state in {"dead", "escaped", "gone"},
@@ -364,7 +363,7 @@ class Top:
     def _container_table(self, rows: Sequence[ContainerRow]) -> Table:
         """The containers, with the SM utilisation of their last samples."""
         columns = (
-            *name_columns(all_containers(self._observation)),
+            *name_columns(self._observation.all_containers),
             *device_columns(self._observation),
             *USAGE_COLUMNS,
             *SM_COLUMNS,

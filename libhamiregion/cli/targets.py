@@ -150,9 +150,8 @@ class Targets:
                 raise click.UsageError(f"{text} is a file, and --from has a document's containers")
         read = zip(observation.table.regions.code, observation.containers, strict=True)
         present = {each for code, each in read if code == 0}
-        containers = (*observation.containers, *observation.missing)
         texts = self.texts or (None,)
-        found = [self._named(containers, present, text, False) for text in texts]
+        found = [self._named(observation.all_containers, present, text, False) for text in texts]
         return [place for places in found for place in places]
 
     def _named(

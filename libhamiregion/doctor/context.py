@@ -89,11 +89,6 @@ class DoctorContext:
         """The evidence about suspects; none without the slots."""
         return self.observation.evidence or NodeEvidence()
 
-    @cached_property
-    def containers(self) -> tuple[Container, ...]:
-        """All containers, those with a region first."""
-        return (*self.observation.containers, *self.observation.missing)
-
     def regions(self) -> Iterator[ObservedRegion]:
         """Yield the regions with something to examine, one at a time.
 
@@ -200,5 +195,5 @@ class DoctorContext:
             hidden
             or not self.processes.is_complete
             or self.evidence.has_feedback
-            or bool(find_monitors(self.processes, self.containers))
+            or bool(find_monitors(self.processes, self.observation.all_containers))
         )

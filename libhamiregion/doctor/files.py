@@ -82,7 +82,7 @@ def _lost_regions(
     """Files that processes map as a region, and that were deleted or truncated."""
     processes = context.processes
     by_pod: defaultdict[str | None, list[Container]] = defaultdict(list)
-    for each in context.containers:
+    for each in context.observation.all_containers:
         if each.directory is not None:
             by_pod[each.pod_uid].append(each)
     outside = {pid: each for each in unreadable if each.directory is None for pid in each.pids}

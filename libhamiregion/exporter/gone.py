@@ -41,7 +41,7 @@ class GoneContainers:
     def among(self, observation: Observation) -> frozenset[Container]:
         """Find those of an observation; checks again every 20 s."""
         now_s = time.monotonic()
-        present = frozenset((*observation.containers, *observation.missing))
+        present = frozenset(observation.all_containers)
         if self._after_s is not None and now_s - self._checked_s >= _CHECK_S:
             self._checked_s = now_s
             before_s = observation.regions_read_at_s - self._after_s

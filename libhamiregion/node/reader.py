@@ -270,7 +270,7 @@ class Observer:
             self._left = self.node.containers, now_s, changed_at_s
         return tuple(
             LeftDirectory(each, changed_at_s[each.directory])
-            for each in (*snapshot.containers, *snapshot.missing)
+            for each in snapshot.all_containers
             if changed_at_s and each.directory in changed_at_s
         )
 

@@ -222,13 +222,12 @@ class _Writer:
 
     def document(self, seen: Observation) -> dict[str, Any]:
         """Return an observation as what json takes."""
-        containers = (*seen.containers, *seen.missing)
-        self._containers = {each: row for row, each in enumerate(containers)}
+        self._containers = {each: row for row, each in enumerate(seen.all_containers)}
         self._listed = () if seen.sample is None else seen.sample.pids
         written = {
             "schema": SCHEMA,
             "version": __version__,
-            "containers": [self._container(each) for each in containers],
+            "containers": [self._container(each) for each in seen.all_containers],
             **self._attributes(seen),
         }
         # Last: all of them are known by now.

@@ -61,6 +61,11 @@ class NodeSnapshot:
     table: RegionTable
     read_s: float
 
+    @property
+    def all_containers(self) -> tuple[Container, ...]:
+        """All containers, those without a region last."""
+        return (*self.containers, *self.missing)
+
     def named_table(self) -> RegionTable:
         """Return the table with the columns namespace, pod and container too, in its frames.
 
@@ -193,6 +198,11 @@ class Observation:
     def missing(self) -> tuple[Container, ...]:
         """The containers without a region that can be read."""
         return self.snapshot.missing
+
+    @property
+    def all_containers(self) -> tuple[Container, ...]:
+        """All containers, those without a region last."""
+        return self.snapshot.all_containers
 
     @property
     def table(self) -> RegionTable:

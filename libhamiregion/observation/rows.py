@@ -336,10 +336,9 @@ class Join(Pairing):
     @cached_property
     def in_other_files(self) -> dict[int, tuple[Container, str]]:
         """Pids of processes that use a further region of their container's directory, with it."""
-        containers = (*self.observation.containers, *self.observation.missing)
         return {
             user.process.pid: (container, name)
-            for container in containers
+            for container in self.observation.all_containers
             for name, inode in zip(container.other_files, container.other_inodes, strict=False)
             for user in self.observation.processes.by_inode.get(inode, ())
             if user.mapping.writable

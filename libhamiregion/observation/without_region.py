@@ -214,10 +214,9 @@ def _candidates(
     observation: Observation, id_: ContainerId, known: Collection[Container]
 ) -> list[Container]:
     """The containers of a pod that an id may mean: those whose own id is not known."""
-    containers = (*observation.containers, *observation.missing)
     found = [
         each
-        for each in containers
+        for each in observation.all_containers
         if each.pod_uid is not None
         and each.pod_uid == id_.pod_uid
         and each.directory is not None

@@ -92,7 +92,7 @@ def use(seen: Observation) -> list[object]:
         *(each for each in seen.details()),
         join.figures("memory_used_bytes"),
         list(join.device_sums("memory_used_bytes").sums),
-        [each.pod_name for each in (*seen.containers, *seen.missing)],
+        [each.pod_name for each in seen.all_containers],
         diagnose(seen),
         seen.allocations,
     ]
