@@ -252,10 +252,8 @@ class StaleDirectoryCleaner(Task):
         if container.identity is not None:
             # On some file systems maps has another device number than stat.
             device = container.identity[0]
-        is_used = processes.hides_users_of(container.pod_uid) or any(
-            processes.mappers((device, inode), writable=True) for inode in inodes
-        )
-        return changed_ns, is_used
+        files = [(device, inode) for inode in inodes]
+        return changed_ns, not processes.is_unused(container.pod_uid, files)
 
     def _take_away(self, root: int, name: str, container: Container) -> str:
         """Rename a directory, and prove once more that nothing uses it; returns its new name.
@@ -275,7 +273,7 @@ class StaleDirectoryCleaner(Task):
             )
             with _opened(gone, root) as directory:
                 _, is_used = self._look(directory, container)
-            if is_used or self._alive([container]):
+            if self._alive([container]) or is_used:
                 raise _PodsUnknown("its pod is there again")
         except BaseException:
             # A rename would replace the new, empty directory of a pod that is there again.

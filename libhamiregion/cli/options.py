@@ -229,7 +229,7 @@ class DriverChoice:
         # Not closed: that would wait for a driver that does not answer.
         sampler = None if self.no_driver else NvmlSampler(self.library, sensors=sensors)
         with node_choice.open() as node:
-            yield Observer(node, sampler=sampler, anew=True)
+            yield Observer.for_command(node, sampler=sampler)
 
 
 def group_options(

@@ -161,15 +161,6 @@ class DoctorContext:
         rows = () if join is None else join.slot_rows(used.row)
         return [row for row in rows if row.state == "alive"]
 
-    def is_unused(self, used: ObservedRegion) -> bool:
-        """Return whether it is certain that no process uses a region."""
-        processes = self.processes
-        return (
-            processes.is_complete
-            and not processes.hides_users_of(used.container.pod_uid)
-            and not processes.mappers(used.identity, writable=True)
-        )
-
     def competes(self, used: ObservedRegion) -> bool:
         """Return whether live processes of another region use one of a region's GPUs."""
         uuids = {device.uuid for device in used.snapshot.devices} - {None}

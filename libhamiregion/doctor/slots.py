@@ -276,7 +276,7 @@ def locks(context: DoctorContext, used: ObservedRegion) -> Iterator[Finding]:
         yield _held(context, used, state)
     if startup > 1:
         yield _impossible(used, "the start-up semaphore", startup, "startup")
-    elif startup == 0 and context.is_unused(used):
+    elif startup == 0 and context.processes.is_unused(used.container.pod_uid, [used.identity]):
         yield used.finding(
             FindingKind.LOCK_STUCK,
             "the start-up semaphore is taken and no process uses the region",

@@ -8,6 +8,7 @@ import os
 import platform
 import threading
 import time
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -19,7 +20,6 @@ from libhamiregion.text import error_text, printable
 
 from .collectors import COLLECTORS, ContainersCollector, DoctorCollector
 from .families import BY_NAME, FAMILIES, check_names
-from .gone import GoneContainers
 from .labels import label_text, safe_value
 from .legacy import former_series
 from .overview import PAGE_INTERVAL_S, PageView, page_html
@@ -134,7 +134,7 @@ class NodeExporter:
         self._observer = observer
         self._max_age_s = max_age_s
         self._counters = counters
-        self._gone = GoneContainers(observer, gone_after_s)
+        self._gone_after_s = inf if gone_after_s is None else gone_after_s
         self._hami_version = hami_version
         left_out = set() if observer.asks_driver else {"nvml"}
         made = [COLLECTORS[name]() for name in COLLECTORS if name in set(chosen) - left_out]
@@ -285,7 +285,10 @@ class NodeExporter:
             reason = printable(f"{root}: {errors[root]}", _LINE)
             _log.warning("%s; the containers there are not seen", reason)
         self._unreadable = set(errors)
-        self._texts = RowTexts.of(observation, self._gone.among(observation), self._texts)
+        # HAMi's monitor deletes the directories of gone pods after a time; this deletes nothing.
+        before_s = observation.regions_read_at_s - self._gone_after_s
+        gone = [each.container for each in observation.left if each.changed_at_s < before_s]
+        self._texts = RowTexts.of(observation, gone, self._texts)
         node_name = self._node_name or observation.node_name
         return Scrape(observation, self._texts, node_name, self._hami_version)
 

@@ -134,7 +134,7 @@ def _ask(
         work = partial(_question, table, entry, files)
         calls[Call(entry.budget_key, entry.identity, work)] = pid, regions
     found = {}
-    for call, made in table.call_all(list(calls), until_s):
+    for call, made in table.workers.call_all(list(calls), until_s):
         pid, regions = calls[call]
         if made.exception() is None:
             found[pid] = dict(zip(regions, made.result(), strict=True))

@@ -28,6 +28,8 @@ from .workers import Blocked, Workers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from typing_extensions import Self
+
     from libhamiregion.observation.containers import Container
     from libhamiregion.observation.model import NodeSnapshot
     from libhamiregion.observation.names import ContainerId, PodName
@@ -63,7 +65,6 @@ class Observer:
         sampler: Asks the driver; None leaves it out. Stays the caller's.
         driver_timeout_s: How long to wait for an answer of the driver; None means 5 s. While it
             does not answer, observations are without it and wait no more.
-        anew: Whether every observation lists /proc.
 
     Attributes:
         node: The node.
@@ -75,10 +76,9 @@ class Observer:
         *,
         sampler: NvmlSampler | None = None,
         driver_timeout_s: float | None = None,
-        anew: bool = False,
     ) -> None:
         self.node = node
-        self._anew = anew
+        self._lists_always = False
         self._sampler = sampler
         # NVML has no timeouts: after some faults of a GPU a question is never answered.
         self._driver = Workers(driver_timeout_s or _DRIVER_TIMEOUT_S, "hami-nvml")
@@ -91,6 +91,18 @@ class Observer:
         self._suspects = SuspectReader(node)
         # The node's containers, when they were asked about, and when those left were changed.
         self._left: tuple[object, float, dict[str, float]] = (None, 0.0, {})
+
+    @classmethod
+    def for_command(cls, node: Node, *, sampler: NvmlSampler | None = None) -> Self:
+        """Make an observer for a person: every observation lists /proc.
+
+        Args:
+            node: As above.
+            sampler: As above.
+        """
+        made = cls(node, sampler=sampler)
+        made._lists_always = True
+        return made
 
     @property
     def asks_driver(self) -> bool:
@@ -155,7 +167,7 @@ class Observer:
             with self.node._one_look():
                 if (found := newest()) is not None:
                     return found
-                age_s = 0.0 if self._anew else processes_max_age_s
+                age_s = 0.0 if self._lists_always else processes_max_age_s
                 with self._timed("regions"):
                     found = self._take(slots, driver, age_s)
             if slots:
@@ -257,17 +269,29 @@ class Observer:
         return attrs.evolve(observation, snapshot=snapshot, gaps=tuple(gaps), left=left)
 
     def _find_left(self, snapshot: NodeSnapshot) -> tuple[LeftDirectory, ...]:
-        """Find directories of pods that kubelet does not know, every 20 s."""
-        names, now_s = self.node.names, time.monotonic()
+        """Find directories of pods that are gone, every 20 s."""
+        node, now_s = self.node, time.monotonic()
         known, looked_s, changed_at_s = self._left
-        if known is not self.node.containers or now_s - looked_s >= LISTING_S:
+        if known is not node.containers or now_s - looked_s >= LISTING_S:
             changed_at_s = {}
-            for each in self.node.containers:
-                pod, directory = each.pod_uid, each.directory
-                if pod is not None and directory is not None and names.has_pod(pod) is False:
+            gone = [
+                (each, each.directory)
+                for each in node.containers
+                if each.pod_uid is not None
+                and each.directory is not None
+                and node.names.has_pod(each.pod_uid) is False
+            ]
+            try:
+                if gone and now_s - node.processes.view.started_s >= LISTING_S:
+                    node.processes.refresh()
+            except OSError:
+                gone = []
+            for each, directory in gone:
+                files = () if each.identity is None else (each.identity,)
+                if node.processes.view.is_unused(each.pod_uid, files):
                     with contextlib.suppress(OSError):
                         changed_at_s[directory] = os.lstat(directory).st_mtime
-            self._left = self.node.containers, now_s, changed_at_s
+            self._left = node.containers, now_s, changed_at_s
         return tuple(
             LeftDirectory(each, changed_at_s[each.directory])
             for each in snapshot.all_containers

@@ -162,6 +162,7 @@ _SECRETS: dict[tuple[type, str], str] = {
     (Mapping, "path"): "path",
     (FileUser, "namespace"): "pid-namespace",
     (ProcessGap, "cgroup"): "cgroup",
+    (ProcessView, "proc"): "path",
     (Entry, "budget_key"): "cgroup",
     (Entry, "visible_devices"): "devices",
     (LostFile, "path"): "path",
@@ -305,14 +306,7 @@ class _Writer:
             for pid, each in view.entries.items()
             if each.process is not None and (each.uses or pid in self._listed)
         ]
-        return {
-            "proc": self._secret("path", view.proc),
-            "started_s": self.plain(view.started_s),
-            "ended_s": self.plain(view.ended_s),
-            "entries": entries,
-            "visibility": self.plain(view.visibility),
-            "gaps": self.plain(view.gaps),
-        }
+        return {**self._attributes(attrs.evolve(view, entries={})), "entries": entries}
 
 
 # ---- reading ------------------------------------------------------------------------------------
@@ -457,16 +451,10 @@ class _Reader:
         for each in self.value(tuple[Entry, ...], raw.get("entries")):
             _checked(each.process is not None, "an entry without a process")
             entries[each.process.pid] = each
-        kinds = _fields_of(ProcessView)
-        proc, visibility, gaps = (
-            self.value(kinds[name][0], raw.get(name)) for name in ("proc", "visibility", "gaps")
-        )
-        started_s, ended_s = (
-            # It was never read.
-            float("-inf") if raw.get(name) is None else _float(raw[name])
-            for name in ("started_s", "ended_s")
-        )
-        return ProcessView.of(proc, started_s, ended_s, entries, visibility, gaps)
+        # Times are null if /proc was never read.
+        known = {name: each for name, each in raw.items() if each is not None}
+        view: ProcessView = self._attributes(ProcessView, {**known, "entries": {}})
+        return attrs.evolve(view, entries=entries)
 
 
 def _table(raw: Any) -> StoredTable:

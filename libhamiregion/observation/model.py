@@ -108,7 +108,9 @@ class ContainerDetails:
 
 @attrs.frozen
 class LeftDirectory:
-    """The directory of a container whose pod kubelet does not know, though it knows others.
+    """The directory of a container whose pod is gone.
+
+    Kubelet does not know the pod, though it knows others, and no process uses the region.
 
     Attributes:
         container: The container.

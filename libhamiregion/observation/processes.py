@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections import Counter, defaultdict
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
@@ -241,7 +242,7 @@ class ProcVisibility:
         return self.sees_all_pids and not self.unreadable
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)
 class ProcessView:
     """The processes of a /proc at one moment, and the files that they map in a region's size.
 
@@ -250,9 +251,6 @@ class ProcessView:
         started_s: When reading it began, on the monotonic clock.
         ended_s: When it ended.
         entries: The processes by pid.
-        by_ns_pid: The processes by the pid that they have in their own namespace.
-        by_inode: Inode to the processes that map a file with it, by pid. An overlay or btrfs shows
-            one file on another device.
         visibility: How much of the node could be seen.
         gaps: The processes that could not be read, by container and reason.
     """
@@ -261,31 +259,29 @@ class ProcessView:
     started_s: float = float("-inf")
     ended_s: float = float("-inf")
     entries: dict[int, Entry] = attrs.field(factory=dict, repr=False)
-    by_ns_pid: dict[int, list[Entry]] = attrs.field(factory=dict, repr=False)
-    by_inode: dict[int, tuple[FileUser, ...]] = attrs.field(factory=dict, repr=False)
     visibility: ProcVisibility = attrs.field(factory=ProcVisibility)
     gaps: tuple[ProcessGap, ...] = ()
 
-    @classmethod
-    def of(
-        cls,
-        proc: str,
-        started_s: float,
-        ended_s: float,
-        entries: dict[int, Entry],
-        visibility: ProcVisibility,
-        gaps: tuple[ProcessGap, ...],
-    ) -> ProcessView:
-        """Sort processes by what is asked about them."""
-        by_ns_pid: defaultdict[int, list[Entry]] = defaultdict(list)
-        by_inode: defaultdict[int, list[FileUser]] = defaultdict(list)
-        for _, entry in sorted(entries.items()):
+    @cached_property
+    def by_ns_pid(self) -> dict[int, list[Entry]]:
+        """The processes by the pid that they have in their own namespace."""
+        found: defaultdict[int, list[Entry]] = defaultdict(list)
+        for _, entry in sorted(self.entries.items()):
             if entry.process is not None:
-                by_ns_pid[entry.process.ns_pids[-1]].append(entry)
-                for user in entry.uses:
-                    by_inode[user.mapping.inode].append(user)
-        users = {inode: tuple(found) for inode, found in by_inode.items()}
-        return cls(proc, started_s, ended_s, entries, by_ns_pid, users, visibility, gaps)
+                found[entry.process.ns_pids[-1]].append(entry)
+        return dict(found)
+
+    @cached_property
+    def by_inode(self) -> dict[int, tuple[FileUser, ...]]:
+        """Inode to the processes that map a file with it, by pid.
+
+        An overlay or btrfs shows one file on another device.
+        """
+        found: defaultdict[int, list[FileUser]] = defaultdict(list)
+        for _, entry in sorted(self.entries.items()):
+            for user in entry.uses:
+                found[user.mapping.inode].append(user)
+        return {inode: tuple(users) for inode, users in found.items()}
 
     def get(self, pid: int) -> HostProcess | None:
         """The process with a pid of this /proc; None if there is none, or a kernel thread."""
@@ -360,6 +356,25 @@ class ProcessView:
             process
             for process, mapping in self.mappings(identity)
             if mapping.writable or not writable
+        )
+
+    def is_unused(self, pod_uid: str | None, files: Iterable[FileIdentity]) -> bool:
+        """Whether it is certain that no process uses any of a pod's regions.
+
+        Monitors map regions of other pods for writing as well, and have no libvgpu.
+
+        Args:
+            pod_uid: The pod; None if it is not known.
+            files: Device and inode of the regions as maps prints them.
+        """
+        return (
+            self.is_complete
+            and not self.hides_users_of(pod_uid)
+            and not any(
+                process.pod_uid in {None, pod_uid} or self.has_libvgpu(process)
+                for each in files
+                for process in self.mappers(each, writable=True)
+            )
         )
 
     def lock_tools(self, identity: FileIdentity, region: RegionSnapshot) -> tuple[HostProcess, ...]:

@@ -134,7 +134,7 @@ def test_what_is_never_repaired_has_nobody_wait_for_it(
     process.tell("attach", file.path)
     one_pass(loop)
     file.put("slot_used.total", 2 << 30)
-    kinds = [each.kind for each in diagnose(Observer(loop._node, anew=True).observe())]
+    kinds = [each.kind for each in diagnose(Observer.for_command(loop._node).observe())]
     assert FindingKind.USAGE_ABOVE_LIMIT in kinds
     loop.settle_s = 100.0
     began_s = time.monotonic()

@@ -323,7 +323,7 @@ def test_a_process_that_calls_itself_a_monitor_hides_no_blocked_launches(
 
     def found() -> list[FindingKind]:
         with Node(doctor_node.root) as node:
-            return [each.kind for each in diagnose(Observer(node, anew=True).observe())]
+            return [each.kind for each in diagnose(Observer.for_command(node).observe())]
 
     try:
         # Of another test's process that cannot be read, it is not known what it is.

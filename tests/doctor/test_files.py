@@ -79,7 +79,7 @@ def test_a_container_whose_used_file_was_removed_is_not_one_without_a_file(
     inside = place.start()
 
     def reasons() -> dict[str | None, MissingReason]:
-        missing = Observer(doctor_node.node, anew=True).observe().missing
+        missing = Observer.for_command(doctor_node.node).observe().missing
         return {each.pod_uid: each.missing.reason for each in missing if each.missing}
 
     with cgroup_of_pod(place.pod_uid, "ab" * 32) as own:
@@ -143,7 +143,7 @@ def test_a_region_that_is_being_made_is_no_finding(doctor_node: DoctorNode) -> N
     place = doctor_node.place()
     content = place.path.read_bytes()
     place.path.write_bytes(b"")
-    observation = Observer(doctor_node.node, anew=True).observe()
+    observation = Observer.for_command(doctor_node.node).observe()
     place.path.write_bytes(content)
     assert doctor_node.findings(observation=observation) == ()
 

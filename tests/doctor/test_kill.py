@@ -23,7 +23,7 @@ from libhamiregion.doctor import diagnose, repair
 from libhamiregion.node import Node, Observer
 with Node(sys.argv[1]) as node:
     while True:
-        found = diagnose(Observer(node, anew=True).observe())
+        found = diagnose(Observer.for_command(node).observe())
         print(flush=True)
         repair(node, found)
 """

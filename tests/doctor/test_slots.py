@@ -189,7 +189,7 @@ def test_a_process_that_leaves_during_the_second_look_is_no_finding(
     place = doctor_node.place()
     inside = place.start()
     pid, _ = place.spawn(inside, host_pid=False)
-    observation = Observer(doctor_node.node, anew=True).observe()
+    observation = Observer.for_command(doctor_node.node).observe()
     inside.tell(f"@{pid}", "close")
     eventually(lambda: pid not in place.host_pids())
     assert doctor_node.findings(observation=observation) == ()

@@ -22,7 +22,7 @@ from libhamiregion import NotARegion, RegionStale, open_region
 from libhamiregion.node import (
     Node,
     ProcessTable,
-    process_reader,
+    processes,
     procfs,
 )
 from libhamiregion.raw_slots import slots_beyond
@@ -200,9 +200,9 @@ def test_who_maps_more_files_than_are_kept_is_a_gap(
 ) -> None:
     # Above what other tests map meanwhile, in the same cgroup.
     if limit == "of each":
-        monkeypatch.setattr(process_reader, "_FILES_LIMIT", 600)
+        monkeypatch.setattr(processes, "_FILES_LIMIT", 600)
     else:
-        monkeypatch.setattr(process_reader, "_KEPT_BYTES_LIMIT", 600 * 512)
+        monkeypatch.setattr(processes, "_KEPT_BYTES_LIMIT", 600 * 512)
     hostile, honest = actor(region), actor(region)
     hostile("attach")
     honest("attach")

@@ -32,7 +32,7 @@ from libhamiregion.node import (
     ProcessGap,
     ProcessTable,
     match_slots,
-    process_reader,
+    processes,
 )
 from libhamiregion.node.outside import mapped_regions, open_mapped
 from libhamiregion.node.workers import Blocked
@@ -281,7 +281,7 @@ def test_a_process_that_blocks_its_reader_is_not_asked_again_and_all_others_are_
 def test_what_is_known_of_a_program_ends_when_it_calls_exec(
     actor: MakeActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_reader, "_KEPT_S", 0.0)
+    monkeypatch.setattr(processes, "_KEPT_S", 0.0)
     process = actor()
     table = ProcessTable()
     table.refresh()

@@ -119,7 +119,7 @@ def test_a_repair_frees_the_slot_of_the_dead_without_reading_a_neighbours_maps(
     with Node(scene.root) as node:
 
         def is_repaired() -> bool:
-            return any(each.done for each in repair(node, examine(Observer(node, anew=True))))
+            return any(each.done for each in repair(node, examine(Observer.for_command(node))))
 
         eventually(is_repaired)
         assert neighbour.pid_here not in asked

@@ -4,13 +4,14 @@ import os
 import uuid
 from collections.abc import Collection, Iterator
 
+import attrs
 import pytest
 from support.containers import container_with
 from support.region_file import RegionFileFactory
 
 from libhamiregion import Region, open_region
 from libhamiregion.node import HostProcess, ProcessTable
-from libhamiregion.node.process_reader import in_turn
+from libhamiregion.node.processes import in_turn
 from libhamiregion.node.procfs import file_identity
 from libhamiregion.node.slots import other_pod_processes
 from libhamiregion.observation.names import ContainerId
@@ -61,16 +62,14 @@ def found(
 ) -> list[tuple[int, int]]:
     table = ProcessTable()
     device, inode = file_identity(region)
-    view = ProcessView(visibility=ProcVisibility(own_pid=OWN_PID))
+    known = {}
     for each in (*entries, *((own,) if own else ())):
         assert each.process is not None
-        view.entries[each.process.pid] = each
-        if each is not own:
-            view.by_ns_pid.setdefault(each.process.ns_pids[-1], []).append(each)
-        if each.process.pid in users:
-            mapping = Mapping(device, inode, 0, 0, 0, True, "", False)
-            view.by_inode[inode] = (FileUser(each.process, None, mapping),)
-    table.view = view
+        mapping = Mapping(device, inode, 0, 0, 0, True, "", False)
+        uses = (FileUser(each.process, None, mapping),) if each.process.pid in users else ()
+        known[each.process.pid] = attrs.evolve(each, uses=uses)
+    visibility = ProcVisibility(own_pid=OWN_PID)
+    table.view = ProcessView(entries=known, visibility=visibility)
     return other_pod_processes(
         table.view,
         container_with(region, pod_uid=pod_uid, directory="/"),

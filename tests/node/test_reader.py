@@ -39,7 +39,7 @@ from libhamiregion.node import (
     NvmlSampler,
     Observation,
     Observer,
-    process_reader,
+    processes,
 )
 from libhamiregion.observation.driver import FIGURES, NvmlState, ProcessColumns
 from libhamiregion.plan import PlanFile, PlanReconciler
@@ -218,7 +218,7 @@ def test_a_process_without_a_slot_is_seen_at_once_by_one_that_proves_all_anew(
 ) -> None:
     path = root.region()
     actor(path)("attach")
-    once_a_minute, anew = Observer(node), Observer(node, anew=True)
+    once_a_minute, anew = Observer(node), Observer.for_command(node)
     assert once_a_minute.observe().proved().unlisted == {}
     user = actor(path)
     assert once_a_minute.observe().proved().unlisted == {}
@@ -371,7 +371,7 @@ def test_what_of_proc_could_not_be_read_is_a_gap_of_its_container(
     user = actor(root.region())
     user("attach")
     # More mappings than are read at all.
-    monkeypatch.setattr(process_reader, "_FILES_LIMIT", 0)
+    monkeypatch.setattr(processes, "_FILES_LIMIT", 0)
     found = [gap for gap in Observer(node).observe().gaps if gap.kind == "processes"]
     assert found
     assert all(gap.count > 0 and "mappings of" in gap.reason for gap in found)

@@ -16,7 +16,7 @@ from libhamiregion.node import (
     SLOT_STATES,
     Node,
     SlotStates,
-    process_reader,
+    processes,
     procfs,
     slots,
 )
@@ -88,7 +88,7 @@ def test_while_nothing_changes_proc_is_not_read_however_busy_the_processes_are(
 @pytest.fixture
 def maps_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Maps are read at each listing."""
-    monkeypatch.setattr(process_reader, "_KEPT_S", 0.0)
+    monkeypatch.setattr(processes, "_KEPT_S", 0.0)
 
 
 MAP_MORE = "import mmap; scene.more = mmap.mmap(-1, 1 << 22); scene.more[0] = 1"

@@ -84,7 +84,7 @@ def test_a_figure_that_cannot_be_is_null_everywhere_and_found(
         assert "PiB" not in said
         assert "EiB" not in said
     with Node(scene.fake.root) as node:
-        kinds = [each.kind for each in examine(Observer(node, anew=True), settle_s=0.03)]
+        kinds = [each.kind for each in examine(Observer.for_command(node), settle_s=0.03)]
         page = NodeExporter(node, max_age_s=0.0)
         series = parsed(page.render())
         assert f"{value} %" not in page.page("").decode()

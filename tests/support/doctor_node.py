@@ -121,7 +121,7 @@ class DoctorNode:
     def findings(
         self, *, sampler: NvmlSampler | None = None, **options: Any
     ) -> tuple[Finding, ...]:
-        observer = Observer(self.node, sampler=sampler, anew=True)
+        observer = Observer.for_command(self.node, sampler=sampler)
         return examine(observer, **{"settle_s": SETTLE_S, **options})
 
     def undisturbed_findings(self) -> tuple[Finding, ...]:

@@ -162,7 +162,7 @@ def diagnosing(scene: Scene) -> Iterator[None]:
     with Node(scene.root, proc=f"/proc/{os.getpid()}/task") as node:
         yield
         node.refresh()
-        examine(Observer(node, anew=True), settle_s=0.01)
+        examine(Observer.for_command(node), settle_s=0.01)
 
 
 class VerbFailed(Exception):

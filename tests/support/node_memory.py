@@ -61,7 +61,7 @@ def main(root: str, *mapped: str) -> None:
         start = anonymous_mib()
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
-        observation = Observer(node, anew=True).observe()
+        observation = Observer.for_command(node).observe()
         views = tuple(observation.details())
         node_processes(observation)
         shown = [len(view.snapshot.processes) for view in views if view.snapshot is not None]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def details(node: Node) -> tuple[ContainerDetails, ...]:
     """The containers of a node, observed now, with every slot proved anew."""
-    return tuple(Observer(node, anew=True).observe().details())
+    return tuple(Observer.for_command(node).observe().details())
 
 
 def with_older_sample(seen: Observation) -> Observation:

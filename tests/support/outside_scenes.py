@@ -69,7 +69,7 @@ def only_region(directory: Path) -> Container:
         assert len(details(node)) == 1
         # Nor does anything of these hang.
         node.slots(node.snapshot())
-        examine(Observer(node, anew=True), settle_s=0.1)
+        examine(Observer.for_command(node), settle_s=0.1)
     return found
 
 

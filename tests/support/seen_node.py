@@ -50,7 +50,7 @@ def seen(
         "snapshot": empty,
         "sample": sample,
         "states": SlotStates(b"", {}, {}),
-        "processes": ProcessView.of("/proc", 100.0, 101.0, known, HOST, ()),
+        "processes": ProcessView("/proc", 100.0, 101.0, known, HOST, ()),
         "gaps": (),
         "driver_error": None,
         "processes_error": None,
